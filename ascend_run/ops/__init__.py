@@ -1,0 +1,1 @@
+"""Pure tensor code that several plugins share; imports torch only."""

@@ -1,0 +1,141 @@
+"""What a plugin says of itself before any of its code runs: data, read without torch."""
+
+from __future__ import annotations
+
+import enum
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from .version import API_VERSION
+
+
+class Claim(enum.StrEnum):
+    """The seams that only one plugin of a run may own."""
+
+    ATTENTION_KERNEL = "attention-kernel"
+    SEQUENCE_EXCHANGE = "sequence-exchange"
+    EXPERTS = "experts"
+    TOKEN_DISPATCHER = "token-dispatcher"
+    ROUTER = "router"
+    LINEAR_COMM = "linear-comm"
+    LOSS = "loss"
+    ACTIVATION_POLICY = "activation-policy"
+    SAVED_ACTIVATIONS = "saved-activations"
+    PARAMETER_STORAGE = "parameter-storage"
+    DATA_PARALLEL = "data-parallel"
+    OPTIMIZER = "optimizer"
+    SCHEDULE = "schedule"
+    CHECKPOINT_STORE = "checkpoint-store"
+    DATASET = "dataset"
+    TASK = "task"
+    MODEL_FAMILY = "model-family"
+    PLATFORM = "platform"
+
+
+class Numerics(enum.StrEnum):
+    """What enabling a plugin may change in the numbers of a run."""
+
+    BITWISE = "bitwise"
+    """Nothing: every bit stays."""
+    ROUNDING = "rounding"
+    """Only the order in which floating-point sums are taken."""
+    MODEL = "model"
+    """The result, by design."""
+
+
+class Maturity(enum.StrEnum):
+    """How far a plugin can be trusted."""
+
+    STABLE = "stable"
+    BETA = "beta"
+    EXPERIMENTAL = "experimental"
+
+
+class Support(enum.StrEnum):
+    """How a plugin runs on one platform."""
+
+    REAL = "real"
+    EMULATED = "emulated"
+    UNVERIFIED = "unverified"
+    REFUSED = "refused"
+
+
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@attrs.frozen
+class Condition:
+    """A comparison of one config value with a constant, such as ``num_moe_experts > 0``.
+
+    Args:
+        field: A config key, ``section.name`` (``model.num_moe_experts``).
+        comparison: One of ``> >= < <= == !=``; a missing value (None) compares as 0.
+        value: The constant on the right.
+        why: Why the plugin asks for it, for the message.
+        fix: What the user can do, for the message.
+    """
+
+    field: str
+    comparison: str = attrs.field(validator=attrs.validators.in_(_OPERATORS))
+    value: int | float | str | bool
+    why: str = ""
+    fix: str = ""
+
+    def holds(self, config: Any) -> bool:
+        """Whether the condition is true of a RunConfig."""
+        section, _, name = self.field.partition(".")
+        seen = getattr(getattr(config, section), name)
+        return _OPERATORS[self.comparison](0 if seen is None else seen, self.value)
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.comparison} {self.value}"
+
+
+def _kebab_case(instance: object, attribute: attrs.Attribute[Any], value: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", value):
+        raise ValueError(f"{attribute.name} {value!r} must be kebab-case, such as 'swap-attention'")
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """A plugin's declaration. Everything that resolution and ``plan`` know about it."""
+
+    name: str = attrs.field(validator=_kebab_case)
+    """The word after ``--enable``; for a model family, the Hugging Face ``model_type``."""
+    summary: str
+    """One line."""
+    aliases: tuple[str, ...] = ()
+    """Other names; each has its own entry-point line to the same class."""
+    claims: tuple[Claim, ...] = ()
+    """Seams that this plugin owns alone."""
+    requires: tuple[str | Condition, ...] = ()
+    """Plugins that must be enabled too, or conditions on the run."""
+    conflicts: Mapping[str, str] = attrs.field(factory=dict)
+    """Plugin that it cannot run beside -> the reason and the way out."""
+    after: tuple[str, ...] = ()
+    """Plugins that it wraps: they are applied first, so they are further in."""
+    idle: Condition | None = None
+    """When this holds the plugin changes nothing and its hooks may answer None."""
+    numerics: Numerics = Numerics.BITWISE
+    platforms: Mapping[str, Support] = attrs.field(factory=lambda: {"cpu": Support.REAL})
+    """Platform -> how it runs there; a platform that is not named is refused."""
+    level: int = attrs.field(default=2, validator=attrs.validators.in_((0, 1, 2)))
+    """The bundle ``--level N`` that it belongs to."""
+    maturity: Maturity = Maturity.EXPERIMENTAL
+    legacy_flags: tuple[str, ...] = ()
+    """Flags of the reference systems that it answers to."""
+    source: str = ""
+    """Paper, or file of a public project, that the algorithm comes from."""
+    api_version: int = API_VERSION
+    """The API it was written for."""

@@ -1,0 +1,8 @@
+"""The version of the plugin API, compared with each manifest before its plugin is loaded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+API_VERSION: Final = 0
+"""Provisional: hooks may still change. API 1 is declared when two plugins stand on each hook."""

@@ -1,0 +1,1 @@
+"""One folder per plugin: ``__init__.py`` declares it, the modules beside it do the work."""

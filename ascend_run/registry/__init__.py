@@ -1,0 +1,1 @@
+"""Which plugins exist, which may run together, and why."""
