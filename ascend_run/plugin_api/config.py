@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 
-_positive = attrs.validators.gt(0)
-_not_negative = attrs.validators.ge(0)
+_positive: Any = attrs.validators.gt(0)
+_not_negative: Any = attrs.validators.ge(0)
 
 
 def _fraction(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:

@@ -206,13 +206,13 @@ class PlatformOps:
     swiglu: Callable[[Tensor], Tensor]
     """[..., 2F] (gate, then up) -> [..., F]."""
     rotary: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-    """``(x_SBND, cos_SR, sin_SR, interleaved)``: rotate the first R of D; R is the tables' width."""
+    """``(x_SBND, cos_SR, sin_SR, interleaved)``: rotate the first R (the tables' width) of D."""
     fused: frozenset[str] = frozenset()
     """Names of those that are one kernel here rather than composed."""
 
 
 class LossKernel(Protocol):
-    """Next-token cross-entropy as a sum; the mean is taken once, over every rank and micro-batch."""
+    """Next-token cross-entropy as a sum; its mean is taken once, over all ranks and micro-batches."""
 
     def from_hidden(
         self, hidden_SBH: Tensor, weight_VH: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor
@@ -286,7 +286,8 @@ class Batch:
     fields: Mapping[str, BatchField]
 
 
-class LossSum(NamedTuple):
+@attrs.frozen
+class LossSum:
     """A loss that is not yet a mean."""
 
     sum: Tensor
