@@ -195,10 +195,13 @@ def ascend_loss(config: RunConfig, groups: Any) -> c.LossKernel | None:
 
 
 @wrapper
-def ascend_linear(config: RunConfig, name: str, layer_index: int) -> c.Wrapper[nn.Module] | None:
+def ascend_linear(
+    config: RunConfig, device: c.Device, name: str, layer_index: int
+) -> c.Wrapper[nn.Module] | None:
     """Wrap one parallel linear (Megatron's Column- or RowParallelLinear) of a layer.
 
     Args:
+        device: This rank's; so for each wrapper of a module below.
         name: Its name in the layer: ``self_attention.linear_qkv``, ``mlp.linear_fc1`` ...
         layer_index: Position in the whole model, from 0, not in this pipeline stage.
 
@@ -209,40 +212,48 @@ def ascend_linear(config: RunConfig, name: str, layer_index: int) -> c.Wrapper[n
 
 
 @wrapper
-def ascend_embedding(config: RunConfig) -> c.Wrapper[nn.Module] | None:
+def ascend_embedding(config: RunConfig, device: c.Device) -> c.Wrapper[nn.Module] | None:
     """Wrap the token embedding (on the first pipeline stage)."""
 
 
 @wrapper
-def ascend_self_attention(config: RunConfig, layer_index: int) -> c.Wrapper[nn.Module] | None:
+def ascend_self_attention(
+    config: RunConfig, device: c.Device, layer_index: int
+) -> c.Wrapper[nn.Module] | None:
     """Wrap one layer's attention, projections included."""
 
 
 @wrapper
-def ascend_mlp(config: RunConfig, layer_index: int) -> c.Wrapper[nn.Module] | None:
+def ascend_mlp(
+    config: RunConfig, device: c.Device, layer_index: int
+) -> c.Wrapper[nn.Module] | None:
     """Wrap one layer's dense feed-forward."""
 
 
 @wrapper
-def ascend_moe_layer(config: RunConfig, layer_index: int) -> c.Wrapper[nn.Module] | None:
+def ascend_moe_layer(
+    config: RunConfig, device: c.Device, layer_index: int
+) -> c.Wrapper[nn.Module] | None:
     """Wrap one layer's mixture of experts: router, dispatcher and experts."""
 
 
 @wrapper
 def ascend_layer(
-    config: RunConfig, layer_index: int, num_layers: int
+    config: RunConfig, device: c.Device, layer_index: int, num_layers: int
 ) -> c.Wrapper[nn.Module] | None:
     """Wrap one whole transformer layer; ``num_layers`` counts the whole model."""
 
 
 @wrapper
-def ascend_output_layer(config: RunConfig) -> c.Wrapper[nn.Module] | None:
+def ascend_output_layer(config: RunConfig, device: c.Device) -> c.Wrapper[nn.Module] | None:
     """Wrap the output projection (on the last pipeline stage). Where one does, the loss is taken
     from its logits rather than fused with it."""
 
 
 @wrapper
-def ascend_model(config: RunConfig, role: str) -> c.Wrapper[nn.Module] | None:
+def ascend_model(
+    config: RunConfig, device: c.Device, role: str
+) -> c.Wrapper[nn.Module] | None:
     """Wrap a whole model chunk, after every part of it is wrapped and before data parallelism."""
 
 
