@@ -326,8 +326,8 @@ class ConfigKey:
     hf: str
     field: str
     """``model.num_layers``."""
-    default: Any = attrs.NOTHING
-    """What Hugging Face assumes where the key is missing; required where not given."""
+    default: Any = attrs.field(factory=lambda: attrs.NOTHING)
+    """What Hugging Face assumes where the key is missing; ``attrs.NOTHING``: it must be there."""
 
 
 @attrs.frozen(kw_only=True)
