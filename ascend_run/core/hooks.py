@@ -1,0 +1,162 @@
+"""One run's hooks: asks the plugins, combines their answers by kind, compiles events to plain calls.
+
+The hot path never goes through pluggy: what a hook answers while the run is being built is what
+runs, and an event is a chain of the listeners' own bound methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pluggy
+
+from ascend_run.plugin_api import hookspecs
+from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.hookspecs import PROJECT, HookKind
+
+T = TypeVar("T")
+
+
+def hook_kinds() -> dict[str, HookKind]:
+    """Every hook of the API and its kind, in the order in which a run reaches them."""
+    return {
+        name: function.ascend_hook_kind
+        for name, function in vars(hookspecs).items()
+        if hasattr(function, "ascend_hook_kind")
+    }
+
+
+def _silent(**_: Any) -> None:
+    """An event that nobody listens to."""
+
+
+class Hooks:
+    """The plugins of one run behind the hook points.
+
+    Args:
+        plugins: Instances in resolved order, innermost first; each has a ``manifest``. The
+            platform is asked last by providers, whatever its place.
+
+    Raises:
+        HookError: A plugin implements a hook that does not exist.
+    """
+
+    def __init__(self, plugins: Sequence[Any]) -> None:
+        self.plugins = tuple(plugins)
+        self._kinds = hook_kinds()
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        # pluggy calls the last registered first.
+        for plugin in reversed(self.plugins):
+            self._manager.register(plugin, name=plugin.manifest.name)
+        try:
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise HookError(
+                "a plugin implements a hook that does not exist", [str(error)]
+            ) from None
+
+    def provide(self, hook: str, **arguments: Any) -> Any:
+        """The one plugin's answer, or the platform's, or None."""
+        self._expect(hook, HookKind.PROVIDER)
+        return getattr(self._manager.hook, hook)(**arguments)
+
+    def require(self, hook: str, **arguments: Any) -> Any:
+        """As ``provide``; no answer is an error.
+
+        Raises:
+            HookError: Nobody answered.
+        """
+        answer = self.provide(hook, **arguments)
+        if answer is None:
+            raise HookError(
+                f"no enabled plugin answers {hook}; name one with --enable, --platform or --task"
+            )
+        return answer
+
+    def wrappers(self, hook: str, **arguments: Any) -> list[Callable[[Any], Any]]:
+        """The functions from inner to outer, innermost first."""
+        self._expect(hook, HookKind.WRAPPER)
+        answers = getattr(self._manager.hook, hook)(**arguments)
+        return [answer for answer in answers if answer is not None]
+
+    def implements(self, hook: str) -> bool:
+        """Whether any enabled plugin implements a hook."""
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+
+    def wrap(self, hook: str, inner: T, **arguments: Any) -> T:
+        """``inner`` inside every wrapper, the first plugin's innermost."""
+        outer = inner
+        for wrapper in self.wrappers(hook, **arguments):
+            outer = wrapper(outer)
+            if outer is None:
+                raise HookError(
+                    f"{hook}: {_owner(wrapper)} answered None in place of what it wraps"
+                )
+        return outer
+
+    def contributions(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
+        """(plugin name, answer) in resolved order."""
+        self._expect(hook, HookKind.CONTRIBUTION)
+        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+            values = [arguments[name] for name in implementation.argnames]
+            answer = implementation.function(*values)
+            if answer is not None:
+                yield implementation.plugin_name, answer
+
+    def merge(self, hook: str, **arguments: Any) -> dict[str, Any]:
+        """One mapping from all answers that are mappings.
+
+        Raises:
+            HookError: Two plugins give the same key.
+        """
+        merged: dict[str, Any] = {}
+        owner: dict[str, str] = {}
+        for plugin, answer in self.contributions(hook, **arguments):
+            for key, value in answer.items():
+                if key in merged:
+                    raise HookError(
+                        f"{hook}: '{owner[key]}' and '{plugin}' both give {key!r}; enable one"
+                    )
+                merged[key], owner[key] = value, plugin
+        return merged
+
+    def event(self, hook: str) -> Callable[..., None]:
+        """A callable that tells every listener; a no-op where there is none.
+
+        It takes the event's arguments by keyword, and is compiled once: build it before the loop.
+        """
+        self._expect(hook, HookKind.LISTENER)
+        implementations = list(reversed(getattr(self._manager.hook, hook).get_hookimpls()))
+        if not implementations:
+            return _silent
+        return _compile_chain(hook, implementations)
+
+    def _expect(self, hook: str, kind: HookKind) -> None:
+        assert self._kinds[hook] is kind, f"{hook} is a {self._kinds[hook]}, asked as a {kind}"
+
+
+def _compile_chain(hook: str, implementations: Sequence[pluggy.HookImpl]) -> Callable[..., None]:
+    """One generated function that calls each listener with just the arguments it takes.
+
+    A loop over (function, argument names) pairs would build a dict a call; generated source costs
+    one plain call a listener.
+    """
+    spec = vars(hookspecs)[hook]
+    arguments = spec.__code__.co_varnames[: spec.__code__.co_argcount]
+    namespace: Mapping[str, Any] = {
+        f"f{i}": impl.function for i, impl in enumerate(implementations)
+    }
+    calls = "; ".join(
+        f"f{i}({', '.join(f'{name}={name}' for name in impl.argnames)})"
+        for i, impl in enumerate(implementations)
+    )
+    source = f"def {hook}({', '.join(arguments)}): {calls}"
+    scope = dict(namespace)
+    exec(source, scope)
+    return scope[hook]
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"

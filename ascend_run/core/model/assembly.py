@@ -1,0 +1,31 @@
+"""What the plugins answered for one model, handed to the modules through their ModuleSpecs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from torch import nn
+
+from ascend_run.plugin_api import contracts as c
+
+
+@attrs.frozen(kw_only=True)
+class Assembly:
+    """Providers' answers; a None stands for the kernel's own module."""
+
+    ops: c.PlatformOps
+    attention_kernel: Callable[[int], c.AttentionKernel]
+    """Layer index -> the platform's kernel inside every wrapper."""
+    experts_kernel: c.ExpertsKernel
+    loss_kernel: c.LossKernel
+    norm: type[nn.Module] | None = None
+    router: Callable[..., nn.Module] | None = None
+    partition: c.SequencePartition | None = None
+    """Owner of the sequence's cut; None where every rank holds whole sequences."""
+    wraps_output_layer: bool = False
+    """A plugin wraps the output projection, so the loss may not bypass it."""
+    activation: str = "silu"
+    groups: Any = None
+    """Megatron's ProcessGroupCollection."""

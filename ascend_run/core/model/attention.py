@@ -1,0 +1,165 @@
+"""Self-attention on the attention contract: any kernel, any wrapper, one autograd function."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.transformer.attention import SelfAttention as MegatronSelfAttention
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from ascend_run.plugin_api import contracts as c
+
+from .assembly import Assembly
+
+# S sequence on this rank, B micro-batch, N query heads, G key-value heads, D width of q and k,
+# E width of v, H hidden size; heads are this tensor-parallel rank's
+
+
+class _Attend(torch.autograd.Function):
+    """One kernel call; keeps for backward just what the kernel says it reads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernel: c.AttentionKernel,
+        spec: c.AttentionSpec,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        out, lse, saved = kernel.forward(q, k, v, spec)
+        named = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        kept = [tensor if name in kernel.backward_reads else None for name, tensor in named.items()]
+        ctx.kernel, ctx.spec = kernel, spec
+        ctx.has_bias, ctx.has_sinks = bias is not None, sinks is not None
+        ctx.save_for_backward(*kept, *saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *saved = ctx.saved_tensors
+        dq, dk, dv, *extras = ctx.kernel.backward(dout, q, k, v, out, lse, tuple(saved), ctx.spec)
+        dbias = extras.pop(0) if ctx.has_bias else None
+        dsinks = extras.pop(0) if ctx.has_sinks else None
+        return None, None, dq, dk, dv, dbias, dsinks
+
+
+def attend(
+    kernel: c.AttentionKernel, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec
+) -> Tensor:
+    """Attention output [S, B, N, E], differentiable in q, k, v and the spec's bias and sinks."""
+    return _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
+
+
+class CoreAttention(MegatronModule):
+    """Megatron's core attention: heads in, heads out, by the run's attention kernel."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        *,
+        assembly: Assembly,
+        softmax_scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.kernel = assembly.attention_kernel(layer_number - 1)
+        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        window = getattr(config, "window_size", None)
+        self.mask = c.Mask(causal=True, window=tuple(window) if window else None)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        /,
+        *,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """[S, B, N, D], [S, B, G, D], [S, B, G, E] -> [S, B, N * E].
+
+        The mask speaks of the whole sequence; a kernel that exchanges the sequence knows which
+        part of it this rank holds.
+        """
+        assert attention_mask is None, "masks are objects here; see contracts.Mask"
+        spec = c.AttentionSpec(
+            scale=self.scale, mask=self.mask, bias=attention_bias, dropout=self._dropout()
+        )
+        return attend(self.kernel, query, key, value, spec).flatten(2)
+
+    def _dropout(self) -> c.Dropout | None:
+        probability = self.config.attention_dropout
+        if not self.training or probability == 0.0:
+            return None
+        # From torch's CPU generator, which recomputation restores.
+        return c.Dropout(probability=probability, seed=int(torch.randint(2**62, ())))
+
+
+class SelfAttention(MegatronSelfAttention):
+    """Megatron's self-attention, its parameters and names, with a forward for training only.
+
+    Megatron's own forward serves inference, packing and fused kernels by branches on every call;
+    this one splits, rotates by the platform's operator and attends.
+    """
+
+    def __init__(self, *args: Any, assembly: Assembly, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ops = assembly.ops
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        key_value_states: Tensor | None = None,
+        inference_context: Any = None,
+        rotary_pos_emb: Tensor | None = None,
+        *unused: Any,
+        attention_bias: Tensor | None = None,
+        **ignored: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[S, B, H] -> ([S, B, H], bias).
+
+        Args:
+            rotary_pos_emb: [2, S, R], cosines and sines, or None.
+        """
+        assert inference_context is None and key_value_states is None
+        mixed, _ = self.linear_qkv(hidden_states)
+        q, k, v = self._split(mixed)
+        if self.q_layernorm is not None:
+            q = self.q_layernorm(q)
+        if self.k_layernorm is not None:
+            k = self.k_layernorm(k)
+        if rotary_pos_emb is not None:
+            cos, sin = rotary_pos_emb.unbind(0)
+            q = self.ops.rotary(q, cos, sin, self.config.rotary_interleaved)
+            k = self.ops.rotary(k, cos, sin, self.config.rotary_interleaved)
+        if self.checkpoint_core_attention and self.training:
+            out = self._checkpointed_attention_forward(q, k, v, None, attention_bias=attention_bias)
+        else:
+            out = self.core_attention(q, k, v, None, attention_bias=attention_bias)
+        return self.linear_proj(out)
+
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[S, B, G * (N/G + 2) * D] -> [S, B, N, D], [S, B, G, D], [S, B, G, D].
+
+        Megatron's order: for each key-value group its queries, its key, its value.
+        """
+        groups = self.num_query_groups_per_partition
+        queries = self.num_attention_heads_per_partition // groups
+        width = self.hidden_size_per_attention_head
+        grouped = mixed.view(*mixed.shape[:2], groups, queries + 2, width)
+        q, k, v = grouped.split((queries, 1, 1), dim=3)
+        return q.reshape(*mixed.shape[:2], groups * queries, width), k.squeeze(3), v.squeeze(3)

@@ -1,0 +1,128 @@
+"""One model from the config and the hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.config import RunConfig
+
+from .assembly import Assembly
+from .experts import loop_experts
+from .gpt import GPT
+from .initialization import initialize_weights
+from .loss import CrossEntropy
+from .rotary import RotaryTable
+from .seams import wrap_modules
+from .spec import block_spec
+from .transformer_config import PRECISIONS, make_transformer_config
+
+
+def padded_vocab_size(vocab_size: int, multiple: int, tp_size: int) -> int:
+    """The vocabulary rounded up so that every tensor-parallel rank holds equally many rows."""
+    unit = multiple * tp_size
+    return (vocab_size + unit - 1) // unit * unit
+
+
+def assemble(config: RunConfig, hooks: Hooks, groups: Any) -> Assembly:
+    """Ask every provider once."""
+
+    def attention_kernel(layer_index: int) -> c.AttentionKernel:
+        inner = hooks.require("ascend_attention_kernel", config=config)
+        return hooks.wrap(
+            "ascend_attention", inner, config=config, groups=groups, layer_index=layer_index
+        )
+
+    return Assembly(
+        ops=hooks.require("ascend_platform_ops", config=config),
+        attention_kernel=attention_kernel,
+        experts_kernel=hooks.provide("ascend_experts", config=config) or loop_experts,
+        loss_kernel=(
+            hooks.provide("ascend_loss", config=config, groups=groups) or CrossEntropy(groups.tp)
+        ),
+        norm=hooks.provide("ascend_norm", config=config),
+        router=hooks.provide("ascend_router", config=config),
+        partition=hooks.provide("ascend_sequence_partition", config=config),
+        wraps_output_layer=hooks.implements("ascend_output_layer"),
+        activation=config.model.activation,
+        groups=groups,
+    )
+
+
+def build_model(
+    config: RunConfig,
+    hooks: Hooks,
+    groups: Any,
+    device: c.Device,
+    *,
+    role: str = "policy",
+    dtype: torch.dtype | None = None,
+) -> c.ModelBundle:
+    """This rank's part of a model, initialised, wrapped by every plugin, not yet by data parallelism.
+
+    Args:
+        dtype: Of the parameters; default: what ``train.precision`` names.
+    """
+    dtype = dtype or PRECISIONS[config.train.precision]
+    transformer_config = make_transformer_config(config, hooks, dtype)
+    assembly = assemble(config, hooks, groups)
+    chunk = _build_chunk(config, transformer_config, assembly)
+    chunk.to(device.torch_device)
+    initialize_weights(
+        chunk,
+        transformer_config,
+        seed=config.run.seed,
+        vocab_size=config.model.vocab_size,
+        groups=groups,
+    )
+    wrapped = wrap_modules(chunk, hooks, config=config, device=device, role=role)
+    return c.ModelBundle(role=role, chunks=[wrapped], transformer_config=transformer_config)
+
+
+def _build_chunk(
+    config: RunConfig, transformer_config: TransformerConfig, assembly: Assembly
+) -> GPT:
+    groups, model = assembly.groups, config.model
+    pp_rank, pp_size = groups.pp.rank(), groups.pp.size()
+    num_layers = get_num_layers_to_build(transformer_config, pp_rank=pp_rank)
+    offset = get_transformer_layer_offset(transformer_config, pp_rank=pp_rank)
+    vocab = padded_vocab_size(
+        model.vocab_size, model.make_vocab_size_divisible_by, groups.tp.size()
+    )
+    rows = vocab // groups.tp.size()
+    return GPT(
+        config=transformer_config,
+        transformer_layer_spec=block_spec(
+            transformer_config, assembly, range(offset, offset + num_layers)
+        ),
+        vocab_size=vocab,
+        max_sequence_length=model.max_position_embeddings or config.data.seq_length,
+        pre_process=pp_rank == 0,
+        post_process=pp_rank == pp_size - 1,
+        share_embeddings_and_output_weights=model.share_embeddings_and_output_weights,
+        pg_collection=groups,
+        assembly=assembly,
+        rotary=_rotary_table(config, transformer_config, assembly),
+        valid_rows=min(rows, max(0, model.vocab_size - groups.tp.rank() * rows)),
+    )
+
+
+def _rotary_table(
+    config: RunConfig, transformer_config: TransformerConfig, assembly: Assembly
+) -> RotaryTable | None:
+    if config.model.position_embedding_type != "rope":
+        return None
+    return RotaryTable(
+        int(transformer_config.kv_channels * config.model.rotary_percent),
+        config.model.rotary_base,
+        interleaved=transformer_config.rotary_interleaved,
+        partition=assembly.partition,
+        cp_rank=assembly.groups.cp.rank(),
+        cp_size=assembly.groups.cp.size(),
+    )

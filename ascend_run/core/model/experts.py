@@ -1,0 +1,124 @@
+"""The experts' parameters, and the plain computation that a plugin may replace.
+
+Their shapes and names do not depend on who computes, so neither do checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_pg_rank, get_pg_size
+from torch import Tensor, nn
+
+from ascend_run.plugin_api import contracts as c
+
+from .assembly import Assembly
+
+# T tokens sent to this rank's experts, H hidden size, F expert width, X experts on this rank
+
+
+def loop_experts(
+    tokens_TH: Tensor,
+    tokens_per_expert: Sequence[int],
+    probs_T: Tensor,
+    weights: c.ExpertWeights,
+    activation: c.ExpertActivation,
+) -> Tensor:
+    """One expert after the other: contracts.ExpertsKernel by plain matrix products.
+
+    The weights are unbound once: indexing the stacked tensor would zero-fill a gradient of the
+    whole stack for each expert.
+    """
+    outputs = []
+    parts = zip(
+        tokens_TH.split(list(tokens_per_expert)),
+        probs_T.split(list(tokens_per_expert)),
+        weights.fc1.unbind(0),
+        weights.fc2.unbind(0),
+        strict=True,
+    )
+    for x, prob, fc1, fc2 in parts:
+        hidden = x @ fc1.t()
+        if activation.gated:
+            gate, up = hidden.chunk(2, dim=-1)
+            hidden = activation.function(gate) * up
+        else:
+            hidden = activation.function(hidden)
+        outputs.append((hidden * prob.unsqueeze(-1).to(hidden.dtype)) @ fc2.t())
+    return torch.cat(outputs)
+
+
+class Experts(MegatronModule):
+    """Stacked gated feed-forwards; the seam of Megatron's MoELayer.
+
+    Parameters: ``fc1`` [X, 2F, H] (gate rows, then up rows; [X, F, H] where not gated) and
+    ``fc2`` [X, H, F].
+    """
+
+    def __init__(
+        self,
+        num_local_experts: int,
+        config: TransformerConfig,
+        pg_collection: Any = None,
+        *,
+        assembly: Assembly,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.num_local_experts = num_local_experts
+        self.groups = pg_collection
+        self.compute = assembly.experts_kernel
+        self.activation = c.ExpertActivation(
+            function=config.activation_func,
+            gated=config.gated_linear_unit,
+            is_silu=assembly.activation == "silu",
+        )
+        width = config.moe_ffn_hidden_size or config.ffn_hidden_size
+        rows = 2 * width if config.gated_linear_unit else width
+        options = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
+        self.fc1 = nn.Parameter(torch.empty(num_local_experts, rows, config.hidden_size, **options))
+        self.fc2 = nn.Parameter(
+            torch.empty(num_local_experts, config.hidden_size, width, **options)
+        )
+        for parameter in (self.fc1, self.fc2):
+            # Megatron's mark of a parameter whose gradient is reduced over the experts' own
+            # data-parallel group.
+            parameter.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
+
+    def forward(
+        self,
+        permuted_local_hidden_states: Tensor,
+        tokens_per_expert: Tensor,
+        permuted_probs: Tensor,
+    ) -> tuple[Tensor, None]:
+        """[T, H], counts [X], [T] -> ([T, H], no bias)."""
+        counts = tokens_per_expert.tolist()
+        weights = c.ExpertWeights(self.fc1, self.fc2)
+        out = self.compute(
+            permuted_local_hidden_states, counts, permuted_probs, weights, self.activation
+        )
+        return out, None
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
+    ) -> dict[str, ShardedTensor]:
+        """The stacked tensors, cut along the experts."""
+        rank, size = get_pg_rank(self.groups.ep), get_pg_size(self.groups.ep)
+        replica = (0, 0, get_pg_rank(self.groups.expt_dp))
+        prepended = len(sharded_offsets)
+        return {
+            f"{prefix}{name}": ShardedTensor.from_rank_offsets(
+                f"{prefix}{name}",
+                parameter,
+                *sharded_offsets,
+                (prepended, rank, size),
+                replica_id=replica,
+                prepend_axis_num=prepended,
+            )
+            for name, parameter in (("fc1", self.fc1), ("fc2", self.fc2))
+        }

@@ -1,0 +1,111 @@
+"""Initial weights that depend on the seed and a parameter's global name, not on the layout.
+
+Every parameter is drawn whole from its own generator and each rank keeps its part, so the same
+model starts from the same bits on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+_LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "experts.fc2")
+"""Parameters that write to the residual stream: drawn with std / sqrt(2 * num_layers)."""
+
+
+def global_name(name: str, model: nn.Module) -> str:
+    """A parameter's name with its layer counted from the first layer of the whole model."""
+    match = _LOCAL_LAYER.match(name)
+    if match is None:
+        return name
+    index = model.decoder.layers[int(match[1])].layer_number - 1
+    return f"decoder.layers.{index}.{name[match.end() :]}"
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of one model chunk under their global names."""
+    for name, parameter in model.named_parameters():
+        yield global_name(name, model), parameter
+
+
+@torch.no_grad()
+def initialize_weights(
+    model: nn.Module, config: TransformerConfig, *, seed: int, vocab_size: int, groups: Any
+) -> None:
+    """Fill every parameter of a model chunk.
+
+    Args:
+        vocab_size: True size of the vocabulary; rows that pad it are zero.
+    """
+    for name, parameter in named_parameters(model):
+        if name.endswith((".bias", "_bias")):
+            parameter.zero_()
+        elif "norm" in name:
+            parameter.fill_(0.0 if config.layernorm_zero_centered_gamma else 1.0)
+        elif name.endswith(("experts.fc1", "experts.fc2")):
+            _fill_experts(name, parameter, config, seed, groups)
+        else:
+            _fill_sharded(name, parameter, config, seed, vocab_size, groups)
+
+
+def _std(name: str, config: TransformerConfig) -> float:
+    std = config.init_method_std
+    if name.endswith(_RESIDUAL_OUTPUTS):
+        return std / math.sqrt(2.0 * config.num_layers)
+    return std
+
+
+def _draw(key: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
+    """Normal float32 numbers that are a function of the seed and the key."""
+    digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+
+
+def _fill_experts(
+    name: str, parameter: Tensor, config: TransformerConfig, seed: int, groups: Any
+) -> None:
+    first = groups.ep.rank() * parameter.shape[0]
+    for local, expert in enumerate(parameter.unbind(0)):
+        expert.copy_(
+            _draw(f"{name}/{first + local}", tuple(expert.shape), _std(name, config), seed)
+        )
+
+
+def _fill_sharded(
+    name: str,
+    parameter: Tensor,
+    config: TransformerConfig,
+    seed: int,
+    vocab_size: int,
+    groups: Any,
+) -> None:
+    """A dense parameter: whole, or this tensor-parallel rank's part of it."""
+    tp_rank, tp_size = groups.tp.rank(), groups.tp.size()
+    split = bool(getattr(parameter, "tensor_model_parallel", False)) and tp_size > 1
+    dim = getattr(parameter, "partition_dim", 0)
+    shape = list(parameter.shape)
+    if split:
+        shape[dim] *= tp_size
+    if name.endswith(("word_embeddings.weight", "output_layer.weight")):
+        # The padding depends on the layout; what is drawn does not.
+        whole = torch.zeros(shape)
+        drawn = _draw(name, (vocab_size, shape[1]), _std(name, config), seed)
+        whole[:vocab_size] = drawn
+    else:
+        whole = _draw(name, tuple(shape), _std(name, config), seed)
+    if split:
+        stride = getattr(parameter, "partition_stride", 1)
+        if "linear_fc1" in name and config.gated_linear_unit:
+            stride = 2  # gate rows and up rows are split apart
+        parts = [block.chunk(tp_size, dim)[tp_rank] for block in whole.chunk(stride, dim)]
+        whole = torch.cat(parts, dim)
+    parameter.copy_(whole)

@@ -1,0 +1,65 @@
+"""Rotary position tables for the positions that this rank holds.
+
+Source: arXiv:2104.09864; half-rotation pairing as in GPT-NeoX and Llama, or interleaved.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ascend_run.plugin_api import contracts as c
+
+# S sequence on this rank, R rotated width (rotary_percent of the head)
+
+
+class RotaryTable(nn.Module):
+    """Cosines and sines, cut as the sequence is cut.
+
+    Args:
+        width: R, rotated entries of a head; even.
+        base: Angle of pair i at position p is ``p * base ** (-2 i / R)``.
+        partition: The owner of the sequence's cut, or None.
+        cp_rank, cp_size: This rank's place among those that share a sequence.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        base: float,
+        *,
+        interleaved: bool = False,
+        partition: c.SequencePartition | None = None,
+        cp_rank: int = 0,
+        cp_size: int = 1,
+    ) -> None:
+        super().__init__()
+        self.width, self.base, self.interleaved = width, base, interleaved
+        self.partition, self.cp_rank, self.cp_size = partition, cp_rank, cp_size
+        self._cache: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def positions(self, seq_length: int) -> Tensor:
+        """[S] int64: global positions of this rank's tokens, in the order it holds them."""
+        if self.partition is None or self.cp_size == 1:
+            return torch.arange(seq_length)
+        chunks = self.partition.chunks(seq_length, self.cp_rank, self.cp_size)
+        return torch.cat([torch.arange(start, stop) for start, stop in chunks])
+
+    def forward(self, seq_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """[2, S, R]: cosines, then sines; angles are taken in float64 and rounded once.
+
+        Args:
+            seq_length: The whole sequence's, over all context-parallel ranks.
+        """
+        key = (seq_length, dtype, device)
+        if key not in self._cache:
+            exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
+            angles_SP = torch.outer(self.positions(seq_length).double(), self.base**-exponents)
+            angles_SR = (
+                angles_SP.repeat_interleave(2, dim=-1)
+                if self.interleaved
+                else torch.cat((angles_SP, angles_SP), dim=-1)
+            )
+            tables = torch.stack((angles_SR.cos(), angles_SR.sin()))
+            self._cache[key] = tables.to(device=device, dtype=dtype)
+        return self._cache[key]

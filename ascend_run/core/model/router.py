@@ -1,0 +1,121 @@
+"""The MoE router: scores, top-k, and auxiliary losses in the widest dtype at hand.
+
+Megatron's own router takes softmax in float32 whatever comes in, and weighs its auxiliary losses
+by the tokens of one context-parallel rank where the loss is a sum over tokens, so that they shrink
+as ranks are added. This one keeps float64 in float64 and adds every auxiliary loss as a sum over
+tokens, which the one division by the number of tokens turns into the mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import Router as MegatronRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+# T tokens on this rank, X experts of the whole model, K chosen experts
+
+
+def routing_scores(
+    logits_TX: Tensor, topk: int, score_function: str, pre_softmax: bool
+) -> tuple[Tensor, Tensor]:
+    """Weights [T, K] and indices [T, K] of each token's experts.
+
+    ``softmax`` is taken over the chosen experts (Mixtral), or over all of them first where
+    ``pre_softmax`` (Switch); ``sigmoid`` weights are normalised over the chosen ones (DeepSeek-V3).
+    """
+    if score_function == "sigmoid":
+        weights, chosen = logits_TX.sigmoid().topk(topk, dim=-1)
+        if topk > 1:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights, chosen
+    if pre_softmax:
+        return logits_TX.softmax(dim=-1).topk(topk, dim=-1)
+    top_logits, chosen = logits_TX.topk(topk, dim=-1)
+    return top_logits.softmax(dim=-1), chosen
+
+
+class Router(MegatronRouter):
+    """Top-k router for ``moe_router_load_balancing_type`` aux_loss or none.
+
+    Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5).
+    """
+
+    def __init__(self, *, config: TransformerConfig, pg_collection: Any = None) -> None:
+        super().__init__(config=config, pg_collection=pg_collection)
+        self.topk = config.moe_router_topk
+        self.tokens_routed: Tensor | None = None
+        """[X] tokens sent to each expert since it was last read, on this rank; for the log."""
+        self.last_aux_loss: Tensor | None = None
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Logits in float32, or float64 for float64 inputs; ``moe_router_dtype`` may widen them."""
+        wide = torch.promote_types(input.dtype, torch.float32)
+        if self.config.moe_router_dtype == "fp64":
+            wide = torch.float64
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.linear(input.to(wide), self.weight.to(wide), bias)
+
+    def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[S, B, H] -> weights [T, X] (0 where not chosen) and the routing map [T, X]."""
+        assert padding_mask is None, "padded tokens are not routed apart yet"
+        return self.routing(self.gating(input))
+
+    def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits_TX = self._with_z_loss(logits.flatten(0, -2))
+        weights, chosen = routing_scores(
+            logits_TX,
+            self.topk,
+            self.config.moe_router_score_function,
+            self.config.moe_router_pre_softmax,
+        )
+        if self.config.moe_router_topk_scaling_factor:
+            weights = weights * self.config.moe_router_topk_scaling_factor
+        probs_TX = torch.zeros_like(logits_TX).scatter(1, chosen, weights)
+        routing_map = torch.zeros_like(logits_TX, dtype=torch.bool).scatter(1, chosen, True)
+        self._count(routing_map)
+        return self._with_aux_loss(probs_TX, logits_TX, routing_map), routing_map
+
+    def _with_z_loss(self, logits_TX: Tensor) -> Tensor:
+        coefficient = self.config.moe_z_loss_coeff
+        if not coefficient or not self._takes_gradients():
+            return logits_TX
+        z_loss = logits_TX.logsumexp(dim=-1).square().sum() * coefficient
+        return MoEAuxLossAutoScaler.apply(logits_TX, z_loss)
+
+    def _with_aux_loss(self, probs_TX: Tensor, logits_TX: Tensor, routing_map: Tensor) -> Tensor:
+        """Attach this rank's part of ``coefficient * X * sum_i f_i P_i``, times the tokens."""
+        coefficient = self.config.moe_aux_loss_coeff
+        if (
+            self.config.moe_router_load_balancing_type != "aux_loss"
+            or not coefficient
+            or not self._takes_gradients()
+        ):
+            return probs_TX
+        if self.config.moe_router_score_function == "sigmoid":
+            scores_TX = logits_TX.sigmoid()
+            scores_TX = scores_TX / (scores_TX.sum(dim=-1, keepdim=True) + 1e-20)
+        else:
+            scores_TX = logits_TX.softmax(dim=-1)
+        # The fractions f are of the whole sequence: over all ranks that share it.
+        tokens_X = routing_map.sum(dim=0).to(scores_TX.dtype)
+        num_tokens = routing_map.shape[0] * self.tp_cp_group.size()
+        dist.all_reduce(tokens_X, group=self.tp_cp_group)
+        fraction_X = tokens_X / (num_tokens * self.topk)
+        num_experts = self.config.num_moe_experts
+        aux_loss = coefficient * num_experts * (fraction_X * scores_TX.sum(dim=0)).sum()
+        self.last_aux_loss = aux_loss.detach() / num_tokens
+        return MoEAuxLossAutoScaler.apply(probs_TX, aux_loss)
+
+    def _takes_gradients(self) -> bool:
+        return self.training and torch.is_grad_enabled()
+
+    @torch.no_grad()
+    def _count(self, routing_map: Tensor) -> None:
+        counts = routing_map.sum(dim=0)
+        self.tokens_routed = counts if self.tokens_routed is None else self.tokens_routed + counts

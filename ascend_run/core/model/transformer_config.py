@@ -1,0 +1,84 @@
+"""From the run's config to Megatron's TransformerConfig."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.config import RunConfig
+
+PRECISIONS: Final[Mapping[str, torch.dtype]] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": F.relu,
+    "squared_relu": _squared_relu,
+}
+
+
+def _leave_unset(weight: Tensor) -> Tensor:
+    """Megatron's initialisation, switched off: ours does not depend on the layout."""
+    return weight
+
+
+def make_transformer_config(
+    config: RunConfig, hooks: Hooks, dtype: torch.dtype
+) -> TransformerConfig:
+    """Megatron's config, with what our modules need of it, after every plugin's ``configure``.
+
+    Args:
+        dtype: Of the parameters and of the activations between layers.
+    """
+    known = {field.name: field for field in dataclasses.fields(TransformerConfig) if field.init}
+    chosen = {
+        name: value
+        for section in (config.model, config.parallel)
+        for name, value in section.items()
+        if name in known and value is not None and value != known[name].default
+    }
+    activation = ACTIVATIONS[config.model.activation]
+    arguments: dict[str, Any] = {
+        **chosen,
+        "activation_func": activation,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "fp16": dtype is torch.float16,
+        "init_method": _leave_unset,
+        "output_layer_init_method": _leave_unset,
+        "embedding_init_method": _leave_unset,
+        "bias_activation_fusion": False,
+        # Losses are sums over tokens, divided once by the tokens of the whole step.
+        "calculate_per_token_loss": True,
+    }
+    if activation is F.silu and arguments.get("gated_linear_unit"):
+        # Megatron's seam for a fused activation, which our SwiGLU enters.
+        arguments["use_te_activation_func"] = True
+    if arguments.get("num_moe_experts"):
+        arguments.setdefault("moe_token_dispatcher_type", "alltoall")
+        arguments.setdefault("moe_ffn_hidden_size", arguments.get("ffn_hidden_size"))
+        if not arguments.get("moe_aux_loss_coeff"):
+            arguments["moe_router_load_balancing_type"] = "none"
+    return TransformerConfig(**hooks.wrap("ascend_configure", arguments, config=config))
