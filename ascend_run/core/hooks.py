@@ -1,4 +1,4 @@
-"""One run's hooks: asks the plugins, combines their answers by kind, compiles events to plain calls.
+"""One run's hooks: ask the plugins, combine their answers by kind, compile events to plain calls.
 
 The hot path never goes through pluggy: what a hook answers while the run is being built is what
 runs, and an event is a chain of the listeners' own bound methods.
@@ -6,7 +6,7 @@ runs, and an event is a chain of the listeners' own bound methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pluggy
@@ -53,9 +53,8 @@ class Hooks:
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            raise HookError(
-                "a plugin implements a hook that does not exist", [str(error)]
-            ) from None
+            headline = "a plugin implements a hook that does not exist"
+            raise HookError(headline, [str(error)]) from None
 
     def provide(self, hook: str, **arguments: Any) -> Any:
         """The one plugin's answer, or the platform's, or None."""
@@ -70,9 +69,7 @@ class Hooks:
         """
         answer = self.provide(hook, **arguments)
         if answer is None:
-            raise HookError(
-                f"no enabled plugin answers {hook}; name one with --enable, --platform or --task"
-            )
+            raise HookError(f"no enabled plugin answers {hook}; see: ascend-run plugins")
         return answer
 
     def wrappers(self, hook: str, **arguments: Any) -> list[Callable[[Any], Any]]:
@@ -145,15 +142,12 @@ def _compile_chain(hook: str, implementations: Sequence[pluggy.HookImpl]) -> Cal
     """
     spec = vars(hookspecs)[hook]
     arguments = spec.__code__.co_varnames[: spec.__code__.co_argcount]
-    namespace: Mapping[str, Any] = {
-        f"f{i}": impl.function for i, impl in enumerate(implementations)
-    }
+    scope: dict[str, Any] = {f"f{i}": impl.function for i, impl in enumerate(implementations)}
     calls = "; ".join(
         f"f{i}({', '.join(f'{name}={name}' for name in impl.argnames)})"
         for i, impl in enumerate(implementations)
     )
     source = f"def {hook}({', '.join(arguments)}): {calls}"
-    scope = dict(namespace)
     exec(source, scope)
     return scope[hook]
 

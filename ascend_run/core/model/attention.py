@@ -135,7 +135,8 @@ class SelfAttention(MegatronSelfAttention):
         Args:
             rotary_pos_emb: [2, S, R], cosines and sines, or None.
         """
-        assert inference_context is None and key_value_states is None
+        assert inference_context is None
+        assert key_value_states is None
         mixed, _ = self.linear_qkv(hidden_states)
         q, k, v = self._split(mixed)
         if self.q_layernorm is not None:

@@ -64,7 +64,9 @@ def build_model(
     role: str = "policy",
     dtype: torch.dtype | None = None,
 ) -> c.ModelBundle:
-    """This rank's part of a model, initialised, wrapped by every plugin, not yet by data parallelism.
+    """This rank's part of a model, initialised and wrapped by every plugin.
+
+    Data parallelism comes around it later.
 
     Args:
         dtype: Of the parameters; default: what ``train.precision`` names.

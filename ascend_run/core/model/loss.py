@@ -10,7 +10,7 @@ from ascend_run.ops.linear_cross_entropy import linear_cross_entropy, vocab_cros
 
 
 class CrossEntropy:
-    """contracts.LossKernel by the shared operators: chunked and fused with the output projection."""
+    """contracts.LossKernel by the shared operators, chunked, fused with the output projection."""
 
     def __init__(self, tp_group: Any) -> None:
         self.tp_group = tp_group if tp_group.size() > 1 else None
