@@ -1,0 +1,177 @@
+"""``metrics.jsonl``: one JSON object a logged step, append-only, across any number of resumptions.
+
+Lines with a ``step`` are readings; lines with an ``event`` tell of the run: ``start``, ``resume``
+(``step``: the checkpoint it goes on from), ``finish`` and ``failure`` (``message``). What an
+earlier attempt wrote of steps after the checkpoint stays in the file and is left out by the reader.
+Every line holds its ``time``, in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import attrs
+
+from ascend_run.plugin_api.errors import DataError
+
+from .append import AppendedLines
+from .json_values import to_json
+
+Record = Mapping[str, Any]
+
+_BEGINNINGS: Final = ("start", "resume")
+
+
+class MetricsWriter:
+    """Appends readings; each line is in the file when ``write`` returns.
+
+    Args:
+        path: The file; created where it is missing.
+        resume_step: Step of the checkpoint that the run goes on from; None for a run that starts
+            afresh, which supersedes whatever the file holds.
+
+    Raises:
+        StorageError: The file system refused; from any method.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        self._lines = AppendedLines(path)
+        self._lines.end_torn_line()
+        if resume_step is None:
+            self.event("start")
+        else:
+            self.event("resume", step=resume_step)
+
+    def write(self, readings: Mapping[str, Any]) -> None:
+        """Append the readings of one step; they must name their ``step``."""
+        assert "step" in readings, f"readings without a step: {sorted(readings)}"
+        self._lines.append(to_json({**readings, "time": round(time.time(), 3)}))
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append an event of the run, such as ``finish`` or ``failure``."""
+        self._lines.append(to_json({"event": name, **fields, "time": round(time.time(), 3)}))
+
+    def close(self) -> None:
+        """Close the file; says nothing of how the run ended, which is an ``event``."""
+        self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@attrs.frozen(kw_only=True)
+class MetricsHistory:
+    """What ``metrics.jsonl`` says of the run as it now stands."""
+
+    records: tuple[Record, ...] = ()
+    """Readings in the order of their steps, superseded ones left out."""
+    events: tuple[Record, ...] = ()
+    """All events since the last fresh start, in file order."""
+    attempts: tuple[tuple[float, float], ...] = ()
+    """First and last time of each attempt since the last fresh start, lost steps included."""
+    superseded: int = 0
+    """Readings left out because a resumed run took their steps again."""
+    problems: tuple[str, ...] = ()
+    """Lines that could not be read, by number; a line torn by a killed run is none."""
+
+
+def read_metrics(path: Path) -> MetricsHistory:
+    """Read a metrics file, finished or still growing.
+
+    Raises:
+        DataError: The file is missing or cannot be read.
+    """
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise DataError(f"cannot read {path}", [error.strerror or str(error)]) from error
+    reading = _Reading()
+    lines = text.split("\n")  # not splitlines, which also splits inside JSON strings
+    unreadable: int | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = _parse(line)
+        if unreadable is not None and (record is None or record.get("event") not in _BEGINNINGS):
+            reading.problem(unreadable)
+        unreadable = number if record is None else None
+        if record is not None:
+            reading.take(record)
+    if unreadable is not None and text.endswith("\n"):
+        reading.problem(unreadable)  # a torn line has no end
+    return reading.history()
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # the latter from brackets nested without end
+        return None
+    if not isinstance(record, dict):
+        return None
+    named = isinstance(record.get("event"), str)
+    return record if named or type(record.get("step")) is int else None
+
+
+class _Reading:
+    """The state of reading one file from top to bottom."""
+
+    def __init__(self) -> None:
+        self._records: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
+        self._attempts: list[tuple[float, float]] = []
+        self._superseded = 0
+        self._problems: list[str] = []
+
+    def take(self, record: dict[str, Any]) -> None:
+        event = record.get("event")
+        if event == "start":
+            self._keep_until(None)
+            self._events.clear()
+            self._attempts.clear()
+        elif event == "resume" and type(record.get("step")) is int:
+            self._keep_until(record["step"])
+        if event is None:
+            self._records.append(record)
+        else:
+            self._events.append(record)
+        self._clock(record, begins=event in _BEGINNINGS)
+
+    def problem(self, line: int) -> None:
+        self._problems.append(f"line {line} is not a JSON object with a step or an event; left out")
+
+    def history(self) -> MetricsHistory:
+        return MetricsHistory(
+            records=tuple(sorted(self._records, key=lambda record: record["step"])),
+            events=tuple(self._events),
+            attempts=tuple(self._attempts),
+            superseded=self._superseded,
+            problems=tuple(self._problems),
+        )
+
+    def _keep_until(self, step: int | None) -> None:
+        kept = [r for r in self._records if step is not None and r["step"] <= step]
+        self._superseded += len(self._records) - len(kept)
+        self._records = kept
+
+    def _clock(self, record: dict[str, Any], *, begins: bool) -> None:
+        moment = record.get("time")
+        if not isinstance(moment, int | float):
+            return
+        if begins or not self._attempts:
+            self._attempts.append((moment, moment))
+        else:
+            self._attempts[-1] = (self._attempts[-1][0], moment)
