@@ -141,6 +141,8 @@ class _Bar:
             progress.TextColumn("{task.fields[left]}", style="dim", markup=False),
             console=Console(file=stream),
             auto_refresh=False,
+            # What is printed on a terminal goes above the bar; into a pipe, where it was meant.
+            redirect_stdout=sys.stdout.isatty(),
             expand=True,
         )
         self._task = self._progress.add_task(

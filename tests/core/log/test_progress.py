@@ -65,6 +65,14 @@ def test_a_terminal_gets_a_bar_with_the_readings() -> None:
     assert "12,346 tokens/s" in text
 
 
+def test_standard_output_that_is_no_terminal_is_left_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Progress(total=10, stream=Terminal()):
+        print("result")
+    assert capsys.readouterr().out == "result\n"
+
+
 def test_markup_in_readings_is_not_interpreted() -> None:
     stream = Terminal()
     with Progress(total=1, stream=stream) as progress:
