@@ -6,7 +6,7 @@ runs, and an event is a chain of the listeners' own bound methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pluggy
@@ -14,6 +14,7 @@ import pluggy
 from ascend_run.plugin_api import hookspecs
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.hookspecs import PROJECT, HookKind
+from ascend_run.plugin_api.manifest import Claim
 
 T = TypeVar("T")
 
@@ -59,7 +60,13 @@ class Hooks:
     def provide(self, hook: str, **arguments: Any) -> Any:
         """The one plugin's answer, or the platform's, or None."""
         self._expect(hook, HookKind.PROVIDER)
-        return getattr(self._manager.hook, hook)(**arguments)
+        last = [impl for impl in self._implementations(hook) if _is_platform(impl.plugin)]
+        first = [impl for impl in self._implementations(hook) if not _is_platform(impl.plugin)]
+        for implementation in (*first, *last):
+            answer = _call(implementation, arguments)
+            if answer is not None:
+                return answer
+        return None
 
     def require(self, hook: str, **arguments: Any) -> Any:
         """As ``provide``; no answer is an error.
@@ -75,12 +82,14 @@ class Hooks:
     def wrappers(self, hook: str, **arguments: Any) -> list[Callable[[Any], Any]]:
         """The functions from inner to outer, innermost first."""
         self._expect(hook, HookKind.WRAPPER)
-        answers = getattr(self._manager.hook, hook)(**arguments)
+        answers = (
+            _call(implementation, arguments) for implementation in self._implementations(hook)
+        )
         return [answer for answer in answers if answer is not None]
 
     def implements(self, hook: str) -> bool:
         """Whether any enabled plugin implements a hook."""
-        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+        return bool(self._implementations(hook))
 
     def wrap(self, hook: str, inner: T, **arguments: Any) -> T:
         """``inner`` inside every wrapper, the first plugin's innermost."""
@@ -96,9 +105,8 @@ class Hooks:
     def contributions(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
         """(plugin name, answer) in resolved order."""
         self._expect(hook, HookKind.CONTRIBUTION)
-        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
-            values = [arguments[name] for name in implementation.argnames]
-            answer = implementation.function(*values)
+        for implementation in self._implementations(hook):
+            answer = _call(implementation, arguments)
             if answer is not None:
                 yield implementation.plugin_name, answer
 
@@ -125,13 +133,24 @@ class Hooks:
         It takes the event's arguments by keyword, and is compiled once: build it before the loop.
         """
         self._expect(hook, HookKind.LISTENER)
-        implementations = list(reversed(getattr(self._manager.hook, hook).get_hookimpls()))
-        if not implementations:
-            return _silent
-        return _compile_chain(hook, implementations)
+        implementations = self._implementations(hook)
+        return _compile_chain(hook, implementations) if implementations else _silent
+
+    def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
+        """In resolved order: pluggy lists them in the order of registration, which is reversed."""
+        return list(reversed(getattr(self._manager.hook, hook).get_hookimpls()))
 
     def _expect(self, hook: str, kind: HookKind) -> None:
         assert self._kinds[hook] is kind, f"{hook} is a {self._kinds[hook]}, asked as a {kind}"
+
+
+def _is_platform(plugin: Any) -> bool:
+    return Claim.PLATFORM in plugin.manifest.claims
+
+
+def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+    """Ask one plugin, with just the arguments that it takes."""
+    return implementation.function(*(arguments[name] for name in implementation.argnames))
 
 
 def _compile_chain(hook: str, implementations: Sequence[pluggy.HookImpl]) -> Callable[..., None]:

@@ -1,0 +1,1 @@
+"""The training loop: process groups, gradients, optimizer, schedule, steps, evaluation."""

@@ -1,0 +1,73 @@
+"""Process groups: Megatron's, and those that plugins planned."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.layout import Layout
+
+
+@contextmanager
+def process_groups(
+    config: RunConfig, layout: Layout, device: c.Device, hooks: Hooks
+) -> Iterator[ProcessGroupCollection]:
+    """Every group of the run, destroyed at the end.
+
+    The default group is made by whoever launched this process (``RANK``, ``WORLD_SIZE``,
+    ``MASTER_ADDR``), or of this process alone; one that exists already is used and left alone.
+    """
+    timeout = datetime.timedelta(seconds=config.run.timeout_seconds)
+    owns_default = not dist.is_initialized()
+    if owns_default:
+        _init_default_group(layout, device.backend, timeout)
+    try:
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.expt_tp,
+            distributed_timeout_minutes=max(1, config.run.timeout_seconds // 60),
+            create_gloo_process_groups=False,
+        )
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        _create_plugin_groups(groups, hooks, config, layout, timeout)
+        yield groups
+    finally:
+        parallel_state.destroy_model_parallel()
+        if owns_default:
+            dist.destroy_process_group()
+
+
+def _init_default_group(layout: Layout, backend: str, timeout: datetime.timedelta) -> None:
+    if layout.world_size == 1:
+        dist.init_process_group(
+            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
+    else:
+        dist.init_process_group(
+            backend, rank=layout.rank, world_size=layout.world_size, timeout=timeout
+        )
+
+
+def _create_plugin_groups(
+    groups: Any, hooks: Hooks, config: RunConfig, layout: Layout, timeout: datetime.timedelta
+) -> None:
+    """Every rank creates every group, in one order, and keeps those that it is in."""
+    planned = hooks.merge("ascend_process_groups", config=config, layout=layout)
+    for name in sorted(planned):
+        for ranks in planned[name]:
+            group = dist.new_group(list(ranks), timeout=timeout)
+            if layout.rank in ranks:
+                setattr(groups, name, group)

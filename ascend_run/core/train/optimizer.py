@@ -1,0 +1,164 @@
+"""The optimizer: torch's AdamW inside Megatron's mixed-precision optimizers, and its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
+from megatron.core.optimizer.optimizer import (
+    ChainedOptimizer,
+    Float16OptimizerWithFloat16Params,
+    FP32Optimizer,
+    MegatronOptimizer,
+)
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import nn
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.config import RunConfig
+
+
+def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: Any) -> None:
+    """Give a model its optimizer and its schedule.
+
+    Dense and expert parameters are two optimizers where the experts are spread over ranks: their
+    gradient norms are summed over different groups.
+    """
+    options = _optimizer_config(config)
+    make = hooks.provide("ascend_optimizer", config=config) or _adamw(config)
+    param_groups = hooks.wrap(
+        "ascend_param_groups",
+        parameter_groups(bundle.chunks, config),
+        config=config,
+        role=bundle.role,
+    )
+    parts: list[MegatronOptimizer] = []
+    for is_expert, norm_group in ((False, groups.mp), (True, groups.tp_ep_pp)):
+        own = [group for group in param_groups if group["is_expert_parallel"] is is_expert]
+        if own:
+            parts.append(_megatron_optimizer(make(own), options, norm_group, groups.tp))
+    bundle.optimizer = parts[0] if len(parts) == 1 else ChainedOptimizer(parts)
+    bundle.scheduler = _scheduler(bundle.optimizer, config)
+
+
+def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dict[str, Any]]:
+    """Trainable parameters by weight decay (none for vectors: norms and biases) and by whether
+    they belong to experts spread over ranks; Megatron's keys."""
+    buckets: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            if parameter.requires_grad:
+                is_expert = not getattr(parameter, "allreduce", True)
+                buckets.setdefault((parameter.ndim > 1, is_expert), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "wd_mult": 1.0 if decays else 0.0,
+            "lr_mult": 1.0,
+            "is_decoupled_lr": False,
+            "is_expert_parallel": is_expert,
+            "max_lr": config.optimizer.lr,
+            "min_lr": config.optimizer.min_lr,
+            "default_config": True,
+        }
+        for (decays, is_expert), parameters in sorted(buckets.items(), reverse=True)
+    ]
+
+
+def _adamw(config: RunConfig) -> Callable[..., torch.optim.Optimizer]:
+    options = config.optimizer
+
+    def make(param_groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            param_groups,
+            lr=options.lr,
+            betas=(options.adam_beta1, options.adam_beta2),
+            eps=options.adam_eps,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+
+    return make
+
+
+def _optimizer_config(config: RunConfig) -> OptimizerConfig:
+    options = config.optimizer
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=options.lr,
+        min_lr=options.min_lr,
+        weight_decay=options.weight_decay,
+        bf16=config.train.precision == "bf16",
+        fp16=config.train.precision == "fp16",
+        clip_grad=options.clip_grad,
+        loss_scale=options.loss_scale,
+        initial_loss_scale=options.initial_loss_scale,
+        min_loss_scale=options.min_loss_scale,
+        loss_scale_window=options.loss_scale_window,
+        hysteresis=options.hysteresis,
+    )
+
+
+def _megatron_optimizer(
+    inner: torch.optim.Optimizer, options: OptimizerConfig, norm_group: Any, tp_group: Any
+) -> MegatronOptimizer:
+    optimizer: MegatronOptimizer
+    if options.bf16 or options.fp16:
+        optimizer = Float16OptimizerWithFloat16Params(
+            inner, options, _grad_scaler(options), _init_adam_state
+        )
+    else:
+        optimizer = FP32Optimizer(inner, options, _init_adam_state)
+    # Where Megatron looks for the group of its gradient statistics.
+    optimizer.grad_stats_parallel_group = norm_group
+    optimizer.tp_group = tp_group
+    return optimizer
+
+
+def _grad_scaler(options: OptimizerConfig) -> Any:
+    if options.loss_scale:
+        return ConstantGradScaler(options.loss_scale)
+    if not options.fp16:
+        return None
+    return DynamicGradScaler(
+        initial_scale=options.initial_loss_scale,
+        min_scale=options.min_loss_scale,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        growth_interval=options.loss_scale_window,
+        hysteresis=options.hysteresis,
+    )
+
+
+def _init_adam_state(inner: torch.optim.Optimizer, config: Any = None) -> None:
+    """The state that AdamW makes in its first step, made before it so that it can be loaded."""
+    for group in inner.param_groups:
+        for parameter in group["params"]:
+            state = inner.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+
+def _scheduler(optimizer: MegatronOptimizer, config: RunConfig) -> OptimizerParamScheduler:
+    options = config.optimizer
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=options.lr,
+        min_lr=options.min_lr,
+        lr_warmup_steps=options.lr_warmup_iters,
+        lr_decay_steps=max(1, options.lr_decay_iters or config.train.train_iters),
+        lr_decay_style=options.lr_decay_style,
+        start_wd=options.weight_decay,
+        end_wd=options.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+        wsd_decay_steps=options.lr_wsd_decay_iters,
+        lr_wsd_decay_style=options.lr_wsd_decay_style,
+    )
