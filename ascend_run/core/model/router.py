@@ -50,7 +50,6 @@ class Router(MegatronRouter):
         super().__init__(config=config, pg_collection=pg_collection)
         self.topk = config.moe_router_topk
         self.tokens_routed: Tensor | None = None
-        """[X] tokens sent to each expert since it was last read, on this rank; for the log."""
         self.last_aux_loss: Tensor | None = None
 
     def gating(self, input: Tensor) -> Tensor:
@@ -114,6 +113,13 @@ class Router(MegatronRouter):
 
     def _takes_gradients(self) -> bool:
         return self.training and torch.is_grad_enabled()
+
+    def take_counts(self) -> Tensor:
+        """[X] tokens sent to each expert by this rank since the last call."""
+        counts, self.tokens_routed = self.tokens_routed, None
+        if counts is None:
+            return torch.zeros(self.num_experts, dtype=torch.int64, device=self.weight.device)
+        return counts
 
     @torch.no_grad()
     def _count(self, routing_map: Tensor) -> None:

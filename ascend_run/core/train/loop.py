@@ -1,0 +1,91 @@
+"""The loop: step after step, with evaluations, checkpoints, readings and events between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import attrs
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import contracts as c
+
+from .readings import Readings
+from .step import TrainStep, evaluate
+
+
+class Recorder(Protocol):
+    """Where readings go; on every rank, though only one of them writes."""
+
+    def readings(self, readings: Mapping[str, Any]) -> None: ...
+
+    def evaluation(self, step: int, loss: float) -> None: ...
+
+    def step_done(self, step: int) -> None: ...
+
+
+@attrs.define(kw_only=True)
+class Loop:
+    """Everything a loop needs; ``run`` takes it to ``train.train_iters``."""
+
+    context: c.RunContext
+    step: TrainStep
+    readings: Readings
+    recorder: Recorder
+    hooks: Hooks
+    train_batches: Iterator[c.Batch]
+    validation_batches: Callable[[], Iterator[c.Batch]] | None
+    """A fresh iterator for every evaluation, from the same first sample."""
+    num_microbatches: int
+    save: Callable[[], str] | None
+    """Publish a checkpoint; its path."""
+
+    def run(self) -> None:
+        """Steps until the last one."""
+        config, context = self.context.config, self.context
+        before_step = self.hooks.event("ascend_before_step")
+        after_step = self.hooks.event("ascend_after_step")
+        after_log = self.hooks.event("ascend_after_log")
+        last = config.train.train_iters
+        if context.step == 0:
+            self._evaluate()
+        while context.step < last:
+            before_step(context=context)
+            result = self.step(self.train_batches, self.num_microbatches)
+            context.step += 1
+            context.consumed_samples += config.train.global_batch_size
+            after_step(context=context)
+            self.readings.add(result)
+            done = context.step == last
+            if done or context.step % config.train.log_interval == 0:
+                readings = self.readings.collect(result)
+                self.recorder.readings(readings)
+                after_log(context=context, metrics=readings)
+            self.recorder.step_done(context.step)
+            paused = self.readings.pause()
+            if done or _due(context.step, config.train.eval_interval):
+                self._evaluate()
+            if self.save and (done or _due(context.step, config.checkpoint.save_interval)):
+                self._save(self.save)
+            self.readings.resume(paused)
+
+    def _evaluate(self) -> None:
+        if self.validation_batches is None:
+            return
+        self.hooks.event("ascend_before_evaluation")(context=self.context)
+        loss = evaluate(
+            self.step.forward_backward,
+            self.validation_batches(),
+            self.context.config.train.eval_iters,
+            self.num_microbatches,
+        )
+        self.recorder.evaluation(self.context.step, loss)
+        self.hooks.event("ascend_after_evaluation")(context=self.context, loss=loss)
+
+    def _save(self, save: Callable[[], str]) -> None:
+        path = save()
+        self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0

@@ -1,0 +1,89 @@
+"""What a logged step says beside its loss: speed, memory, expert load, and the plugins' metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.core.model.router import Router
+from ascend_run.plugin_api import contracts as c
+
+from .step import StepResult, TrainStep
+
+
+class Readings:
+    """Collects the readings of the steps between two lines of the log. Called on every rank."""
+
+    def __init__(self, context: c.RunContext, step: TrainStep, hooks: Hooks) -> None:
+        self.context, self.step = context, step
+        self.plugin_metrics = hooks.merge("ascend_metrics", context=context)
+        self.routers = [
+            module
+            for chunk in step.bundle.chunks
+            for module in chunk.modules()
+            if isinstance(module, Router)
+        ]
+        self._restart()
+
+    def _restart(self) -> None:
+        self.started, self.tokens, self.steps = time.perf_counter(), 0, 0
+
+    def add(self, result: StepResult) -> None:
+        self.tokens += result.num_tokens
+        self.steps += 1
+
+    def pause(self) -> float:
+        """The time now; ``resume`` with it leaves what came between out of the speed."""
+        return time.perf_counter()
+
+    def resume(self, paused: float) -> None:
+        self.started += time.perf_counter() - paused
+
+    def collect(self, result: StepResult) -> Mapping[str, Any]:
+        """One line of the log; the clock starts anew."""
+        self.context.device.synchronize()
+        elapsed = time.perf_counter() - self.started
+        now, peak = self.context.device.memory_bytes()
+        readings: dict[str, Any] = {
+            "step": self.context.step,
+            "loss": result.loss,
+            "lr": self.step.learning_rate,
+            "grad_norm": result.grad_norm,
+            "tokens_per_second": self.tokens / elapsed,
+            "step_seconds": elapsed / max(1, self.steps),
+            "memory_bytes": now,
+            "memory_peak_bytes": peak,
+            "consumed_samples": self.context.consumed_samples,
+        }
+        if self.context.config.train.precision == "fp16":
+            readings["loss_scale"] = self.step.loss_scale
+        if result.skipped:
+            readings["skipped"] = True
+        readings.update(self._expert_readings())
+        for group, metrics in self.plugin_metrics.items():
+            for name, value in metrics(self.context).items():
+                readings[f"{group}/{name}"] = value
+        self._restart()
+        return readings
+
+    def _expert_readings(self) -> dict[str, Any]:
+        """Each expert's share of the tokens since the last line, over all layers and ranks."""
+        if not self.routers:
+            return {}
+        counts = torch.stack([router.take_counts() for router in self.routers]).sum(dim=0).double()
+        losses = [r.last_aux_loss for r in self.routers if r.last_aux_loss is not None]
+        aux = torch.stack(losses).double().mean() if losses else counts.new_zeros(())
+        summary = torch.cat((counts, aux.reshape(1)))
+        dist.all_reduce(summary, group=self.context.groups.tp_dp_cp)
+        counts = summary[:-1]
+        readings: dict[str, Any] = {"expert_load": (counts / counts.sum().clamp(min=1)).tolist()}
+        if losses:
+            # Each rank of a sequence holds its part of the sum.
+            groups = self.context.groups
+            readings["aux_loss"] = float(summary[-1]) * groups.tp_cp.size() / groups.tp_dp_cp.size()
+        return readings

@@ -1,0 +1,130 @@
+"""Hooks combine answers by kind, in resolved order, and compile events to plain calls."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ascend_run.core.hooks import Hooks, hook_kinds
+from ascend_run.plugin_api import Claim, HookError, HookKind, Manifest, hookimpl
+
+
+class Base:
+    def __init__(self, name: str, claims: tuple[Claim, ...] = ()) -> None:
+        self.manifest = Manifest(name=name, summary="for a test", claims=claims)
+        self.seen: list[Any] = []
+
+
+class Norm(Base):
+    @hookimpl
+    def ascend_norm(self) -> str:
+        return self.manifest.name
+
+
+class NoNorm(Base):
+    @hookimpl
+    def ascend_norm(self) -> None:
+        return None
+
+
+class Layer(Base):
+    @hookimpl
+    def ascend_layer(self, layer_index: int) -> Any:
+        return lambda inner: f"{self.manifest.name}{layer_index}({inner})"
+
+
+class Groups(Base):
+    @hookimpl
+    def ascend_process_groups(self) -> Mapping[str, Sequence[Sequence[int]]]:
+        return {"ring": [[0]]}
+
+
+class Listener(Base):
+    @hookimpl
+    def ascend_after_log(self, metrics: Mapping[str, float]) -> None:
+        self.seen.append(dict(metrics))
+
+
+class Listener2(Base):
+    @hookimpl
+    def ascend_after_log(self, metrics: Mapping[str, float], context: Any) -> None:
+        self.seen.append((context, dict(metrics)))
+
+
+def test_a_provider_is_the_first_plugin_that_answers_and_the_platform_comes_last() -> None:
+    platform = Norm("platform", claims=(Claim.PLATFORM,))
+    assert Hooks([platform]).provide("ascend_norm", config=None) == "platform"
+    assert Hooks([platform, Norm("feature")]).provide("ascend_norm", config=None) == "feature"
+    assert Hooks([NoNorm("idle"), platform]).provide("ascend_norm", config=None) == "platform"
+
+
+def test_a_provider_that_nobody_answers_is_none_and_an_error_where_it_is_required() -> None:
+    assert Hooks([NoNorm("idle")]).provide("ascend_norm", config=None) is None
+    with pytest.raises(HookError, match="no enabled plugin answers ascend_norm"):
+        Hooks([]).require("ascend_norm", config=None)
+
+
+def test_wrappers_apply_in_resolved_order_innermost_first() -> None:
+    hooks = Hooks([Layer("a"), Layer("b"), Layer("c")])
+    wrapped = hooks.wrap("ascend_layer", "x", config=None, device=None, layer_index=3, num_layers=4)
+    assert wrapped == "c3(b3(a3(x)))"
+
+
+def test_a_wrapper_that_answers_none_for_its_inner_thing_is_an_error() -> None:
+    class Broken(Base):
+        @hookimpl
+        def ascend_layer(self) -> Any:
+            return lambda inner: None
+
+    with pytest.raises(HookError, match="answered None"):
+        Hooks([Broken("broken")]).wrap(
+            "ascend_layer", "x", config=None, device=None, layer_index=0, num_layers=1
+        )
+
+
+def test_contributions_merge_and_a_key_given_twice_names_both_plugins() -> None:
+    assert Hooks([Groups("a")]).merge("ascend_process_groups", config=None, layout=None) == {
+        "ring": [[0]]
+    }
+    with pytest.raises(HookError, match="'a' and 'b' both give 'ring'"):
+        Hooks([Groups("a"), Groups("b")]).merge("ascend_process_groups", config=None, layout=None)
+
+
+def test_an_event_calls_each_listener_once_with_just_the_arguments_it_takes() -> None:
+    first, second = Listener("first"), Listener2("second")
+    Hooks([first, second]).event("ascend_after_log")(context="c", metrics={"loss": 1.0})
+    assert first.seen == [{"loss": 1.0}]
+    assert second.seen == [("c", {"loss": 1.0})]
+
+
+def test_an_event_calls_nothing_but_its_listeners() -> None:
+    """The cost of an event is counted: one call instruction a listener, none without listeners."""
+
+    def calls(event: Any) -> int:
+        return sum(step.opname.startswith("CALL") for step in dis.get_instructions(event))
+
+    assert calls(Hooks([]).event("ascend_after_log")) == 0
+    listeners = [Listener(f"l{i}") for i in range(20)]
+    assert calls(Hooks(listeners).event("ascend_after_log")) == 20
+
+
+def test_a_hook_implementation_that_no_specification_knows_is_refused() -> None:
+    class Misspelt(Base):
+        @hookimpl
+        def ascend_layers(self) -> None: ...
+
+    with pytest.raises(HookError, match="does not exist"):
+        Hooks([Misspelt("misspelt")])
+
+
+def test_every_hook_has_a_kind_and_a_contract() -> None:
+    from ascend_run.plugin_api import hookspecs
+
+    kinds = hook_kinds()
+    assert len(kinds) > 30
+    assert set(kinds.values()) == set(HookKind)
+    for name in kinds:
+        assert getattr(hookspecs, name).__doc__, name
