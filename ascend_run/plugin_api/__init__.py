@@ -23,6 +23,7 @@ from .contracts import (
     RunContext,
     ShardPiece,
     TensorMap,
+    TokenBlend,
 )
 from .errors import (
     AscendRunError,

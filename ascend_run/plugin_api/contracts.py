@@ -304,7 +304,9 @@ class Task(Protocol):
     batch_fields: Mapping[str, BatchField]
 
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
-        """Map-style datasets of named numpy arrays or tensors, one item a sequence."""
+        """What to train and evaluate on: a ``TokenBlend``, which core builds, or a map-style
+        dataset of the task's own with at least so many items, each a mapping from the names of
+        ``batch_fields`` to tensors without the batch axis."""
         ...
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
@@ -312,11 +314,24 @@ class Task(Protocol):
         ...
 
 
+@attrs.frozen(kw_only=True)
+class TokenBlend:
+    """Token files, each joined to one stream and cut to sequences of ``data.seq_length``.
+
+    An item has ``tokens``, ``labels`` (the token after each), ``position_ids`` (int64) and
+    ``loss_mask`` (float32), all [sequence].
+    """
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] = ()
+    """Share of the samples that each gives; empty means in proportion to their tokens."""
+
+
 class Datasets(NamedTuple):
     """What a task trains and evaluates on."""
 
-    train: Any
-    validation: Any | None
+    train: TokenBlend | Any
+    validation: TokenBlend | Any | None
 
 
 @attrs.frozen(kw_only=True)
