@@ -1,0 +1,90 @@
+"""Which hooks a plugin class implements: read from the class, without an instance."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from ascend_run.plugin_api import HookKind, hookspecs
+from ascend_run.plugin_api.hookspecs import PROJECT
+
+from .kinds import Plugin
+
+_REORDERING = ("tryfirst", "trylast", "wrapper", "hookwrapper")
+
+
+@attrs.frozen
+class HookPoint:
+    """One hook of the API."""
+
+    name: str
+    kind: HookKind
+    arguments: tuple[str, ...]
+
+
+@attrs.frozen
+class Implementation:
+    """A method that a plugin marks as a hook implementation."""
+
+    hook: str
+    arguments: tuple[str, ...]
+    options: Mapping[str, Any]
+    """pluggy's, as given to ``hookimpl``."""
+
+
+def hook_points() -> dict[str, HookPoint]:
+    """Every hook by name, in the order in which a run reaches them."""
+    return {
+        name: HookPoint(
+            name, function.ascend_hook_kind, tuple(inspect.signature(function).parameters)
+        )
+        for name, function in vars(hookspecs).items()
+        if hasattr(function, "ascend_hook_kind")
+    }
+
+
+def implementations(plugin: Plugin) -> dict[str, Implementation]:
+    """Hook name -> what implements it, inherited ones included, by name."""
+    found: dict[str, Implementation] = {}
+    for attribute in sorted(dir(plugin)):
+        function = getattr(plugin, attribute, None)
+        options = getattr(function, f"{PROJECT}_impl", None)
+        if not callable(function) or not isinstance(options, Mapping):
+            continue
+        static = isinstance(inspect.getattr_static(plugin, attribute), staticmethod)
+        bound = inspect.ismethod(function)
+        parameters = tuple(inspect.signature(function).parameters)
+        hook = options.get("specname") or attribute
+        found[hook] = Implementation(hook, parameters[0 if static or bound else 1 :], options)
+    return found
+
+
+def hook_problems(plugin: Plugin) -> list[str]:
+    """Implementations that would never be called, or not in the order that ``plan`` shows."""
+    points = hook_points()
+    name = plugin.manifest.name
+    problems: list[str] = []
+    for implementation in implementations(plugin).values():
+        hook = implementation.hook
+        if hook not in points:
+            near = difflib.get_close_matches(hook, points, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            problems.append(f"'{name}' implements {hook}, which is no hook{hint}")
+            continue
+        for argument in implementation.arguments:
+            if argument not in points[hook].arguments:
+                known = ", ".join(points[hook].arguments) or "none"
+                problems.append(
+                    f"'{name}' asks {hook} for {argument!r}; its arguments are: {known}"
+                )
+        for option in _REORDERING:
+            if implementation.options.get(option):
+                problems.append(
+                    f"'{name}' marks {hook} with {option}; its place comes from the manifest's "
+                    "'after'"
+                )
+    return problems

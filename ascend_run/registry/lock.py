@@ -1,0 +1,74 @@
+"""What exactly the plugins of a run are: compared over all ranks, and kept with the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+from .discovery import Catalogue
+from .kinds import Plugin
+from .resolution import Resolution
+
+
+def plugin_lock(resolution: Resolution, catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """Plugin name -> ``distribution``, ``version`` and ``sha256`` of its code.
+
+    An installed distribution is known by the hashes in its RECORD; one that is run from its
+    sources (an editable installation) by the files of the plugin itself.
+    """
+    locked: dict[str, dict[str, str]] = {}
+    for plugin in resolution.order:
+        candidate = catalogue[plugin.manifest.name]
+        owner = candidate.entry_point.dist
+        assert owner is not None, f"{candidate.name}: discovery keeps the distribution"
+        locked[candidate.name] = {
+            "distribution": candidate.distribution,
+            "version": candidate.version,
+            "sha256": _digest(_recorded_files(owner) or _source_files(plugin)),
+        }
+    return locked
+
+
+def _digest(files: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _recorded_files(owner: Distribution) -> dict[str, str]:
+    """Path -> hash of every importable file; empty for an editable installation.
+
+    Scripts and the installer's own files are left out: they hold the place and the tool of the
+    installation, which may differ between nodes that run the same code.
+    """
+    if owner.read_text("RECORD") is None or _is_editable(owner):
+        return {}
+    return {
+        file.as_posix(): file.hash.value
+        for file in owner.files or ()
+        if file.hash is not None
+        and ".." not in file.parts
+        and not file.parts[0].endswith(".dist-info")
+    }
+
+
+def _is_editable(owner: Distribution) -> bool:
+    origin: Any = json.loads(owner.read_text("direct_url.json") or "{}")
+    return bool(origin.get("dir_info", {}).get("editable"))
+
+
+def _source_files(plugin: Plugin) -> dict[str, str]:
+    """Path -> hash of the plugin's module, or of its package's modules."""
+    path = Path(sys.modules[plugin.__module__].__file__ or "")
+    folder = path.parent
+    modules = sorted(folder.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return dict(_hashed(modules, folder))
+
+
+def _hashed(modules: list[Path], folder: Path) -> Iterator[tuple[str, str]]:
+    for module in modules:
+        digest = hashlib.sha256(module.read_bytes()).hexdigest()
+        yield module.relative_to(folder).as_posix(), digest
