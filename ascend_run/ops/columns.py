@@ -1,0 +1,53 @@
+"""Several tensors beside each other in one buffer, so that they travel in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# ... leading dimensions, which all tensors share; n_i rows (heads) and D_i width of tensor i
+
+
+class Columns:
+    """The layout of tensors [..., n_i, D_i] in the last dimension of a buffer [..., W].
+
+    W counts elements where all dtypes are one, else bytes; then the widest dtype comes first and
+    the row is padded, so that every tensor lies aligned to its own size.
+    """
+
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        self.shapes = [x.shape[-2:] for x in like]
+        self.dtypes = [x.dtype for x in like]
+        mixed = len(set(self.dtypes)) > 1
+        self.buffer_dtype = torch.uint8 if mixed else self.dtypes[0]
+        item_sizes = [x.itemsize if mixed else 1 for x in like]
+        self.widths = [
+            rows * width * item for (rows, width), item in zip(self.shapes, item_sizes, strict=True)
+        ]
+        self.offsets = [0] * len(like)
+        end = 0
+        for i in sorted(range(len(like)), key=lambda i: -item_sizes[i]):
+            self.offsets[i] = end
+            end += self.widths[i]
+        self.width = end + -end % max(item_sizes)
+
+    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The buffer: one copy of each tensor, none of a single one that is contiguous."""
+        first = tensors[0]
+        if len(tensors) == 1 and first.is_contiguous():
+            return first.flatten(-2)
+        buffer = first.new_empty((*first.shape[:-2], self.width), dtype=self.buffer_dtype)
+        for place, x in zip(self.unpack(buffer), tensors, strict=True):
+            place.copy_(x)
+        return buffer
+
+    def unpack(self, buffer: Tensor) -> list[Tensor]:
+        """Views of a buffer, in the shapes and dtypes of the tensors."""
+        return [
+            buffer.narrow(-1, offset, width).view(dtype).unflatten(-1, shape)
+            for offset, width, dtype, shape in zip(
+                self.offsets, self.widths, self.dtypes, self.shapes, strict=True
+            )
+        ]

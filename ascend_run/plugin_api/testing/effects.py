@@ -1,0 +1,53 @@
+"""What a plugin did, beside what came out: a plugin that does nothing must fail its tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+
+@attrs.define
+class Collectives:
+    """Messages that this rank took part in."""
+
+    calls: Counter[str] = attrs.field(factory=Counter)
+    """Operation of ``torch.ops.c10d`` (``alltoall_base_``, ``allreduce_``, ``send``) -> calls."""
+    sent_bytes: Counter[str] = attrs.field(factory=Counter)
+    """Operation -> bytes of the tensors that this rank put in."""
+
+
+@contextmanager
+def count_collectives() -> Iterator[Collectives]:
+    """Count every collective of torch.distributed inside the block, whoever calls it.
+
+    It watches the dispatcher, so it slows everything down: for tests only.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    seen = Collectives()
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if function.namespace == "c10d":
+                name = function._opname
+                seen.calls[name] += 1
+                sent = args[_sent_argument(function)]
+                seen.sent_bytes[name] += sum(
+                    leaf.nbytes for leaf in tree_leaves(sent) if isinstance(leaf, torch.Tensor)
+                )
+            return function(*args, **(kwargs or {}))
+
+    with Watch():  # type: ignore[no-untyped-call]
+        yield seen
+
+
+def _sent_argument(function: Any) -> int:
+    """Which argument of a collective is put in; in-place ones have but one."""
+    names = [argument.name for argument in function._schema.arguments]
+    return next((i for i, name in enumerate(names) if name.startswith("input")), 0)

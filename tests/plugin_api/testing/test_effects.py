@@ -1,0 +1,19 @@
+"""Messages and bytes are counted at the dispatcher, whoever sends them."""
+
+from __future__ import annotations
+
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from . import effect_jobs
+
+
+def test_each_collective_is_counted_with_the_bytes_that_a_rank_puts_in(
+    gloo_pool: GlooPool,
+) -> None:
+    for seen in gloo_pool.run(effect_jobs.known_messages, 2):
+        assert seen.calls == {"allreduce_": 2, "alltoall_base_": 1, "_allgather_base_": 1}
+        assert seen.sent_bytes == {
+            "allreduce_": 2 * 16,
+            "alltoall_base_": 64,
+            "_allgather_base_": 16,
+        }

@@ -1,0 +1,92 @@
+"""What Ulysses declares and refuses, before torch is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend_run.plugin_api import Claim, Layout, Numerics, RunConfig
+from ascend_run.plugin_api.config import DataSection, FieldSection
+from ascend_run.plugins.ulysses import Ulysses, UlyssesConfig
+from ascend_run.plugins.ulysses.partition import ContiguousPartition
+
+
+def config(*, heads: int = 8, tp: int = 1, cp: int = 1, seq_length: int = 64) -> RunConfig:
+    parallel: dict[str, Any] = {
+        "tensor_model_parallel_size": tp,
+        "context_parallel_size": cp,
+    }
+    return RunConfig(
+        model=FieldSection({"num_attention_heads": heads}),
+        parallel=FieldSection(parallel),
+        data=DataSection(seq_length=seq_length),
+    )
+
+
+def problems(run: RunConfig) -> list[str]:
+    parallel = run.parallel
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    layout = Layout(world_size=tp * cp, tp=tp, cp=cp)
+    return list(Ulysses(UlyssesConfig()).ascend_check(config=run, layout=layout))
+
+
+def test_sizes_that_divide_are_accepted() -> None:
+    assert problems(config(heads=8, tp=2, cp=4, seq_length=64)) == []
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_would() -> None:
+    (problem,) = problems(config(heads=10, cp=4))
+    assert "10 heads" in problem
+    assert "cp=4" in problem
+    assert "1, 2, 5, 10" in problem
+
+
+def test_the_sizes_that_would_work_take_tensor_parallelism_into_account() -> None:
+    (problem,) = problems(config(heads=12, tp=2, cp=4))
+    assert "divides 6 (1, 2, 3, 6)" in problem
+
+
+def test_a_sequence_that_does_not_divide_is_refused_with_its_neighbours() -> None:
+    (problem,) = problems(config(cp=4, seq_length=66))
+    assert "64 or 68" in problem
+
+
+def test_all_problems_are_named_at_once() -> None:
+    assert len(problems(config(heads=10, cp=4, seq_length=66))) == 2
+
+
+def test_it_is_idle_exactly_where_no_sequence_is_split() -> None:
+    plugin = Ulysses(UlyssesConfig())
+    assert plugin.manifest.idle is not None
+    for size in (1, 2):
+        run = config(cp=size)
+        assert plugin.manifest.idle.holds(run) == (size == 1)
+        assert (plugin.ascend_sequence_partition(config=run) is None) == (size == 1)
+
+
+def test_it_owns_the_sequence_exchange_and_changes_rounding_only() -> None:
+    assert Ulysses.manifest.claims == (Claim.SEQUENCE_EXCHANGE,)
+    assert Ulysses.manifest.numerics is Numerics.ROUNDING
+
+
+@given(size=st.integers(1, 16), part=st.integers(1, 64))
+def test_the_ranks_chunks_are_the_sequence_once_and_in_order(size: int, part: int) -> None:
+    chunks = [
+        chunk
+        for rank in range(size)
+        for chunk in ContiguousPartition().chunks(size * part, rank, size)
+    ]
+    positions = [p for start, stop in chunks for p in range(start, stop)]
+    assert positions == list(range(size * part))
+
+
+def test_importing_it_imports_no_torch() -> None:
+    program = "import sys, ascend_run.plugins.ulysses; print('torch' in sys.modules)"
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert finished.stdout.strip() == "False"
