@@ -68,6 +68,8 @@ class RunSection:
     output_dir: str = "runs/default"
     """Folder of the run: resolved config, plan, metrics, log, checkpoints, report."""
     seed: int = attrs.field(default=1234, validator=_not_negative)
+    nproc: int = attrs.field(default=1, validator=_positive)
+    """Ranks to start on this machine, where nothing else has started them."""
     timeout_seconds: int = attrs.field(default=600, validator=_positive)
     """A collective that takes longer is a failure."""
 

@@ -392,6 +392,10 @@ class Device(Protocol):
         """Make this rank's device current; called once, before any process group exists."""
         ...
 
+    def deactivate(self) -> None:
+        """Put back whatever ``activate`` changed in this process."""
+        ...
+
     def synchronize(self) -> None:
         """Wait for everything queued."""
         ...
