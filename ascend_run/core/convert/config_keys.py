@@ -1,0 +1,155 @@
+"""config.json <-> ``[model]``, both ways from a family's data. Torch-free."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
+from ascend_run.plugin_api.errors import ConfigError
+
+from .derived_fields import model_value
+from .neutral_fields import NEUTRAL, TRAINING_ONLY
+from .rope import rope_keys, take_rope
+
+_LARGEST_COUNT: Final = 2**31 - 1
+
+
+def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says, as values of our own fields.
+
+    Returns:
+        ``model.num_layers`` and the like -> value, for every key that the family maps. The
+        family's ``defaults`` are not in it.
+
+    Raises:
+        ConfigError: Every key that is unknown, missing, of the wrong type, or of a value that the
+            family cannot represent, in one message.
+    """
+    remaining = dict(config_json)
+    problems = _identity_problems(family, remaining)
+    problems += take_rope(remaining)
+    values: dict[str, Any] = {}
+    for key in family.keys:
+        if key.hf not in remaining and key.default is attrs.NOTHING:
+            problems.append(f"{key.hf} is missing; {family.architecture} needs it")
+            continue
+        value = remaining.pop(key.hf, key.default)
+        if expected := _expectation(key, value):
+            problems.append(f"{key.hf} is {value!r}; expected {expected}")
+        else:
+            values[key.field] = float(value) if isinstance(key.default, float) else value
+    for name, only in family.fixed.items():
+        if not _same(value := remaining.pop(name, only), only):
+            problems.append(f"{name} is {value!r}; only {only!r} is supported")
+    for name in sorted(set(remaining) - family.ignored):
+        problems.append(_unknown(name, family))
+    if not problems:
+        problems += _head_problems(values)
+    if problems:
+        raise ConfigError(
+            f"config.json describes no {family.model_type} model that can be built", problems
+        )
+    return values
+
+
+def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, Any]:
+    """A config.json for a run's model; the inverse of ``config_from_hf`` on what it accepts.
+
+    Raises:
+        ConfigError: Every field of the model that the family's Hugging Face class cannot have.
+    """
+    mapped = {key.field for key in family.keys}
+    expected = {field: value for field, value in family.defaults.items() if field not in mapped}
+    for name, neutral in NEUTRAL.items():
+        if f"model.{name}" not in mapped:
+            expected.setdefault(f"model.{name}", neutral)
+    problems = [
+        f"{field} is {value!r}; {family.architecture} has only {only!r}"
+        for field, only in expected.items()
+        if field not in TRAINING_ONLY and not _same(value := _value(config, field, only), only)
+    ]
+    if problems:
+        raise ConfigError(
+            f"this model cannot be written as a Hugging Face {family.model_type}", problems
+        )
+    result = {"architectures": [family.architecture], "model_type": family.model_type}
+    result |= {key.hf: _value(config, key.field, None) for key in family.keys}
+    result |= family.fixed
+    if "rope_theta" in result:
+        result |= rope_keys(result["rope_theta"])
+    config_from_hf(family, result)  # what cannot be read back is not written
+    return dict(sorted(result.items()))
+
+
+def _identity_problems(family: ModelFamily, remaining: dict[str, Any]) -> list[str]:
+    problems = []
+    if (model_type := remaining.pop("model_type", None)) != family.model_type:
+        problems.append(
+            f"model_type is {model_type!r}; the family {family.model_type!r} was chosen: "
+            "set model.family to the model's own"
+        )
+    architectures = remaining.pop("architectures", None)
+    if architectures not in (None, [family.architecture]):
+        problems.append(f"architectures is {architectures!r}; expected [{family.architecture!r}]")
+    return problems
+
+
+def _expectation(key: ConfigKey, value: Any) -> str | None:
+    """What a key's value should have been, read off its default; None where it is that.
+
+    A key without a default, or with a whole number as one, is a count; one whose default is None
+    may also be null, as may every other that Hugging Face lets derive from its neighbours.
+    """
+    default = key.default
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, float):
+        sound = isinstance(value, int | float) and not isinstance(value, bool)
+        # Comparing before converting: a whole number may be too large for a float.
+        return None if sound and 0 <= value <= 1e30 and math.isfinite(value) else "a number >= 0"
+    if isinstance(default, str):
+        return None if isinstance(value, str) else "a string"
+    if value is None and default is None:
+        return None
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return None if is_count and 0 < value <= _LARGEST_COUNT else "a whole number above 0"
+
+
+def _head_problems(values: Mapping[str, Any]) -> list[str]:
+    heads, groups = values.get("model.num_attention_heads"), values.get("model.num_query_groups")
+    hidden, width = values.get("model.hidden_size"), values.get("model.kv_channels")
+    problems = []
+    if heads and groups and heads % groups:
+        problems.append(
+            f"num_key_value_heads is {groups}; it must divide num_attention_heads ({heads})"
+        )
+    if heads and hidden and not width and hidden % heads:
+        problems.append(
+            f"hidden_size is {hidden}; without a head_dim it must be a multiple of "
+            f"num_attention_heads ({heads})"
+        )
+    return problems
+
+
+def _unknown(name: str, family: ModelFamily) -> str:
+    known = {*(key.hf for key in family.keys), *family.fixed, *family.ignored}
+    near = " or ".join(map(repr, difflib.get_close_matches(name, known, n=2)))
+    hint = f"; did you mean {near}?" if near else "; what it changes is not known"
+    return f"unknown key {name!r}{hint}"
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal, and not a truth value against a number."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def _value(config: RunConfig, field: str, absent: Any) -> Any:
+    """A field of ``[model]``; ``absent`` where the installed Megatron has no such field."""
+    name = field.removeprefix("model.")
+    return model_value(config, name) if name in config.model else absent

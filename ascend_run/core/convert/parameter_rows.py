@@ -1,0 +1,153 @@
+"""Where each row of each parameter stands in a Hugging Face folder. Torch-free.
+
+A parameter is seen whole here, as it is without tensor and expert parallelism: a rank's part is a
+box in it. Import fills boxes along the runs below, export gathers tensors along the same runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.contracts import ModelFamily, TensorMap
+
+from .derived_fields import model_value
+
+EMBEDDING: Final = "embedding.word_embeddings.weight"
+OUTPUT_LAYER: Final = "output_layer.weight"
+VOCABULARY_PARAMETERS: Final = frozenset({EMBEDDING, OUTPUT_LAYER})
+"""Parameters with a row a token; ours are padded below with rows that no token uses."""
+
+
+@attrs.frozen
+class RowRun:
+    """Consecutive rows of a parameter that stand as consecutive rows in one stored tensor."""
+
+    hf: str
+    hf_start: int
+    start: int
+    """First row in the parameter, or in its expert's matrix."""
+    rows: int
+    expert: int | None = None
+    """Index on the parameter's axis 0 where it stacks experts."""
+
+
+@attrs.frozen
+class ParameterSource:
+    """One parameter and the names of the stored tensors that hold its numbers."""
+
+    name: str
+    form: str
+    hf: tuple[tuple[str, ...], ...]
+    """Names for each expert where the parameter stacks them, else one entry."""
+
+    @property
+    def hf_names(self) -> tuple[str, ...]:
+        return tuple(itertools.chain.from_iterable(self.hf))
+
+
+def parameter_sources(family: ModelFamily, config: RunConfig) -> dict[str, ParameterSource]:
+    """Every parameter of the whole model, by name; the output layer only where it is not tied."""
+    tied = bool(config.model.share_embeddings_and_output_weights)
+    return {
+        source.name: source
+        for tensor_map in family.tensors
+        if not (tied and tensor_map.megatron == OUTPUT_LAYER)
+        for source in _expand(tensor_map, config)
+    }
+
+
+def tied_copy(family: ModelFamily) -> tuple[str, str]:
+    """Stored names of the output layer and of the embedding that it repeats where tied."""
+    names = {tensor_map.megatron: tensor_map.hf[0] for tensor_map in family.tensors}
+    return names[OUTPUT_LAYER], names[EMBEDDING]
+
+
+def row_runs(
+    source: ParameterSource, shape: Sequence[int], config: RunConfig
+) -> tuple[RowRun, ...]:
+    """How the rows of a whole parameter are put together.
+
+    Args:
+        shape: The whole parameter's, vocabulary padding included.
+
+    Raises:
+        ValueError: The shape is not one that this form can have; says which was expected.
+    """
+    if source.form == "copy":
+        rows = shape[0]
+        if source.name in VOCABULARY_PARAMETERS:
+            rows = config.model.vocab_size
+            if shape[0] < rows:
+                raise ValueError(f"{shape[0]} rows hold no vocabulary of {rows}")
+        return (RowRun(source.hf[0][0], 0, 0, rows),)
+    if source.form == "qkv":
+        return _grouped_rows(source.hf[0], shape[0], config)
+    if source.form == "concat":
+        return _concatenated_rows(source.hf[0], shape[0])
+    assert source.form == "stack_experts", f"{source.name}: no form {source.form!r}"
+    if shape[0] != len(source.hf):
+        raise ValueError(f"{shape[0]} experts on its first axis, expected {len(source.hf)}")
+    return tuple(
+        attrs.evolve(run, expert=expert)
+        for expert, names in enumerate(source.hf)
+        for run in _concatenated_rows(names, shape[1])
+    )
+
+
+def stored_shapes(runs: Sequence[RowRun], shape: Sequence[int]) -> Mapping[str, tuple[int, ...]]:
+    """Shape of every stored tensor that a parameter of this shape is put together from."""
+    stacked = runs[0].expert is not None
+    rows: dict[str, int] = {}
+    for run in runs:
+        rows[run.hf] = rows.get(run.hf, 0) + run.rows
+    return {name: (count, *shape[2 if stacked else 1 :]) for name, count in rows.items()}
+
+
+def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSource]:
+    layers = range(config.model.num_layers) if "{layer}" in tensor_map.megatron else range(1)
+    stacked = tensor_map.form == "stack_experts"
+    experts = range(config.model.num_moe_experts or 0) if stacked else range(1)
+    for layer in layers:
+        yield ParameterSource(
+            name=tensor_map.megatron.format(layer=layer),
+            form=tensor_map.form,
+            hf=tuple(
+                tuple(name.format(layer=layer, expert=expert) for name in tensor_map.hf)
+                for expert in experts
+            ),
+        )
+
+
+def _grouped_rows(names: Sequence[str], rows: int, config: RunConfig) -> tuple[RowRun, ...]:
+    """Megatron's order of query, key and value rows: a key-value group after the other, in each
+    its query heads, its key, its value."""
+    groups = model_value(config, "num_query_groups")
+    width = model_value(config, "kv_channels")
+    heads = config.model.num_attention_heads // groups  # query heads of one group
+    query, key, value = names
+    if rows != (expected := groups * (heads + 2) * width):
+        raise ValueError(
+            f"{rows} rows; {groups} groups of {heads} query heads, a key and a value, each "
+            f"{width} wide, are {expected}"
+        )
+    runs = []
+    for group in range(groups):
+        start = group * (heads + 2) * width
+        runs += [
+            RowRun(query, group * heads * width, start, heads * width),
+            RowRun(key, group * width, start + heads * width, width),
+            RowRun(value, group * width, start + (heads + 1) * width, width),
+        ]
+    return tuple(runs)
+
+
+def _concatenated_rows(names: Sequence[str], rows: int) -> tuple[RowRun, ...]:
+    each, rest = divmod(rows, len(names))
+    if rest:
+        raise ValueError(f"{rows} rows are not {len(names)} equal parts")
+    return tuple(RowRun(name, 0, part * each, each) for part, name in enumerate(names))

@@ -1,0 +1,146 @@
+"""Reading a Hugging Face folder's tensors, a slice at a time, from safetensors files only."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ascend_run.plugin_api.errors import CheckpointError
+
+from .json_files import read_object
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+_FILE_NAME: Final = re.compile(r"[^/\\\0]+\.safetensors")
+_DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+class StoredTensors:
+    """The tensors of one folder, by name; a context manager that holds its files open.
+
+    Raises:
+        CheckpointError: No safetensors here, or a file that is missing, corrupt, or named outside
+            the folder; every problem of the index in one message.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._files = contextlib.ExitStack()
+        self._slices: dict[str, Any] = {}
+        try:
+            if (self.folder / SINGLE_FILE).is_file():
+                self._take(self._open(SINGLE_FILE))
+            elif (self.folder / INDEX_FILE).is_file():
+                self._take_indexed()
+            else:
+                raise CheckpointError(self._nothing_here())
+        except BaseException:
+            self._files.close()
+            raise
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._slices)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slices[name].get_shape())
+
+    def rows(self, name: str, start: int, stop: int, columns: slice | None = None) -> Tensor:
+        """Rows ``start:stop`` of a tensor, and of a matrix only ``columns``; nothing else is
+        read."""
+        try:
+            if columns is None:
+                return self._slices[name][start:stop]
+            return self._slices[name][start:stop, columns]
+        except (SafetensorError, OSError) as problem:
+            raise CheckpointError(
+                f"{self.folder}: tensor {name} cannot be read: {problem}"
+            ) from None
+
+    def unreadable(self, names: Iterable[str]) -> list[str]:
+        """Those of the names whose numbers are not plain floating point, as sentences."""
+        return [
+            f"{name} is stored as {dtype}; only {', '.join(sorted(_DTYPES))} can be read (undo the "
+            "quantization first)"
+            for name in sorted(names)
+            if (dtype := self._slices[name].get_dtype()) not in _DTYPES
+        ]
+
+    def __enter__(self) -> StoredTensors:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._files.close()
+        self._slices.clear()
+
+    def _open(self, file: str) -> Any:
+        path = self.folder / file
+        try:
+            return self._files.enter_context(safe_open(path, framework="pt"))
+        except SafetensorError as problem:
+            raise CheckpointError(
+                f"{path} is corrupt or truncated ({problem}); fetch it again"
+            ) from None
+        except OSError as problem:
+            raise CheckpointError(f"{path} cannot be read: {problem}") from None
+
+    def _take(self, handle: Any) -> None:
+        for name in handle.keys():  # noqa: SIM118  (not a mapping)
+            self._slices[name] = handle.get_slice(name)
+
+    def _take_indexed(self) -> None:
+        """Open what the index names; each tensor must stand in the file it is said to be in."""
+        index = self.folder / INDEX_FILE
+        weight_map = read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: expected a 'weight_map' of tensor names to files")
+        files = {str(file) for file in weight_map.values()}
+        problems = [problem for file in sorted(files) if (problem := self._file_problem(file))]
+        if problems:
+            raise CheckpointError(f"{index} cannot be followed", problems)
+        held: dict[str, str] = {}
+        for file in sorted(files):
+            handle = self._open(file)
+            for name in handle.keys():  # noqa: SIM118
+                if name in held:
+                    problems.append(f"{name} stands in both {held[name]} and {file}")
+                held[name] = file
+            self._take(handle)
+        for name, file in sorted(weight_map.items()):
+            if held.get(name) != file:
+                problems.append(f"{name} is not in {file}")
+        if problems:
+            raise CheckpointError(f"{index} does not describe its files", problems)
+
+    def _file_problem(self, file: str) -> str | None:
+        if not _FILE_NAME.fullmatch(file):
+            return f"{file!r} is not the name of a file in this folder"
+        if not (self.folder / file).is_file():
+            return f"{file} is missing; fetch the folder again"
+        return None
+
+    def _nothing_here(self) -> str:
+        if not self.folder.is_dir():
+            return f"no Hugging Face folder at {self.folder}"
+        pickles = sorted(
+            path.name for suffix in ("*.bin", "*.pt", "*.pth") for path in self.folder.glob(suffix)
+        )
+        if not pickles:
+            return f"{self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}"
+        return (
+            f"{self.folder} holds pickles only ({pickles[0]}), which can run code when read and "
+            "are never opened here; where you trust them, load them with transformers and write "
+            "them again with save_pretrained, which makes safetensors"
+        )

@@ -1,0 +1,57 @@
+"""Llama: a dense decoder with RMSNorm, SwiGLU, rotary positions and grouped-query attention.
+
+Source: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Hugging Face's ``llama``.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ascend_run.plugin_api import (
+    Claim,
+    Condition,
+    Manifest,
+    Maturity,
+    ModelFamily,
+    Numerics,
+    Support,
+    hookimpl,
+)
+
+from .family import FAMILY
+
+
+@attrs.frozen(kw_only=True)
+class LlamaOptions:
+    """No options of its own: the model is described by ``[model]``."""
+
+
+class Llama:
+    """Answers what a Llama is, as data that serves import and export alike."""
+
+    manifest = Manifest(
+        name="llama",
+        summary="the Llama family: its config keys and tensors in Hugging Face's form and ours",
+        claims=(Claim.MODEL_FAMILY,),
+        requires=(
+            Condition(
+                "model.num_moe_experts",
+                "==",
+                0,
+                why="a Llama has no experts",
+                fix="leave model.num_moe_experts out, or choose model.family=mixtral",
+            ),
+        ),
+        numerics=Numerics.MODEL,
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.REAL},
+        maturity=Maturity.BETA,
+        source="arXiv:2302.13971, arXiv:2307.09288",
+    )
+    config_class = LlamaOptions
+
+    def __init__(self, config: LlamaOptions) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_model_family(self) -> ModelFamily:
+        return FAMILY

@@ -1,0 +1,64 @@
+"""Mixtral: a Llama-like decoder whose feed-forwards are a sparse mixture of SwiGLU experts.
+
+Source: Jiang et al. 2024, arXiv:2401.04088; Hugging Face's ``mixtral``.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ascend_run.plugin_api import (
+    Claim,
+    Condition,
+    Manifest,
+    Maturity,
+    ModelFamily,
+    Numerics,
+    Support,
+    hookimpl,
+)
+
+from .family import FAMILY
+
+
+@attrs.frozen(kw_only=True)
+class MixtralOptions:
+    """No options of its own: the model is described by ``[model]``."""
+
+
+class Mixtral:
+    """Answers what a Mixtral is, as data that serves import and export alike."""
+
+    manifest = Manifest(
+        name="mixtral",
+        summary="the Mixtral family: its config keys and tensors in Hugging Face's form and ours",
+        claims=(Claim.MODEL_FAMILY,),
+        requires=(
+            Condition(
+                "model.num_moe_experts",
+                ">",
+                1,
+                why="a Mixtral is a mixture of experts",
+                fix="set model.num_moe_experts, or choose model.family=llama",
+            ),
+            Condition(
+                "model.moe_router_topk",
+                ">",
+                1,
+                why="the weight of a single chosen expert is always 1, so its router never learns",
+                fix="set model.moe_router_topk to 2 or more",
+            ),
+        ),
+        numerics=Numerics.MODEL,
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.REAL},
+        maturity=Maturity.BETA,
+        source="arXiv:2401.04088",
+    )
+    config_class = MixtralOptions
+
+    def __init__(self, config: MixtralOptions) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_model_family(self) -> ModelFamily:
+        return FAMILY
