@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ascend_run.plugin_api import PluginLoadError, PluginResolutionError
+from ascend_run.registry import Kind, discover
+from tests.support.fake_distributions import plugin_source
+
+Install = Callable[..., Path]
+
+CANARY = """
+    from pathlib import Path
+    Path(__file__).with_name("ran").touch()
+"""
+
+
+def offer(install: Install, name: str, source: str, **kwargs: object) -> Path:
+    module = f"fake_{name.replace('-', '_')}"
+    points = {"ascend_run.plugins": {name: f"{module}:Plugin"}}
+    return install(f"ascend-run-{name}", points, {f"{module}.py": source}, **kwargs)
+
+
+def test_our_own_plugins_are_found_with_their_group_and_distribution() -> None:
+    found = discover()
+
+    assert {"ulysses", "gmm", "swap-attention", "cpu", "pretrain", "llama", "mixtral"} <= {*found}
+    assert found["cpu"].kind is Kind.PLATFORM
+    assert found["pretrain"].kind is Kind.TASK
+    assert found["llama"].kind is Kind.MODEL
+    assert found["ulysses"].distribution == "ascend-run"
+    assert all(candidate.first_party for candidate in found.values())
+
+
+def test_discovery_runs_no_code_of_an_installed_package(install: Install) -> None:
+    folder = offer(install, "ring", CANARY)
+
+    found = discover()
+
+    assert found["ring"].offered_by == "ascend-run-ring 1.0"
+    assert not found["ring"].first_party
+    assert not (folder / "ran").exists()
+
+
+def test_only_named_plugins_are_imported(install: Install) -> None:
+    quiet = offer(install, "quiet", CANARY + plugin_source("quiet"))
+    offer(install, "named", plugin_source("named"))
+
+    loaded = discover().load(["named"])
+
+    assert [*loaded] == ["named"]
+    assert not (quiet / "ran").exists()
+
+
+def test_the_canary_can_sing(install: Install) -> None:
+    folder = offer(install, "loud", CANARY)
+
+    discover().load_each(["loud"])
+
+    assert (folder / "ran").exists()
+
+
+def test_a_package_cannot_pass_for_ours_by_its_module_name_alone(install: Install) -> None:
+    points = {"ascend_run.plugins": {"sly": "ascend_run.plugins.sly:Plugin"}}
+    install("ascend-run-sly", points)
+
+    assert not discover()["sly"].first_party
+
+
+def test_a_name_offered_by_two_distributions_is_refused_naming_both(install: Install) -> None:
+    points = {"ascend_run.plugins": {"ring": "fake_ring:Plugin"}}
+    install("ring-one", points, {"fake_ring.py": plugin_source("ring")}, version="1.5")
+    install("ring-two", {"ascend_run.tasks": {"ring": "other:Plugin"}}, version="2.0")
+
+    found = discover()
+
+    assert "ring" not in found
+    with pytest.raises(PluginLoadError) as refusal:
+        found.load(["ring"])
+    assert "ring-one 1.5" in str(refusal.value)
+    assert "ring-two 2.0" in str(refusal.value)
+    assert "fake_ring" not in sys.modules
+
+
+def test_a_name_offered_twice_stops_no_run_that_does_not_name_it(install: Install) -> None:
+    offer(install, "good", plugin_source("good"))
+    install("ring-one", {"ascend_run.plugins": {"ring": "a:A"}})
+    install("ring-two", {"ascend_run.plugins": {"ring": "b:B"}})
+
+    found = discover()
+
+    assert [*found.load(["good"])] == ["good"]
+    assert [*found.broken] == ["ring"]
+
+
+def test_of_two_installations_of_one_distribution_the_importable_one_counts(
+    install: Install,
+) -> None:
+    install("ring-one", {"ascend_run.plugins": {"ring": "old:Plugin"}}, version="1.0")
+    install("Ring_One", {"ascend_run.plugins": {"ring": "new:Plugin"}}, version="2.0")
+
+    found = discover()
+
+    assert found["ring"].value == "new:Plugin"
+    assert found["ring"].version == "2.0"
+
+
+def test_unreadable_metadata_stops_no_other_plugin(install: Install) -> None:
+    folder = install("broken-metadata", {"ascend_run.plugins": {"x": "x:X"}})
+    (folder / "broken_metadata-1.0.dist-info/entry_points.txt").write_text(
+        "[ascend_run.plugins]\nno equals sign here\n"
+    )
+
+    found = discover()
+
+    assert "ulysses" in found
+    assert [*found.unreadable] == ["broken-metadata"]
+
+
+def test_a_distribution_without_a_name_stops_no_other_plugin(install: Install) -> None:
+    folder = install("nameless", {"ascend_run.plugins": {"x": "x:X"}})
+    (folder / "nameless-1.0.dist-info/METADATA").write_text("Version: 1.0\n")
+
+    found = discover()
+
+    assert "ulysses" in found
+    assert any("nameless" in place for place in found.unreadable)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_and_where_was_searched() -> None:
+    with pytest.raises(PluginResolutionError) as refusal:
+        discover().load(["ulises"])
+
+    message = str(refusal.value)
+    assert "unknown plugin 'ulises'; nearest: ulysses" in message
+    assert "ascend_run.plugins" in message
+    assert "ascend-run 0.1.0" in message
+    assert sys.prefix in message
+
+
+def test_every_bad_name_is_in_one_refusal(install: Install) -> None:
+    offer(install, "bad", "raise ValueError('no\\n luck')")
+
+    with pytest.raises(PluginResolutionError) as refusal:
+        discover().load(["nowhere", "bad", "ulises"])
+
+    assert len(refusal.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ValueError('no luck')", "ValueError: no luck"),
+        ("import sys; sys.exit(3)", "called sys.exit(3)"),
+        ("assert 1 == 2", "AssertionError"),
+        ("import a_module_that_is_nowhere", "No module named 'a_module_that_is_nowhere'"),
+        ("def broken(:", "SyntaxError"),
+        ("x = 1", "has no attribute 'Plugin'"),
+        ("Plugin = 3", "is no plugin"),
+        ("class Plugin: manifest = 'ring'", "is no plugin"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_stops_only_runs_that_name_it(
+    install: Install, source: str, reason: str
+) -> None:
+    offer(install, "bad", source)
+    offer(install, "good", plugin_source("good"))
+
+    loaded = discover().load_each(["bad", "good"])
+
+    assert [*loaded.classes] == ["good"]
+    assert isinstance(loaded.failures["bad"], PluginLoadError)
+    assert reason in str(loaded.failures["bad"])
+    assert "ascend-run-bad 1.0" in str(loaded.failures["bad"])
+
+
+def test_ctrl_c_during_an_import_is_no_broken_plugin(install: Install) -> None:
+    offer(install, "slow", "raise KeyboardInterrupt")
+
+    with pytest.raises(KeyboardInterrupt):
+        discover().load_each(["slow"])
+
+
+def test_a_plugin_for_another_api_is_refused_with_both_versions(install: Install) -> None:
+    offer(install, "future", plugin_source("future", "api_version=7"))
+
+    with pytest.raises(PluginLoadError) as refusal:
+        discover().load(["future"])
+
+    assert "plugin API 7" in str(refusal.value)
+    assert "this is API 0" in str(refusal.value)
+
+
+def test_an_entry_point_must_have_a_name_of_its_manifest(install: Install) -> None:
+    offer(install, "ring", plugin_source("circle"))
+
+    with pytest.raises(PluginLoadError, match="manifest for other names"):
+        discover().load(["ring"])
+
+
+def test_an_alias_loads_the_same_class(install: Install) -> None:
+    points = {"ascend_run.plugins": {"ring": "fake_ring:Plugin", "circle": "fake_ring:Plugin"}}
+    install("rings", points, {"fake_ring.py": plugin_source("ring", "aliases=('circle',)")})
+
+    loaded = discover().load(["ring", "circle"])
+
+    assert loaded["ring"] is loaded["circle"]
+
+
+def test_an_alias_cannot_take_the_place_of_another_plugin(install: Install) -> None:
+    offer(install, "sly", plugin_source("ulysses", "aliases=('sly',)"))
+
+    with pytest.raises(PluginLoadError, match="no entry point to the same class"):
+        discover().load(["sly"])
+
+
+def test_a_plugin_in_the_wrong_group_is_refused(install: Install) -> None:
+    points = {"ascend_run.platforms": {"ring": "fake_ring:Plugin"}}
+    install("rings", points, {"fake_ring.py": plugin_source("ring")})
+
+    with pytest.raises(PluginLoadError, match=r"belongs in ascend_run\.plugins"):
+        discover().load(["ring"])
+
+
+def test_options_must_be_an_attrs_class(install: Install) -> None:
+    offer(install, "odd", plugin_source("odd") + "\nPlugin.config_class = dict\n")
+
+    with pytest.raises(PluginLoadError, match="must be an attrs class"):
+        discover().load(["odd"])
+
+
+def test_no_cache_file_is_read_or_written(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    offer(install, "good", plugin_source("good"))
+
+    discover().load(["good"])
+
+    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "home").exists()

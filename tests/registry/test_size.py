@@ -1,0 +1,31 @@
+"""The kernel stays small: what a plugin author must know can be read in an afternoon."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import ascend_run
+
+PACKAGE = Path(ascend_run.__file__).parent
+
+
+def lines_of_code(path: Path) -> int:
+    """Lines that are neither blank, nor a comment, nor a documentation string."""
+    source = path.read_text()
+    documentation: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            assert node.end_lineno is not None
+            documentation.update(range(node.lineno, node.end_lineno + 1))
+    return sum(
+        1
+        for number, line in enumerate(source.splitlines(), 1)
+        if line.strip() and not line.strip().startswith("#") and number not in documentation
+    )
+
+
+def test_plugin_api_and_registry_have_under_1500_lines_of_code() -> None:
+    paths = [*PACKAGE.glob("plugin_api/*.py"), *PACKAGE.glob("registry/*.py")]
+
+    assert sum(lines_of_code(path) for path in paths) < 1500
