@@ -16,15 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ascend_run.plugin_api import FieldSection, ModelFamily, RunConfig
-from ascend_run.plugins.llama.family import FAMILY as LLAMA
-from ascend_run.plugins.mixtral.family import FAMILY as MIXTRAL
+
+from .toy_families import DENSE, SPARSE
 
 # V vocabulary, H hidden size, N query heads, G key-value heads, D head width, F feed-forward width
 
 
 @attrs.frozen(kw_only=True)
 class TinyModel:
-    """Sizes of a model; with experts it is a Mixtral, without a Llama."""
+    """Sizes of a model; with experts it is laid out as a Mixtral, without as a Llama."""
 
     layers: int = 2
     hidden: int = 12
@@ -36,10 +36,10 @@ class TinyModel:
     padded_vocab: int = 40
     experts: int = 0
     tied: bool = False
-
-    @property
-    def family(self) -> ModelFamily:
-        return MIXTRAL if self.experts else LLAMA
+    family: ModelFamily = attrs.field(
+        default=attrs.Factory(lambda self: SPARSE if self.experts else DENSE, takes_self=True),
+        repr=False,
+    )
 
     @property
     def heads(self) -> int:
@@ -95,6 +95,8 @@ class TinyModel:
             "max_position_embeddings": 64,
             "init_method_std": 0.02,
             "num_moe_experts": self.experts or None,
+            "moe_router_topk": 2,
+            "moe_aux_loss_coeff": 0.001,
             "moe_ffn_hidden_size" if self.experts else "ffn_hidden_size": self.ffn,
             "rotary_base": 10000.0,
         }
