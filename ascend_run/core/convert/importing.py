@@ -61,9 +61,10 @@ def _match(
 ) -> tuple[Mapping[str, ParameterSource], list[str]]:
     """The whole model's parameters, and which stored names are missing or too many."""
     for field in ("num_layers", "num_moe_experts"):  # before as many names are made up
-        if (config.model[field] or 0) > len(stored.names):
-            seen = f"model.{field} is {config.model[field]}"
-            return {}, [f"{seen}, but only {len(stored.names)} tensors are stored"]
+        count = config.model.get(field) or 0
+        if count > len(stored.names):
+            stored_count = f"only {len(stored.names)} tensors are stored"
+            return {}, [f"model.{field} is {count}, but {stored_count}"]
     sources = parameter_sources(family, config)
     expected = {name for source in sources.values() for name in source.hf_names}
     problems = [f"{name} is missing" for name in sorted(expected - stored.names)]

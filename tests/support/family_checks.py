@@ -1,0 +1,99 @@
+"""What every model family's suite checks of its data, against transformers as the other side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ascend_run.core.convert.config_keys import config_from_hf, config_to_hf
+from ascend_run.core.convert.exporting import export_hf
+from ascend_run.core.convert.importing import load_hf_weights
+from ascend_run.core.convert.json_files import read_hf_config
+from ascend_run.plugin_api import FieldSection, ModelFamily, RunConfig, ShardPiece
+
+
+def run_config(family: ModelFamily, config_json: dict[str, Any], **changes: Any) -> RunConfig:
+    """The family's defaults, what config.json says, and ``changes`` to ``[model]``."""
+    values = {**family.defaults, **config_from_hf(family, config_json)}
+    fields = {name.removeprefix("model."): value for name, value in values.items()}
+    return RunConfig(model=FieldSection(fields | changes), parallel=FieldSection({}))
+
+
+def check_keys_are_named_once(family: ModelFamily) -> None:
+    names = [*(key.hf for key in family.keys), *family.fixed, *family.ignored]
+    assert sorted(names) == sorted(set(names))
+    fields = [key.field for key in family.keys]
+    assert sorted(fields) == sorted(set(fields))
+    assert all(field.startswith("model.") for field in {*fields, *family.defaults})
+
+
+def check_transformers_defaults(family: ModelFamily, config_class: type) -> None:
+    """What the family assumes for a missing key is what transformers assumes."""
+    theirs = config_class()
+    assert theirs.model_type == family.model_type
+    seen = theirs.to_dict()
+    seen["rope_theta"] = seen["rope_parameters"]["rope_theta"]
+    seen["head_dim"] = None  # filled in by some classes: derived
+    if seen["num_key_value_heads"] == seen["num_attention_heads"]:
+        seen["num_key_value_heads"] = None
+    required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"}
+    for key in family.keys:
+        if key.hf not in required | {"num_attention_heads"}:
+            assert key.default == seen[key.hf], key.hf
+    for name, value in family.fixed.items():
+        assert seen[name] == value, name
+
+
+def check_config_round_trip(family: ModelFamily, folder: Path) -> None:
+    """transformers reads our config.json as it reads its own."""
+    from transformers import AutoConfig
+
+    read = AutoConfig.from_pretrained(folder).to_dict()
+    written = config_to_hf(family, run_config(family, read_hf_config(folder)))
+    again = AutoConfig.for_model(**written).to_dict()
+    read["head_dim"] = read["head_dim"] or read["hidden_size"] // read["num_attention_heads"]
+    for name in {*read} - family.ignored:
+        assert again[name] == read[name], name
+
+
+def check_weights_round_trip(
+    family: ModelFamily, folder: Path, shapes: dict[str, tuple[int, ...]], root: Path
+) -> None:
+    """A folder of transformers' -> our parameters -> a folder that transformers loads the same.
+
+    Args:
+        shapes: Our parameters, by name.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = run_config(family, read_hf_config(folder))
+    ours = {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
+    pieces = [
+        ShardPiece(key=name, tensor=x, global_shape=tuple(x.shape), offset=(0,) * x.dim())
+        for name, x in ours.items()
+    ]
+    load_hf_weights(folder, family, config, pieces)
+    assert not any(tensor.isnan().any() for tensor in ours.values())
+    export_hf(root / "ours", family, config, ours.items())
+    want, got = stored(folder), stored(root / "ours")
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    model, report = AutoModelForCausalLM.from_pretrained(root / "ours", output_loading_info=True)
+    assert not any(report.values()), report
+    reference = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    state = model.state_dict()
+    assert state.keys() == reference.keys()
+    assert all(torch.equal(state[name], reference[name]) for name in reference)
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder's safetensors files."""
+    return {
+        name: tensor
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
