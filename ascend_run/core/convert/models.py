@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from torch import Tensor
+import attrs
 
-from ascend_run.core.model.initialization import named_parameters
+from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import ModelBundle, ModelFamily
 
 from .importing import load_hf_weights
-from .local_pieces import Coordinates, local_pieces
+
+_PREFIX: Final = "model"
 
 
 def load_model(
-    folder: str | Path, family: ModelFamily, config: RunConfig, bundle: ModelBundle, groups: Any
+    folder: str | Path, family: ModelFamily, config: RunConfig, bundle: ModelBundle
 ) -> None:
     """Replace this rank's initial weights by those of a Hugging Face folder.
 
-    Call it on every rank, after the model is built and before data parallelism takes its
-    parameters over and before the optimizer copies them.
-
-    Args:
-        groups: Megatron's ProcessGroupCollection; only ranks and sizes are read.
+    Call it on every rank, before the optimizer copies the parameters. Vocabulary padding keeps its
+    initial zeros.
 
     Raises:
         CheckpointError: See ``load_hf_weights``; the weights are untouched then.
     """
-    rank = Coordinates(
-        tp_rank=groups.tp.rank(),
-        tp_size=groups.tp.size(),
-        ep_rank=groups.ep.rank(),
-        ep_size=groups.ep.size(),
-    )
-    load_hf_weights(
-        folder, family, config, local_pieces(_parameters(bundle), family, config, rank)
-    )
-
-
-def _parameters(bundle: ModelBundle) -> Iterator[tuple[str, Tensor]]:
-    for chunk in bundle.chunks:
-        yield from named_parameters(chunk)
+    tensors = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+    pieces = [
+        attrs.evolve(piece, key=piece.key.removeprefix(f"{_PREFIX}/"))
+        for piece in model_pieces(tensors, _PREFIX)
+    ]
+    load_hf_weights(folder, family, config, pieces)

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ascend_run.core.convert.importing import load_hf_weights
-from ascend_run.core.convert.local_pieces import Coordinates, local_pieces
 from ascend_run.core.convert.stored_tensors import StoredTensors
 from ascend_run.plugin_api import CheckpointError, ShardPiece
 
@@ -72,52 +71,46 @@ def test_every_parameter_is_filled_bit_for_bit(model: TinyModel, files: int) -> 
         assert torch.equal(piece.tensor, expected[piece.key]), piece.key
 
 
-def _rank_part(name: str, whole: Tensor, rank: Coordinates, model: TinyModel) -> Tensor:
-    """What Megatron's layers hold on one rank, written from their definition."""
-    tp_rank, tp_size = rank.tp_rank, rank.tp_size
-    if ".experts." in name:
-        return whole.chunk(rank.ep_size)[rank.ep_rank]
-    if name.endswith("linear_fc1.weight"):
-        gate, up = whole.chunk(2)
-        return torch.cat([gate.chunk(tp_size)[tp_rank], up.chunk(tp_size)[tp_rank]])
-    if name.endswith("linear_qkv.weight"):
-        by_group = whole.view(model.groups, -1, model.hidden)
-        return by_group.chunk(tp_size)[tp_rank].flatten(0, 1)
+def _boxes(name: str, shape: tuple[int, ...], rank: int, model: TinyModel) -> list[tuple]:
+    """(start, stop) along each axis of what a rank of two holds, by Megatron's definition."""
+
+    def half(size: int, start: int = 0) -> tuple[int, int]:
+        return start + rank * (size // 2), start + (rank + 1) * (size // 2)
+
+    rows, *others = [(0, size) for size in shape]
+    if name.endswith("linear_fc1.weight"):  # half of the gate, half of the up projection
+        return [(half(model.ffn), *others), (half(model.ffn, start=model.ffn), *others)]
     if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
-        return whole.chunk(tp_size, dim=1)[tp_rank]
-    if name.endswith(("word_embeddings.weight", "output_layer.weight")):
-        return whole.chunk(tp_size)[tp_rank]
-    return whole
-
-
-def _mark(name: str, parameter: Tensor) -> Tensor:
-    """Megatron's marks of a tensor-parallel parameter."""
-    if name.endswith(("layernorm.weight", "router.weight")) or ".experts." in name:
-        return parameter
-    parameter.tensor_model_parallel = True
-    parameter.partition_dim = int(name.endswith(("linear_proj.weight", "linear_fc2.weight")))
-    return parameter
+        return [(rows, half(shape[1]))]
+    if name.endswith(("layernorm.weight", "router.weight")):
+        return [(rows, *others)]
+    return [(half(shape[0]), *others)]  # groups, vocabulary, experts
 
 
 @settings(max_examples=40, deadline=None)
 @given(tiny_models())
-def test_each_rank_of_tp_2_and_ep_2_holds_its_own_part(model: TinyModel) -> None:
+def test_each_of_two_ranks_holds_its_own_part(model: TinyModel) -> None:
     hf = model.hf_tensors()
     whole = model.parameters(hf)
-    config = model.run_config()
     with tempfile.TemporaryDirectory() as folder:
         model.write(Path(folder), hf)
-        for number in range(4):
-            rank = Coordinates(tp_rank=number % 2, tp_size=2, ep_rank=number // 2, ep_size=2)
-            expected = {name: _rank_part(name, x, rank, model) for name, x in whole.items()}
-            held = {
-                name: _mark(name, torch.nn.Parameter(torch.full_like(part, torch.nan)))
-                for name, part in expected.items()
-            }
-            pieces = local_pieces(held.items(), model.family, config, rank)
-            load_hf_weights(folder, model.family, config, pieces)
-            for name, parameter in held.items():
-                assert torch.equal(parameter, expected[name]), name
+        for rank in range(2):
+            pieces, expected = [], []
+            for name, parameter in whole.items():
+                for box in _boxes(name, tuple(parameter.shape), rank, model):
+                    part = parameter[tuple(slice(*ends) for ends in box)]
+                    expected.append(part)
+                    pieces.append(
+                        ShardPiece(
+                            key=name,
+                            tensor=torch.full_like(part, torch.nan),
+                            global_shape=tuple(parameter.shape),
+                            offset=tuple(start for start, _ in box),
+                        )
+                    )
+            load_hf_weights(folder, model.family, model.run_config(), pieces)
+            for piece, part in zip(pieces, expected, strict=True):
+                assert torch.equal(piece.tensor, part), piece.key
 
 
 def test_only_the_rows_and_columns_of_this_rank_are_read(
