@@ -1,0 +1,1 @@
+"""From files and command lines to the frozen config of a run. Torch-free."""

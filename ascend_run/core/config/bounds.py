@@ -1,0 +1,51 @@
+"""Bounds of Megatron's fields, which its source states in words only."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+POSITIVE: Final = frozenset(
+    {
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "ffn_hidden_size",
+        "hidden_size",
+        "kv_channels",
+        "layernorm_epsilon",
+        "moe_ffn_hidden_size",
+        "moe_router_topk",
+        "moe_shared_expert_intermediate_size",
+        "num_attention_heads",
+        "num_layers",
+        "num_moe_experts",
+        "num_query_groups",
+        "pipeline_model_parallel_size",
+        "recompute_num_layers",
+        "softmax_scale",
+        "tensor_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "vocab_size",
+    }
+)
+REQUIRED: Final = (
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_attention_heads",
+    "model.vocab_size",
+)
+"""Without a default that means anything."""
+
+_SIGNED: Final = frozenset({"glu_linear_offset", "window_size"})
+_PROBABILITIES: Final = frozenset({"attention_dropout", "hidden_dropout"})
+
+
+def bound_problem(name: str, value: Any) -> str | None:
+    """What a number should have been: ``must be above 0``; None where it is that."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    if name in POSITIVE:
+        return None if value > 0 else "must be above 0"
+    if name in _PROBABILITIES:
+        return None if 0 <= value < 1 else "must be at least 0 and below 1"
+    return None if value >= 0 or name in _SIGNED else "must not be negative"

@@ -1,0 +1,130 @@
+"""A config file and the overrides of a command line, as one raw config."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ascend_run.plugin_api.errors import ConfigError
+
+from .raw import COMMAND_LINE, Given, RawConfig
+from .schema import SECTIONS, TOP_LEVEL
+from .toml_document import TomlProblem, parse_toml
+from .value_types import show
+from .yaml_document import YamlProblem, parse_yaml
+
+_LARGEST_FILE_BYTES: Final = 2**18
+_FORMATS: Final = {
+    ".toml": (parse_toml, TomlProblem),
+    ".yaml": (parse_yaml, YamlProblem),
+    ".yml": (parse_yaml, YamlProblem),
+}
+
+
+def read_raw(file: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
+    """Read a config; what it means is checked by ``build_config``.
+
+    Args:
+        file: TOML or YAML, by its suffix; None is an empty one.
+        overrides: ``section.key=value``, the value as TOML spells it or else plain text; of two
+            for one key the later counts, and both count over the file.
+
+    Raises:
+        ConfigError: The file cannot be read or parsed, or an override is none.
+    """
+    values: dict[str, Given] = {}
+    problems: list[str] = []
+    if file is not None:
+        data, lines = _parse_file(Path(file))
+        values, problems = _flatten(data, lines, Path(file).name)
+    unreadable = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            unreadable.append(f"{override!r} is no override; expected section.key=value")
+            continue
+        values[key.strip()] = Given(_parse_text(text), COMMAND_LINE, text.strip())
+    if unreadable:
+        raise ConfigError("the command line cannot be used", unreadable)
+    return RawConfig(values=values, problems=problems)
+
+
+def _parse_file(file: Path) -> tuple[Any, Mapping[tuple[str, ...], int]]:
+    shown = repr(str(file))
+    if file.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"{shown} is no config file; expected a name ending in .toml or .yaml")
+    parse, problem = _FORMATS[file.suffix.lower()]
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_LARGEST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read the config {shown}: {reason}") from None
+    if len(content) > _LARGEST_FILE_BYTES:
+        raise ConfigError(f"the config {shown} is larger than {_LARGEST_FILE_BYTES} bytes")
+    try:
+        return parse(content.decode("utf-8-sig").replace("\r\n", "\n"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the config {shown} is not UTF-8: byte {error.start}") from None
+    except problem as error:
+        raise ConfigError(f"cannot read the config {shown}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"the config {shown} is nested too deeply") from None
+
+
+def _flatten(
+    data: Any, lines: Mapping[tuple[str, ...], int], file: str
+) -> tuple[dict[str, Given], list[str]]:
+    """Values by their full key, and what stands where no value can."""
+    if not isinstance(data, dict):
+        return {}, [f"{file} must hold sections such as [model], not {show(data)}"]
+    values: dict[str, Given] = {}
+    problems: list[str] = []
+
+    def origin(*path: str) -> str:
+        while path:
+            if path in lines:
+                return f"{file}:{lines[path]}"
+            path = path[:-1]
+        return file
+
+    def table(value: Any, *path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            yield from value.items()
+        elif value is not None:  # YAML's empty section
+            problems.append(
+                f"{'.'.join(path)}={show(value)}: it is a section of options ({origin(*path)})"
+            )
+
+    for name, content in data.items():
+        if name in TOP_LEVEL:
+            values[name] = Given(content, origin(name))
+        elif name == "plugins":
+            for plugin, options in table(content, name):
+                for key, value in table(options, name, plugin):
+                    values[f"plugins.{plugin}.{key}"] = Given(value, origin(name, plugin, key))
+        elif name in SECTIONS:
+            for key, value in table(content, name):
+                values[f"{name}.{key}"] = Given(value, origin(name, key))
+        else:
+            problems.append(f"unknown section {name!r}{nearest_section(name)} ({origin(name)})")
+    return values, problems
+
+
+def nearest_section(name: str) -> str:
+    """``; did you mean 'model'?``, or the sections there are."""
+    known = [*TOP_LEVEL, *SECTIONS]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+
+
+def _parse_text(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text.strip()
+    return parsed["value"] if parsed.keys() == {"value"} else text.strip()

@@ -1,0 +1,118 @@
+"""Every option that a run has: its type, its default and the origin of that default."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.errors import PluginLoadError
+
+from .megatron_fields import MegatronField, megatron_fields
+from .model_keys import ModelKeys
+from .unsupported import OWN_DEFAULTS
+
+TOP_LEVEL: Final[Mapping[str, Any]] = {
+    "enable": tuple[str, ...],
+    "platform": str,
+    "task": str,
+}
+SECTION_CLASSES: Final[Mapping[str, type]] = {
+    attribute.name: section_class
+    for attribute in attrs.fields(RunConfig)
+    if attrs.has(section_class := getattr(attribute.default, "factory", type(None)))
+}
+"""``run``, ``data``, ``train`` ... -> the attrs class of the section."""
+SECTIONS: Final = tuple(name for name in attrs.fields_dict(RunConfig) if name not in TOP_LEVEL)
+
+
+@attrs.frozen(kw_only=True)
+class Option:
+    """One key of the config."""
+
+    key: str
+    """``model.num_layers``, ``plugins.swap-attention.min_bytes``."""
+    type: Any
+    default: Any
+    """``attrs.NOTHING`` where it must be given."""
+    origin: str
+    """Where the default comes from."""
+    megatron: MegatronField | None = None
+
+    @property
+    def name(self) -> str:
+        """The part after the last dot."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def section(self) -> str:
+        """The part before the last dot."""
+        return self.key.rpartition(".")[0]
+
+
+def all_options(option_classes: Mapping[str, type | None]) -> dict[str, Option]:
+    """Key -> option, in the order in which a file lists them.
+
+    Args:
+        option_classes: Plugin name -> its attrs class of options; None where it has none.
+
+    Raises:
+        PluginLoadError: A plugin's class is none that options can be read from.
+    """
+    options: list[Option] = []
+    for section in SECTIONS[:-1]:
+        if section in SECTION_CLASSES:
+            options += class_options(section, SECTION_CLASSES[section], "default")
+            continue
+        if section == "model":
+            options += class_options("model", ModelKeys, "default")
+        options += [
+            Option(
+                key=f"{section}.{field.name}",
+                type=field.type,
+                default=OWN_DEFAULTS.get(field.name, copy.copy(field.default)),
+                origin="default" if field.name in OWN_DEFAULTS else "Megatron's default",
+                megatron=field,
+            )
+            for field in megatron_fields().values()
+            if field.section == section
+        ]
+    for plugin, options_class in option_classes.items():
+        if options_class is not None:
+            options += class_options(f"plugins.{plugin}", options_class, "plugin default")
+    return {option.key: option for option in options}
+
+
+def class_options(prefix: str, options_class: type, origin: str) -> list[Option]:
+    """The fields of an attrs class as options.
+
+    Raises:
+        PluginLoadError: It is no attrs class, or names a type that does not exist at run time.
+    """
+    try:
+        attributes = attrs.fields(attrs.resolve_types(options_class))
+    except (attrs.exceptions.NotAnAttrsClassError, NameError, TypeError) as error:
+        raise PluginLoadError(
+            f"{prefix}: cannot read options from {options_class!r}: {error}"
+        ) from None
+    return [
+        Option(
+            key=f"{prefix}.{attribute.name}",
+            type=attribute.type if attribute.type is not None else Any,
+            default=_default(attribute),
+            origin=origin,
+        )
+        for attribute in attributes
+        if attribute.init
+    ]
+
+
+def _default(attribute: attrs.Attribute[Any]) -> Any:
+    default = attribute.default
+    factory = getattr(default, "factory", None)  # what attrs.field(factory=...) leaves
+    if factory is None:
+        return default
+    return None if default.takes_self else factory()
