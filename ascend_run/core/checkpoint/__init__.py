@@ -1,0 +1,15 @@
+"""Checkpoints of a run: saved whole or not at all, and loadable by any layout."""
+
+from .choosing import Choice, CorruptCheckpoint, choose
+from .ranks import GroupRanks, Ranks, SingleRank
+from .store import FileStore
+
+__all__ = [
+    "Choice",
+    "CorruptCheckpoint",
+    "FileStore",
+    "GroupRanks",
+    "Ranks",
+    "SingleRank",
+    "choose",
+]

@@ -1,0 +1,227 @@
+"""One rank's file of tensors, in the safetensors format: written in a stream, read in ranges.
+
+Written here rather than by the safetensors package because a checkpoint needs three things that the
+package does not offer: a checksum of each tensor taken while it is written, fsync, and no second
+copy of the tensors in memory. The package reads these files. Format: 8 bytes of header length
+(little-endian), a JSON header padded with spaces, the tensors one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import Tensor
+
+from ascend_run.plugin_api.contracts import ShardPiece
+
+from . import strict_json
+from .boxes import Box
+from .manifest import DTYPE_BYTES, StoredFile, StoredPiece
+
+DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+_CHUNK: Final = 8 << 20
+_MAX_HEADER: Final = 1 << 30
+
+
+@attrs.frozen
+class HeaderEntry:
+    """One tensor of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    """Unit: bytes from the start of the file."""
+    end: int
+
+
+def tensor_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, row-major, as a flat uint8 tensor on the host.
+
+    A view where the tensor is a contiguous one on the host, else a copy.
+    """
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def piece_box(piece: ShardPiece) -> Box:
+    """The part of the global tensor that a piece holds."""
+    return Box(tuple(piece.offset), tuple(piece.tensor.shape))
+
+
+def name_in_file(piece: ShardPiece) -> str:
+    """What a piece is called in its file: its key, and where it begins unless it is all of it."""
+    if tuple(piece.tensor.shape) == tuple(piece.global_shape):
+        return piece.key
+    return f"{piece.key}@{','.join(map(str, piece.offset))}"
+
+
+def write_shard(
+    path: str, pieces: Sequence[ShardPiece], metadata: Mapping[str, str]
+) -> tuple[StoredFile, dict[str, list[StoredPiece]]]:
+    """Write and fsync a new file of pieces.
+
+    Args:
+        metadata: Strings to carry in the header.
+
+    Returns:
+        What the manifest says of the file, and of its pieces by key.
+
+    Raises:
+        OSError: As the operating system says; a part of the file may be left.
+    """
+    # Wider types first keeps every tensor aligned to its own element size.
+    ordered = sorted(pieces, key=lambda p: (-p.tensor.element_size(), name_in_file(p)))
+    header = _header(ordered, metadata)
+    stored: dict[str, list[StoredPiece]] = {}
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        size = _write_all(descriptor, memoryview(header))
+        with ThreadPoolExecutor(1, "checkpoint-crc32") as checksums:
+            for piece in ordered:
+                data = memoryview(tensor_bytes(piece.tensor).numpy())
+                crc = 0
+                for start in range(0, len(data), _CHUNK):
+                    chunk = data[start : start + _CHUNK]
+                    checksum = checksums.submit(zlib.crc32, chunk, crc)  # beside the write
+                    size += _write_all(descriptor, chunk)
+                    crc = checksum.result()
+                stored.setdefault(piece.key, []).append(
+                    StoredPiece(
+                        os.path.basename(path), name_in_file(piece), piece_box(piece), f"{crc:08x}"
+                    )
+                )
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return StoredFile(size, hashlib.sha256(header).hexdigest()), stored
+
+
+def _header(pieces: Sequence[ShardPiece], metadata: Mapping[str, str]) -> bytes:
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+    position = 0
+    for piece in pieces:
+        end = position + piece.tensor.numel() * piece.tensor.element_size()
+        table[name_in_file(piece)] = {
+            "dtype": DTYPE_NAMES[piece.tensor.dtype],
+            "shape": list(piece.tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = strict_json.render(table).rstrip(b"\n")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_all(descriptor: int, data: memoryview) -> int:
+    done = 0
+    while done < len(data):
+        done += os.write(descriptor, data[done:])
+    return done
+
+
+@contextlib.contextmanager
+def open_shard(path: str) -> Iterator[int]:
+    """Open a file of tensors for reading; a symbolic link is refused.
+
+    Raises:
+        OSError: As the operating system says.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_header(descriptor: int) -> tuple[str, dict[str, HeaderEntry]]:
+    """The SHA-256 of a file's header, and its tensors.
+
+    Raises:
+        ValueError: It is not a safetensors file, or its tensors do not fill it exactly.
+    """
+    size = os.fstat(descriptor).st_size
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if not 0 < length <= min(size - 8, _MAX_HEADER):
+        raise ValueError(f"a header of {length} bytes does not fit a file of {size}")
+    header = os.pread(descriptor, 8 + length, 0)
+    table = strict_json.parse(header[8:])
+    if not isinstance(table, dict):
+        raise ValueError("the header is not a JSON object")
+    entries = {name: _entry(name, e, 8 + length) for name, e in table.items() if name[:2] != "__"}
+    position = 8 + length
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != position:
+            raise ValueError(f"tensor {name!r} begins at {entry.begin}, not at {position}")
+        position = entry.end
+    if position != size:
+        raise ValueError(f"its tensors end at {position}, the file at {size}")
+    return hashlib.sha256(header).hexdigest(), entries
+
+
+def _entry(name: str, entry: Any, data_begin: int) -> HeaderEntry:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        begin, end = (int(position) + data_begin for position in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"the entry of tensor {name!r} is malformed") from None
+    volume = Box((0,) * len(shape), shape).volume
+    if dtype not in DTYPE_BYTES or min(shape, default=0) < 0:
+        raise ValueError(f"tensor {name!r} has dtype {dtype} and shape {list(shape)}")
+    if end - begin != volume * DTYPE_BYTES[dtype]:
+        raise ValueError(f"tensor {name!r} has {end - begin} bytes, which is not its shape's")
+    return HeaderEntry(dtype, shape, begin, end)
+
+
+def range_crc32(descriptor: int, begin: int, end: int) -> str:
+    """CRC-32 of a range of a file, 8 hex digits.
+
+    Raises:
+        EOFError: The file ends before the range does.
+    """
+    buffer = memoryview(bytearray(min(_CHUNK, end - begin)))
+    crc = 0
+    for position in range(begin, end, _CHUNK):
+        chunk = buffer[: min(_CHUNK, end - position)]
+        read_range(descriptor, chunk, position)
+        crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def read_range(descriptor: int, target: memoryview, begin: int) -> None:
+    """Fill ``target`` from a file, from the byte at ``begin`` on.
+
+    Raises:
+        EOFError: The file ends first.
+    """
+    done = 0
+    while done < len(target):
+        count = os.preadv(descriptor, [target[done:]], begin + done)
+        if count == 0:
+            raise EOFError(f"the file ends at byte {begin + done}")
+        done += count
