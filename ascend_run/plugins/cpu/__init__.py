@@ -1,0 +1,43 @@
+"""The CPU as a platform: gloo ranks, host memory, and a facade that Megatron trains behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, Support, hookimpl
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api import AttentionKernel, PlatformOps
+    from ascend_run.plugin_api.contracts import Device
+
+
+class Cpu:
+    """Train on host processors alone: the default, so that everything can be tried anywhere."""
+
+    manifest = Manifest(
+        name="cpu",
+        summary="train on the CPU, with gloo between the ranks",
+        claims=(Claim.PLATFORM,),
+        numerics=Numerics.ROUNDING,
+        platforms={"cpu": Support.REAL},
+        level=0,
+        maturity=Maturity.BETA,
+    )
+
+    @hookimpl
+    def ascend_device(self, local_rank: int) -> Device:
+        from .device import CpuDevice
+
+        return CpuDevice(local_rank)
+
+    @hookimpl
+    def ascend_attention_kernel(self) -> AttentionKernel:
+        from .attention import FusedCpuAttention
+
+        return FusedCpuAttention()
+
+    @hookimpl
+    def ascend_platform_ops(self) -> PlatformOps:
+        from .operators import platform_ops
+
+        return platform_ops()

@@ -1,0 +1,159 @@
+"""Attention whose scores are at hand: bias, softcap and dropout, a block of queries at a time.
+
+The scores are computed again in backward, from the log-sum-exp, so that only one block of them
+exists at any time. All arithmetic is float32 (float64 for float64 inputs). A softcap bounds the
+scaled scores first; the bias is added after it.
+"""
+
+# B batch, N query heads, G key-value heads, R = N/G, S queries of a block, J keys of a block
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ascend_run.plugin_api import AttentionSpec
+
+from .visibility import Rectangle, Shape, rectangles
+
+QUERY_BLOCK = 256
+
+
+def band(part: Rectangle, like: Tensor) -> Tensor:
+    """The additive mask [S, J] of a rectangle: 0 where visible, else -inf; in ``like``'s dtype."""
+    rows = torch.arange(part.query_end - part.query_start, device=like.device)[:, None]
+    columns = torch.arange(part.key_end - part.key_start, device=like.device)
+    high = 0 if part.shape is Shape.CAUSAL else part.high
+    hidden = columns > rows + high
+    if part.shape is Shape.BAND:
+        hidden |= columns < rows + part.low
+    return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
+
+
+class _Scores:
+    """The scores of one call, block by block, with what each block's gradient needs."""
+
+    def __init__(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> None:
+        self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.spec = spec
+        self.groups = k.shape[1]
+        self.q = q
+        self.k = k.to(self.dtype)
+        self.parts = rectangles(spec.mask, q.shape[2], k.shape[2], QUERY_BLOCK)
+        self._bias = None if spec.bias is None else _four_axes(spec.bias)
+
+    def grouped(self, x_BNSD: Tensor) -> Tensor:
+        """[B, N, S, D] -> [B, G, R * S, D]: the heads of one group are rows of one product."""
+        batch, heads, length, width = x_BNSD.shape
+        rows = heads // self.groups * length
+        return x_BNSD.to(self.dtype).reshape(batch, self.groups, rows, width)
+
+    def by_head(self, x_BGRSJ: Tensor, part: Rectangle) -> Tensor:
+        """The inverse of ``grouped``."""
+        batch, width = x_BGRSJ.shape[0], x_BGRSJ.shape[-1]
+        return x_BGRSJ.reshape(batch, -1, part.query_end - part.query_start, width)
+
+    def of(self, part: Rectangle) -> tuple[Tensor, Tensor | None]:
+        """Scores [B, N, S, J], and the capped ones before bias and mask (for the cap's slope)."""
+        q = self.grouped(self.q[:, :, part.queries])
+        scores = self.by_head(q @ self.k[:, :, part.keys].mT, part) * self.spec.scale
+        capped = None
+        if self.spec.softcap is not None:
+            capped = scores = torch.tanh(scores / self.spec.softcap) * self.spec.softcap
+        if self._bias is not None:
+            scores = scores + _cut(self._bias, part).to(self.dtype)
+        if part.shape is not Shape.FULL:
+            scores = scores + band(part, scores)
+        return scores, capped
+
+    def keep_masks(self) -> Iterator[tuple[Rectangle, Tensor | None]]:
+        """Each rectangle with its dropout factors, drawn anew from the seed in the same order."""
+        dropout = self.spec.dropout
+        if dropout is None:
+            yield from ((part, None) for part in self.parts)
+            return
+        generator = torch.Generator(device=self.q.device).manual_seed(dropout.seed)
+        keep = 1.0 - dropout.probability
+        for part in self.parts:
+            rows, columns = part.query_end - part.query_start, part.key_end - part.key_start
+            factors = self.q.new_empty((*self.q.shape[:2], rows, columns), dtype=self.dtype)
+            yield part, factors.bernoulli_(keep, generator=generator).div_(keep or 1.0)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Attend; without sinks, which the caller adds.
+
+    Args:
+        q: [B, N, S_q, D]; k: [B, G, S_k, D]; v: [B, G, S_k, E].
+
+    Returns:
+        out [B, N, S_q, E] in q's dtype, log-sum-exp [B, N, S_q] in float32 or float64.
+    """
+    scores = _Scores(q, k, spec)
+    v = v.to(scores.dtype)
+    out = q.new_zeros((*q.shape[:3], v.shape[-1]))
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=scores.dtype)
+    for part, factors in scores.keep_masks():
+        block, _ = scores.of(part)
+        block_lse = torch.logsumexp(block, dim=-1)
+        probabilities = _probabilities(block, block_lse)
+        if factors is not None:
+            probabilities = probabilities * factors
+        product = scores.grouped(probabilities) @ v[:, :, part.keys]
+        out[:, :, part.queries] = scores.by_head(product, part).to(q.dtype)
+        lse[:, :, part.queries] = block_lse
+    return out, lse
+
+
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: AttentionSpec
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, then of the bias where there is one; ``lse`` may include sinks."""
+    scores = _Scores(q, k, spec)
+    v_wide = v.to(scores.dtype)
+    dq = torch.zeros_like(q)
+    dk = torch.zeros_like(scores.k)
+    dv = torch.zeros_like(v_wide)
+    dbias = None if spec.bias is None else torch.zeros_like(spec.bias, dtype=scores.dtype)
+    for part, factors in scores.keep_masks():
+        block, capped = scores.of(part)
+        probabilities = _probabilities(block, lse[:, :, part.queries])
+        kept = probabilities if factors is None else probabilities * factors
+        dout_part = dout[:, :, part.queries]
+        dout_rows = scores.grouped(dout_part)
+        dv[:, :, part.keys] += scores.grouped(kept).mT @ dout_rows
+        dkept = scores.by_head(dout_rows @ v_wide[:, :, part.keys].mT, part)
+        dprobabilities = dkept if factors is None else dkept * factors
+        out_part = out[:, :, part.queries].to(scores.dtype)
+        dot = (dout_part.to(scores.dtype) * out_part).sum(-1, keepdim=True)
+        dscores = probabilities * (dprobabilities - dot)
+        if dbias is not None:
+            target = _cut(_four_axes(dbias), part)
+            target += dscores.sum_to_size(target.shape)
+        if capped is not None:
+            dscores = dscores * (1.0 - (capped / spec.softcap).square())
+        dscores_rows = scores.grouped(dscores * spec.scale)
+        dq_rows = dscores_rows @ scores.k[:, :, part.keys]
+        dq[:, :, part.queries] = scores.by_head(dq_rows, part).to(q.dtype)
+        dk[:, :, part.keys] += dscores_rows.mT @ scores.grouped(q[:, :, part.queries])
+    gradients = (dq, dk.to(k.dtype), dv.to(v.dtype))
+    return gradients if dbias is None else (*gradients, dbias.to(spec.bias.dtype))
+
+
+def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
+    """``exp(scores - lse)``; zeros for a query whose every key has a bias of -inf."""
+    safe = torch.where(lse == -torch.inf, 0.0, lse)
+    return (scores - safe.unsqueeze(-1)).exp()
+
+
+def _four_axes(bias: Tensor) -> Tensor:
+    return bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+
+
+def _cut(bias_BNSJ: Tensor, part: Rectangle) -> Tensor:
+    """The part of a bias (or of its gradient) that belongs to a rectangle; a view."""
+    queries = slice(None) if bias_BNSJ.shape[2] == 1 else part.queries
+    keys = slice(None) if bias_BNSJ.shape[3] == 1 else part.keys
+    return bias_BNSJ[:, :, queries, keys]

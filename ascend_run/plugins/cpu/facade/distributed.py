@@ -1,0 +1,123 @@
+"""Rows on ``torch.distributed``: gloo where Megatron asks for NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .substitution import Substitute, original
+
+
+def _backend(name: Any) -> Any:
+    return "gloo" if isinstance(name, str) and "nccl" in name else name
+
+
+class GroupCache:
+    """``new_group`` that makes each group of ranks once for each purpose.
+
+    Megatron makes its groups anew for every model-parallel setup and never frees them; a process
+    that sets up several (a test session, a sweep) would run out of sockets. A group is reused while
+    the world it was made in lives and it was not destroyed.
+    """
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+        self._groups: dict[tuple[Any, ...], Any] = {}
+        self._world: Any = None
+
+    def new_group(
+        self,
+        ranks: Any = None,
+        timeout: Any = None,
+        backend: Any = None,
+        pg_options: Any = None,
+        use_local_synchronization: bool = False,
+        group_desc: str | None = None,
+        device_id: Any = None,
+    ) -> Any:
+        """torch.distributed.new_group's arguments; NCCL's options and device are dropped."""
+        world = dist.group.WORLD
+        if world is not self._world:
+            self._groups.clear()
+            self._world = world
+        members = None if ranks is None else tuple(ranks)
+        key = (members, group_desc, _backend(backend), timeout, use_local_synchronization)
+        group = self._groups.get(key)
+        if group is None or not self._alive(group):
+            group = self._plain(
+                ranks=ranks,
+                timeout=timeout,
+                backend=_backend(backend),
+                use_local_synchronization=use_local_synchronization,
+                group_desc=group_desc,
+            )
+            self._groups[key] = group
+        return group
+
+    @staticmethod
+    def _alive(group: Any) -> bool:
+        outside = group is dist.GroupMember.NON_GROUP_MEMBER
+        return outside or group in dist.distributed_c10d._world.pg_map
+
+
+def _init_process_group(plain: Any) -> Any:
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device_id", None)
+        kwargs.pop("pg_options", None)
+        return plain(_backend(backend), *args, **kwargs)
+
+    return init_process_group
+
+
+def _all_reduce(plain: Any) -> Any:
+    def all_reduce(
+        tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if op == dist.ReduceOp.AVG:
+            # Before the sum: inside a coalescing manager the sum is taken only when it closes.
+            tensor.div_(dist.get_world_size(group))
+            op = dist.ReduceOp.SUM
+        return plain(tensor, op=op, group=group, async_op=async_op)
+
+    return all_reduce
+
+
+def _reduce_scatter_tensor(plain: Any) -> Any:
+    def reduce_scatter_tensor(
+        output: Tensor,
+        input: Tensor,
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        if op == dist.ReduceOp.AVG:
+            input = input / dist.get_world_size(group)
+            op = dist.ReduceOp.SUM
+        return plain(output, input, op=op, group=group, async_op=async_op)
+
+    return reduce_scatter_tensor
+
+
+def distributed_substitutes() -> tuple[Substitute, ...]:
+    """The rows."""
+    root = "torch.distributed"
+    cache = GroupCache(original(f"{root}:new_group"))
+    reduce_scatter = _reduce_scatter_tensor(original(f"{root}:reduce_scatter_tensor"))
+    average = "gloo has no AVG"
+    return (
+        Substitute(
+            f"{root}:init_process_group",
+            _init_process_group(original(f"{root}:init_process_group")),
+            "nccl means gloo; NCCL's device and options are refused by it",
+        ),
+        Substitute(f"{root}:new_group", cache.new_group, "as above; and groups are never freed"),
+        Substitute(f"{root}:all_reduce", _all_reduce(original(f"{root}:all_reduce")), average),
+        Substitute(f"{root}:reduce_scatter_tensor", reduce_scatter, average),
+        Substitute(
+            "megatron.core.distributed.param_and_grad_buffer:dist_reduce_scatter_func",
+            reduce_scatter,
+            average + "; bound to torch's when the module was imported",
+        ),
+    )

@@ -1,0 +1,206 @@
+"""Megatron's own model, data parallelism, optimizer and schedule on gloo ranks: nothing of ours.
+
+Weights are a function of their name and of their place in the whole model, so that every layout
+of ranks trains the same model and its losses can be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+NUM_EXPERTS = 4
+VOCABULARY = 64
+SEQUENCE = 16
+NUM_SAMPLES = 4
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """A layout of ranks and what trains in it."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    experts: bool = False
+    distributed_optimizer: bool = False
+    precision: str = "fp32"
+    average_in_collective: bool = False
+    steps: int = 3
+
+
+def train(rank: int, world_size: int, store: str, case: Case) -> dict[str, Any]:
+    """Train ``case.steps`` steps; losses over the global batch, and the final weights' names."""
+    from ascend_run.plugins.cpu.device import CpuDevice
+
+    device = CpuDevice(rank)
+    device.activate()
+    try:
+        dist.init_process_group(
+            "nccl", init_method=f"file://{store}", rank=rank, world_size=world_size, device_id=rank
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron's and torch's own deprecations
+            return _train(rank, case)
+    finally:
+        if dist.is_initialized():
+            from megatron.core import parallel_state
+
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+        device.deactivate()
+
+
+def _train(rank: int, case: Case) -> dict[str, Any]:
+    from megatron.core import parallel_state
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import Float16Module
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=case.tp,
+        pipeline_model_parallel_size=case.pp,
+        expert_model_parallel_size=case.ep,
+        create_gloo_process_groups=False,
+    )
+    model_parallel_cuda_manual_seed(7)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[case.precision]
+    moe = {
+        "num_moe_experts": NUM_EXPERTS,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 32,
+        "moe_aux_loss_coeff": 0.0,
+        "add_bias_linear": False,
+    }
+    config = TransformerConfig(
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        tensor_model_parallel_size=case.tp,
+        pipeline_model_parallel_size=case.pp,
+        expert_model_parallel_size=case.ep,
+        sequence_parallel=case.tp > 1 and case.experts,
+        pipeline_dtype=dtype,
+        bf16=case.precision == "bf16",
+        params_dtype=dtype,
+        **(moe if case.experts else {}),
+    )
+    model = GPTModel(
+        config,
+        get_gpt_layer_local_spec(num_experts=NUM_EXPERTS if case.experts else None),
+        vocab_size=VOCABULARY,
+        max_sequence_length=SEQUENCE,
+        position_embedding_type="rope",
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=False,
+    )
+    _fill_weights(model, case)
+    wrapped = Float16Module(config, model) if case.precision == "bf16" else model
+    ddp_config = DistributedDataParallelConfig(
+        use_distributed_optimizer=case.distributed_optimizer,
+        average_in_collective=case.average_in_collective,
+        grad_reduce_in_fp32=True,
+    )
+    ddp = DistributedDataParallel(config, ddp_config, wrapped)
+    config.finalize_model_grads_func = finalize_model_grads
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=1e-2,
+            clip_grad=1.0,
+            bf16=case.precision == "bf16",
+            params_dtype=dtype,
+            use_distributed_optimizer=case.distributed_optimizer,
+        ),
+        [ddp],
+        use_gloo_process_groups=False,
+    )
+    config.grad_scale_func = optimizer.scale_loss
+
+    dp, dp_rank = parallel_state.get_data_parallel_world_size(), 0
+    dp_rank = parallel_state.get_data_parallel_rank()
+    generator = torch.Generator().manual_seed(11)
+    tokens = torch.randint(VOCABULARY, (NUM_SAMPLES, SEQUENCE + 1), generator=generator)
+    mine = tokens[dp_rank::dp]
+    losses, norms = [], []
+    for _ in range(case.steps):
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        reduced = get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=iter(mine.unbind(0)),
+            model=[ddp],
+            num_microbatches=len(mine),
+            seq_length=SEQUENCE,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        _, norm, _ = optimizer.step()
+        total = torch.stack(reduced).sum() if reduced else torch.zeros(())
+        dist.all_reduce(total)
+        losses.append(total.item() / (NUM_SAMPLES * case.tp))
+        norms.append(float(norm))
+    return {"losses": losses, "norms": norms}
+
+
+def _forward_step(batches: Any, model: Any) -> Any:
+    sample = next(batches).unsqueeze(0)
+    tokens, labels = sample[:, :-1], sample[:, 1:]
+    positions = torch.arange(SEQUENCE).unsqueeze(0)
+    mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
+    out = model(tokens, positions, mask, labels=labels)
+    return out, lambda loss: (loss.float().mean(), loss.float().mean().detach())
+
+
+def _fill_weights(model: Any, case: Case) -> None:
+    """Every weight from its name in the whole model, cut to this rank's part."""
+    from megatron.core import parallel_state
+
+    offset_layers = parallel_state.get_pipeline_model_parallel_rank() * (2 // case.pp)
+    first_expert = parallel_state.get_expert_model_parallel_rank() * (NUM_EXPERTS // case.ep)
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        if "layers" in parts:
+            at = parts.index("layers") + 1
+            parts[at] = str(int(parts[at]) + offset_layers)
+        if "local_experts" in parts:
+            at = parts.index("local_experts") + 1
+            parts[at] = str(int(parts[at]) + first_expert)
+        cut = getattr(parameter, "partition_dim", -1)
+        size, rank = parallel_state.get_tensor_model_parallel_world_size(), 0
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        if "local_experts" in parts:
+            size = parallel_state.get_expert_tensor_parallel_world_size()
+            rank = parallel_state.get_expert_tensor_parallel_rank()
+        shape = list(parameter.shape)
+        if cut >= 0 and getattr(parameter, "tensor_model_parallel", False):
+            shape[cut] *= size
+        seed = int.from_bytes(hashlib.sha256(".".join(parts).encode()).digest()[:4], "big")
+        whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.1
+        if len(shape) == 1 and "norm" in name:
+            whole += 1.0
+        if shape != list(parameter.shape):
+            whole = whole.chunk(size, dim=cut)[rank]
+        parameter.data.copy_(whole)
