@@ -25,6 +25,8 @@ from .json_values import to_json
 Record = Mapping[str, Any]
 
 _BEGINNINGS: Final = ("start", "resume")
+_STEPS: Final = 2**53
+"""Every step is below; what is above, a parser that has floats only cannot tell apart."""
 
 
 class MetricsWriter:
@@ -122,8 +124,10 @@ def _parse(line: str) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    named = isinstance(record.get("event"), str)
-    return record if named or type(record.get("step")) is int else None
+    if isinstance(record.get("event"), str):
+        return record
+    step = record.get("step")
+    return record if type(step) is int and 0 <= step < _STEPS else None
 
 
 class _Reading:

@@ -1,0 +1,1 @@
+"""Style and script of ``report.html``, put into the page itself."""

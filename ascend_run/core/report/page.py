@@ -1,0 +1,231 @@
+"""The page put together: one file that needs no network and no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from ascend_run import __version__
+from ascend_run.core.log.append import FILE_MODE
+from ascend_run.plugin_api.errors import StorageError
+
+from .charts import Chart, Heat, charts_of, heats_of, payload
+from .headline import comparison, headline
+from .markup import Markup, data_block, element, join
+from .plan_section import plan_section
+from .ranks_section import group_membership, ranks_section
+from .run_folder import RunData
+from .summary import Summary, summarize, utc
+from .tables import config_section, curve_table, difference_section, heat_table, warnings_section
+
+SCRIPTS: Final = ("format.js", "scale.js", "plot.js", "line_chart.js", "heat_map.js", "page.js")
+
+
+def write_report(runs: Sequence[RunData], target: Path) -> list[Summary]:
+    """Write the page, whole or not at all.
+
+    Args:
+        runs: One, or several to compare.
+        target: The file; replaced where it exists.
+
+    Returns:
+        The headline figures of each run.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    runs = _told_apart(runs)
+    summaries = [summarize(run) for run in runs]
+    text = render(runs, summaries, written=time.time())
+    try:
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".report-")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, FILE_MODE)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {target}",
+            [f"{error.strerror or error}; choose another file with --output"],
+        ) from error
+    return summaries
+
+
+def render(runs: Sequence[RunData], summaries: Sequence[Summary], *, written: float) -> str:
+    """The page as text.
+
+    Args:
+        written: Seconds since 1970, for the foot of the page.
+    """
+    charts, heats = charts_of(runs), heats_of(runs)
+    style = _asset("page.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();\n"
+    several = len(runs) > 1
+    top = comparison(runs, summaries) if several else headline(runs[0], summaries[0])
+    sections = [_problems(runs), _curves(runs, charts, heats), *_plan(runs), *_configuration(runs)]
+    data = payload(runs, charts, heats) | {"groups": [group_membership(run) for run in runs]}
+    head = [
+        element("meta", charset="utf-8"),
+        element(
+            "meta", http_equiv="Content-Security-Policy", content=_content_policy(style, script)
+        ),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{', '.join(run.name for run in runs)} \N{MIDDLE DOT} ascend-run report"),
+        element("style", Markup(style)),
+    ]
+    body = [
+        element("header", element("p", "ascend-run report", class_="brand"), top),
+        element("main", *sections),
+        element("footer", _foot(runs, summaries, written)),
+        data_block("report-data", data),
+        element("script", Markup(script)),
+    ]
+    page = element("html", element("head", *head), element("body", *body), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _told_apart(runs: Sequence[RunData]) -> Sequence[RunData]:
+    """Folders of one name get their paths for names."""
+    if len({run.name for run in runs}) == len(runs):
+        return runs
+    return [attrs.evolve(run, name=str(run.path)) for run in runs]
+
+
+def _content_policy(style: str, script: str) -> str:
+    """What the page may do: run its own script, apply its own style, and fetch nothing at all.
+
+    By their hashes, so that no text which might slip in unescaped can ever run.
+    """
+    return f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _asset(name: str) -> str:
+    return (files(f"{__package__}.assets") / name).read_text(encoding="utf-8")
+
+
+def _section(identifier: str, title: str, *children: Markup | None) -> Markup:
+    heading = element("h2", title, id=f"{identifier}-title")
+    return element(
+        "section", heading, *children, id=identifier, aria_labelledby=f"{identifier}-title"
+    )
+
+
+def _problems(runs: Sequence[RunData]) -> Markup | None:
+    lines = [
+        element("li", f"{run.name}: {problem}" if len(runs) > 1 else problem)
+        for run in runs
+        for problem in run.problems
+    ]
+    if not lines:
+        return None
+    return _section("missing", "Missing from this page", element("ul", *lines))
+
+
+def _curves(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[Heat]) -> Markup:
+    if not charts:
+        return _section("curves", "Curves", element("p", "No reading was logged yet."))
+    names = [run.name for run in runs]
+    narrow = [chart for chart in charts if not chart.curve.main]
+    alone = narrow[-1] if len(narrow) % 2 else None  # in the last row of two
+    plots = [_figure(chart, names, wide=chart is alone) for chart in charts]
+    plots += [_heat_figure(heat, several=len(runs) > 1) for heat in heats]
+    return _section(
+        "curves",
+        "Curves",
+        _toolbar(),
+        element("div", *plots, class_="charts"),
+        element("p", class_="visually-hidden", id="readout", aria_live="polite"),
+    )
+
+
+def _toolbar() -> Markup:
+    slider = element("input", type="range", id="smoothing", min=0, max=99, value=60, step=1)
+    return element(
+        "div",
+        element("label", "Smoothing ", slider, " ", element("output", id="smoothing-value")),
+        element("button", "Whole run", type="button", id="zoom-out", disabled=True),
+        element(
+            "span",
+            "Drag across a curve to zoom in; arrow keys move the cursor of a focused curve.",
+            class_="hint",
+        ),
+        class_="toolbar needs-script",
+    )
+
+
+def _figure(chart: Chart, names: Sequence[str], *, wide: bool) -> Markup:
+    unit = element("small", chart.curve.unit) if chart.curve.unit else None
+    log = element("button", "log", type="button", class_="log needs-script", aria_pressed="false")
+    return element(
+        "figure",
+        element("figcaption", element("h3", chart.curve.title, " ", unit), log),
+        element("div", class_="plot", data_chart=chart.curve.id),
+        element("p", chart.note, class_="note") if chart.note else None,
+        curve_table(chart, names),
+        class_="wide main" if chart.curve.main else "wide" if wide else None,
+    )
+
+
+def _heat_figure(heat: Heat, *, several: bool) -> Markup:
+    title = f"Expert load: {heat.name}" if several else "Expert load"
+    unit = element("small", "share of the tokens, relative to balance")
+    many = heat.load.readings_per_column
+    note = f"Each column is the mean of {many} readings." if many > 1 else None
+    return element(
+        "figure",
+        element("figcaption", element("h3", title, " ", unit)),
+        element("div", class_="plot heat", data_heat=f"load-{heat.run}"),
+        element("p", note, class_="note") if note else None,
+        heat_table(heat),
+        class_="wide",
+    )
+
+
+def _plan(runs: Sequence[RunData]) -> list[Markup]:
+    parts = []
+    for i, run in enumerate(runs):
+        suffix = f": {run.name}" if len(runs) > 1 else ""
+        if (plan := plan_section(run)) is not None:
+            parts.append(_section(f"plan-{i}", f"The plan{suffix}", plan))
+        if (ranks := ranks_section(run)) is not None:
+            grid = element("div", ranks, data_run=i)
+            parts.append(_section(f"ranks-{i}", f"Ranks{suffix}", grid))
+    return parts
+
+
+def _configuration(runs: Sequence[RunData]) -> list[Markup]:
+    parts = []
+    if len(runs) > 1:
+        parts.append(_section("differences", "Where the runs differ", difference_section(runs)))
+    for i, run in enumerate(runs):
+        suffix = f": {run.name}" if len(runs) > 1 else ""
+        if (config := config_section(run)) is not None:
+            parts.append(_section(f"config-{i}", f"Configuration{suffix}", config))
+        parts.append(_section(f"warnings-{i}", f"Warnings{suffix}", warnings_section(run)))
+    return parts
+
+
+def _foot(runs: Sequence[RunData], summaries: Sequence[Summary], written: float) -> Markup:
+    lines = [f"Written {utc(written)} by ascend-run {__version__}."]
+    for run, summary in zip(runs, summaries, strict=True):
+        last = f"; last reading {summary.last_written}" if summary.last_written else ""
+        lines.append(f"{run.name}: {run.path}{last}.")
+    return join(element("p", line) for line in lines)

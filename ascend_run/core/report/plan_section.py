@@ -1,0 +1,168 @@
+"""The plan drawn: the six points, the plugins at their hooks, wrappers nested as they wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .hook_points import AROUND, Seam, free_hooks, seams_by_point
+from .markup import Markup, details, element, join, table
+from .run_folder import RunData, items, mapping
+
+_COLOURS: Final = 6
+_BASE: Final = ("Comm", AROUND)
+"""Points that serve all others: drawn beneath the flow."""
+_KIND_MEANS: Final = {
+    "provider": "exactly one answers; the first of several that does",
+    "wrapper": "each wraps what stands inside it; innermost first",
+    "contribution": "all answers are merged",
+    "listener": "told of events, in this order",
+}
+
+
+def plan_section(run: RunData) -> Markup | None:
+    """The drawing with its tables; None where the run has no plan."""
+    plugins = items(run.plan.get("plugins"))
+    if not plugins and not items(run.plan.get("hooks")):
+        return None
+    colours = {str(p.get("name")): i % _COLOURS for i, p in enumerate(plugins)}
+    points = seams_by_point(run.plan)
+    flow = [_point(name, seams, colours) for name, seams in points.items() if name not in _BASE]
+    base = [_point(name, points[name], colours) for name in _BASE]
+    return join(
+        [
+            _legend(plugins, colours),
+            element(
+                "div",
+                element("ol", *flow, class_="flow", aria_label="The flow of a run"),
+                element("div", *base, class_="base"),
+                class_="drawing",
+            ),
+            details("Plugins: versions, claims, and why each is there", _plugin_table(run)),
+            details("Hooks: who owns each, and why in this order", _hook_table(run)),
+        ]
+    )
+
+
+def _point(name: str, seams: list[Seam], colours: Mapping[str, int]) -> Markup:
+    body = [_seam(seam, colours) for seam in seams]
+    free = [part for hook in free_hooks(name, seams) for part in (", ", element("code", hook))]
+    own = element("p", "ascend-run's own: ", *free[1:], class_="own") if free else None
+    return element(
+        "section" if name in _BASE else "li",
+        element("h3", name),
+        element("div", *body, class_="seams") if body else None,
+        own,
+        class_="point",
+    )
+
+
+def _seam(seam: Seam, colours: Mapping[str, int]) -> Markup:
+    head = element(
+        "p",
+        element("code", seam.name),
+        " ",
+        element("span", seam.kind, class_="kind", title=_KIND_MEANS.get(seam.kind)),
+        class_="hook",
+    )
+    return element("div", head, _boxes(seam, colours), class_="seam")
+
+
+def _boxes(seam: Seam, colours: Mapping[str, int]) -> Markup:
+    if seam.kind != "wrapper":
+        chips = [_box(owner, colours) for owner in seam.owners]
+        return element("div", *chips, class_=f"chips {_class_name(seam.kind)}")
+    nested = _box(str(seam.inside), colours, core=True)
+    for depth, owner in enumerate(seam.owners, start=1):
+        nested = _box(owner, colours, nested, order=depth)
+    return element("div", nested, class_="chips")
+
+
+def _box(
+    name: str,
+    colours: Mapping[str, int],
+    inside: Markup | None = None,
+    *,
+    core: bool = False,
+    order: int | None = None,
+) -> Markup:
+    kinds = ["box"]
+    if inside is not None:
+        kinds.append("wrapper")
+    if name in colours:
+        kinds.append(f"plugin p{colours[name]}")
+    elif core:
+        kinds.append("core")
+    label = element(
+        "span",
+        element("span", str(order), class_="order", title="order of wrapping") if order else None,
+        name,
+        class_="label",
+    )
+    owner = name if name in colours else None
+    return element("div", label, inside, class_=" ".join(kinds), data_plugin=owner)
+
+
+def _legend(plugins: list[Mapping[str, Any]], colours: Mapping[str, int]) -> Markup:
+    keys = []
+    for plugin in plugins:
+        name = str(plugin.get("name"))
+        keys.append(
+            element(
+                "li",
+                element(
+                    "button",
+                    element("span", name, class_="label"),
+                    type="button",
+                    class_=f"box plugin p{colours[name]}",
+                    data_plugin=name,
+                    aria_pressed="false",
+                    title="show where it acts",
+                ),
+                element("span", str(plugin.get("summary", "")), class_="summary"),
+            )
+        )
+    return element("ul", *keys, class_="plugins", aria_label="Plugins of the run, innermost first")
+
+
+def _plugin_table(run: RunData) -> Markup:
+    head = ("plugin", "version", "summary", "numerics", "claims", "hooks", "why")
+    rows = []
+    for plugin in items(run.plan.get("plugins")):
+        name = str(plugin.get("name"))
+        locked = mapping(run.lock.get(name))
+        version = plugin.get("version") or locked.get("version") or ""
+        distribution = plugin.get("distribution") or locked.get("distribution") or ""
+        rows.append(
+            [
+                name,
+                f"{distribution} {version}".strip(),
+                str(plugin.get("summary", "")),
+                str(plugin.get("numerics", "")),
+                _words(plugin.get("claims")),
+                _words(plugin.get("hooks")),
+                str(plugin.get("why", "")),
+            ]
+        )
+    return table(head, rows)
+
+
+def _hook_table(run: RunData) -> Markup:
+    rows = [
+        [
+            element("code", str(hook.get("hook", ""))),
+            str(hook.get("kind", "")),
+            _words(hook.get("owners")),
+            str(hook.get("why", "")),
+        ]
+        for hook in items(run.plan.get("hooks"))
+    ]
+    return table(("hook", "kind", "owners, innermost or first asked first", "why"), rows)
+
+
+def _words(value: Any) -> str:
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value or "")
+
+
+def _class_name(kind: str) -> str | None:
+    return kind if kind in _KIND_MEANS else "other"

@@ -1,0 +1,132 @@
+"""What a run folder holds, whatever part of it is there."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.core.log.metrics import MetricsHistory, read_metrics
+from ascend_run.plugin_api.errors import DataError
+
+from .config_rows import ConfigRow, config_rows
+
+SIGNS_OF_A_RUN: Final = ("config.toml", "plan.json", "metrics.jsonl")
+_SHOWN_LEVELS: Final = frozenset({"warning", "error", "critical"})
+
+
+@attrs.frozen(kw_only=True)
+class RunData:
+    """One run as its files tell it; a part that is missing or corrupt is empty and named."""
+
+    name: str
+    path: Path
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    """Sections of the resolved configuration."""
+    config_rows: tuple[ConfigRow, ...] = ()
+    plan: Mapping[str, Any] = attrs.field(factory=dict)
+    lock: Mapping[str, Any] = attrs.field(factory=dict)
+    metrics: MetricsHistory = attrs.field(factory=MetricsHistory)
+    warnings: tuple[Mapping[str, Any], ...] = ()
+    """Events of the log that are warnings or worse."""
+    problems: tuple[str, ...] = ()
+    """What is missing or could not be read."""
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run folder: of a finished, a failed or a running run.
+
+    Raises:
+        DataError: There is no such folder, or nothing in it says that it is a run's.
+    """
+    if not path.is_dir():
+        raise DataError(f"no run folder {path}", ["name the folder that run.output_dir named"])
+    if not any((path / name).is_file() for name in SIGNS_OF_A_RUN):
+        problem = f"it holds none of {', '.join(SIGNS_OF_A_RUN)}"
+        raise DataError(f"{path} is not the folder of a run", [problem])
+    problems: list[str] = []
+    plan = _json_object(path / "plan.json", problems)
+    text = _text(path / "config.toml", problems)
+    config = _toml(text, problems)
+    return RunData(
+        name=path.resolve().name,
+        path=path,
+        config=config,
+        config_rows=config_rows(config, text, mapping(plan.get("origins"))),
+        plan=plan,
+        lock=_json_object(path / "plugins.lock.json", problems),
+        metrics=_metrics(path / "metrics.jsonl", problems),
+        warnings=_warnings(path / "log.jsonl", problems),
+        problems=tuple(problems),
+    )
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value where it is a mapping, else an empty one: files are written by anybody."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings of a list, where the value is one."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _text(path: Path, problems: list[str]) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror or error}")
+    return ""
+
+
+def _json_object(path: Path, problems: list[str]) -> Mapping[str, Any]:
+    text = _text(path, problems)
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path.name} is not valid JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} holds no JSON object")
+    return mapping(value)
+
+
+def _toml(text: str, problems: list[str]) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"config.toml is not valid TOML: {error}")
+        return {}
+
+
+def _metrics(path: Path, problems: list[str]) -> MetricsHistory:
+    if not path.exists():
+        problems.append(f"{path.name} is missing")
+        return MetricsHistory()
+    try:
+        history = read_metrics(path)
+    except DataError as error:
+        problems.append(str(error))
+        return MetricsHistory()
+    problems.extend(f"{path.name}: {problem}" for problem in history.problems)
+    return history
+
+
+def _warnings(path: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
+    events: list[Mapping[str, Any]] = []
+    for line in _text(path, problems).split("\n"):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # torn by a killed rank; a log has no line that others depend on
+        if isinstance(event, dict) and event.get("level") in _SHOWN_LEVELS:
+            events.append(event)
+    return tuple(events)
