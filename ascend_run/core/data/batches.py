@@ -1,0 +1,141 @@
+"""Samples to micro-batches: which rank reads what, and what of it a context-parallel rank keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+import torch
+from torch import Tensor
+
+from ascend_run.plugin_api import Batch, BatchField, DataError
+from ascend_run.plugin_api.contracts import SequencePartition
+
+from .samples import Samples
+
+BATCH_AXIS = "batch"
+SEQUENCE_AXIS = "sequence"
+
+
+@attrs.frozen(kw_only=True)
+class BatchPlan:
+    """How a global batch is dealt out to data-parallel ranks, as Megatron does.
+
+    A global batch is the next ``global_batch_size`` samples, whatever the layout. Micro-batch by
+    micro-batch, every data-parallel rank in turn takes ``micro_batch_size`` consecutive samples.
+    """
+
+    micro_batch_size: int
+    global_batch_size: int
+    dp_rank: int = 0
+    dp_size: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        assert self.global_batch_size % (self.micro_batch_size * self.dp_size) == 0
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one rank in a global batch."""
+        return self.global_batch_size // (self.micro_batch_size * self.dp_size)
+
+    def samples(self, consumed_samples: int, micro_batch: int) -> range:
+        """This rank's samples of one micro-batch of the global batch that comes next."""
+        first = consumed_samples + micro_batch * self.micro_batch_size * self.dp_size
+        first += self.dp_rank * self.micro_batch_size
+        return range(first, first + self.micro_batch_size)
+
+
+def micro_batches(
+    dataset: Samples,
+    fields: Mapping[str, BatchField],
+    plan: BatchPlan,
+    consumed_samples: int = 0,
+    num_global_batches: int | None = None,
+) -> Iterator[Batch]:
+    """The micro-batches of one rank, global batch after global batch.
+
+    It holds no state but its position, so it goes on exactly wherever a run stopped, and an
+    evaluation that starts it anew reads the same samples.
+
+    Args:
+        consumed_samples: Samples that the run has trained on.
+        num_global_batches: Where to stop; default: where the dataset does not hold another one.
+
+    Raises:
+        DataError: The dataset ends before ``num_global_batches``, or lacks a field.
+    """
+    available = max(len(dataset) - consumed_samples, 0) // plan.global_batch_size
+    if num_global_batches is None:
+        num_global_batches = available
+    elif num_global_batches > available:
+        raise DataError(
+            f"the dataset has {len(dataset)} samples, expected "
+            f"{consumed_samples + num_global_batches * plan.global_batch_size}: "
+            f"{num_global_batches} global batches of {plan.global_batch_size} after "
+            f"{consumed_samples} consumed ones"
+        )
+    for batch in range(num_global_batches):
+        begin = consumed_samples + batch * plan.global_batch_size
+        for micro_batch in range(plan.num_micro_batches):
+            samples = [dataset[index] for index in plan.samples(begin, micro_batch)]
+            yield collate(samples, fields)
+
+
+def collate(samples: list[Mapping[str, Tensor]], fields: Mapping[str, BatchField]) -> Batch:
+    """Stack the declared fields of some samples along a new first axis, ``batch``.
+
+    Raises:
+        DataError: A sample lacks a field, or its shapes do not agree with the declaration.
+    """
+    tensors = {}
+    for name, field in fields.items():
+        missing = [key for key in fields if key not in samples[0]]
+        if missing:
+            raise DataError(
+                f"samples lack {', '.join(missing)}, which the task declares; they have "
+                f"{', '.join(sorted(samples[0]))}"
+            )
+        parts = [torch.as_tensor(sample[name]) for sample in samples]
+        shapes = {tuple(part.shape) for part in parts}
+        if field.axes[0] != BATCH_AXIS or len(shapes) > 1 or parts[0].dim() != len(field.axes) - 1:
+            raise DataError(
+                f"field {name} is declared with axes {', '.join(field.axes)}, but its samples have "
+                f"shapes {', '.join(map(str, sorted(shapes)))}; the first axis must be "
+                f"{BATCH_AXIS} and the others those of every sample"
+            )
+        tensors[name] = torch.stack(parts)
+    return Batch(tensors=tensors, fields=fields)
+
+
+def cut_sequence(batch: Batch, partition: SequencePartition, cp_rank: int, cp_size: int) -> Batch:
+    """What one context-parallel rank keeps of a micro-batch.
+
+    Every field with a ``sequence`` axis is cut along it, position ids among them, so that
+    positions can be read from the batch; fields declared ``replicated`` stay whole.
+    """
+    if cp_size == 1:
+        return batch
+    tensors = {
+        name: _cut(tensor, batch.fields[name], partition, cp_rank, cp_size)
+        for name, tensor in batch.tensors.items()
+    }
+    return Batch(tensors=tensors, fields=batch.fields)
+
+
+def _cut(
+    tensor: Tensor, field: BatchField, partition: SequencePartition, cp_rank: int, cp_size: int
+) -> Tensor:
+    if field.replicated or SEQUENCE_AXIS not in field.axes:
+        return tensor
+    dim = field.axes.index(SEQUENCE_AXIS)
+    chunks = partition.chunks(tensor.shape[dim], cp_rank, cp_size)
+    parts = [tensor.narrow(dim, begin, end - begin) for begin, end in chunks]
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].contiguous()
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device; the same batch where it is there already."""
+    if all(tensor.device == device for tensor in batch.tensors.values()):
+        return batch
+    moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
+    return Batch(tensors=moved, fields=batch.fields)

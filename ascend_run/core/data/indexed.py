@@ -1,0 +1,226 @@
+"""Megatron's token files, byte for byte: ``PREFIX.bin`` has the ids, ``PREFIX.idx`` their places.
+
+Layout of the index, little-endian, without padding:
+
+    9 bytes   magic
+    uint64    version, 1
+    uint8     code of the ids' dtype
+    uint64    number of sequences, s
+    uint64    number of entries in the document table, d
+    int32[s]  tokens in each sequence
+    int64[s]  byte at which each sequence begins in the .bin
+    int64[d]  first sequence of each document, and s at the end
+
+Written and checked here without torch or Megatron, so that preparing data and refusing bad data
+are quick; tested against Megatron's own writer and reader. Source of the layout:
+megatron/core/datasets/indexed_dataset.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_run.plugin_api import DataError
+
+MAGIC: Final = b"MMIDIDX\x00\x00"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<9sQBQQ")
+_DTYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+_CODES: Final = {name: code for code, name in _DTYPES.items()}
+_WIDE_VOCABULARY: Final = 65500
+"""From this vocabulary on Megatron stores ids as int32."""
+
+
+def bin_path(prefix: str | Path) -> Path:
+    """``PREFIX.bin``."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    """``PREFIX.idx``."""
+    return Path(f"{prefix}.idx")
+
+
+def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """The dtype in which Megatron stores the ids of a vocabulary."""
+    return np.dtype("<u2" if vocab_size < _WIDE_VOCABULARY else "<i4")
+
+
+class IndexedWriter:
+    """Writes a pair of token files; each document is one sequence.
+
+    Args:
+        bin_stream: Receives the ids as they come.
+        dtype: See ``dtype_for``.
+    """
+
+    def __init__(self, bin_stream: BinaryIO, dtype: np.dtype[Any]) -> None:
+        self._bin = bin_stream
+        self._dtype = dtype
+        self._lengths: list[int] = []
+        self._digest = hashlib.sha256()
+        self.tokens = 0
+
+    @property
+    def documents(self) -> int:
+        """Documents added so far."""
+        return len(self._lengths)
+
+    def add(self, ids: Sequence[int] | NDArray[Any]) -> None:
+        """Append one document; it may be empty.
+
+        Raises:
+            OverflowError: An id does not fit the dtype.
+        """
+        values = np.asarray(ids, dtype=np.int64)
+        limits = np.iinfo(self._dtype)
+        if len(values) and not (limits.min <= values.min() and values.max() <= limits.max):
+            raise OverflowError(f"token id {values.max()} does not fit {self._dtype.name}")
+        content = values.astype(self._dtype).tobytes()
+        self._bin.write(content)
+        self._digest.update(content)
+        self._lengths.append(len(ids))
+        self.tokens += len(ids)
+
+    @property
+    def bin_sha256(self) -> str:
+        """Of everything added so far."""
+        return self._digest.hexdigest()
+
+    def index(self) -> bytes:
+        """The content of the ``.idx`` for what was added so far."""
+        lengths = np.array(self._lengths, dtype="<i4")
+        documents = np.arange(len(lengths) + 1, dtype="<i8")
+        code = _CODES[self._dtype.name]
+        header = _HEADER.pack(MAGIC, VERSION, code, len(lengths), len(documents))
+        pointers = _pointers(lengths, self._dtype.itemsize)
+        return b"".join((header, lengths.tobytes(), pointers.tobytes(), documents.tobytes()))
+
+
+def _pointers(lengths: NDArray[Any], itemsize: int) -> NDArray[np.int64]:
+    """First byte of each sequence."""
+    ends = np.cumsum(lengths, dtype="<i8") * itemsize
+    return np.concatenate(([0], ends[:-1])).astype("<i8") if len(lengths) else ends
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TokenIndex:
+    """An ``.idx`` whose numbers agree with each other and with its ``.bin``."""
+
+    prefix: str
+    dtype: np.dtype[Any]
+    lengths: NDArray[np.int32]
+    """Tokens in each sequence."""
+    document_starts: NDArray[np.int64]
+    """First sequence of each document, and the number of sequences at the end."""
+
+    @property
+    def documents(self) -> int:
+        return len(self.document_starts) - 1
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def ids(self) -> NDArray[Any]:
+        """Every token id, one after the other, mapped from the file and not read yet."""
+        return np.memmap(bin_path(self.prefix), dtype=self.dtype, mode="r")
+
+
+def read_index(prefix: str | Path) -> TokenIndex:
+    """Read an ``.idx`` and hold it against its ``.bin``: sizes, counts, pointers.
+
+    Raises:
+        DataError: A file is missing, truncated, foreign, or contradicts the other.
+    """
+    _need_files(prefix)
+    path = idx_path(prefix)
+    try:
+        content = np.fromfile(path, dtype=np.uint8)
+        bin_size = os.path.getsize(bin_path(prefix))
+    except OSError as error:
+        raise DataError(f"cannot read dataset {prefix}: {error}") from error
+    if len(content) < len(MAGIC) or content[: len(MAGIC)].tobytes() != MAGIC:
+        raise _foreign(path, f"it begins with {content[:9].tobytes()!r}, expected {MAGIC!r}")
+    if len(content) < _HEADER.size:
+        raise _truncated(path, _HEADER.size, len(content))
+    _, version, code, sequences, entries = _HEADER.unpack(content[: _HEADER.size].tobytes())
+    if version != VERSION:
+        raise _foreign(path, f"its version is {version}, expected {VERSION}")
+    if code not in _DTYPES:
+        raise _foreign(path, f"its dtype has code {code}, expected one of {sorted(_DTYPES)}")
+    expected = _HEADER.size + 12 * sequences + 8 * entries
+    if len(content) == expected + sequences and sequences:
+        raise _foreign(path, "it has a table of modes, which only multimodal datasets have")
+    if len(content) < expected:
+        raise _truncated(path, expected, len(content))
+    if len(content) > expected:
+        raise _foreign(path, f"it has {len(content)} bytes, expected {expected}")
+    buffer = content.data
+    lengths = np.frombuffer(buffer, "<i4", sequences, _HEADER.size)
+    pointers = np.frombuffer(buffer, "<i8", sequences, _HEADER.size + 4 * sequences)
+    starts = np.frombuffer(buffer, "<i8", entries, _HEADER.size + 12 * sequences)
+    index = TokenIndex(
+        prefix=str(prefix),
+        dtype=np.dtype(_DTYPES[code]).newbyteorder("<"),
+        lengths=lengths,
+        document_starts=starts,
+    )
+    _check_numbers(path, index, pointers)
+    expected = index.tokens * index.dtype.itemsize
+    if bin_size < expected:
+        raise _truncated(bin_path(prefix), expected, bin_size)
+    if bin_size > expected:
+        raise _foreign(bin_path(prefix), f"it has {bin_size} bytes where its index has {expected}")
+    return index
+
+
+def _need_files(prefix: str | Path) -> None:
+    missing = [str(path) for path in (bin_path(prefix), idx_path(prefix)) if not path.is_file()]
+    if missing:
+        hint = ""
+        if str(prefix).endswith((".bin", ".idx")):
+            hint = f"; a dataset is named by its prefix: {str(prefix)[:-4]}"
+        raise DataError(
+            f"dataset {prefix}: {' and '.join(missing)} not found{hint}; "
+            "make datasets with ascend-run preprocess"
+        )
+
+
+def _check_numbers(path: Path, index: TokenIndex, pointers: NDArray[np.int64]) -> None:
+    """Hold the three tables of an index against each other."""
+    lengths, starts = index.lengths, index.document_starts
+    if len(lengths) and int(lengths.min()) < 0:
+        raise _foreign(path, f"a sequence has {int(lengths.min())} tokens")
+    if not np.array_equal(pointers, _pointers(lengths, index.dtype.itemsize)):
+        raise _foreign(path, "its pointers do not follow from its lengths")
+    if (
+        not len(starts)
+        or starts[0] != 0
+        or starts[-1] != len(lengths)
+        or np.any(np.diff(starts) < 0)
+    ):
+        raise _foreign(path, f"its documents do not cover its {len(lengths)} sequences")
+
+
+def _foreign(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} is corrupt or not Megatron's: {reason}; make the dataset again with "
+        "ascend-run preprocess"
+    )
+
+
+def _truncated(path: Path, expected: int, seen: int) -> DataError:
+    return DataError(
+        f"{path} is truncated: {seen} bytes, expected {expected}; copy it again, or make the "
+        "dataset again with ascend-run preprocess"
+    )

@@ -1,0 +1,107 @@
+"""Files that appear whole or not at all: written beside their places, then renamed into them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from ascend_run.plugin_api import StorageError
+
+_ADVICE = {
+    errno.ENOSPC: "free some space or choose another folder",
+    errno.EDQUOT: "free some of your quota or choose another folder",
+    errno.EFBIG: "raise the limit on file sizes or choose another file system",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EACCES: "choose a folder that you may write, or ask for permission",
+    errno.EPERM: "choose a folder that you may write, or ask for permission",
+}
+
+
+def storage_error(path: Path | str, error: OSError) -> StorageError:
+    """What the file system refused, as one message."""
+    reason = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0, "check the path and the file system")
+    return StorageError(f"cannot write {path}: {reason}; {advice}")
+
+
+class StagedFiles:
+    """New files that take their names only in ``publish``, in the order in which they were opened.
+
+    Used as a context: whatever leaves it unpublished is removed, and an OSError inside becomes a
+    StorageError, so the body must not read anything whose failure is not about the output.
+    A process killed in the middle leaves hidden ``.NAME.*.partial`` files and no others.
+
+    Args:
+        overwrite: Whether existing files may be replaced.
+    """
+
+    def __init__(self, *, overwrite: bool = False) -> None:
+        self._overwrite = overwrite
+        self._staged: dict[Path, tuple[Path, BinaryIO]] = {}
+        self._current = Path()
+
+    def __enter__(self) -> StagedFiles:
+        return self
+
+    def open(self, path: Path) -> BinaryIO:
+        """A new binary file that will become ``path``.
+
+        Raises:
+            StorageError: ``path`` exists and may not be replaced.
+        """
+        self._current = path
+        if path.exists() and not self._overwrite:
+            raise StorageError(f"{path} exists already; name another output, or pass --overwrite")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640)
+        stream = os.fdopen(descriptor, "wb", buffering=1 << 20)
+        self._staged[path] = (partial, stream)
+        return stream
+
+    def publish(self) -> None:
+        """Make every file durable, then give each its name."""
+        for path, (_, stream) in self._staged.items():
+            self._current = path
+            stream.flush()
+            os.fsync(stream.fileno())
+            stream.close()
+        for path, (partial, _) in self._staged.items():
+            self._current = path
+            os.replace(partial, path)
+        for folder in {path.parent for path in self._staged}:
+            _sync_folder(folder)
+        self._staged.clear()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for partial, stream in self._staged.values():
+            _close_quietly(stream)
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise storage_error(self._current, error) from error
+
+
+def _close_quietly(stream: BinaryIO) -> None:
+    """Close a file that is about to be removed; what it still holds need not reach the disk."""
+    try:
+        stream.close()
+    except OSError:
+        # The flush inside close() fails on a full disk; the descriptor is closed all the same.
+        return
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

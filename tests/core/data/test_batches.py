@@ -1,0 +1,182 @@
+"""Which rank reads which sample, wherever a run starts; and how a sequence is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend_run.core.data.batches import BatchPlan, cut_sequence, micro_batches, to_device
+from ascend_run.plugin_api import Batch, BatchField, DataError
+
+FIELDS = {"tokens": BatchField(axes=("batch", "sequence"))}
+
+
+class Numbered:
+    """Sample i holds nothing but i."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        assert 0 <= index < self.length
+        return {"tokens": torch.full((3,), index), "dataset_id": torch.tensor(0)}
+
+
+def read(batches: Sequence[Batch]) -> list[list[int]]:
+    return [batch.tensors["tokens"][:, 0].tolist() for batch in batches]
+
+
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+
+
+@given(sizes, st.integers(0, 30), st.integers(1, 4))
+def test_the_ranks_together_read_the_next_samples_once_and_in_order(
+    size: tuple[int, int, int], consumed: int, batches: int
+) -> None:
+    micro, dp_size, accumulation = size
+    total = micro * dp_size * accumulation
+    by_rank = []
+    for dp_rank in range(dp_size):
+        plan = BatchPlan(
+            micro_batch_size=micro, global_batch_size=total, dp_rank=dp_rank, dp_size=dp_size
+        )
+        assert plan.num_micro_batches == accumulation
+        dataset = Numbered(consumed + batches * total)
+        by_rank.append(read(list(micro_batches(dataset, FIELDS, plan, consumed))))
+    seen = [sample for turn in zip(*by_rank, strict=True) for part in turn for sample in part]
+    assert seen == list(range(consumed, consumed + batches * total))
+
+
+@given(sizes)
+def test_a_run_goes_on_exactly_wherever_it_stopped(size: tuple[int, int, int]) -> None:
+    micro, dp_size, accumulation = size
+    total = micro * dp_size * accumulation
+    dataset = Numbered(6 * total)
+    for dp_rank in range(dp_size):
+        plan = BatchPlan(
+            micro_batch_size=micro, global_batch_size=total, dp_rank=dp_rank, dp_size=dp_size
+        )
+        whole = read(list(micro_batches(dataset, FIELDS, plan)))
+        for steps in range(7):
+            rest = read(list(micro_batches(dataset, FIELDS, plan, consumed_samples=steps * total)))
+            assert rest == whole[steps * accumulation :]
+
+
+def test_the_global_batch_is_the_same_samples_whatever_the_layout() -> None:
+    def global_batches(micro: int, dp_size: int) -> list[set[int]]:
+        found: list[set[int]] = [set() for _ in range(3)]
+        for dp_rank in range(dp_size):
+            plan = BatchPlan(
+                micro_batch_size=micro, global_batch_size=8, dp_rank=dp_rank, dp_size=dp_size
+            )
+            turns = read(list(micro_batches(Numbered(24), FIELDS, plan)))
+            for number, part in enumerate(turns):
+                found[number // plan.num_micro_batches].update(part)
+        return found
+
+    want = [set(range(8)), set(range(8, 16)), set(range(16, 24))]
+    for micro, dp_size in ((1, 1), (8, 1), (2, 4), (1, 8), (4, 2)):
+        assert global_batches(micro, dp_size) == want
+
+
+def test_every_evaluation_reads_the_same_samples_and_stops_where_told() -> None:
+    plan = BatchPlan(micro_batch_size=2, global_batch_size=4)
+
+    def evaluation() -> list[list[int]]:
+        return read(list(micro_batches(Numbered(100), FIELDS, plan, num_global_batches=2)))
+
+    assert evaluation() == evaluation() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_a_dataset_that_ends_too_soon_is_refused_with_the_numbers() -> None:
+    plan = BatchPlan(micro_batch_size=2, global_batch_size=4)
+    with pytest.raises(DataError, match="has 9 samples, expected 12"):
+        next(micro_batches(Numbered(9), FIELDS, plan, 4, 2))
+    assert len(list(micro_batches(Numbered(9), FIELDS, plan))) == 4
+
+
+def test_only_declared_fields_are_kept_and_missing_ones_are_named() -> None:
+    plan = BatchPlan(micro_batch_size=2, global_batch_size=2)
+    batch = next(micro_batches(Numbered(2), FIELDS, plan))
+    assert list(batch.tensors) == ["tokens"]
+    assert batch.fields is FIELDS
+    wanted = {**FIELDS, "labels": BatchField(axes=("batch", "sequence"))}
+    with pytest.raises(DataError, match=r"lack labels.*they have dataset_id, tokens"):
+        next(micro_batches(Numbered(2), wanted, plan))
+
+
+def test_samples_of_another_shape_than_declared_are_refused() -> None:
+    plan = BatchPlan(micro_batch_size=1, global_batch_size=1)
+    for axes in (("batch",), ("sequence", "batch"), ("batch", "sequence", "width")):
+        with pytest.raises(DataError, match="declared with axes"):
+            next(micro_batches(Numbered(1), {"tokens": BatchField(axes=axes)}, plan))
+
+
+@attrs.frozen
+class Partition:
+    """Rank r of P holds every P-th of ``pieces * P`` pieces; zig-zag where asked."""
+
+    pieces: int
+    zigzag: bool
+    multiple: int = 1
+
+    def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[tuple[int, int]]:
+        width = seq_length // (self.pieces * size)
+        rounds = range(self.pieces)
+        turned = [size - 1 - rank if self.zigzag and turn % 2 else rank for turn in rounds]
+        firsts = [(turn * size + place) * width for turn, place in zip(rounds, turned, strict=True)]
+        return tuple((first, first + width) for first in firsts)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.integers(1, 5))
+def test_the_cut_parts_put_together_are_the_batch(
+    cp_size: int, pieces: int, zigzag: bool, width: int
+) -> None:
+    length = cp_size * pieces * width
+    fields = {
+        "tokens": BatchField(axes=("batch", "sequence")),
+        "weights": BatchField(axes=("batch", "width", "sequence")),
+        "whole": BatchField(axes=("batch", "sequence"), replicated=True),
+        "each": BatchField(axes=("batch",)),
+        "position_ids": BatchField(axes=("batch", "sequence")),
+    }
+    tensors = {
+        "tokens": torch.randint(0, 100, (2, length)),
+        "weights": torch.rand(2, 3, length),
+        "whole": torch.randint(0, 100, (2, length)),
+        "each": torch.arange(2),
+        "position_ids": torch.arange(length).expand(2, length),
+    }
+    batch = Batch(tensors=tensors, fields=fields)
+    partition = Partition(pieces, zigzag)
+    parts = [cut_sequence(batch, partition, rank, cp_size) for rank in range(cp_size)]
+    for part in parts:
+        assert torch.equal(part.tensors["whole"], tensors["whole"])
+        assert torch.equal(part.tensors["each"], tensors["each"])
+        assert part.tensors["tokens"].shape == (2, length // cp_size)
+        assert part.tensors["tokens"].is_contiguous()
+    places = torch.cat([part.tensors["position_ids"][0] for part in parts])
+    assert places.sort().values.tolist() == list(range(length))
+    for name in ("tokens", "weights"):
+        held = torch.cat([part.tensors[name] for part in parts], dim=-1)
+        assert torch.equal(held, tensors[name][..., places])
+
+
+def test_one_context_parallel_rank_keeps_the_very_batch() -> None:
+    batch = Batch(tensors={"tokens": torch.zeros(1, 4)}, fields=FIELDS)
+    assert cut_sequence(batch, Partition(1, False), 0, 1) is batch
+
+
+def test_moving_to_a_device_moves_every_field_and_nothing_twice() -> None:
+    batch = Batch(tensors={"tokens": torch.zeros(1, 4)}, fields=FIELDS)
+    assert to_device(batch, torch.device("cpu")) is batch
+    moved = to_device(batch, torch.device("meta"))
+    assert moved.tensors["tokens"].device.type == "meta"

@@ -1,0 +1,163 @@
+"""The pre-training task: what it asks for, what it gives the model, what it counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import (
+    Batch,
+    Claim,
+    Datasets,
+    FieldSection,
+    Layout,
+    LossSum,
+    RunConfig,
+    RunContext,
+    TokenBlend,
+)
+from ascend_run.plugin_api.config import DataSection, TrainSection
+from ascend_run.plugins.pretrain import Pretrain, PretrainConfig
+
+
+def run_config(eval_interval: int = 0, train_iters: int = 1, **data: Any) -> RunConfig:
+    return RunConfig(
+        model=FieldSection({}),
+        parallel=FieldSection({}),
+        data=DataSection(**data),
+        train=TrainSection(eval_interval=eval_interval, train_iters=train_iters),
+    )
+
+
+def context_of(config: RunConfig) -> RunContext:
+    return RunContext(config=config, layout=Layout(), device=None, groups=None)
+
+
+@pytest.fixture
+def hooks() -> Hooks:
+    return Hooks([Pretrain(PretrainConfig())])
+
+
+@pytest.fixture
+def task(hooks: Hooks) -> Any:
+    return hooks.require("ascend_task", config=run_config(train=("a",)))
+
+
+def problems(hooks: Hooks, config: RunConfig) -> list[str]:
+    answers = hooks.contributions("ascend_check", config=config, layout=Layout())
+    return [problem for _, found in answers for problem in found]
+
+
+def test_it_owns_the_task_and_trains_one_model(task: Any) -> None:
+    assert Pretrain.manifest.claims == (Claim.TASK,)
+    assert task.roles == ("policy",)
+    assert set(task.batch_fields) == {"tokens", "labels", "loss_mask", "position_ids"}
+    assert {field.axes for field in task.batch_fields.values()} == {("batch", "sequence")}
+
+
+def test_it_describes_the_data_that_the_config_names(task: Any) -> None:
+    config = run_config(
+        train=("a", "b"), train_weights=(1.0, 3.0), validation=("c",), validation_weights=(2.0,)
+    )
+    assert task.datasets(context_of(config), 10, 5) == Datasets(
+        train=TokenBlend(prefixes=("a", "b"), weights=(1.0, 3.0)),
+        validation=TokenBlend(prefixes=("c",), weights=(2.0,)),
+    )
+    assert task.datasets(context_of(run_config(train=("a",))), 10, 0).validation is None
+
+
+class Recording(nn.Module):
+    """Answers what it is told to, and keeps what it was called with."""
+
+    def __init__(self, answer: torch.Tensor) -> None:
+        super().__init__()
+        self.answer = answer
+        self.called_with: dict[str, torch.Tensor] = {}
+
+    def forward(self, **tensors: torch.Tensor) -> torch.Tensor:
+        self.called_with = tensors
+        return self.answer
+
+
+@pytest.fixture
+def batch(task: Any) -> Batch:
+    return Batch(
+        tensors={
+            "tokens": torch.tensor([[1, 2, 3], [4, 5, 6]]),
+            "labels": torch.tensor([[2, 3, 4], [5, 6, 7]]),
+            "loss_mask": torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]),
+            "position_ids": torch.arange(3).expand(2, 3),
+        },
+        fields=task.batch_fields,
+    )
+
+
+def test_on_the_last_stage_the_loss_is_a_sum_over_the_tokens_that_count(
+    task: Any, batch: Batch
+) -> None:
+    loss = torch.tensor(7.0, requires_grad=True)
+    model = Recording(loss)
+    answer = task.forward_step(context_of(run_config()), model, batch)
+    assert isinstance(answer, LossSum)
+    assert answer.sum is loss
+    assert answer.count.item() == 5
+    assert answer.count.dtype == torch.int64
+    assert {name: id(tensor) for name, tensor in model.called_with.items()} == {
+        "input_ids": id(batch.tensors["tokens"]),
+        "position_ids": id(batch.tensors["position_ids"]),
+        "labels": id(batch.tensors["labels"]),
+        "loss_mask": id(batch.tensors["loss_mask"]),
+    }
+
+
+def test_on_the_other_stages_the_hidden_state_passes(task: Any, batch: Batch) -> None:
+    hidden = torch.zeros(3, 2, 8)
+    assert task.forward_step(context_of(run_config()), Recording(hidden), batch) is hidden
+
+
+def test_sound_data_options_raise_no_problem(hooks: Hooks) -> None:
+    config = run_config(
+        eval_interval=5, train=("a", "b"), train_weights=(0.5, 0.5), validation=("c",)
+    )
+    assert problems(hooks, config) == []
+    assert problems(hooks, run_config(train_iters=0)) == []
+
+
+def test_every_flaw_of_the_data_options_is_named_with_the_way_out(hooks: Hooks) -> None:
+    no_data = problems(hooks, run_config(eval_interval=5))
+    assert [problem.split(" is ")[0] for problem in no_data] == [
+        "pretrain: data.train",
+        "pretrain: train.eval_interval",
+    ]
+    weights = problems(
+        hooks, run_config(train=("a", "b"), train_weights=(1.0,), validation_weights=(0.0, -1.0))
+    )
+    assert len(weights) == 3
+    assert "data.train_weights has 1 numbers for 2 datasets" in weights[0]
+    assert "data.validation_weights has 2 numbers for 0 datasets" in weights[1]
+    assert "must be above 0, got [0.0, -1.0]" in weights[2]
+    assert (
+        "must be above 0"
+        in problems(hooks, run_config(train=("a",), train_weights=(float("nan"),)))[0]
+    )
+
+
+def test_importing_and_checking_it_needs_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from ascend_run.plugins.pretrain import Pretrain, PretrainConfig\n"
+        "from ascend_run.plugin_api import FieldSection, RunConfig\n"
+        "config = RunConfig(model=FieldSection({}), parallel=FieldSection({}))\n"
+        "assert Pretrain(PretrainConfig()).ascend_check(config)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "False"
