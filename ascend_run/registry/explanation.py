@@ -57,7 +57,7 @@ def explain_plugin(plugin: Plugin, resolution: Resolution) -> str:
     manifest = plugin.manifest
     kind = kind_of(manifest)
     named = f"the {kind}, chosen with {CHOSEN_WITH[kind]}"
-    reason = "named with --enable" if kind is Kind.FEATURE else named
+    reason = "enabled by name" if kind is Kind.FEATURE else named
     declared = resolution.inner[manifest.name]
     inner = [f"{why} {other}" for other, why in sorted(declared.items())]
     if inner:

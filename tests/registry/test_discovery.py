@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ascend_run.plugin_api import PluginLoadError, PluginResolutionError
-from ascend_run.registry import Kind, discover
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind
 from tests.support.fake_distributions import plugin_source
 
 Install = Callable[..., Path]

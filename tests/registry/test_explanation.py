@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import Claim, Condition, HookError, hookimpl, hookspecs
-from ascend_run.registry import (
+from ascend_run.registry.explanation import (
     HookOwners,
     check_hooks,
     explain_hooks,
     explain_plugin,
-    hook_points,
     idle,
-    implementations,
-    resolve,
 )
+from ascend_run.registry.hooks import hook_points, implementations
+from ascend_run.registry.resolution import resolve
 from tests.support.fake_plugins import named, platform, plugin
 
 
@@ -174,13 +173,13 @@ def test_each_plugin_says_why_it_is_there_and_where() -> None:
     resolution = resolve([*classes], classes)
 
     assert explain_plugin(ring, resolution) == (
-        "named with --enable; outside of others as it declares: requires base, after gmm"
+        "enabled by name; outside of others as it declares: requires base, after gmm"
     )
     assert explain_plugin(cpu, resolution) == (
         "the platform, chosen with --platform; asked last by every provider, as the default"
     )
     assert explain_plugin(classes["gmm"], resolution) == (
-        "named with --enable; declares no order: by name"
+        "enabled by name; declares no order: by name"
     )
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.registry import discover, plugin_lock, resolve
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.lock import plugin_lock
+from ascend_run.registry.resolution import resolve
 from tests.support.fake_distributions import make_distribution, plugin_source
 
 POINTS = {"ascend_run.plugins": {"ring": "fake_ring:Plugin"}}

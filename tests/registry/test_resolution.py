@@ -15,7 +15,8 @@ from ascend_run.plugin_api import (
     PluginResolutionError,
     Support,
 )
-from ascend_run.registry import Kind, check_conditions, resolve
+from ascend_run.registry.kinds import Kind
+from ascend_run.registry.resolution import check_conditions, resolve
 from tests.support.fake_plugins import named, platform, plugin
 
 

@@ -1,0 +1,117 @@
+"""What ``plan.json`` holds: a run as plain values, assembled without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from ascend_run.core.config.loading import ResolvedConfig
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.layout import Layout
+from ascend_run.registry.discovery import Catalogue
+from ascend_run.registry.explanation import explain_hooks, explain_plugin, idle
+from ascend_run.registry.hooks import implementations
+from ascend_run.registry.kinds import Plugin, kind_of
+from ascend_run.registry.resolution import Resolution
+
+_AXES = ("tp", "cp", "dp", "pp", "ep")
+_DEFAULTS = ("default", "plugin default", "Megatron's default")
+
+
+def plan_data(
+    resolution: Resolution,
+    catalogue: Catalogue,
+    resolved: ResolvedConfig,
+    layout: Layout,
+    hooks: Hooks,
+) -> dict[str, Any]:
+    """The plan of a run as JSON values.
+
+    Args:
+        hooks: Of the run's plugins; only torch-free ones are asked.
+
+    Raises:
+        HookError: Two plugins contribute one key.
+    """
+    config = resolved.config
+    own_groups = {
+        name: [[*ranks] for ranks in lists]
+        for name, lists in hooks.merge(
+            "ascend_process_groups", config=config, layout=layout
+        ).items()
+    }
+    explained = explain_hooks(resolution)
+    patching = [owners for owners in explained if owners.hook == "ascend_patches"]
+    return {
+        "plugins": [_plugin(plugin, resolution, catalogue) for plugin in resolution.order],
+        "hooks": [
+            {"hook": o.hook, "kind": str(o.kind), "owners": [*o.owners], "why": o.why}
+            for o in explained
+        ],
+        "claims": {str(claim): owner for claim, owner in resolution.owners.items()},
+        "idle": idle(resolution, config),
+        "layout": {
+            "world_size": layout.world_size,
+            "axes": layout.dense_axes,
+            "expert_axes": layout.expert_axes,
+            "groups": _axis_groups(layout) | own_groups,
+        },
+        "ranks": _ranks(layout),
+        "process_groups": [*own_groups],
+        "environment": hooks.merge("ascend_environment", config=config),
+        "patching": [name for owners in patching for name in owners.owners],
+        "panels": [attrs.asdict(p) for p in hooks.merge("ascend_report").values()],
+        "origins": dict(resolved.origins),
+    }
+
+
+def chosen_values(
+    resolved: ResolvedConfig, *, everything: bool = False
+) -> Iterator[tuple[str, Any, str]]:
+    """(key, value, origin) of every value that somebody chose, or of all."""
+    for key, origin in resolved.origins.items():
+        if everything or origin not in _DEFAULTS:
+            found = resolved.config
+            for part in _path(key):
+                found = found[part] if isinstance(found, Mapping) else getattr(found, part)
+            yield key, found, origin
+
+
+def _path(key: str) -> list[str]:
+    """``plugins.swap-attention.min_bytes`` -> its three parts; a plugin's name has no dot."""
+    return key.split(".", 2)
+
+
+def _plugin(plugin: Plugin, resolution: Resolution, catalogue: Catalogue) -> dict[str, Any]:
+    manifest = plugin.manifest
+    candidate = catalogue[manifest.name]
+    return {
+        "name": manifest.name,
+        "kind": str(kind_of(manifest)),
+        "version": candidate.version,
+        "distribution": candidate.distribution,
+        "summary": manifest.summary,
+        "numerics": str(manifest.numerics),
+        "maturity": str(manifest.maturity),
+        "platforms": {name: str(how) for name, how in manifest.platforms.items()},
+        "claims": [str(claim) for claim in manifest.claims],
+        "hooks": [*implementations(plugin)],
+        "why": explain_plugin(plugin, resolution),
+    }
+
+
+def _axis_groups(layout: Layout) -> dict[str, list[list[int]]]:
+    """Axis -> the groups of ranks along it."""
+    return {axis: [[*ranks] for ranks in layout.groups(axis)] for axis in (*_AXES, "expt_dp")}
+
+
+def _ranks(layout: Layout) -> list[dict[str, int]]:
+    """Every rank's place along every axis."""
+    ranks = [{"rank": rank} for rank in range(layout.world_size)]
+    for axis in _AXES:
+        for members in layout.groups(axis):
+            for place, rank in enumerate(members):
+                ranks[rank][axis] = place
+    return ranks

@@ -1,0 +1,182 @@
+"""From what a user asked for to a run that can start, or one refusal. Imports no torch.
+
+Training, ``plan`` and the conformance kit all come this way, so that what is shown is what runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ascend_run.core.config.layout import layout_of, run_problems
+from ascend_run.core.config.loading import ResolvedConfig, build_config, read_raw
+from ascend_run.core.config.raw import COMMAND_LINE, RawConfig
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.errors import (
+    AscendRunError,
+    ConfigError,
+    HookError,
+    PluginResolutionError,
+)
+from ascend_run.plugin_api.layout import Layout
+from ascend_run.registry.discovery import Catalogue, discover
+from ascend_run.registry.explanation import check_hooks
+from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
+from ascend_run.registry.lock import plugin_lock
+from ascend_run.registry.resolution import Resolution, check_conditions, resolve
+
+from .plan_data import plan_data
+
+
+@attrs.frozen(kw_only=True)
+class Prepared:
+    """A run that nothing known beforehand speaks against."""
+
+    resolved: ResolvedConfig
+    resolution: Resolution
+    layout: Layout
+    plan: Mapping[str, Any]
+    """What ``plan.json`` holds."""
+    lock: Mapping[str, Any]
+    """What ``plugins.lock.json`` holds, and the ranks compare."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    def instances(self) -> list[Any]:
+        """A new instance of every plugin, innermost first."""
+        return instances(self.resolution, self.config)
+
+
+def prepare(
+    file: Path | None,
+    overrides: Sequence[str] = (),
+    enable: Sequence[str] | None = None,
+    platform: str | None = None,
+    task: str | None = None,
+    world_size: int | None = None,
+) -> Prepared:
+    """Read, resolve, check and plan a run.
+
+    Args:
+        enable: Features in place of the file's; None leaves the file's. So for ``platform`` and
+            ``task``.
+        world_size: Ranks; None is the fewest that the parallel sizes of the config need.
+
+    Raises:
+        AscendRunError: All that is wrong at the first stage at which something is: reading,
+            plugins, values, and how everything fits together.
+    """
+    chosen = {"enable": None if enable is None else [*enable], "platform": platform, "task": task}
+    return prepare_raw(read_raw(file, overrides).replacing(COMMAND_LINE, **chosen), world_size)
+
+
+def prepare_raw(
+    raw: RawConfig, world_size: int | None = None, catalogue: Catalogue | None = None
+) -> Prepared:
+    """As ``prepare``, from what was read.
+
+    Args:
+        catalogue: Plugins to choose from; None is all that are installed.
+    """
+    known = discover() if catalogue is None else catalogue
+    resolution = _resolve(raw, known)
+    check_hooks(resolution.order)
+    resolved = _build_config(raw, resolution)
+    config = resolved.config
+    size = smallest_world(config) if world_size is None else world_size
+    layout = layout_of(config, size)
+    hooks = Hooks(instances(resolution, config))
+    if problems := _misfits(config, layout, resolution, hooks):
+        raise ConfigError("this run cannot start", problems)
+    return Prepared(
+        resolved=resolved,
+        resolution=resolution,
+        layout=layout,
+        plan=plan_data(resolution, known, resolved, layout, hooks),
+        lock=plugin_lock(resolution, known),
+    )
+
+
+def instances(resolution: Resolution, config: RunConfig) -> list[Any]:
+    """A new instance of every plugin with its own options, innermost first."""
+    return [
+        plugin(config.plugins[plugin.manifest.name]) if _options_of(plugin) else plugin()
+        for plugin in resolution.order
+    ]
+
+
+def smallest_world(config: RunConfig) -> int:
+    """The fewest ranks into which the parallel sizes of a config divide."""
+    layout = layout_of(config, world_size=1)
+    dense = layout.tp * layout.cp * layout.pp
+    return math.lcm(dense, layout.expt_tp * layout.ep * layout.pp)
+
+
+def _options_of(plugin: Plugin) -> type | None:
+    options: type | None = getattr(plugin, "config_class", None)
+    return options
+
+
+def _resolve(raw: RawConfig, catalogue: Catalogue) -> Resolution:
+    wanted = [
+        *((name, Kind.FEATURE) for name in raw.enable),
+        (raw.platform, Kind.PLATFORM),
+        (raw.task, Kind.TASK),
+        (raw.family, Kind.MODEL),
+    ]
+    failures: dict[str, AscendRunError] = {}
+    for name, kind in wanted:
+        if name in catalogue and catalogue[name].kind is not kind:
+            actual = catalogue[name].kind
+            failures[name] = PluginResolutionError(
+                f"'{name}' is a {actual}, not a {kind}; choose it with {CHOSEN_WITH[actual]}"
+            )
+    names = [name for name, _ in wanted]
+    loaded = catalogue.load_each(name for name in names if name not in failures)
+    return resolve(names, loaded.classes, {**loaded.failures, **failures})
+
+
+def _build_config(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
+    family = _family(resolution)
+    hf_values: Mapping[str, Any] = {}
+    if raw.hf_path is not None:
+        # Late: only runs that start from a Hugging Face folder read its config.
+        from ascend_run.core.convert.config_keys import config_from_hf
+        from ascend_run.core.convert.json_files import read_hf_config
+
+        hf_values = config_from_hf(family, read_hf_config(raw.hf_path))
+    return build_config(
+        raw,
+        {plugin.manifest.name: _options_of(plugin) for plugin in resolution.order},
+        family.defaults,
+        resolution.of_kind(Kind.FEATURE),
+        hf_values=hf_values,
+    )
+
+
+def _family(resolution: Resolution) -> Any:
+    """The model family's data, which stands before the config and so before any option."""
+    (plugin,) = (p for p in resolution.order if kind_of(p.manifest) is Kind.MODEL)
+    options = _options_of(plugin)
+    family = plugin(options()) if options else plugin()
+    return Hooks([family]).require("ascend_model_family")
+
+
+def _misfits(config: RunConfig, layout: Layout, resolution: Resolution, hooks: Hooks) -> list[str]:
+    """Everything in a run that does not fit together: conditions, layout, plugins' own checks."""
+    partition = hooks.provide("ascend_sequence_partition", config=config)
+    multiple = None if partition is None else partition.multiple
+    problems = check_conditions(resolution, config)
+    problems += run_problems(config, layout, sequence_multiple=multiple)
+    for name, answer in hooks.contributions("ascend_check", config=config, layout=layout):
+        if isinstance(answer, str):
+            raise HookError(f"'{name}' answers ascend_check with a text; a list of them is asked")
+        problems += answer
+    return list(dict.fromkeys(problems))

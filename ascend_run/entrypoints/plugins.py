@@ -1,0 +1,234 @@
+"""``ascend-run plugins``: what is installed, and all that one plugin says of itself."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from .run_options import plugin_names
+from .tables import table
+
+if TYPE_CHECKING:
+    from ascend_run.registry.discovery import Candidate, Catalogue
+    from ascend_run.registry.kinds import Plugin
+
+_MARKS = {"real": "", "emulated": "~", "unverified": "?"}
+_LEGEND = "platforms: ~ emulated there, ? not verified there"
+_HEADER = ("name", "kind", "summary", "numerics", "maturity", "platforms", "from")
+
+
+@click.group("plugins", invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--markdown", is_flag=True, help="Print our own plugins as a Markdown table.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, markdown: bool) -> None:
+    """List the plugins, or show one.
+
+    Ours are listed with what they say of themselves; of other packages only name and version are
+    shown, since naming a plugin is the consent to run its code.
+    """
+    if ctx.invoked_subcommand is None:
+        _print_list(as_json, markdown)
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--markdown", is_flag=True, help="Print our own plugins as a Markdown table.")
+def list_command(as_json: bool, markdown: bool) -> None:
+    """List the plugins."""
+    _print_list(as_json, markdown)
+
+
+def _complete_name(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    found = plugin_names()
+    return [CompletionItem(n, help=source) for n, source in found if n.startswith(incomplete)]
+
+
+@command.command("show")
+@click.argument("name", shell_complete=_complete_name)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show_command(name: str, as_json: bool) -> None:
+    """Show a plugin's manifest, options and hooks; imports it."""
+    from ascend_run.registry.discovery import discover
+
+    catalogue = discover()
+    plugin = catalogue.load([name])[name]
+    shown = _described(catalogue[name], plugin) | _details(plugin)
+    click.echo(json.dumps(shown, indent=2) if as_json else "\n".join(_page(shown)))
+
+
+def listing(catalogue: Catalogue) -> list[dict[str, Any]]:
+    """Every plugin as plain data, ours with their manifests; aliases stand beside their plugin."""
+    ours = [name for name, candidate in catalogue.items() if candidate.first_party]
+    loaded = catalogue.load_each(ours)
+    rows: list[dict[str, Any]] = []
+    for name, candidate in catalogue.items():
+        plugin = loaded.classes.get(name)
+        if plugin is None:
+            failure = loaded.failures.get(name)
+            rows.append(_outside(candidate) | {"broken": None if failure is None else str(failure)})
+        elif name == plugin.manifest.name:
+            rows.append(_described(candidate, plugin) | {"broken": None})
+    for name, reason in catalogue.broken.items():
+        offers = catalogue.duplicates[name]
+        rows += [_outside(offer) | {"broken": f"'{name}' {reason}"} for offer in offers]
+    return rows
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Our own plugins for a README: each name leads to its page."""
+    lines = ["| plugin | kind | what it does | numerics | platforms |", "|---|---|---|---|---|"]
+    for row in rows:
+        if row["first_party"] and row["broken"] is None:
+            link = f"[{row['name']}](docs/plugins/{row['name']}.md)"
+            cells = (link, row["kind"], row["summary"], row["numerics"], _platforms(row))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n\n{_LEGEND}\n"
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Imports make objects and hardly any garbage; searching them is a tenth of a listing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _print_list(as_json: bool, markdown: bool) -> None:
+    with _without_collections():
+        from ascend_run.registry.discovery import discover
+
+        catalogue = discover()
+        rows = listing(catalogue)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    elif markdown:
+        click.echo(markdown_table(rows), nl=False)
+    else:
+        click.echo("\n".join(_list_page(rows, catalogue.unreadable)))
+
+
+def _list_page(rows: Sequence[Mapping[str, Any]], unreadable: Mapping[str, str]) -> Iterator[str]:
+    sound = [row for row in rows if row["broken"] is None]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    yield from table(_HEADER, [_cells(row) for row in sound], width=width, flexible=2)
+    yield ""
+    yield _LEGEND
+    if any("summary" not in row for row in sound):
+        yield "'-': another package's; ascend-run plugins show NAME imports it and asks it"
+    problems = dict.fromkeys(row["broken"] for row in rows if row["broken"] is not None)
+    if problems or unreadable:
+        yield ""
+        yield "broken (only runs that name them are stopped):"
+        yield from (f"  {problem}" for problem in problems)
+        yield from (f"  {place}: {reason}" for place, reason in unreadable.items())
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    names = ", ".join((row["name"], *row.get("aliases", ())))
+    source = f"{row['distribution']} {row['version']}"
+    if "summary" not in row:
+        return names, row["kind"], "-", "-", "-", "-", source
+    own = (row["summary"], row["numerics"], row["maturity"], _platforms(row))
+    return names, row["kind"], *own, source
+
+
+def _platforms(row: Mapping[str, Any]) -> str:
+    supported = row["platforms"].items()
+    return " ".join(f"{name}{_MARKS[how]}" for name, how in supported if how in _MARKS)
+
+
+def _outside(candidate: Candidate) -> dict[str, Any]:
+    """What metadata tells, without a line of the plugin's code."""
+    return {
+        "name": candidate.name,
+        "kind": str(candidate.kind),
+        "distribution": candidate.distribution,
+        "version": candidate.version,
+        "first_party": candidate.first_party,
+        "value": candidate.value,
+    }
+
+
+def _described(candidate: Candidate, plugin: Plugin) -> dict[str, Any]:
+    manifest = plugin.manifest
+    return _outside(candidate) | {
+        "name": manifest.name,
+        "aliases": [*manifest.aliases],
+        "summary": manifest.summary,
+        "numerics": str(manifest.numerics),
+        "maturity": str(manifest.maturity),
+        "level": manifest.level,
+        "platforms": {name: str(how) for name, how in manifest.platforms.items()},
+        "claims": [str(claim) for claim in manifest.claims],
+    }
+
+
+def _details(plugin: Plugin) -> dict[str, Any]:
+    import inspect
+
+    import attrs
+
+    from ascend_run.registry.hooks import hook_points, implementations
+
+    from .option_docs import option_docs
+
+    manifest = plugin.manifest
+    implemented = implementations(plugin)
+    return {
+        "requires": [str(requirement) for requirement in manifest.requires],
+        "conflicts": dict(manifest.conflicts),
+        "after": [*manifest.after],
+        "idle": None if manifest.idle is None else str(manifest.idle),
+        "legacy_flags": [*manifest.legacy_flags],
+        "source": manifest.source,
+        "api_version": manifest.api_version,
+        "options": [attrs.asdict(o) for o in option_docs(getattr(plugin, "config_class", None))],
+        "hooks": {n: str(point.kind) for n, point in hook_points().items() if n in implemented},
+        "documentation": inspect.getdoc(plugin) or "",
+    }
+
+
+def _page(shown: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{shown['name']}: {shown['summary']}"
+    yield ""
+    yield from (f"  {line}".rstrip() for line in shown["documentation"].splitlines())
+    yield ""
+    facts = {
+        "kind": shown["kind"],
+        "from": f"{shown['distribution']} {shown['version']} ({shown['value']})",
+        "aliases": ", ".join(shown["aliases"]),
+        "maturity": shown["maturity"],
+        "numerics": shown["numerics"],
+        "level": str(shown["level"]),
+        "platforms": ", ".join(f"{name} ({how})" for name, how in shown["platforms"].items()),
+        "claims": ", ".join(shown["claims"]),
+        "requires": ", ".join(shown["requires"]),
+        "conflicts": "; ".join(f"{name}: {why}" for name, why in shown["conflicts"].items()),
+        "after": ", ".join(shown["after"]),
+        "idle when": shown["idle"] or "",
+        "answers to": ", ".join(shown["legacy_flags"]),
+        "source": shown["source"],
+        "plugin API": str(shown["api_version"]),
+        "hooks": ", ".join(f"{hook} ({kind})" for hook, kind in shown["hooks"].items()),
+    }
+    yield from (f"  {label:<11} {value}" for label, value in facts.items() if value)
+    if shown["options"]:
+        yield ""
+        yield f"  options, set by plugins.{shown['name']}.<name>=<value>:"
+    for option in shown["options"]:
+        yield f"    {option['name']}: {option['type']} = {option['default']}"
+        if option["help"]:
+            yield f"        {option['help']}"
