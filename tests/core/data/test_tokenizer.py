@@ -65,6 +65,16 @@ def test_the_fingerprint_ignores_spelling_and_run_settings_but_not_tokens(
     assert fingerprint_of(json.dumps(values)) != trained.fingerprint
 
 
+def test_the_vocabulary_reaches_the_largest_id_though_some_are_unused(
+    trained: TextTokenizer, tmp_path: Path
+) -> None:
+    values = json.loads(trained.to_json())
+    values["model"]["vocab"]["!!!!"] = 999
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    assert load_tokenizer(tmp_path).vocab_size == 1000
+    assert trained.vocab_size == len(trained.backend.get_vocab())
+
+
 def test_leftover_truncation_and_padding_change_no_ids(
     trained: TextTokenizer, tmp_path: Path
 ) -> None:
