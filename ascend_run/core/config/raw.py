@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,15 @@ from ascend_run.plugin_api.errors import ConfigError
 from .value_types import TypeMismatch, describe, is_list, may_be_text, show, structure
 
 COMMAND_LINE: Final = "command line"
+
+
+def parse_text(text: str) -> Any:
+    """A word of a command line: a TOML value, or the text itself where it is none."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text.strip()
+    return parsed["value"] if parsed.keys() == {"value"} else text.strip()
 
 
 @attrs.frozen
@@ -37,9 +47,11 @@ class Given:
             return structure(self.value, expected, name)
         candidates = [self.value]
         if may_be_text(expected):
-            candidates = [self.text, self.value]
-        if is_list(expected) and isinstance(self.value, str | int | float):
-            candidates = [[part.strip() for part in self.text.split(",") if part.strip()]]
+            is_table = isinstance(self.value, list | dict)
+            candidates = [self.value, self.text] if is_table else [self.text, self.value]
+        elif is_list(expected):
+            parts = [part.strip() for part in self.text.split(",") if part.strip()]
+            candidates += [parts, [parse_text(part) for part in parts]]
         if self.text in ("True", "False"):
             candidates.append(self.text == "True")
         for candidate in candidates[:-1]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ascend_run.plugin_api.errors import ConfigError
 
-from .raw import COMMAND_LINE, Given, RawConfig
+from .raw import COMMAND_LINE, Given, RawConfig, parse_text
 from .schema import SECTIONS, TOP_LEVEL
 from .toml_document import TomlProblem, parse_toml
 from .value_types import show
@@ -46,7 +45,7 @@ def read_raw(file: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
         if not equals or not key.strip():
             unreadable.append(f"{override!r} is no override; expected section.key=value")
             continue
-        values[key.strip()] = Given(_parse_text(text), COMMAND_LINE, text.strip())
+        values[key.strip()] = Given(parse_text(text), COMMAND_LINE, text.strip())
     if unreadable:
         raise ConfigError("the command line cannot be used", unreadable)
     return RawConfig(values=values, problems=problems)
@@ -119,12 +118,3 @@ def nearest_section(name: str) -> str:
     known = [*TOP_LEVEL, *SECTIONS]
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-
-
-def _parse_text(text: str) -> Any:
-    """A TOML value, or the text itself where it is none."""
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text.strip()
-    return parsed["value"] if parsed.keys() == {"value"} else text.strip()

@@ -136,16 +136,15 @@ def _spells_none(value: Any, expected: Any) -> bool:
     return NoneType in members and value == NONE and NONE not in choices
 
 
-def _exact(wanted: type) -> Any:
-    def hook(value: Any, _: Any) -> Any:
-        if type(value) is not wanted:
-            raise TypeError
-        return value
-
-    return hook
+def _truth(value: Any, _: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError
+    return value
 
 
-def _whole(value: Any, _: Any) -> int:
+def _whole(value: Any, kind: type[int]) -> int:
+    if issubclass(kind, enum.Enum):  # a hook serves its class's subclasses too
+        return kind(value)
     if type(value) is not int or abs(value) > _LARGEST:
         raise TypeError
     return value
@@ -157,7 +156,9 @@ def _number(value: Any, _: Any) -> float:
     return float(value)
 
 
-def _text(value: Any, _: Any) -> str:
+def _text(value: Any, kind: type[str]) -> str:
+    if issubclass(kind, enum.Enum):
+        return kind(value)
     if type(value) is not str or "\0" in value:
         raise TypeError
     value.encode()  # what cannot be encoded could not be written to the run's folder either
@@ -167,7 +168,7 @@ def _text(value: Any, _: Any) -> str:
 @functools.cache
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
-    converter.register_structure_hook(bool, _exact(bool))
+    converter.register_structure_hook(bool, _truth)
     converter.register_structure_hook(int, _whole)
     converter.register_structure_hook(float, _number)
     converter.register_structure_hook(str, _text)

@@ -19,6 +19,14 @@ _NUMBER: Final = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
     re.ASCII,
 )
+_OPENING: Final = (
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.FlowSequenceStartToken,
+)
+_CLOSING: Final = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+_DEEPEST: Final = 32
 
 
 class YamlProblem(Exception):
@@ -32,8 +40,7 @@ def parse_yaml(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
         YamlProblem: It is not YAML, or uses what a config has no need of.
     """
     try:
-        tokens = list(yaml.scan(text, Loader=yaml.SafeLoader))
-        _refuse_indirection(tokens)
+        _refuse_what_no_config_needs(yaml.scan(text, Loader=yaml.SafeLoader))
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         raise YamlProblem(f"{_at(error.problem_mark)}{error.problem}") from None
@@ -43,12 +50,17 @@ def parse_yaml(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
     return ({} if root is None else _data(root, (), lines)), lines
 
 
-def _refuse_indirection(tokens: list[Any]) -> None:
+def _refuse_what_no_config_needs(tokens: Iterator[Any]) -> None:
+    """Stop at the first such token: scanning slows with the depth of the nesting."""
+    depth = 0
     for token in tokens:
         if isinstance(token, yaml.AnchorToken | yaml.AliasToken):
             raise YamlProblem(f"{_at(token.start_mark)}anchors and aliases are not supported")
         if isinstance(token, yaml.TagToken):
             raise YamlProblem(f"{_at(token.start_mark)}tags are not supported")
+        depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+        if depth > _DEEPEST:
+            raise YamlProblem(f"{_at(token.start_mark)}nested too deeply")
 
 
 def _data(node: Any, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> Any:

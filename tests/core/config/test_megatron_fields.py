@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import typing
+from pathlib import Path
+
+import pytest
+
+from ascend_run.core.config import megatron_fields as module
+from ascend_run.core.config.megatron_fields import find_megatron, megatron_fields
+from ascend_run.core.config.unsupported import _CHOICES, _DEFAULT_ONLY, _NEVER, OWN_DEFAULTS
+from ascend_run.plugin_api import ConfigError
+
+
+def test_every_public_field_and_plain_default_is_that_of_megatrons_dataclass() -> None:
+    script = """
+        import dataclasses, json, warnings
+        warnings.simplefilter("ignore")
+        from megatron.core.model_parallel_config import ModelParallelConfig
+        from megatron.core.transformer.transformer_config import TransformerConfig
+        inherited = {field.name for field in dataclasses.fields(ModelParallelConfig)}
+        answer = {}
+        for field in dataclasses.fields(TransformerConfig):
+            if field.name.startswith("_"):
+                continue
+            default = field.default
+            if default is dataclasses.MISSING:
+                default = field.default_factory()
+            answer[field.name] = [field.name in inherited, repr(default)]
+        print(json.dumps(answer))
+    """
+    import json
+
+    output = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    ).stdout
+    theirs = json.loads(output)
+    ours = megatron_fields()
+    assert ours.keys() == theirs.keys()
+    for name, (inherited, default) in theirs.items():
+        assert (ours[name].section == "parallel") == inherited, name
+        if ours[name].type is not None:
+            assert repr(ours[name].default) == default, name
+
+
+def test_reading_the_fields_imports_neither_torch_nor_megatron() -> None:
+    script = (
+        "import sys; from ascend_run.core.config import layout, loading, printing; "
+        "loading.megatron_fields(); print([m for m in ('torch', 'megatron') if m in sys.modules])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("num_layers", int),
+        ("num_moe_experts", int | None),
+        ("moe_layer_freq", int | list[int]),
+        ("window_size", typing.Optional[tuple[int, int]]),  # noqa: UP045
+        ("normalization", typing.Literal["LayerNorm", "RMSNorm"]),
+        ("pipeline_model_parallel_layout", str | list[typing.Any] | None),
+        ("activation_func", None),
+        ("params_dtype", None),
+        ("attention_backend", None),
+        ("timers", None),
+    ],
+)
+def test_an_annotation_keeps_what_a_file_can_hold(name: str, expected: object) -> None:
+    assert megatron_fields()[name].type == expected
+
+
+def test_a_field_has_its_documentation_on_one_line() -> None:
+    assert megatron_fields()["num_layers"].doc == (
+        "Number of transformer layers in a transformer block."
+    )
+    assert "\n" not in megatron_fields()["sequence_parallel"].doc
+
+
+def test_the_tables_of_what_is_not_supported_name_fields_that_exist() -> None:
+    named = {*_NEVER, *_DEFAULT_ONLY, *_CHOICES, *OWN_DEFAULTS}
+    assert named <= megatron_fields().keys()
+
+
+def test_a_missing_megatron_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="megatron-core is not installed"):
+        find_megatron()
+
+
+def test_a_megatron_of_another_shape_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model_parallel_config.py"
+    file.write_text("class Something: ...\n")
+    with pytest.raises(ConfigError, match="has no class ModelParallelConfig"):
+        module._class_fields(file, "ModelParallelConfig", "parallel")
+    file.write_text("class (\n")
+    with pytest.raises(ConfigError, match="cannot read Megatron's fields"):
+        module._class_fields(file, "ModelParallelConfig", "parallel")
