@@ -1,7 +1,7 @@
 """``metrics.jsonl``: one JSON object a logged step, append-only, across any number of resumptions.
 
 Lines with a ``step`` are readings; lines with an ``event`` tell of the run: ``start``, ``resume``
-(``step``: the checkpoint it goes on from), ``finish`` and ``failure`` (``message``). What an
+(``step``: the checkpoint it goes on from), ``finish`` and ``failure`` (``error``). What an
 earlier attempt wrote of steps after the checkpoint stays in the file and is left out by the reader.
 Every line holds its ``time``, in seconds since 1970.
 """

@@ -27,8 +27,8 @@ class ConfigRow:
 
     @property
     def is_set(self) -> bool:
-        """Whether somebody chose it, as far as the origin says."""
-        return bool(self.origin) and not self.origin.startswith("default")
+        """Whether somebody chose it: not so a ``default``, a plugin's or Megatron's."""
+        return bool(self.origin) and self.origin.split()[-1] != "default"
 
 
 def config_rows(

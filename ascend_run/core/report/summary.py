@@ -96,7 +96,7 @@ def _status(run: RunData) -> tuple[str, str]:
     if last.get("event") == "finish":
         return "finished", ""
     if last.get("event") == "failure":
-        return "failed", str(last.get("message", ""))
+        return "failed", str(last.get("error", ""))
     return "unfinished", ""
 
 

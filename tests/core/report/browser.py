@@ -97,7 +97,8 @@ class Page:
         self.command("Emulation.setScriptExecutionDisabled", value=not script)
         self.command("Page.navigate", url=path.resolve().as_uri())
         browser.wait_for(self._session, "Page.loadEventFired")
-        self.settle()
+        if script:
+            self.settle()
 
     def command(self, method: str, **parameters: Any) -> Any:
         return self._browser.command(method, self._session, **parameters)
@@ -149,6 +150,14 @@ class Page:
             event["params"]["request"]["url"]
             for event in self._browser.events(self._session)
             if event.get("method") == "Network.requestWillBeSent"
+        ]
+
+    def refused(self) -> list[str]:
+        """Why each request that was not let through was stopped."""
+        return [
+            event["params"].get("blockedReason", "")
+            for event in self._browser.events(self._session)
+            if event.get("method") == "Network.loadingFailed"
         ]
 
     def screenshot(self, **clip: float) -> bytes:

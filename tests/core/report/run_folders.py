@@ -34,13 +34,13 @@ normalization = "RMSNorm"  # family mixtral
 add_bias_linear = false  # family mixtral
 layernorm_epsilon = 1e-05  # family mixtral
 attention_dropout = 0.0  # family mixtral
-init_method_std = 0.02  # default of Megatron
+init_method_std = 0.02  # Megatron's default
 
 [parallel]
 context_parallel_size = 2  # demo.toml:17
 expert_model_parallel_size = 2  # demo.toml:18
-tensor_model_parallel_size = 1  # default of Megatron
-pipeline_model_parallel_size = 1  # default of Megatron
+tensor_model_parallel_size = 1  # Megatron's default
+pipeline_model_parallel_size = 1  # Megatron's default
 
 [data]
 train = ["data/train # 1"]  # demo.toml:21
@@ -61,7 +61,7 @@ lr_warmup_iters = 40  # demo.toml:35
 clip_grad = 1.0  # default
 
 [plugins.swap-attention]
-keep_layers = 1  # default
+keep_layers = 1  # plugin default
 """
 
 _PLUGINS = (
