@@ -27,7 +27,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "ascend_run.entrypoints.preprocess",
         "Tokenise text into Megatron's token files.",
     ),
-    "report": ("ascend_run.entrypoints.report", "Draw a run, or several, into one HTML page."),
+    "report": (
+        "ascend_run.entrypoints.report",
+        "Write report.html of a finished, failed or running run.",
+    ),
     TRAIN: ("ascend_run.entrypoints.train", "Train; what no command at all does as well."),
 }
 """Command -> its module and the first line of its help, so that --help imports one module only."""

@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.core.config.loading import ResolvedConfig
 from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.contracts import ReportPanel
 from ascend_run.plugin_api.layout import Layout
 from ascend_run.registry.discovery import Catalogue
 from ascend_run.registry.explanation import explain_hooks, explain_plugin, idle
@@ -62,7 +63,7 @@ def plan_data(
         "process_groups": [*own_groups],
         "environment": hooks.merge("ascend_environment", config=config),
         "patching": [name for owners in patching for name in owners.owners],
-        "panels": [attrs.asdict(p) for p in hooks.merge("ascend_report").values()],
+        "panels": [_panel(panel) for panel in hooks.merge("ascend_report").values()],
         "origins": dict(resolved.origins),
     }
 
@@ -70,18 +71,25 @@ def plan_data(
 def chosen_values(
     resolved: ResolvedConfig, *, everything: bool = False
 ) -> Iterator[tuple[str, Any, str]]:
-    """(key, value, origin) of every value that somebody chose, or of all."""
+    """(key, value, origin) of every value that somebody chose, or of all.
+
+    Fields of Megatron that cannot be chosen have a default and no value.
+    """
     for key, origin in resolved.origins.items():
         if everything or origin not in _DEFAULTS:
-            found = resolved.config
-            for part in _path(key):
-                found = found[part] if isinstance(found, Mapping) else getattr(found, part)
-            yield key, found, origin
+            value = _value(resolved.config, key)
+            if value is not attrs.NOTHING:
+                yield key, value, origin
 
 
-def _path(key: str) -> list[str]:
-    """``plugins.swap-attention.min_bytes`` -> its three parts; a plugin's name has no dot."""
-    return key.split(".", 2)
+def _value(config: Any, key: str) -> Any:
+    found = config
+    for part in key.split(".", 2):  # plugins.swap-attention.min_bytes
+        if isinstance(found, Mapping):
+            found = found.get(part, attrs.NOTHING)
+        else:
+            found = getattr(found, part)
+    return found
 
 
 def _plugin(plugin: Plugin, resolution: Resolution, catalogue: Catalogue) -> dict[str, Any]:
@@ -100,6 +108,10 @@ def _plugin(plugin: Plugin, resolution: Resolution, catalogue: Catalogue) -> dic
         "hooks": [*implementations(plugin)],
         "why": explain_plugin(plugin, resolution),
     }
+
+
+def _panel(panel: ReportPanel) -> dict[str, Any]:
+    return {"title": panel.title, "metrics": [*panel.metrics], "unit": panel.unit}
 
 
 def _axis_groups(layout: Layout) -> dict[str, list[list[int]]]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,12 @@ from ascend_run.plugin_api import PluginLoadError, PluginResolutionError
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 from tests.support.fake_distributions import plugin_source
-
-Install = Callable[..., Path]
+from tests.support.installed import Install, offer
 
 CANARY = """
     from pathlib import Path
     Path(__file__).with_name("ran").touch()
 """
-
-
-def offer(install: Install, name: str, source: str, **kwargs: object) -> Path:
-    module = f"fake_{name.replace('-', '_')}"
-    points = {"ascend_run.plugins": {name: f"{module}:Plugin"}}
-    return install(f"ascend-run-{name}", points, {f"{module}.py": source}, **kwargs)
 
 
 def test_our_own_plugins_are_found_with_their_group_and_distribution() -> None:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.lock import plugin_lock
 from ascend_run.registry.resolution import resolve
 from tests.support.fake_distributions import make_distribution, plugin_source
+from tests.support.installed import Install
 
 POINTS = {"ascend_run.plugins": {"ring": "fake_ring:Plugin"}}
 
@@ -18,7 +16,7 @@ def lock_of_ring() -> dict[str, str]:
     return plugin_lock(resolve(["ring"], catalogue.load(["ring"])), catalogue)["ring"]
 
 
-def test_the_lock_has_distribution_version_and_hash(install: Callable[..., Path]) -> None:
+def test_the_lock_has_distribution_version_and_hash(install: Install) -> None:
     install("rings", POINTS, {"fake_ring.py": plugin_source("ring")}, version="1.5", record=True)
 
     lock = lock_of_ring()
@@ -30,7 +28,7 @@ def test_the_lock_has_distribution_version_and_hash(install: Callable[..., Path]
 @pytest.mark.parametrize(
     "form", [{"record": True}, {"record": True, "editable": True}, {}], ids=str
 )
-def test_the_hash_follows_the_code(install: Callable[..., Path], form: dict[str, bool]) -> None:
+def test_the_hash_follows_the_code(install: Install, form: dict[str, bool]) -> None:
     source = plugin_source("ring")
     modules = {"fake_ring/__init__.py": source, "fake_ring/kernels.py": "x = 1"}
     folder = install("rings", POINTS, modules, **form)
@@ -49,7 +47,7 @@ def test_the_hash_follows_the_code(install: Callable[..., Path], form: dict[str,
 
 
 def test_the_hash_does_not_follow_the_place_of_the_installation(
-    install: Callable[..., Path],
+    install: Install,
 ) -> None:
     folder = install("rings", POINTS, {"fake_ring.py": plugin_source("ring")}, record=True)
     first = lock_of_ring()

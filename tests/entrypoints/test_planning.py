@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend_run.entrypoints.planning import Prepared, prepare, smallest_world
+from ascend_run.plugin_api import AscendRunError, ConfigError, HookError, PluginResolutionError
+from tests.support.command_line import imported_by
+from tests.support.fake_distributions import plugin_source
+from tests.support.installed import Install, offer
+
+CONFIG = """
+enable = ["ulysses"]
+
+[model]
+num_layers = 4
+hidden_size = 64
+num_attention_heads = 4
+vocab_size = 1000
+
+[parallel]
+context_parallel_size = 2
+
+[data]
+train = ["corpus"]
+seq_length = 64
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def plugin_with(hook: str) -> str:
+    return plugin_source("ring") + "\n" + "\n".join(f"    {line}" for line in hook.splitlines())
+
+
+def refusal(file: Path, *overrides: str, **kwargs: object) -> AscendRunError:
+    with pytest.raises(AscendRunError) as refused:
+        prepare(file, overrides, **kwargs)  # type: ignore[arg-type]
+    return refused.value
+
+
+def test_a_run_is_prepared_with_platform_task_and_family_in_the_set(file: Path) -> None:
+    prepared = prepare(file)
+
+    assert prepared.resolution.names == ("llama", "pretrain", "ulysses", "cpu")
+    assert prepared.config.enable == ("ulysses",)
+    names = tuple(plugin.manifest.name for plugin in prepared.instances())
+    assert names == prepared.resolution.names
+    assert {*prepared.lock} == {*prepared.resolution.names}
+
+
+def test_every_call_makes_new_instances_with_the_frozen_options(file: Path) -> None:
+    prepared = prepare(file)
+
+    first, second = prepared.instances(), prepared.instances()
+
+    assert not {id(plugin) for plugin in first} & {id(plugin) for plugin in second}
+    assert first[1].config is prepared.config.plugins["pretrain"]
+
+
+def test_the_command_line_names_features_in_place_of_the_file(file: Path) -> None:
+    prepared = prepare(file, ["parallel.context_parallel_size=1"], enable=[])
+
+    assert prepared.config.enable == ()
+    assert prepared.resolved.origins["enable"] == "command line"
+
+
+@pytest.mark.parametrize("order", [["tensorboard", "ulysses"], ["ulysses", "tensorboard"]], ids=str)
+def test_the_order_of_naming_does_not_matter(file: Path, order: list[str]) -> None:
+    assert prepare(file, enable=order).config.enable == ("tensorboard", "ulysses")
+
+
+def test_the_world_is_as_small_as_the_layout_needs_where_nothing_is_said(file: Path) -> None:
+    prepared = prepare(file)
+
+    assert smallest_world(prepared.config) == 2
+    assert prepared.layout.world_size == 2
+    assert prepare(file, ["train.global_batch_size=2"], world_size=4).layout.dp == 2
+
+
+def test_a_bad_name_of_each_kind_is_in_one_refusal(file: Path) -> None:
+    error = refusal(file, "model.family=lama", enable=["ulises", "cpu"], task="sft")
+
+    assert isinstance(error, PluginResolutionError)
+    text = str(error)
+    assert "unknown plugin 'ulises'; nearest: ulysses" in text
+    assert "unknown plugin 'lama'; nearest: llama" in text
+    assert "unknown plugin 'sft'" in text
+    assert "'cpu' is a platform, not a feature; choose it with --platform" in text
+
+
+def test_a_feature_is_no_platform(file: Path) -> None:
+    error = refusal(file, platform="ulysses")
+
+    assert "'ulysses' is a feature, not a platform; choose it with --enable" in str(error)
+
+
+def test_values_are_refused_together(file: Path) -> None:
+    error = refusal(file, "train.train_iters=-1", "model.num_layrs=3", "data.seq_length=many")
+
+    assert isinstance(error, ConfigError)
+    assert len(error.problems) == 3
+
+
+def test_what_does_not_fit_together_is_refused_together(install: Install, file: Path) -> None:
+    hook = (
+        "@hookimpl\ndef ascend_check(self, layout):\n"
+        "    return [f'ring: {layout.world_size} ranks make no ring']"
+    )
+    condition = "requires=(Condition('train.train_iters', '>', 100),)"
+    source = plugin_with(hook).replace("summary=", f"{condition}, summary=")
+    offer(install, "ring", source.replace("import Claim,", "import Claim, Condition,"))
+
+    error = refusal(file, "data.seq_length=65", enable=["ulysses", "ring"], world_size=3)
+
+    words = (
+        "'ring' requires train.train_iters > 100, and it is 100",
+        "3 ranks are not a multiple",
+        "data.seq_length=65 cannot be split",
+        "ring: 3 ranks make no ring",
+    )
+    for problem in words:
+        assert any(problem in found for found in error.problems), problem
+
+
+def test_heads_that_do_not_divide_are_named_with_what_would_work(file: Path) -> None:
+    error = refusal(file, "parallel.context_parallel_size=8", "data.seq_length=64")
+
+    assert any("ulysses" in problem and "4" in problem for problem in error.problems)
+
+
+def test_a_check_that_answers_a_text_is_the_plugins_error(install: Install, file: Path) -> None:
+    offer(install, "ring", plugin_with("@hookimpl\ndef ascend_check(self):\n    return 'oh'"))
+
+    with pytest.raises(HookError, match="'ring' answers ascend_check with a text"):
+        prepare(file, enable=["ulysses", "ring"])
+
+
+def test_a_misspelt_hook_is_refused_before_anything_is_built(install: Install, file: Path) -> None:
+    offer(install, "ring", plugin_with("@hookimpl\ndef ascend_chek(self): ..."))
+
+    with pytest.raises(HookError, match="did you mean ascend_check"):
+        prepare(file, enable=["ulysses", "ring"])
+
+
+def test_the_plan_is_plain_json(install: Install, file: Path) -> None:
+    hooks = (
+        "@hookimpl\ndef ascend_process_groups(self, layout):\n    return {'halves': [[0], [1]]}\n"
+        "@hookimpl\ndef ascend_environment(self):\n    return {'RING': '1'}\n"
+        "@hookimpl\ndef ascend_patches(self):\n    raise AssertionError('this one needs torch')\n"
+        "@hookimpl\ndef ascend_report(self):\n"
+        "    from ascend_run.plugin_api import ReportPanel\n"
+        "    return {'ring': ReportPanel(title='Ring', metrics=('ring_bytes',), unit='B')}"
+    )
+    offer(install, "ring", plugin_with(hooks), version="2.5")
+
+    plan = prepare(file, enable=["ring", "ulysses"]).plan
+
+    assert plan == json.loads(json.dumps(plan))
+    ring = next(plugin for plugin in plan["plugins"] if plugin["name"] == "ring")
+    assert (ring["distribution"], ring["version"]) == ("ascend-run-ring", "2.5")
+    assert plan["claims"]["sequence-exchange"] == "ulysses"
+    assert plan["layout"]["world_size"] == 2
+    assert plan["layout"]["axes"] == {"tp": 1, "cp": 2, "dp": 1, "pp": 1}
+    assert plan["layout"]["groups"]["cp"] == [[0, 1]]
+    assert plan["layout"]["groups"]["halves"] == [[0], [1]]
+    assert plan["process_groups"] == ["halves"]
+    assert plan["ranks"] == [
+        {"rank": 0, "tp": 0, "cp": 0, "dp": 0, "pp": 0, "ep": 0},
+        {"rank": 1, "tp": 0, "cp": 1, "dp": 0, "pp": 0, "ep": 0},
+    ]
+    assert plan["environment"] == {"RING": "1"}
+    assert plan["patching"] == ["ring"]
+    assert plan["panels"] == [{"title": "Ring", "metrics": ["ring_bytes"], "unit": "B"}]
+    assert plan["origins"]["model.num_layers"] == "run.toml:5"
+
+
+def test_one_group_of_two_plugins_is_an_error_naming_both(install: Install, file: Path) -> None:
+    hook = "@hookimpl\ndef ascend_process_groups(self):\n    return {'halves': [[0], [1]]}"
+    offer(install, "ring", plugin_with(hook))
+    offer(install, "wheel", plugin_with(hook).replace("'ring'", "'wheel'"))
+
+    with pytest.raises(HookError) as refused:
+        prepare(file, enable=["ring", "wheel", "ulysses"])
+
+    assert "ring" in str(refused.value)
+    assert "wheel" in str(refused.value)
+
+
+def test_ranks_stand_where_the_layout_puts_them(file: Path) -> None:
+    prepared = prepare(file, ["train.global_batch_size=2"], world_size=4)
+
+    for place in prepared.plan["ranks"]:
+        for axis in ("tp", "cp", "dp", "pp", "ep"):
+            assert place[axis] == prepared.layout.coordinate(axis, place["rank"])
+
+
+def test_a_plugin_that_changes_nothing_in_this_run_is_noted(file: Path) -> None:
+    plan = prepare(file, ["parallel.context_parallel_size=1"]).plan
+
+    assert plan["idle"] == {"ulysses": "parallel.context_parallel_size <= 1"}
+
+
+def test_the_config_of_a_hugging_face_folder_counts_below_the_users_own(
+    file: Path, tmp_path: Path
+) -> None:
+    described = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 256,
+        "vocab_size": 500,
+        "rms_norm_eps": 1e-6,
+    }
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text(json.dumps(described))
+
+    prepared: Prepared = prepare(file, [f"model.hf_path={tmp_path / 'hf'}"])
+
+    assert prepared.config.model.ffn_hidden_size == 256
+    assert prepared.config.model.vocab_size == 1000
+    assert "config.json" in prepared.resolved.origins["model.ffn_hidden_size"]
+
+
+def test_preparing_imports_no_torch(file: Path) -> None:
+    code, modules = imported_by(["plan", "--config", str(file), "--json"])
+
+    assert code == 0
+    assert "ascend_run.entrypoints.planning" in modules
+    assert not {"torch", "megatron", "numpy", "transformers"} & modules
