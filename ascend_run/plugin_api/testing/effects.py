@@ -51,3 +51,20 @@ def _sent_argument(function: Any) -> int:
     """Which argument of a collective is put in; in-place ones have but one."""
     names = [argument.name for argument in function._schema.arguments]
     return next((i for i, name in enumerate(names) if name.startswith("input")), 0)
+
+
+@contextmanager
+def count_operations() -> Iterator[Counter[str]]:
+    """Count every operation that reaches torch's dispatcher inside the block, by its name
+    without overload (``mm``, ``_grouped_mm``, ``copy_`` ...); backward included."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: Counter[str] = Counter()
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen[function._opname] += 1
+            return function(*args, **(kwargs or {}))
+
+    with Watch():  # type: ignore[no-untyped-call]
+        yield seen

@@ -1,0 +1,182 @@
+"""The feed-forward of all experts as one differentiable operation with a backward by hand.
+
+It keeps the tokens, the first product and, for SwiGLU, the non-linearity of the gate: 3 F values a
+token beside the tokens, where autograd keeps 5 F. What is cheap is computed again in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .grouped_matmul import GROUPS, Backend, Groups, choose
+
+# T tokens sorted by expert, H hidden size, F expert width, X experts
+
+CACHE_ELEMENTS: Final = 1 << 17
+"""Elements of an intermediate that the elementwise part touches at a time on a CPU: several such
+tensors fit in a core's second-level cache."""
+
+
+def expert_mlp(
+    tokens_TH: Tensor,
+    counts: Sequence[int],
+    probs_T: Tensor,
+    fc1: Tensor,
+    fc2: Tensor,
+    *,
+    function: Callable[[Tensor], Tensor] = F.silu,
+    gated: bool = True,
+    is_silu: bool = True,
+    backend: Backend | None = None,
+) -> Tensor:
+    """``(probs * act(x @ fc1.T)) @ fc2.T`` for each token with its own expert.
+
+    Args:
+        tokens_TH: Sorted by expert.
+        counts: Tokens of each expert, on the host.
+        probs_T: Any floating dtype; taken in that of the tokens.
+        fc1: [X, 2F, H], gate rows before up rows; [X, F, H] where not gated.
+        fc2: [X, H, F].
+        function: The non-linearity; of the gate where gated.
+        is_silu: Whether it is SiLU, which then is differentiated by hand.
+        backend: Default: what ``grouped_matmul.choose`` says.
+
+    Returns:
+        [T, H]; differentiable in tokens, probs and weights, an empty expert's with zeros.
+    """
+    if backend is None:
+        widths = (*fc1.shape[1:], *fc2.shape[1:])
+        backend = choose(counts, tokens_TH.device, tokens_TH.dtype, widths)
+    activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
+    groups = GROUPS[backend](counts, tokens_TH.device)
+    return _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation)
+
+
+class _ExpertMlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens_TH: Tensor,
+        probs_T: Tensor,
+        fc1: Tensor,
+        fc2: Tensor,
+        groups: Groups,
+        activation: SwiGlu | AutogradActivation,
+    ) -> Tensor:
+        hidden = groups.matmul(tokens_TH, fc1.transpose(1, 2))
+        probs_T1 = probs_T.to(hidden.dtype).unsqueeze(-1)
+        act_TF = hidden.new_empty(hidden.shape[0], fc2.shape[2])
+        kept = hidden.new_empty(act_TF.shape if activation.keeps else (act_TF.shape[0], 0))
+        for rows in _row_blocks(act_TF):
+            activation.forward(hidden[rows], probs_T1[rows], out=act_TF[rows], kept=kept[rows])
+        ctx.groups, ctx.activation = groups, activation
+        ctx.save_for_backward(tokens_TH, probs_T, fc1, fc2, hidden, kept)
+        return groups.matmul(act_TF, fc2.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, dy_TH: Tensor) -> tuple[Tensor | None, ...]:
+        tokens_TH, probs_T, fc1, fc2, hidden, kept = ctx.saved_tensors
+        groups, activation = ctx.groups, ctx.activation
+        needs_tokens, _, needs_fc1, needs_fc2, *_ = ctx.needs_input_grad
+        probs_T1 = probs_T.to(hidden.dtype).unsqueeze(-1)
+        dact_TF = groups.matmul(dy_TH, fc2)
+        act_TF, dhidden = torch.empty_like(dact_TF), torch.empty_like(hidden)
+        dprobs_T1 = torch.empty_like(probs_T1)
+        for rows in _row_blocks(act_TF):
+            activation.backward(
+                dact_TF[rows],
+                hidden[rows],
+                probs_T1[rows],
+                kept[rows],
+                act=act_TF[rows],
+                dhidden=dhidden[rows],
+                dprobs=dprobs_T1[rows],
+            )
+        dfc2 = groups.outer(dy_TH, act_TF) if needs_fc2 else None
+        del dact_TF, act_TF
+        dfc1 = groups.outer(dhidden, tokens_TH) if needs_fc1 else None
+        dtokens = groups.matmul(dhidden, fc1) if needs_tokens else None
+        return dtokens, dprobs_T1.squeeze(-1).to(probs_T.dtype), dfc1, dfc2, None, None
+
+
+def _row_blocks(x: Tensor) -> Iterator[slice]:
+    """Rows to work on at a time: few enough to stay in cache on a CPU, all of them elsewhere."""
+    rows = max(1, CACHE_ELEMENTS // x.shape[1]) if x.device.type == "cpu" else x.shape[0]
+    for start in range(0, x.shape[0], max(rows, 1)):
+        yield slice(start, start + rows)
+
+
+class SwiGlu:
+    """``probs * silu(gate) * up``, differentiated by hand. Source: arXiv:2002.05202."""
+
+    keeps = True
+
+    def forward(self, hidden: Tensor, probs: Tensor, *, out: Tensor, kept: Tensor) -> None:
+        """[t, 2F] and [t, 1] into ``out`` [t, F], and silu(gate) into ``kept`` [t, F]."""
+        gate, up = hidden.chunk(2, dim=-1)
+        torch.ops.aten.silu.out(gate, out=kept)
+        torch.mul(kept, up, out=out).mul_(probs)
+
+    def backward(
+        self,
+        dact: Tensor,
+        hidden: Tensor,
+        probs: Tensor,
+        kept: Tensor,
+        *,
+        act: Tensor,
+        dhidden: Tensor,
+        dprobs: Tensor,
+    ) -> None:
+        """Fill ``act`` (again), ``dhidden`` and ``dprobs``; ``dact`` is used up."""
+        gate, up = hidden.chunk(2, dim=-1)
+        dgate, dup = dhidden.chunk(2, dim=-1)
+        product = torch.mul(kept, up, out=act)
+        torch.sum(dact * product, dim=-1, keepdim=True, out=dprobs)
+        act.mul_(probs)
+        dproduct = dact.mul_(probs)
+        torch.mul(dproduct, kept, out=dup)
+        torch.ops.aten.silu_backward.grad_input(dproduct.mul_(up), gate, grad_input=dgate)
+
+
+class AutogradActivation:
+    """Any other non-linearity: its own backward is autograd's, block by block."""
+
+    keeps = False
+
+    def __init__(self, function: Callable[[Tensor], Tensor], gated: bool) -> None:
+        self.function, self.gated = function, gated
+
+    def forward(self, hidden: Tensor, probs: Tensor, *, out: Tensor, kept: Tensor) -> None:
+        """[t, 2F] (or [t, F]) and [t, 1] into ``out`` [t, F]; keeps nothing."""
+        torch.mul(self._activate(hidden), probs, out=out)
+
+    def backward(
+        self,
+        dact: Tensor,
+        hidden: Tensor,
+        probs: Tensor,
+        kept: Tensor,
+        *,
+        act: Tensor,
+        dhidden: Tensor,
+        dprobs: Tensor,
+    ) -> None:
+        """Fill ``act`` (again), ``dhidden`` and ``dprobs``."""
+        with torch.enable_grad():
+            leaf = hidden.detach().requires_grad_()
+            product = self._activate(leaf)
+        torch.sum(dact * product.detach(), dim=-1, keepdim=True, out=dprobs)
+        torch.mul(product.detach(), probs, out=act)
+        dhidden.copy_(torch.autograd.grad(product, leaf, dact * probs)[0])
+
+    def _activate(self, hidden: Tensor) -> Tensor:
+        if not self.gated:
+            return self.function(hidden)
+        gate, up = hidden.chunk(2, dim=-1)
+        return self.function(gate) * up

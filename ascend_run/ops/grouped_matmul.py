@@ -1,0 +1,183 @@
+"""Matrix products of groups of rows, each group with its own matrix.
+
+Rows are sorted by group and the counts are host integers, so that choosing and slicing never wait
+for the device. Source: the grouped GEMM of MegaBlocks, arXiv:2211.15841, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# T rows of all groups, X groups, K and N inner and outer widths of the matrices, C rows of the
+# largest group
+
+Backend = Literal["grouped_mm", "bmm", "loop"]
+NATIVE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+"""What torch's grouped product takes on the CPU; on CUDA it is at its best in bfloat16."""
+ROW_BYTES: Final = 16
+"""torch's grouped product takes rows that are multiples of this."""
+MANY_GROUPS: Final = 16
+"""From here on the cost of a call a group shows, and one batched product wins where it can."""
+PADDING_TOLERATED: Final = 1.1
+"""A batched product computes C rows for every group; beyond this it loses to a grouped one."""
+
+
+class Groups(Protocol):
+    """The products of one partition of rows; made once, used for all products of a step."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None: ...
+
+    def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
+        """[T, N]: each row times the matrix of its group. Matrices may be transposed views."""
+        ...
+
+    def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
+        """[X, N, K]: ``a.T @ b`` over the rows of each group; zeros for an empty one."""
+        ...
+
+
+class LoopGroups:
+    """One product after the other, each straight into its place; any dtype, exact in float64."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self.counts = list(counts)
+
+    def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
+        y_TN = x_TK.new_empty(x_TK.shape[0], matrices_XKN.shape[2])
+        parts = zip(
+            x_TK.split(self.counts), matrices_XKN.unbind(0), y_TN.split(self.counts), strict=True
+        )
+        for x, matrix, y in parts:
+            torch.mm(x, matrix, out=y)
+        return y_TN
+
+    def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
+        products = a_TN.new_empty(len(self.counts), a_TN.shape[1], b_TK.shape[1])
+        parts = zip(
+            a_TN.split(self.counts), b_TK.split(self.counts), products.unbind(0), strict=True
+        )
+        for a, b, product in parts:
+            torch.mm(a.t(), b, out=product)
+        return products
+
+
+class NativeGroups:
+    """torch's own grouped product: one call; operands must be contiguous."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self.ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32).to(
+            device, non_blocking=True
+        )
+
+    def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
+        return F.grouped_mm(x_TK.contiguous(), matrices_XKN, offs=self.ends)
+
+    def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
+        return F.grouped_mm(a_TN.contiguous().t(), b_TK.contiguous(), offs=self.ends)
+
+
+class PaddedGroups:
+    """One batched product over groups padded to the largest; a view where they are equal."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self.num_groups, self.rows = len(counts), max(counts)
+        self.places: Tensor | None = None
+        if min(counts) < self.rows:
+            per_group = torch.tensor(counts)
+            shifts = torch.arange(len(counts)) * self.rows - (per_group.cumsum(0) - per_group)
+            places = torch.arange(sum(counts)) + shifts.repeat_interleave(per_group)
+            self.places = places.to(device, non_blocking=True)
+
+    def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
+        padded = torch.bmm(self._pad(x_TK), matrices_XKN).flatten(0, 1)
+        return padded if self.places is None else padded.index_select(0, self.places)
+
+    def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
+        return torch.bmm(self._pad(a_TN).transpose(1, 2), self._pad(b_TK))
+
+    def _pad(self, x: Tensor) -> Tensor:
+        """[T, K] -> [X, C, K]."""
+        if self.places is not None:
+            padded = x.new_zeros(self.num_groups * self.rows, x.shape[1])
+            x = padded.index_copy_(0, self.places, x)
+        return x.view(self.num_groups, self.rows, x.shape[1])
+
+
+GROUPS: Final[dict[Backend, Callable[[Sequence[int], torch.device], Groups]]] = {
+    "grouped_mm": NativeGroups,
+    "bmm": PaddedGroups,
+    "loop": LoopGroups,
+}
+
+
+def native_takes(device_type: str, dtype: torch.dtype, widths: Sequence[int]) -> bool:
+    """Whether torch's grouped product does this, and well.
+
+    Args:
+        widths: K and N of every product; their rows must be multiples of 16 bytes.
+    """
+    if any(width * dtype.itemsize % ROW_BYTES for width in widths):
+        return False
+    if device_type == "cuda":
+        return dtype is torch.bfloat16
+    return device_type == "cpu" and dtype in NATIVE_DTYPES
+
+
+def choose(
+    counts: Sequence[int], device: torch.device, dtype: torch.dtype, widths: Sequence[int]
+) -> Backend:
+    """The fastest way for these shapes; measured, see docs/plugins/gmm.md.
+
+    On the CPU a loop of wide float32 products is as fast as anything, while in half precision the
+    products are short enough for the calls between them to show.
+    """
+    total, largest = sum(counts), max(counts, default=0)
+    if total == 0:
+        return "loop"
+    half = dtype in (torch.bfloat16, torch.float16)
+    balanced = largest * len(counts) <= PADDING_TOLERATED * total
+    if device.type == "cpu" and not half:
+        return "loop"
+    if device.type == "cpu" and balanced and len(counts) >= MANY_GROUPS:
+        return "bmm"
+    if native_takes(device.type, dtype, widths):
+        return "grouped_mm"
+    return "bmm" if balanced and device.type != "cpu" else "loop"
+
+
+class _GroupedMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TK: Tensor, matrices_XNK: Tensor, groups: Groups) -> Tensor:
+        ctx.groups = groups
+        ctx.save_for_backward(x_TK, matrices_XNK)
+        return groups.matmul(x_TK, matrices_XNK.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, dy_TN: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x_TK, matrices_XNK = ctx.saved_tensors
+        dx = ctx.groups.matmul(dy_TN, matrices_XNK) if ctx.needs_input_grad[0] else None
+        dw = ctx.groups.outer(dy_TN, x_TK) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
+
+
+def grouped_matmul(
+    x_TK: Tensor, matrices_XNK: Tensor, counts: Sequence[int], backend: Backend | None = None
+) -> Tensor:
+    """[T, N]: ``x @ matrix.T`` with the matrix of each row's group, differentiable in both.
+
+    Args:
+        counts: Rows of each group, on the host; their sum is T; any may be 0, and then that
+            group's matrix receives a gradient of zeros.
+        backend: Default: what ``choose`` says.
+
+    Numerics: each backend sums in the order of its own product; ``loop`` is torch.mm of each group.
+    """
+    if backend is None:
+        backend = choose(counts, x_TK.device, x_TK.dtype, matrices_XNK.shape[1:])
+    return _GroupedMatmul.apply(x_TK, matrices_XNK, GROUPS[backend](counts, x_TK.device))

@@ -1,0 +1,43 @@
+"""contracts.ExpertsKernel on ops.expert_mlp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ascend_run.ops.expert_mlp import expert_mlp
+from ascend_run.ops.grouped_matmul import Backend
+from ascend_run.plugin_api import contracts as c
+
+
+class GroupedExperts:
+    """All local experts in one operation.
+
+    Args:
+        backend: How the products are taken; None chooses anew at each call, since the counts
+            change with the routing.
+    """
+
+    def __init__(self, backend: Backend | None) -> None:
+        self.backend = backend
+
+    def __call__(
+        self,
+        tokens_TH: Tensor,
+        tokens_per_expert: Sequence[int],
+        probs_T: Tensor,
+        weights: c.ExpertWeights,
+        activation: c.ExpertActivation,
+    ) -> Tensor:
+        return expert_mlp(
+            tokens_TH,
+            tokens_per_expert,
+            probs_T,
+            weights.fc1,
+            weights.fc2,
+            function=activation.function,
+            gated=activation.gated,
+            is_silu=activation.is_silu,
+            backend=self.backend,
+        )
