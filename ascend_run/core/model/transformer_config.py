@@ -70,6 +70,8 @@ def make_transformer_config(
         "output_layer_init_method": _leave_unset,
         "embedding_init_method": _leave_unset,
         "bias_activation_fusion": False,
+        # Megatron's default names a scope that it then calls deprecated.
+        "cuda_graph_scope": [],
         # Losses are sums over tokens, divided once by the tokens of the whole step.
         "calculate_per_token_loss": True,
     }

@@ -1,0 +1,42 @@
+"""The run folder: what a run writes beside its checkpoints, metrics and log."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ascend_run.plugin_api.errors import StorageError
+
+
+def write_run_folder(
+    folder: Path, *, config_toml: str, plan: Mapping[str, Any], lock: Mapping[str, Any]
+) -> None:
+    """Create the folder and write what the run was asked to be.
+
+    Raises:
+        StorageError: The file system refused.
+    """
+    files = {
+        "config.toml": config_toml,
+        "plan.json": json.dumps(plan, indent=1),
+        "plugins.lock.json": json.dumps(lock, indent=1, sort_keys=True),
+    }
+    try:
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for name, text in files.items():
+            _replace(folder / name, text)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write the run folder {folder}: {error.strerror}; set run.output_dir"
+        ) from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside and rename, so that a reader never sees half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.chmod(0o640)
+    beside.replace(path)

@@ -1,0 +1,1 @@
+"""Measured against peers that really run, alternating in one session; docs/benchmarks.md."""
