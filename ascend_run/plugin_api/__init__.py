@@ -87,5 +87,6 @@ __all__ = [
     "StorageError",
     "Support",
     "TensorMap",
+    "TokenBlend",
     "hookimpl",
 ]

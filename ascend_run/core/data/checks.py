@@ -67,7 +67,7 @@ def check_dataset(
     if not index.tokens:
         raise DataError(f"dataset {prefix} holds no tokens; give preprocess some documents")
     sidecar = read_sidecar(prefix)
-    problems = []
+    problems: list[str] = []
     if sidecar is None:
         _warn_of_missing_record(prefix)
     else:

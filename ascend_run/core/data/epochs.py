@@ -181,7 +181,8 @@ def sample_starts(lengths: NDArray[Any], seq_length: int) -> NDArray[np.int32]:
     documents = np.searchsorted(ends, positions, side="right")
     offsets = positions - (ends[documents] - lengths[documents])
     # Both fit: an index counts its sequences and their tokens in int32.
-    return np.stack([documents, offsets], axis=1).astype(np.int32)
+    starts: NDArray[np.int32] = np.stack([documents, offsets], axis=1).astype(np.int32)
+    return starts
 
 
 @attrs.frozen

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,13 @@ _TOKEN_AXES = ("batch", "sequence")
 class PretrainTask:
     """One model, token files, and the sum of the next-token losses."""
 
-    roles: ClassVar[tuple[str, ...]] = ("policy",)
-    batch_fields: ClassVar[Mapping[str, BatchField]] = {
-        name: BatchField(axes=_TOKEN_AXES)
-        for name in ("tokens", "labels", "loss_mask", "position_ids")
-    }
+    roles: Sequence[str] = ("policy",)
+    batch_fields: Mapping[str, BatchField] = MappingProxyType(
+        {
+            name: BatchField(axes=_TOKEN_AXES)
+            for name in ("tokens", "labels", "loss_mask", "position_ids")
+        }
+    )
 
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
         """The blends that ``[data]`` names."""

@@ -130,5 +130,5 @@ def test_missing_files_are_named_together_and_a_suffix_is_pointed_out(tmp_path: 
 def test_a_multimodal_dataset_is_refused_by_its_table_of_modes(dataset: str) -> None:
     path = idx_path(dataset)
     path.write_bytes(path.read_bytes() + np.zeros(4, dtype=np.int8).tobytes())
-    with pytest.raises(DataError, match="multimodal"):
+    with pytest.raises(DataError, match="which only multimodal datasets have"):
         read_index(dataset)
