@@ -96,14 +96,16 @@ class Chart:
     @property
     def note(self) -> str:
         """What the reader must know of how points stand for readings."""
-        reduced = [line for line in self.lines if line.series.readings_per_point > 1]
-        if not reduced:
-            return ""
-        most = max(reduced, key=lambda line: line.series.readings)
-        return (
-            f"{most.series.readings:,} readings drawn as {len(most.series.steps):,} points: "
-            f"each is the mean of {most.series.readings_per_point}, the band their range"
-        )
+        notes = []
+        most = max((line.series for line in self.lines), key=lambda series: series.readings)
+        if most.readings_per_point > 1:
+            notes.append(
+                f"{most.readings:,} readings drawn as {len(most.steps):,} points: "
+                f"each is the mean of {most.readings_per_point}, the band their range."
+            )
+        if any(line.series.not_finite for line in self.lines):
+            notes.append("A cross marks a step whose reading is NaN or infinite.")
+        return " ".join(notes)
 
 
 @attrs.frozen(kw_only=True)

@@ -38,10 +38,27 @@ def plan_section(run: RunData) -> Markup | None:
                 element("div", *base, class_="base"),
                 class_="drawing",
             ),
+            _notes(run.plan),
             details("Plugins: versions, claims, and why each is there", _plugin_table(run)),
             details("Hooks: who owns each, and why in this order", _hook_table(run)),
         ]
     )
+
+
+def _notes(plan: Mapping[str, Any]) -> Markup | None:
+    """What the drawing cannot show."""
+    idle = [
+        f"{name} changes nothing in this run, as {condition}"
+        for name, condition in mapping(plan.get("idle")).items()
+    ]
+    patching = [
+        f"{name} replaces functions of others for the run" for name in _list(plan.get("patching"))
+    ]
+    environment = [
+        f"environment: {name}={value}" for name, value in mapping(plan.get("environment")).items()
+    ]
+    lines = [element("li", line) for line in (*idle, *patching, *environment)]
+    return element("ul", *lines, class_="note") if lines else None
 
 
 def _point(name: str, seams: list[Seam], colours: Mapping[str, int]) -> Markup:
@@ -161,7 +178,11 @@ def _hook_table(run: RunData) -> Markup:
 
 
 def _words(value: Any) -> str:
-    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value or "")
+    return ", ".join(_list(value)) if isinstance(value, list) else str(value or "")
+
+
+def _list(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 def _class_name(kind: str) -> str | None:

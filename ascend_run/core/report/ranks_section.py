@@ -111,11 +111,13 @@ def _group_table(groups: Mapping[str, list[list[int]]]) -> Markup:
 
 
 def _sizes(layout: Mapping[str, Any], ranks: int) -> str:
-    axes = mapping(layout.get("axes"))
-    sizes = [f"{name} {size}" for name, size in axes.items()]
     world = layout.get("world_size", ranks)
-    product = " \N{MULTIPLICATION SIGN} ".join(sizes)
-    return f"{world} {'rank' if world == 1 else 'ranks'}: {product or 'one axis'}"
+    parts = [f"{world} {'rank' if world == 1 else 'ranks'}"]
+    for title, key in (("", "axes"), ("experts: ", "expert_axes")):
+        sizes = [f"{name} {size}" for name, size in mapping(layout.get(key)).items()]
+        if sizes:
+            parts.append(title + ", ".join(sizes))
+    return "; ".join(parts)
 
 
 def _at(rank: Mapping[str, Any], axis: str) -> int:

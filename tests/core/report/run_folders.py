@@ -120,10 +120,14 @@ PLAN: dict[str, Any] = {
     ],
     "layout": {
         "world_size": 2,
-        "axes": {"tp": 1, "cp": 2, "dp": 1, "pp": 1, "ep": 2},
+        "axes": {"tp": 1, "cp": 2, "dp": 1, "pp": 1},
+        "expert_axes": {"expt_tp": 1, "ep": 2, "expt_dp": 1, "pp": 1},
         "groups": {"tp": [[0], [1]], "cp": [[0, 1]], "dp": [[0], [1]], "ep": [[0, 1]]},
     },
     "ranks": [{"rank": r, "tp": 0, "cp": r, "dp": 0, "pp": 0, "ep": r} for r in range(2)],
+    "idle": {},
+    "environment": {"OMP_NUM_THREADS": "1"},
+    "patching": [],
     "device": "cpu",
     "versions": {
         "ascend-run": "0.1.0",

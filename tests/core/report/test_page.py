@@ -159,7 +159,10 @@ def test_a_long_run_is_reduced_and_the_page_says_so(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "demo", lines=lines))
     (line,) = data_of(page)["charts"]["loss"]["lines"]
     assert len(line["x"]) == len(line["y"]) == len(line["low"]) <= MOST_POINTS
-    assert "30,000 readings drawn as 1,500 points: each is the mean of 20" in page
+    assert (
+        "30,000 readings drawn as 1,500 points: each is the mean of 20, the band their range."
+        in page
+    )
     assert len(page) < 300_000
 
 
@@ -168,6 +171,13 @@ def test_readings_that_are_not_finite_do_not_break_the_data(tmp_path: Path) -> N
     (line,) = data_of(page_of(write_run(tmp_path / "demo", lines=lines)))["charts"]["loss"]["lines"]
     assert line["y"] == [None, None, 2.0]
     assert line["notFinite"] == [[1, "nan"], [2, "inf"]]
+
+
+def test_the_page_says_what_a_cross_means(tmp_path: Path) -> None:
+    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": "NaN"}]
+    sentence = "A cross marks a step whose reading is NaN or infinite."
+    assert sentence in page_of(write_run(tmp_path / "bad", lines=lines))
+    assert sentence not in page_of(write_run(tmp_path / "good", lines=lines[:1]))
 
 
 def test_a_metric_that_no_panel_asked_for_is_shown_all_the_same(tmp_path: Path) -> None:
@@ -246,6 +256,20 @@ def test_a_hook_that_this_version_does_not_know_is_drawn_too() -> None:
     hooks = [{"hook": "ascend_telepathy", "kind": "oracle", "owners": ["gmm"]}]
     seams = seams_by_point({"hooks": hooks})
     assert [seam.name for seam in seams[AROUND]] == ["telepathy"]
+
+
+def test_what_the_drawing_cannot_show_is_said(tmp_path: Path) -> None:
+    plan = {
+        **PLAN,
+        "idle": {"ulysses": "parallel.context_parallel_size == 1"},
+        "patching": ["cpu"],
+        "environment": {"OMP_NUM_THREADS": "4"},
+    }
+    text = Outline(page_of(write_run(tmp_path / "demo", plan=plan))).all_text()
+    assert "ulysses changes nothing in this run, as parallel.context_parallel_size == 1" in text
+    assert "cpu replaces functions of others for the run" in text
+    assert "environment: OMP_NUM_THREADS=4" in text
+    assert "2 ranks; tp 1, cp 2, dp 1, pp 1; experts: expt_tp 1, ep 2, expt_dp 1, pp 1" in text
 
 
 def test_many_ranks_are_shown_up_to_a_limit_that_is_stated(tmp_path: Path) -> None:

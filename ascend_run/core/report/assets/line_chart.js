@@ -75,7 +75,7 @@ class LineChart extends Plot {
     if (line.low.length) group.append(node('path', { class: 'band', d: this.band(line) }));
     if (line.smoothed) group.append(node('path', { class: 'raw', d: this.path(line.x, line.y) }));
     group.append(node('path', { class: 'curve', d: this.path(line.x, line.drawn) }));
-    if (line.dots || line.x.length === 1) {
+    if ((line.dots && line.x.length <= 60) || line.x.length === 1) {
       line.y.forEach((value, i) => {
         if (value !== null) group.append(
           node('circle', { cx: this.x(line.x[i]), cy: this.y(value), r: 3.2 }));
@@ -123,9 +123,9 @@ class LineChart extends Plot {
     return this.spec.lines.map((line) => {
       const i = view.cursor === null ? line.x.length - 1 : nearest(line.x, view.cursor);
       let text = formatValue(line.y[i], this.spec.unit, 5);
-      if (line.low.length && line.low[i] !== null && line.low[i] !== line.high[i]) {
-        const range = [line.low[i], line.high[i]].map((v) => formatValue(v, this.spec.unit, 4));
-        text += ` (${range.join(' to ')})`;
+      if (line.low.length && line.low[i] !== null) {
+        const [low, high] = [line.low[i], line.high[i]].map((v) => formatValue(v, this.spec.unit, 4));
+        if (low !== high) text += ` (${low} to ${high})`;
       }
       if (line.dots && line.x[i] !== this.stepOf(line, i)) text += ` at step ${line.x[i]}`;
       return { line, i, text, label: this.name(line), colour: `c${line.colour % 6}` };
