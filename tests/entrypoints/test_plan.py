@@ -7,15 +7,7 @@ import pytest
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.entrypoints.planning import prepare
-
-from .test_planning import CONFIG
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    path = tmp_path / "run.toml"
-    path.write_text(CONFIG)
-    return str(path)
+from tests.support.installed import Install, offer
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -24,25 +16,25 @@ def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_the_page_shows_plugins_hooks_claims_ranks_and_settings(
-    file: str, capsys: pytest.CaptureFixture[str]
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [line.strip() for line in output_of(capsys, "--config", file).splitlines()]
+    lines = [line.strip() for line in output_of(capsys, "--config", str(file)).splitlines()]
 
     order = [line.split()[0] for line in lines[3:7]]
-    assert order == ["llama", "pretrain", "ulysses", "cpu"]
+    assert order == ["llama", "pretrain", "relay", "cpu"]
     assert any(line.startswith("ascend_sequence_partition  provider") for line in lines)
-    assert "sequence-exchange: ulysses" in lines
+    assert "sequence-exchange: relay" in lines
     assert "ranks: 2 = tp 1 x cp 2 x dp 1 x pp 1" in lines
     assert "cp groups: [0 1]" in lines
     assert any(line.split() == ["model.num_layers", "4", "run.toml:5"] for line in lines)
 
 
 def test_ranks_are_drawn_by_replica_and_place(
-    file: str, capsys: pytest.CaptureFixture[str]
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = ("parallel.tensor_model_parallel_size=2", "train.global_batch_size=2")
 
-    page = output_of(capsys, "--config", file, "--nproc", "4", "--nnodes", "2", *overrides)
+    page = output_of(capsys, "--config", str(file), "--nproc", "4", "--nnodes", "2", *overrides)
 
     rows = [line.split() for line in page.splitlines()]
     header = "pp 0 cp 0 tp 0 cp 0 tp 1 cp 1 tp 0 cp 1 tp 1"
@@ -52,9 +44,16 @@ def test_ranks_are_drawn_by_replica_and_place(
     assert "  tp groups: [0 1] [2 3] [4 5] [6 7]" in page
 
 
-def test_a_large_world_is_summed_up(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_large_world_is_summed_up(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = output_of(
-        capsys, "--config", file, "--nproc", "8", "--nnodes", "64", "train.global_batch_size=256"
+        capsys,
+        "--config",
+        str(file),
+        "--nproc",
+        "8",
+        "--nnodes",
+        "64",
+        "train.global_batch_size=256",
     )
 
     assert "(not drawn: more than 256 ranks)" in page
@@ -63,10 +62,10 @@ def test_a_large_world_is_summed_up(file: str, capsys: pytest.CaptureFixture[str
 
 
 def test_only_chosen_values_are_shown_unless_all_are_asked(
-    file: str, capsys: pytest.CaptureFixture[str]
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = output_of(capsys, "--config", file, "train.train_iters=7")
-    everything = output_of(capsys, "--config", file, "--all")
+    chosen = output_of(capsys, "--config", str(file), "train.train_iters=7")
+    everything = output_of(capsys, "--config", str(file), "--all")
 
     assert "train.train_iters" in chosen
     assert "command line" in chosen
@@ -75,22 +74,22 @@ def test_only_chosen_values_are_shown_unless_all_are_asked(
     assert "Megatron's default" in everything
 
 
-def test_a_plugin_without_effect_is_noted(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    page = output_of(capsys, "--config", file, "parallel.context_parallel_size=1")
+def test_a_plugin_without_effect_is_noted(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = output_of(capsys, "--config", str(file), "parallel.context_parallel_size=1")
 
-    assert "note: 'ulysses' changes nothing in this run" in page
+    assert "note: 'relay' changes nothing in this run" in page
 
 
 def test_json_is_what_the_run_folder_would_hold(
-    file: str, capsys: pytest.CaptureFixture[str]
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = json.loads(output_of(capsys, "--config", file, "--json"))
+    shown = json.loads(output_of(capsys, "--config", str(file), "--json"))
 
-    assert shown == prepare(Path(file)).plan
+    assert shown == prepare(file).plan
 
 
-def test_what_cannot_run_is_one_refusal(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--config", file, "--nproc", "3", "data.seq_length=65"]) == 2
+def test_what_cannot_run_is_one_refusal(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--config", str(file), "--nproc", "3", "data.seq_length=65"]) == 2
 
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -101,11 +100,12 @@ def test_what_cannot_run_is_one_refusal(file: str, capsys: pytest.CaptureFixture
 
 
 def test_features_may_be_named_in_several_ways(
-    file: str, capsys: pytest.CaptureFixture[str]
+    install: Install, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = output_of(capsys, "--config", file, "--enable", "ulysses, tensorboard,", "--json")
-    again = output_of(
-        capsys, "--config", file, "--enable", "tensorboard", "--enable", "ulysses", "--json"
-    )
+    offer(install, "album")
+    config = ("--config", str(file), "--json")
 
-    assert json.loads(page) == json.loads(again)
+    once = output_of(capsys, *config, "--enable", "relay, album,")
+    twice = output_of(capsys, *config, "--enable", "album", "--enable", "relay")
+
+    assert json.loads(once) == json.loads(twice)

@@ -35,8 +35,8 @@ class Plugin:
 
     manifest = Manifest(
         name="ring", aliases=("circle",), summary="a ring",
-        requires=("gmm", Condition("a.b", ">", 1)),
-        conflicts={"ulysses": "both cut"}, after=("gmm",), numerics=Numerics.ROUNDING,
+        requires=("base", Condition("a.b", ">", 1)),
+        conflicts={"wheel": "both cut"}, after=("base",), numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL, "npu": Support.EMULATED, "cuda": Support.REFUSED},
         legacy_flags=("--ring",), source="arXiv:0000.00000",
     )
@@ -57,11 +57,11 @@ def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
 
 
 def test_ours_are_listed_with_their_manifests(capsys: pytest.CaptureFixture[str]) -> None:
-    row = listed(capsys)["ulysses"]
+    row = listed(capsys)["cpu"]
 
-    assert row["kind"] == "feature"
-    assert row["claims"] == ["sequence-exchange"]
-    assert row["numerics"] == "rounding"
+    assert row["kind"] == "platform"
+    assert row["claims"] == ["platform"]
+    assert row["platforms"]["cpu"] == "real"
     assert row["distribution"] == "ascend-run"
     assert row["broken"] is None
 
@@ -128,7 +128,7 @@ def test_one_plugin_is_shown_with_all_that_it_says(
     shown = json.loads(output_of(capsys, "plugins", "show", "circle", "--json"))
 
     assert shown["name"] == "ring"
-    assert shown["requires"] == ["gmm", "a.b > 1"]
+    assert shown["requires"] == ["base", "a.b > 1"]
     assert shown["hooks"] == {"ascend_layer": "wrapper"}
     assert shown["options"] == [
         {
@@ -149,7 +149,7 @@ def test_one_plugin_is_shown_with_all_that_it_says(
     for words in (
         "Does nothing, at length.",
         "rounding",
-        "ulysses: both cut",
+        "wheel: both cut",
         "npu (emulated), cuda (refused)",
         "--ring",
         "every: int = 1",
@@ -159,8 +159,8 @@ def test_one_plugin_is_shown_with_all_that_it_says(
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plugins", "show", "ulises"]) == 2
-    assert "nearest: ulysses" in capsys.readouterr().err
+    assert run(["plugins", "show", "pretrian"]) == 2
+    assert "nearest: pretrain" in capsys.readouterr().err
 
 
 def test_the_markdown_table_leads_each_of_ours_to_its_page(
@@ -170,7 +170,7 @@ def test_the_markdown_table_leads_each_of_ours_to_its_page(
 
     lines = output_of(capsys, "plugins", "--markdown").splitlines()
 
-    start = "| [ulysses](docs/plugins/ulysses.md) | feature |"
+    start = "| [cpu](docs/plugins/cpu.md) | platform |"
     assert any(line.startswith(start) for line in lines)
     assert not any("ring" in line.split("|")[1] for line in lines if line.startswith("|"))
 

@@ -1,0 +1,96 @@
+"""Imports point one way; the contracts stand in pyproject.toml."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import top
+
+ROOT = Path(__file__).parent.parent.parent
+
+_TORCH_FREE = (
+    "ascend_run.plugin_api",
+    "ascend_run.registry.explanation",
+    "ascend_run.registry.lock",
+    "ascend_run.registry.loading",
+    "ascend_run.entrypoints.planning",
+    "ascend_run.entrypoints.cli",
+)
+
+_IMPORT = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+print(*sys.modules)
+"""
+
+
+def lint_imports(config: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter's own answer; without its cache, which another run may be writing."""
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "--no-cache", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=config.parent,
+    )
+
+
+def test_every_contract_is_kept() -> None:
+    process = lint_imports(ROOT / "pyproject.toml")
+
+    assert process.returncode == 0, process.stdout + process.stderr
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert f"Contracts: {len(contracts['contracts'])} kept, 0 broken." in process.stdout
+
+
+_PLANTED = [
+    ("plugins/gmm/__init__.py", "import ascend_run.core", "plugin_api and ops only"),
+    ("plugins/gmm/deep.py", "import ascend_run.registry.kinds", "plugin_api and ops only"),
+    ("plugins/gmm/__init__.py", "import ascend_run.plugins.cpu", "never imports another"),
+    ("core/__init__.py", "import ascend_run.registry", "do not know each other"),
+    ("registry/__init__.py", "import ascend_run.core", "do not know each other"),
+    ("registry/__init__.py", "import ascend_run.plugins.cpu", "no plugin and no command"),
+    ("core/__init__.py", "import ascend_run.entrypoints", "no plugin and no command"),
+    ("plugin_api/__init__.py", "import ascend_run.ops", "plugin_api stands alone"),
+    ("ops/__init__.py", "import ascend_run.plugin_api", "ops import torch only"),
+    ("ops/__init__.py", "import megatron.core", "ops import torch only"),
+]
+
+
+@pytest.mark.parametrize(("file", "line", "contract"), _PLANTED, ids=lambda value: value[:40])
+def test_an_import_against_the_direction_breaks_its_contract(
+    tmp_path: Path, file: str, line: str, contract: str
+) -> None:
+    for package in ("core", "registry", "entrypoints", "plugin_api", "ops", "plugins"):
+        (tmp_path / "ascend_run" / package).mkdir(parents=True)
+        (tmp_path / f"ascend_run/{package}/__init__.py").touch()
+    for module in ("__init__.py", "registry/kinds.py"):
+        (tmp_path / f"ascend_run/{module}").touch()
+    for plugin in ("cpu", "gmm"):
+        (tmp_path / f"ascend_run/plugins/{plugin}").mkdir()
+        (tmp_path / f"ascend_run/plugins/{plugin}/__init__.py").touch()
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    assert lint_imports(tmp_path / "pyproject.toml").returncode == 0
+
+    (tmp_path / "ascend_run" / file).write_text(f"{line}\n")
+
+    process = lint_imports(tmp_path / "pyproject.toml")
+    assert process.returncode == 1
+    broken = [text for text in process.stdout.splitlines() if text.endswith("BROKEN")]
+    assert any(contract in text for text in broken), process.stdout
+
+
+@pytest.mark.parametrize("module", _TORCH_FREE)
+def test_what_is_torch_free_imports_no_torch(module: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", _IMPORT, module], capture_output=True, text=True, timeout=60
+    )
+
+    assert process.returncode == 0, process.stderr
+    assert not {"torch", "megatron", "numpy"} & {top(name) for name in process.stdout.split()}

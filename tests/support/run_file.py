@@ -1,0 +1,54 @@
+"""A config file of a run on two ranks, with a feature that is not one of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .installed import Install, offer
+
+CONFIG = """
+enable = ["relay"]
+
+[model]
+num_layers = 4
+hidden_size = 64
+num_attention_heads = 4
+vocab_size = 1000
+
+[parallel]
+context_parallel_size = 2
+
+[data]
+train = ["corpus"]
+seq_length = 64
+"""
+
+RELAY = """
+from ascend_run.plugin_api import Claim, Condition, Manifest, hookimpl
+
+class Halves:
+    multiple = 1
+
+class Plugin:
+    manifest = Manifest(
+        name="relay",
+        summary="hand the sequence on",
+        claims=(Claim.SEQUENCE_EXCHANGE,),
+        idle=Condition("parallel.context_parallel_size", "<=", 1),
+    )
+
+    @hookimpl
+    def ascend_sequence_partition(self):
+        return Halves()
+"""
+
+
+@pytest.fixture
+def file(install: Install, tmp_path: Path) -> Path:
+    """The file; its feature is installed until the test ends."""
+    offer(install, "relay", RELAY)
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return path
