@@ -1,0 +1,104 @@
+"""Swap what attention keeps for backward to the host, and bring it back in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ascend_run.plugin_api import Claim, Manifest, Numerics, Support, hookimpl
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ascend_run.plugin_api import RunConfig
+    from ascend_run.plugin_api import contracts as c
+
+    from .swapper import Swapper
+
+
+@attrs.frozen(kw_only=True)
+class SwapAttentionConfig:
+    """Options, set by ``plugins.swap-attention.<field>=<value>``."""
+
+    min_bytes: int = attrs.field(default=1 << 20, validator=attrs.validators.ge(1))
+    """Tensors in a smaller storage stay where they are. Unit: bytes."""
+    prefetch: int = attrs.field(default=1, validator=attrs.validators.ge(0))
+    """How far ahead of its backward a layer is brought back; 0 waits for every layer.
+    Unit: layers."""
+
+
+class SwapAttention:
+    """Keep on the host what the attention of every layer saves for its backward.
+
+    Cost: each swapped byte travels twice, beside the computation where the device can. Numerics:
+    bitwise. Source: the swap of MindSpeed's ``--swap-attention``; PyTorch's saved-tensor hooks.
+    """
+
+    manifest = Manifest(
+        name="swap-attention",
+        summary="keep on the host what attention saves for its backward",
+        claims=(Claim.SAVED_ACTIVATIONS,),
+        numerics=Numerics.BITWISE,
+        platforms={
+            "cpu": Support.EMULATED,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
+        level=2,
+        legacy_flags=("--swap-attention",),
+        source="MindSpeed, docs/features/swap_attention.md",
+    )
+    config_class = SwapAttentionConfig
+
+    def __init__(self, config: SwapAttentionConfig) -> None:
+        self.config = config
+        self._swapper: Swapper | None = None
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        problems = []
+        if config.model.get("recompute_granularity") == "full":
+            problems.append(
+                "swap-attention: model.recompute_granularity=full keeps nothing of the attention "
+                "that could be swapped; use selective recomputation, or leave swap-attention out"
+            )
+        problems += [
+            f"swap-attention: model.{name} moves the same tensors; enable one of the two"
+            for name in ("cpu_offloading", "fine_grained_activation_offloading")
+            if config.model.get(name)
+        ]
+        return problems
+
+    @hookimpl
+    def ascend_self_attention(self, device: c.Device, layer_index: int) -> c.Wrapper[nn.Module]:
+        from .swapper import Swapper
+
+        if self._swapper is None:
+            self._swapper = Swapper(
+                device, min_bytes=self.config.min_bytes, prefetch=self.config.prefetch
+            )
+        swapper = self._swapper
+        return lambda module: swapper.wrap(module, layer_index)
+
+    @hookimpl
+    def ascend_before_step(self) -> None:
+        if self._swapper is not None:
+            self._swapper.swapped_bytes = 0
+
+    @hookimpl
+    def ascend_metrics(self) -> Mapping[str, c.Metrics]:
+        return {"swap-attention": self._readings}
+
+    @hookimpl
+    def ascend_report(self) -> Mapping[str, c.ReportPanel]:
+        from ascend_run.plugin_api import ReportPanel
+
+        panel = ReportPanel(title="Swapped activations", metrics=("swap_bytes",), unit="bytes")
+        return {"swap-attention": panel}
+
+    def _readings(self, context: c.RunContext) -> Mapping[str, float]:
+        """Bytes that this rank sent to the host in the last step."""
+        swapped = 0 if self._swapper is None else self._swapper.swapped_bytes
+        return {"swap_bytes": float(swapped)}

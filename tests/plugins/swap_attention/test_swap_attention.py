@@ -1,0 +1,76 @@
+"""What the plugin declares, refuses and reports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api import Claim, Numerics, RunConfig, Support
+from ascend_run.plugin_api.config import FieldSection
+from ascend_run.plugins.swap_attention import SwapAttention, SwapAttentionConfig
+
+from .toy import LateDevice, make_inputs, make_stack
+
+
+def problems(**model: Any) -> list[str]:
+    run = RunConfig(model=FieldSection(model), parallel=FieldSection({}))
+    return list(SwapAttention(SwapAttentionConfig()).ascend_check(config=run))
+
+
+def test_it_owns_saved_activations_and_changes_no_bit() -> None:
+    assert SwapAttention.manifest.claims == (Claim.SAVED_ACTIVATIONS,)
+    assert SwapAttention.manifest.numerics is Numerics.BITWISE
+    assert SwapAttention.manifest.platforms["cpu"] is Support.EMULATED
+
+
+@pytest.mark.parametrize("options", [{"min_bytes": 0}, {"prefetch": -1}])
+def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        SwapAttentionConfig(**options)
+
+
+def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
+    assert problems(recompute_granularity="selective", cpu_offloading=False) == []
+    (problem,) = problems(recompute_granularity="full")
+    assert "recompute_granularity=full" in problem
+
+
+@pytest.mark.parametrize("name", ["cpu_offloading", "fine_grained_activation_offloading"])
+def test_a_second_owner_of_the_same_tensors_is_refused(name: str) -> None:
+    (problem,) = problems(**{name: True})
+    assert name in problem
+
+
+def test_swapped_bytes_are_counted_for_each_step() -> None:
+    plugin = SwapAttention(SwapAttentionConfig(min_bytes=1))
+    device: Any = LateDevice()
+    stack = make_stack()
+    for index, attention in enumerate(stack.attention):
+        plugin.ascend_self_attention(device=device, layer_index=index)(attention)
+    (read,) = plugin.ascend_metrics().values()
+    readings = []
+    for micro_batches in (1, 2):
+        plugin.ascend_before_step()
+        for _ in range(micro_batches):
+            stack(*make_inputs()).square().mean().backward()
+        readings.append(read(context=None)["swap_bytes"])  # type: ignore[arg-type]
+    assert readings[0] > 0
+    assert readings[1] == 2 * readings[0]
+
+
+def test_its_panel_names_the_metric_that_it_gives() -> None:
+    plugin = SwapAttention(SwapAttentionConfig())
+    (panel,) = plugin.ascend_report().values()
+    (read,) = plugin.ascend_metrics().values()
+    assert set(panel.metrics) == set(read(context=None))  # type: ignore[arg-type]
+
+
+def test_importing_it_imports_no_torch() -> None:
+    program = "import sys, ascend_run.plugins.swap_attention; print('torch' in sys.modules)"
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert finished.stdout.strip() == "False"

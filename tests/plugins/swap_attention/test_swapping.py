@@ -1,0 +1,217 @@
+"""Swapping on a toy stack: the bits stay, the device storage goes, the waits are in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ascend_run.plugins.swap_attention import SwapAttention, SwapAttentionConfig
+
+from .toy import LateDevice, Stack, make_inputs, make_stack
+
+
+def swapping(
+    stack: Stack, *, min_bytes: int = 1, prefetch: int = 1
+) -> tuple[SwapAttention, LateDevice]:
+    """Wrap every attention of the stack as the kernel would."""
+    plugin = SwapAttention(SwapAttentionConfig(min_bytes=min_bytes, prefetch=prefetch))
+    device: Any = LateDevice()
+    for index, attention in enumerate(stack.attention):
+        wrap = plugin.ascend_self_attention(device=device, layer_index=index)
+        assert wrap(attention) is attention
+    return plugin, device
+
+
+def step(stack: Stack, seeds: tuple[int, ...] = (1,), dtype: torch.dtype = torch.float32) -> Any:
+    """Losses and gradients: all forwards first, then their backwards, first in first out."""
+    stack.zero_grad()
+    losses = []
+    for seed in seeds:
+        x, table = make_inputs(dtype, seed)
+        losses.append(stack(x, table).square().mean())
+    for loss in losses:
+        loss.backward()
+    gradients = {name: p.grad.clone() for name, p in stack.named_parameters()}
+    return [loss.detach() for loss in losses], gradients
+
+
+def assert_same_bits(got: Any, want: Any) -> None:
+    for result, expected in zip(got[0], want[0], strict=True):
+        assert torch.equal(result, expected)
+    assert got[1].keys() == want[1].keys()
+    for name, expected in want[1].items():
+        assert torch.equal(got[1][name], expected), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+def test_loss_and_gradients_keep_every_bit(prefetch: int, dtype: torch.dtype) -> None:
+    want = step(make_stack(dtype=dtype), dtype=dtype)
+    stack = make_stack(dtype=dtype)
+    plugin, _ = swapping(stack, prefetch=prefetch)
+    assert_same_bits(step(stack, dtype=dtype), want)
+    assert plugin._readings(context=None)["swap_bytes"] > 0
+
+
+def test_several_micro_batches_may_be_under_way() -> None:
+    want = step(make_stack(), seeds=(1, 2, 3))
+    stack = make_stack()
+    swapping(stack)
+    assert_same_bits(step(stack, seeds=(1, 2, 3)), want)
+
+
+def test_a_second_step_is_as_right_as_the_first() -> None:
+    want = step(make_stack())
+    stack = make_stack()
+    swapping(stack)
+    step(stack)
+    assert_same_bits(step(stack), want)
+
+
+def test_device_storage_is_gone_between_forward_and_backward() -> None:
+    plain, stack = make_stack(), make_stack()
+    swapping(stack)
+    losses = [model(*make_inputs()).square().mean() for model in (plain, stack)]
+    for attention in plain.attention:
+        assert not any(storage.expired() for storage in attention.made)
+    for attention in list(stack.attention)[:-1]:
+        assert all(storage.expired() for storage in attention.made)
+    # The last one's backward comes next, so it stays.
+    assert not any(storage.expired() for storage in stack.attention[-1].made)
+    for loss in losses:
+        loss.backward()
+
+
+def test_the_last_layer_goes_when_another_forward_follows() -> None:
+    stack = make_stack()
+    swapping(stack)
+    first = stack(*make_inputs()).square().mean()
+    made = stack.attention[-1].made
+    second = stack(*make_inputs()).square().mean()
+    assert all(storage.expired() for storage in made)
+    (first + second).backward()
+
+
+def test_nothing_is_left_on_device_or_host_after_backward() -> None:
+    stack = make_stack()
+    plugin, _ = swapping(stack)
+    stack(*make_inputs()).square().mean().backward()
+    assert plugin._swapper is not None
+    assert plugin._swapper._last is not None
+    assert plugin._swapper._last() is None
+    assert plugin._swapper._leaving == []
+
+
+def test_a_layer_is_brought_back_during_the_backward_of_the_one_after_it() -> None:
+    stack = make_stack(num_layers=3)
+    _, device = swapping(stack, prefetch=1)
+    loss = stack(*make_inputs()).square().mean()
+    device.copier.log.clear()
+    loss.backward()
+    log = device.copier.log
+    # Layer 2 never left; layer 1 starts in its backward and is waited for in its own, where
+    # layer 0 starts.
+    per_layer = log.count("to_device") // 2
+    assert log == (
+        ["wait_host"]
+        + ["to_device"] * per_layer
+        + ["wait_device"]
+        + ["to_device"] * per_layer
+        + ["wait_device"]
+    )
+
+
+def test_without_prefetch_a_layer_is_brought_back_in_its_own_backward() -> None:
+    stack = make_stack(num_layers=3)
+    _, device = swapping(stack, prefetch=0)
+    loss = stack(*make_inputs()).square().mean()
+    device.copier.log.clear()
+    loss.backward()
+    log = device.copier.log
+    per_layer = log.count("to_device") // 2
+    assert log == ["wait_host"] + (["to_device"] * per_layer + ["wait_device"]) * 2
+
+
+def test_views_of_one_storage_travel_once() -> None:
+    stack = make_stack(num_layers=1)
+    plugin, device = swapping(stack)
+    x, table = make_inputs()
+    stack(x, table)
+    kept: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    plain = make_stack(num_layers=1)
+    normed = plain.norm[0](x)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        plain.attention[0](normed, table)
+    long_lived = {p.untyped_storage().data_ptr() for p in plain.attention[0].parameters()}
+    long_lived.add(table.untyped_storage().data_ptr())
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in kept
+        if t.untyped_storage().data_ptr() not in long_lived
+    }
+    assert len(kept) > len(storages)
+    assert device.copier.log.count("to_host") == len(storages)
+    assert plugin._readings(context=None) == {"swap_bytes": float(sum(storages.values()))}
+
+
+def test_parameters_and_shared_tables_are_never_copied() -> None:
+    stack = make_stack(num_layers=1)
+    _, device = swapping(stack)
+    x, table = make_inputs()
+    sent: list[int] = []
+    to_host = device.copier.to_host
+    device.copier.to_host = lambda t: (sent.append(t.data_ptr()), to_host(t))[1]  # type: ignore[method-assign]
+    stack(x, table)
+    assert sent
+    assert not set(sent) & {table.data_ptr(), *(p.data_ptr() for p in stack.parameters())}
+
+
+def test_small_tensors_stay() -> None:
+    want = step(make_stack())
+    stack = make_stack()
+    plugin, device = swapping(stack, min_bytes=1 << 20)
+    assert_same_bits(step(stack), want)
+    assert device.copier.log == []
+    assert plugin._readings(context=None) == {"swap_bytes": 0.0}
+
+
+def test_evaluation_copies_nothing() -> None:
+    stack = make_stack()
+    _, device = swapping(stack)
+    with torch.no_grad():
+        stack(*make_inputs())
+    assert device.copier.log == []
+
+
+def test_a_graph_that_is_kept_can_be_walked_twice() -> None:
+    plain, stack = make_stack(), make_stack()
+    swapping(stack)
+    for model in (plain, stack):
+        loss = model(*make_inputs()).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for (name, expected), result in zip(plain.named_parameters(), stack.parameters(), strict=True):
+        assert torch.equal(result.grad, expected.grad), name  # type: ignore[arg-type]
+
+
+def test_a_forward_without_backward_holds_nothing_back() -> None:
+    stack = make_stack()
+    swapping(stack)
+    stack(*make_inputs())  # the graph is dropped at once
+    want = step(make_stack())
+    assert_same_bits(step(stack), want)
+
+
+def test_parameter_names_stay() -> None:
+    stack = make_stack()
+    names = set(stack.state_dict())
+    swapping(stack)
+    assert set(stack.state_dict()) == names
