@@ -45,16 +45,9 @@ def test_ranks_are_drawn_by_replica_and_place(
 
 
 def test_a_large_world_is_summed_up(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = output_of(
-        capsys,
-        "--config",
-        str(file),
-        "--nproc",
-        "8",
-        "--nnodes",
-        "64",
-        "train.global_batch_size=256",
-    )
+    size = ("--nproc", "8", "--nnodes", "64", "train.global_batch_size=256")
+
+    page = output_of(capsys, "--config", str(file), *size)
 
     assert "(not drawn: more than 256 ranks)" in page
     assert "and 248 more" in page
