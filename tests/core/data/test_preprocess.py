@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ def write_texts(folder: Path, texts: list[str]) -> Path:
 
 @pytest.fixture
 def texts() -> list[str]:
-    return [f"{SENTENCE[n % 30 :]} {n}\n" for n in range(60)]
+    """Alike, and each with a word of its own that a tokenizer would learn."""
+    own = [Random(n).randbytes(4).hex() for n in range(60)]
+    return [f"{SENTENCE[n % 30 :]} {word} {word}\n" for n, word in enumerate(own)]
 
 
 def run(tmp_path: Path, *inputs: Path, **options: Any) -> PreprocessReport:
@@ -110,12 +113,12 @@ def test_the_tokenizer_is_trained_without_the_held_out_documents(
     tmp_path: Path, texts: list[str]
 ) -> None:
     source = write_texts(tmp_path / "in", texts)
-    whole = run(tmp_path, source, holdout=0.3)
+    whole = run(tmp_path, source, holdout=0.3, train_vocab_size=600)
     assert whole.heldout is not None
     for path in source.iterdir():
         if is_held_out(content_digest(path.read_text()), 0.3):
             path.unlink()
-    alone = run(tmp_path, source, overwrite=True)
+    alone = run(tmp_path, source, overwrite=True, train_vocab_size=600)
     assert alone.tokenizer_sha256 == whole.tokenizer_sha256
     assert alone.train == whole.train
 
@@ -274,8 +277,22 @@ def test_a_publication_that_stops_between_two_files_is_noticed(
                 check_dataset(tmp_path / "out" / "train")
 
 
-def test_the_record_is_written_after_its_files(tmp_path: Path, texts: list[str]) -> None:
-    report = run(tmp_path, write_texts(tmp_path / "in", texts))
+def test_the_record_is_published_after_its_files(
+    tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    replace = os.replace
+
+    def recording(source: Path, target: Path) -> None:
+        names.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", recording)
+    report = run(tmp_path, write_texts(tmp_path / "in", texts), holdout=0.3)
+    assert names[0] == "tokenizer.json"
+    for prefix in ("train", "train-heldout"):
+        places = [names.index(f"{prefix}.{suffix}") for suffix in ("bin", "idx", "json")]
+        assert places == sorted(places)
     record = json.loads(Path(f"{report.train.prefix}.json").read_text())
     assert record["format"] == "ascend-run token dataset"
     assert record["bin"]["size_bytes"] == Path(f"{report.train.prefix}.bin").stat().st_size
