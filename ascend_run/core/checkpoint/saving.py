@@ -200,9 +200,9 @@ def _written_pieces(pieces: Sequence[ShardPiece]) -> list[ShardPiece]:
 def _plan(pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> dict[str, Any]:
     """What this rank has, as JSON, once it is known to be savable."""
     problems = strict_json.value_problems(dict(values), "values")
-    tensors: dict[str, tuple[str, Sequence[int]]] = {}
+    tensors: dict[str, list[Any]] = {}
     for piece in pieces:
-        about = (DTYPE_NAMES.get(piece.tensor.dtype, ""), list(piece.global_shape))
+        about = [DTYPE_NAMES.get(piece.tensor.dtype, ""), list(piece.global_shape)]
         if not piece.key:
             problems.append(f"a piece of shape {list(piece.tensor.shape)} has no key")
         if not about[0]:
