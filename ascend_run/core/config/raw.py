@@ -89,6 +89,11 @@ class RawConfig:
         return self._top("task", str, "pretrain")
 
     @property
+    def nproc(self) -> int:
+        """Ranks to start on this machine."""
+        return self._top("run.nproc", int, 1)
+
+    @property
     def family(self) -> str:
         """Plugin of the model's family."""
         return self._top("model.family", str, "llama")

@@ -1,0 +1,116 @@
+"""This process's place among ranks that something else has started: torchrun, srun, mpirun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from ascend_run.plugin_api.errors import ConfigError
+
+_FIRST_PORT: Final = 20000
+_NUM_PORTS: Final = 10000
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """One rank of a run, as its starter's environment tells it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    starter: str
+    """``RANK and WORLD_SIZE`` or ``SLURM``: what told it."""
+    rendezvous: Mapping[str, str] = attrs.field(factory=dict)
+    """``MASTER_ADDR`` and ``MASTER_PORT``, where the starter names them."""
+
+    def variables(self) -> dict[str, str]:
+        """The same in the words of torch.distributed."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            **self.rendezvous,
+        }
+
+
+def find_place(environment: Mapping[str, str]) -> Place | None:
+    """The place that the environment tells; None where nothing else has started this process.
+
+    Raises:
+        ConfigError: The variables contradict one another or are incomplete.
+    """
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        place = _from_rank(environment)
+    elif _is_slurm_task(environment):
+        place = _from_slurm(environment)
+    else:
+        return None
+    if problems := list(_problems(place)):
+        raise ConfigError("the environment that started this rank is not sound", problems)
+    return place
+
+
+def _from_rank(environment: Mapping[str, str]) -> Place:
+    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    local_names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+    local = next((name for name in local_names if name in environment), None)
+    rendezvous = {n: environment[n] for n in ("MASTER_ADDR", "MASTER_PORT") if n in environment}
+    return Place(
+        rank=rank,
+        world_size=size,
+        local_rank=rank if local is None else _number(environment, local),
+        starter="RANK and WORLD_SIZE",
+        rendezvous=rendezvous,
+    )
+
+
+def _is_slurm_task(environment: Mapping[str, str]) -> bool:
+    """Whether srun started this process; a batch script has a job and a task number but no step."""
+    is_batch_script = "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
+    return "SLURM_PROCID" in environment and not is_batch_script
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Place:
+    in_step = "SLURM_STEP_NUM_TASKS" in environment
+    hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "127.0.0.1"))
+    job = int(re.sub(r"\D", "", environment.get("SLURM_JOB_ID", "0")) or 0)
+    return Place(
+        rank=_number(environment, "SLURM_PROCID"),
+        world_size=_number(environment, "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS"),
+        local_rank=_number(environment, "SLURM_LOCALID"),
+        starter="SLURM",
+        rendezvous={
+            "MASTER_ADDR": environment.get("MASTER_ADDR", first_host(hosts)),
+            "MASTER_PORT": environment.get("MASTER_PORT", str(_FIRST_PORT + job % _NUM_PORTS)),
+        },
+    )
+
+
+def first_host(hosts: str) -> str:
+    """The first name of a Slurm host list: ``node[007-012,020],other`` -> ``node007``."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\])?", hosts)
+    return "".join(part or "" for part in match.groups()) if match else hosts
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except KeyError:
+        raise ConfigError(f"{name} is not set, though other variables of its kind are") from None
+    except ValueError:
+        raise ConfigError(
+            f"{name}={environment[name]!r} in the environment is not a whole number"
+        ) from None
+
+
+def _problems(place: Place) -> Iterator[str]:
+    if not 0 <= place.rank < place.world_size:
+        yield f"rank {place.rank} is not below the world size {place.world_size}"
+    if place.local_rank < 0:
+        yield f"local rank {place.local_rank} is negative"
+    missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in place.rendezvous]
+    if place.world_size > 1 and missing:
+        yield f"{' and '.join(missing)} must be set where WORLD_SIZE={place.world_size}"
