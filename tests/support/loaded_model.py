@@ -1,0 +1,86 @@
+"""A model of ours, loaded from a Hugging Face folder, run once; a job for the pool of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ascend_run.core.config.layout import layout_of
+from ascend_run.core.config.loading import build_config, read_raw
+from ascend_run.core.convert.config_keys import config_from_hf
+from ascend_run.core.convert.json_files import read_hf_config
+from ascend_run.core.hooks import Hooks
+
+
+@attrs.frozen
+class Outcome:
+    """What one rank computed."""
+
+    logits_BSV: Tensor | None
+    """None where the vocabulary is cut over ranks."""
+    loss: Tensor
+    """Sum over all tokens."""
+    gradients: dict[str, Tensor]
+    """Of this rank's parameters, by their names in the whole model."""
+
+
+def largest_difference(got: Tensor, want: Tensor) -> float:
+    """Over the largest value of what is wanted."""
+    assert got.shape == want.shape
+    assert want.abs().max() > 0
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def run_loaded_model(
+    family_name: str, folder: str, tokens: Tensor, labels: Tensor, overrides: Sequence[str] = ()
+) -> Outcome:
+    """Load, forward, backward in float32, through the same steps as a run.
+
+    Args:
+        tokens: [B, S] int64.
+        labels: [B, S] int64.
+    """
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    from ascend_run.core.convert.models import load_model
+    from ascend_run.core.model.build import build_model
+    from ascend_run.core.model.initialization import named_parameters
+    from ascend_run.core.patches import applied_patches
+    from ascend_run.core.train.groups import process_groups
+    from ascend_run.plugins.cpu import Cpu
+
+    (entry,) = entry_points(group="ascend_run.models", name=family_name)
+    plugin_class = entry.load()
+    plugin = plugin_class(plugin_class.config_class())
+    hooks = Hooks([plugin, Cpu()])
+    family = hooks.require("ascend_model_family")
+    raw = read_raw(None, [f"model.family={family_name}", f"model.hf_path={folder}", *overrides])
+    config = build_config(
+        raw,
+        {family_name: plugin_class.config_class},
+        family.defaults,
+        (),
+        hf_values=config_from_hf(family, read_hf_config(Path(folder))),
+    ).config
+    device = hooks.require("ascend_device", local_rank=0)
+    layout = layout_of(config, dist.get_world_size(), dist.get_rank())
+    device.activate()
+    try:
+        with applied_patches(hooks), process_groups(config, layout, device, hooks) as groups:
+            model_parallel_cuda_manual_seed(config.run.seed)
+            bundle = build_model(config, hooks, groups, device, dtype=torch.float32)
+            load_model(folder, family, config, bundle)
+            (model,) = bundle.chunks
+            logits = model(tokens).detach() if groups.tp.size() == 1 else None
+            loss = model(tokens, labels=labels, loss_mask=torch.ones_like(labels).float())
+            loss.backward()
+            gradients = {name: p.grad for name, p in named_parameters(model) if p.grad is not None}
+            return Outcome(logits, loss.detach(), gradients)
+    finally:
+        device.deactivate()
