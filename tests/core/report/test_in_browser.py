@@ -71,7 +71,7 @@ def test_every_curve_is_drawn_with_its_points(open_run: OpenRun) -> None:
 
 
 def test_the_curve_passes_through_the_values(open_run: OpenRun, tmp_path: Path) -> None:
-    lines = [{"step": step, "loss": loss} for step, loss in ((0, 4.0), (5, 1.0), (10, 3.0))]
+    lines = [{"step": step, "loss": loss} for step, loss in ((0, 4.0), (4, 1.0), (10, 3.0))]
     page = open_run(write_run(tmp_path / "three", lines=lines))
     page.evaluate(
         "(() => { const s = document.getElementById('smoothing'); s.value = 0;"
@@ -81,8 +81,21 @@ def test_the_curve_passes_through_the_values(open_run: OpenRun, tmp_path: Path) 
     (x0, y0), (x1, y1), (x2, y2) = [
         tuple(map(float, point.split())) for point in path.removeprefix("M").split("L")
     ]
-    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
+    assert (x1 - x0) / (x2 - x0) == pytest.approx(0.4, abs=0.001)
+    assert x2 - x0 > 1000, "the curve fills the width of the plot"
     assert (y2 - y0) / (y1 - y0) == pytest.approx(1 / 3, abs=0.01), "4 down to 3 of 4 down to 1"
+
+
+def test_a_reading_that_is_not_finite_is_a_gap_with_a_cross(
+    open_run: OpenRun, tmp_path: Path
+) -> None:
+    values = [3.0, 2.5, "NaN", 2.2, 2.0]
+    lines = [{"step": step, "loss": value} for step, value in enumerate(values)]
+    page = open_run(write_run(tmp_path / "gap", lines=lines))
+    path = page.evaluate("document.querySelector('[data-chart=loss] path.curve').getAttribute('d')")
+    assert [part.count("L") for part in path.split("M")[1:]] == [1, 1]
+    crosses = "[...document.querySelectorAll('.not-finite title')].map(t => t.textContent)"
+    assert page.evaluate(crosses) == ["step 2: training is nan"]
 
 
 def test_the_pointer_shows_the_values_of_its_step_in_every_chart(open_run: OpenRun) -> None:
