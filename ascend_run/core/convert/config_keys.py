@@ -78,7 +78,10 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, Any]:
         raise ConfigError(
             f"this model cannot be written as a Hugging Face {family.model_type}", problems
         )
-    result = {"architectures": [family.architecture], "model_type": family.model_type}
+    result: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+    }
     result |= {key.hf: _value(config, key.field, None) for key in family.keys}
     result |= family.fixed
     if "rope_theta" in result:

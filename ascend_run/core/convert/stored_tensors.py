@@ -56,9 +56,9 @@ class StoredTensors:
         """Rows ``start:stop`` of a tensor, and of a matrix only ``columns``; nothing else is
         read."""
         try:
-            if columns is None:
-                return self._slices[name][start:stop]
-            return self._slices[name][start:stop, columns]
+            stored = self._slices[name]
+            part: Tensor = stored[start:stop] if columns is None else stored[start:stop, columns]
+            return part
         except (SafetensorError, OSError) as problem:
             raise CheckpointError(
                 f"{self.folder}: tensor {name} cannot be read: {problem}"
