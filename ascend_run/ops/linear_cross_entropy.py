@@ -87,10 +87,18 @@ def _block_loss(
     scores_TV: Tensor, labels_T: Tensor, is_local_T: Tensor | None, mask_T: Tensor, tp_group: Any
 ) -> Tensor:
     """The sum over some tokens; the scores are overwritten by the gradient."""
-    largest = scores_TV.amax(dim=1, keepdim=True)
+    # A rank may hold nothing but padding: it has no row, and takes part all the same.
+    empty = scores_TV.shape[1] == 0
+    largest = (
+        scores_TV.new_full((scores_TV.shape[0], 1), -torch.inf)
+        if empty
+        else scores_TV.amax(dim=1, keepdim=True)
+    )
     _all_reduce(largest, dist.ReduceOp.MAX, tp_group)
     scores_TV.sub_(largest)
-    target = scores_TV.gather(1, labels_T.unsqueeze(1)).squeeze(1)
+    target = (
+        torch.zeros_like(mask_T) if empty else scores_TV.gather(1, labels_T.unsqueeze(1)).squeeze(1)
+    )
     if is_local_T is not None:
         target.masked_fill_(~is_local_T, 0.0)
         _all_reduce(target, dist.ReduceOp.SUM, tp_group)
@@ -98,7 +106,8 @@ def _block_loss(
     _all_reduce(total, dist.ReduceOp.SUM, tp_group)
     scores_TV.mul_((mask_T / total).unsqueeze(1))
     one_hot = mask_T if is_local_T is None else mask_T * is_local_T
-    scores_TV.scatter_add_(1, labels_T.unsqueeze(1), -one_hot.unsqueeze(1))
+    if not empty:
+        scores_TV.scatter_add_(1, labels_T.unsqueeze(1), -one_hot.unsqueeze(1))
     return ((total.log() - target) * mask_T).sum()
 
 
