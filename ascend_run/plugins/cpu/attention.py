@@ -88,7 +88,9 @@ def _needs_scores(spec: AttentionSpec) -> bool:
 
 
 def _heads_first(x_SBND: Tensor) -> Tensor:
-    return x_SBND.permute(1, 2, 0, 3)
+    x_BNSD = x_SBND.permute(1, 2, 0, 3)
+    # The fused kernel takes any strides but the last one's, which it assumes to be 1.
+    return x_BNSD if x_BNSD.stride(-1) == 1 else x_BNSD.contiguous()
 
 
 def _sequence_first(x_BNSD: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
+from torch.overrides import _len_torch_function_stack
 
 NUM_EXPERTS = 4
 VOCABULARY = 64
@@ -34,29 +35,35 @@ class Case:
     steps: int = 3
 
 
-def train(rank: int, world_size: int, store: str, case: Case) -> dict[str, Any]:
-    """Train ``case.steps`` steps; losses over the global batch, and the final weights' names."""
+@attrs.frozen
+class Outcome:
+    """What a layout must not change."""
+
+    losses: tuple[float, ...]
+    """Mean over the global batch, before each step."""
+    gradient_norms: tuple[float, ...]
+    modes_in_forward: int
+    """TorchFunctionModes that were active inside a layer."""
+
+
+def train(case: Case) -> Outcome:
+    """Train ``case.steps`` steps on the ranks of the process group that is there."""
     from ascend_run.plugins.cpu.device import CpuDevice
 
-    device = CpuDevice(rank)
+    device = CpuDevice()
     device.activate()
     try:
-        dist.init_process_group(
-            "nccl", init_method=f"file://{store}", rank=rank, world_size=world_size, device_id=rank
-        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Megatron's and torch's own deprecations
-            return _train(rank, case)
+            return _train(case)
     finally:
-        if dist.is_initialized():
-            from megatron.core import parallel_state
+        from megatron.core import parallel_state
 
-            parallel_state.destroy_model_parallel()
-            dist.destroy_process_group()
+        parallel_state.destroy_model_parallel()
         device.deactivate()
 
 
-def _train(rank: int, case: Case) -> dict[str, Any]:
+def _train(case: Case) -> Outcome:
     from megatron.core import parallel_state
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -72,6 +79,7 @@ def _train(rank: int, case: Case) -> dict[str, Any]:
     from megatron.core.transformer.module import Float16Module
 
     parallel_state.initialize_model_parallel(
+        expert_tensor_parallel_size=1,
         tensor_model_parallel_size=case.tp,
         pipeline_model_parallel_size=case.pp,
         expert_model_parallel_size=case.ep,
@@ -84,7 +92,7 @@ def _train(rank: int, case: Case) -> dict[str, Any]:
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_topk": 2,
         "moe_ffn_hidden_size": 32,
-        "moe_aux_loss_coeff": 0.0,
+        "moe_router_load_balancing_type": "none",
         "add_bias_linear": False,
     }
     config = TransformerConfig(
@@ -100,7 +108,6 @@ def _train(rank: int, case: Case) -> dict[str, Any]:
         tensor_model_parallel_size=case.tp,
         pipeline_model_parallel_size=case.pp,
         expert_model_parallel_size=case.ep,
-        sequence_parallel=case.tp > 1 and case.experts,
         pipeline_dtype=dtype,
         bf16=case.precision == "bf16",
         params_dtype=dtype,
@@ -139,12 +146,14 @@ def _train(rank: int, case: Case) -> dict[str, Any]:
     )
     config.grad_scale_func = optimizer.scale_loss
 
-    dp, dp_rank = parallel_state.get_data_parallel_world_size(), 0
+    dp = parallel_state.get_data_parallel_world_size()
     dp_rank = parallel_state.get_data_parallel_rank()
     generator = torch.Generator().manual_seed(11)
     tokens = torch.randint(VOCABULARY, (NUM_SAMPLES, SEQUENCE + 1), generator=generator)
     mine = tokens[dp_rank::dp]
-    losses, norms = [], []
+    losses, norms, modes = [], [], []
+    for layer in model.decoder.layers:
+        layer.register_forward_hook(lambda *_: modes.append(_len_torch_function_stack()))
     for _ in range(case.steps):
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
@@ -162,7 +171,7 @@ def _train(rank: int, case: Case) -> dict[str, Any]:
         dist.all_reduce(total)
         losses.append(total.item() / (NUM_SAMPLES * case.tp))
         norms.append(float(norm))
-    return {"losses": losses, "norms": norms}
+    return Outcome(tuple(losses), tuple(norms), max(modes))
 
 
 def _forward_step(batches: Any, model: Any) -> Any:
@@ -189,7 +198,7 @@ def _fill_weights(model: Any, case: Case) -> None:
             at = parts.index("local_experts") + 1
             parts[at] = str(int(parts[at]) + first_expert)
         cut = getattr(parameter, "partition_dim", -1)
-        size, rank = parallel_state.get_tensor_model_parallel_world_size(), 0
+        size = parallel_state.get_tensor_model_parallel_world_size()
         rank = parallel_state.get_tensor_model_parallel_rank()
         if "local_experts" in parts:
             size = parallel_state.get_expert_tensor_parallel_world_size()
@@ -204,3 +213,26 @@ def _fill_weights(model: Any, case: Case) -> None:
         if shape != list(parameter.shape):
             whole = whole.chunk(size, dim=cut)[rank]
         parameter.data.copy_(whole)
+
+
+def backends_of_nccl(store: str) -> tuple[str, str]:
+    """Backends of a world and of a group that were asked for as Megatron does on GPUs."""
+    from ascend_run.plugins.cpu.device import CpuDevice
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    device = CpuDevice()
+    device.activate()
+    try:
+        dist.init_process_group(
+            "nccl",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            device_id=torch.device("cuda", rank),
+        )
+        group = dist.new_group([0, 1], backend="nccl", pg_options=object())
+        return dist.get_backend(), dist.get_backend(group)
+    finally:
+        dist.destroy_process_group()
+        device.deactivate()

@@ -63,8 +63,9 @@ class Substitutions:
         try:
             for row, (owner, name) in zip(self._rows, located, strict=True):
                 # An inherited attribute is not the owner's own: it is removed, not restored.
-                self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
+                before = vars(owner).get(name, _ABSENT)
                 setattr(owner, name, row.replacement)
+                self._undo.append((owner, name, before))
         except BaseException:
             self.remove()
             raise

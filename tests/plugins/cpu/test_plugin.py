@@ -1,0 +1,40 @@
+"""The plugin's declaration, and what it answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import torch
+
+from ascend_run.plugin_api import AttentionFeatures, Claim, Support
+from ascend_run.plugins.cpu import Cpu
+
+IMPORT_ALONE = "import sys, ascend_run.plugins.cpu; sys.exit('torch' in sys.modules)"
+
+
+def test_importing_the_plugin_imports_no_torch() -> None:
+    assert subprocess.run([sys.executable, "-c", IMPORT_ALONE], timeout=60).returncode == 0
+
+
+def test_the_entry_point_names_the_platform() -> None:
+    (entry,) = entry_points(group="ascend_run.platforms", name="cpu")
+    assert entry.load() is Cpu
+    assert Cpu.manifest.claims == (Claim.PLATFORM,)
+    assert Cpu.manifest.platforms == {"cpu": Support.REAL}
+
+
+def test_the_kernel_declares_every_feature_of_the_contract() -> None:
+    features = Cpu().ascend_attention_kernel().features
+    assert all(getattr(features, field) for field in AttentionFeatures.__annotations__)
+
+
+def test_every_operator_is_answered_and_runs() -> None:
+    ops = Cpu().ascend_platform_ops()
+    x, weight = torch.randn(3, 2, 8), torch.ones(8)
+    assert ops.rms_norm(x, weight, 1e-5).shape == (3, 2, 8)
+    assert ops.layer_norm(x, weight, None, 1e-5).shape == (3, 2, 8)
+    assert ops.swiglu(x).shape == (3, 2, 4)
+    tables = torch.randn(2, 3, 4)
+    assert ops.rotary(x.view(3, 2, 2, 4), *tables, False).shape == (3, 2, 2, 4)
