@@ -27,6 +27,8 @@ from .run_folder import RunData
 from .summary import Summary, summarize, utc
 from .tables import config_section, curve_table, difference_section, heat_table, warnings_section
 
+_SHORT_CURVE: Final = 100
+"""Points below which a running mean hides more than it shows."""
 SCRIPTS: Final = ("format.js", "scale.js", "plot.js", "line_chart.js", "heat_map.js", "page.js")
 
 
@@ -150,14 +152,16 @@ def _curves(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[He
     return _section(
         "curves",
         "Curves",
-        _toolbar(),
+        _toolbar(charts),
         element("div", *plots, class_="charts"),
         element("p", class_="visually-hidden", id="readout", aria_live="polite"),
     )
 
 
-def _toolbar() -> Markup:
-    slider = element("input", type="range", id="smoothing", min=0, max=99, value=60, step=1)
+def _toolbar(charts: Sequence[Chart]) -> Markup:
+    points = max(len(line.series.steps) for chart in charts for line in chart.lines)
+    smoothing = 60 if points > _SHORT_CURVE else 0
+    slider = element("input", type="range", id="smoothing", min=0, max=99, value=smoothing, step=1)
     return element(
         "div",
         element("label", "Smoothing ", slider, " ", element("output", id="smoothing-value")),

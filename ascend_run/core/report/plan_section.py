@@ -9,7 +9,8 @@ from .hook_points import AROUND, Seam, free_hooks, seams_by_point
 from .markup import Markup, details, element, join, table
 from .run_folder import RunData, items, mapping
 
-_COLOURS: Final = 6
+_COLOURS: Final = 5
+_GREY: Final = 5
 _BASE: Final = ("Comm", AROUND)
 """Points that serve all others: drawn beneath the flow."""
 _KIND_MEANS: Final = {
@@ -25,7 +26,7 @@ def plan_section(run: RunData) -> Markup | None:
     plugins = items(run.plan.get("plugins"))
     if not plugins and not items(run.plan.get("hooks")):
         return None
-    colours = {str(p.get("name")): i % _COLOURS for i, p in enumerate(plugins)}
+    colours = _colours(plugins)
     points = seams_by_point(run.plan)
     flow = [_point(name, seams, colours) for name, seams in points.items() if name not in _BASE]
     base = [_point(name, points[name], colours) for name in _BASE]
@@ -43,6 +44,13 @@ def plan_section(run: RunData) -> Markup | None:
             details("Hooks: who owns each, and why in this order", _hook_table(run)),
         ]
     )
+
+
+def _colours(plugins: list[Mapping[str, Any]]) -> dict[str, int]:
+    """A colour for each feature that was enabled; family, task and platform are grey."""
+    features = [p for p in plugins if p.get("kind", "feature") == "feature"]
+    grey = {str(plugin.get("name")): _GREY for plugin in plugins}
+    return grey | {str(p.get("name")): i % _COLOURS for i, p in enumerate(features)}
 
 
 def _notes(plan: Mapping[str, Any]) -> Markup | None:

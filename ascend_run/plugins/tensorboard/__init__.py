@@ -59,13 +59,11 @@ class TensorBoard:
 
     @hookimpl
     def ascend_after_log(self, context: RunContext, metrics: Mapping[str, Any]) -> None:
-        # Called on the rank that writes, and there only.
-        self._opened(context).write(context.step, metrics)
+        self._write(context, metrics)
 
     @hookimpl
     def ascend_after_evaluation(self, context: RunContext, loss: float) -> None:
-        if context.layout.rank == 0:
-            self._opened(context).write(context.step, {"eval_loss": loss})
+        self._write(context, {"eval_loss": loss})
 
     @hookimpl
     def ascend_after_run(self) -> None:
@@ -73,7 +71,9 @@ class TensorBoard:
             self._files.close()
             self._files = None
 
-    def _opened(self, context: RunContext) -> EventFiles:
+    def _write(self, context: RunContext, readings: Mapping[str, Any]) -> None:
+        if context.layout.rank != 0:
+            return
         if self._files is None:
             from .events import EventFiles
 
@@ -81,4 +81,4 @@ class TensorBoard:
             self._files = EventFiles(
                 Path(folder), context.step, flush_seconds=self.config.flush_seconds
             )
-        return self._files
+        self._files.write(context.step, readings)

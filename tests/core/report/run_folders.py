@@ -78,6 +78,8 @@ _PLUGINS = (
     ("cpu", "train on the CPU, with gloo between the ranks", "rounding", ["platform"]),
 )
 
+_KINDS = {"mixtral": "model family", "pretrain": "task", "cpu": "platform"}
+
 _HOOKS = (
     ("ascend_device", "provider", ["cpu"], "cpu: the platform's default"),
     ("ascend_model_family", "provider", ["mixtral"], "mixtral: the only model family"),
@@ -104,6 +106,7 @@ PLAN: dict[str, Any] = {
     "plugins": [
         {
             "name": name,
+            "kind": _KINDS.get(name, "feature"),
             "version": "0.1.0",
             "distribution": "ascend-run",
             "summary": summary,
@@ -138,7 +141,7 @@ PLAN: dict[str, Any] = {
     "panels": [
         {
             "title": "Swapped to the host",
-            "metrics": ["swap-attention.host_bytes"],
+            "metrics": ["swap-attention/host_bytes"],
             "unit": "bytes",
         }
     ],
@@ -186,7 +189,7 @@ def readings(step: int, random_state: random.Random, total: int = 400) -> dict[s
         "consumed_samples": 8 * step,
         "expert_load": [share / sum(skew) for share in skew],
         "aux_loss": 1.02 + 0.4 * math.exp(-8 * progress) + random_state.gauss(0, 0.006),
-        "swap-attention.host_bytes": 96_000_000 + int(4e6 * math.sin(step / 20)),
+        "swap-attention/host_bytes": 96_000_000 + int(4e6 * math.sin(step / 20)),
     }
 
 

@@ -193,6 +193,13 @@ def test_smoothing_flattens_the_curve_and_keeps_the_readings_behind_it(open_run:
     assert page.evaluate("document.querySelectorAll('[data-chart=lr] path.raw').length") == 0
 
 
+def test_a_short_run_is_not_smoothed_unasked(open_run: OpenRun, tmp_path: Path) -> None:
+    lines = metrics_lines(steps=60, resume_at=None)
+    page = open_run(write_run(tmp_path / "short", lines=lines))
+    assert page.evaluate("document.querySelectorAll('path.raw').length") == 0
+    assert page.evaluate("document.getElementById('smoothing-value').textContent") == "0.00"
+
+
 def test_the_configuration_can_be_searched(open_run: OpenRun) -> None:
     page = open_run()
     shown = "[...document.querySelectorAll('table.config tbody tr')].filter(r => !r.hidden).length"

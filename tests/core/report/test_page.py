@@ -252,6 +252,21 @@ def test_wrappers_are_drawn_around_what_they_wrap(tmp_path: Path) -> None:
     assert drawn == ["swap-attention", "ulysses", "cpu"], "outermost first, each inside the last"
 
 
+def test_features_have_colours_and_the_rest_is_grey(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "demo"))
+    buttons = re.findall(
+        r'<button type="button" class="box plugin (p\d)" data-plugin="([\w-]+)"', page
+    )
+    assert {name: colour for colour, name in buttons} == {
+        "mixtral": "p5",
+        "pretrain": "p5",
+        "ulysses": "p0",
+        "gmm": "p1",
+        "swap-attention": "p2",
+        "cpu": "p5",
+    }
+
+
 def test_a_hook_that_this_version_does_not_know_is_drawn_too() -> None:
     hooks = [{"hook": "ascend_telepathy", "kind": "oracle", "owners": ["gmm"]}]
     seams = seams_by_point({"hooks": hooks})

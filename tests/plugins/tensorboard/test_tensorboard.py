@@ -105,11 +105,11 @@ def test_a_resumed_run_replaces_the_steps_that_it_takes_again(tmp_path: Path) ->
 
 
 def test_only_the_writing_rank_makes_a_folder(tmp_path: Path) -> None:
-    lines = [{"step": 0, "eval_loss": 8.0}]
+    lines = [{"step": 0, "eval_loss": 8.0}, {"step": 1, "loss": 7.0}]
     run_of(TensorBoard(TensorBoardConfig()), context_of(tmp_path, rank=1), lines)
     assert list(tmp_path.iterdir()) == []
     run_of(TensorBoard(TensorBoardConfig()), context_of(tmp_path, rank=0), lines)
-    assert scalars(tmp_path / "tensorboard") == {"eval_loss": [(0, 8.0)]}
+    assert scalars(tmp_path / "tensorboard") == {"eval_loss": [(0, 8.0)], "loss": [(1, 7.0)]}
 
 
 def test_the_folder_can_be_chosen(tmp_path: Path) -> None:
