@@ -28,7 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Tokenise text into Megatron's token files.",
     ),
     "report": (
-        "ascend_run.entrypoints.report",
+        "ascend_run.entrypoints.report.command",
         "Write report.html of a finished, failed or running run.",
     ),
     TRAIN: ("ascend_run.entrypoints.train", "Train; what no command at all does as well."),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.core.report import read_run, write_report
+from ascend_run.entrypoints.report import read_run, write_report
 
 from .browser import Browser, Page
 from .run_folders import metrics_lines, write_run

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.core.report.browser import Browser, browser
+from tests.entrypoints.report.browser import Browser, browser
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ascend_run.core.log.metrics import MetricsWriter
 from ascend_run.entrypoints.cli import run
 from ascend_run.entrypoints.report import command
-from tests.core.report.run_folders import write_run
+from tests.entrypoints.report.run_folders import write_run
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ascend_run.core.report.summary import Summary
+    from ascend_run.entrypoints.report.summary import Summary
 
 
 @click.command("report")
@@ -36,7 +36,7 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, opens: str, as_json
 
     RUN_DIRS are run folders (run.output_dir); several are drawn into one page to be compared.
     """
-    from ascend_run.core.report import read_run, write_report
+    from ascend_run.entrypoints.report import read_run, write_report
 
     runs = [read_run(path) for path in run_dirs]
     name = "report.html" if len(runs) == 1 else "compare.html"

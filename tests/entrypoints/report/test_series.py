@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_run.core.report.series import POINTS, load_map, reduce_points, series_of
+from ascend_run.entrypoints.report.series import POINTS, load_map, reduce_points, series_of
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
 

@@ -1,4 +1,4 @@
-"""``report.html``: one page that shows a run, or several side by side, from their folders alone."""
+"""``ascend-run report``: one page that shows a run, or several, from their folders alone."""
 
 from .page import write_report
 from .run_folder import RunData, read_run

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_run.core.report import read_run, write_report
-from ascend_run.core.report.hook_points import AROUND, POINTS, PREFIX, SERVICES, seams_by_point
-from ascend_run.core.report.markup import Markup, data_block, element
-from ascend_run.core.report.series import POINTS as MOST_POINTS
+from ascend_run.entrypoints.report import read_run, write_report
+from ascend_run.entrypoints.report.hook_points import AROUND, POINTS, PREFIX, SERVICES, seams_by_point
+from ascend_run.entrypoints.report.markup import Markup, data_block, element
+from ascend_run.entrypoints.report.series import POINTS as MOST_POINTS
 from ascend_run.plugin_api import StorageError, hookspecs
 
 from .run_folders import CONFIG, PLAN, metrics_lines, write_run

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.core.report import read_run
-from ascend_run.core.report.config_rows import config_rows
-from ascend_run.core.report.summary import summarize
+from ascend_run.entrypoints.report import read_run
+from ascend_run.entrypoints.report.config_rows import config_rows
+from ascend_run.entrypoints.report.summary import summarize
 from ascend_run.plugin_api import DataError
 
 from .run_folders import CONFIG, metrics_lines, write_run
