@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,6 +49,8 @@ def plan_data(
     explained = explain_hooks(resolution)
     patching = [owners for owners in explained if owners.hook == "ascend_patches"]
     return {
+        "versions": _versions(),
+        "device": config.platform,
         "plugins": [_plugin(plugin, resolution, catalogue) for plugin in resolution.order],
         "hooks": [
             {"hook": o.hook, "kind": str(o.kind), "owners": [*o.owners], "why": o.why}
@@ -127,3 +132,13 @@ def _ranks(layout: Layout) -> list[dict[str, int]]:
             for place, rank in enumerate(members):
                 ranks[rank][axis] = place
     return ranks
+
+
+def _versions() -> dict[str, str]:
+    """What a run stands on, from the metadata of what is installed."""
+    distributions = ("ascend-run", "torch", "megatron-core")
+    found = {"python": platform.python_version()}
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

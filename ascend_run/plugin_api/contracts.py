@@ -212,7 +212,7 @@ class PlatformOps:
 
 
 class LossKernel(Protocol):
-    """Next-token cross-entropy as a sum; its mean is taken once, over all ranks and micro-batches."""
+    """Next-token cross-entropy as a sum; the mean is taken once, over all ranks and batches."""
 
     def from_hidden(
         self, hidden_SBH: Tensor, weight_VH: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor

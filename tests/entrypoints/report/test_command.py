@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ascend_run.core.log.metrics import MetricsWriter
 from ascend_run.entrypoints.cli import run
-from ascend_run.entrypoints.report import command
+from ascend_run.entrypoints.report.command import command
 from tests.entrypoints.report.run_folders import write_run
 
 

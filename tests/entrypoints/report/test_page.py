@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_run.entrypoints.report import read_run, write_report
-from ascend_run.entrypoints.report.hook_points import AROUND, POINTS, PREFIX, SERVICES, seams_by_point
+from ascend_run.entrypoints.report.hook_points import (
+    AROUND,
+    POINTS,
+    PREFIX,
+    SERVICES,
+    seams_by_point,
+)
 from ascend_run.entrypoints.report.markup import Markup, data_block, element
 from ascend_run.entrypoints.report.series import POINTS as MOST_POINTS
 from ascend_run.plugin_api import StorageError, hookspecs
