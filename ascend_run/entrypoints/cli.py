@@ -31,7 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "ascend_run.entrypoints.report.command",
         "Write report.html of a finished, failed or running run.",
     ),
-    TRAIN: ("ascend_run.entrypoints.train", "Train; what no command at all does as well."),
+    TRAIN: ("ascend_run.entrypoints.train", "Train, with the plugins that you name."),
 }
 """Command -> its module and the first line of its help, so that --help imports one module only."""
 

@@ -21,9 +21,7 @@ _RANKS_SHOWN = 256
 
 @click.command("plan")
 @run_options
-@click.option(
-    "--nproc", type=click.IntRange(min=1), help="Ranks on each node; default: as few as fit."
-)
+@click.option("--nproc", type=click.IntRange(min=1), help="Ranks on each node; default: run.nproc.")
 @click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
 @click.option(
     "--all", "everything", is_flag=True, help="Show the values that are defaults as well."
@@ -45,10 +43,11 @@ def command(
     Which plugin answers which hook, in which order and why; who plays which part of the layout;
     where each setting comes from. What cannot run is refused as training would refuse it.
     """
-    from .planning import prepare
+    from .planning import prepare_raw, request
 
-    world_size = None if nproc is None else nproc * nnodes
-    prepared = prepare(file, overrides, enable, platform, task, world_size)
+    own = [] if nproc is None else [f"run.nproc={nproc}"]
+    raw = request(file, [*overrides, *own], enable, platform, task)
+    prepared = prepare_raw(raw, raw.nproc * nnodes)
     if as_json:
         click.echo(json.dumps(prepared.plan, indent=2))
     else:

@@ -5,7 +5,6 @@ Training, ``plan`` and the conformance kit all come this way, so that what is sh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,14 +66,29 @@ def prepare(
     Args:
         enable: Features in place of the file's; None leaves the file's. So for ``platform`` and
             ``task``.
-        world_size: Ranks; None is the fewest that the parallel sizes of the config need.
+        world_size: Ranks; None is ``run.nproc``.
 
     Raises:
         AscendRunError: All that is wrong at the first stage at which something is: reading,
             plugins, values, and how everything fits together.
     """
+    return prepare_raw(request(file, overrides, enable, platform, task), world_size)
+
+
+def request(
+    file: Path | None,
+    overrides: Sequence[str],
+    enable: Sequence[str] | None,
+    platform: str | None,
+    task: str | None,
+) -> RawConfig:
+    """What a command line asks for, on top of its file.
+
+    Raises:
+        ConfigError: The file cannot be read, or an override is none.
+    """
     chosen = {"enable": None if enable is None else [*enable], "platform": platform, "task": task}
-    return prepare_raw(read_raw(file, overrides).replacing(COMMAND_LINE, **chosen), world_size)
+    return read_raw(file, overrides).replacing(COMMAND_LINE, **chosen)
 
 
 def prepare_raw(
@@ -90,8 +104,7 @@ def prepare_raw(
     check_hooks(resolution.order)
     resolved = _build_config(raw, resolution)
     config = resolved.config
-    size = smallest_world(config) if world_size is None else world_size
-    layout = layout_of(config, size)
+    layout = layout_of(config, config.run.nproc if world_size is None else world_size)
     hooks = Hooks(instances(resolution, config))
     if problems := _misfits(config, layout, resolution, hooks):
         raise ConfigError("this run cannot start", problems)
@@ -110,13 +123,6 @@ def instances(resolution: Resolution, config: RunConfig) -> list[Any]:
         plugin(config.plugins[plugin.manifest.name]) if _options_of(plugin) else plugin()
         for plugin in resolution.order
     ]
-
-
-def smallest_world(config: RunConfig) -> int:
-    """The fewest ranks into which the parallel sizes of a config divide."""
-    layout = layout_of(config, world_size=1)
-    dense = layout.tp * layout.cp * layout.pp
-    return math.lcm(dense, layout.expt_tp * layout.ep * layout.pp)
 
 
 def _options_of(plugin: Plugin) -> type | None:

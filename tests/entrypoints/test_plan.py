@@ -26,7 +26,7 @@ def test_the_page_shows_plugins_hooks_claims_ranks_and_settings(
     assert "sequence-exchange: relay" in lines
     assert "ranks: 2 = tp 1 x cp 2 x dp 1 x pp 1" in lines
     assert "cp groups: [0 1]" in lines
-    assert any(line.split() == ["model.num_layers", "4", "run.toml:5"] for line in lines)
+    assert any(line.split() == ["model.num_layers", "4", "run.toml:8"] for line in lines)
 
 
 def test_ranks_are_drawn_by_replica_and_place(

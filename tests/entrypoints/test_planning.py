@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.entrypoints.planning import Prepared, prepare, smallest_world
+from ascend_run.entrypoints.planning import Prepared, prepare
 from ascend_run.plugin_api import AscendRunError, ConfigError, HookError, PluginResolutionError
 from tests.support.command_line import imported_by
 from tests.support.fake_distributions import plugin_source
@@ -58,12 +58,12 @@ def test_the_order_of_naming_does_not_matter(
     assert prepare(file, enable=order).config.enable == ("album", "relay")
 
 
-def test_the_world_is_as_small_as_the_layout_needs_where_nothing_is_said(file: Path) -> None:
-    prepared = prepare(file)
+def test_the_world_is_that_of_the_config_where_nothing_else_is_said(file: Path) -> None:
+    batch = "train.global_batch_size=4"
 
-    assert smallest_world(prepared.config) == 2
-    assert prepared.layout.world_size == 2
-    assert prepare(file, ["train.global_batch_size=2"], world_size=4).layout.dp == 2
+    assert prepare(file).layout.world_size == 2
+    assert prepare(file, [batch, "run.nproc=4"]).layout.world_size == 4
+    assert prepare(file, [batch], world_size=8).layout.dp == 4
 
 
 def test_a_bad_name_of_each_kind_is_in_one_refusal(file: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_plan_is_plain_json(install: Install, file: Path) -> None:
     assert plan["environment"] == {"RING": "1"}
     assert plan["patching"] == ["ring"]
     assert plan["panels"] == [{"title": "Ring", "metrics": ["ring_bytes"], "unit": "B"}]
-    assert plan["origins"]["model.num_layers"] == "run.toml:5"
+    assert plan["origins"]["model.num_layers"] == "run.toml:8"
 
 
 def test_one_group_of_two_plugins_is_an_error_naming_both(install: Install, file: Path) -> None:
@@ -209,7 +209,11 @@ def test_the_config_of_a_hugging_face_folder_counts_below_the_users_own(
 
 def test_preparing_imports_no_torch(tmp_path: Path) -> None:
     ours = tmp_path / "ours.toml"
-    alone = CONFIG.replace('enable = ["relay"]', "").replace("context_parallel_size = 2", "")
+    alone = (
+        CONFIG.replace('enable = ["relay"]', "")
+        .replace("context_parallel_size = 2", "")
+        .replace("nproc = 2", "")
+    )
     ours.write_text(alone)
 
     code, modules = imported_by(["plan", "--config", str(ours), "--json"])

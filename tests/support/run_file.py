@@ -11,6 +11,9 @@ from .installed import Install, offer
 CONFIG = """
 enable = ["relay"]
 
+[run]
+nproc = 2
+
 [model]
 num_layers = 4
 hidden_size = 64
@@ -23,6 +26,9 @@ context_parallel_size = 2
 [data]
 train = ["corpus"]
 seq_length = 64
+
+[train]
+global_batch_size = 2
 """
 
 RELAY = """
