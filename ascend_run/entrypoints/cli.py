@@ -65,7 +65,8 @@ class Program(click.Group):
         train = self.get_command(ctx, TRAIN)
         assert train is not None, "train is one of the commands"
         own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
-        parameters = [p for p in train.get_params(ctx) if not own & {*p.opts}]
+        options = [p for p in train.get_params(ctx) if isinstance(p, click.Option)]
+        parameters = [option for option in options if not own & {*option.opts}]
         records = [p.get_help_record(ctx) for p in (*parameters, *self.get_params(ctx))]
         with formatter.section("Options"):
             formatter.write_dl([record for record in records if record is not None])

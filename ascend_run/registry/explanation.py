@@ -56,7 +56,7 @@ def explain_plugin(plugin: Plugin, resolution: Resolution) -> str:
     """Why a plugin is in the set, and why it stands where it stands."""
     manifest = plugin.manifest
     kind = kind_of(manifest)
-    named = f"the {kind}, chosen with {CHOSEN_WITH[kind]}"
+    named = f"the {kind} of the run ({CHOSEN_WITH[kind]})"
     reason = "enabled by name" if kind is Kind.FEATURE else named
     declared = resolution.inner[manifest.name]
     inner = [f"{why} {other}" for other, why in sorted(declared.items())]

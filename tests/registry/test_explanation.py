@@ -176,7 +176,7 @@ def test_each_plugin_says_why_it_is_there_and_where() -> None:
         "enabled by name; outside of others as it declares: requires base, after gmm"
     )
     assert explain_plugin(cpu, resolution) == (
-        "the platform, chosen with --platform; asked last by every provider, as the default"
+        "the platform of the run (--platform); asked last by every provider, as the default"
     )
     assert explain_plugin(classes["gmm"], resolution) == (
         "enabled by name; declares no order: by name"
