@@ -85,7 +85,7 @@ class _RankAgent(LocalElasticAgent):
     every process that they started.
     """
 
-    def __init__(self, *, grace_seconds: float, **arguments: Any) -> None:
+    def __init__(self, *, grace_seconds: int, **arguments: Any) -> None:
         super().__init__(start_method="spawn", shutdown_timeout=grace_seconds, **arguments)
         self.failures: list[Failure] = []
         self._grace_seconds = grace_seconds
@@ -154,7 +154,7 @@ class _RankAgent(LocalElasticAgent):
 
     def _processes(self) -> dict[int, Any]:
         """Local rank -> its Popen."""
-        handlers = self._pcontext.subprocess_handlers if self._pcontext else {}
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
         return {local_rank: handler.proc for local_rank, handler in handlers.items()}
 
     def _end(self) -> None:

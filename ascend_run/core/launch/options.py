@@ -29,7 +29,7 @@ class LaunchOptions:
     """``host:port`` at which they meet."""
     max_restarts: int = 0
     """How often all ranks are started again after one has failed."""
-    grace_seconds: float = 10.0
+    grace_seconds: int = 10
     """Between SIGTERM and SIGKILL."""
     join_seconds: int = 900
     """How long to wait for the other machines."""

@@ -21,7 +21,7 @@ FRAME = "Traceback (most recent call last):"
 def start(folder: Path, function: str, **options: Any) -> subprocess.Popen[str]:
     """The driver with 2 ranks, in a session of its own."""
     request = {"folder": str(folder), "text": "$local_rank $$ 'x' \u00e9"}
-    chosen = {"nproc": 2, "grace_seconds": 1.0, **options}
+    chosen = {"nproc": 2, "grace_seconds": 1, **options}
     driver = [sys.executable, "-m", "tests.support.launch_driver", function]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     return subprocess.Popen(

@@ -1,0 +1,225 @@
+"""``ascend-run train``, or no command at all: check a run, start its ranks, train.
+
+Nothing starts before the whole run is known to be sound. The ranks come from torchrun, srun or
+whatever else has set RANK and WORLD_SIZE; else as many are started as the user asks for, and one
+alone runs in this very process.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from .run_options import run_options
+
+if TYPE_CHECKING:
+    from ascend_run.core.config.raw import RawConfig
+    from ascend_run.core.launch.options import LaunchOptions
+    from ascend_run.core.launch.place import Place
+
+    from .planning import Prepared
+
+_RANK_TARGET: Final = "ascend_run.entrypoints.train:run_rank"
+
+
+@click.command("train")
+@run_options
+@click.option("--print-config", is_flag=True, help="Print the resolved settings as TOML, and end.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), help="Ranks to start on this node; default: run.nproc."
+)
+@click.option("--nnodes", type=click.IntRange(min=1), help="Nodes that run this command.")
+@click.option("--node-rank", type=click.IntRange(min=0), help="This node's place among them.")
+@click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the nodes meet.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Start all ranks again this often after one has failed.",
+)
+def command(
+    file: Path | None,
+    enable: Sequence[str] | None,
+    platform: str | None,
+    task: str | None,
+    overrides: Sequence[str],
+    print_config: bool,
+    nproc: int | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    rdzv_endpoint: str | None,
+    max_restarts: int,
+) -> None:
+    """Train, with the plugins that you name.
+
+    A setting is SECTION.KEY=VALUE and counts over the file; --enable, --platform and --task count
+    over the file too. --print-config shows where every value comes from.
+    """
+    from ascend_run.core.launch.options import LaunchOptions
+
+    from .planning import prepare_raw
+
+    if nproc is not None:
+        overrides = [*overrides, f"run.nproc={nproc}"]
+    request = {
+        "file": None if file is None else str(file),
+        "overrides": [*overrides],
+        "enable": None if enable is None else [*enable],
+        "platform": platform,
+        "task": task,
+    }
+    raw = _raw_config(request)
+    options = LaunchOptions(
+        nproc=raw.nproc,
+        nnodes=nnodes or 1,
+        node_rank=node_rank,
+        rdzv_endpoint=rdzv_endpoint,
+        max_restarts=max_restarts,
+    )
+    place = _place(os.environ, starts_own=nproc is not None or nnodes is not None)
+    prepared = prepare_raw(raw, place.world_size if place else options.world_size)
+    if print_config:
+        _print_config(prepared)
+        return
+    _check_data(prepared)
+    _set_environment(prepared, 1 if place else options.nproc)
+    if place is not None:
+        _train_in_place(prepared, place)
+    elif options.world_size == 1:
+        _train_alone(prepared)
+    else:
+        _train_on_ranks(request, options)
+
+
+def run_rank(request: Mapping[str, Any]) -> None:
+    """One rank that was started here: prepare the run again, and train."""
+    from .planning import prepare_raw
+
+    _train(prepare_raw(_raw_config(request), int(os.environ["WORLD_SIZE"])))
+
+
+def _raw_config(request: Mapping[str, Any]) -> RawConfig:
+    from ascend_run.core.config.raw import COMMAND_LINE
+    from ascend_run.core.config.reading import read_raw
+
+    file = None if request["file"] is None else Path(request["file"])
+    chosen = {name: request[name] for name in ("enable", "platform", "task")}
+    return read_raw(file, request["overrides"]).replacing(COMMAND_LINE, **chosen)
+
+
+def _place(environment: Mapping[str, str], starts_own: bool) -> Place | None:
+    """The place that a starter has given this process; None where ranks are started here.
+
+    Raises:
+        ConfigError: The user asks for ranks inside of a rank.
+    """
+    from ascend_run.core.launch.place import find_place
+    from ascend_run.plugin_api.errors import ConfigError
+
+    place = find_place(environment)
+    if place is None or not starts_own:
+        return place
+    if place.starter == "SLURM":  # one task on each node, which starts the node's ranks
+        return None
+    raise ConfigError(
+        f"this process is rank {place.rank} of {place.world_size} already, as {place.starter} in "
+        "the environment say; leave out --nproc and --nnodes, or unset these variables"
+    )
+
+
+def _check_data(prepared: Prepared) -> None:
+    """Refuse token files that are missing, corrupt or foreign; a plugin's storage checks its own.
+
+    Raises:
+        DataError: With every problem of every dataset.
+    """
+    from ascend_run.plugin_api.manifest import Claim
+
+    if Claim.DATASET not in prepared.resolution.owners:
+        from ascend_run.core.data.checks import check_data
+
+        check_data(prepared.config)
+
+
+def _set_environment(prepared: Prepared, nproc: int) -> None:
+    """What must be in the environment before torch is imported.
+
+    Raises:
+        ConfigError: A plugin needs another value than the user has set.
+    """
+    from ascend_run.core.hooks import Hooks
+    from ascend_run.core.launch.options import threads_per_rank
+    from ascend_run.plugin_api.errors import ConfigError
+
+    wanted = Hooks(prepared.instances()).merge("ascend_environment", config=prepared.config)
+    problems = [
+        f"{name}={os.environ[name]!r}: an enabled plugin needs {value!r}; unset it"
+        for name, value in wanted.items()
+        if os.environ.get(name, value) != value
+    ]
+    if problems:
+        raise ConfigError("the environment does not suit this run", problems)
+    os.environ.update(wanted)
+    # A torch_npu without its libraries would break the import of torch itself.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    if prepared.config.platform == "cpu":
+        os.environ.update(threads_per_rank(nproc, os.environ))
+
+
+def _train_in_place(prepared: Prepared, place: Place) -> None:
+    from ascend_run.core.launch.failures import describe_failure, record_failure, summarize
+    from ascend_run.plugin_api.errors import AscendRunError
+
+    os.environ.update(place.variables())
+    try:
+        _train(prepared)
+    except AscendRunError as error:
+        record_failure(error, rank=place.rank)
+        raise summarize([describe_failure(error, rank=place.rank, phase="run")]) from None
+    except BaseException as error:
+        record_failure(error, rank=place.rank)
+        raise
+
+
+def _train_alone(prepared: Prepared) -> None:
+    from ascend_run.core.launch.alone import sigterm_unwinds
+
+    with sigterm_unwinds():
+        _train(prepared)
+
+
+def _train_on_ranks(request: Mapping[str, Any], options: LaunchOptions) -> None:
+    from ascend_run.core.launch.agent import launch_ranks
+
+    launch_ranks(_RANK_TARGET, request, options)
+
+
+def _train(prepared: Prepared) -> None:
+    from ascend_run.core.config.printing import render_toml
+
+    with warnings.catch_warnings():
+        # Megatron tells of each optional library that it does without; here none is missed.
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        from ascend_run.core.run import RunRequest, run_training
+
+    run_training(
+        RunRequest(
+            config=prepared.config,
+            config_toml=render_toml(prepared.resolved),
+            plugins=prepared.instances(),
+            plan=prepared.plan,
+            lock=prepared.lock,
+        )
+    )
+
+
+def _print_config(prepared: Prepared) -> None:
+    from ascend_run.core.config.printing import render_toml
+
+    click.echo(render_toml(prepared.resolved), nl=False)

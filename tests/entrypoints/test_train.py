@@ -1,0 +1,278 @@
+"""What the train command decides before any rank runs; true runs are in test_train_runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ascend_run.core.launch import agent
+from ascend_run.core.launch.options import LaunchOptions
+from ascend_run.entrypoints import train
+from ascend_run.entrypoints.planning import prepare
+from ascend_run.plugin_api import AscendRunError, ConfigError, DataError, RankFailure
+from tests.support.command_line import imported_by, top
+from tests.support.installed import Install, offer
+
+STARTERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+NEEDS_VARIABLE = """
+from ascend_run.plugin_api import Manifest, hookimpl
+
+class Plugin:
+    manifest = Manifest(name="tuned", summary="needs a variable")
+
+    @hookimpl
+    def ascend_environment(self):
+        return {"TUNED_BUFFERS": "8"}
+"""
+
+
+class Started:
+    """What would have run: trainings in this process, and launches of ranks."""
+
+    def __init__(self) -> None:
+        self.trained: list[dict[str, str]] = []
+        self.launched: list[tuple[str, Any, LaunchOptions]] = []
+        self.error: BaseException | None = None
+
+    def train(self, prepared: Any) -> None:
+        self.trained.append(dict(os.environ))
+        if self.error is not None:
+            raise self.error
+
+    def launch(self, target: str, request: Any, options: LaunchOptions) -> None:
+        self.launched.append((target, request, options))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Nothing starts, and the environment is put back afterwards."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in (*STARTERS, "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCHELASTIC_ERROR_FILE"):
+        os.environ.pop(name, None)
+    started = Started()
+    monkeypatch.setattr(train, "_check_data", lambda prepared: None)  # "corpus" is only a name
+    monkeypatch.setattr(train, "_train", started.train)
+    monkeypatch.setattr(agent, "launch_ranks", started.launch)
+    return started
+
+
+def run(*words: str | Path) -> Any:
+    """Invoke the command; errors come through."""
+    return CliRunner().invoke(
+        train.command, [str(word) for word in words], catch_exceptions=False, standalone_mode=False
+    )
+
+
+def refusal(*words: str | Path) -> AscendRunError:
+    with pytest.raises(AscendRunError) as refused:
+        run(*words)
+    return refused.value
+
+
+ONE_RANK = ("parallel.context_parallel_size=1", "run.nproc=1")
+
+
+def test_help_imports_little() -> None:
+    code, modules = imported_by(["train", "--help"])
+    assert code == 0
+    assert {top(module) for module in modules} <= {"ascend_run", "click"}
+
+
+def test_neither_a_refusal_nor_the_printed_config_imports_torch(tmp_path: Path) -> None:
+    assert "torch" not in imported_by(["train", "--nproc", "2"])[1]
+    file = tmp_path / "run.toml"
+    model = "num_layers = 1\nhidden_size = 8\nnum_attention_heads = 1\nvocab_size = 9\n"
+    file.write_text(f'[model]\n{model}[data]\ntrain = ["x"]\n')
+    code, modules = imported_by(["--config", str(file), "--print-config"])
+    assert (code, "torch" in modules) == (0, False)
+
+
+def test_alone_it_trains_in_this_process_without_the_variables_of_a_rank(
+    started: Started, file: Path
+) -> None:
+    run("--config", file, *ONE_RANK)
+    (environment,) = started.trained
+    assert not started.launched
+    assert not set(STARTERS) & environment.keys()
+    assert environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+
+
+def test_a_choice_of_the_user_in_the_environment_stays(started: Started, file: Path) -> None:
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
+    run("--config", file, *ONE_RANK)
+    assert started.trained[0]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
+
+
+@pytest.mark.parametrize(
+    "words", [("--nproc", "2"), ("run.nproc=2",), ("--nproc", "2", "run.nproc=1")], ids=str
+)
+def test_ranks_are_started_with_what_they_need_to_prepare_alike(
+    started: Started, file: Path, words: tuple[str, ...]
+) -> None:
+    run("--config", file, "--enable", "relay", *words, "run.seed=5", "--max-restarts", "3")
+    ((target, request, options),) = started.launched
+    assert not started.trained
+    assert target == "ascend_run.entrypoints.train:run_rank"
+    assert options == LaunchOptions(nproc=2, max_restarts=3)
+    os.environ["WORLD_SIZE"] = "2"
+    train.run_rank(json.loads(json.dumps(request)))
+    assert started.trained
+    overrides = request["overrides"]
+    prepared = prepare(file, overrides, enable=request["enable"], world_size=2)
+    assert (prepared.config.run.seed, prepared.config.run.nproc) == (5, 2)
+
+
+def test_cores_are_shared_where_several_ranks_compute_on_them(started: Started, file: Path) -> None:
+    run("--config", file, "--nproc", "2")
+    assert os.environ["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def test_several_nodes_need_a_place_to_meet(started: Started, file: Path) -> None:
+    nodes = ("--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "1")
+    run("--config", file, "--nproc", "1", *nodes)
+    ((_, _, options),) = started.launched
+    assert options == LaunchOptions(nproc=1, nnodes=2, rdzv_endpoint="h:1", node_rank=1)
+    assert "needs --rdzv-endpoint" in str(refusal("--config", file, "--nnodes", "2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nproc", "3"), "3 ranks are not a multiple of the parallel sizes"),
+        (("--nproc", "2", "data.seq_length=63"), "data.seq_length=63 cannot be split"),
+        (("--nproc", "2", "train.global_batch_size=0"), "train.global_batch_size=0 must be > 0"),
+        (("--nproc", "2", "--enable", "relayy"), "relayy"),
+        (("run.nproc=two",), "run.nproc='two': expected a whole number"),
+    ],
+    ids=str,
+)
+def test_what_cannot_run_is_refused_before_any_rank_starts(
+    started: Started, file: Path, words: tuple[str, ...], message: str
+) -> None:
+    error = refusal("--config", file, *words)
+    assert message in str(error)
+    assert error.exit_code == 2
+    assert not started.trained
+    assert not started.launched
+
+
+def test_a_rank_of_torchrun_trains_as_that_rank(started: Started, file: Path) -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    os.environ.update(place, MASTER_ADDR="h", MASTER_PORT="1")
+    run("--config", file)
+    assert place.items() <= started.trained[0].items()
+    assert not started.launched
+
+
+def test_a_task_of_srun_is_given_the_words_of_torch(started: Started, file: Path) -> None:
+    os.environ.update(SLURM_PROCID="1", SLURM_NTASKS="2", SLURM_LOCALID="0")
+    run("--config", file)
+    expected = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    assert expected.items() <= started.trained[0].items()
+
+
+def test_one_task_a_node_may_start_the_ranks_of_its_node(started: Started, file: Path) -> None:
+    os.environ.update(SLURM_PROCID="1", SLURM_NTASKS="2", SLURM_LOCALID="0")
+    run("--config", file, "--nproc", "2")
+    assert started.launched
+    assert not started.trained
+
+
+def test_ranks_inside_of_a_rank_are_refused(started: Started, file: Path) -> None:
+    os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")
+    assert "this process is rank 0 of 2 already" in str(refusal("--config", file, "--nproc", "2"))
+
+
+def test_a_refusal_of_a_rank_names_it_and_is_left_for_its_starter(
+    started: Started, file: Path, tmp_path: Path
+) -> None:
+    record = tmp_path / "error.json"
+    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(record)
+    started.error = DataError("the dataset is corrupt")
+    error = refusal("--config", file)
+    assert isinstance(error, RankFailure)
+    assert (str(error), error.exit_code) == ("rank 1: the dataset is corrupt", 2)
+    assert json.loads(record.read_text())["message"]["message"] == "the dataset is corrupt"
+
+
+def test_a_bug_of_a_rank_is_left_for_its_starter_and_keeps_its_traceback(
+    started: Started, file: Path, tmp_path: Path
+) -> None:
+    record = tmp_path / "error.json"
+    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(record)
+    started.error = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        run("--config", file)
+    assert json.loads(record.read_text())["message"]["message"] == "ZeroDivisionError: a bug"
+
+
+def test_variables_of_plugins_are_set_before_ranks_start(
+    started: Started, install: Install, file: Path
+) -> None:
+    offer(install, "tuned", NEEDS_VARIABLE)
+    run("--config", file, "--enable", "relay,tuned", "--nproc", "2")
+    assert os.environ["TUNED_BUFFERS"] == "8"
+
+
+def test_a_variable_that_contradicts_a_plugin_is_refused(
+    started: Started, install: Install, file: Path
+) -> None:
+    offer(install, "tuned", NEEDS_VARIABLE)
+    os.environ["TUNED_BUFFERS"] = "4"
+    error = refusal("--config", file, "--enable", "relay,tuned", "--nproc", "2")
+    assert isinstance(error, ConfigError)
+    assert error.problems == ("TUNED_BUFFERS='4': an enabled plugin needs '8'; unset it",)
+    assert not started.launched
+
+
+def test_the_printed_config_runs_identically_and_says_where_values_come_from(
+    started: Started, file: Path, tmp_path: Path
+) -> None:
+    words = ("--enable", "relay", "--nproc", "2", "run.seed=7")
+    printed = run("--config", file, *words, "--print-config").output
+    assert not started.launched
+    assert 'enable = ["relay"]  # command line' in printed
+    assert "seed = 7  # command line" in printed
+    assert "num_layers = 4  # run.toml:" in printed
+    again = tmp_path / "printed.toml"
+    again.write_text(printed)
+    first = prepare(file, ["run.seed=7", "run.nproc=2"], enable=["relay"], world_size=2)
+    assert prepare(again, world_size=2).config == first.config
+
+
+def test_the_command_lines_plugins_stand_in_place_of_the_files(
+    started: Started, file: Path
+) -> None:
+    printed = run("--config", file, "--enable", "", *ONE_RANK, "--print-config").output
+    assert "enable = []  # command line" in printed
+
+
+def test_sigterm_unwinds_a_run_in_this_process(
+    started: Started, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unwound = []
+
+    def train_until_terminated(prepared: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            unwound.append(True)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        monkeypatch.setattr(train, "_train", train_until_terminated)
+        ended = run("--config", file, *ONE_RANK)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.exit_code == 143
+    assert unwound == [True]

@@ -1,0 +1,184 @@
+"""True runs of the train command: small, in process trees of their own, each with a timeout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+[model]
+num_layers = 1
+hidden_size = 32
+num_attention_heads = 2
+vocab_size = 300
+[data]
+train = ["data/train"]
+tokenizer = "data/tokenizer.json"
+seq_length = 32
+[train]
+train_iters = 2
+global_batch_size = 2
+precision = "fp32"
+"""
+TIMEOUT_SECONDS = 100
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a config and the data it names."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "run.toml").write_text(CONFIG)
+    text = folder / "text"
+    text.mkdir()
+    for index in range(40):
+        (text / f"{index}.txt").write_text(f"line {index} of a text\n" * (20 + index))
+    words = ["preprocess", "--input", "text", "--format", "text", "--train-tokenizer", "300"]
+    finish(start(folder, *words, "--output-prefix", "data/train"))
+    return folder
+
+
+def start(
+    folder: Path, *words: str, launcher: Sequence[str] = (sys.executable, "-m", "ascend_run")
+) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        [*launcher, *words],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and standard error; what is left after the timeout is killed."""
+    try:
+        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, errors
+
+
+def readings(folder: Path, name: str) -> list[dict[str, object]]:
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [reading for line in lines if "loss" in (reading := json.loads(line))]
+
+
+def wait_for_steps(folder: Path, name: str) -> None:
+    path = folder / "runs" / name / "metrics.jsonl"
+    for _ in range(10 * TIMEOUT_SECONDS):
+        if path.exists() and '"loss"' in path.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError("no step was made")
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def all_gone(pids: Sequence[int]) -> bool:
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_rank_and_two_make_the_same_steps_from_one_command(workplace: Path) -> None:
+    for name, words in {"alone": [], "two": ["--nproc", "2"]}.items():
+        code, errors = finish(
+            start(workplace, "--config", "run.toml", *words, f"run.output_dir=runs/{name}")
+        )
+        assert code == 0, errors
+        assert "Warning" not in errors
+    alone, two = readings(workplace, "alone"), readings(workplace, "two")
+    assert [reading["step"] for reading in alone] == [1, 2]
+    for one, other in zip(alone, two, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+def test_the_run_folders_config_runs_identically(workplace: Path) -> None:
+    words = ["run.output_dir=runs/first", "optimizer.lr=1e-2"]
+    assert finish(start(workplace, "--config", "run.toml", *words))[0] == 0
+    first = readings(workplace, "first")
+    written = workplace / "runs" / "first" / "config.toml"
+    words = ["run.output_dir=runs/again"]
+    code, errors = finish(start(workplace, "--config", str(written), *words))
+    assert code == 0, errors
+    assert [r["loss"] for r in readings(workplace, "again")] == [r["loss"] for r in first]
+
+
+def test_it_runs_as_well_under_torchrun(workplace: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    launcher = [*torchrun, "2", "-m", "ascend_run"]
+    words = ["--config", "run.toml", "run.output_dir=runs/torchrun"]
+    code, errors = finish(start(workplace, *words, launcher=launcher))
+    assert code == 0, errors
+    assert [reading["step"] for reading in readings(workplace, "torchrun")] == [1, 2]
+
+
+def test_data_that_cannot_be_used_are_refused_before_any_rank_starts(workplace: Path) -> None:
+    (workplace / "foreign.bin").write_bytes(b"\0" * 64)
+    (workplace / "foreign.idx").write_bytes(b"no index of tokens at all")
+    words = ["--config", "run.toml", "--nproc", "2", "data.train=foreign,data/missing"]
+    code, errors = finish(start(workplace, *words, "run.output_dir=runs/foreign"))
+    assert code == 2
+    assert errors.startswith("error: the data of this run cannot be used:")
+    assert "foreign" in errors
+    assert "missing" in errors
+    assert "rank" not in errors
+    assert "Traceback" not in errors
+    assert not (workplace / "runs" / "foreign").exists()
+
+
+def test_what_a_rank_refuses_is_told_once_without_a_traceback(workplace: Path) -> None:
+    words = ["--config", "run.toml", "--nproc", "2", "checkpoint.step=99"]
+    code, errors = finish(start(workplace, *words, "run.output_dir=runs/refused"))
+    assert code == 2, errors
+    assert errors.count("error: rank") == 1
+    assert "99" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_rank_killed_in_the_middle_is_named_and_nothing_is_left(workplace: Path) -> None:
+    words = ["--config", "run.toml", "--nproc", "2", "train.train_iters=1000000"]
+    process = start(workplace, *words, "run.output_dir=runs/killed")
+    wait_for_steps(workplace, "killed")
+    ranks = children_of(process.pid)
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    code, errors = finish(process)
+    assert code == 1
+    assert "error: rank 1 was killed by SIGKILL" in errors
+    assert "Traceback" not in errors
+    assert all_gone(ranks)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
+)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_signal_ends_the_run_without_a_traceback(
+    workplace: Path, number: signal.Signals, exit_code: int, nproc: int
+) -> None:
+    name = f"{number.name}{nproc}"
+    words = ["--config", "run.toml", "--nproc", str(nproc), "train.train_iters=1000000"]
+    process = start(workplace, *words, f"run.output_dir=runs/{name}")
+    wait_for_steps(workplace, name)
+    ranks = children_of(process.pid)
+    process.send_signal(number)
+    code, errors = finish(process)
+    assert code == exit_code, errors
+    assert "Traceback" not in errors
+    assert all_gone(ranks)
