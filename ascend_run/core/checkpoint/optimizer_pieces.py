@@ -69,10 +69,10 @@ def optimizer_pieces(
         for name, state in states.items():
             where = f"{prefix}/{name}"
             of_parameter = regions[id(item.parameter)]
-            if isinstance(state, Tensor) and state.numel() == 1 != item.stepped.numel():
-                pieces += _scalar_pieces(where, state, item, of_parameter)
-            elif isinstance(state, Tensor) and state.shape == item.stepped.shape:
+            if isinstance(state, Tensor) and state.shape == item.stepped.shape:
                 pieces += _cut_pieces(where, state, item, of_parameter)
+            elif isinstance(state, Tensor) and state.ndim == 0:
+                pieces += _scalar_pieces(where, state, item, of_parameter)
             else:
                 shown = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
                 problems.append(
@@ -197,7 +197,7 @@ def _scalar_pieces(
         )
         yield ShardPiece(
             key=f"{prefix}/{key}",
-            tensor=state.detach().view(()),
+            tensor=state.detach(),
             global_shape=(),
             offset=(),
             writes=writes,
