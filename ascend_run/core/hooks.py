@@ -13,19 +13,11 @@ import pluggy
 
 from ascend_run.plugin_api import hookspecs
 from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.hook_points import HookPoint, hook_points
 from ascend_run.plugin_api.hookspecs import PROJECT, HookKind
 from ascend_run.plugin_api.manifest import Claim
 
 T = TypeVar("T")
-
-
-def hook_kinds() -> dict[str, HookKind]:
-    """Every hook of the API and its kind, in the order in which a run reaches them."""
-    return {
-        name: function.ascend_hook_kind
-        for name, function in vars(hookspecs).items()
-        if hasattr(function, "ascend_hook_kind")
-    }
 
 
 def _silent(**_: Any) -> None:
@@ -45,7 +37,7 @@ class Hooks:
 
     def __init__(self, plugins: Sequence[Any]) -> None:
         self.plugins = tuple(plugins)
-        self._kinds = hook_kinds()
+        self._points = hook_points()
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         # pluggy calls the last registered first.
@@ -134,14 +126,15 @@ class Hooks:
         """
         self._expect(hook, HookKind.LISTENER)
         implementations = self._implementations(hook)
-        return _compile_chain(hook, implementations) if implementations else _silent
+        return _compile_chain(self._points[hook], implementations) if implementations else _silent
 
     def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
         """In resolved order: pluggy lists them in the order of registration, which is reversed."""
         return list(reversed(getattr(self._manager.hook, hook).get_hookimpls()))
 
     def _expect(self, hook: str, kind: HookKind) -> None:
-        assert self._kinds[hook] is kind, f"{hook} is a {self._kinds[hook]}, asked as a {kind}"
+        actual = self._points[hook].kind
+        assert actual is kind, f"{hook} is a {actual}, asked as a {kind}"
 
 
 def _is_platform(plugin: Any) -> bool:
@@ -153,22 +146,22 @@ def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(*(arguments[name] for name in implementation.argnames))
 
 
-def _compile_chain(hook: str, implementations: Sequence[pluggy.HookImpl]) -> Callable[..., None]:
+def _compile_chain(
+    point: HookPoint, implementations: Sequence[pluggy.HookImpl]
+) -> Callable[..., None]:
     """One generated function that calls each listener with just the arguments it takes.
 
     A loop over (function, argument names) pairs would build a dict a call; generated source costs
     one plain call a listener.
     """
-    spec = vars(hookspecs)[hook]
-    arguments = spec.__code__.co_varnames[: spec.__code__.co_argcount]
     scope: dict[str, Any] = {f"f{i}": impl.function for i, impl in enumerate(implementations)}
     calls = "; ".join(
         f"f{i}({', '.join(f'{name}={name}' for name in impl.argnames)})"
         for i, impl in enumerate(implementations)
     )
-    source = f"def {hook}({', '.join(arguments)}): {calls}"
+    source = f"def {point.name}({', '.join(point.arguments)}): {calls}"
     exec(source, scope)
-    return scope[hook]
+    return scope[point.name]
 
 
 def _owner(function: Callable[..., Any]) -> str:

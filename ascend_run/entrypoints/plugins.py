@@ -181,7 +181,8 @@ def _details(plugin: Plugin) -> dict[str, Any]:
 
     import attrs
 
-    from ascend_run.registry.hooks import hook_points, implementations
+    from ascend_run.plugin_api.hook_points import hook_points
+    from ascend_run.registry.hooks import implementations
 
     from .option_docs import option_docs
 

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from ascend_run.plugin_api import HookError, HookKind
+from ascend_run.plugin_api.hook_points import HookPoint, hook_points
 
-from .hooks import HookPoint, hook_points, hook_problems, implementations
+from .hooks import hook_problems, implementations
 from .kinds import CHOSEN_WITH, CLAIMS, Kind, Plugin, kind_of
 from .resolution import Resolution
 

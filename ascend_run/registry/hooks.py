@@ -9,21 +9,12 @@ from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api import HookKind, hookspecs
+from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.hookspecs import PROJECT
 
 from .kinds import Plugin
 
 _REORDERING = ("tryfirst", "trylast", "wrapper", "hookwrapper")
-
-
-@attrs.frozen
-class HookPoint:
-    """One hook of the API."""
-
-    name: str
-    kind: HookKind
-    arguments: tuple[str, ...]
 
 
 @attrs.frozen
@@ -34,17 +25,6 @@ class Implementation:
     arguments: tuple[str, ...]
     options: Mapping[str, Any]
     """pluggy's, as given to ``hookimpl``."""
-
-
-def hook_points() -> dict[str, HookPoint]:
-    """Every hook by name, in the order in which a run reaches them."""
-    return {
-        name: HookPoint(
-            name, function.ascend_hook_kind, tuple(inspect.signature(function).parameters)
-        )
-        for name, function in vars(hookspecs).items()
-        if hasattr(function, "ascend_hook_kind")
-    }
 
 
 def implementations(plugin: Plugin) -> dict[str, Implementation]:

@@ -11,9 +11,10 @@ from typing import Any
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, Claim, Condition, HookKind, Support
+from ascend_run.plugin_api.hook_points import hook_points
 
 from .discovery import joint_refusal
-from .hooks import hook_points, implementations
+from .hooks import implementations
 from .kinds import CHOSEN_WITH, CLAIMS, Kind, Plugin, kind_of
 
 _PLACES = list(Kind)

@@ -13,9 +13,10 @@ import pytest
 
 from ascend_run.entrypoints.option_docs import option_docs
 from ascend_run.plugin_api import API_VERSION, HookKind, Numerics
+from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.registry.discovery import Candidate, discover
 from ascend_run.registry.explanation import check_hooks
-from ascend_run.registry.hooks import hook_points, implementations
+from ascend_run.registry.hooks import implementations
 from ascend_run.registry.kinds import CLAIMS, Plugin
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.hooks import Hooks, hook_kinds
+from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Claim, HookError, HookKind, Manifest, hookimpl
+from ascend_run.plugin_api.hook_points import hook_points
 
 
 class Base:
@@ -123,8 +124,8 @@ def test_a_hook_implementation_that_no_specification_knows_is_refused() -> None:
 def test_every_hook_has_a_kind_and_a_contract() -> None:
     from ascend_run.plugin_api import hookspecs
 
-    kinds = hook_kinds()
-    assert len(kinds) > 30
-    assert set(kinds.values()) == set(HookKind)
-    for name in kinds:
+    points = hook_points()
+    assert len(points) > 30
+    assert {point.kind for point in points.values()} == set(HookKind)
+    for name in points:
         assert getattr(hookspecs, name).__doc__, name

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import Claim, Condition, HookError, hookimpl, hookspecs
+from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.registry.explanation import (
     HookOwners,
     check_hooks,
@@ -13,7 +14,7 @@ from ascend_run.registry.explanation import (
     explain_plugin,
     idle,
 )
-from ascend_run.registry.hooks import hook_points, implementations
+from ascend_run.registry.hooks import implementations
 from ascend_run.registry.resolution import resolve
 from tests.support.fake_plugins import named, platform, plugin
 
