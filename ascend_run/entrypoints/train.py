@@ -88,6 +88,7 @@ def command(
         _print_config(prepared)
         return
     _check_data(prepared)
+    _check_data(prepared)
     _set_environment(prepared, 1 if place else options.nproc)
     if place is not None:
         _train_in_place(prepared, place)
@@ -95,6 +96,8 @@ def command(
         _train_alone(prepared)
     else:
         _train_on_ranks(request, options)
+    if (place.rank if place else options.node_rank or 0) == 0:
+        _tell_outcome(prepared)
 
 
 def run_rank(request: Mapping[str, Any]) -> None:
@@ -217,6 +220,28 @@ def _train(prepared: Prepared) -> None:
             lock=prepared.lock,
         )
     )
+
+
+def _check_data(prepared: Prepared) -> None:
+    """Refuse data that cannot be used before any rank is started.
+
+    Raises:
+        DataError: With every problem of every dataset.
+    """
+    from ascend_run.core.data.checks import check_data
+
+    if prepared.config.data.train:
+        check_data(prepared.config)
+
+
+def _tell_outcome(prepared: Prepared) -> None:
+    """Write the run's page, and say how the loss went and where the page is."""
+    from .report import read_run, write_report
+    from .report.command import as_text
+
+    folder = Path(prepared.config.run.output_dir)
+    target = folder / "report.html"
+    click.echo(as_text(write_report([read_run(folder)], target), target))
 
 
 def _print_config(prepared: Prepared) -> None:

@@ -42,12 +42,13 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, opens: str, as_json
     name = "report.html" if len(runs) == 1 else "compare.html"
     target = output or run_dirs[0] / name
     summaries = write_report(runs, target)
-    click.echo(_as_json(run_dirs, summaries, target) if as_json else _as_text(summaries, target))
+    click.echo(_as_json(run_dirs, summaries, target) if as_json else as_text(summaries, target))
     if opens == "yes" or (opens == "auto" and not as_json and _someone_looks()):
         click.launch(target.resolve().as_uri())
 
 
-def _as_text(summaries: Sequence[Summary], target: Path) -> str:
+def as_text(summaries: Sequence[Summary], target: Path) -> str:
+    """How the loss of each run went, and where the page is."""
     lines = [
         f"{s.loss.name} loss: {s.loss.start:.4f} -> {s.loss.end:.4f} ({s.loss.percent:.1f} %)"
         for s in summaries
