@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from .parity import Parity
     from .pool import GlooPool
 
 
@@ -21,3 +22,12 @@ def gloo_pool() -> Iterator[GlooPool]:
 
     with GlooPool() as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def parity(gloo_pool: GlooPool) -> Parity:
+    """Compares runs with and without a plugin; see ``parity.Parity``."""
+    from .parity import Parity
+    from .runtime import load_runtime
+
+    return Parity(gloo_pool, load_runtime().numerics_of)

@@ -95,7 +95,9 @@ class SwapAttention:
     def ascend_report(self) -> Mapping[str, c.ReportPanel]:
         from ascend_run.plugin_api import ReportPanel
 
-        panel = ReportPanel(title="Swapped activations", metrics=("swap_bytes",), unit="bytes")
+        panel = ReportPanel(
+            title="Swapped activations", metrics=("swap-attention/swap_bytes",), unit="bytes"
+        )
         return {"swap-attention": panel}
 
     def _readings(self, context: c.RunContext) -> Mapping[str, float]:

@@ -1,0 +1,75 @@
+"""Models that take milliseconds and still have every part: groups of heads, gates, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COMMON: Final = {
+    "model.num_layers": 2,
+    "model.hidden_size": 32,
+    "model.ffn_hidden_size": 48,
+    "model.num_attention_heads": 8,
+    "model.num_query_groups": 2,
+    "model.init_method_std": 0.1,
+    "model.vocab_size": 90,
+    "model.make_vocab_size_divisible_by": 8,
+    "data.seq_length": 16,
+    "train.micro_batch_size": 1,
+    "train.global_batch_size": 4,
+    "train.train_iters": 5,
+    "train.precision": "fp32",
+    "optimizer.lr": 1e-3,
+    "optimizer.lr_warmup_iters": 1,
+    # Wide enough that the rounding of a gradient near zero is not made a step of full size, and
+    # that a gradient of the wrong scale makes a step of the wrong size.
+    "optimizer.adam_eps": 1e-3,
+    "run.seed": 17,
+}
+
+DENSE: Final[Mapping[str, Any]] = {**_COMMON, "model.family": "llama"}
+"""Two layers of grouped-query attention and a gated feed-forward; 80 thousand numbers at most."""
+
+MOE: Final[Mapping[str, Any]] = {
+    **_COMMON,
+    "model.family": "mixtral",
+    "model.num_moe_experts": 4,
+    "model.moe_router_topk": 2,
+    "model.moe_ffn_hidden_size": 48,
+    "model.moe_aux_loss_coeff": 0.01,
+}
+"""The same with four experts, two to a token, and a load-balancing loss."""
+
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {"dense": DENSE, "moe": MOE}
+
+
+def samples(config: Mapping[str, Any], count: int) -> list[dict[str, Tensor]]:
+    """Seeded sequences of a pretraining task: ``tokens``, ``labels``, ``loss_mask`` and
+    ``position_ids``, each [S].
+
+    Sequences leave out different numbers of tokens, so that a mean of means is not the mean.
+
+    Args:
+        config: Has ``model.vocab_size`` and ``data.seq_length``.
+    """
+    import torch
+
+    vocabulary, length = config["model.vocab_size"], config["data.seq_length"]
+    generator = torch.Generator().manual_seed(5)
+    made = []
+    for index in range(count):
+        text = torch.randint(vocabulary, (length + 1,), generator=generator)
+        mask = torch.ones(length)
+        mask[: index % (length // 2)] = 0
+        made.append(
+            {
+                "tokens": text[:-1],
+                "labels": text[1:],
+                "loss_mask": mask,
+                "position_ids": torch.arange(length),
+            }
+        )
+    return made

@@ -1,0 +1,194 @@
+"""Does a run with a plugin compute what the run without it computes?
+
+Per parameter, before the optimizer, in float64; then once more after some optimizer steps in
+float32. Never by the loss alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from ascend_run.plugin_api.manifest import Numerics
+
+from .models import MODELS
+from .runtime import RankOutcome, Trial, run_trial
+from .tensors import assemble, differences
+
+if TYPE_CHECKING:
+    from .pool import GlooPool
+
+GRADIENT_TOLERANCE: Final = 1e-10
+"""float64, max|a-b| / max|b| of each tensor: what changing the order of sums may come to."""
+TRAINED_TOLERANCE: Final = 1e-5
+"""float32, weights and losses after TRAINED_STEPS."""
+TRAINED_STEPS: Final = 5
+TRIAL_SECONDS: Final = 100.0
+
+_AXES: Final = {
+    "tp": "parallel.tensor_model_parallel_size",
+    "cp": "parallel.context_parallel_size",
+    "pp": "parallel.pipeline_model_parallel_size",
+    "ep": "parallel.expert_model_parallel_size",
+}
+
+
+class ParityError(AssertionError):
+    """A plugin changed numbers that it says it does not change.
+
+    Args:
+        headline: Which plugin, beside which, in which layout.
+        problems: One for each tensor.
+    """
+
+    def __init__(self, headline: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join([f"{headline}:", *(f"  {problem}" for problem in problems)]))
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """Which plugins, on which model, in which layout."""
+
+    plugins: tuple[str, ...]
+    """Under test, by name."""
+    beside: tuple[str, ...] = ()
+    """Enabled too: what the layout needs, or what it must get on with."""
+    model: str = "dense"
+    """A key of ``models.MODELS``."""
+    layout: Mapping[str, int] = attrs.field(factory=dict)
+    """Sizes of ``tp``, ``cp``, ``pp``, ``ep`` and ``dp``; what is not named is 1."""
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    """More config keys, for the run with and the run without."""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Config keys of the plugins' own (``plugins.<name>.<field>``)."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: experts are spread over ranks that the other axes have anyway."""
+        size = 1
+        for axis in ("tp", "cp", "pp", "dp"):
+            size *= self.layout.get(axis, 1)
+        return size
+
+    def __str__(self) -> str:
+        layout = " ".join(f"{axis}={size}" for axis, size in self.layout.items()) or "one rank"
+        beside = f" beside {', '.join(self.beside)}" if self.beside else ""
+        return f"{', '.join(self.plugins)}{beside} ({self.model}, {layout})"
+
+    def trial(self, plugins: Sequence[str], *, steps: int, sharded: bool) -> Trial:
+        """A run of this case's model, with these of its plugins."""
+        sizes: dict[str, Any] = {}
+        if sharded:
+            sizes = {_AXES[axis]: size for axis, size in self.layout.items() if axis in _AXES}
+            # Experts under tensor parallelism need it, and it is what is trained with.
+            sizes["parallel.sequence_parallel"] = self.layout.get("tp", 1) > 1
+        prefixes = tuple(f"plugins.{name}." for name in plugins)
+        options = {key: value for key, value in self.options.items() if key.startswith(prefixes)}
+        return Trial(
+            plugins=tuple(plugins),
+            config={**MODELS[self.model], **self.config, **sizes, **options},
+            steps=steps,
+        )
+
+
+class Parity:
+    """Makes trials on a pool of ranks and compares them.
+
+    Calling it is the whole test; a plain run is made once and compared with many.
+
+    Args:
+        numerics_of: Plugin's name -> what its manifest declares.
+    """
+
+    def __init__(self, pool: GlooPool, numerics_of: Callable[[str], Numerics]) -> None:
+        self._pool, self._numerics_of = pool, numerics_of
+        self._made: dict[str, list[RankOutcome]] = {}
+
+    def __call__(
+        self,
+        *plugins: str,
+        beside: Sequence[str] = (),
+        model: str = "dense",
+        layout: Mapping[str, int] | None = None,
+        config: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[RankOutcome]:
+        """Assert that the plugins keep what their manifests declare; ``Case`` has the arguments.
+
+        The run with them is compared with the plain model on one rank, without any plugin. Where
+        all declare ``bitwise``, it is compared as well with the same layout without them, and
+        then every bit counts.
+
+        Returns:
+            What each rank of the run with the plugins did, up to the gradients: assert an effect
+            on it, since a plugin that does nothing is at parity.
+
+        Raises:
+            ParityError: With the parameters that differ.
+        """
+        case = Case(
+            plugins=plugins,
+            beside=tuple(beside),
+            model=model,
+            layout=layout or {},
+            config=config or {},
+            options=options or {},
+        )
+        declared = {self._numerics_of(name) for name in case.plugins}
+        if Numerics.MODEL in declared:
+            raise ValueError(f"{case}: declares that it changes the model; there is no parity")
+        problems = list(self._problems(case, bitwise=declared == {Numerics.BITWISE}))
+        if problems:
+            raise ParityError(f"{case} does not keep the numbers of the run without", problems)
+        return self.outcomes(case)
+
+    def outcomes(self, case: Case, *, steps: int = 0) -> list[RankOutcome]:
+        """The run with the plugins, by rank."""
+        return self._run(case, (*case.beside, *case.plugins), steps=steps)
+
+    def _problems(self, case: Case, *, bitwise: bool) -> Iterator[str]:
+        for steps, tolerance in ((0, GRADIENT_TOLERANCE), (TRAINED_STEPS, TRAINED_TOLERANCE)):
+            what = f"after {steps} steps" if steps else "gradient"
+            outcomes = self.outcomes(case, steps=steps)
+            plain = self._run(case, (), steps=steps, sharded=False)
+            for problem in _compare(outcomes, plain, tolerance):
+                yield f"{what}, against one rank without plugins: {problem}"
+            if bitwise:
+                without = self._run(case, case.beside, steps=steps)
+                for problem in _compare(outcomes, without, 0.0):
+                    yield f"{what}, against the same ranks without it, bit for bit: {problem}"
+
+    def _run(
+        self, case: Case, plugins: Sequence[str], *, steps: int, sharded: bool = True
+    ) -> list[RankOutcome]:
+        trial = case.trial(plugins, steps=steps, sharded=sharded)
+        world_size = case.world_size if sharded else 1
+        key = f"{world_size} {trial}"
+        if key not in self._made:
+            self._made[key] = self._pool.run(run_trial, world_size, trial, timeout=TRIAL_SECONDS)
+        return self._made[key]
+
+
+def _compare(
+    outcomes: Sequence[RankOutcome], expected: Sequence[RankOutcome], tolerance: float
+) -> Iterator[str]:
+    """Losses and whole tensors of two trials; the second may be in another layout."""
+    got, want = assemble(outcomes, tolerance), assemble(expected, tolerance)
+    yield from got.problems
+    yield from (f"without: {problem}" for problem in want.problems)
+    for rank, outcome in enumerate(outcomes):
+        for what, numbers, wanted in (
+            ("loss", outcome.losses, expected[-1].losses),
+            ("gradient norm", outcome.grad_norms, expected[-1].grad_norms),
+        ):
+            for step, (number, right) in enumerate(zip(numbers, wanted, strict=True)):
+                apart = abs(number - right) / abs(right)
+                if not apart <= tolerance:
+                    yield (
+                        f"the {what} of step {step} on rank {rank} is off by {apart:.2e}, "
+                        f"allowed {tolerance:.0e}"
+                    )
+    yield from differences(got.tensors, want.tensors, tolerance)

@@ -1,0 +1,87 @@
+"""Pieces to whole tensors, and what counts as a difference."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ascend_run.plugin_api.testing.runtime import Piece, RankOutcome
+from ascend_run.plugin_api.testing.tensors import assemble, differences, distance
+
+WHOLE = torch.arange(12, dtype=torch.float64).reshape(4, 3) + 1
+
+
+def outcome(*rows: tuple[int, int], tensor: torch.Tensor = WHOLE, missing: str = "") -> RankOutcome:
+    """A rank that holds some ranges of rows of the parameter ``w``."""
+    pieces = [
+        Piece(name="w", tensor=tensor[begin:end], offset=(begin, 0), global_shape=(4, 3))
+        for begin, end in rows
+    ]
+    return RankOutcome(
+        losses=(1.0,),
+        grad_norms=(),
+        pieces=tuple(pieces),
+        missing=(missing,) if missing else (),
+        collectives={},
+        sent_bytes={},
+        operations={},
+        metrics={},
+    )
+
+
+def test_pieces_of_several_ranks_make_the_whole_tensor() -> None:
+    whole = assemble([outcome((0, 1), (3, 4)), outcome((1, 3))], 0.0)
+    assert whole.problems == ()
+    assert torch.equal(whole.tensors["w"], WHOLE)
+
+
+def test_equal_replicas_are_accepted_and_different_ones_named() -> None:
+    assert assemble([outcome((0, 4)), outcome((0, 4))], 0.0).problems == ()
+    other = WHOLE.clone()
+    other[2, 1] += 0.5
+    (problem,) = assemble([outcome((0, 4)), outcome((2, 4), tensor=other)], 1e-10).problems
+    assert "rank 1" in problem
+    assert "w lies" in problem
+
+
+def test_a_hole_is_named_with_its_size() -> None:
+    (problem,) = assemble([outcome((0, 1)), outcome((2, 4))], 0.0).problems
+    assert problem == "w: no rank holds 3 of its elements"
+
+
+def test_a_missing_gradient_is_named_with_its_rank() -> None:
+    (problem,) = assemble([outcome((0, 4)), outcome((0, 4), missing="b")], 0.0).problems
+    assert problem == "rank 1: b got no gradient"
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "apart"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.25),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([0.0, 1e-300], [0.0, 0.0], math.inf),
+        ([math.nan, 2.0], [1.0, 2.0], math.inf),
+        ([math.nan], [math.nan], math.inf),
+        ([1.0], [1.0, 2.0], math.inf),
+        ([math.inf], [1.0], math.inf),
+    ],
+)
+def test_distance_is_relative_to_the_largest_value_and_strict_about_what_is_no_number(
+    result: list[float], expected: list[float], apart: float
+) -> None:
+    got, want = (torch.tensor(values, dtype=torch.float64) for values in (result, expected))
+    assert distance(got, want) == apart
+
+
+def test_every_difference_is_a_sentence_with_the_parameters_name() -> None:
+    got = {"same": WHOLE, "off": WHOLE * (1 + 1e-6), "new": WHOLE}
+    want = {"same": WHOLE, "off": WHOLE, "lost": WHOLE}
+    sentences = list(differences(got, want, 1e-10))
+    assert len(sentences) == 3
+    assert sentences[0] == "lost is missing"
+    assert sentences[1].startswith("new is not there")
+    assert sentences[2].startswith("off is off by 1.00e-06")
+    assert list(differences(got, want, 1e-5))[2:] == []
