@@ -76,7 +76,7 @@ class Case:
     def __str__(self) -> str:
         layout = " ".join(f"{axis}={size}" for axis, size in self.layout.items()) or "one rank"
         beside = f" beside {', '.join(self.beside)}" if self.beside else ""
-        return f"{', '.join(self.plugins)}{beside} ({self.model}, {layout})"
+        return f"{', '.join(self.plugins) or 'no plugin'}{beside} ({self.model}, {layout})"
 
     def trial(self, plugins: Sequence[str], *, steps: int, sharded: bool) -> Trial:
         """A run of this case's model, with these of its plugins."""
