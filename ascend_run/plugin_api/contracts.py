@@ -487,8 +487,19 @@ class CheckpointStore(Protocol):
         """Raise CheckpointError, naming file and tensor, where a checkpoint is not sound."""
         ...
 
-    def load(self, step: int, pieces: Sequence[ShardPiece]) -> Mapping[str, Any]:
-        """Fill the pieces' tensors in place, whatever layout wrote them; the JSON values."""
+    def layout(self, step: int) -> Mapping[str, int]:
+        """Sizes of the parallel axes of the run that wrote a checkpoint, and ``world_size``."""
+        ...
+
+    def load(
+        self, step: int, pieces: Sequence[ShardPiece], *, ignore_unused: Sequence[str] = ()
+    ) -> Mapping[str, Any]:
+        """Fill the pieces' tensors in place, whatever layout wrote them; the JSON values.
+
+        Args:
+            ignore_unused: Patterns (``rng/*``) of keys that may be left unread; any other key that
+                no rank asks for is an error.
+        """
         ...
 
 

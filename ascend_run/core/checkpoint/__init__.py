@@ -2,7 +2,7 @@
 
 from .choosing import Choice, CorruptCheckpoint, choose
 from .ranks import GroupRanks, Ranks, SingleRank
-from .store import FileStore
+from .store import FileStore, layout_sizes
 
 __all__ = [
     "Choice",
@@ -12,4 +12,5 @@ __all__ = [
     "Ranks",
     "SingleRank",
     "choose",
+    "layout_sizes",
 ]

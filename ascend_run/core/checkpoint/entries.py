@@ -86,12 +86,12 @@ class RandomState:
 
     def state_dict(self) -> dict[str, Tensor]:
         _, words, spare = random.getstate()
-        _, keys, position, has_spare, numpy_spare = np.random.get_state()
+        _, keys, position, has_spare, numpy_spare = np.random.get_state(legacy=True)
         state = {
             "python": torch.tensor(words, dtype=torch.int64),
             "python_spare": _optional(spare),
             "numpy": torch.tensor([*map(int, keys), position], dtype=torch.int64),
-            "numpy_spare": _optional(numpy_spare if has_spare else None),
+            "numpy_spare": _optional(float(numpy_spare) if has_spare else None),
             "torch": torch.get_rng_state(),
         }
         if self._device is not None:

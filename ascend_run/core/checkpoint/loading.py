@@ -116,9 +116,6 @@ def _read_box(
     first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
     span = 1 + sum((n - 1) * stride for n, stride in zip(inner.shape, strides, strict=True))
     buffer = torch.empty(span, dtype=dtype)
-    read_range(
-        descriptor,
-        memoryview(buffer.view(torch.uint8).numpy()),
-        entry.begin + first * dtype.itemsize,
-    )
+    target = buffer.view(torch.uint8).numpy().data
+    read_range(descriptor, target, entry.begin + first * dtype.itemsize)
     return torch.as_strided(buffer, inner.shape, strides)

@@ -168,7 +168,7 @@ def _without_padding(region: Region, axis: int, rows: int) -> Region:
 
 def _box_of_view(key: str, view: Tensor, base: Tensor) -> Box:
     """Which box of ``base`` a view of it shows."""
-    distance = view.storage_offset() - base.storage_offset()
+    distance = int(view.storage_offset()) - int(base.storage_offset())
     same_memory = view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
     if not same_memory or view.stride() != base.stride():
         raise CheckpointError(

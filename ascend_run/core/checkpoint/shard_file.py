@@ -104,7 +104,7 @@ def write_shard(
         size = _write_all(descriptor, memoryview(header))
         with ThreadPoolExecutor(1, "checkpoint-crc32") as checksums:
             for piece in ordered:
-                data = memoryview(tensor_bytes(piece.tensor).numpy())
+                data = tensor_bytes(piece.tensor).numpy().data
                 crc = 0
                 for start in range(0, len(data), _CHUNK):
                     chunk = data[start : start + _CHUNK]

@@ -81,6 +81,10 @@ class FileStore:
         self._together(headline, check)
         self._verified.add(manifest.save_id)
 
+    def layout(self, step: int) -> Mapping[str, int]:
+        """Sizes of the parallel axes of the run that wrote a checkpoint; see ``layout_sizes``."""
+        return self._find(step)[1].layout
+
     def manifest(self, step: int) -> Manifest:
         """What a checkpoint says of itself: layout, values, tensors.
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from ascend_run.core.checkpoint import FileStore
+from ascend_run.core.checkpoint import FileStore, layout_sizes
 from ascend_run.core.checkpoint.boxes import Box, boxes_of_range
 from ascend_run.core.checkpoint.shard_file import DTYPE_NAMES
 from ascend_run.plugin_api import CheckpointError, Layout, ShardPiece, StorageError
@@ -311,6 +311,8 @@ def test_the_manifest_says_which_layout_and_versions_wrote_it(tmp_path: Path) ->
     manifest = store.manifest(1)
     assert manifest.layout["world_size"] == 4
     assert (manifest.layout["tp"], manifest.layout["dp"]) == (2, 2)
+    assert store.layout(1) == layout_sizes(Layout(world_size=4, tp=2, rank=3))
+    assert store.layout(1) != layout_sizes(Layout(world_size=4, rank=1))
     assert set(manifest.versions) == {"ascend-run", "megatron-core", "torch"}
     content = json.loads((tmp_path / "step_00000001" / "manifest.json").read_text())
     assert content["format_version"] == 1
