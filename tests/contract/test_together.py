@@ -55,7 +55,7 @@ def _layout(names: tuple[str, ...], ranks: int) -> dict[str, int]:
 def test_every_pair_that_resolution_allows_is_at_parity(
     parity: Parity, names: tuple[str, ...]
 ) -> None:
-    parity(*names, model="moe", layout=_layout(names, 2), options=OPTIONS)
+    parity(names, model="moe", layout=_layout(names, 2), options=OPTIONS)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -70,4 +70,4 @@ def test_the_largest_set_that_resolution_allows_is_at_parity(
     layout = _layout(names, ranks)
     if model == "dense":
         layout.pop("ep", None)
-    parity(*names, model=model, layout=layout, options=OPTIONS)
+    parity(names, model=model, layout=layout, options=OPTIONS)

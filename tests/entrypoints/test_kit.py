@@ -34,7 +34,7 @@ from tests.plugin_api.testing import planted
 def test_without_plugins_every_layout_computes_what_one_rank_computes(
     parity: Parity, model: str, layout: dict[str, int]
 ) -> None:
-    parity(model=model, layout=layout)
+    parity([], model=model, layout=layout)
 
 
 def test_the_numerics_of_a_plugin_are_those_of_its_manifest() -> None:

@@ -109,7 +109,8 @@ class Parity:
 
     def __call__(
         self,
-        *plugins: str,
+        plugins: str | Sequence[str],
+        *,
         beside: Sequence[str] = (),
         model: str = "dense",
         layout: Mapping[str, int] | None = None,
@@ -117,6 +118,7 @@ class Parity:
         options: Mapping[str, Any] | None = None,
     ) -> list[RankOutcome]:
         """Assert that the plugins keep what their manifests declare; ``Case`` has the arguments.
+        One plugin may be given by its name alone, and none compares the layouts themselves.
 
         The run with them is compared with the plain model on one rank, without any plugin. Where
         all declare ``bitwise``, it is compared as well with the same layout without them, and
@@ -130,7 +132,7 @@ class Parity:
             ParityError: With the parameters that differ.
         """
         case = Case(
-            plugins=plugins,
+            plugins=(plugins,) if isinstance(plugins, str) else tuple(plugins),
             beside=tuple(beside),
             model=model,
             layout=layout or {},
