@@ -35,9 +35,11 @@ def hang(request: Request) -> None:
 
 
 def hang_deaf(request: Request) -> None:
-    """As ``hang``, deaf to SIGTERM and with a child of its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """As ``hang``, with a child that is deaf to SIGTERM; so is rank 0 itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a child inherits what is ignored
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    if _rank() != 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     Path(request["folder"], f"child{_rank()}.pid").write_text(str(child.pid))
     hang(request)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +109,7 @@ def _resolve(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for key, option in options.items():
-        values[key], origins[key] = copy.copy(option.default), option.origin
+        values[key], origins[key] = option.default, option.origin
         if key in given:
             problem = _take(given[key], option, values)
             origins[key] = given[key].origin

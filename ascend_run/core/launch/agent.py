@@ -125,7 +125,8 @@ class _RankAgent(LocalElasticAgent):
         return super()._monitor_workers(worker_group)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        super()._shutdown(signal.SIGTERM, self._grace_seconds)
+        """Whatever signal ends the run, ranks are ended in one way."""
+        self._end()
 
     def _look(self, worker_group: WorkerGroup) -> bool:
         """Note ranks that have failed, ended or not; whether every rank has ended."""

@@ -110,7 +110,7 @@ def test_yaml_scalars_are_those_of_its_core_schema(
         ("c.yaml", "model: !!python/object:os.system {}\n", "line 1: tags are not supported"),
         ("c.yaml", "a: [1\n", "line 2"),
         ("c.yaml", "? [a]\n: 1\n", "line 1: a key must be a word"),
-        ("c.yaml", f"a: {'[' * 5000}", "nested too deeply"),
+        ("c.yaml", f"a: {'[' * 200_000}", "nested too deeply"),
         ("c.yaml", f"a: {'9' * 5000}", "too many digits"),
         ("c.yaml", "a: 1\n---\nb: 2\n", "line 2"),
         ("c.yaml", "a: \x01\n", "special characters"),
