@@ -41,20 +41,25 @@ def wrap_modules(
     """Apply every module wrapper to one model chunk, inner seams first.
 
     Raises:
-        HookError: A wrapper changed the state-dict keys of what it wraps.
+        HookError: A wrapper lost state-dict keys of what it wraps; it may add some.
     """
+
+    def wrapped(hook: str, what: str, inner: Any, /, **arguments: Any) -> Any:
+        before = _keys(inner)  # a wrapper may change the module itself
+        outer = hooks.wrap(hook, inner, config=config, device=device, **arguments)
+        after = _keys(outer)
+        if not before <= after:
+            raise HookError(
+                f"{hook}: a wrapper changed the parameter names of {what}",
+                [f"before: {sorted(before)}", f"after: {sorted(after)}"],
+            )
+        return outer
 
     def replace(hook: str, parent: nn.Module, attribute: str, **arguments: Any) -> None:
         inner = getattr(parent, attribute)
-        outer = hooks.wrap(hook, inner, config=config, device=device, **arguments)
-        if outer is inner:
-            return
-        if isinstance(inner, nn.Module) and set(outer.state_dict()) != set(inner.state_dict()):
-            raise HookError(
-                f"{hook}: a wrapper changed the parameter names of {attribute}",
-                [f"before: {sorted(inner.state_dict())}", f"after: {sorted(outer.state_dict())}"],
-            )
-        setattr(parent, attribute, outer)
+        outer = wrapped(hook, attribute, inner, **arguments)
+        if outer is not inner:
+            setattr(parent, attribute, outer)
 
     if model.pre_process:
         replace("ascend_embedding", model, "embedding")
@@ -74,4 +79,9 @@ def wrap_modules(
         )
     if model.post_process:
         replace("ascend_output_layer", model, "output_layer")
-    return hooks.wrap("ascend_model", model, config=config, device=device, role=role)
+    return wrapped("ascend_model", "the model", model, role=role)
+
+
+def _keys(part: Any) -> set[str]:
+    """Of its state dict; a token dispatcher is no module and has none."""
+    return set(part.state_dict()) if isinstance(part, nn.Module) else set()

@@ -1,0 +1,217 @@
+"""What a plugin provides for the model is what the model is made of, and what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
+
+from ascend_run.core.model.experts import loop_experts
+from ascend_run.core.model.loss import CrossEntropy
+from ascend_run.core.model.router import Router
+from ascend_run.plugins.cpu.attention import FusedCpuAttention
+from ascend_run.plugins.cpu.operators import platform_ops
+from ascend_run.plugins.pretrain.task import PretrainTask
+from tests.support.marking import Passing, marking
+from tests.support.probed_runs import built, probe, train
+
+
+class HalvedNorm(nn.Module):
+    """Not a normalisation at all, with the parameter that one has."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        assert config.num_layers == 2
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight / 2
+
+
+def test_ascend_norm_is_the_class_of_every_normalisation(tmp_path: Path) -> None:
+    run = train(tmp_path, probe("ascend_norm", lambda self: HalvedNorm))
+    norms = [name for name, part in run.model.named_modules() if isinstance(part, HalvedNorm)]
+    layers = [f"decoder.layers.{i}" for i in (0, 1)]
+    expected = [f"{layer}.{name}_layernorm" for layer in layers for name in ("input", "pre_mlp")]
+    assert sorted(norms) == sorted([*expected, "decoder.final_layernorm"])
+    assert run.readings()[0]["loss"] != train(tmp_path / "plain").readings()[0]["loss"]
+
+
+def test_ascend_norm_of_none_keeps_the_kernels_own(tmp_path: Path) -> None:
+    with built(tmp_path, probe("ascend_norm", lambda self: None)) as (_, context):
+        model = context.models["policy"].chunks[0].module
+        assert type(model.decoder.final_layernorm).__module__ == "ascend_run.core.model.norm"
+
+
+def test_ascend_platform_ops_compute_the_norms_gates_and_rotations(tmp_path: Path) -> None:
+    called: list[str] = []
+    ops = platform_ops()
+
+    def counted(name: str) -> Any:
+        def call(*args: Any) -> Tensor:
+            called.append(name)
+            return getattr(ops, name)(*args)
+
+        return call
+
+    mine = attrs.evolve(ops, **{name: counted(name) for name in ("rms_norm", "swiglu", "rotary")})
+    train(tmp_path, probe("ascend_platform_ops", lambda self: mine))
+    # Two layers, each two norms, a gate, and rotations of q and of k; and the last norm.
+    assert sorted(called) == ["rms_norm"] * 5 + ["rotary"] * 4 + ["swiglu"] * 2
+
+
+class CountingKernel(Passing):
+    """Attention as the inner kernel computes it; a mark for each forward."""
+
+    def __init__(self, inner: Any, marks: list[Any], mark: Any) -> None:
+        super().__init__(inner)
+        self.marks, self.mark = marks, mark
+
+    def forward(self, *args: Any) -> Any:
+        self.marks.append(self.mark)
+        return self.inner.forward(*args)
+
+
+def test_ascend_attention_kernel_stands_in_for_the_platforms(tmp_path: Path) -> None:
+    marks: list[Any] = []
+    kernel = CountingKernel(FusedCpuAttention(), marks, "mine")
+    train(tmp_path, probe("ascend_attention_kernel", lambda self: kernel))
+    assert marks == ["mine", "mine"]
+
+
+def test_ascend_attention_wraps_the_kernel_of_each_layer_innermost_plugin_first(
+    tmp_path: Path,
+) -> None:
+    marks: list[Any] = []
+
+    def of(name: str) -> Any:
+        def wrap(self: Any, groups: Any, layer_index: int) -> Any:
+            assert isinstance(groups, ProcessGroupCollection)
+            return lambda inner: CountingKernel(inner, marks, (name, layer_index))
+
+        return probe("ascend_attention", wrap, name)
+
+    train(tmp_path, of("inner"), of("outer"))
+    assert marks == [("outer", 0), ("inner", 0), ("outer", 1), ("inner", 1)]
+
+
+def test_ascend_router_is_the_class_of_every_router(tmp_path: Path) -> None:
+    class FirstExpert(Router):
+        """Sends every token to the first two experts."""
+
+        def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+            logits_TX = logits.flatten(0, -2)
+            chosen = torch.zeros_like(logits_TX, dtype=torch.bool)
+            chosen[:, :2] = True
+            self._count(chosen)
+            return logits_TX.softmax(-1) * chosen, chosen
+
+    run = train(tmp_path, probe("ascend_router", lambda self: FirstExpert), model="moe")
+    assert run.readings()[0]["expert_load"] == [0.5, 0.5, 0.0, 0.0]
+
+
+def test_ascend_experts_compute_on_the_kernels_own_parameters(tmp_path: Path) -> None:
+    shapes: list[Any] = []
+
+    def experts(tokens: Tensor, counts: Any, probs: Tensor, weights: Any, activation: Any) -> Any:
+        shapes.append((tokens.shape, sum(counts), weights.fc1.shape, weights.fc2.shape))
+        return loop_experts(tokens, counts, probs, weights, activation)
+
+    run = train(tmp_path, probe("ascend_experts", lambda self: experts), model="moe")
+    # 16 tokens go to two experts each; four experts of width 48 on a hidden size of 32.
+    assert shapes == [((32, 32), 32, (4, 96, 32), (4, 32, 48))] * 2
+    plain = train(tmp_path / "plain", model="moe")
+    assert run.weights.keys() == plain.weights.keys()
+    assert run.readings()[0]["loss"] == plain.readings()[0]["loss"]
+
+
+class CountingLoss(Passing):
+    """The kernel's own cross-entropy, and which way it was asked."""
+
+    def __init__(self, inner: Any, asked: list[str]) -> None:
+        super().__init__(inner)
+        self.asked = asked
+
+    def from_hidden(self, *args: Tensor) -> Tensor:
+        self.asked.append("hidden")
+        return self.inner.from_hidden(*args)
+
+    def from_logits(self, *args: Tensor) -> Tensor:
+        self.asked.append("logits")
+        return self.inner.from_logits(*args)
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["plain output", "wrapped output"])
+def test_ascend_loss_reads_the_hidden_state_or_what_a_wrapped_output_layer_gives(
+    tmp_path: Path, wraps: bool
+) -> None:
+    asked: list[str] = []
+
+    def loss(self: Any, groups: Any) -> Any:
+        return CountingLoss(CrossEntropy(groups.tp), asked)
+
+    probes = [probe("ascend_loss", loss)]
+    if wraps:
+        wrap = marking([], None)
+        probes.append(probe("ascend_output_layer", lambda self: wrap, "output"))
+    run = train(tmp_path, *probes)
+    assert asked == ["logits" if wraps else "hidden"]
+    plain = train(tmp_path / "plain").readings()[0]["loss"]
+    assert run.readings()[0]["loss"] == pytest.approx(plain, rel=1e-6)
+
+
+def test_ascend_configure_changes_megatrons_config_innermost_plugin_first(
+    tmp_path: Path,
+) -> None:
+    seen: list[float] = []
+
+    def of(name: str, epsilon: float) -> Any:
+        def change(arguments: Any) -> Any:
+            seen.append(arguments["layernorm_epsilon"])
+            return {**arguments, "layernorm_epsilon": epsilon}
+
+        return probe("ascend_configure", lambda self: change, name)
+
+    values = {"model.layernorm_epsilon": 0.125}
+    with built(tmp_path, of("inner", 0.25), of("outer", 0.5), values=values) as (_, context):
+        assert seen == [0.125, 0.25]
+        assert context.models["policy"].transformer_config.layernorm_epsilon == 0.5
+
+
+def test_ascend_task_says_which_models_are_trained_on_what(tmp_path: Path) -> None:
+    forwards: list[tuple[str, list[int]]] = []
+
+    class Constant(PretrainTask):
+        """Learns that after 7 comes 8, under a role of its own."""
+
+        roles = ("student",)
+
+        def datasets(self, context: Any, train_samples: int, valid_samples: int) -> Any:
+            item = {
+                "tokens": torch.full((16,), 7),
+                "labels": torch.full((16,), 8),
+                "loss_mask": torch.ones(16),
+                "position_ids": torch.arange(16),
+            }
+            return super().datasets(context, 0, 0)._replace(train=[item] * train_samples)
+
+        def forward_step(self, context: Any, model: Any, batch: Any) -> Any:
+            (role,) = context.models
+            forwards.append((role, batch.tensors["tokens"].unique().tolist()))
+            return super().forward_step(context, model, batch)
+
+    contexts: list[Any] = []
+    train(
+        tmp_path,
+        probe("ascend_task", lambda self: Constant(), "constant"),
+        probe("ascend_after_run", lambda self, context: contexts.append(context), "after"),
+        values={"train.train_iters": 2},
+    )
+    assert forwards == [("student", [7])] * 2
+    assert contexts[0].models["student"].trains
