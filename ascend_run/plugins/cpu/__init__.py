@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, Support, hookimpl
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import AttentionKernel, PlatformOps
     from ascend_run.plugin_api.contracts import Device
+
+_KERNELS_KEPT: Final = 128
 
 
 class Cpu:
@@ -23,6 +27,20 @@ class Cpu:
         level=0,
         maturity=Maturity.BETA,
     )
+
+    @hookimpl
+    def ascend_environment(self) -> Mapping[str, str]:
+        """Bound the kernels that oneDNN keeps, one for every shape that it has met.
+
+        Tokens per expert differ in every step, so the default of 1024 fills with kernels that are
+        never used again, about 1 MB each, and memory grows by a gigabyte. A step of fixed shapes
+        needs a few dozen. What the user has set stays.
+        """
+        return {
+            name: str(_KERNELS_KEPT)
+            for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+            if name not in os.environ
+        }
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:
