@@ -88,7 +88,6 @@ def command(
         _print_config(prepared)
         return
     _check_data(prepared)
-    _check_data(prepared)
     _set_environment(prepared, 1 if place else options.nproc)
     if place is not None:
         _train_in_place(prepared, place)
@@ -144,7 +143,7 @@ def _check_data(prepared: Prepared) -> None:
     """
     from ascend_run.plugin_api.manifest import Claim
 
-    if Claim.DATASET not in prepared.resolution.owners:
+    if prepared.config.data.train and Claim.DATASET not in prepared.resolution.owners:
         from ascend_run.core.data.checks import check_data
 
         check_data(prepared.config)
@@ -220,18 +219,6 @@ def _train(prepared: Prepared) -> None:
             lock=prepared.lock,
         )
     )
-
-
-def _check_data(prepared: Prepared) -> None:
-    """Refuse data that cannot be used before any rank is started.
-
-    Raises:
-        DataError: With every problem of every dataset.
-    """
-    from ascend_run.core.data.checks import check_data
-
-    if prepared.config.data.train:
-        check_data(prepared.config)
 
 
 def _tell_outcome(prepared: Prepared) -> None:

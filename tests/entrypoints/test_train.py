@@ -58,6 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         os.environ.pop(name, None)
     started = Started()
     monkeypatch.setattr(train, "_check_data", lambda prepared: None)  # "corpus" is only a name
+    monkeypatch.setattr(train, "_tell_outcome", lambda prepared: None)
     monkeypatch.setattr(train, "_train", started.train)
     monkeypatch.setattr(agent, "launch_ranks", started.launch)
     return started
