@@ -58,6 +58,8 @@ def initialize_weights(
 
 def _std(name: str, config: TransformerConfig) -> float:
     std = config.init_method_std
+    if "embeddings." in name and config.embedding_init_method_std is not None:
+        return config.embedding_init_method_std
     if name.endswith(_RESIDUAL_OUTPUTS):
         return std / math.sqrt(2.0 * config.num_layers)
     return std

@@ -8,7 +8,7 @@ tokens, which the one division by the number of tokens turns into the mean.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,21 @@ from megatron.core.transformer.moe.router import Router as MegatronRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from ascend_run.plugin_api.errors import ConfigError
+
 # T tokens on this rank, X experts of the whole model, K chosen experts
+
+_NOT_DONE: Final = (
+    "moe_enable_routing_replay",
+    "moe_expert_capacity_factor",
+    "moe_input_jitter_eps",
+    "moe_router_enable_expert_bias",
+    "moe_router_force_load_balancing",
+    "moe_router_group_topk",
+    "moe_router_num_groups",
+    "moe_router_topk_limited_devices",
+)
+"""Megatron's options that its own router serves and this one does not."""
 
 
 def routing_scores(
@@ -40,14 +54,33 @@ def routing_scores(
     return top_logits.softmax(dim=-1), chosen
 
 
+def _refuse_what_is_not_done_here(config: TransformerConfig) -> None:
+    problems = [
+        f"model.{name}={getattr(config, name)!r}: leave it out"
+        for name in _NOT_DONE
+        if getattr(config, name)
+    ]
+    balancing = config.moe_router_load_balancing_type
+    if balancing not in ("aux_loss", "none"):
+        problems.append(
+            f"model.moe_router_load_balancing_type={balancing!r}: expected aux_loss or none"
+        )
+    if problems:
+        raise ConfigError("the built-in router cannot do this; a router plugin may", problems)
+
+
 class Router(MegatronRouter):
     """Top-k router for ``moe_router_load_balancing_type`` aux_loss or none.
 
     Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5).
+
+    Raises:
+        ConfigError: An option that Megatron's own router would serve and this one would ignore.
     """
 
     def __init__(self, *, config: TransformerConfig, pg_collection: Any = None) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
+        _refuse_what_is_not_done_here(config)
         self.topk = config.moe_router_topk
         self.tokens_routed: Tensor | None = None
         self.last_aux_loss: Tensor | None = None
@@ -77,7 +110,8 @@ class Router(MegatronRouter):
             weights = weights * self.config.moe_router_topk_scaling_factor
         probs_TX = torch.zeros_like(logits_TX).scatter(1, chosen, weights)
         routing_map = torch.zeros_like(logits_TX, dtype=torch.bool).scatter(1, chosen, True)
-        self._count(routing_map)
+        if self.training:
+            self._count(routing_map)
         return self._with_aux_loss(probs_TX, logits_TX, routing_map), routing_map
 
     def _with_z_loss(self, logits_TX: Tensor) -> Tensor:
@@ -115,7 +149,7 @@ class Router(MegatronRouter):
         return self.training and torch.is_grad_enabled()
 
     def take_counts(self) -> Tensor:
-        """[X] tokens sent to each expert by this rank since the last call."""
+        """[X] tokens sent to each expert by this rank in training since the last call."""
         counts, self.tokens_routed = self.tokens_routed, None
         if counts is None:
             return torch.zeros(self.num_experts, dtype=torch.int64, device=self.weight.device)

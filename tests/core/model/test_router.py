@@ -1,0 +1,193 @@
+"""The router against its formulas, written plainly, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ascend_run.core.model.router import Router, routing_scores
+from ascend_run.plugin_api import ConfigError
+from ascend_run.plugin_api.testing.models import MOE
+from tests.support.small_runs import standing_model
+
+EXPERTS, TOPK, HIDDEN = 4, 2, 32
+EXACT = {"rtol": 1e-12, "atol": 1e-14}
+
+
+@contextmanager
+def router(**model: Any) -> Iterator[Router]:
+    values = {**MOE, **{f"model.{name}": value for name, value in model.items()}}
+    with standing_model(values) as built:
+        yield built.decoder.layers[0].mlp.router
+
+
+def tokens() -> Tensor:
+    """[S, B, H]."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(16, 2, HIDDEN, dtype=torch.float64, generator=generator)
+
+
+def rows_of_the_largest(scores_TX: Tensor) -> list[list[int]]:
+    """Each token's experts, the best first, without topk."""
+    return [sorted(range(EXPERTS), key=lambda x: -row[x])[:TOPK] for row in scores_TX.tolist()]
+
+
+def softmax(logits: Tensor) -> Tensor:
+    powers = (logits - logits.max(dim=-1, keepdim=True).values).exp()
+    return powers / powers.sum(dim=-1, keepdim=True)
+
+
+def expected_weights(logits_TX: Tensor, score: str, pre_softmax: bool, scaling: float) -> Tensor:
+    """[T, X], by a loop over tokens."""
+    weights = []
+    for logits in logits_TX.unbind(0):
+        (chosen,) = rows_of_the_largest(logits[None])
+        if score == "sigmoid":
+            raw = 1 / (1 + (-logits[chosen]).exp())
+            values = raw / raw.sum()
+        elif pre_softmax:
+            values = softmax(logits)[chosen]
+        else:
+            values = softmax(logits[chosen])
+        weights.append(torch.zeros_like(logits).index_put((torch.tensor(chosen),), values))
+    return torch.stack(weights) * scaling
+
+
+@pytest.mark.parametrize(
+    ("score", "pre_softmax"), [("softmax", False), ("softmax", True), ("sigmoid", False)]
+)
+@pytest.mark.parametrize("scaling", [None, 2.5])
+def test_weights_and_their_gradients_follow_the_formula(
+    score: str, pre_softmax: bool, scaling: float | None
+) -> None:
+    with router(
+        moe_router_score_function=score,
+        moe_router_pre_softmax=pre_softmax,
+        moe_router_topk_scaling_factor=scaling,
+        moe_aux_loss_coeff=0.0,
+    ) as module:
+        x = tokens()
+        got, routing_map = module(x)
+        wanted = expected_weights(
+            x.flatten(0, 1) @ module.weight.t(), score, pre_softmax, scaling or 1.0
+        )
+        torch.testing.assert_close(got, wanted, **EXACT)
+        assert torch.equal(routing_map, wanted > 0)
+        # Not the sum, whose gradient is none where the weights are normalised.
+        factors = torch.linspace(0.5, 2.0, got.numel(), dtype=torch.float64).view_as(got)
+        (gradient,) = torch.autograd.grad((got * factors).sum(), module.weight)
+        (right,) = torch.autograd.grad((wanted * factors).sum(), module.weight)
+        torch.testing.assert_close(gradient, right, **EXACT)
+
+
+def test_the_one_sigmoid_weight_of_topk_1_is_not_normalised() -> None:
+    logits = torch.tensor([[0.5, -1.0, 2.0]], dtype=torch.float64)
+    weights, chosen = routing_scores(logits, 1, "sigmoid", False)
+    assert chosen.tolist() == [[2]]
+    torch.testing.assert_close(weights, logits[:, 2:].sigmoid(), **EXACT)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_the_balancing_loss_adds_the_gradient_of_its_formula(score: str) -> None:
+    """Switch's ``coefficient * X * sum_i f_i P_i``, a mean over tokens, times the tokens."""
+    coefficient = 0.3
+    with router(moe_router_score_function=score, moe_aux_loss_coeff=coefficient) as module:
+        x = tokens()
+        probs, routing_map = module(x)
+        (gradient,) = torch.autograd.grad(0 * probs.sum(), module.weight)
+        logits = x.flatten(0, 1) @ module.weight.t()
+        scores = softmax(logits)
+        if score == "sigmoid":
+            scores = 1 / (1 + (-logits).exp())
+            scores = scores / scores.sum(dim=-1, keepdim=True)
+        fractions = routing_map.double().mean(dim=0) / TOPK
+        loss = coefficient * EXPERTS * (fractions * scores.mean(dim=0)).sum()
+        (right,) = torch.autograd.grad(loss * logits.shape[0], module.weight)
+        torch.testing.assert_close(gradient, right, **EXACT)
+        torch.testing.assert_close(module.last_aux_loss, loss.detach(), **EXACT)
+
+
+def test_the_balancing_loss_of_a_perfect_balance_is_its_coefficient() -> None:
+    with router(moe_aux_loss_coeff=0.3) as module:
+        logits = 5.0 * torch.eye(EXPERTS, dtype=torch.float64)
+        module.routing((logits + logits.roll(1, dims=1))[:, None].requires_grad_())
+        assert float(module.last_aux_loss) == pytest.approx(0.3, rel=1e-12)
+
+
+def test_the_z_loss_adds_the_gradient_of_its_formula() -> None:
+    coefficient = 0.2
+    with router(moe_z_loss_coeff=coefficient, moe_aux_loss_coeff=0.0) as module:
+        x = tokens()
+        probs, _ = module(x)
+        (gradient,) = torch.autograd.grad(0 * probs.sum(), module.weight)
+        logits = x.flatten(0, 1) @ module.weight.t()
+        loss = coefficient * (logits.exp().sum(dim=-1).log() ** 2).sum()
+        (right,) = torch.autograd.grad(loss, module.weight)
+        torch.testing.assert_close(gradient, right, **EXACT)
+
+
+def test_evaluation_adds_no_loss_and_counts_no_token() -> None:
+    with router(moe_z_loss_coeff=0.1) as module:
+        module.eval()
+        module(tokens())
+        assert module.last_aux_loss is None
+        assert module.take_counts().tolist() == [0] * EXPERTS
+
+
+def test_counts_are_of_the_tokens_sent_since_they_were_taken() -> None:
+    with router() as module:
+        total = torch.zeros(EXPERTS, dtype=torch.int64)
+        for _ in range(2):
+            _, routing_map = module(tokens())
+            total += routing_map.sum(dim=0)
+        assert torch.equal(module.take_counts(), total)
+        assert int(total.sum()) == 2 * 32 * TOPK
+        assert module.take_counts().tolist() == [0] * EXPERTS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "wide"),
+    [
+        (torch.bfloat16, None, torch.float32),
+        (torch.bfloat16, "fp32", torch.float32),
+        (torch.bfloat16, "fp64", torch.float64),
+        (torch.float64, None, torch.float64),
+    ],
+)
+def test_logits_are_taken_in_the_widest_dtype(
+    dtype: torch.dtype, name: str | None, wide: torch.dtype
+) -> None:
+    values = MOE if name is None else {**MOE, "model.moe_router_dtype": name}
+    with standing_model(values, dtype) as model:
+        module = model.decoder.layers[0].mlp.router
+        x = tokens().to(dtype)
+        logits = module.gating(x)
+        assert logits.dtype is wide
+        assert torch.equal(logits, x.to(wide) @ module.weight.to(wide).t())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moe_router_load_balancing_type", "seq_aux_loss"),
+        ("moe_router_load_balancing_type", "sinkhorn"),
+        ("moe_input_jitter_eps", 0.1),
+        ("moe_router_num_groups", 2),
+        ("moe_expert_capacity_factor", 1.0),
+        ("moe_router_force_load_balancing", True),
+    ],
+)
+def test_what_this_router_does_not_do_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name), router(**{name: value}):
+        pass
+
+
+def test_an_expert_bias_is_refused() -> None:
+    options = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+    with pytest.raises(ConfigError, match="moe_router_enable_expert_bias"), router(**options):
+        pass

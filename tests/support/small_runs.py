@@ -1,0 +1,152 @@
+"""A rank of a tiny run: its hooks, groups and models; no folder, no data files, no launcher."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ascend_run.core.config.raw import Given, RawConfig
+from ascend_run.core.hooks import Hooks
+from ascend_run.entrypoints.planning import Prepared, prepare_raw
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.testing.models import samples
+from ascend_run.plugin_api.testing.runtime import Piece, RankOutcome
+
+Values = Mapping[str, Any]
+
+
+def prepare(values: Values, enable: Sequence[str] = (), world_size: int = 1) -> Prepared:
+    """A run from config keys (``model.num_layers``), as an entry point prepares it."""
+    given = {"data.train": ["none"], **values, "enable": [*enable]}
+    raw = RawConfig(values={key: Given(value, "the test") for key, value in given.items()})
+    return prepare_raw(raw, world_size=world_size)
+
+
+@contextmanager
+def rank_environment() -> Iterator[int]:
+    """The variables of a launcher, after the process group that is there; its size."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    before = dict(os.environ)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron's own deprecations
+            yield size
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def standing_rank(
+    values: Values, enable: Sequence[str] = ()
+) -> Iterator[tuple[Hooks, c.RunContext]]:
+    """This process as a rank of a run, seeded, without models."""
+    from ascend_run.core.run import RunRequest, prepared_rank, seed_everything
+
+    with rank_environment() as size:
+        prepared = prepare(values, enable, size)
+        request = RunRequest(
+            config=prepared.config,
+            config_toml="",
+            plugins=prepared.instances(),
+            plan=prepared.plan,
+            lock={},
+        )
+        with prepared_rank(request) as (hooks, context):
+            seed_everything(context.config, context.layout)
+            yield hooks, context
+
+
+@contextmanager
+def standing_model(
+    values: Values, dtype: torch.dtype = torch.float64, enable: Sequence[str] = ()
+) -> Iterator[nn.Module]:
+    """A bare model of one rank, with Megatron's process groups behind it."""
+    from ascend_run.core.model.build import build_model
+
+    with standing_rank(values, enable) as (hooks, context):
+        bundle = build_model(context.config, hooks, context.groups, context.device, dtype=dtype)
+        (model,) = bundle.chunks
+        yield model
+
+
+def initial_weights(values: Values) -> RankOutcome:
+    """A job for the pool: this rank's pieces of an untrained model."""
+    from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+
+    with standing_model(values, torch.float32) as model:
+        vocabulary = values["model.vocab_size"]
+        pieces = model_pieces(sharded_tensors([model], vocab_size=vocabulary), prefix="model")
+        return outcome_of(pieces)
+
+
+def outcome_of(pieces: Sequence[c.ShardPiece]) -> RankOutcome:
+    """What ``testing.tensors.assemble`` puts together, from the pieces of a checkpoint."""
+    return RankOutcome(
+        losses=(),
+        grad_norms=(),
+        pieces=tuple(
+            Piece(
+                name=piece.key,
+                tensor=piece.tensor.detach().clone(),
+                offset=piece.offset,
+                global_shape=piece.global_shape,
+            )
+            for piece in pieces
+        ),
+        missing=(),
+        collectives={},
+        sent_bytes={},
+        operations={},
+        metrics={},
+    )
+
+
+class Training:
+    """A model, its optimizer and the batches of ``testing.models.samples``, step by step."""
+
+    def __init__(self, values: Values, hooks: Hooks, context: c.RunContext) -> None:
+        from ascend_run.core.run import batch_plan, build_models
+        from ascend_run.core.train.step import TrainStep
+
+        self.values, self.hooks, self.context = values, hooks, context
+        self.task: c.Task = hooks.require("ascend_task", config=context.config)
+        self.plan = batch_plan(context.config, context.layout)
+        build_models(self.task, hooks, context, self.plan.num_micro_batches)
+        self.role = self.task.roles[0]
+        self.bundle = context.models[self.role]
+        self.train_step = TrainStep(context, self.task, hooks, self.role)
+
+    def batches(self) -> Iterator[c.Batch]:
+        """The same global batch over and over."""
+        from ascend_run.core.data.batches import micro_batches
+        from ascend_run.core.run import cut_to_rank
+
+        count = self.context.config.train.global_batch_size
+        source = micro_batches(samples(self.values, count), self.task.batch_fields, self.plan)
+        return cut_to_rank(source, self.hooks, self.context)
+
+    def step(self) -> Any:
+        """One optimizer step on the one global batch; its StepResult."""
+        return self.train_step(self.batches(), self.plan.num_micro_batches)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Detached, by their names in the model."""
+        (chunk,) = self.bundle.chunks
+        return {name: p.detach() for name, p in chunk.module.named_parameters()}
+
+
+@contextmanager
+def training(values: Values, enable: Sequence[str] = ()) -> Iterator[Training]:
+    """A model under training on the ranks that are there."""
+    with standing_rank(values, enable) as (hooks, context):
+        yield Training(values, hooks, context)
