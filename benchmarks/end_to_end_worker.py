@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--system", choices=SYSTEMS, required=True)
     parser.add_argument("--dtype", choices=m.DTYPES, required=True)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -126,7 +128,15 @@ def main() -> None:
         losses.append(step(index))
         seconds.append(time.perf_counter() - begin)
     tokens = m.MICRO_BATCH * m.SEQ_LENGTH
-    print(json.dumps({"tokens_per_second": tokens / min(seconds), "losses": losses}))
+    print(
+        json.dumps(
+            {
+                "tokens_per_second": tokens / statistics.median(seconds),
+                "losses": losses,
+                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows of the result: one file, one table."""
+"""Rows of the result: one comparison each, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import attrs
 
-RESULTS = Path(__file__).parent / "results" / "latest.json"
+FOLDER: Final = Path(__file__).parent / "results"
+RESULTS: Final = FOLDER / "latest.json"
+"""Of a full run; kept in git."""
+PARTIAL: Final = FOLDER / "partial.json"
+"""Of any other run; not kept."""
 
 
 @attrs.frozen(kw_only=True)
@@ -18,13 +23,22 @@ class Row:
 
     name: str
     device: str
-    ours: float
+    ours: float | None
+    """Median; None where it was not measured, and the note says why."""
     peer: float | None
     unit: str
     ratio: float | None
     goal: str
+    """``>= 1.35 x`` of the ratio, or ``<= 80 ns`` of ours."""
     met: bool
     note: str
+
+    def margin(self) -> float | None:
+        """Result over goal, or limit over result: 1 and more is met. None: not measured."""
+        direction, number = self.goal.split()[:2]
+        if direction == ">=":
+            return None if self.ratio is None else self.ratio / float(number)
+        return None if self.ours is None else float(number) / max(self.ours, 1e-9)
 
 
 def compared(
@@ -35,58 +49,117 @@ def compared(
     unit: str,
     goal: float,
     note: str,
-    device: str = "cpu",
+    device: str,
     larger_is_better: bool = True,
 ) -> Row:
     """A row from alternating pairs: the median of the pairs' ratios."""
-    pairs = zip(ours, peer, strict=True)
-    ratios = sorted(a / b if larger_is_better else b / a for a, b in pairs)
+    ratios = pair_ratios(ours, peer, larger_is_better=larger_is_better)
     ratio = statistics.median(ratios)
-    spread = f"{len(ratios)} pairs, {ratios[0]:.3f} to {ratios[-1]:.3f}"
     return Row(
         name=name,
         device=device,
-        ours=round(statistics.median(ours), 4),
-        peer=round(statistics.median(peer), 4),
+        ours=rounded(statistics.median(ours)),
+        peer=rounded(statistics.median(peer)),
         unit=unit,
-        ratio=round(ratio, 3),
-        goal=f">= {goal:g} x",
+        ratio=rounded(ratio),
+        goal=_at_least(goal),
         met=ratio >= goal,
-        note=f"{note}; {spread}",
+        note=f"{spread(ratios)}; {note}",
     )
 
 
 def bounded(
-    *, name: str, value: float, unit: str, limit: float, note: str, device: str = "cpu"
+    *,
+    name: str,
+    value: float,
+    unit: str,
+    limit: float,
+    note: str,
+    device: str,
+    peer: float | None = None,
 ) -> Row:
-    """A row that has a limit and no peer."""
+    """A row that has a limit; a peer's value beside it is for information."""
     return Row(
         name=name,
         device=device,
-        ours=round(value, 4),
-        peer=None,
+        ours=rounded(value),
+        peer=None if peer is None else rounded(peer),
         unit=unit,
-        ratio=None,
+        ratio=None if peer is None or value <= 0 else rounded(peer / value),
         goal=f"<= {limit:g} {unit}",
         met=value <= limit,
         note=note,
     )
 
 
-def write_results(rows: Sequence[Row], path: Path = RESULTS) -> None:
+def failed(row: Row, reason: str) -> Row:
+    """The row of what was measured but must not count."""
+    return attrs.evolve(row, met=False, note=f"FAILED: {reason}; {row.note}")
+
+
+def unmeasured(*, name: str, goal: str, reason: str, device: str) -> Row:
+    """The row of what could not be measured: it stays in the table, and is not met."""
+    return Row(
+        name=name,
+        device=device,
+        ours=None,
+        peer=None,
+        unit="",
+        ratio=None,
+        goal=goal,
+        met=False,
+        note=f"not measured: {reason}",
+    )
+
+
+def pair_ratios(
+    ours: Sequence[float], peer: Sequence[float], *, larger_is_better: bool = True
+) -> list[float]:
+    """Each pair's ratio, above 1 where ours is better, in ascending order."""
+    pairs = zip(ours, peer, strict=True)
+    return sorted(a / b if larger_is_better else b / a for a, b in pairs)
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """How many pairs, from the worst to the best."""
+    count = f"{len(ratios)} pair{'s' if len(ratios) != 1 else ''}"
+    return f"{count}, {min(ratios):.3f} to {max(ratios):.3f} x"
+
+
+def rounded(value: float) -> float:
+    """Four digits; what follows is noise."""
+    return float(f"{value:.4g}")
+
+
+def _at_least(goal: float) -> str:
+    return f">= {goal:.3g} x"
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([attrs.asdict(row) for row in rows], indent=1) + "\n")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows as ``write_rows`` left them.
+
+    Raises:
+        TypeError: A row has a field too many or too few.
+        ValueError: Not JSON.
+    """
+    return [Row(**fields) for fields in json.loads(path.read_text())]
 
 
 def print_table(rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="ascend-run benchmarks")
+    table = Table(title="ascend-run benchmarks", caption="ratio above 1: ours is better")
     for column in ("name", "ours", "peer", "unit", "ratio", "goal", "met", "note"):
         table.add_column(column, justify="right" if column in ("ours", "peer", "ratio") else "left")
     for row in rows:
         cells = (row.name, row.ours, row.peer, row.unit, row.ratio, row.goal)
         shown = ("" if cell is None else str(cell) for cell in cells)
         table.add_row(*shown, "yes" if row.met else "[bold red]no", row.note)
-    Console(width=160).print(table)
+    console = Console()
+    Console(width=max(console.width, 160)).print(table)

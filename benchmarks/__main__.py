@@ -1,0 +1,100 @@
+"""``python -m benchmarks``: measure, print the table, write the result; docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from .catalogue import all_benchmarks, matching
+from .protocol import PEERS_PYTHON, Benchmark, NotMeasured, Settings, device
+from .rows import PARTIAL, RESULTS, Row, print_table, read_rows, unmeasured, write_rows
+
+FULL_PAIRS = 5
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", metavar="PATTERN", help="rows with this in their name")
+    parser.add_argument("--quick", action="store_true", help="1 pair, 1 step: no true figures")
+    parser.add_argument("--pairs", type=int, default=FULL_PAIRS, metavar="N")
+    parser.add_argument("--peers-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
+    parser.add_argument("--list", action="store_true", help="print the rows' names, and end")
+    parser.add_argument("--plot", action="store_true", help="draw the last full run, and end")
+    options = parser.parse_args(arguments)
+    if options.pairs < 1:
+        parser.error(f"--pairs {options.pairs}: at least 1")
+    if options.only is not None and not matching(options.only):
+        parser.error(f"--only {options.only!r} matches no row; see --list")
+    return options
+
+
+def is_full(options: argparse.Namespace) -> bool:
+    """Whether the result may replace the one in git."""
+    return not options.quick and options.only is None and options.pairs >= FULL_PAIRS
+
+
+def measure(benchmark: Benchmark, settings: Settings) -> Row:
+    """Its row, whatever happens."""
+    try:
+        return benchmark.measure(settings)
+    except NotMeasured as reason:
+        return unmeasured(
+            name=benchmark.name, goal=benchmark.goal, reason=str(reason), device=device()
+        )
+
+
+def measure_all(benchmarks: Sequence[Benchmark], settings: Settings) -> list[Row]:
+    """Every row; after each, all so far are in the file of partial results."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    rows: list[Row] = []
+    # Drawn only when something is told: a thread that redraws would run beside what is measured.
+    what = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), what)
+    with Progress(*columns, auto_refresh=False, expand=True) as progress:
+        task = progress.add_task("", total=len(benchmarks))
+
+        def tell(text: str) -> None:
+            progress.update(task, description=text, refresh=True)
+
+        told = attrs.evolve(settings, tell=tell)
+        for benchmark in benchmarks:
+            rows.append(measure(benchmark, told))
+            write_rows(rows, PARTIAL)
+            progress.update(task, advance=1, refresh=True)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> int:
+    """Exit code 1 where a row could not be measured or must not count; a goal missed is not."""
+    options = parse(arguments)
+    if options.list:
+        say("\n".join(benchmark.name for benchmark in all_benchmarks()))
+        return 0
+    if options.plot:
+        from .plot import PLOT, svg
+
+        PLOT.write_text(svg(read_rows(RESULTS)))
+        say(str(PLOT))
+        return 0
+    settings = Settings(pairs=options.pairs, peers_python=options.peers_python)
+    if options.quick:
+        settings = Settings.quick(peers_python=options.peers_python)
+    benchmarks = all_benchmarks() if options.only is None else matching(options.only)
+    rows = measure_all(benchmarks, settings)
+    print_table(rows)
+    target = PARTIAL
+    if is_full(options):
+        target = RESULTS
+        write_rows(rows, RESULTS)
+    say(f"written: {target}")
+    return int(any(row.ours is None or row.note.startswith("FAILED") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""From the command to its answer, and to the first training step."""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from .protocol import Benchmark, NotMeasured, Settings, alternating, device, run, wall_seconds
+from .rows import Row, bounded, compared
+from .tiny_data import make_tiny_data
+
+LIMIT_COMMAND_SECONDS: Final = 0.15
+LIMIT_FIRST_STEP: Final = 1.5
+"""Times the bare import of Megatron-core."""
+ASCEND_RUN: Final = Path(sys.executable).with_name("ascend-run")
+FIRST_STEP_ROW: Final = "command to first step vs import megatron.core"
+PEER_RUNS: Final = 3
+
+_IMPORT = "import time; import megatron.core; print(time.time())"
+_CONFIG = """
+[model]
+num_layers = 2
+hidden_size = 64
+num_attention_heads = 4
+vocab_size = 300
+[data]
+train = ["data/train"]
+tokenizer = "data/tokenizer.json"
+seq_length = 64
+[train]
+train_iters = 1
+global_batch_size = 2
+log_interval = 1
+precision = "fp32"
+[checkpoint]
+save_interval = 0
+"""
+
+
+def benchmarks() -> list[Benchmark]:
+    """Two commands that only read, and the start of a training run."""
+    commands = [
+        Benchmark(
+            name=_name(word),
+            goal=f"<= {LIMIT_COMMAND_SECONDS:g} s",
+            measure=functools.partial(_measure_command, word),
+        )
+        for word in ("--help", "plugins")
+    ]
+    first_step = Benchmark(
+        name=FIRST_STEP_ROW,
+        goal=f">= {1 / LIMIT_FIRST_STEP:.3g} x",
+        measure=_measure_first_step,
+    )
+    return [*commands, first_step]
+
+
+def _name(word: str) -> str:
+    return f"ascend-run {word}"
+
+
+def _measure_command(word: str, settings: Settings) -> Row:
+    settings.tell(_name(word))
+    wall_seconds([ASCEND_RUN, word])  # once, for the disk cache and the compiled modules
+    seconds = [wall_seconds([ASCEND_RUN, word]) for _ in range(settings.repeats)]
+    notes = [f"median of {len(seconds)}, {min(seconds):.3f} to {max(seconds):.3f} s"]
+    if word == "--help":
+        notes.append(_peer_help(settings))
+    return bounded(
+        name=_name(word),
+        value=statistics.median(seconds),
+        unit="s",
+        limit=LIMIT_COMMAND_SECONDS,
+        note="; ".join(notes),
+        device=device(),
+    )
+
+
+def _peer_help(settings: Settings) -> str:
+    """What `--help` of other systems takes, for information."""
+    found = []
+    for command in ("litgpt", "torchrun"):
+        path = settings.peers_python.with_name(command)
+        settings.tell(f"{command} --help")
+        try:
+            runs = range(min(PEER_RUNS, settings.repeats))
+            seconds = statistics.median(wall_seconds([path, "--help"]) for _ in runs)
+        except NotMeasured as reason:
+            found.append(f"{command} --help not measured ({reason})")
+        else:
+            found.append(f"{command} --help {seconds:.2f} s")
+    return ", ".join(found)
+
+
+def _measure_first_step(settings: Settings) -> Row:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "run.toml").write_text(_CONFIG)
+        make_tiny_data(folder, [ASCEND_RUN])
+        first_step_seconds(folder)  # warms up the disk cache for both
+        ours, peer = alternating(
+            settings, lambda: first_step_seconds(folder), import_seconds, FIRST_STEP_ROW
+        )
+    return compared(
+        name=FIRST_STEP_ROW,
+        ours=ours,
+        peer=peer,
+        unit="s",
+        goal=1 / LIMIT_FIRST_STEP,
+        note=f"asked: at most {LIMIT_FIRST_STEP:g} x the time of the import",
+        device=device(),
+        larger_is_better=False,
+    )
+
+
+def first_step_seconds(folder: Path) -> float:
+    """From the start of the command to the line of the first step in ``metrics.jsonl``."""
+    output = folder / "run"
+    begin = time.time()
+    run([ASCEND_RUN, "--config", "run.toml", f"run.output_dir={output}"], folder)
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    times = [r["time"] for r in map(json.loads, lines) if r.get("step") == 1 and "loss" in r]
+    return float(times[-1]) - begin
+
+
+def import_seconds() -> float:
+    """From the start of Python to the end of ``import megatron.core``; its exit is not counted."""
+    begin = time.time()
+    return float(run([sys.executable, "-c", _IMPORT]).stdout.split()[-1]) - begin
