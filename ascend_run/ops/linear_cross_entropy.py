@@ -1,12 +1,14 @@
 """Cross-entropy of a linear projection without holding all of its logits.
 
 The loss is a sum, so its upstream gradient is one number: the gradients of the hidden state and of
-the weight can be taken chunk by chunk in the forward, while the chunk's logits are in the cache,
-and are only scaled in the backward.
+the weight can be taken chunk by chunk in the forward, where the chunk's logits are at hand, and
+are only scaled in the backward.
 
 Source: the chunked form of Liger Kernel, arXiv:2410.10989, section 3.2; vocabulary parallelism as
 in Megatron-LM, arXiv:1909.08053, section 3.
 """
+
+# T tokens, C tokens of a chunk, H hidden size, V vocabulary on this rank
 
 from __future__ import annotations
 
@@ -15,14 +17,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-# T tokens, H hidden size, V vocabulary on this rank
-
-CHUNK_BYTES: Final = 64 * 2**20
-"""Logits held at a time. Smaller chunks make the matrix products too thin to be fast."""
-
-BLOCK_BYTES: Final = 2 * 2**20
-"""Logits widened and exponentiated at a time: what stays in a core's cache from pass to pass."""
+CHUNK_BYTES: Final = 32 * 2**20
+"""Logits held at a time. Larger chunks add up the weight's gradient less often."""
+ROW_BYTES: Final = 2 * 2**20
+"""Logits whose softmax is taken at a time, in float32: what a core's caches keep."""
 
 
 def linear_cross_entropy(
@@ -33,9 +33,9 @@ def linear_cross_entropy(
     Args:
         labels_T: int64, of the whole vocabulary.
         mask_T: Weight of each token's loss; not differentiated.
-        tp_group: Ranks that hold consecutive rows of the vocabulary, equally many each but for
-            padding at the end; None where this rank holds all. The sum is the whole one on every
-            rank, the gradient of the hidden state this rank's part of it.
+        tp_group: Ranks that hold consecutive rows of the vocabulary; None where this rank holds
+            all. The sum is the whole one on every rank, the gradient of the hidden state this
+            rank's part of it, which the caller adds up over the ranks.
 
     Returns:
         Scalar in float32, or float64 for float64 inputs.
@@ -48,89 +48,81 @@ def linear_cross_entropy(
 def vocab_cross_entropy(
     logits_TV: Tensor, labels_T: Tensor, mask_T: Tensor, tp_group: Any = None
 ) -> Tensor:
-    """The same from logits that are there already."""
+    """The same from logits that are there already; their gradient is in their dtype."""
     return _VocabCrossEntropy.apply(logits_TV, labels_T, mask_T, tp_group)
 
 
-def _loss_and_logit_gradient(
-    logits_TV: Tensor, labels_T: Tensor, mask_T: Tensor, tp_group: Any
-) -> Tensor:
-    """The masked sum; ``logits_TV`` is overwritten by its gradient by the logits, the softmax
-    minus the label's one hot, masked.
+class _Labels:
+    """The labels of all tokens, counted from this rank's first row of the vocabulary."""
 
-    With one rank block by block, each widened in the cache; with several all at once, so that
-    there are three messages and not three a block.
-    """
-    wide = mask_T.dtype
-    tokens, vocab = logits_TV.shape
-    local_labels, is_local = _local_labels(labels_T, vocab, tp_group)
-    block = tokens
-    if tp_group is None:
-        block = max(1, BLOCK_BYTES // (wide.itemsize * max(1, vocab)))
-    loss = mask_T.new_zeros(())
-    for begin in range(0, tokens, block):
-        part = slice(begin, begin + block)
-        scores = logits_TV[part].to(wide)
-        loss += _block_loss(
-            scores,
-            local_labels[part],
-            None if is_local is None else is_local[part],
-            mask_T[part],
-            tp_group,
-        )
-        if scores.dtype != logits_TV.dtype:
-            logits_TV[part] = scores
-    return loss
+    def __init__(self, labels_T: Tensor, num_rows: int, tp_group: Any) -> None:
+        self.group = tp_group
+        self.index_T1 = labels_T.unsqueeze(1)
+        self.is_local_T1: Tensor | None = None
+        if tp_group is not None:
+            shifted = self.index_T1 - self._first_row(num_rows)
+            self.is_local_T1 = (shifted >= 0) & (shifted < num_rows)
+            self.index_T1 = shifted.masked_fill(~self.is_local_T1, 0)
 
+    def _first_row(self, num_rows: int) -> int:
+        rows = self.index_T1.new_tensor([num_rows])
+        all_rows = [torch.empty_like(rows) for _ in range(self.group.size())]
+        dist.all_gather(all_rows, rows, group=self.group)
+        return sum(int(r) for r in all_rows[: self.group.rank()])
 
-def _block_loss(
-    scores_TV: Tensor, labels_T: Tensor, is_local_T: Tensor | None, mask_T: Tensor, tp_group: Any
-) -> Tensor:
-    """The sum over some tokens; the scores are overwritten by the gradient."""
-    # A rank may hold nothing but padding: it has no row, and takes part all the same.
-    empty = scores_TV.shape[1] == 0
-    largest = (
-        scores_TV.new_full((scores_TV.shape[0], 1), -torch.inf)
-        if empty
-        else scores_TV.amax(dim=1, keepdim=True)
-    )
-    _all_reduce(largest, dist.ReduceOp.MAX, tp_group)
-    scores_TV.sub_(largest)
-    target = (
-        torch.zeros_like(mask_T) if empty else scores_TV.gather(1, labels_T.unsqueeze(1)).squeeze(1)
-    )
-    if is_local_T is not None:
-        target.masked_fill_(~is_local_T, 0.0)
-        _all_reduce(target, dist.ReduceOp.SUM, tp_group)
-    total = scores_TV.exp_().sum(dim=1)
-    _all_reduce(total, dist.ReduceOp.SUM, tp_group)
-    scores_TV.mul_((mask_T / total).unsqueeze(1))
-    one_hot = mask_T if is_local_T is None else mask_T * is_local_T
-    if not empty:
-        scores_TV.scatter_add_(1, labels_T.unsqueeze(1), -one_hot.unsqueeze(1))
-    return ((total.log() - target) * mask_T).sum()
+    def losses_and_gradient(self, logits_CV: Tensor, rows: slice) -> Tensor:
+        """The loss of each token [C]; ``logits_CV`` becomes softmax minus the label's one hot.
 
+        Args:
+            logits_CV: In float32 or float64; overwritten.
+            rows: Which tokens these are.
+        """
+        index = self.index_T1[rows]
+        target = logits_CV.gather(1, index)
+        if self.group is None:
+            # The largest probability is at least 1/V, so its logarithm loses nothing.
+            largest = logits_CV.amax(1, keepdim=True)
+            torch.softmax(logits_CV, 1, out=logits_CV)
+            log_total = largest - logits_CV.amax(1, keepdim=True).log()
+            one_hot = torch.full_like(target, -1.0)
+        else:
+            is_local = self.is_local_T1[rows]
+            target = target * is_local
+            log_total = self._softmax_over_ranks(logits_CV)
+            dist.all_reduce(target, group=self.group)
+            one_hot = -is_local.to(logits_CV.dtype)
+        logits_CV.scatter_add_(1, index, one_hot)
+        return (log_total - target).squeeze(1)
 
-def _local_labels(labels_T: Tensor, num_rows: int, tp_group: Any) -> tuple[Tensor, Tensor | None]:
-    """Labels counted from this rank's first row (0 where another rank holds it), and which."""
-    if tp_group is None:
-        return labels_T, None
-    rows = torch.tensor([num_rows], device=labels_T.device)
-    all_rows = [torch.empty_like(rows) for _ in range(tp_group.size())]
-    dist.all_gather(all_rows, rows, group=tp_group)
-    first = int(sum(all_rows[: tp_group.rank()], torch.zeros_like(rows)))
-    shifted = labels_T - first
-    is_local = (shifted >= 0) & (shifted < num_rows)
-    return shifted.masked_fill(~is_local, 0), is_local
+    def _softmax_over_ranks(self, logits_CV: Tensor) -> Tensor:
+        largest = logits_CV.amax(1, keepdim=True)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
+        total = logits_CV.sub_(largest).exp_().sum(1, keepdim=True)
+        dist.all_reduce(total, group=self.group)
+        logits_CV.div_(total)
+        return total.log_().add_(largest)
 
+    def sum_and_gradient(self, logits_CV: Tensor, start: int, mask_T: Tensor) -> Tensor:
+        """The masked sum over a chunk; its logits become their gradient, not yet masked.
 
-def _all_reduce(x: Tensor, operation: Any, group: Any) -> None:
-    if group is not None:
-        dist.all_reduce(x, op=operation, group=group)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+        Args:
+            logits_CV: In any dtype; overwritten.
+            start: Token that the chunk begins with.
+            mask_T: Of all tokens, in float32 or float64.
+        """
+        wide, num_tokens = mask_T.dtype, logits_CV.shape[0]
+        size = num_tokens  # ranks meet once a chunk
+        if self.group is None:
+            size = max(1, ROW_BYTES // (wide.itemsize * logits_CV.shape[1]))
+        total = mask_T.new_zeros(())
+        for begin in range(0, num_tokens, size):
+            part = logits_CV[begin : begin + size]
+            rows = slice(start + begin, start + begin + part.shape[0])
+            logits = part.to(wide)
+            total += torch.dot(self.losses_and_gradient(logits, rows), mask_T[rows])
+            if logits is not part:
+                part.copy_(logits)
+        return total
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -144,41 +136,49 @@ class _LinearCrossEntropy(torch.autograd.Function):
         tp_group: Any,
     ) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        wide = _wide(hidden_TH.dtype)
+        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         mask_T = mask_T.to(wide)
-        tokens, vocab = hidden_TH.shape[0], weight_VH.shape[0]
-        chunk = max(1, CHUNK_BYTES // (hidden_TH.itemsize * max(1, vocab)))
-        loss = hidden_TH.new_zeros((), dtype=wide)
+        num_tokens, num_rows = hidden_TH.shape[0], weight_VH.shape[0]
+        labels = _Labels(labels_T, num_rows, tp_group)
+        size = max(1, CHUNK_BYTES // (hidden_TH.dtype.itemsize * max(1, num_rows)))
+        buffer_CV = hidden_TH.new_empty((min(size, num_tokens), num_rows))
+        loss = mask_T.new_zeros(())
         dhidden = torch.empty_like(hidden_TH) if wants_hidden else None
         dweight = torch.zeros_like(weight_VH, dtype=wide) if wants_weight else None
-        for begin in range(0, tokens, chunk):
-            part = slice(begin, begin + chunk)
-            dlogits = hidden_TH[part] @ weight_VH.t()
-            loss += _loss_and_logit_gradient(dlogits, labels_T[part], mask_T[part], tp_group)
+        for start in range(0, num_tokens, size):
+            rows = slice(start, min(start + size, num_tokens))
+            hidden_CH, mask_C1 = hidden_TH[rows], mask_T[rows].unsqueeze(1)
+            logits = buffer_CV[: hidden_CH.shape[0]]
+            torch.mm(hidden_CH, weight_VH.t(), out=logits)
+            loss += labels.sum_and_gradient(logits, start, mask_T)
+            # The mask goes to the narrow side of each product.
             if dhidden is not None:
-                torch.mm(dlogits, weight_VH, out=dhidden[part])
+                torch.mul(
+                    torch.mm(logits, weight_VH), mask_C1.to(hidden_TH.dtype), out=dhidden[rows]
+                )
             if dweight is not None:
-                _add_product(dweight, dlogits, hidden_TH[part])
+                _add_product(dweight, logits, hidden_CH * mask_C1.to(hidden_TH.dtype))
         ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight_VH.dtype
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dhidden, dweight = ctx.saved_tensors
         if dhidden is not None:
-            dhidden = dhidden * dloss.to(dhidden.dtype)
+            dhidden = (dhidden * dloss).to(dhidden.dtype)
         if dweight is not None:
             dweight = (dweight * dloss).to(ctx.weight_dtype)
         return dhidden, dweight, None, None, None
 
 
-def _add_product(total_VH: Tensor, dlogits_TV: Tensor, hidden_TH: Tensor) -> None:
+def _add_product(total_VH: Tensor, dlogits_CV: Tensor, hidden_CH: Tensor) -> None:
     """``total += dlogits.T @ hidden``; in one call where the dtypes are one."""
-    if total_VH.dtype == dlogits_TV.dtype:
-        total_VH.addmm_(dlogits_TV.t(), hidden_TH)
+    if total_VH.dtype == dlogits_CV.dtype:
+        total_VH.addmm_(dlogits_CV.t(), hidden_CH)
     else:
-        total_VH.add_(dlogits_TV.t() @ hidden_TH)
+        total_VH.add_(dlogits_CV.t() @ hidden_CH)
 
 
 class _VocabCrossEntropy(torch.autograd.Function):
@@ -186,13 +186,16 @@ class _VocabCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits_TV: Tensor, labels_T: Tensor, mask_T: Tensor, tp_group: Any
     ) -> Tensor:
-        dlogits = logits_TV.clone()
-        mask_T = mask_T.to(_wide(logits_TV.dtype))
-        loss = _loss_and_logit_gradient(dlogits, labels_T, mask_T, tp_group)
-        ctx.save_for_backward(dlogits)
+        mask_T = mask_T.to(torch.promote_types(logits_TV.dtype, torch.float32))
+        labels = _Labels(labels_T, logits_TV.shape[1], tp_group)
+        dlogits = logits_TV.clone(memory_format=torch.contiguous_format)
+        loss = labels.sum_and_gradient(dlogits, 0, mask_T)
+        ctx.save_for_backward(dlogits, mask_T)
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        (dlogits,) = ctx.saved_tensors
-        return dlogits * dloss.to(dlogits.dtype), None, None, None
+        dlogits, mask_T = ctx.saved_tensors
+        scale_T1 = (mask_T * dloss).unsqueeze(1).to(dlogits.dtype)
+        return dlogits * scale_T1, None, None, None

@@ -1,16 +1,50 @@
-"""Root-mean-square normalisation in one autograd node.
+"""Root-mean-square normalisation in one autograd node, with its backward by hand.
 
 Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
-# H hidden size
+# T all leading axes together, H hidden size
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x * x) + eps) * weight`` over the last axis, in x's dtype."""
-    return F.rms_norm(x, (x.shape[-1],), weight_H, eps)
+    """``x / sqrt(mean(x * x) + eps) * weight`` over the last axis.
+
+    Shapes and dtypes: [..., H] -> [..., H] in x's dtype; any strides.
+    Numerics: statistics, products and their sums in float32 (float64 for float64), rounded once.
+    """
+    return _RmsNorm.apply(x, weight_H, eps)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        x_wide = x.to(wide)
+        inverse = x_wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight_H, inverse)
+        return (x_wide * inverse).mul_(weight_H).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight_H, inverse = ctx.saved_tensors
+        wants_x, wants_weight, _ = ctx.needs_input_grad
+        wide, hidden = inverse.dtype, x.shape[-1]
+        normalised = x.to(wide) * inverse
+        dy_wide = dy.to(wide)
+        products_TH = (normalised * dy_wide).reshape(-1, hidden)
+        dweight = products_TH.sum(0).to(weight_H.dtype) if wants_weight else None
+        if not wants_x:
+            return None, dweight, None
+        # The gradient through the mean of squares: its size along x, for each row.
+        along = torch.mv(products_TH, weight_H.to(wide)).div_(-hidden).view_as(inverse)
+        dx = normalised.mul_(along).addcmul_(dy_wide, weight_H.to(wide)).mul_(inverse)
+        return dx.to(x.dtype), dweight, None

@@ -1,25 +1,165 @@
-"""Rotary position embedding in one autograd node.
+"""Rotary position embedding in one autograd node, alone and with the split of q, k and v.
 
 Source: Su et al. 2021, arXiv:2104.09864.
 """
 
-# S sequence on this rank, B batch, N heads, D head width, R rotated width (at most D)
+# S sequence on this rank, B batch, N query heads, G key-value heads, D head width,
+# R rotated width (at most D)
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def rotary(x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first R of D; pairs are (i, i + R/2), or (2i, 2i + 1) where interleaved."""
-    width = cos_SR.shape[-1]
-    cos, sin = (t.to(x_SBND.dtype)[:, None, None, :] for t in (cos_SR, sin_SR))
-    x, rest = x_SBND[..., :width], x_SBND[..., width:]
+    """Rotate the first R of D; pairs are (i, i + R/2), or (2i, 2i + 1) where interleaved.
+
+    ``out = x * cos + turned * sin`` where turned is (-second, first) of each pair.
+
+    Shapes and dtypes: x's, the tables are rounded to x's dtype; any strides.
+    """
+    return _Rotary.apply(x_SBND, cos_SR, sin_SR, interleaved)
+
+
+class QkvSizes(NamedTuple):
+    """How the heads of q, k and v lie in one projection."""
+
+    groups: int
+    """G, key-value heads."""
+    queries: int
+    """N / G, query heads of each."""
+    width: int
+    """D."""
+
+
+def split_qkv_rotary(
+    mixed_SBM: Tensor, cos_SR: Tensor, sin_SR: Tensor, sizes: QkvSizes, interleaved: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a projection into q, k and v, and rotate q and k: one pass each way.
+
+    Args:
+        mixed_SBM: [S, B, G * (N/G + 2) * D], Megatron's order: for each key-value group its
+            queries, its key, its value.
+
+    Returns:
+        q [S, B, N, D], k and v [S, B, G, D], laid out head by head in memory, which attention on
+        the CPU reads fastest. The gradient of ``mixed_SBM`` is written into one buffer.
+    """
+    return _SplitQkvRotary.apply(mixed_SBM, cos_SR, sin_SR, sizes, interleaved)
+
+
+def _pairs(x: Tensor, width: int, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Views of the first and the second of each pair, [..., R/2] both."""
     if interleaved:
-        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-    else:
-        first, second = x.chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-    rotated = x * cos + turned * sin
-    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+        return x[..., :width:2], x[..., 1:width:2]
+    half = width // 2
+    return x[..., :half], x[..., half:width]
+
+
+class _Tables(NamedTuple):
+    """Cosines and sines, whole and by pair; broadcast over every axis between S and R."""
+
+    width: int
+    cos: Tensor
+    sin_first: Tensor
+    sin_second: Tensor
+    interleaved: bool
+
+    @classmethod
+    def of(cls, cos_SR: Tensor, sin_SR: Tensor, like: Tensor, interleaved: bool) -> _Tables:
+        shape = (like.shape[0], *(1,) * (like.dim() - 2), cos_SR.shape[-1])
+        cos, sin = (table.to(like.dtype).reshape(shape) for table in (cos_SR, sin_SR))
+        return cls(shape[-1], cos, *_pairs(sin, shape[-1], interleaved), interleaved)
+
+    def rotate(self, x: Tensor, out: Tensor) -> None:
+        """Write x, rotated, into ``out``."""
+        first, second = _pairs(x, self.width, self.interleaved)
+        out_first, out_second = self._scaled(x, out)
+        out_first.addcmul_(second, self.sin_first, value=-1)
+        out_second.addcmul_(first, self.sin_second)
+
+    def rotate_back(self, dy: Tensor, out: Tensor) -> None:
+        """Write the gradient of what ``rotate`` read."""
+        first, second = _pairs(dy, self.width, self.interleaved)
+        out_first, out_second = self._scaled(dy, out)
+        out_first.addcmul_(second, self.sin_second)
+        out_second.addcmul_(first, self.sin_first, value=-1)
+
+    def _scaled(self, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Write ``x * cos`` and what is not rotated into ``out``; its pairs."""
+        torch.mul(x[..., : self.width], self.cos, out=out[..., : self.width])
+        if x.shape[-1] > self.width:
+            out[..., self.width :].copy_(x[..., self.width :])
+        return _pairs(out, self.width, self.interleaved)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool
+    ) -> Tensor:
+        tables = _Tables.of(cos_SR, sin_SR, x_SBND, interleaved)
+        ctx.save_for_backward(cos_SR, sin_SR)
+        ctx.interleaved = interleaved
+        out = torch.empty_like(x_SBND, memory_format=torch.contiguous_format)
+        tables.rotate(x_SBND, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        tables = _Tables.of(*ctx.saved_tensors, dy, ctx.interleaved)
+        dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
+        tables.rotate_back(dy, dx)
+        return dx, None, None, None
+
+
+class _SplitQkvRotary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        mixed_SBM: Tensor,
+        cos_SR: Tensor,
+        sin_SR: Tensor,
+        sizes: QkvSizes,
+        interleaved: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos_SR, sin_SR)
+        ctx.sizes, ctx.interleaved = sizes, interleaved
+        q, k, v = _by_group(mixed_SBM, sizes)
+        tables = _Tables.of(cos_SR, sin_SR, q, interleaved)
+        outputs = [_head_by_head(part) for part in (q, k, v)]
+        tables.rotate(q, outputs[0])
+        tables.rotate(k, outputs[1])
+        outputs[2].copy_(v)
+        q_out, k_out, v_out = (out.flatten(2, 3) for out in outputs)
+        return q_out, k_out, v_out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        groups, queries, width = sizes = ctx.sizes
+        dmixed = dv.new_empty((*dv.shape[:2], groups * (queries + 2) * width))
+        dmixed_q, dmixed_k, dmixed_v = _by_group(dmixed, sizes)
+        tables = _Tables.of(*ctx.saved_tensors, dmixed_q, ctx.interleaved)
+        tables.rotate_back(dq.unflatten(2, (groups, queries)), dmixed_q)
+        tables.rotate_back(dk.unsqueeze(3), dmixed_k)
+        dmixed_v.copy_(dv.unsqueeze(3))
+        return dmixed, None, None, None, None
+
+
+def _by_group(mixed_SBM: Tensor, sizes: QkvSizes) -> tuple[Tensor, Tensor, Tensor]:
+    """Views [S, B, G, N/G, D], [S, B, G, 1, D], [S, B, G, 1, D] of a projection."""
+    shape = (sizes.groups, sizes.queries + 2, sizes.width)
+    q, k, v = mixed_SBM.unflatten(2, shape).split((sizes.queries, 1, 1), dim=3)
+    return q, k, v
+
+
+def _head_by_head(like_SBGQD: Tensor) -> Tensor:
+    """An empty tensor of this shape whose memory is in the order B, G, Q, S, D."""
+    sequence, *middle, width = like_SBGQD.shape
+    return like_SBGQD.new_empty((*middle, sequence, width)).movedim(-2, 0)
