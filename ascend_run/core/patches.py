@@ -29,16 +29,18 @@ def collect_patches(hooks: Hooks) -> list[tuple[str, Patch]]:
     """(plugin, patch) of every enabled plugin.
 
     Raises:
-        PlatformError: Two plugins patch one target.
+        PlatformError: A target is patched twice.
     """
     owner: dict[str, str] = {}
     found, problems = [], []
     for plugin, patches in hooks.contributions("ascend_patches"):
         for patch in patches:
-            if (first := owner.setdefault(patch.target, plugin)) != plugin:
+            if patch.target in owner:
                 problems.append(
-                    f"'{first}' and '{plugin}' both patch {patch.target}; enable one of them"
+                    f"'{owner[patch.target]}' and '{plugin}' both patch {patch.target}; enable one "
+                    "of them"
                 )
+            owner[patch.target] = plugin
             found.append((plugin, patch))
     if problems:
         raise PlatformError("patches collide", problems)
@@ -53,12 +55,13 @@ def applied_patches(hooks: Hooks) -> Iterator[list[tuple[str, Patch]]]:
         PlatformError: A patch was made for another version, or its target's source has changed.
     """
     patches = collect_patches(hooks)
-    places = [_locate(patch) for _, patch in patches]
-    problems = [
-        f"'{plugin}': {problem}"
-        for (plugin, patch), (parent, name) in zip(patches, places, strict=True)
-        if (problem := _misfit(patch, getattr(parent, name)))
-    ]
+    problems, places = [], []
+    for plugin, patch in patches:
+        place = _locate(patch)
+        if problem := _misfit(patch, place):
+            problems.append(f"'{plugin}': {problem}")
+        elif place is not None:
+            places.append(place)
     if problems:
         raise PlatformError("patches do not fit what is installed", problems)
     originals = [vars(parent)[name] for parent, name in places]
@@ -71,16 +74,21 @@ def applied_patches(hooks: Hooks) -> Iterator[list[tuple[str, Patch]]]:
             setattr(parent, name, original)
 
 
-def _locate(patch: Patch) -> tuple[Any, str]:
+def _locate(patch: Patch) -> tuple[Any, str] | None:
+    """What holds the target as its own attribute, and the attribute's name; None where nothing
+    does."""
     module_name, _, path = patch.target.partition(":")
-    parent: Any = importlib.import_module(module_name)
     *parents, name = path.split(".")
-    for part in parents:
-        parent = getattr(parent, part)
-    return parent, name
+    try:
+        parent: Any = importlib.import_module(module_name)
+        for part in parents:
+            parent = getattr(parent, part)
+    except (ImportError, AttributeError):
+        return None
+    return (parent, name) if name in vars(parent) else None
 
 
-def _misfit(patch: Patch, target: Any) -> str | None:
+def _misfit(patch: Patch, place: tuple[Any, str] | None) -> str | None:
     top = patch.target.partition(":")[0].partition(".")[0]
     distributions = importlib.metadata.packages_distributions().get(top, [])
     distribution = next(iter(distributions), top)
@@ -89,6 +97,9 @@ def _misfit(patch: Patch, target: Any) -> str | None:
         return (
             f"{patch.target} was checked against {distribution} {patch.versions}, found {version}"
         )
+    if place is None:
+        return f"{patch.target} is not there in {distribution} {version}"
+    target = getattr(*place)
     if patch.source_hash is not None and source_hash(target) != patch.source_hash:
         return (
             f"the source of {patch.target} has changed: expected {patch.source_hash}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.layout import Layout
 
 
@@ -64,8 +66,17 @@ def _init_default_group(layout: Layout, backend: str, timeout: datetime.timedelt
 def _create_plugin_groups(
     groups: Any, hooks: Hooks, config: RunConfig, layout: Layout, timeout: datetime.timedelta
 ) -> None:
-    """Every rank creates every group, in one order, and keeps those that it is in."""
+    """Every rank creates every group, in one order, and keeps those that it is in.
+
+    Raises:
+        HookError: A name is one of Megatron's.
+    """
     planned = hooks.merge("ascend_process_groups", config=config, layout=layout)
+    if taken := sorted({field.name for field in dataclasses.fields(groups)} & planned.keys()):
+        raise HookError(
+            "ascend_process_groups: Megatron has groups of these names; choose others",
+            [repr(name) for name in taken],
+        )
     for name in sorted(planned):
         for ranks in planned[name]:
             group = dist.new_group(list(ranks), timeout=timeout)

@@ -1,3 +1,4 @@
 """Megatron is imported first where its warnings are known."""
 
 import tests.support.probed_runs  # noqa: F401
+from tests.support.installed import install as install

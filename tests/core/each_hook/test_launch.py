@@ -1,0 +1,230 @@
+"""What plugins say before and while a rank comes to stand."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import attrs
+import megatron.core.utils
+import pytest
+
+from ascend_run.core.patches import source_hash
+from ascend_run.entrypoints.cli import run as command_line
+from ascend_run.plugin_api import ConfigError, HookError, Patch, PlatformError
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugins.cpu.device import CpuDevice
+from tests.support.fake_distributions import plugin_source
+from tests.support.installed import Install, offer
+from tests.support.marking import Passing
+from tests.support.probed_runs import built, prepare, probe, train, write_tokens
+
+from . import jobs
+
+CHECKING = """
+    @hookimpl
+    def ascend_check(self, config, layout):
+        return [f"{name}: {{config.model.num_layers}} layers on {{layout.world_size}} ranks"]
+"""
+
+
+def test_ascend_check_refuses_a_run_with_every_problem_of_every_plugin(
+    install: Install, tmp_path: Path
+) -> None:
+    for name in ("strict", "stricter"):
+        offer(install, name, plugin_source(name) + CHECKING.format(name=name))
+    with pytest.raises(ConfigError) as refused:
+        prepare(tmp_path, {"enable": ["strict", "stricter"], "parallel.context_parallel_size": 2})
+    own = [problem for problem in refused.value.problems if problem.startswith("strict")]
+    assert own == ["strict: 2 layers on 1 ranks", "stricter: 2 layers on 1 ranks"]
+    assert any("context" in problem for problem in refused.value.problems)
+
+
+TUNED = """
+    @hookimpl
+    def ascend_environment(self, config):
+        return {"TUNED_LAYERS": str(config.model.num_layers)}
+
+    @hookimpl
+    def ascend_before_run(self, context):
+        import os
+
+        print("the run sees", os.environ["TUNED_LAYERS"])
+"""
+
+
+@pytest.mark.filterwarnings(r"ignore::DeprecationWarning:megatron\.")
+def test_ascend_environment_is_set_before_the_run(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(install, "tuned", plugin_source("tuned") + TUNED)
+    words = [
+        "train",
+        f"data.train={write_tokens(tmp_path)}",
+        f"run.output_dir={tmp_path / 'run'}",
+        "train.train_iters=1",
+        "train.precision=fp32",
+        "data.seq_length=16",
+        *(f"model.{name}={size}" for name, size in jobs.SMALLEST.items()),
+    ]
+    with mock.patch.dict(os.environ):
+        os.environ.pop("TUNED_LAYERS", None)
+        assert command_line([*words, "--enable", "tuned"]) == 0
+    assert "the run sees 1" in capsys.readouterr().out
+
+
+def test_ascend_process_groups_are_made_on_every_rank_and_kept_where_they_belong(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    assert gloo_pool.run(jobs.own_groups, 2, str(tmp_path)) == [
+        {"both": [0, 1], "each": [0]},
+        {"both": [0, 1], "each": [1], "last": [1]},
+    ]
+
+
+def test_ascend_process_groups_may_not_take_a_name_of_megatrons(tmp_path: Path) -> None:
+    taken = probe("ascend_process_groups", lambda self: {"tp": [[0]]}, "taker")
+    with pytest.raises(HookError, match="'tp'"), built(tmp_path, taken):
+        raise AssertionError("it was built all the same")
+
+
+def test_ascend_device_is_active_for_the_length_of_the_run(tmp_path: Path) -> None:
+    happened: list[str] = []
+
+    class Mine(Passing):
+        def activate(self) -> None:
+            happened.append("activate")
+            self.inner.activate()
+
+        def deactivate(self) -> None:
+            happened.append("deactivate")
+            self.inner.deactivate()
+
+    device = probe("ascend_device", lambda self, local_rank: Mine(CpuDevice(local_rank)))
+    step = probe("ascend_after_step", lambda self: happened.append("step"), "steps")
+    run = train(tmp_path, device, step)
+    assert happened == ["activate", "step", "deactivate"]
+    assert isinstance(run.context.device, Mine)
+
+
+def replacement(numerator: int, denominator: int) -> int:
+    """What stands in for Megatron's ``divide``; it does not look at the remainder."""
+    return numerator // denominator
+
+
+PATCH = Patch(
+    target="megatron.core.utils:divide",
+    replacement=replacement,
+    why="a test",
+    versions=">=0.15",
+    source_hash=source_hash(megatron.core.utils.divide),
+    until="never",
+)
+
+
+def patching(name: str = "patcher", **changes: Any) -> Any:
+    return probe("ascend_patches", lambda self: [attrs.evolve(PATCH, **changes)], name)
+
+
+def test_ascend_patches_stand_during_the_run_and_are_undone_after_it(tmp_path: Path) -> None:
+    original, during = megatron.core.utils.divide, []
+
+    def look(self: Any) -> None:
+        during.append(megatron.core.utils.divide)
+
+    train(tmp_path, patching(), probe("ascend_before_run", look, "onlooker"))
+    assert during == [replacement]
+    assert megatron.core.utils.divide is original
+
+
+def test_ascend_patches_are_undone_after_a_failure(tmp_path: Path) -> None:
+    original = megatron.core.utils.divide
+
+    def fail(self: Any) -> None:
+        assert megatron.core.utils.divide is replacement
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        train(tmp_path, patching(), probe("ascend_before_run", fail, "failure"))
+    assert megatron.core.utils.divide is original
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"versions": "<0.1"}, f"<0.1, found {importlib.metadata.version('megatron-core')}"),
+        ({"source_hash": "0" * 16}, "has changed: expected 0000000000000000"),
+        ({"target": "megatron.core.utils:multiply"}, "megatron.core.utils:multiply is not there"),
+        ({"target": "megatron.core.nowhere:divide"}, "megatron.core.nowhere:divide is not there"),
+    ],
+    ids=["version", "hash", "attribute", "module"],
+)
+def test_ascend_patches_that_do_not_fit_are_refused(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(PlatformError) as refused, built(tmp_path, patching(**changes)):
+        raise AssertionError("it was built all the same")
+    assert "'patcher': " in str(refused.value)
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("second", ["rival", "patcher"])
+def test_ascend_patches_of_one_target_are_refused_by_name(tmp_path: Path, second: str) -> None:
+    both = [PATCH, attrs.evolve(PATCH, why="once more")]
+    probes = (
+        [patching(), patching("rival")]
+        if second == "rival"
+        else [probe("ascend_patches", lambda self: both, "patcher")]
+    )
+    with (
+        pytest.raises(PlatformError, match=f"'patcher' and '{second}' both patch"),
+        built(tmp_path, *probes),
+    ):
+        raise AssertionError("it was built all the same")
+
+
+FAMILY = """
+from ascend_run.plugin_api import ModelFamily
+
+
+class Family(Plugin):
+    manifest = Manifest(name="plain", summary="GPT-2's parts", claims=(Claim.MODEL_FAMILY,))
+
+    @hookimpl
+    def ascend_model_family(self):
+        defaults = {"model.normalization": "LayerNorm", "model.gated_linear_unit": False}
+        return ModelFamily(
+            model_type="plain", architecture="Plain", defaults=defaults, keys=(), tensors=()
+        )
+"""
+
+
+def test_ascend_model_family_gives_the_defaults_that_the_model_is_built_with(
+    install: Install, tmp_path: Path
+) -> None:
+    points = {"ascend_run.models": {"plain": "plain_family:Family"}}
+    source = {"plain_family.py": plugin_source("plain") + FAMILY}
+    install("ascend-run-plain", points, source)
+    with built(tmp_path, values={"model.family": "plain"}) as (_, context):
+        assert context.config.model.normalization == "LayerNorm"
+        layer = context.models["policy"].chunks[0].module.decoder.layers[0]
+        assert layer.input_layernorm.bias is not None
+        assert layer.mlp.linear_fc1.weight.shape == (48, 32)
+
+
+def test_ascend_sequence_partition_cuts_batch_and_rotary_tables_alike(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    first, second = gloo_pool.run(jobs.cut_backwards, 2, str(tmp_path))
+    for seen, positions in ((first, range(8, 16)), (second, range(8))):
+        assert seen["batch"] == [*positions]
+        assert seen["rotary"] == [*positions]
+        assert seen["before the cut"] == [*range(16)]
+
+
+def test_ascend_sequence_partition_without_an_owner_refuses_to_split(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="context_parallel_size"):
+        prepare(tmp_path, {"parallel.context_parallel_size": 2})
