@@ -1,0 +1,57 @@
+"""What 20 silent plugins cost in a step is proven by counting the calls of a true run."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from pathlib import Path
+
+from ascend_run.core.hooks import Hooks
+from benchmarks.listeners import PLUGINS, STEP_EVENTS
+from benchmarks.protocol import worker
+from benchmarks.silent_plugins import listener_names, silent_plugins
+from benchmarks.tiny_data import make_tiny_data
+
+STEPS = 3
+CONFIG = f"""
+[model]
+num_layers = 1
+hidden_size = 32
+num_attention_heads = 2
+vocab_size = 300
+[data]
+train = ["data/train"]
+tokenizer = "data/tokenizer.json"
+seq_length = 32
+[train]
+train_iters = {STEPS}
+global_batch_size = 2
+precision = "fp32"
+log_interval = 1
+[checkpoint]
+save_interval = 0
+"""
+
+
+def test_each_event_of_a_step_calls_each_listener_once_and_nothing_else_is_called(
+    tmp_path: Path,
+) -> None:
+    prefix = make_tiny_data(tmp_path, [sys.executable, "-m", "ascend_run"])
+    (tmp_path / "run.toml").write_text(CONFIG)
+    data = [f"data.train={prefix}", f"data.tokenizer={prefix.parent / 'tokenizer.json'}"]
+    found = worker(
+        "listener_worker", "--config", tmp_path / "run.toml", "--listeners", str(PLUGINS),
+        *data, f"run.output_dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    a_step = dict.fromkeys(STEP_EVENTS, PLUGINS * STEPS)
+    once = dict.fromkeys(("ascend_before_run", "ascend_after_run"), PLUGINS)
+    assert found["steps"] == STEPS
+    assert found["calls"] == {**a_step, **once}
+
+
+def test_a_silent_plugin_implements_every_listener() -> None:
+    hooks = Hooks(silent_plugins(PLUGINS))
+    assert {*STEP_EVENTS} < {*listener_names()}
+    for event in listener_names():
+        calls = [i for i in dis.get_instructions(hooks.event(event)) if i.opname.startswith("CALL")]
+        assert len(calls) == PLUGINS, event
