@@ -66,7 +66,7 @@ def test_a_hang_fails_with_the_stack_and_the_next_job_gets_new_ranks() -> None:
     with GlooPool() as pool:
         before = pool.run(pool_jobs.process_id, 2)
         with pytest.raises(PoolError) as caught:
-            pool.run(pool_jobs.hang_on, 2, 1, timeout=2.0)
+            pool.run(pool_jobs.hang_on, 2, 1, timeout=5.0)
         assert (caught.value.rank, caught.value.kind) == (1, "Hang")
         assert "hang_on" in caught.value.details
         assert not set(pool.run(pool_jobs.process_id, 2)) & set(before)

@@ -31,13 +31,16 @@ class Case:
     width: int = 4
     value_width: int = 4
     sinks: bool = False
+    start: int = 0
+    """Where the caller says that this rank's positions begin."""
     reads: frozenset[str] = frozenset({"q", "k", "v"})
     """What the inner kernel's backward reads."""
 
     @property
     def spec(self) -> c.AttentionSpec:
         sinks = draw(self.heads, seed=9) if self.sinks else None
-        return c.AttentionSpec(scale=0.3, mask=c.Mask(causal=self.key_length is None), sinks=sinks)
+        mask = c.Mask(causal=self.key_length is None, query_start=self.start, key_start=self.start)
+        return c.AttentionSpec(scale=0.3, mask=mask, sinks=sinks)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Whole q, k, v and the gradient of the output."""

@@ -89,7 +89,7 @@ def test_nothing_is_kept_beside_what_the_inner_kernel_reads(gloo_pool: GlooPool)
 
 
 def test_the_inner_mask_speaks_of_the_whole_sequence(gloo_pool: GlooPool) -> None:
-    for outcome in gloo_pool.run(jobs.attend, 2, Case()):
+    for outcome in gloo_pool.run(jobs.attend, 2, Case(start=8)):
         assert [spec.mask for spec in outcome.inner_specs] == [c.Mask(causal=True)] * 2
 
 
