@@ -5,12 +5,14 @@ An entry point hands over what the registry resolved; this module knows neither.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -137,7 +139,10 @@ def batch_plan(config: RunConfig, layout: Layout) -> BatchPlan:
 
 def seed_everything(config: RunConfig, layout: Layout) -> None:
     """One seed for every generator; ranks that hold different parts of a model draw apart."""
-    torch.manual_seed(config.run.seed + 100 * layout.coordinate("pp"))
+    seed = config.run.seed + 100 * layout.coordinate("pp")
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(config.run.seed)
 
 
@@ -177,7 +182,7 @@ def _build_loop(
         return cut_to_rank(hooks.wrap("ascend_batch", source, config=config), hooks, context)
 
     step = TrainStep(context, task, hooks, role)
-    validation = datasets.validation
+    validation = datasets.validation if config.train.eval_interval else None
     return Loop(
         context=context,
         step=step,

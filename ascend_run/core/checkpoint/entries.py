@@ -168,7 +168,8 @@ class Progress:
     def _grad_scalers(self) -> list[Any]:
         parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
         scalers = (getattr(part, "grad_scaler", None) for part in parts)
-        return [scaler for scaler in scalers if scaler is not None]
+        # Optimizers of one run may share a scale.
+        return list({id(scaler): scaler for scaler in scalers if scaler is not None}.values())
 
 
 def _number(value: Any) -> Any:

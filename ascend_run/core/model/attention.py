@@ -73,6 +73,7 @@ class CoreAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         self.kernel = assembly.attention_kernel(layer_number - 1)
+        self.tp_group = assembly.groups.tp
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         window = getattr(config, "window_size", None)
         self.mask = c.Mask(causal=True, window=tuple(window) if window else None)
@@ -104,8 +105,11 @@ class CoreAttention(MegatronModule):
         probability = self.config.attention_dropout
         if not self.training or probability == 0.0:
             return None
-        # From torch's CPU generator, which recomputation restores.
-        return c.Dropout(probability=probability, seed=int(torch.randint(2**62, ())))
+        # From torch's CPU generator, which recomputation restores, and which is the same on the
+        # tensor-parallel ranks: they hold different heads, so each takes a seed of its own.
+        drawn = int(torch.randint(2**62, ()))
+        seed = (drawn * self.tp_group.size() + self.tp_group.rank()) % 2**62
+        return c.Dropout(probability=probability, seed=seed)
 
 
 class SelfAttention(MegatronSelfAttention):

@@ -85,10 +85,15 @@ class Experts(MegatronModule):
         self.fc2 = nn.Parameter(
             torch.empty(num_local_experts, config.hidden_size, width, **options)
         )
+        # Ranks that share tensors but do not cut experts hold copies of them, for their own tokens.
+        as_dense = (
+            config.expert_model_parallel_size == 1
+            and config.expert_tensor_parallel_size == config.tensor_model_parallel_size
+        )
         for parameter in (self.fc1, self.fc2):
-            # Megatron's mark of a parameter whose gradient is reduced over the experts' own
-            # data-parallel group.
-            parameter.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
+            # False is Megatron's mark of a parameter whose gradient is reduced over the experts'
+            # own data-parallel group.
+            parameter.allreduce = as_dense  # type: ignore[attr-defined]
 
     def forward(
         self,

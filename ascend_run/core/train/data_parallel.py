@@ -42,9 +42,9 @@ def wrap_data_parallel(
 ) -> None:
     """Put every chunk of a model that trains behind its gradient reduction."""
     builder = hooks.provide("ascend_data_parallel", config=config)
-    alone = groups.dp_cp.size() == 1 and groups.expt_dp.size() == 1
-    # Several half-precision micro-batches are summed in float32, which needs Megatron's buffers.
-    exact = config.train.precision == "fp32" or num_microbatches == 1
+    # Tensor-parallel ranks share gradients too: those of norms and of experts that are not spread.
+    alone = groups.tp_dp_cp.size() == 1
+    exact = _adds_exactly(config.train.precision, num_microbatches)
     if builder is None and alone and exact:
         bundle.chunks = [LocalGradients(bundle.transformer_config, m) for m in bundle.chunks]
         return
@@ -62,3 +62,12 @@ def wrap_data_parallel(
         )
         for chunk in bundle.chunks
     ]
+
+
+def _adds_exactly(precision: str, num_microbatches: int) -> bool:
+    """Whether gradients may stay in the parameters' dtype, without Megatron's float32 buffers.
+
+    Half-precision micro-batches are summed in float32. In fp16 one alone needs it too: the sum
+    over tokens, divided by their number, would leave its narrow range.
+    """
+    return precision == "fp32" or (precision == "bf16" and num_microbatches == 1)

@@ -25,8 +25,8 @@ from ascend_run.plugin_api.config import RunConfig
 def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: Any) -> None:
     """Give a model its optimizer and its schedule.
 
-    Dense and expert parameters are two optimizers where the experts are spread over ranks: their
-    gradient norms are summed over different groups.
+    Dense and expert parameters are two optimizers where the ranks hold experts otherwise than they
+    hold the rest: their gradient norms are summed over different groups.
     """
     options = _optimizer_config(config)
     make = hooks.provide("ascend_optimizer", config=config) or _adamw(config)
@@ -36,18 +36,20 @@ def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, grou
         config=config,
         role=bundle.role,
     )
+    scaler = _grad_scaler(options)
     parts: list[MegatronOptimizer] = []
-    for is_expert, norm_group in ((False, groups.mp), (True, groups.tp_ep_pp)):
+    kinds = ((False, groups.mp, groups.tp), (True, groups.tp_ep_pp, groups.expt_tp))
+    for is_expert, norm_group, tp_group in kinds:
         own = [group for group in param_groups if group["is_expert_parallel"] is is_expert]
         if own:
-            parts.append(_megatron_optimizer(make(own), options, norm_group, groups.tp))
-    bundle.optimizer = parts[0] if len(parts) == 1 else ChainedOptimizer(parts)
+            parts.append(_megatron_optimizer(make(own), options, scaler, norm_group, tp_group))
+    bundle.optimizer = _Chained(parts, scaler)
     bundle.scheduler = _scheduler(bundle.optimizer, config)
 
 
 def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dict[str, Any]]:
     """Trainable parameters by weight decay (none for vectors: norms and biases) and by whether
-    they belong to experts spread over ranks; Megatron's keys."""
+    they belong to experts with groups of ranks of their own; Megatron's keys."""
     buckets: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for chunk in chunks:
         for parameter in chunk.parameters():
@@ -103,14 +105,45 @@ def _optimizer_config(config: RunConfig) -> OptimizerConfig:
     )
 
 
+class _DynamicScaler(DynamicGradScaler):
+    """One loss scale for several optimizers, moved once a step rather than by each of them.
+
+    With a scale each, as Megatron has it, an overflow in one would leave the others at another
+    scale than the loss was multiplied by.
+    """
+
+    def update(self, found_inf: bool) -> None:
+        """An optimizer's own word; the step's comes when all have spoken."""
+
+    def update_once(self, found_inf: bool) -> None:
+        super().update(found_inf)
+
+
+class _Chained(ChainedOptimizer):
+    """Optimizers that step together, at one loss scale; one alone too, since Megatron's own step
+    takes no norm, which is read, where it does not clip."""
+
+    def __init__(self, parts: list[MegatronOptimizer], scaler: Any) -> None:
+        super().__init__(parts)
+        self.dynamic_scaler = scaler if isinstance(scaler, _DynamicScaler) else None
+
+    def prepare_grads(self) -> bool:
+        found_inf: bool = super().prepare_grads()
+        if self.dynamic_scaler is not None:
+            self.dynamic_scaler.update_once(found_inf)
+        return found_inf
+
+
 def _megatron_optimizer(
-    inner: torch.optim.Optimizer, options: OptimizerConfig, norm_group: Any, tp_group: Any
+    inner: torch.optim.Optimizer,
+    options: OptimizerConfig,
+    scaler: Any,
+    norm_group: Any,
+    tp_group: Any,
 ) -> MegatronOptimizer:
     optimizer: MegatronOptimizer
     if options.bf16 or options.fp16:
-        optimizer = Float16OptimizerWithFloat16Params(
-            inner, options, _grad_scaler(options), _init_adam_state
-        )
+        optimizer = Float16OptimizerWithFloat16Params(inner, options, scaler, _init_adam_state)
     else:
         optimizer = FP32Optimizer(inner, options, _init_adam_state)
     # Where Megatron looks for the group of its gradient statistics.
@@ -124,7 +157,7 @@ def _grad_scaler(options: OptimizerConfig) -> Any:
         return ConstantGradScaler(options.loss_scale)
     if not options.fp16:
         return None
-    return DynamicGradScaler(
+    return _DynamicScaler(
         initial_scale=options.initial_loss_scale,
         min_scale=options.min_loss_scale,
         growth_factor=2.0,

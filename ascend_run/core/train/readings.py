@@ -52,7 +52,7 @@ class Readings:
         readings: dict[str, Any] = {
             "step": self.context.step,
             "loss": result.loss,
-            "lr": self.step.learning_rate,
+            "lr": result.learning_rate,
             "grad_norm": result.grad_norm,
             "tokens_per_second": self.tokens / elapsed,
             "step_seconds": elapsed / max(1, self.steps),

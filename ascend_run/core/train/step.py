@@ -27,6 +27,8 @@ class StepResult:
     skipped: bool
     """The gradients held inf or nan (fp16), so the weights did not move."""
     num_tokens: int
+    learning_rate: float
+    """Of this step's update, before the schedule moves on."""
 
 
 class ForwardBackward:
@@ -95,6 +97,7 @@ class TrainStep:
             chunk.zero_grad_buffer()
         self.bundle.optimizer.zero_grad()
         loss, num_tokens = self.forward_backward(batches, num_microbatches)
+        learning_rate = float(self.bundle.optimizer.param_groups[0]["lr"])
         updated, grad_norm, _ = self.bundle.optimizer.step()
         if updated:
             self.bundle.scheduler.step(increment=1)
@@ -103,11 +106,8 @@ class TrainStep:
             grad_norm=None if grad_norm is None else float(grad_norm),
             skipped=not updated,
             num_tokens=num_tokens,
+            learning_rate=learning_rate,
         )
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self.bundle.optimizer.param_groups[0]["lr"])
 
     @property
     def loss_scale(self) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.support.small_runs import standing_model
 
 VOCABULARY, PADDED = 90, 96
@@ -219,6 +220,27 @@ def test_dropout_is_drawn_anew_in_every_call_and_only_in_training() -> None:
         assert second is not None
         assert first.probability == second.probability == 0.25
         assert first.seed != second.seed
+
+
+def dropout_seed(values: dict[str, Any]) -> int:
+    """Job: what this rank's kernel is asked for."""
+    with standing_model(values) as model:
+        module = model.decoder.layers[0].self_attention.core_attention
+        module.kernel = kernel = SeedsOnly()
+        q = hidden_states((16, 2, 4, 4))
+        torch.manual_seed(5)
+        module(q, q, q)
+        (dropout,) = kernel.seen
+        assert dropout is not None
+        return dropout.seed
+
+
+def test_tensor_parallel_ranks_drop_apart_since_their_heads_differ(gloo_pool: GlooPool) -> None:
+    layout = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
+    values = {**DENSE, **layout, "model.attention_dropout": 0.25}
+    seeds = gloo_pool.run(dropout_seed, 2, values)
+    assert len(set(seeds)) == 2
+    assert gloo_pool.run(dropout_seed, 2, values) == seeds
 
 
 # -- recomputation ----------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""Whole runs by ``run_training``, on token files, as jobs for the pool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ascend_run.core.data.indexed import IndexedWriter, bin_path, dtype_for, idx_path
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api import hookimpl
+from ascend_run.plugin_api.manifest import Manifest
+from tests.support.small_runs import Values, prepare, rank_environment
+
+
+def write_tokens(prefix: Path, vocabulary: int, documents: int, seed: int) -> str:
+    """Random documents of 20 to 60 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(20, 60, (documents,), generator=generator).tolist()
+    with bin_path(str(prefix)).open("wb") as stream:
+        writer = IndexedWriter(stream, dtype_for(vocabulary))
+        for length in lengths:
+            writer.add(torch.randint(vocabulary, (length,), generator=generator).tolist())
+    idx_path(str(prefix)).write_bytes(writer.index())
+    return str(prefix)
+
+
+@attrs.frozen
+class Ended:
+    """A run on one rank, as it stood at its end."""
+
+    readings: list[dict[str, Any]]
+    """Lines of metrics.jsonl that name a step, without what depends on the clock."""
+    tensors: dict[str, Tensor]
+    """Weights, the optimizer's state and the random generators."""
+    values: dict[str, Any]
+    """Progress: steps, samples, the schedule, the loss scale."""
+
+
+class Watch:
+    """A plugin that keeps what the run held when it ended."""
+
+    manifest = Manifest(name="watch", summary="keep the end of a run")
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.values: dict[str, Any] = {}
+
+    @hookimpl
+    def ascend_after_run(self, context: c.RunContext) -> None:
+        from ascend_run.core.hooks import Hooks
+        from ascend_run.core.train.checkpointing import Checkpoints
+
+        folder = Path(context.config.run.output_dir)
+        checkpoints = Checkpoints(Hooks([]), context, folder)
+        entries = checkpoints._entries()
+        pieces = [*checkpoints._tensors(), *entries.pieces]
+        self.tensors = {f"{p.key}{p.offset}": p.tensor.detach().clone() for p in pieces}
+        self.values = entries.values
+
+
+_CLOCK = ("time", "tokens_per_second", "step_seconds", "memory_bytes", "memory_peak_bytes")
+
+
+def whole_run(values: Values, enable: Sequence[str] = ()) -> Ended:
+    """Train as an entry point does, on the ranks that are there."""
+    from ascend_run.core.run import RunRequest, run_training
+
+    watch = Watch()
+    with rank_environment() as size:
+        prepared = prepare(values, enable, size)
+        run_training(
+            RunRequest(
+                config=prepared.config,
+                config_toml="",
+                plugins=[*prepared.instances(), watch],
+                plan=prepared.plan,
+                lock={},
+            )
+        )
+        if dist.is_initialized():
+            dist.barrier()
+    return Ended(
+        [{k: v for k, v in line.items() if k not in _CLOCK} for line in lines(values)],
+        watch.tensors,
+        watch.values,
+    )
+
+
+def lines(values: Values) -> list[dict[str, Any]]:
+    """Readings and evaluations, in the order of the file."""
+    path = Path(values["run.output_dir"]) / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [record for record in records if "event" not in record]
+
+
+def assert_same(first: Sequence[Ended], second: Sequence[Ended]) -> None:
+    """Bit for bit, rank by rank."""
+    for one, other in zip(first, second, strict=True):
+        assert one.values == other.values
+        assert one.tensors.keys() == other.tensors.keys()
+        differing = [n for n, t in one.tensors.items() if not torch.equal(t, other.tensors[n])]
+        assert not differing, differing

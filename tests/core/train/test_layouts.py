@@ -1,0 +1,124 @@
+"""Loss, every gradient and the gradient's norm, in float64: the same however the work is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.plugin_api.testing.tensors import assemble, differences
+
+TOLERANCE = 1e-10
+SIZE = 8
+"""Sequences of the global batch; each leaves out another number of tokens."""
+
+# A loss for balancing experts is one of a micro-batch, so another split is another loss.
+MODELS = {
+    "dense": {**DENSE, "train.global_batch_size": SIZE},
+    "moe": {**MOE, "train.global_batch_size": SIZE, "model.moe_aux_loss_coeff": 0.0},
+}
+TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
+CP = {"parallel.context_parallel_size": 2}
+EP = {"parallel.expert_model_parallel_size": 2}
+BALANCED = {
+    **MOE,
+    "train.global_batch_size": 2,
+    "train.micro_batch_size": 2,
+    "model.moe_aux_loss_coeff": 0.1,
+    "model.moe_z_loss_coeff": 0.05,
+}
+"""One micro-batch, and both losses of the router."""
+
+
+def outcomes(
+    pool: GlooPool, values: Mapping[str, Any], world_size: int, plugins: tuple[str, ...] = ()
+) -> list[RankOutcome]:
+    trial = Trial(plugins=plugins, config=values, dtype="float64")
+    return pool.run(run_trial, world_size, trial, timeout=100)
+
+
+def assert_same(several: list[RankOutcome], one: list[RankOutcome]) -> None:
+    """Every rank's loss, and every gradient put together from the ranks' pieces."""
+    (loss,) = one[0].losses
+    for outcome in several:
+        assert outcome.losses == pytest.approx([loss], rel=TOLERANCE)
+    got, want = assemble(several, TOLERANCE), assemble(one, 0.0)
+    assert got.problems == want.problems == ()
+    assert all(tensor.any() for tensor in want.tensors.values())
+    assert list(differences(got.tensors, want.tensors, TOLERANCE)) == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("micro_batch_size", "world_size"),
+    [(1, 1), (4, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4)],
+    ids=lambda size: str(size),
+)
+def test_a_global_batch_may_be_split_any_way(
+    gloo_pool: GlooPool, model: str, micro_batch_size: int, world_size: int
+) -> None:
+    values = MODELS[model]
+    whole = outcomes(gloo_pool, {**values, "train.micro_batch_size": SIZE}, 1)
+    split = {**values, "train.micro_batch_size": micro_batch_size}
+    assert_same(outcomes(gloo_pool, split, world_size), whole)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_experts_may_be_spread_over_the_ranks(gloo_pool: GlooPool, micro_batch_size: int) -> None:
+    values = MODELS["moe"]
+    whole = outcomes(gloo_pool, {**values, "train.micro_batch_size": SIZE}, 1)
+    spread = {**values, **EP, "train.micro_batch_size": micro_batch_size}
+    assert_same(outcomes(gloo_pool, spread, 2), whole)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size", "plugins"),
+    [
+        (TP, 2, ()),
+        ({**TP, **EP}, 2, ()),
+        (CP, 2, ("ulysses",)),
+        ({**CP, **EP}, 2, ("ulysses",)),
+        ({**CP, **TP}, 4, ("ulysses",)),
+    ],
+    ids=["tp", "tp ep", "cp", "cp ep", "cp tp"],
+)
+def test_the_routers_losses_are_of_the_whole_sequence(
+    gloo_pool: GlooPool, layout: Mapping[str, int], world_size: int, plugins: tuple[str, ...]
+) -> None:
+    whole = outcomes(gloo_pool, BALANCED, 1)
+    assert_same(outcomes(gloo_pool, {**BALANCED, **layout}, world_size, plugins), whole)
+
+
+def test_the_routers_losses_do_change_the_gradients(gloo_pool: GlooPool) -> None:
+    """Or the test before compared nothing."""
+    without = {**BALANCED, "model.moe_aux_loss_coeff": 0.0, "model.moe_z_loss_coeff": None}
+    found = [assemble(outcomes(gloo_pool, v, 1), 0.0).tensors for v in (BALANCED, without)]
+    assert len(list(differences(*found, 1e-3))) > 10
+
+
+def test_router_losses_of_several_data_parallel_ranks_are_the_mean_of_theirs(
+    gloo_pool: GlooPool,
+) -> None:
+    """Two micro-batches on one rank, or one on each of two."""
+    values = {**BALANCED, "train.global_batch_size": 4}
+    assert_same(outcomes(gloo_pool, values, 2), outcomes(gloo_pool, values, 1))
+
+
+@pytest.mark.parametrize("layout", [TP, CP], ids=["tp", "cp"])
+def test_dense_gradients_do_not_depend_on_tensor_or_context_parallelism(
+    gloo_pool: GlooPool, layout: Mapping[str, int]
+) -> None:
+    options = {
+        "model.qk_layernorm": True,
+        "model.normalization": "LayerNorm",
+        "model.share_embeddings_and_output_weights": True,
+        "model.add_qkv_bias": True,
+    }
+    values = {**MODELS["dense"], **options}
+    plugins = ("ulysses",) if layout is CP else ()
+    whole = outcomes(gloo_pool, values, 1)
+    assert_same(outcomes(gloo_pool, {**values, **layout}, 2, plugins), whole)

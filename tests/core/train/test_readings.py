@@ -1,0 +1,151 @@
+"""What a line of the log says: speed, memory, the experts' load and their balancing loss."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ascend_run.core.train.readings import Readings
+from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
+from tests.support.small_runs import Training, Values, training
+
+ALWAYS = {
+    "step",
+    "loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    "step_seconds",
+    "memory_bytes",
+    "memory_peak_bytes",
+    "consumed_samples",
+}
+
+
+def readings_of(run: Training) -> Readings:
+    return Readings(run.context, run.train_step, run.hooks)
+
+
+def test_a_line_has_the_readings_of_its_step() -> None:
+    with training({**DENSE, "train.global_batch_size": 4}) as run:
+        readings = readings_of(run)
+        results = [run.step() for _ in range(2)]
+        for result in results:
+            readings.add(result)
+        run.context.step, run.context.consumed_samples = 2, 8
+        line = readings.collect(results[-1])
+        assert set(line) == ALWAYS
+        assert (line["step"], line["consumed_samples"]) == (2, 8)
+        assert line["loss"] == results[-1].loss
+        assert line["lr"] == results[-1].learning_rate
+        assert line["grad_norm"] == results[-1].grad_norm > 0
+        # Sequences of 16 tokens leave out 0 to 3 of them.
+        assert results[0].num_tokens == 4 * 16 - (0 + 1 + 2 + 3)
+        tokens = line["tokens_per_second"] * line["step_seconds"] * 2
+        assert tokens == pytest.approx(2 * results[0].num_tokens)
+        assert 0 < line["memory_bytes"] <= line["memory_peak_bytes"]
+
+
+def test_what_comes_between_steps_does_not_count_as_their_time() -> None:
+    with training(DENSE) as run:
+        readings = readings_of(run)
+        result = run.step()
+        readings.add(result)
+        first = readings.collect(result)["step_seconds"]
+        paused = readings.pause()
+        time.sleep(10 * first + 1)
+        readings.resume(paused)
+        readings.add(result)
+        assert readings.collect(result)["step_seconds"] < 1
+
+
+def test_a_skipped_step_says_so_with_its_loss_scale() -> None:
+    with training({**DENSE, "train.precision": "fp16", "optimizer.hysteresis": 1}) as run:
+        readings = readings_of(run)
+        (chunk,) = run.bundle.chunks
+        spoil = lambda gradient: torch.full_like(gradient, torch.inf)  # noqa: E731
+        hook = chunk.module.decoder.final_layernorm.weight.register_hook(spoil)
+        line = readings.collect(run.step())
+        assert line["skipped"] is True
+        assert line["grad_norm"] is None
+        assert line["loss_scale"] == 2.0**15
+        hook.remove()
+
+
+def force(run: Training, chosen: tuple[int, int]) -> None:
+    """Send every token to two experts."""
+    (chunk,) = run.bundle.chunks
+    for layer in chunk.module.decoder.layers:
+        gating = layer.mlp.router.gating
+
+        def forced(x: Tensor, gating: Any = gating) -> Tensor:
+            favour = torch.zeros(4)
+            favour[list(chosen)] = 100.0
+            return gating(x) + favour
+
+        layer.mlp.router.gating = forced
+
+
+def test_the_load_of_a_forced_router_is_where_it_was_forced() -> None:
+    with training(MOE) as run:
+        readings = readings_of(run)
+        force(run, (1, 3))
+        assert readings.collect(run.step())["expert_load"] == [0.0, 0.5, 0.0, 0.5]
+
+
+def load_and_loss(values: Values, force_by_rank: bool) -> tuple[dict[str, Any], list[Any]]:
+    """Job: the line of one step, and what this rank's routers were given and made."""
+    with training(values) as run:
+        readings = readings_of(run)
+        if force_by_rank:
+            force(run, (0, 1) if run.context.layout.rank == 0 else (0, 2))
+        seen: list[Any] = []
+        (chunk,) = run.bundle.chunks
+        for layer in chunk.module.decoder.layers:
+            layer.mlp.router.register_forward_hook(
+                lambda router, inputs, out: seen.append(
+                    (router.gating(inputs[0]).detach().double().flatten(0, 1), out[1])
+                )
+            )
+        return dict(readings.collect(run.step())), seen
+
+
+def test_the_load_is_of_all_ranks_tokens(gloo_pool: GlooPool) -> None:
+    for line, _ in gloo_pool.run(load_and_loss, 2, MOE, True):
+        assert line["expert_load"] == [0.5, 0.25, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        ({}, 1),
+        ({}, 2),
+        ({"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}, 2),
+        ({"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}, 4),
+    ],
+    ids=["alone", "dp", "tp", "tp dp"],
+)
+def test_the_balancing_loss_is_its_formula_over_all_ranks(
+    gloo_pool: GlooPool, layout: Values, world_size: int
+) -> None:
+    values = {**MOE, **layout, "train.micro_batch_size": 1, "model.moe_aux_loss_coeff": 0.25}
+    ranks = gloo_pool.run(load_and_loss, world_size, values, False)
+    sharing = layout.get("parallel.tensor_model_parallel_size", 1)
+    losses, counts = [], torch.zeros(4, dtype=torch.float64)
+    for first in range(0, world_size, sharing):
+        records = [seen for _, seen in ranks[first : first + sharing]]
+        counts += sum(chosen.sum(dim=0) for seen in records for _, chosen in seen)
+        for layer in (-2, -1):  # of the last micro-batch
+            logits = torch.cat([seen[layer][0] for seen in records])
+            chosen = torch.cat([seen[layer][1] for seen in records]).double()
+            shares = logits.softmax(dim=-1).mean(dim=0)
+            losses.append(0.25 * 4 * float((chosen.mean(dim=0) / 2 * shares).sum()))
+    for line, _ in ranks:
+        assert line["aux_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        assert line["expert_load"] == pytest.approx((counts / counts.sum()).tolist())
+        assert sum(line["expert_load"]) == pytest.approx(1.0)

@@ -1,0 +1,117 @@
+"""A run that is cut in two, evaluated in between or made again comes out bit for bit the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from .runs import Ended, assert_same, whole_run, write_tokens
+
+STEPS, HALF = 6, 3
+_DROPOUT = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
+DENSE_RUN = ({**DENSE, **_DROPOUT, "train.micro_batch_size": 2}, 1, ())
+HALF_PRECISION = ({**DENSE_RUN[0], "train.precision": "bf16"}, 1, ())
+FP16_RUN = (
+    {
+        **DENSE_RUN[0],
+        "train.precision": "fp16",
+        "optimizer.initial_loss_scale": 8.0,
+        "optimizer.loss_scale_window": 2,
+    },
+    1,
+    (),
+)
+MOE_RUN = (
+    {
+        **MOE,
+        **_DROPOUT,
+        "train.micro_batch_size": 2,
+        "parallel.context_parallel_size": 2,
+        "parallel.expert_model_parallel_size": 2,
+        "plugins.swap-attention.min_bytes": 1,
+    },
+    2,
+    ("ulysses", "gmm", "swap-attention"),
+)
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [DENSE_RUN, HALF_PRECISION, FP16_RUN, MOE_RUN],
+    ids=["dense", "bf16", "fp16", "two ranks with experts"],
+)
+
+
+class Runs:
+    """Runs of one kind, in folders of their own, all on the same token files."""
+
+    def __init__(self, pool: GlooPool, folder: Path, kind: Any) -> None:
+        self.pool, self.folder = pool, folder
+        self.values, self.world_size, self.plugins = kind
+        self.data = {
+            "data.train": [write_tokens(folder / "train", 90, 40, seed=1)],
+            "data.validation": [write_tokens(folder / "validation", 90, 10, seed=2)],
+            "data.cache_dir": str(folder / "cache"),
+            "train.train_iters": STEPS,
+            "train.eval_iters": 2,
+            "optimizer.lr_decay_iters": STEPS,
+        }
+
+    def __call__(self, name: str, **options: Any) -> list[Ended]:
+        changes = {key.replace("__", "."): value for key, value in options.items()}
+        values = {
+            **self.values,
+            **self.data,
+            "run.output_dir": str(self.folder / name),
+            **changes,
+        }
+        return self.pool.run(whole_run, self.world_size, values, self.plugins, timeout=100)
+
+
+@pytest.fixture
+def runs(gloo_pool: GlooPool, tmp_path: Path, kind: Any) -> Runs:
+    return Runs(gloo_pool, tmp_path, kind)
+
+
+@KINDS
+def test_a_run_in_two_halves_is_the_run_in_one(runs: Runs) -> None:
+    straight = runs("straight")
+    first = runs("halves", train__train_iters=HALF, checkpoint__save_interval=HALF)
+    assert first[0].values["progress"]["step"] == HALF
+    second = runs("halves", checkpoint__save_interval=HALF)
+    assert_same(second, straight)
+    assert second[0].readings == straight[0].readings
+    assert [line["step"] for line in straight[0].readings] == [*range(1, STEPS + 1)]
+    assert len({line["loss"] for line in straight[0].readings}) == STEPS
+
+
+@KINDS
+def test_evaluations_and_checkpoints_do_not_disturb_training(runs: Runs) -> None:
+    plain = runs("plain")
+    watched = runs("watched", train__eval_interval=2, checkpoint__save_interval=2)
+    assert_same(watched, plain)
+    losses = [line for line in watched[0].readings if "loss" in line]
+    assert losses == plain[0].readings  # which has no evaluation at all
+    evaluations = [line for line in watched[0].readings if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [0, 2, 4, 6]
+    assert len({line["eval_loss"] for line in evaluations}) == 4
+
+
+@pytest.mark.parametrize("kind", [DENSE_RUN, MOE_RUN], ids=["dense", "two ranks with experts"])
+def test_the_same_seed_makes_the_same_run_and_another_does_not(runs: Runs) -> None:
+    first = runs("first")
+    assert_same(first, runs("again"))
+    other = runs("other", run__seed=18)
+    assert other[0].readings[0]["loss"] != first[0].readings[0]["loss"]
+
+
+@pytest.mark.parametrize("kind", [DENSE_RUN], ids=["dense"])
+def test_every_evaluation_reads_the_same_samples(runs: Runs) -> None:
+    """With a rate of zero the model stays, and so does its loss."""
+    (ended,) = runs("still", train__eval_interval=1, optimizer__lr=0.0)
+    losses = {line["eval_loss"] for line in ended.readings if "eval_loss" in line}
+    assert len(losses) == 1
+    assert len({line["loss"] for line in ended.readings if "loss" in line}) == STEPS
