@@ -28,6 +28,7 @@ from .data.batches import BatchPlan, cut_sequence, micro_batches, to_device
 from .data.samples import build_datasets
 from .folder import write_run_folder
 from .hooks import Hooks
+from .launch.failures import record_failure
 from .log.setup import configure_logging
 from .model.build import build_model
 from .patches import applied_patches
@@ -119,6 +120,7 @@ def _train(
         hooks.event("ascend_before_run")(context=context)
         loop.run()
     except BaseException as error:
+        record_failure(error, rank=context.layout.rank)
         ended = ("failure", {"error": f"{type(error).__name__}: {error}"})
         hooks.event("ascend_after_failure")(context=context, error=error)
         raise

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.errors import ConfigError
 
 PRECISIONS: Final[Mapping[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
@@ -83,4 +84,9 @@ def make_transformer_config(
         arguments.setdefault("moe_ffn_hidden_size", arguments.get("ffn_hidden_size"))
         if not arguments.get("moe_aux_loss_coeff"):
             arguments["moe_router_load_balancing_type"] = "none"
-    return TransformerConfig(**hooks.wrap("ascend_configure", arguments, config=config))
+    arguments = hooks.wrap("ascend_configure", arguments, config=config)
+    try:
+        return TransformerConfig(**arguments)
+    except (AssertionError, TypeError, ValueError) as error:
+        # Its own checks of how fields go together; they name the fields.
+        raise ConfigError("Megatron refuses this model", [str(error)]) from error
