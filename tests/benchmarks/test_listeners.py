@@ -6,7 +6,10 @@ import dis
 import sys
 from pathlib import Path
 
+import pytest
+
 from ascend_run.core.hooks import Hooks
+from benchmarks import protocol
 from benchmarks.listeners import PLUGINS, STEP_EVENTS
 from benchmarks.protocol import worker
 from benchmarks.silent_plugins import listener_names, silent_plugins
@@ -34,8 +37,9 @@ save_interval = 0
 
 
 def test_each_event_of_a_step_calls_each_listener_once_and_nothing_else_is_called(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(protocol, "THREADS", 1)  # nothing is timed here
     prefix = make_tiny_data(tmp_path, [sys.executable, "-m", "ascend_run"])
     (tmp_path / "run.toml").write_text(CONFIG)
     data = [f"data.train={prefix}", f"data.tokenizer={prefix.parent / 'tokenizer.json'}"]
