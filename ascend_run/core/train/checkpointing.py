@@ -20,6 +20,7 @@ from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
 from ascend_run.core.convert.models import load_model
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.errors import HookError
 
 
 class Checkpoints:
@@ -117,12 +118,17 @@ class Checkpoints:
 
     def _entries(self) -> EntryPieces:
         policy = next(bundle for bundle in self.context.models.values() if bundle.trains)
-        entries: dict[str, c.CheckpointEntry] = {
+        own: dict[str, c.CheckpointEntry] = {
             "progress": Progress(self.context, policy.optimizer, policy.scheduler),
             "rng": RandomState(
                 DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
                 get_cuda_rng_tracker(),
             ),
-            **self.hooks.merge("ascend_checkpoint_entries", context=self.context),
         }
-        return EntryPieces(entries, self.context.layout.rank)
+        plugins = self.hooks.merge("ascend_checkpoint_entries", context=self.context)
+        if taken := sorted(own.keys() & plugins.keys()):
+            raise HookError(
+                "ascend_checkpoint_entries: the kernel has entries of these names; choose others",
+                [repr(name) for name in taken],
+            )
+        return EntryPieces(own | plugins, self.context.layout.rank)

@@ -30,12 +30,13 @@ def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, grou
     """
     options = _optimizer_config(config)
     make = hooks.provide("ascend_optimizer", config=config) or _adamw(config)
-    param_groups = hooks.wrap(
+    wrapped = hooks.wrap(
         "ascend_param_groups",
         parameter_groups(bundle.chunks, config),
         config=config,
         role=bundle.role,
     )
+    param_groups = [_scaled_rates(group, config) for group in wrapped]
     scaler = _grad_scaler(options)
     parts: list[MegatronOptimizer] = []
     kinds = ((False, groups.mp, groups.tp), (True, groups.tp_ep_pp, groups.expt_tp))
@@ -69,6 +70,17 @@ def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dic
         }
         for (decays, is_expert), parameters in sorted(buckets.items(), reverse=True)
     ]
+
+
+def _scaled_rates(group: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """The group with ``lr_mult`` in its own rates: Megatron's schedule reads these in every
+    version, and the factor in some only."""
+    factor = group.get("lr_mult", 1.0)
+    rates = {
+        name: group.get(name, default) * factor
+        for name, default in (("max_lr", config.optimizer.lr), ("min_lr", config.optimizer.min_lr))
+    }
+    return {**group, **rates, "lr_mult": 1.0}
 
 
 def _adamw(config: RunConfig) -> Callable[..., torch.optim.Optimizer]:

@@ -1,0 +1,151 @@
+"""What plugins say of checkpoints: where they go, what is in them, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ascend_run.core.checkpoint.store import FileStore
+from ascend_run.plugin_api import CheckpointError, HookError
+from tests.support.probed_runs import Run, probe, train
+
+
+def go_on(folder: Path, steps: int, *probes: Any) -> Run:
+    """Train up to a step, from where the folder's checkpoints stand."""
+    values = {
+        "train.train_iters": steps,
+        "checkpoint.save_interval": 1,
+        "optimizer.lr_decay_style": "constant",  # the decay is over the steps of one run
+    }
+    return train(folder, *probes, values=values)
+
+
+class Shelf:
+    """contracts.CheckpointStore in memory, of one rank."""
+
+    def __init__(self) -> None:
+        self.saved: dict[int, tuple[dict[str, torch.Tensor], Mapping[str, Any]]] = {}
+        self.folders: list[str] = []
+        self.loaded: list[int] = []
+
+    def steps(self) -> Sequence[int]:
+        return sorted(self.saved)
+
+    def save(self, step: int, pieces: Sequence[Any], values: Mapping[str, Any]) -> str:
+        tensors = {f"{p.key}{p.offset}": p.tensor.clone() for p in pieces}
+        self.saved[step] = (tensors, values)
+        return f"shelf/{step}"
+
+    def verify(self, step: int) -> None:
+        if step not in self.saved:
+            raise CheckpointError(f"no step {step}")
+
+    def load(self, step: int, pieces: Sequence[Any]) -> Mapping[str, Any]:
+        tensors, values = self.saved[step]
+        for piece in pieces:
+            piece.tensor.copy_(tensors[f"{piece.key}{piece.offset}"])
+        self.loaded.append(step)
+        return values
+
+
+def test_ascend_checkpoint_store_is_where_a_run_saves_and_goes_on_from(tmp_path: Path) -> None:
+    shelf = Shelf()
+
+    def store(self: Any, folder: str) -> Shelf:
+        shelf.folders.append(folder)
+        return shelf
+
+    go_on(tmp_path / "resumed", 2, probe("ascend_checkpoint_store", store))
+    assert shelf.steps() == [1, 2]
+    resumed = go_on(tmp_path / "resumed", 3, probe("ascend_checkpoint_store", store))
+    assert shelf.loaded == [2]
+    assert {*shelf.folders} == {str(tmp_path / "resumed/run/checkpoints")}
+    assert not (tmp_path / "resumed/run/checkpoints").exists()
+    through = go_on(tmp_path / "through", 3).weights
+    assert all(torch.equal(resumed.weights[name], weight) for name, weight in through.items())
+
+
+def test_ascend_checkpoint_filter_leaves_pieces_out_of_what_is_saved_and_loaded(
+    tmp_path: Path,
+) -> None:
+    started_from: list[torch.Tensor] = []
+
+    def without_embedding(self: Any, role: str) -> Any:
+        assert role == "policy"
+        return lambda pieces: [piece for piece in pieces if "word_embeddings" not in piece.key]
+
+    def look(self: Any, context: Any) -> None:
+        model = context.models["policy"].chunks[0].module
+        started_from.append(model.embedding.word_embeddings.weight.detach().clone())
+
+    probes = (
+        probe("ascend_checkpoint_filter", without_embedding, "filter"),
+        probe("ascend_before_run", look, "look"),
+    )
+    first = go_on(tmp_path, 1, *probes)
+    stored = FileStore(tmp_path / "run/checkpoints").manifest(1).tensors
+    models = [key for key in stored if key.startswith("model/")]
+    assert not [key for key in models if "word_embeddings" in key]
+    assert len(models) == len(first.weights) - 1
+
+    go_on(tmp_path, 2, *probes)
+    assert torch.equal(*started_from)  # not restored, so as it was first initialised
+
+
+class Counter:
+    """contracts.CheckpointEntry: a number and a tensor."""
+
+    def __init__(self) -> None:
+        self.number, self.tensor = 0, torch.zeros(3)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"number": self.number, "tensor": self.tensor}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.number, self.tensor = state["number"], state["tensor"]
+
+
+def counting(counter: Counter) -> tuple[Any, Any]:
+    """Plugins that keep the counter and count steps with it."""
+
+    def count(self: Any) -> None:
+        counter.number += 1
+        counter.tensor = counter.tensor + 0.5
+
+    def entries(self: Any, context: Any) -> Mapping[str, Counter]:
+        return {"counter": counter}
+
+    return (
+        probe("ascend_checkpoint_entries", entries, "keeper"),
+        probe("ascend_after_step", count, "counter"),
+    )
+
+
+def test_ascend_checkpoint_entries_come_back_when_a_run_goes_on(tmp_path: Path) -> None:
+    first, second = Counter(), Counter()
+    go_on(tmp_path, 2, *counting(first))
+    assert first.number == 2
+    go_on(tmp_path, 3, *counting(second))
+    assert second.number == 3
+    assert second.tensor.tolist() == [1.5] * 3
+
+
+def test_ascend_checkpoint_entries_that_are_not_in_the_checkpoint_are_missed(
+    tmp_path: Path,
+) -> None:
+    go_on(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="counter"):
+        go_on(tmp_path, 2, *counting(Counter()))
+
+
+@pytest.mark.parametrize("name", ["progress", "rng"])
+def test_ascend_checkpoint_entries_may_not_take_a_name_of_the_kernels(
+    tmp_path: Path, name: str
+) -> None:
+    taker = probe("ascend_checkpoint_entries", lambda self: {name: Counter()}, "taker")
+    with pytest.raises(HookError, match=f"'{name}'"):
+        go_on(tmp_path, 1, taker)
