@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -58,12 +59,9 @@ class Benchmark:
 
 def device() -> str:
     """What the figures belong to."""
-    model = "cpu"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return f"cpu: {model}, {THREADS} threads"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"cpu: {next(names, platform.machine())}, {THREADS} threads"
 
 
 def environment() -> Mapping[str, str]:
