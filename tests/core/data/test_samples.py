@@ -107,6 +107,14 @@ def test_the_first_epoch_is_megatrons_sample_for_sample(
             assert got[name].dtype == tensor.dtype
 
 
+def test_every_epoch_has_its_own_seed_that_numpy_takes_whatever_the_runs() -> None:
+    for seed in (0, 1234, 2**32, 2**60 + 1):
+        seeds = [EpochSettings(seq_length=4, seed=seed).epoch_seed(epoch) for epoch in range(50)]
+        assert len(set(seeds)) == 50
+        for epoch_seed in seeds:
+            np.random.RandomState(epoch_seed)
+
+
 def test_positions_beyond_32_bits_are_counted_exactly() -> None:
     lengths = np.full(5, 2**31 - 1, dtype=np.int32)
     starts = sample_starts(lengths, 2**30)
