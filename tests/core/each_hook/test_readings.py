@@ -1,0 +1,65 @@
+"""Readings of plugins are logged with the kernel's, and drawn in the page of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.entrypoints.report import read_run, write_report
+from ascend_run.plugin_api import HookError
+from tests.support.fake_distributions import plugin_source
+from tests.support.installed import Install, offer
+from tests.support.probed_runs import prepare, probe, train
+
+
+def metrics_of(name: str, group: str) -> Any:
+    """A plugin that reads the number of the step, times ten."""
+    return probe(
+        "ascend_metrics",
+        lambda self, context: {group: lambda context: {"tenfold": 10.0 * context.step}},
+        name,
+    )
+
+
+def test_ascend_metrics_are_read_once_a_logged_step_under_the_name_of_their_group(
+    tmp_path: Path,
+) -> None:
+    values = {"train.train_iters": 5, "train.log_interval": 2}
+    run = train(tmp_path, metrics_of("a", "mine"), metrics_of("b", "yours"), values=values)
+    logged = [
+        (line["step"], line["mine/tenfold"], line["yours/tenfold"]) for line in run.readings()
+    ]
+    assert logged == [(2, 20, 20), (4, 40, 40), (5, 50, 50)]
+
+
+def test_ascend_metrics_of_one_group_by_two_plugins_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HookError, match="'a' and 'b' both give 'mine'"):
+        train(tmp_path, metrics_of("a", "mine"), metrics_of("b", "mine"))
+
+
+DRAWN = """
+    @hookimpl
+    def ascend_metrics(self, context):
+        return {"drawn": lambda context: {"height": 7.0}}
+
+    @hookimpl
+    def ascend_report(self):
+        from ascend_run.plugin_api import ReportPanel
+
+        return {"drawn": ReportPanel(title="How high", metrics=("drawn/height",), unit="ells")}
+"""
+
+
+def test_ascend_report_draws_a_curve_of_a_plugins_own(install: Install, tmp_path: Path) -> None:
+    offer(install, "drawn", plugin_source("drawn") + DRAWN)
+    values = {"enable": ["drawn"], "train.train_iters": 2}
+    assert prepare(tmp_path, values).plan["panels"] == [
+        {"title": "How high", "metrics": ["drawn/height"], "unit": "ells"}
+    ]
+    run = train(tmp_path, values=values)
+    page = tmp_path / "report.html"
+    write_report([read_run(run.folder / "run")], page)
+    assert "How high" in page.read_text()
+    assert "ells" in page.read_text()
