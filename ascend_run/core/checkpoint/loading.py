@@ -90,7 +90,7 @@ def fill(path: str, manifest: Manifest, pieces: Sequence[ShardPiece]) -> None:
     for name in sorted(by_file):
         try:
             with open_shard(os.path.join(path, name)) as descriptor:
-                entries = checked_header(path, manifest, name, descriptor)
+                entries = checked_header(manifest, name, descriptor)
                 for piece, stored, shared in by_file[name]:
                     part = _read_box(
                         descriptor, entries[stored.name], stored.box, shared, piece.tensor.dtype

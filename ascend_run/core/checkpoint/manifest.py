@@ -6,6 +6,7 @@ canonical way and carries the SHA-256 of its own content, so that any changed by
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -72,6 +73,15 @@ class Manifest:
     values: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     files: Mapping[str, StoredFile]
+
+    @functools.cached_property
+    def by_file(self) -> Mapping[str, list[tuple[str, StoredTensor, StoredPiece]]]:
+        """File -> the key, tensor and piece of everything that it holds."""
+        table: dict[str, list[tuple[str, StoredTensor, StoredPiece]]] = {f: [] for f in self.files}
+        for key, tensor in self.tensors.items():
+            for piece in tensor.pieces:
+                table[piece.file].append((key, tensor, piece))
+        return table
 
     def render(self) -> bytes:
         """The bytes of ``manifest.json``."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -80,7 +81,7 @@ class GroupRanks:
         return _from_tensor(data)
 
     def _to_tensor(self, data: bytes) -> Tensor:
-        return torch.tensor(list(data), dtype=torch.uint8).to(self._device)
+        return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)).to(self._device)
 
     def _length(self, data: Tensor) -> Tensor:
         return torch.tensor([data.numel()], dtype=torch.int64, device=self._device)

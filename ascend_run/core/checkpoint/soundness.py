@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ascend_run.plugin_api import CheckpointError
 
-from .manifest import MANIFEST_NAME, Manifest, StoredFile, StoredPiece, StoredTensor
+from .manifest import MANIFEST_NAME, Manifest, StoredFile
 from .shard_file import HeaderEntry, open_shard, range_crc32, read_header
 
 _MOST_PROBLEMS = 20
@@ -70,17 +70,7 @@ def checkpoint_problems(path: str, manifest: Manifest, files: Iterable[str]) -> 
     return [*problems[:_MOST_PROBLEMS], *([f"... and {hidden} more"] if hidden > 0 else [])]
 
 
-def pieces_in(manifest: Manifest, file: str) -> Iterator[tuple[str, StoredTensor, StoredPiece]]:
-    """The key, tensor and piece of everything that one file holds."""
-    for key, tensor in manifest.tensors.items():
-        for piece in tensor.pieces:
-            if piece.file == file:
-                yield key, tensor, piece
-
-
-def checked_header(
-    path: str, manifest: Manifest, file: str, descriptor: int
-) -> dict[str, HeaderEntry]:
+def checked_header(manifest: Manifest, file: str, descriptor: int) -> dict[str, HeaderEntry]:
     """The tensors of an open file, as the manifest has them too.
 
     Raises:
@@ -91,7 +81,7 @@ def checked_header(
         digest, entries = read_header(descriptor)
     except ValueError as error:
         raise ValueError(f"{file}: {error}; it holds {_first_tensors(manifest, file)}") from error
-    for key, tensor, piece in pieces_in(manifest, file):
+    for key, tensor, piece in manifest.by_file[file]:
         entry = entries.get(piece.name)
         if entry is None:
             raise ValueError(f"{file}: tensor {key!r} is missing")
@@ -113,9 +103,9 @@ def _file_problems(path: str, manifest: Manifest, name: str) -> list[str]:
     try:
         _check_size(full, name, manifest.files[name])
         with open_shard(full) as descriptor:
-            entries = checked_header(path, manifest, name, descriptor)
+            entries = checked_header(manifest, name, descriptor)
             problems = []
-            for key, _, piece in pieces_in(manifest, name):
+            for key, _, piece in manifest.by_file[name]:
                 entry = entries[piece.name]
                 found = range_crc32(descriptor, entry.begin, entry.end)
                 if found != piece.crc32:
@@ -149,6 +139,6 @@ def _check_size(path: str, name: str, file: StoredFile) -> None:
 
 
 def _first_tensors(manifest: Manifest, file: str) -> str:
-    keys = sorted({key for key, _, _ in pieces_in(manifest, file)})
+    keys = sorted({key for key, _, _ in manifest.by_file[file]})
     rest = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return f"tensor {', '.join(map(repr, keys[:3]))}{rest}"
