@@ -158,7 +158,10 @@ def test_the_cut_parts_put_together_are_the_batch(
     batch = Batch(tensors=tensors, fields=fields)
     partition = Partition(pieces, zigzag)
     parts = [cut_sequence(batch, partition, rank, cp_size) for rank in range(cp_size)]
-    for part in parts:
+    for rank, part in enumerate(parts):
+        chunks = partition.chunks(length, rank, cp_size)
+        held_places = [place for begin, end in chunks for place in range(begin, end)]
+        assert part.tensors["position_ids"][1].tolist() == held_places
         assert torch.equal(part.tensors["whole"], tensors["whole"])
         assert torch.equal(part.tensors["each"], tensors["each"])
         assert part.tensors["tokens"].shape == (2, length // cp_size)

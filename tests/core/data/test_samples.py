@@ -177,13 +177,14 @@ def test_a_blend_keeps_its_shares_to_within_one_sample_at_every_point(
         assert np.all(np.abs(drawn - share * (index + 1)) < len(weights))
 
 
-def test_without_weights_a_blend_goes_by_tokens(
+def test_a_blend_goes_by_its_weights_or_without_them_by_tokens(
     write_dataset: WriteDataset, run_config: MakeConfig
 ) -> None:
     large, small = write_dataset([[1] * 300], "large"), write_dataset([[2] * 100], "small")
-    blend = TokenBlend(prefixes=(large, small))
-    train = build_datasets(run_config(seq_length=4), Datasets(blend, None), 400, 0).train
-    assert sum(window(train[i])[0] == 1 for i in range(400)) == pytest.approx(300, abs=1)
+    for weights, expected in (((), 300), ((1.0, 9.0), 40)):
+        blend = TokenBlend(prefixes=(large, small), weights=weights)
+        train = build_datasets(run_config(seq_length=4), Datasets(blend, None), 400, 0).train
+        assert sum(window(train[i])[0] == 1 for i in range(400)) == pytest.approx(expected, abs=1)
 
 
 def test_every_sample_of_a_source_is_drawn_before_one_comes_again(
