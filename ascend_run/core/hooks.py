@@ -20,10 +20,6 @@ from ascend_run.plugin_api.manifest import Claim
 T = TypeVar("T")
 
 
-def _silent(**_: Any) -> None:
-    """An event that nobody listens to."""
-
-
 class Hooks:
     """The plugins of one run behind the hook points.
 
@@ -125,8 +121,7 @@ class Hooks:
         It takes the event's arguments by keyword, and is compiled once: build it before the loop.
         """
         self._expect(hook, HookKind.LISTENER)
-        implementations = self._implementations(hook)
-        return _compile_chain(self._points[hook], implementations) if implementations else _silent
+        return _compile_chain(self._points[hook], self._implementations(hook))
 
     def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
         """In resolved order: pluggy lists them in the order of registration, which is reversed."""
@@ -159,7 +154,7 @@ def _compile_chain(
         f"f{i}({', '.join(f'{name}={name}' for name in impl.argnames)})"
         for i, impl in enumerate(implementations)
     )
-    source = f"def {point.name}({', '.join(point.arguments)}): {calls}"
+    source = f"def {point.name}({', '.join(point.arguments)}): {calls or 'pass'}"
     exec(source, scope)
     return scope[point.name]
 
