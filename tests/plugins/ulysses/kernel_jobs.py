@@ -1,15 +1,19 @@
-"""The Ulysses kernel on a rank, around an inner kernel written from the formula."""
+"""A sequence exchange's kernel on a rank, around an inner kernel written from the formula."""
 
 from __future__ import annotations
+
+from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 import attrs
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import FieldSection, RunConfig
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.effects import Collectives, count_collectives
-from ascend_run.plugins.ulysses.kernel import UlyssesKernel
 
 # S sequence, B batch, N query heads, G key-value heads, D and E widths
 
@@ -139,19 +143,51 @@ class Outcome:
     inner_specs: list[c.AttentionSpec]
 
 
-def attend(case: Case) -> Outcome:
+def exchanging(name: str, inner: c.AttentionKernel) -> c.AttentionKernel:
+    """The kernel that a plugin puts around another, as in a run on these ranks."""
+    (entry,) = entry_points(group="ascend_run.plugins", name=name)
+    plugin = entry.load()
+    # Of one rank too an exchange is asked for: it must be right, though there is nothing to send.
+    parallel = {
+        "context_parallel_size": max(2, dist.get_world_size()),
+        "tensor_model_parallel_size": 1,
+    }
+    config = RunConfig(model=FieldSection({}), parallel=FieldSection(parallel))
+    return Hooks([plugin(plugin.config_class())]).wrap(
+        "ascend_attention",
+        inner,
+        config=config,
+        groups=SimpleNamespace(cp=dist.group.WORLD),
+        layer_index=0,
+    )
+
+
+def backward(
+    kernel: c.AttentionKernel,
+    dout: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    result: c.AttentionResult,
+    spec: c.AttentionSpec,
+) -> tuple[Tensor, ...]:
+    """The kernel's backward, given just what it says it reads."""
+    named = dict(zip(("q", "k", "v", "out", "lse"), (*inputs, result.out, result.lse), strict=True))
+    given = (tensor if name in kernel.backward_reads else None for name, tensor in named.items())
+    return kernel.backward(dout, *given, result.saved, spec)
+
+
+def attend(exchange: str, case: Case) -> Outcome:
     """Forward and backward of this rank's part."""
     rank, size = dist.get_rank(), dist.get_world_size()
     q, k, v, dout = (x.chunk(size)[rank] for x in case.tensors())
     inner = PlainKernel(case.reads)
-    kernel = UlyssesKernel(inner, dist.group.WORLD)
+    kernel = exchanging(exchange, inner)
     with count_collectives() as messages:
-        out, lse, saved = kernel.forward(q, k, v, case.spec)
-        gradients = kernel.backward(dout, None, None, None, None, None, saved, case.spec)
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}
+        result = kernel.forward(q, k, v, case.spec)
+        gradients = backward(kernel, dout, (q, k, v), result, case.spec)
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in result.saved}
     return Outcome(
-        out=out,
-        lse=lse,
+        out=result.out,
+        lse=result.lse,
         gradients=gradients,
         saved_bytes=sum(storages.values()),
         messages=messages,
@@ -159,14 +195,13 @@ def attend(case: Case) -> Outcome:
     )
 
 
-def inner_dropout_seeds() -> list[int]:
+def inner_dropout_seeds(exchange: str) -> list[int]:
     """The seeds that the inner kernel sees in forward and in backward."""
     case = Case()
     spec = attrs.evolve(case.spec, dropout=c.Dropout(probability=0.1, seed=5))
     rank, size = dist.get_rank(), dist.get_world_size()
     q, k, v, dout = (x.chunk(size)[rank] for x in case.tensors())
     inner = PlainKernel(case.reads)
-    kernel = UlyssesKernel(inner, dist.group.WORLD)
-    saved = kernel.forward(q, k, v, spec).saved
-    kernel.backward(dout, None, None, None, None, None, saved, spec)
+    kernel = exchanging(exchange, inner)
+    backward(kernel, dout, (q, k, v), kernel.forward(q, k, v, spec), spec)
     return [spec.dropout.seed for spec in inner.saw if spec.dropout]
