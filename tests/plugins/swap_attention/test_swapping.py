@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ascend_run.plugins.swap_attention import SwapAttention, SwapAttentionConfig
 
@@ -36,6 +36,27 @@ def step(stack: Stack, seeds: tuple[int, ...] = (1,), dtype: torch.dtype = torch
         loss.backward()
     gradients = {name: p.grad.clone() for name, p in stack.named_parameters()}
     return [loss.detach() for loss in losses], gradients
+
+
+def backward_log(stack: Stack, device: LateDevice) -> list[str]:
+    """What the copier does in a backward, and where each attention's own backward begins."""
+    log = device.copier.log
+
+    def watch(index: int, attention: nn.Module) -> None:
+        def begin(gradient: Tensor) -> None:
+            log.append(f"backward {index}")
+
+        def attach(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            output.register_hook(begin)
+
+        attention.register_forward_hook(attach)
+
+    for index, attention in enumerate(stack.attention):
+        watch(index, attention)
+    loss = stack(*make_inputs()).square().mean()
+    log.clear()
+    loss.backward()
+    return log
 
 
 def assert_same_bits(got: Any, want: Any) -> None:
@@ -108,31 +129,37 @@ def test_nothing_is_left_on_device_or_host_after_backward() -> None:
 def test_a_layer_is_brought_back_during_the_backward_of_the_one_after_it() -> None:
     stack = make_stack(num_layers=3)
     _, device = swapping(stack, prefetch=1)
-    loss = stack(*make_inputs()).square().mean()
-    device.copier.log.clear()
-    loss.backward()
-    log = device.copier.log
-    # Layer 2 never left; layer 1 starts in its backward and is waited for in its own, where
+    log = backward_log(stack, device)
+    copies = ["to_device"] * (log.count("to_device") // 2)
+    # Layer 2 never left. Layer 1 starts in its backward and is waited for in its own, where
     # layer 0 starts.
-    per_layer = log.count("to_device") // 2
-    assert log == (
-        ["wait_host"]
-        + ["to_device"] * per_layer
-        + ["wait_device"]
-        + ["to_device"] * per_layer
-        + ["wait_device"]
-    )
+    assert log == [
+        "backward 2",
+        "wait_host",
+        *copies,
+        "backward 1",
+        "wait_device",
+        *copies,
+        "backward 0",
+        "wait_device",
+    ]
 
 
 def test_without_prefetch_a_layer_is_brought_back_in_its_own_backward() -> None:
     stack = make_stack(num_layers=3)
     _, device = swapping(stack, prefetch=0)
-    loss = stack(*make_inputs()).square().mean()
-    device.copier.log.clear()
-    loss.backward()
-    log = device.copier.log
-    per_layer = log.count("to_device") // 2
-    assert log == ["wait_host"] + (["to_device"] * per_layer + ["wait_device"]) * 2
+    log = backward_log(stack, device)
+    copies = ["to_device"] * (log.count("to_device") // 2)
+    assert log == [
+        "backward 2",
+        "wait_host",
+        "backward 1",
+        *copies,
+        "wait_device",
+        "backward 0",
+        *copies,
+        "wait_device",
+    ]
 
 
 def test_views_of_one_storage_travel_once() -> None:

@@ -25,6 +25,7 @@ class ToyAttention(nn.Module):
     def forward(self, x_SBH: Tensor, table_SH: Tensor) -> Tensor:
         q, k, v = self.qkv(x_SBH).chunk(3, dim=-1)
         q, k = q * table_SH[:, None], k * table_SH[:, None]
+        v = v * v.abs()  # saves v as it is: a view into the middle of a storage
         heads = [x.unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3) for x in (q, k, v)]
         weights = (heads[0] @ heads[1].transpose(-1, -2)).softmax(-1)
         mixed = (weights @ heads[2]).permute(2, 0, 1, 3).flatten(2)
