@@ -1,13 +1,14 @@
-# make demo | test | bench | check ; each sets up what it needs from nothing.
+# make demo | test | third-party | bench | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
 VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
+OUTSIDE := build/third_party
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test bench peers check clean
+.PHONY: venv demo test third-party bench peers check clean
 
 venv: $(VENV)/.ready
 
@@ -23,6 +24,17 @@ demo: venv
 
 test: venv
 	$(BIN)/python -m pytest
+
+# A plugin outside the tree: built, installed into a folder of its own, and put in ulysses' place.
+third-party: venv
+	rm -rf $(OUTSIDE) examples/third_party_plugin/build
+	$(BIN)/python -m pip wheel --quiet --no-index --no-deps --no-build-isolation \
+		--wheel-dir $(OUTSIDE)/wheels examples/third_party_plugin
+	$(BIN)/python -m pip install --quiet --no-index --no-deps \
+		--target $(OUTSIDE)/site $(OUTSIDE)/wheels/*.whl
+	PYTHONPATH=$(CURDIR)/$(OUTSIDE)/site ASCEND_RUN_UNDER_TEST=head-exchange \
+		$(BIN)/python -m pytest examples/third_party_plugin/tests \
+		tests/plugins/ulysses/test_kernel.py tests/plugins/ulysses/test_parity.py
 
 # A peer that cannot be installed leaves its rows unmeasured, which the table then says.
 bench: venv
