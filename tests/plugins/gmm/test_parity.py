@@ -10,7 +10,7 @@ LAYERS, MICRO_BATCHES, EXPERTS = 2, 4, 4
 
 
 @pytest.mark.parametrize(
-    "layout", [{}, {"dp": 2, "ep": 2}, {"dp": 4, "ep": 4}, {"dp": 4, "ep": 2}], ids=str
+    "layout", [{}, {"dp": 2, "ep": 2}, {"dp": 4, "ep": 4}, {"tp": 2, "dp": 2, "ep": 2}], ids=str
 )
 @pytest.mark.parametrize("backend", ["auto", "bmm"])
 def test_it_keeps_loss_gradients_and_weights(

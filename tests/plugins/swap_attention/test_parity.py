@@ -18,7 +18,7 @@ def test_no_bit_changes_and_bytes_are_swapped(parity: Parity, prefetch: int, mod
     assert outcome.metrics[SWAPPED] > 0
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2, "dp": 2}], ids=str)
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2}, {"tp": 2, "dp": 2}], ids=str)
 def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int]) -> None:
     for outcome in parity("swap-attention", layout=layout, options=EVERYTHING):
         assert outcome.metrics[SWAPPED] > 0

@@ -34,3 +34,7 @@ def test_it_goes_with_experts_spread_over_the_ranks_that_share_a_sequence(
     parity: Parity, exchange: str
 ) -> None:
     parity(exchange, model="moe", layout={"cp": 2, "ep": 2})
+
+
+def test_it_goes_with_tensor_parallelism_and_experts(parity: Parity, exchange: str) -> None:
+    parity(exchange, model="moe", layout={"cp": 2, "tp": 2, "ep": 4})
