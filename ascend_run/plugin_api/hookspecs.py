@@ -251,9 +251,7 @@ def ascend_output_layer(config: RunConfig, device: c.Device) -> c.Wrapper[nn.Mod
 
 
 @wrapper
-def ascend_model(
-    config: RunConfig, device: c.Device, role: str
-) -> c.Wrapper[nn.Module] | None:
+def ascend_model(config: RunConfig, device: c.Device, role: str) -> c.Wrapper[nn.Module] | None:
     """Wrap a whole model chunk, after every part of it is wrapped and before data parallelism."""
 
 

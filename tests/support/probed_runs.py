@@ -6,7 +6,6 @@ They are prepared as every run is; the probes, which are not installed, then joi
 from __future__ import annotations
 
 import json
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 import attrs
 
 from ascend_run.core.config.raw import Given, RawConfig
-from ascend_run.core.data.indexed import IndexedWriter, bin_path, dtype_for, idx_path
+from ascend_run.core.data.indexed import bin_path
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.world import World
 from ascend_run.entrypoints.planning import Prepared, prepare_raw
@@ -24,6 +23,7 @@ from ascend_run.plugin_api import RunContext
 from ascend_run.plugin_api.testing.models import MODELS
 
 from .fake_plugins import plugin
+from .tokens import write_tokens
 
 # Megatron tells, once, when first imported, of each optional library that it does without.
 with warnings.catch_warnings():
@@ -48,19 +48,6 @@ VALUES: Mapping[str, Any] = {
 moves a weight."""
 
 Values = Mapping[str, Any]
-
-
-def write_tokens(folder: Path, vocab_size: int = 90) -> str:
-    """Prefix of a dataset of 40 documents, 800 tokens in all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    prefix = str(folder / "tokens")
-    drawn = random.Random(3)
-    with bin_path(prefix).open("wb") as stream:
-        writer = IndexedWriter(stream, dtype_for(vocab_size))
-        for _ in range(40):
-            writer.add([drawn.randrange(vocab_size) for _ in range(20)])
-    idx_path(prefix).write_bytes(writer.index())
-    return prefix
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from ascend_run.plugins.cpu.device import CpuDevice
 from tests.support.fake_distributions import plugin_source
 from tests.support.installed import Install, offer
 from tests.support.marking import Passing
-from tests.support.probed_runs import built, prepare, probe, train, write_tokens
+from tests.support.probed_runs import built, prepare, probe, train
+from tests.support.tokens import write_tokens
 
 from . import jobs
 
