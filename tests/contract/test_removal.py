@@ -1,0 +1,149 @@
+"""The hooks are the only path to a plugin: without its folder and its line, all else works.
+
+Each copy of the package lacks one feature or family, and one lacks every feature at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind
+from tests.support.tokens import write_tokens
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 110
+HEAVY = ("torch", "megatron.core", "megatron.core.datasets.gpt_dataset", "transformers")
+"""Imported once for all copies; none of them knows us."""
+VOCABULARY = 64
+
+OURS = {name: found for name, found in discover().items() if found.first_party}
+FEATURES = [name for name, found in OURS.items() if found.kind is Kind.FEATURE]
+FAMILIES = [name for name, found in OURS.items() if found.kind is Kind.MODEL]
+REMOVED = {name: (name,) for name in (*FEATURES, *FAMILIES)} | {"all features": tuple(FEATURES)}
+
+Answers = Mapping[str, Any]
+
+
+def copy_without(folder: Path, names: Sequence[str]) -> None:
+    """The package as it would be installed, had these plugins never been written."""
+    shutil.copytree(ROOT / "ascend_run", folder / "ascend_run")
+    for name in names:
+        shutil.rmtree(folder / OURS[name].entry_point.module.replace(".", "/"))
+    setup = ConfigParser()
+    setup.optionxform = str  # type: ignore[assignment,method-assign]
+    setup.read(ROOT / "setup.cfg")
+    lines = []
+    for group, entries in setup["options.entry_points"].items():
+        kept = [entry for entry in entries.split("\n") if entry.partition(" = ")[0] not in names]
+        lines += [f"[{group}]", *kept]
+    metadata = folder / "ascend_run-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ascend-run\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def commands(names: Sequence[str]) -> dict[str, list[str]]:
+    family = next(name for name in FAMILIES if name not in names)
+    run = [
+        f"model.family={family}",
+        "model.num_layers=1",
+        "model.hidden_size=16",
+        "model.num_attention_heads=2",
+        f"model.vocab_size={VOCABULARY}",
+        "data.train=tokens",
+        "data.seq_length=16",
+        "train.precision=fp32",
+        "train.train_iters=2",
+        "run.output_dir=run",
+    ]
+    left = [name for name in FEATURES if name not in names]
+    asked = {
+        "list": ["plugins", "--json"],
+        "plan": ["plan", "--json", *run, *(["--enable", ",".join(left)] if left else [])],
+        "plan of it": ["plan", *run, "--enable", names[0]],
+    }
+    if len(names) > 1:
+        asked["train"] = ["train", *run]
+    return asked
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
+    """What every copy answered."""
+    folder = tmp_path_factory.mktemp("removal")
+    trees = []
+    for label, names in REMOVED.items():
+        tree = folder / label.replace(" ", "-")
+        copy_without(tree, names)
+        write_tokens(tree, VOCABULARY)
+        output = str(tree / "answers.json")
+        trees.append({"folder": str(tree), "commands": commands(names), "output": output})
+    (folder / "request.json").write_text(json.dumps({"heavy": HEAVY, "trees": trees}))
+    driver = ROOT / "tests/support/removal_driver.py"
+    # Nothing of this tree may be found, only the copies.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(driver), str(folder / "request.json")],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    outputs = (json.loads(Path(str(tree["output"])).read_text()) for tree in trees)
+    return dict(zip(REMOVED, outputs, strict=True))
+
+
+@pytest.mark.parametrize("removed", REMOVED)
+def test_everything_else_can_be_imported(answers: Mapping[str, Answers], removed: str) -> None:
+    assert answers[removed]["broken"] == {}
+    assert f"/{removed.replace(' ', '-')}/ascend_run/" in answers[removed]["package"]
+
+
+@pytest.mark.parametrize("removed", REMOVED)
+def test_what_is_left_is_listed_and_nothing_else(
+    answers: Mapping[str, Answers], removed: str
+) -> None:
+    answer = answers[removed]["commands"]["list"]
+    assert answer["code"] == 0, answer["err"]
+    listed = {row["name"] for row in json.loads(answer["out"])}
+    assert listed & {*OURS} == {*OURS} - {*REMOVED[removed]}
+
+
+@pytest.mark.parametrize("removed", REMOVED)
+def test_a_run_with_all_that_is_left_is_planned(
+    answers: Mapping[str, Answers], removed: str
+) -> None:
+    answer = answers[removed]["commands"]["plan"]
+    assert answer["code"] == 0, answer["err"]
+    planned = {plugin["name"] for plugin in json.loads(answer["out"])["plugins"]}
+    assert {*FEATURES} - {*REMOVED[removed]} <= planned
+    assert not planned & {*REMOVED[removed]}
+
+
+@pytest.mark.parametrize("removed", REMOVED)
+def test_naming_it_is_refused_as_any_unknown_name(
+    answers: Mapping[str, Answers], removed: str
+) -> None:
+    answer = answers[removed]["commands"]["plan of it"]
+    assert answer["code"] == 2
+    assert f"unknown plugin '{REMOVED[removed][0]}'" in answer["err"]
+    assert "Traceback" not in answer["err"]
+
+
+def test_a_run_without_any_feature_trains(answers: Mapping[str, Answers]) -> None:
+    answer = answers["all features"]["commands"]["train"]
+    assert answer["code"] == 0, answer["err"]
+    assert "loss" in answer["out"] + answer["err"]
