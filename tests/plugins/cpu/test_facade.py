@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ascend_run.plugins.cpu.device import CpuDevice
 from ascend_run.plugins.cpu.facade import facade_table
 from ascend_run.plugins.cpu.facade.megatron import MODULES_THAT_NAME_CUDA, torch_view
 
-NUM_ROWS = 88
+NUM_ROWS = 91
 """A new row is a decision: it changes this number and the docs page."""
 
 OUT_OF_REACH = (
@@ -200,6 +201,19 @@ def test_megatrons_tracker_keeps_streams_of_device_randomness(active: CpuDevice)
     torch.cuda.manual_seed(7)
     assert torch.equal(F.dropout(torch.ones(100)), inside)
     assert torch.equal(torch.get_rng_state(), cpu_state)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_that_torchs_own_checkpoint_recomputes_is_the_same(
+    active: CpuDevice, reentrant: bool
+) -> None:
+    x = torch.ones(200, requires_grad=True)
+    out = checkpoint(lambda y: F.dropout(y, 0.5) * y, x, use_reentrant=reentrant)
+    state = torch.cuda.get_rng_state()
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2 * out.detach())
+    assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
 def test_torch_compile_still_tells_torchs_functions_apart(active: CpuDevice) -> None:

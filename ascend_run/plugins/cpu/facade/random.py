@@ -104,6 +104,7 @@ def random_substitutes(random: DeviceRandom) -> tuple[Substitute, ...]:
         "get_rng_state_all": random.get_states,
         "set_rng_state_all": random.set_states,
     }
+    checkpoint = "torch's own checkpoint restores the device's randomness before it recomputes"
     why = "Megatron's RNG tracker; torch.manual_seed seeds the device too"
     return (
         *(
@@ -112,6 +113,13 @@ def random_substitutes(random: DeviceRandom) -> tuple[Substitute, ...]:
             for name, new in functions.items()
         ),
         Substitute("torch.cuda:default_generators", random, "Megatron sets states through it"),
+        Substitute("torch.cuda:_initialized", True, checkpoint),
+        Substitute("torch.utils.checkpoint:_infer_device_type", lambda *_: "cuda", checkpoint),
+        Substitute(
+            "torch.utils.checkpoint:get_device_states",
+            lambda *_: ([0], random.get_states()),
+            checkpoint,
+        ),
         Substitute(
             "torch.nn.functional:dropout",
             device_dropout(random),
