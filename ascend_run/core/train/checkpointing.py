@@ -17,6 +17,7 @@ from ascend_run.core.checkpoint.entries import (
 )
 from ascend_run.core.checkpoint.optimizer_pieces import optimizer_pieces
 from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+from ascend_run.core.checkpoint.store import layout_sizes
 from ascend_run.core.convert.models import load_model
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
@@ -76,18 +77,32 @@ class Checkpoints:
             for corrupt in choice.corrupt:
                 log.error("checkpoint.corrupt", step=corrupt.step, reason=corrupt.reason)
             step = choice.step
+            if choice.newer:
+                log.warning("checkpoint.older_than_newest", step=step, newer=list(choice.newer))
         if step is not None:
-            self._load(store, step)
+            self._load(store, step, log)
             log.info("checkpoint.resumed", step=step, folder=self.load_folder)
         elif self.context.config.model.hf_path is not None:
             self._load_hugging_face(log)
         else:
             log.info("weights.initialised", seed=self.context.config.run.seed)
 
-    def _load(self, store: c.CheckpointStore, step: int) -> None:
-        entries = self._entries()
-        values = store.load(step, [*self._tensors(), *entries.pieces])
+    def _load(self, store: c.CheckpointStore, step: int, log: Any) -> None:
+        """Fill models, optimizers and entries.
+
+        The state of the random generators belongs to a rank: a run of another layout has other
+        ranks, and draws from its seed instead.
+        """
+        moved = store.layout(step) != layout_sizes(self.context.layout)
+        entries = self._entries(with_generators=not moved)
+        values = store.load(
+            step,
+            [*self._tensors(), *entries.pieces],
+            ignore_unused=("rng/*",) if moved else (),
+        )
         entries.restore(values)
+        if moved:
+            log.warning("checkpoint.other_layout", step=step, drawn_anew="random generators")
 
     def _load_hugging_face(self, log: Any) -> None:
         config = self.context.config
@@ -116,15 +131,16 @@ class Checkpoints:
                 pieces += optimizer_pieces(bundle.optimizer, tensors, prefix=f"optimizer{suffix}")
         return pieces
 
-    def _entries(self) -> EntryPieces:
+    def _entries(self, *, with_generators: bool = True) -> EntryPieces:
         policy = next(bundle for bundle in self.context.models.values() if bundle.trains)
         own: dict[str, c.CheckpointEntry] = {
-            "progress": Progress(self.context, policy.optimizer, policy.scheduler),
-            "rng": RandomState(
+            "progress": Progress(self.context, policy.optimizer, policy.scheduler)
+        }
+        if with_generators:
+            own["rng"] = RandomState(
                 DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
                 get_cuda_rng_tracker(),
-            ),
-        }
+            )
         plugins = self.hooks.merge("ascend_checkpoint_entries", context=self.context)
         if taken := sorted(own.keys() & plugins.keys()):
             raise HookError(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.core.checkpoint.store import FileStore
-from ascend_run.plugin_api import CheckpointError, HookError
+from ascend_run.core.checkpoint.store import FileStore, layout_sizes
+from ascend_run.plugin_api import CheckpointError, HookError, Layout
 from tests.support.probed_runs import Run, probe, train
 
 
@@ -44,7 +44,12 @@ class Shelf:
         if step not in self.saved:
             raise CheckpointError(f"no step {step}")
 
-    def load(self, step: int, pieces: Sequence[Any]) -> Mapping[str, Any]:
+    def layout(self, step: int) -> Mapping[str, int]:
+        return layout_sizes(Layout())
+
+    def load(
+        self, step: int, pieces: Sequence[Any], *, ignore_unused: Sequence[str] = ()
+    ) -> Mapping[str, Any]:
         tensors, values = self.saved[step]
         for piece in pieces:
             piece.tensor.copy_(tensors[f"{piece.key}{piece.offset}"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
@@ -115,3 +116,18 @@ def test_every_evaluation_reads_the_same_samples(runs: Runs) -> None:
     losses = {line["eval_loss"] for line in ended.readings if "eval_loss" in line}
     assert len(losses) == 1
     assert len({line["loss"] for line in ended.readings if "loss" in line}) == STEPS
+
+
+@pytest.mark.parametrize("kind", [({**DENSE, "train.micro_batch_size": 1}, 1, ())], ids=["dense"])
+def test_a_run_goes_on_on_other_ranks_than_it_began_on(runs: Runs) -> None:
+    straight = runs("straight")
+    runs("moved", train__train_iters=HALF, checkpoint__save_interval=HALF)
+    runs.world_size = 2  # two data-parallel ranks share each global batch
+    moved = runs("moved", checkpoint__save_interval=HALF)
+    losses = [[line["loss"] for line in ended[0].readings] for ended in (moved, straight)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    weights = [name for name in straight[0].tensors if name.startswith("model/")]
+    for name in weights:
+        torch.testing.assert_close(
+            moved[0].tensors[name], straight[0].tensors[name], rtol=1e-5, atol=1e-6
+        )
