@@ -104,7 +104,11 @@ def load_map(records: Iterable[Mapping[str, Any]], columns: int = 160) -> LoadMa
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(value / len(values) for value in values)  # a sum first could overflow
+    largest = max(map(abs, values))
+    if largest == 0.0:
+        return 0.0
+    # Of parts of the largest: a sum of the values themselves could overflow.
+    return largest * (math.fsum(value / largest for value in values) / len(values))
 
 
 def _middle(steps: Sequence[int]) -> int:
