@@ -32,9 +32,9 @@ class Settings:
     """How a run measures."""
 
     pairs: int = 5
-    steps: int = 8
+    steps: int = 4
     """Timed steps of one process."""
-    warmup: int = 2
+    warmup: int = 1
     repeats: int = 15
     """Runs of a command that has no pair."""
     peers_python: Path = PEERS_PYTHON
