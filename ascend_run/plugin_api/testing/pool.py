@@ -7,6 +7,7 @@ already costs milliseconds.
 from __future__ import annotations
 
 import inspect
+import math
 import multiprocessing
 import os
 import pickle
@@ -65,8 +66,9 @@ class _Worker:
 class GlooPool:
     """Runs module-level functions on 1 to n ranks; every size shares the same processes.
 
-    Processes start when first asked for, as many as asked for. A failed rank whose peers do not
-    notice, a dead one and a hang end the whole pool; the next job starts a new one.
+    Processes start when first asked for, as many as asked for. A job that fails, dies or hangs ends
+    them all, and the next one starts new ones: a process group that failed while it was being made
+    leaves torch in a state in which the next one never comes about.
     """
 
     def __init__(self) -> None:
@@ -141,6 +143,7 @@ class GlooPool:
         waiting = {worker.connection: rank for rank, worker in enumerate(team)}
         results: list[Any] = [None] * len(team)
         first: PoolError | None = None
+        failed_at = math.inf
         while waiting:
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -153,16 +156,19 @@ class GlooPool:
                 try:
                     reply = pickle.loads(connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    first = first or self._death(rank, team[rank], timeout)
+                    # What the others say of it is no more than a lost connection.
+                    death = self._death(rank, team[rank], timeout)
                     self.close()
-                    raise first from None
+                    raise death from None
                 if isinstance(reply, Failure):
-                    error = PoolError(rank, reply.kind, reply.message, reply.traceback)
-                    first = first or error
+                    if reply.at < failed_at:
+                        first = PoolError(rank, reply.kind, reply.message, reply.traceback)
+                        failed_at = reply.at
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 else:
                     results[rank] = reply
         if first is not None:
+            self.close()
             raise first
         return results
 

@@ -15,6 +15,7 @@ import os
 import pickle
 import random
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -51,6 +52,19 @@ class Failure:
     """Name of the exception's class."""
     message: str
     traceback: str
+    at: float
+    """The machine's monotonic clock when it was raised: what came first is the cause. Unit:
+    seconds."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The exception under way."""
+        return cls(
+            kind=type(error).__name__,
+            message=str(error),
+            traceback=traceback.format_exc(),
+            at=time.monotonic(),
+        )
 
 
 def load_function(job: Job) -> Callable[..., Any]:
@@ -75,7 +89,8 @@ def load_function(job: Job) -> Callable[..., Any]:
 
 
 def run_job(job: Job) -> Any:
-    """The function's answer, with a default process group of the job's size around the call."""
+    """The function's answer, with a default process group of the job's size around the call; a
+    Failure where it raised."""
     import torch
     from torch import distributed
 
@@ -94,6 +109,9 @@ def run_job(job: Job) -> Any:
     )
     try:
         return function(*args, **kwargs)
+    except Exception as error:
+        # Before the group is torn down, which makes the ranks that wait for this one fail too.
+        return Failure.of(error)
     finally:
         if distributed.is_initialized():  # the job may have torn everything down itself
             distributed.destroy_process_group()
@@ -105,15 +123,16 @@ def run_job(job: Job) -> Any:
 def answer(job: Job) -> bytes:
     """The pickled result or Failure of one job."""
     try:
-        return pickle.dumps(run_job(job))
-    except Exception as error:
-        failure = Failure(
-            kind=type(error).__name__, message=str(error), traceback=traceback.format_exc()
-        )
-    # Outside the except clause the exception is gone, and with it the frames that may hold process
-    # groups open: peers that wait in a collective see the connection close and fail at once.
-    gc.collect()
-    return pickle.dumps(failure)
+        result = run_job(job)
+        reply = pickle.dumps(result)
+    except Exception as error:  # it could not be found, joined or sent
+        result = Failure.of(error)
+        reply = pickle.dumps(result)
+    if isinstance(result, Failure):
+        # Frames of the exception may have held process groups open: peers that wait in a
+        # collective see the connection close and fail at once.
+        gc.collect()
+    return reply
 
 
 def serve(descriptor: int) -> None:
