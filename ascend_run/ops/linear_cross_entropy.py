@@ -33,9 +33,10 @@ def linear_cross_entropy(
     Args:
         labels_T: int64, of the whole vocabulary.
         mask_T: Weight of each token's loss; not differentiated.
-        tp_group: Ranks that hold consecutive rows of the vocabulary; None where this rank holds
-            all. The sum is the whole one on every rank, the gradient of the hidden state this
-            rank's part of it, which the caller adds up over the ranks.
+        tp_group: Ranks that hold consecutive rows of the vocabulary, some perhaps none (a
+            vocabulary ends before its padding does); None where this rank holds all. The sum is
+            the whole one on every rank, the gradient of the hidden state this rank's part of it,
+            which the caller adds up over the ranks.
 
     Returns:
         Scalar in float32, or float64 for float64 inputs.
@@ -59,16 +60,20 @@ class _Labels:
         self.group = tp_group
         self.index_T1 = labels_T.unsqueeze(1)
         self.is_local_T1: Tensor | None = None
+        self.most_rows = num_rows
+        """Of any rank: what decides on chunks, which the ranks take in step."""
         if tp_group is not None:
-            shifted = self.index_T1 - self._first_row(num_rows)
+            rows_of_ranks = self._rows_of_ranks(num_rows)
+            self.most_rows = max(rows_of_ranks)
+            shifted = self.index_T1 - sum(rows_of_ranks[: tp_group.rank()])
             self.is_local_T1 = (shifted >= 0) & (shifted < num_rows)
             self.index_T1 = shifted.masked_fill(~self.is_local_T1, 0)
 
-    def _first_row(self, num_rows: int) -> int:
+    def _rows_of_ranks(self, num_rows: int) -> list[int]:
         rows = self.index_T1.new_tensor([num_rows])
         all_rows = [torch.empty_like(rows) for _ in range(self.group.size())]
         dist.all_gather(all_rows, rows, group=self.group)
-        return sum(int(r) for r in all_rows[: self.group.rank()])
+        return [int(r) for r in all_rows]
 
     def losses_and_gradient(self, logits_CV: Tensor, rows: slice) -> Tensor:
         """The loss of each token [C]; ``logits_CV`` becomes softmax minus the label's one hot.
@@ -77,30 +82,32 @@ class _Labels:
             logits_CV: In float32 or float64; overwritten.
             rows: Which tokens these are.
         """
+        if self.is_local_T1 is not None:
+            return self._over_ranks(logits_CV, self.index_T1[rows], self.is_local_T1[rows])
         index = self.index_T1[rows]
         target = logits_CV.gather(1, index)
-        if self.group is None:
-            # The largest probability is at least 1/V, so its logarithm loses nothing.
-            largest = logits_CV.amax(1, keepdim=True)
-            torch.softmax(logits_CV, 1, out=logits_CV)
-            log_total = largest - logits_CV.amax(1, keepdim=True).log()
-            one_hot = torch.full_like(target, -1.0)
-        else:
-            is_local = self.is_local_T1[rows]
-            target = target * is_local
-            log_total = self._softmax_over_ranks(logits_CV)
-            dist.all_reduce(target, group=self.group)
-            one_hot = -is_local.to(logits_CV.dtype)
-        logits_CV.scatter_add_(1, index, one_hot)
+        # The largest probability is at least 1/V, so its logarithm loses nothing.
+        largest = logits_CV.amax(1, keepdim=True)
+        torch.softmax(logits_CV, 1, out=logits_CV)
+        log_total = largest - logits_CV.amax(1, keepdim=True).log()
+        logits_CV.scatter_add_(1, index, torch.full_like(target, -1.0))
         return (log_total - target).squeeze(1)
 
-    def _softmax_over_ranks(self, logits_CV: Tensor) -> Tensor:
-        largest = logits_CV.amax(1, keepdim=True)
+    def _over_ranks(self, logits_CV: Tensor, index_C1: Tensor, is_local_C1: Tensor) -> Tensor:
+        one_hot = is_local_C1.to(logits_CV.dtype)
+        if logits_CV.shape[1]:
+            target = logits_CV.gather(1, index_C1) * one_hot
+            largest = logits_CV.amax(1, keepdim=True)
+        else:  # nothing but padding here: it takes part all the same
+            target, largest = one_hot, torch.full_like(one_hot, -torch.inf)
+        dist.all_reduce(target, group=self.group)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
         total = logits_CV.sub_(largest).exp_().sum(1, keepdim=True)
         dist.all_reduce(total, group=self.group)
         logits_CV.div_(total)
-        return total.log_().add_(largest)
+        if logits_CV.shape[1]:
+            logits_CV.scatter_add_(1, index_C1, -is_local_C1.to(logits_CV.dtype))
+        return (total.log_() + largest - target).squeeze(1)
 
     def sum_and_gradient(self, logits_CV: Tensor, start: int, mask_T: Tensor) -> Tensor:
         """The masked sum over a chunk; its logits become their gradient, not yet masked.
@@ -140,7 +147,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         mask_T = mask_T.to(wide)
         num_tokens, num_rows = hidden_TH.shape[0], weight_VH.shape[0]
         labels = _Labels(labels_T, num_rows, tp_group)
-        size = max(1, CHUNK_BYTES // (hidden_TH.dtype.itemsize * max(1, num_rows)))
+        size = max(1, CHUNK_BYTES // (hidden_TH.dtype.itemsize * labels.most_rows))
         buffer_CV = hidden_TH.new_empty((min(size, num_tokens), num_rows))
         loss = mask_T.new_zeros(())
         dhidden = torch.empty_like(hidden_TH) if wants_hidden else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import attrs
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ascend_run.ops import linear_cross_entropy as module
 from ascend_run.ops.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
 
 from .elementwise import draw
@@ -17,8 +19,9 @@ class Problem:
     tokens: int = 11
     hidden: int = 6
     vocabulary: int = 12
-    split: tuple[int, ...] | None = None
-    """Rows of each rank; equal where not given."""
+    split: tuple[int, ...] = (6, 6)
+    """Rows of each rank."""
+    chunk_bytes: int = 2**20
     dtype: torch.dtype = torch.float64
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -48,10 +51,11 @@ class Parts:
 
 def vocabulary_parallel(problem: Problem) -> Parts:
     hidden, weight, labels, mask = problem.tensors()
-    sizes = problem.split or (problem.vocabulary // dist.get_world_size(),) * dist.get_world_size()
-    rows = weight.detach().split(sizes)[dist.get_rank()].clone().requires_grad_()
+    rows = weight.detach().split(problem.split)[dist.get_rank()].clone().requires_grad_()
     group = dist.group.WORLD
-    fused = linear_cross_entropy(hidden, rows, labels, mask, tp_group=group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_BYTES", problem.chunk_bytes)
+        fused = linear_cross_entropy(hidden, rows, labels, mask, tp_group=group)
     dhidden, dweight = torch.autograd.grad(2 * fused, [hidden, rows])
     logits = (hidden @ rows.t()).detach().requires_grad_()
     from_logits = vocab_cross_entropy(logits, labels, mask, tp_group=group)

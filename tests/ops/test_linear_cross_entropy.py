@@ -144,11 +144,13 @@ def test_no_more_than_a_chunk_of_logits_is_ever_allocated() -> None:
     assert largest <= module.CHUNK_BYTES < 4096 * 8192 * 2
 
 
-@pytest.mark.parametrize("split", [None, (8, 4)], ids=["equal-rows", "unequal-rows"])
+@pytest.mark.parametrize("chunk_bytes", [2**20, 200], ids=["one-chunk", "many-chunks"])
+@pytest.mark.parametrize("split", [(6, 6), (8, 4), (12, 0)], ids=str)
 def test_ranks_with_parts_of_the_vocabulary_agree_with_the_whole(
-    gloo_pool: GlooPool, split: tuple[int, ...] | None
+    gloo_pool: GlooPool, split: tuple[int, ...], chunk_bytes: int
 ) -> None:
-    problem = Problem(split=split)
+    """Equal parts; fewer true rows on the last rank; none at all there."""
+    problem = Problem(split=split, chunk_bytes=chunk_bytes)
     parts = gloo_pool.run(jobs.vocabulary_parallel, 2, problem)
     hidden, weight, labels, mask = problem.tensors()
     loss, dhidden, dweight = run(formula, (hidden, weight, labels, mask), scale=2.0)
