@@ -107,6 +107,8 @@ def run_job(job: Job) -> Any:
         world_size=job.world_size,
         timeout=datetime.timedelta(seconds=job.timeout),
     )
+    # A rank that is done with a short job must not leave while another still connects to it.
+    distributed.barrier()
     try:
         return function(*args, **kwargs)
     except Exception as error:
