@@ -97,7 +97,7 @@ def megatron_local(dtype: torch.dtype) -> Step:
 
 
 def ascend_run(dtype: torch.dtype) -> Step:
-    """The whole step of a run: float32 master weights, clipping, schedule, readings."""
+    """The whole step of a run: float32 master weights, clipping, schedule."""
     from benchmarks.our_run import train_step
 
     return train_step(next(name for name, value in m.DTYPES.items() if value is dtype))

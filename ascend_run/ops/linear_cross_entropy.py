@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_BYTES: Final = 32 * 2**20
+CHUNK_BYTES: Final = 64 * 2**20
 """Logits held at a time. Larger chunks add up the weight's gradient less often."""
 ROW_BYTES: Final = 2 * 2**20
 """Logits whose softmax is taken at a time, in float32: what a core's caches keep."""
@@ -41,8 +41,11 @@ def linear_cross_entropy(
     Returns:
         Scalar in float32, or float64 for float64 inputs.
 
-    Numerics: logits in the inputs' dtype, softmax and sums in float32 (float64).
+    Numerics: logits in the inputs' dtype, softmax and sums in float32 (float64). Gradients by
+    products in the inputs' dtype, in fp16 in float32: a loss scale comes after them.
     """
+    if not torch.is_grad_enabled():  # inside, autograd would still say that it wants gradients
+        hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
     return _LinearCrossEntropy.apply(hidden_TH, weight_VH, labels_T, mask_T, tp_group)
 
 
@@ -132,6 +135,16 @@ class _Labels:
         return total
 
 
+def _dtypes(like: Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """The inputs' own dtype, that of sums, and that of gradients until they are scaled.
+
+    Most entries of softmax minus one hot are below what fp16 can tell from zero, which loss
+    scaling is there for; the scale is known in backward only, so until then they stay wide.
+    """
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return like.dtype, wide, wide if like.dtype == torch.float16 else like.dtype
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -143,30 +156,36 @@ class _LinearCrossEntropy(torch.autograd.Function):
         tp_group: Any,
     ) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
+        dtype, wide, kept = _dtypes(hidden_TH)
         mask_T = mask_T.to(wide)
         num_tokens, num_rows = hidden_TH.shape[0], weight_VH.shape[0]
         labels = _Labels(labels_T, num_rows, tp_group)
-        size = max(1, CHUNK_BYTES // (hidden_TH.dtype.itemsize * labels.most_rows))
+        size = max(1, CHUNK_BYTES // (dtype.itemsize * labels.most_rows))
         buffer_CV = hidden_TH.new_empty((min(size, num_tokens), num_rows))
         loss = mask_T.new_zeros(())
-        dhidden = torch.empty_like(hidden_TH) if wants_hidden else None
-        dweight = torch.zeros_like(weight_VH, dtype=wide) if wants_weight else None
+        factor_VH = weight_VH.to(kept) if wants_hidden else None
+        dhidden = torch.empty_like(hidden_TH, dtype=kept) if wants_hidden else None
+        dweight: Tensor | None = None
+        # One product needs no sum: it is the gradient, in the weight's dtype.
+        sum_dtype = wide if num_tokens > size else kept
         for start in range(0, num_tokens, size):
             rows = slice(start, min(start + size, num_tokens))
             hidden_CH, mask_C1 = hidden_TH[rows], mask_T[rows].unsqueeze(1)
             logits = buffer_CV[: hidden_CH.shape[0]]
             torch.mm(hidden_CH, weight_VH.t(), out=logits)
-            loss += labels.sum_and_gradient(logits, start, mask_T)
+            dlogits = logits.to(kept)
+            loss += labels.sum_and_gradient(dlogits, start, mask_T)
             # The mask goes to the narrow side of each product.
+            mask_C1 = mask_C1.to(kept)
             if dhidden is not None:
-                torch.mul(
-                    torch.mm(logits, weight_VH), mask_C1.to(hidden_TH.dtype), out=dhidden[rows]
-                )
-            if dweight is not None:
-                _add_product(dweight, logits, hidden_CH * mask_C1.to(hidden_TH.dtype))
+                torch.mul(torch.mm(dlogits, factor_VH), mask_C1, out=dhidden[rows])
+            if wants_weight:
+                masked = hidden_CH.to(kept) * mask_C1
+                dweight = _plus_product(dweight, dlogits, masked, sum_dtype)
+        if wants_weight and dweight is None:  # not one token
+            dweight = torch.zeros_like(weight_VH)
         ctx.save_for_backward(dhidden, dweight)
-        ctx.weight_dtype = weight_VH.dtype
+        ctx.dtypes = dtype, weight_VH.dtype
         return loss
 
     @staticmethod
@@ -174,18 +193,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dhidden, dweight = ctx.saved_tensors
         if dhidden is not None:
-            dhidden = (dhidden * dloss).to(dhidden.dtype)
+            dhidden = _scaled(dhidden, dloss, ctx.dtypes[0])
         if dweight is not None:
-            dweight = (dweight * dloss).to(ctx.weight_dtype)
+            dweight = _scaled(dweight, dloss, ctx.dtypes[1])
         return dhidden, dweight, None, None, None
 
 
-def _add_product(total_VH: Tensor, dlogits_CV: Tensor, hidden_CH: Tensor) -> None:
-    """``total += dlogits.T @ hidden``; in one call where the dtypes are one."""
+def _plus_product(
+    total_VH: Tensor | None, dlogits_CV: Tensor, hidden_CH: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """``total + dlogits.T @ hidden``, in place where there is a total; else in ``dtype``."""
+    if total_VH is None:
+        return (dlogits_CV.t() @ hidden_CH).to(dtype)
     if total_VH.dtype == dlogits_CV.dtype:
-        total_VH.addmm_(dlogits_CV.t(), hidden_CH)
-    else:
-        total_VH.add_(dlogits_CV.t() @ hidden_CH)
+        return total_VH.addmm_(dlogits_CV.t(), hidden_CH)
+    return total_VH.add_(dlogits_CV.t() @ hidden_CH)
+
+
+def _scaled(gradient: Tensor, dloss: Tensor, dtype: torch.dtype) -> Tensor:
+    """``gradient * dloss``; without a pass where that is 1, and asking costs nothing."""
+    if dloss.device.type == "cpu" and dloss == 1:
+        return gradient.to(dtype)
+    return (gradient * dloss).to(dtype)
 
 
 class _VocabCrossEntropy(torch.autograd.Function):
@@ -193,9 +222,10 @@ class _VocabCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits_TV: Tensor, labels_T: Tensor, mask_T: Tensor, tp_group: Any
     ) -> Tensor:
-        mask_T = mask_T.to(torch.promote_types(logits_TV.dtype, torch.float32))
+        ctx.dtype, wide, kept = _dtypes(logits_TV)
+        mask_T = mask_T.to(wide)
         labels = _Labels(labels_T, logits_TV.shape[1], tp_group)
-        dlogits = logits_TV.clone(memory_format=torch.contiguous_format)
+        dlogits = logits_TV.to(kept, copy=True, memory_format=torch.contiguous_format)
         loss = labels.sum_and_gradient(dlogits, 0, mask_T)
         ctx.save_for_backward(dlogits, mask_T)
         return loss
@@ -205,4 +235,4 @@ class _VocabCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dlogits, mask_T = ctx.saved_tensors
         scale_T1 = (mask_T * dloss).unsqueeze(1).to(dlogits.dtype)
-        return dlogits * scale_T1, None, None, None
+        return (dlogits * scale_T1).to(ctx.dtype), None, None, None

@@ -25,25 +25,19 @@ def rotary(x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) ->
     return _Rotary.apply(x_SBND, cos_SR, sin_SR, interleaved)
 
 
-class QkvSizes(NamedTuple):
-    """How the heads of q, k and v lie in one projection."""
-
-    groups: int
-    """G, key-value heads."""
-    queries: int
-    """N / G, query heads of each."""
-    width: int
-    """D."""
-
-
 def split_qkv_rotary(
-    mixed_SBM: Tensor, cos_SR: Tensor, sin_SR: Tensor, sizes: QkvSizes, interleaved: bool
+    mixed_SBM: Tensor,
+    cos_SR: Tensor,
+    sin_SR: Tensor,
+    sizes: tuple[int, int, int],
+    interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a projection into q, k and v, and rotate q and k: one pass each way.
 
     Args:
         mixed_SBM: [S, B, G * (N/G + 2) * D], Megatron's order: for each key-value group its
             queries, its key, its value.
+        sizes: G, N/G and D.
 
     Returns:
         q [S, B, N, D], k and v [S, B, G, D], laid out head by head in memory, which attention on
@@ -125,7 +119,7 @@ class _SplitQkvRotary(torch.autograd.Function):
         mixed_SBM: Tensor,
         cos_SR: Tensor,
         sin_SR: Tensor,
-        sizes: QkvSizes,
+        sizes: tuple[int, int, int],
         interleaved: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos_SR, sin_SR)
@@ -142,9 +136,9 @@ class _SplitQkvRotary(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-        groups, queries, width = sizes = ctx.sizes
+        groups, queries, width = ctx.sizes
         dmixed = dv.new_empty((*dv.shape[:2], groups * (queries + 2) * width))
-        dmixed_q, dmixed_k, dmixed_v = _by_group(dmixed, sizes)
+        dmixed_q, dmixed_k, dmixed_v = _by_group(dmixed, ctx.sizes)
         tables = _Tables.of(*ctx.saved_tensors, dmixed_q, ctx.interleaved)
         tables.rotate_back(dq.unflatten(2, (groups, queries)), dmixed_q)
         tables.rotate_back(dk.unsqueeze(3), dmixed_k)
@@ -152,10 +146,10 @@ class _SplitQkvRotary(torch.autograd.Function):
         return dmixed, None, None, None, None
 
 
-def _by_group(mixed_SBM: Tensor, sizes: QkvSizes) -> tuple[Tensor, Tensor, Tensor]:
+def _by_group(mixed_SBM: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """Views [S, B, G, N/G, D], [S, B, G, 1, D], [S, B, G, 1, D] of a projection."""
-    shape = (sizes.groups, sizes.queries + 2, sizes.width)
-    q, k, v = mixed_SBM.unflatten(2, shape).split((sizes.queries, 1, 1), dim=3)
+    groups, queries, width = sizes
+    q, k, v = mixed_SBM.unflatten(2, (groups, queries + 2, width)).split((queries, 1, 1), dim=3)
     return q, k, v
 
 

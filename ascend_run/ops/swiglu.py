@@ -40,5 +40,6 @@ class _SwiGlu(torch.autograd.Function):
         dgate_up = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         dgate, dup = dgate_up.chunk(2, dim=-1)
         torch.mul(dy, activated, out=dup)
-        torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=dgate)
+        torch.mul(dy, up, out=dgate)
+        torch.ops.aten.silu_backward.grad_input(dgate, gate, grad_input=dgate)
         return dgate_up

@@ -207,8 +207,12 @@ class PlatformOps:
     """[..., 2F] (gate, then up) -> [..., F]."""
     rotary: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
     """``(x_SBND, cos_SR, sin_SR, interleaved)``: rotate the first R (the tables' width) of D."""
-    fused: frozenset[str] = frozenset()
-    """Names of those that are one kernel here rather than composed."""
+    split_qkv_rotary: (
+        Callable[[Tensor, Tensor, Tensor, tuple[int, int, int], bool], tuple[Tensor, ...]] | None
+    ) = None
+    """``(mixed_SBM, cos_SR, sin_SR, (G, N/G, D), interleaved)``: the split of Megatron's
+    [S, B, G * (N/G + 2) * D] into q [S, B, N, D] and k, v [S, B, G, D], and the rotation of q and
+    k, at once; None where ``rotary`` after the split is as good."""
 
 
 class LossKernel(Protocol):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ascend_run.ops.rotary import QkvSizes, rotary, split_qkv_rotary
+from ascend_run.ops.rotary import rotary, split_qkv_rotary
 
 from . import elementwise as check
 
@@ -79,13 +79,14 @@ def test_strided_inputs_and_expanded_gradients_are_taken() -> None:
 
 
 def split_by_formula(
-    mixed: Tensor, cos: Tensor, sin: Tensor, sizes: QkvSizes, interleaved: bool
+    mixed: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int], interleaved: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Head by head: a group's queries, then its key, then its value."""
-    heads = list(mixed.split(sizes.width, dim=2))
+    groups, queries, width = sizes
+    heads = list(mixed.split(width, dim=2))
     q, k, v = [], [], []
-    for _ in range(sizes.groups):
-        q += [heads.pop(0) for _ in range(sizes.queries)]
+    for _ in range(groups):
+        q += [heads.pop(0) for _ in range(queries)]
         k.append(heads.pop(0))
         v.append(heads.pop(0))
     turned = (rotated(torch.stack(part, 2), cos, sin, interleaved) for part in (q, k))
@@ -101,7 +102,7 @@ def one(split: Callable[..., tuple[Tensor, ...]]) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize("width", [4, 6], ids=["partial", "whole"])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_the_split_follows_the_formula(queries: int, width: int, interleaved: bool) -> None:
-    sizes = QkvSizes(groups=2, queries=queries, width=6)
+    sizes = (2, queries, 6)
     cos, sin = tables(5, width)
     mixed = check.draw(5, 3, 2 * (queries + 2) * 6, seed=0)
     check.assert_equal_to_formula(
@@ -114,7 +115,7 @@ def test_the_split_follows_the_formula(queries: int, width: int, interleaved: bo
 def test_the_split_lays_heads_out_one_by_one_and_keeps_no_view_of_its_input() -> None:
     cos, sin = tables(5, 4)
     mixed = check.draw(5, 3, 2 * 4 * 4, seed=0)
-    outputs = split_qkv_rotary(mixed, cos, sin, QkvSizes(groups=2, queries=2, width=4), False)
+    outputs = split_qkv_rotary(mixed, cos, sin, (2, 2, 4), False)
     assert [tuple(out.shape) for out in outputs] == [(5, 3, 4, 4), (5, 3, 2, 4), (5, 3, 2, 4)]
     for out in outputs:
         assert out.permute(1, 2, 0, 3).is_contiguous()
@@ -124,7 +125,7 @@ def test_the_split_lays_heads_out_one_by_one_and_keeps_no_view_of_its_input() ->
 def test_an_output_of_the_split_that_nothing_reads_gets_no_gradient() -> None:
     cos, sin = tables(5, 4)
     mixed = check.draw(5, 3, 2 * 3 * 4, seed=0)
-    sizes = QkvSizes(groups=2, queries=1, width=4)
+    sizes = (2, 1, 4)
     q, _, _ = split_qkv_rotary(mixed, cos, sin, sizes, False)
     (ours,) = torch.autograd.grad(q.square().sum(), mixed)
     q, _, _ = split_by_formula(mixed, cos, sin, sizes, False)

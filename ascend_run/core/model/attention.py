@@ -142,29 +142,33 @@ class SelfAttention(MegatronSelfAttention):
         assert inference_context is None
         assert key_value_states is None
         mixed, _ = self.linear_qkv(hidden_states)
-        q, k, v = self._split(mixed)
-        if self.q_layernorm is not None:
-            q = self.q_layernorm(q)
-        if self.k_layernorm is not None:
-            k = self.k_layernorm(k)
-        if rotary_pos_emb is not None:
-            cos, sin = rotary_pos_emb.unbind(0)
-            q = self.ops.rotary(q, cos, sin, self.config.rotary_interleaved)
-            k = self.ops.rotary(k, cos, sin, self.config.rotary_interleaved)
+        q, k, v = self._heads(mixed, rotary_pos_emb)
         if self.checkpoint_core_attention and self.training:
             out = self._checkpointed_attention_forward(q, k, v, None, attention_bias=attention_bias)
         else:
             out = self.core_attention(q, k, v, None, attention_bias=attention_bias)
         return self.linear_proj(out)
 
-    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[S, B, G * (N/G + 2) * D] -> [S, B, N, D], [S, B, G, D], [S, B, G, D].
+    def _heads(self, mixed: Tensor, tables: Tensor | None) -> tuple[Tensor, ...]:
+        """[S, B, G * (N/G + 2) * D] -> [S, B, N, D], [S, B, G, D], [S, B, G, D], rotated.
 
         Megatron's order: for each key-value group its queries, its key, its value.
         """
         groups = self.num_query_groups_per_partition
         queries = self.num_attention_heads_per_partition // groups
         width = self.hidden_size_per_attention_head
+        interleaved = self.config.rotary_interleaved
+        has_norms = self.q_layernorm is not None or self.k_layernorm is not None
+        if tables is not None and self.ops.split_qkv_rotary is not None and not has_norms:
+            sizes = (groups, queries, width)
+            return self.ops.split_qkv_rotary(mixed, *tables.unbind(0), sizes, interleaved)
         grouped = mixed.view(*mixed.shape[:2], groups, queries + 2, width)
         q, k, v = grouped.split((queries, 1, 1), dim=3)
-        return q.reshape(*mixed.shape[:2], groups * queries, width), k.squeeze(3), v.squeeze(3)
+        q, k, v = q.reshape(*mixed.shape[:2], groups * queries, width), k.squeeze(3), v.squeeze(3)
+        if self.q_layernorm is not None:
+            q = self.q_layernorm(q)
+        if self.k_layernorm is not None:
+            k = self.k_layernorm(k)
+        if tables is not None:
+            q, k = (self.ops.rotary(x, *tables.unbind(0), interleaved) for x in (q, k))
+        return q, k, v

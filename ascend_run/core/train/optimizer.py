@@ -145,6 +145,27 @@ class _Chained(ChainedOptimizer):
             self.dynamic_scaler.update_once(found_inf)
         return found_inf
 
+    @torch.no_grad()
+    def step(self) -> tuple[bool, float | None, None]:
+        """As Megatron's, with ``_clip`` for its clipping."""
+        if self.prepare_grads():
+            return False, None, None
+        norm = float(self.get_grad_norm())
+        for part in self.chained_optimizers:
+            _clip(part, norm)
+        return self.step_with_ready_grads(), norm, None
+
+
+def _clip(part: MegatronOptimizer, norm: float) -> None:
+    """Scale gradients, in place, by ``clip_grad / norm`` where that is below 1.
+
+    Without Apex or Transformer Engine Megatron makes every gradient anew and copies it back.
+    """
+    gradients = [p.grad for p in part.get_parameters() if p.grad is not None]
+    factor = part.config.clip_grad / (norm + 1e-6)
+    if gradients and 0.0 < factor < 1.0:
+        torch._foreach_mul_(gradients, factor)
+
 
 def _megatron_optimizer(
     inner: torch.optim.Optimizer,

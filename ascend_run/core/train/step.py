@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from torch import Tensor, nn
 
 from ascend_run.core.hooks import Hooks
@@ -90,6 +91,8 @@ class TrainStep:
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = bundle.optimizer.scale_loss
         config.no_sync_func = bundle.chunks[0].no_sync
+        # Megatron keeps the last run's for the process, in whatever shape that was.
+        MoEAuxLossAutoScaler.main_loss_backward_scale = None
 
     def __call__(self, batches: Iterator[c.Batch], num_microbatches: int) -> StepResult:
         for chunk in self.bundle.chunks:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .allocator import keep_freed_memory, release_freed_memory
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,12 +39,14 @@ class CpuDevice:
             facade = Facade(self)
             facade.install()
             self._facade = facade
+            keep_freed_memory()
 
     def deactivate(self) -> None:
         """Put back every object that ``activate`` replaced."""
         if self._facade is not None:
             self._facade.remove()
             self._facade = None
+            release_freed_memory()
 
     def synchronize(self) -> None:
         """Nothing is queued: operations on the CPU are done when they return."""

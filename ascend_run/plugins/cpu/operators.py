@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn import functional as F
 
 from ascend_run.ops.rms_norm import rms_norm
-from ascend_run.ops.rotary import rotary
+from ascend_run.ops.rotary import rotary, split_qkv_rotary
 from ascend_run.ops.swiglu import swiglu
 from ascend_run.plugin_api import PlatformOps
 
@@ -17,5 +17,5 @@ def platform_ops() -> PlatformOps:
         layer_norm=lambda x, weight, bias, eps: F.layer_norm(x, (x.shape[-1],), weight, bias, eps),
         swiglu=swiglu,
         rotary=rotary,
-        fused=frozenset({"rms_norm", "layer_norm", "swiglu", "rotary"}),
+        split_qkv_rotary=split_qkv_rotary,
     )
