@@ -14,4 +14,4 @@ ascend-run preprocess --input "$STDLIB" --format python --skip-undecodable \
 ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml
 
 echo "Resuming from the checkpoint for 20 more steps."
-ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml train.train_iters=220
+ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml train.train_iters=250
