@@ -1,7 +1,8 @@
 """One run's hooks: ask the plugins, combine their answers by kind, compile events to plain calls.
 
-The hot path never goes through pluggy: what a hook answers while the run is being built is what
-runs, and an event is a chain of the listeners' own bound methods.
+pluggy validates the plugins against the specifications and keeps the implementations in the order
+of registration; it calls nothing. What a hook answers while the run is being built is what runs,
+and an event is a chain of the listeners' own bound methods.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import pluggy
 
 from ascend_run.plugin_api import hookspecs
 from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.hook_kinds import PROJECT, HookKind
 from ascend_run.plugin_api.hook_points import HookPoint, hook_points
-from ascend_run.plugin_api.hookspecs import PROJECT, HookKind
 from ascend_run.plugin_api.manifest import Claim
 
 T = TypeVar("T")
+Watch = Callable[[str, Any, Any], None]
+"""Told of one step of wrapping: the plugin, what it was given, what it answered."""
 
 
 class Hooks:
@@ -36,8 +39,7 @@ class Hooks:
         self._points = hook_points()
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
-        # pluggy calls the last registered first.
-        for plugin in reversed(self.plugins):
+        for plugin in self.plugins:
             self._manager.register(plugin, name=plugin.manifest.name)
         try:
             self._manager.check_pending()
@@ -47,14 +49,16 @@ class Hooks:
 
     def provide(self, hook: str, **arguments: Any) -> Any:
         """The one plugin's answer, or the platform's, or None."""
+        return self.provide_named(hook, **arguments)[1]
+
+    def provide_named(self, hook: str, **arguments: Any) -> tuple[str, Any]:
+        """As ``provide``, with the name of the plugin that answered; none is an empty name."""
         self._expect(hook, HookKind.PROVIDER)
-        last = [impl for impl in self._implementations(hook) if _is_platform(impl.plugin)]
-        first = [impl for impl in self._implementations(hook) if not _is_platform(impl.plugin)]
-        for implementation in (*first, *last):
+        for implementation in sorted(self._implementations(hook), key=_is_platforms):
             answer = _call(implementation, arguments)
             if answer is not None:
-                return answer
-        return None
+                return implementation.plugin_name, answer
+        return "", None
 
     def require(self, hook: str, **arguments: Any) -> Any:
         """As ``provide``; no answer is an error.
@@ -62,32 +66,43 @@ class Hooks:
         Raises:
             HookError: Nobody answered.
         """
-        answer = self.provide(hook, **arguments)
+        return self.require_named(hook, **arguments)[1]
+
+    def require_named(self, hook: str, **arguments: Any) -> tuple[str, Any]:
+        """As ``provide_named``; no answer is an error.
+
+        Raises:
+            HookError: Nobody answered.
+        """
+        name, answer = self.provide_named(hook, **arguments)
         if answer is None:
             raise HookError(f"no enabled plugin answers {hook}; see: ascend-run plugins")
-        return answer
-
-    def wrappers(self, hook: str, **arguments: Any) -> list[Callable[[Any], Any]]:
-        """The functions from inner to outer, innermost first."""
-        self._expect(hook, HookKind.WRAPPER)
-        answers = (
-            _call(implementation, arguments) for implementation in self._implementations(hook)
-        )
-        return [answer for answer in answers if answer is not None]
+        return name, answer
 
     def implements(self, hook: str) -> bool:
         """Whether any enabled plugin implements a hook."""
         return bool(self._implementations(hook))
 
-    def wrap(self, hook: str, inner: T, **arguments: Any) -> T:
-        """``inner`` inside every wrapper, the first plugin's innermost."""
+    def wrap(self, hook: str, inner: T, watch: Watch | None = None, /, **arguments: Any) -> T:
+        """``inner`` inside every wrapper, the first plugin's innermost.
+
+        Raises:
+            HookError: A wrapper answered None; or what ``watch`` raises.
+        """
+        self._expect(hook, HookKind.WRAPPER)
         outer = inner
-        for wrapper in self.wrappers(hook, **arguments):
-            outer = wrapper(outer)
+        for implementation in self._implementations(hook):
+            wrapper: Callable[[T], T] | None = _call(implementation, arguments)
+            if wrapper is None:
+                continue
+            given, outer = outer, wrapper(outer)
             if outer is None:
                 raise HookError(
-                    f"{hook}: {_owner(wrapper)} answered None in place of what it wraps"
+                    f"{hook}: '{implementation.plugin_name}' answered None in place of what it "
+                    "wraps"
                 )
+            if watch is not None:
+                watch(implementation.plugin_name, given, outer)
         return outer
 
     def contributions(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
@@ -104,16 +119,19 @@ class Hooks:
         Raises:
             HookError: Two plugins give the same key.
         """
-        merged: dict[str, Any] = {}
-        owner: dict[str, str] = {}
-        for plugin, answer in self.contributions(hook, **arguments):
-            for key, value in answer.items():
-                if key in merged:
-                    raise HookError(
-                        f"{hook}: '{owner[key]}' and '{plugin}' both give {key!r}; enable one"
-                    )
-                merged[key], owner[key] = value, plugin
-        return merged
+        answers = self.contributions(hook, **arguments)
+        items = ((plugin, item) for plugin, answer in answers for item in answer.items())
+        return _without_duplicates(hook, items)
+
+    def collect(self, hook: str, key: Callable[[Any], str], **arguments: Any) -> list[Any]:
+        """One list from all answers that are sequences; ``key`` is what two may not share.
+
+        Raises:
+            HookError: Two items have one key.
+        """
+        answers = self.contributions(hook, **arguments)
+        items = ((plugin, (key(item), item)) for plugin, answer in answers for item in answer)
+        return list(_without_duplicates(hook, items).values())
 
     def event(self, hook: str) -> Callable[..., None]:
         """A callable that tells every listener; a no-op where there is none.
@@ -124,21 +142,33 @@ class Hooks:
         return _compile_chain(self._points[hook], self._implementations(hook))
 
     def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
-        """In resolved order: pluggy lists them in the order of registration, which is reversed."""
-        return list(reversed(getattr(self._manager.hook, hook).get_hookimpls()))
+        """In the order of registration, which is the resolved one."""
+        found: list[pluggy.HookImpl] = getattr(self._manager.hook, hook).get_hookimpls()
+        return found
 
     def _expect(self, hook: str, kind: HookKind) -> None:
         actual = self._points[hook].kind
         assert actual is kind, f"{hook} is a {actual}, asked as a {kind}"
 
 
-def _is_platform(plugin: Any) -> bool:
-    return Claim.PLATFORM in plugin.manifest.claims
+def _is_platforms(implementation: pluggy.HookImpl) -> bool:
+    return Claim.PLATFORM in implementation.plugin.manifest.claims
 
 
 def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     """Ask one plugin, with just the arguments that it takes."""
     return implementation.function(*(arguments[name] for name in implementation.argnames))
+
+
+def _without_duplicates(hook: str, items: Iterator[tuple[str, tuple[str, Any]]]) -> dict[str, Any]:
+    """One mapping from (plugin, (key, value))."""
+    merged: dict[str, Any] = {}
+    owner: dict[str, str] = {}
+    for plugin, (key, value) in items:
+        if key in merged:
+            raise HookError(f"{hook}: '{owner[key]}' and '{plugin}' both give {key!r}; enable one")
+        merged[key], owner[key] = value, plugin
+    return merged
 
 
 def _compile_chain(
@@ -157,7 +187,3 @@ def _compile_chain(
     source = f"def {point.name}({', '.join(point.arguments)}): {calls or 'pass'}"
     exec(source, scope)
     return scope[point.name]
-
-
-def _owner(function: Callable[..., Any]) -> str:
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"

@@ -12,7 +12,7 @@ import attrs
 
 from ascend_run.core.config.loading import ResolvedConfig
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api.contracts import ReportPanel
+from ascend_run.plugin_api import ReportPanel
 from ascend_run.plugin_api.layout import Layout
 from ascend_run.registry.discovery import Catalogue
 from ascend_run.registry.explanation import explain_hooks, explain_plugin, idle
@@ -53,7 +53,13 @@ def plan_data(
         "device": config.platform,
         "plugins": [_plugin(plugin, resolution, catalogue) for plugin in resolution.order],
         "hooks": [
-            {"hook": o.hook, "kind": str(o.kind), "owners": [*o.owners], "why": o.why}
+            {
+                "hook": o.hook,
+                "kind": str(o.kind),
+                "point": str(o.point),
+                "owners": [*o.owners],
+                "why": o.why,
+            }
             for o in explained
         ],
         "claims": {str(claim): owner for claim, owner in resolution.owners.items()},
@@ -66,9 +72,11 @@ def plan_data(
         },
         "ranks": _ranks(layout),
         "process_groups": [*own_groups],
-        "environment": hooks.merge("ascend_environment", config=config),
+        "environment": hooks.merge(
+            "ascend_environment", config=config, local_world_size=config.run.nproc
+        ),
         "patching": [name for owners in patching for name in owners.owners],
-        "panels": [_panel(panel) for panel in hooks.merge("ascend_report").values()],
+        "panels": [_panel(p) for p in hooks.collect("ascend_report", lambda panel: panel.title)],
         "origins": dict(resolved.origins),
     }
 

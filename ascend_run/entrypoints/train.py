@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .planning import Prepared
 
 _RANK_TARGET: Final = "ascend_run.entrypoints.train:run_rank"
+_READ_AT_START: Final = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
+"""Variables of these prefixes are read once, when a process starts."""
 
 
 @click.command("train")
@@ -88,10 +90,12 @@ def command(
         _print_config(prepared)
         return
     _check_data(prepared)
-    _set_environment(prepared, 1 if place else options.nproc)
+    too_late = _set_environment(prepared, 1 if place else options.nproc)
     if place is not None:
+        if too_late and place.rank == 0:
+            _warn_too_late(too_late, place)
         _train_in_place(prepared, place)
-    elif options.world_size == 1:
+    elif options.world_size == 1 and not too_late:
         _train_alone(prepared)
     else:
         _train_on_ranks(request, options)
@@ -149,17 +153,22 @@ def _check_data(prepared: Prepared) -> None:
         check_data(prepared.config)
 
 
-def _set_environment(prepared: Prepared, nproc: int) -> None:
+def _set_environment(prepared: Prepared, nproc: int) -> list[str]:
     """What must be in the environment before torch is imported.
+
+    Returns:
+        Variables that this process would have had to be started with: they serve only processes
+        that it starts.
 
     Raises:
         ConfigError: A plugin needs another value than the user has set.
     """
     from ascend_run.core.hooks import Hooks
-    from ascend_run.core.launch.options import threads_per_rank
     from ascend_run.plugin_api.errors import ConfigError
 
-    wanted = Hooks(prepared.instances()).merge("ascend_environment", config=prepared.config)
+    wanted = Hooks(prepared.instances()).merge(
+        "ascend_environment", config=prepared.config, local_world_size=nproc
+    )
     problems = [
         f"{name}={os.environ[name]!r}: an enabled plugin needs {value!r}; unset it"
         for name, value in wanted.items()
@@ -167,11 +176,24 @@ def _set_environment(prepared: Prepared, nproc: int) -> None:
     ]
     if problems:
         raise ConfigError("the environment does not suit this run", problems)
+    too_late = [
+        name
+        for name, value in wanted.items()
+        if name.startswith(_READ_AT_START) and os.environ.get(name) != value
+    ]
     os.environ.update(wanted)
     # A torch_npu without its libraries would break the import of torch itself.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    if prepared.config.platform == "cpu":
-        os.environ.update(threads_per_rank(nproc, os.environ))
+    return too_late
+
+
+def _warn_too_late(names: Sequence[str], place: Place) -> None:
+    settings = " ".join(f"{name}={os.environ[name]}" for name in names)
+    click.echo(
+        f"warning: {', '.join(names)} had to be set before this process started; set it where "
+        f"{place.starter} is started: {settings} ...",
+        err=True,
+    )
 
 
 def _train_in_place(prepared: Prepared, place: Place) -> None:

@@ -1,6 +1,10 @@
-"""What a plugin author imports. Light: importing it imports no torch."""
+"""What a plugin author imports: every name from here. Light: importing it imports no torch."""
 
-from .config import FieldSection, RunConfig
+from .config import (
+    FieldSection,
+    FrozenMapping,
+    RunConfig,
+)
 from .contracts import (
     AttentionFeatures,
     AttentionKernel,
@@ -8,22 +12,34 @@ from .contracts import (
     AttentionSpec,
     Batch,
     BatchField,
+    BatchIterator,
+    CheckpointEntry,
+    CheckpointStore,
     ConfigKey,
     Datasets,
+    Device,
     Dropout,
     ExpertActivation,
+    ExpertsKernel,
     ExpertWeights,
+    HostCopier,
+    LossKernel,
     LossSum,
     Mask,
+    Metrics,
     ModelBundle,
     ModelFamily,
     Patch,
     PlatformOps,
+    Reading,
     ReportPanel,
     RunContext,
+    SequencePartition,
     ShardPiece,
+    Task,
     TensorMap,
     TokenBlend,
+    Wrapper,
 )
 from .errors import (
     AscendRunError,
@@ -38,10 +54,30 @@ from .errors import (
     RankFailure,
     StorageError,
 )
-from .hookspecs import HookKind, hookimpl
-from .layout import Layout
-from .manifest import Claim, Condition, Manifest, Maturity, Numerics, Support
-from .version import API_VERSION
+from .hook_kinds import (
+    HookKind,
+    Point,
+    hookimpl,
+)
+from .layout import (
+    Layout,
+)
+from .manifest import (
+    Claim,
+    Condition,
+    Manifest,
+    Maturity,
+    Numerics,
+    Support,
+)
+from .version import (
+    API_VERSION,
+)
+from .working_values import (
+    around,
+    divisors,
+    one_of,
+)
 
 __all__ = [
     "API_VERSION",
@@ -52,25 +88,34 @@ __all__ = [
     "AttentionSpec",
     "Batch",
     "BatchField",
+    "BatchIterator",
+    "CheckpointEntry",
     "CheckpointError",
+    "CheckpointStore",
     "Claim",
     "Condition",
     "ConfigError",
     "ConfigKey",
     "DataError",
     "Datasets",
+    "Device",
     "Dropout",
     "ExpertActivation",
     "ExpertWeights",
+    "ExpertsKernel",
     "FieldSection",
+    "FrozenMapping",
     "HookError",
     "HookKind",
+    "HostCopier",
     "Layout",
     "LayoutError",
+    "LossKernel",
     "LossSum",
     "Manifest",
     "Mask",
     "Maturity",
+    "Metrics",
     "ModelBundle",
     "ModelFamily",
     "Numerics",
@@ -79,14 +124,22 @@ __all__ = [
     "PlatformOps",
     "PluginLoadError",
     "PluginResolutionError",
+    "Point",
     "RankFailure",
+    "Reading",
     "ReportPanel",
     "RunConfig",
     "RunContext",
+    "SequencePartition",
     "ShardPiece",
     "StorageError",
     "Support",
+    "Task",
     "TensorMap",
     "TokenBlend",
+    "Wrapper",
+    "around",
+    "divisors",
     "hookimpl",
+    "one_of",
 ]

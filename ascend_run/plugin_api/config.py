@@ -8,10 +8,15 @@ so neither this module nor a plugin needs torch to know them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import attrs
+
+DEFAULT_PLATFORM: Final = "cpu"
+DEFAULT_TASK: Final = "pretrain"
+DEFAULT_FAMILY: Final = "llama"
+"""The plugins that a run has where the user names none: the only ones that the kernel names."""
 
 _positive: Any = attrs.validators.gt(0)
 _not_negative: Any = attrs.validators.ge(0)
@@ -22,25 +27,13 @@ def _fraction(instance: object, attribute: attrs.Attribute[Any], value: float) -
         raise ValueError(f"{attribute.name} must be at least 0 and below 1, got {value}")
 
 
-class FieldSection(Mapping[str, Any]):
-    """Megatron's fields of one section, read as attributes: ``config.model.num_layers``.
-
-    Raises:
-        AttributeError: The installed Megatron has no such field.
-    """
+class FrozenMapping(Mapping[str, Any]):
+    """A mapping that nobody changes, nor the lists in it: they are kept as tuples."""
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask for these before _values exists
-            raise AttributeError(name)
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"no field {name!r}") from None
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+        self._values = {name: _frozen(value) for name, value in dict(values).items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return self._values
@@ -58,7 +51,31 @@ class FieldSection(Mapping[str, Any]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"FieldSection({self._values!r})"
+        return f"{type(self).__name__}({self._values!r})"
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    return FrozenMapping(value) if isinstance(value, dict) else value
+
+
+class FieldSection(FrozenMapping):
+    """Megatron's fields of one section, read as attributes: ``config.model.num_layers``.
+
+    Raises:
+        AttributeError: The installed Megatron has no such field.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle ask for these before _values exists
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"no field {name!r}") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -176,8 +193,8 @@ class RunConfig:
 
     enable: tuple[str, ...] = ()
     """Feature plugins, by canonical name, in resolved order (innermost first)."""
-    platform: str = "cpu"
-    task: str = "pretrain"
+    platform: str = DEFAULT_PLATFORM
+    task: str = DEFAULT_TASK
     run: RunSection = attrs.field(factory=RunSection)
     model: FieldSection
     parallel: FieldSection
@@ -185,5 +202,5 @@ class RunConfig:
     train: TrainSection = attrs.field(factory=TrainSection)
     optimizer: OptimizerSection = attrs.field(factory=OptimizerSection)
     checkpoint: CheckpointSection = attrs.field(factory=CheckpointSection)
-    plugins: Mapping[str, Any] = attrs.field(factory=dict)
+    plugins: Mapping[str, Any] = attrs.field(factory=dict, converter=FrozenMapping)
     """Plugin name -> its own frozen options."""

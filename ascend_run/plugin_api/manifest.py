@@ -10,11 +10,20 @@ from typing import Any, Final
 
 import attrs
 
+from .config import DEFAULT_PLATFORM
+from .contracts.attention import AttentionFeatures
 from .version import API_VERSION
 
 
 class Claim(enum.StrEnum):
-    """The seams that only one plugin of a run may own."""
+    """The seams that only one plugin of a run may own.
+
+    Whoever implements a provider hook must claim its seam (the hook's specification says which);
+    ``saved-activations`` is claimed by what moves or drops the tensors that a layer keeps for
+    backward. Reserved, with no hook of their own yet: ``token-dispatcher``, ``linear-comm``,
+    ``activation-policy``, ``parameter-storage`` and ``schedule``. Claim them all the same where a
+    plugin owns such a seam by way of a wrapper: two that do are then refused.
+    """
 
     ATTENTION_KERNEL = "attention-kernel"
     SEQUENCE_EXCHANGE = "sequence-exchange"
@@ -34,6 +43,8 @@ class Claim(enum.StrEnum):
     TASK = "task"
     MODEL_FAMILY = "model-family"
     PLATFORM = "platform"
+    PLATFORM_OPS = "platform-ops"
+    NORM = "norm"
 
 
 class Numerics(enum.StrEnum):
@@ -128,8 +139,13 @@ class Manifest:
     idle: Condition | None = None
     """When this holds the plugin changes nothing and its hooks may answer None."""
     numerics: Numerics = Numerics.BITWISE
-    platforms: Mapping[str, Support] = attrs.field(factory=lambda: {"cpu": Support.REAL})
+    platforms: Mapping[str, Support] = attrs.field(factory=lambda: {DEFAULT_PLATFORM: Support.REAL})
     """Platform -> how it runs there; a platform that is not named is refused."""
+    attention: AttentionFeatures | None = None
+    """What its attention kernel can do; of one that wraps another, what it lets through. None says
+    nothing, and then a kernel's ``features`` are seen only once it is built on the ranks."""
+    attention_needs: AttentionFeatures = attrs.field(factory=AttentionFeatures)
+    """What it asks of the attention kernel inside of it: ``bias`` for a bias that it adds."""
     level: int = attrs.field(default=2, validator=attrs.validators.in_((0, 1, 2)))
     """The bundle ``--level N`` that it belongs to."""
     maturity: Maturity = Maturity.EXPERIMENTAL

@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api import HookError, HookKind
+from ascend_run.plugin_api import HookError, HookKind, Point
 from ascend_run.plugin_api.hook_points import HookPoint, hook_points
 
 from .hooks import hook_problems, implementations
-from .kinds import CHOSEN_WITH, CLAIMS, Kind, Plugin, kind_of
+from .kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from .resolution import Resolution
 
 
@@ -22,6 +22,7 @@ class HookOwners:
 
     hook: str
     kind: HookKind
+    point: Point
     owners: tuple[str, ...]
     """In the order in which they are asked, applied or told."""
     why: str
@@ -48,7 +49,9 @@ def explain_hooks(resolution: Resolution) -> tuple[HookOwners, ...]:
         if owners:
             names = tuple(plugin.manifest.name for plugin in owners)
             explained.append(
-                HookOwners(point.name, point.kind, names, _why(point, owners, resolution))
+                HookOwners(
+                    point.name, point.kind, point.point, names, _why(point, owners, resolution)
+                )
             )
     return tuple(explained)
 
@@ -81,7 +84,7 @@ def idle(resolution: Resolution, config: Any) -> dict[str, str]:
 
 def _why(point: HookPoint, owners: Sequence[Plugin], resolution: Resolution) -> str:
     if point.kind is HookKind.PROVIDER:
-        return "; else ".join(_why_asked(plugin) for plugin in owners)
+        return "; else ".join(_why_asked(point, plugin) for plugin in owners)
     if len(owners) == 1:
         return "only one implements it"
     manner = {
@@ -93,14 +96,11 @@ def _why(point: HookPoint, owners: Sequence[Plugin], resolution: Resolution) -> 
     return f"{manner}; {'; '.join(steps)}"
 
 
-def _why_asked(plugin: Plugin) -> str:
+def _why_asked(point: HookPoint, plugin: Plugin) -> str:
     manifest = plugin.manifest
     if kind_of(manifest) is Kind.PLATFORM:
         return f"{manifest.name}: the platform's default"
-    claims = [claim for claim in manifest.claims if claim not in CLAIMS.values()]
-    if claims:
-        return f"{manifest.name}: claims {', '.join(claims)}"
-    return f"{manifest.name}: the only {kind_of(manifest)} that implements it"
+    return f"{manifest.name}: claims {point.claim}"
 
 
 def _why_next(inner: Plugin, outer: Plugin, resolution: Resolution) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 import attrs
 
+from ascend_run.plugin_api.hook_kinds import PROJECT
 from ascend_run.plugin_api.hook_points import hook_points
-from ascend_run.plugin_api.hookspecs import PROJECT
 
-from .kinds import Plugin
+from .kinds import Kind, Plugin, kind_of
 
 _REORDERING = ("tryfirst", "trylast", "wrapper", "hookwrapper")
 
@@ -44,7 +44,8 @@ def implementations(plugin: Plugin) -> dict[str, Implementation]:
 
 
 def hook_problems(plugin: Plugin) -> list[str]:
-    """Implementations that would never be called, or not in the order that ``plan`` shows."""
+    """Implementations that would never be called, not in the order that ``plan`` shows, or in a
+    race with another plugin's, as they answer for a seam that the manifest does not claim."""
     points = hook_points()
     name = plugin.manifest.name
     problems: list[str] = []
@@ -55,6 +56,13 @@ def hook_problems(plugin: Plugin) -> list[str]:
             hint = f"; did you mean {near[0]}?" if near else ""
             problems.append(f"'{name}' implements {hook}, which is no hook{hint}")
             continue
+        claim = points[hook].claim
+        is_default = kind_of(plugin.manifest) is Kind.PLATFORM
+        if claim and claim not in plugin.manifest.claims and not is_default:
+            problems.append(
+                f"'{name}' answers {hook} without claiming '{claim}'; add Claim.{claim.name} to "
+                "the claims of its manifest"
+            )
         for argument in implementation.arguments:
             if argument not in points[hook].arguments:
                 known = ", ".join(points[hook].arguments) or "none"

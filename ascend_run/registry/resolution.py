@@ -10,11 +10,9 @@ from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api import AscendRunError, Claim, Condition, HookKind, Support
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api import AscendRunError, Claim, Condition, Support
 
 from .discovery import joint_refusal
-from .hooks import implementations
 from .kinds import CHOSEN_WITH, CLAIMS, Kind, Plugin, kind_of
 
 _PLACES = list(Kind)
@@ -62,7 +60,6 @@ def resolve(
     canonical = {alias: n for n, p in plugins.items() for alias in (n, *p.manifest.aliases)}
     inner = _declared_order(plugins, canonical)
     owners, problems = _claims(plugins)
-    problems += _rival_providers(plugins, owners)
     problems += _missing(plugins, canonical, failed)
     problems += _conflicts(plugins, canonical)
     problems += _refused_platforms(plugins)
@@ -125,22 +122,6 @@ def _claims(plugins: Mapping[str, Plugin]) -> tuple[dict[Claim, str], list[str]]
         if len(names) > 1
     ]
     return {claim: names[0] for claim, names in claimants.items()}, problems
-
-
-def _rival_providers(plugins: Mapping[str, Plugin], owners: Mapping[Claim, str]) -> Iterator[str]:
-    """Two that answer one provider hook without a shared claim would race."""
-    points = hook_points()
-    answering: dict[str, list[str]] = {}
-    for name, plugin in plugins.items():
-        if kind_of(plugin.manifest) is Kind.PLATFORM:  # answers last, as the default
-            continue
-        for hook in implementations(plugin):
-            if hook in points and points[hook].kind is HookKind.PROVIDER:
-                answering.setdefault(hook, []).append(name)
-    for hook, names in answering.items():
-        shared = set.intersection(*({*plugins[name].manifest.claims} for name in names))
-        if len(names) > 1 and not shared:  # a shared claim is refused by that name
-            yield f"{_all_of(names)} answer {hook}, which one plugin answers; enable one of them"
 
 
 def _missing(

@@ -12,12 +12,11 @@ import attrs
 import pytest
 
 from ascend_run.entrypoints.option_docs import option_docs
-from ascend_run.plugin_api import API_VERSION, HookKind, Numerics
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api import API_VERSION, Numerics
 from ascend_run.registry.discovery import Candidate, discover
 from ascend_run.registry.explanation import check_hooks
 from ascend_run.registry.hooks import implementations
-from ascend_run.registry.kinds import CLAIMS, Plugin
+from ascend_run.registry.kinds import Plugin
 
 ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
@@ -98,17 +97,6 @@ def test_its_options_are_frozen_and_documented(name: str) -> None:
 def test_its_hooks_exist_and_take_what_there_is(name: str) -> None:
     assert implementations(plugin(name))
     check_hooks([plugin(name)])
-
-
-def test_it_provides_only_what_it_claims_or_what_is_its_kinds(name: str) -> None:
-    """A provider hook without a claim would be refused only once a rival comes."""
-    claims = {str(claim) for claim in plugin(name).manifest.claims}
-    if claims & {str(claim) for claim in CLAIMS.values()}:
-        return  # the platform, the task and the family answer for their kind
-
-    for hook in implementations(plugin(name)):
-        if hook_points()[hook].kind is HookKind.PROVIDER:
-            assert claims, f"{hook} is answered by one plugin alone; claim its seam"
 
 
 def test_importing_it_imports_no_torch(name: str) -> None:

@@ -86,6 +86,24 @@ def test_a_wrapper_that_answers_none_for_its_inner_thing_is_an_error() -> None:
         )
 
 
+def test_what_was_given_and_answered_at_each_step_of_wrapping_can_be_watched() -> None:
+    seen: list[Any] = []
+    hooks = Hooks([Layer("a"), Layer("b")])
+    hooks.wrap("ascend_layer", "x", lambda *step: seen.append(step), layer_index=0)
+    assert seen == [("a", "x", "a0(x)"), ("b", "a0(x)", "b0(a0(x))")]
+
+
+def test_a_list_from_all_answers_refuses_what_two_plugins_give() -> None:
+    class Panels(Base):
+        @hookimpl
+        def ascend_report(self) -> list[str]:
+            return ["loss", self.manifest.name]
+
+    assert Hooks([Panels("a")]).collect("ascend_report", str) == ["loss", "a"]
+    with pytest.raises(HookError, match="'a' and 'b' both give 'loss'"):
+        Hooks([Panels("a"), Panels("b")]).collect("ascend_report", str)
+
+
 def test_contributions_merge_and_a_key_given_twice_names_both_plugins() -> None:
     assert Hooks([Groups("a")]).merge("ascend_process_groups", config=None, layout=None) == {
         "ring": [[0]]

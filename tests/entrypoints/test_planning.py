@@ -132,7 +132,7 @@ def test_the_plan_is_plain_json(install: Install, file: Path) -> None:
         "@hookimpl\ndef ascend_patches(self):\n    raise AssertionError('this one needs torch')\n"
         "@hookimpl\ndef ascend_report(self):\n"
         "    from ascend_run.plugin_api import ReportPanel\n"
-        "    return {'ring': ReportPanel(title='Ring', metrics=('ring_bytes',), unit='B')}"
+        "    return [ReportPanel(title='Ring', metrics=('ring_bytes',), unit='B')]"
     )
     offer(install, "ring", plugin_with(hooks), version="2.5")
 

@@ -80,6 +80,25 @@ def test_a_misspelt_hook_is_refused_with_the_nearest() -> None:
     )
 
 
+def test_an_answer_for_a_seam_that_the_manifest_does_not_claim_is_refused() -> None:
+    with pytest.raises(HookError) as refused:
+        check_hooks([plugin("ring", {"ascend_experts": answer}, claims=(Claim.ROUTER,))])
+
+    (problem,) = refused.value.problems
+    assert problem.startswith("'ring' answers ascend_experts without claiming 'experts'; add")
+    check_hooks([plugin("ring", {"ascend_experts": answer}, claims=(Claim.EXPERTS,))])
+
+
+def test_the_platform_answers_as_the_default_without_the_claim_and_a_feature_is_no_platform() -> (
+    None
+):
+    hooks = {"ascend_attention_kernel": answer, "ascend_device": answer}
+    check_hooks([platform("cpu", hooks)])
+
+    with pytest.raises(HookError, match=r"Claim\.PLATFORM"):
+        check_hooks([plugin("ring", hooks, claims=(Claim.ATTENTION_KERNEL,))])
+
+
 def test_an_argument_that_a_hook_does_not_have_is_refused_with_those_it_has() -> None:
     def ascend_process_groups(self: object, layer: int) -> None: ...
 

@@ -97,16 +97,6 @@ def test_three_claimants_are_one_problem() -> None:
     assert "'a', 'b' and 'c' all claim" in error.problems[0]
 
 
-def test_two_answers_to_one_provider_are_refused_without_a_claim() -> None:
-    norm = {"ascend_norm": lambda self: None}
-
-    error = refusal_of(plugin("a", norm), plugin("b", norm))
-
-    assert error.problems == (
-        "'a' and 'b' both answer ascend_norm, which one plugin answers; enable one of them",
-    )
-
-
 def test_a_shared_claim_is_one_problem_though_the_hook_is_shared_too() -> None:
     hooks = {"ascend_experts": lambda self: None}
     rivals = [plugin(name, hooks, claims=(Claim.EXPERTS,)) for name in "ab"]

@@ -26,6 +26,8 @@ def lines_of_code(path: Path) -> int:
 
 
 def test_plugin_api_and_registry_have_under_1500_lines_of_code() -> None:
-    paths = [*PACKAGE.glob("plugin_api/*.py"), *PACKAGE.glob("registry/*.py")]
+    """The packages' lists of exported names are no code."""
+    paths = [*PACKAGE.glob("plugin_api/*.py"), *PACKAGE.glob("plugin_api/contracts/*.py")]
+    paths += PACKAGE.glob("registry/*.py")
 
-    assert sum(lines_of_code(path) for path in paths) < 1500
+    assert sum(lines_of_code(path) for path in paths if path.name != "__init__.py") < 1500

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.working_values import around, divisors, one_of
 
 from .value_types import show
-from .working_values import around, divisors, one_of
 
 
 def consistency_problems(config: RunConfig) -> list[str]:
@@ -59,7 +59,7 @@ def _experts(config: RunConfig) -> Iterator[str]:
             f"model.num_moe_experts={experts}; use at most {experts}"
         )
     frequency = model.moe_layer_freq
-    if isinstance(frequency, list) and len(frequency) != model.num_layers:
+    if isinstance(frequency, tuple) and len(frequency) != model.num_layers:
         yield (
             f"model.moe_layer_freq has {len(frequency)} entries; expected one for each of "
             f"model.num_layers={model.num_layers}"
@@ -73,8 +73,8 @@ def _router(config: RunConfig) -> Iterator[str]:
     if model.num_moe_experts is None:
         return
     kinds, coefficients = model.moe_router_load_balancing_type, model.moe_aux_loss_coeff
-    if isinstance(kinds, list) != isinstance(coefficients, list) or (
-        isinstance(kinds, list) and len(kinds) != len(coefficients)
+    if isinstance(kinds, tuple) != isinstance(coefficients, tuple) or (
+        isinstance(kinds, tuple) and len(kinds) != len(coefficients)
     ):
         yield (
             f"model.moe_router_load_balancing_type={show(kinds)} and "
@@ -82,7 +82,7 @@ def _router(config: RunConfig) -> Iterator[str]:
             "two single values"
         )
     known = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
+    for kind in kinds if isinstance(kinds, tuple) else [kinds]:
         if kind not in known:
             yield (
                 f"model.moe_router_load_balancing_type={kind!r}: expected one of {', '.join(known)}"

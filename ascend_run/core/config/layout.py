@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.layout import Layout
+from ascend_run.plugin_api.working_values import around, divisors, one_of
 
 from .consistency import consistency_problems
-from .working_values import around, divisors, one_of
+from .stages import stage_problems, virtual_size
 
 
 def layout_of(config: RunConfig, world_size: int, rank: int = 0) -> Layout:

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.plugin_api.config import DEFAULT_FAMILY
+
 _positive: Any = attrs.validators.gt(0)
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
@@ -20,7 +22,7 @@ def _proper_share(instance: object, attribute: attrs.Attribute[Any], value: floa
 class ModelKeys:
     """Merged into ``config.model``; a family's defaults may set any of them."""
 
-    family: str = "llama"
+    family: str = DEFAULT_FAMILY
     """Plugin of the group ``ascend_run.models``; Hugging Face's ``model_type``."""
     hf_path: str | None = None
     """Folder in Hugging Face's form to take the model's config and weights from."""

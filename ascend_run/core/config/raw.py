@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.plugin_api.config import DEFAULT_FAMILY, DEFAULT_PLATFORM, DEFAULT_TASK
 from ascend_run.plugin_api.errors import ConfigError
 
 from .value_types import TypeMismatch, describe, is_list, may_be_text, show, structure
@@ -82,11 +83,11 @@ class RawConfig:
 
     @property
     def platform(self) -> str:
-        return self._top("platform", str, "cpu")
+        return self._top("platform", str, DEFAULT_PLATFORM)
 
     @property
     def task(self) -> str:
-        return self._top("task", str, "pretrain")
+        return self._top("task", str, DEFAULT_TASK)
 
     @property
     def nproc(self) -> int:
@@ -96,7 +97,7 @@ class RawConfig:
     @property
     def family(self) -> str:
         """Plugin of the model's family."""
-        return self._top("model.family", str, "llama")
+        return self._top("model.family", str, DEFAULT_FAMILY)
 
     @property
     def hf_path(self) -> str | None:

@@ -98,7 +98,7 @@ def show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int) and abs(value) > _LARGEST:
         return "a very large number"
-    return reprlib.repr(value)
+    return reprlib.repr(list(value) if isinstance(value, tuple) else value)
 
 
 def describe(expected: Any) -> str:

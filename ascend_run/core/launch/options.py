@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import attrs
 
@@ -52,13 +51,3 @@ class LaunchOptions:
             yield f"--rdzv-endpoint {endpoint}: expected HOST:PORT"
         if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
             yield f"--node-rank {self.node_rank} must be from 0 to {self.nnodes - 1}"
-
-
-def threads_per_rank(nproc: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """``OMP_NUM_THREADS`` that shares this machine's cores among ranks that compute on them.
-
-    Nothing where the user has set it, or where one rank has all cores by itself.
-    """
-    if nproc == 1 or "OMP_NUM_THREADS" in environment:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // nproc))}

@@ -30,24 +30,23 @@ def padded_vocab_size(vocab_size: int, multiple: int, tp_size: int) -> int:
     return (vocab_size + unit - 1) // unit * unit
 
 
-def assemble(config: RunConfig, hooks: Hooks, groups: Any) -> Assembly:
-    """Ask every provider once."""
+def assemble(
+    config: RunConfig, hooks: Hooks, groups: Any, device: c.Device, *, role: str
+) -> Assembly:
+    """Ask every provider once; for the attention kernel once a layer."""
+    asked = {"config": config, "device": device, "groups": groups, "role": role}
 
     def attention_kernel(layer_index: int) -> c.AttentionKernel:
-        inner = hooks.require("ascend_attention_kernel", config=config)
-        return hooks.wrap(
-            "ascend_attention", inner, config=config, groups=groups, layer_index=layer_index
-        )
+        inner = hooks.require("ascend_attention_kernel", **asked, layer_index=layer_index)
+        return hooks.wrap("ascend_attention", inner, **asked, layer_index=layer_index)
 
     return Assembly(
-        ops=hooks.require("ascend_platform_ops", config=config),
+        ops=hooks.require("ascend_platform_ops", **asked),
         attention_kernel=attention_kernel,
-        experts_kernel=hooks.provide("ascend_experts", config=config) or loop_experts,
-        loss_kernel=(
-            hooks.provide("ascend_loss", config=config, groups=groups) or CrossEntropy(groups.tp)
-        ),
-        norm=hooks.provide("ascend_norm", config=config),
-        router=hooks.provide("ascend_router", config=config),
+        experts_kernel=hooks.provide("ascend_experts", **asked) or loop_experts,
+        loss_kernel=hooks.provide("ascend_loss", **asked) or CrossEntropy(groups.tp),
+        norm=hooks.provide("ascend_norm", **asked),
+        router=hooks.provide("ascend_router", **asked),
         partition=hooks.provide("ascend_sequence_partition", config=config),
         wraps_output_layer=hooks.implements("ascend_output_layer"),
         activation=config.model.activation,
@@ -72,8 +71,9 @@ def build_model(
         dtype: Of the parameters; default: what ``train.precision`` names.
     """
     dtype = dtype or PRECISIONS[config.train.precision]
-    transformer_config = make_transformer_config(config, hooks, dtype)
-    assembly = assemble(config, hooks, groups)
+    asked = {"device": device, "groups": groups, "role": role}
+    transformer_config = make_transformer_config(config, hooks, dtype, **asked)
+    assembly = assemble(config, hooks, **asked)
     chunk = _build_chunk(config, transformer_config, assembly)
     chunk.to(device.torch_device)
     initialize_weights(
@@ -83,7 +83,7 @@ def build_model(
         vocab_size=config.model.vocab_size,
         groups=groups,
     )
-    wrapped = wrap_modules(chunk, hooks, config=config, device=device, role=role)
+    wrapped = wrap_modules(chunk, hooks, config=config, **asked)
     return c.ModelBundle(role=role, chunks=[wrapped], transformer_config=transformer_config)
 
 

@@ -35,18 +35,19 @@ def _linears(layer: nn.Module) -> list[tuple[str, nn.Module, str]]:
     return found
 
 
-def wrap_modules(
-    model: nn.Module, hooks: Hooks, *, config: Any, device: Any, role: str
-) -> nn.Module:
+def wrap_modules(model: nn.Module, hooks: Hooks, **arguments: Any) -> nn.Module:
     """Apply every module wrapper to one model chunk, inner seams first.
+
+    Args:
+        arguments: Those that every hook of the model build is asked with.
 
     Raises:
         HookError: A wrapper lost state-dict keys of what it wraps; it may add some.
     """
 
-    def wrapped(hook: str, what: str, inner: Any, /, **arguments: Any) -> Any:
+    def wrapped(hook: str, what: str, inner: Any, /, **place: Any) -> Any:
         before = _keys(inner)  # a wrapper may change the module itself
-        outer = hooks.wrap(hook, inner, config=config, device=device, **arguments)
+        outer = hooks.wrap(hook, inner, **arguments, **place)
         after = _keys(outer)
         if not before <= after:
             raise HookError(
@@ -55,9 +56,9 @@ def wrap_modules(
             )
         return outer
 
-    def replace(hook: str, parent: nn.Module, attribute: str, **arguments: Any) -> None:
+    def replace(hook: str, parent: nn.Module, attribute: str, **place: Any) -> None:
         inner = getattr(parent, attribute)
-        outer = wrapped(hook, attribute, inner, **arguments)
+        outer = wrapped(hook, attribute, inner, **place)
         if outer is not inner:
             setattr(parent, attribute, outer)
 
@@ -79,7 +80,7 @@ def wrap_modules(
         )
     if model.post_process:
         replace("ascend_output_layer", model, "output_layer")
-    return wrapped("ascend_model", "the model", model, role=role)
+    return wrapped("ascend_model", "the model", model)
 
 
 def _keys(part: Any) -> set[str]:

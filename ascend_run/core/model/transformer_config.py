@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from ascend_run.core.config.megatron_fields import megatron_fields
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.config import RunConfig
-from ascend_run.plugin_api.errors import ConfigError
+from ascend_run.plugin_api.errors import ConfigError, HookError
 
 PRECISIONS: Final[Mapping[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
@@ -45,16 +47,21 @@ def _leave_unset(weight: Tensor) -> Tensor:
 
 
 def make_transformer_config(
-    config: RunConfig, hooks: Hooks, dtype: torch.dtype
+    config: RunConfig, hooks: Hooks, dtype: torch.dtype, **asked: Any
 ) -> TransformerConfig:
     """Megatron's config, with what our modules need of it, after every plugin's ``configure``.
 
     Args:
         dtype: Of the parameters and of the activations between layers.
+        asked: What every hook of the model build is asked with, beside the config.
+
+    Raises:
+        HookError: A plugin changed the arguments that it was given to answer others.
+        ConfigError: Megatron refuses the values.
     """
     known = {field.name: field for field in dataclasses.fields(TransformerConfig) if field.init}
     chosen = {
-        name: value
+        name: _as_megatron_has_it(name, value)
         for section in (config.model, config.parallel)
         for name, value in section.items()
         if name in known and value is not None and value != known[name].default
@@ -84,9 +91,33 @@ def make_transformer_config(
         arguments.setdefault("moe_ffn_hidden_size", arguments.get("ffn_hidden_size"))
         if not arguments.get("moe_aux_loss_coeff"):
             arguments["moe_router_load_balancing_type"] = "none"
-    arguments = hooks.wrap("ascend_configure", arguments, config=config)
+    arguments = _configured(arguments, config, hooks, asked)
     try:
         return TransformerConfig(**arguments)
     except (AssertionError, TypeError, ValueError) as error:
         # Its own checks of how fields go together; they name the fields.
         raise ConfigError("Megatron refuses this model", [str(error)]) from error
+
+
+def _as_megatron_has_it(name: str, value: Any) -> Any:
+    """A sequence, which a config keeps as a tuple, as the list that Megatron's type asks for."""
+    takes_tuple = any(get_origin(t) is tuple for t in get_args(megatron_fields()[name].type))
+    return list(value) if isinstance(value, tuple) and not takes_tuple else value
+
+
+def _configured(
+    arguments: dict[str, Any], config: RunConfig, hooks: Hooks, asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments after every plugin's ``ascend_configure``, each of which answers new ones."""
+    before = copy.deepcopy(arguments)
+
+    def watch(plugin: str, given: Mapping[str, Any], answered: Mapping[str, Any]) -> None:
+        nonlocal before
+        if given != before:
+            raise HookError(
+                f"ascend_configure: '{plugin}' changed the arguments that it was given; it must "
+                "leave them alone and answer new ones, as in {**arguments, name: value}"
+            )
+        before = copy.deepcopy(dict(answered))
+
+    return dict(hooks.wrap("ascend_configure", arguments, watch, config=config, **asked))

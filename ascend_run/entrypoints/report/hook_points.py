@@ -7,38 +7,12 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.plugin_api import hookspecs
+from ascend_run.plugin_api import HookKind, Point
+from ascend_run.plugin_api.hook_points import hook_points
 
 from .run_folder import items
 
 PREFIX: Final = "ascend_"
-
-POINTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Model build": (
-        *("model_family", "configure", "platform_ops", "norm", "activation", "rotary"),
-        *("embedding", "linear", "mlp", "layer", "output_layer", "loss", "model"),
-    ),
-    "Attention": ("attention_kernel", "attention", "self_attention", "sequence_partition"),
-    "MoE": ("router", "token_dispatcher", "experts", "moe_layer"),
-    "Optimizer": ("data_parallel", "param_groups", "optimizer", "activation_policy", "schedule"),
-    "Checkpoint": ("checkpoint_store", "checkpoint_entries", "checkpoint_filter"),
-    "Comm": ("process_groups", "collectives", "comm_options", "environment", "pipeline_payload"),
-}
-"""The six points in the order of the flow, and the hooks of each; the others serve the run."""
-_KNOWN: Final = frozenset(
-    name.removeprefix(PREFIX) for name in vars(hookspecs) if name.startswith(PREFIX)
-)
-AROUND: Final = "The run around them"
-
-SERVICES: Final = (
-    *("check", "patches", "device", "task", "dataset", "batch", "metrics", "report"),
-    *("before_run", "before_step", "after_step", "after_log", "before_evaluation"),
-    *("after_evaluation", "after_checkpoint", "after_failure", "after_run"),
-)
-"""The hooks around the six points."""
-
-_WRAPPED: Final[Mapping[str, str]] = {"attention": "attention_kernel", "optimizer": "optimizer"}
-"""Wrapper -> the provider whose answer it wraps; elsewhere the kernel's own is inside."""
 
 
 @attrs.frozen
@@ -54,33 +28,36 @@ class Seam:
     """What a wrapper's innermost owner wraps; None for a hook that wraps nothing."""
 
 
-def seams_by_point(plan: Mapping[str, Any]) -> dict[str, list[Seam]]:
+def seams_by_point(plan: Mapping[str, Any]) -> dict[Point, list[Seam]]:
     """Every hook that somebody implements, under its point; all points are there."""
     hooks = items(plan.get("hooks"))
-    owners = {_name(hook): _owners(hook) for hook in hooks}
-    grouped: dict[str, list[Seam]] = {point: [] for point in (*POINTS, AROUND)}
-    point_of = {name: point for point, names in POINTS.items() for name in names}
+    owners = {str(hook.get("hook", "?")): _owners(hook) for hook in hooks}
+    known = hook_points()
+    grouped: dict[Point, list[Seam]] = {point: [] for point in Point}
     for hook in hooks:
-        name, kind = _name(hook), str(hook.get("kind", ""))
+        name, kind = str(hook.get("hook", "?")), str(hook.get("kind", ""))
         if not owners[name]:
             continue
+        point = known.get(name)  # None for a hook of another version's plan
+        short = name.removeprefix(PREFIX)
         inside = None
-        if kind == "wrapper":
-            inner = owners.get(_WRAPPED.get(name, ""), ())
-            inside = inner[0] if inner else f"ascend-run's own {name.replace('_', ' ')}"
-        seam = Seam(name, kind, owners[name], inside)
-        grouped[point_of.get(name, AROUND)].append(seam)
+        if kind == HookKind.WRAPPER:
+            inner = owners.get(point.marks.wraps or "", ()) if point else ()
+            inside = inner[0] if inner else f"ascend-run's own {short.replace('_', ' ')}"
+        seam = Seam(short, kind, owners[name], inside)
+        grouped[point.point if point else Point.RUN].append(seam)
     return grouped
 
 
-def free_hooks(point: str, seams: list[Seam]) -> list[str]:
+def free_hooks(point: Point, seams: list[Seam]) -> list[str]:
     """Hooks of a point that nobody took, where ascend-run's own stands."""
     taken = {seam.name for seam in seams}
-    return [name for name in POINTS.get(point, ()) if name in _KNOWN - taken]
-
-
-def _name(hook: Mapping[str, Any]) -> str:
-    return str(hook.get("hook", "?")).removeprefix(PREFIX)
+    names = [
+        hook.name.removeprefix(PREFIX)
+        for hook in hook_points().values()
+        if hook.point is point and hook.kind in (HookKind.PROVIDER, HookKind.WRAPPER)
+    ]
+    return [] if point is Point.RUN else [name for name in names if name not in taken]
 
 
 def _owners(hook: Mapping[str, Any]) -> tuple[str, ...]:

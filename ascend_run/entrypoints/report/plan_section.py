@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .hook_points import AROUND, Seam, free_hooks, seams_by_point
+from ascend_run.plugin_api import Point
+
+from .hook_points import Seam, free_hooks, seams_by_point
 from .markup import Markup, details, element, join, table
 from .run_folder import RunData, items, mapping
 
 _COLOURS: Final = 5
 _GREY: Final = 5
-_BASE: Final = ("Comm", AROUND)
+_BASE: Final = (Point.COMM, Point.RUN)
 """Points that serve all others: drawn beneath the flow."""
 _KIND_MEANS: Final = {
     "provider": "exactly one answers; the first of several that does",
@@ -28,8 +30,8 @@ def plan_section(run: RunData) -> Markup | None:
         return None
     colours = _colours(plugins)
     points = seams_by_point(run.plan)
-    flow = [_point(name, seams, colours) for name, seams in points.items() if name not in _BASE]
-    base = [_point(name, points[name], colours) for name in _BASE]
+    flow = [_point(point, seams, colours) for point, seams in points.items() if point not in _BASE]
+    base = [_point(point, points[point], colours) for point in _BASE]
     return join(
         [
             _legend(plugins, colours),
@@ -69,13 +71,13 @@ def _notes(plan: Mapping[str, Any]) -> Markup | None:
     return element("ul", *lines, class_="note") if lines else None
 
 
-def _point(name: str, seams: list[Seam], colours: Mapping[str, int]) -> Markup:
+def _point(point: Point, seams: list[Seam], colours: Mapping[str, int]) -> Markup:
     body = [_seam(seam, colours) for seam in seams]
-    free = [part for hook in free_hooks(name, seams) for part in (", ", element("code", hook))]
+    free = [part for hook in free_hooks(point, seams) for part in (", ", element("code", hook))]
     own = element("p", "ascend-run's own: ", *free[1:], class_="own") if free else None
     return element(
-        "section" if name in _BASE else "li",
-        element("h3", name),
+        "section" if point in _BASE else "li",
+        element("h3", str(point)),
         element("div", *body, class_="seams") if body else None,
         own,
         class_="point",

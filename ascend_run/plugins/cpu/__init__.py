@@ -29,18 +29,21 @@ class Cpu:
     )
 
     @hookimpl
-    def ascend_environment(self) -> Mapping[str, str]:
-        """Bound the kernels that oneDNN keeps, one for every shape that it has met.
+    def ascend_environment(self, local_world_size: int) -> Mapping[str, str]:
+        """Share the cores among ranks that compute on them, and bound the kernels that oneDNN
+        keeps, one for every shape that it has met.
 
         Tokens per expert differ in every step, so the default of 1024 fills with kernels that are
         never used again, about 1 MB each, and memory grows by a gigabyte. A step of fixed shapes
         needs a few dozen. What the user has set stays.
         """
-        return {
-            name: str(_KERNELS_KEPT)
-            for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-            if name not in os.environ
-        }
+        wanted = dict.fromkeys(
+            ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), str(_KERNELS_KEPT)
+        )
+        if local_world_size > 1:
+            cores = len(os.sched_getaffinity(0))
+            wanted["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size))
+        return {name: value for name, value in wanted.items() if name not in os.environ}
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:

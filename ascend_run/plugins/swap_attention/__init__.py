@@ -92,13 +92,9 @@ class SwapAttention:
         return {"swap-attention": self._readings}
 
     @hookimpl
-    def ascend_report(self) -> Mapping[str, c.ReportPanel]:
-        from ascend_run.plugin_api import ReportPanel
-
-        panel = ReportPanel(
-            title="Swapped activations", metrics=("swap-attention/swap_bytes",), unit="bytes"
-        )
-        return {"swap-attention": panel}
+    def ascend_report(self) -> Sequence[ReportPanel]:
+        metrics = ("swap-attention/swap_bytes",)
+        return [ReportPanel(title="Swapped activations", metrics=metrics, unit="bytes")]
 
     def _readings(self, context: c.RunContext) -> Mapping[str, float]:
         """Bytes that this rank sent to the host in the last step."""

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_run.core.config.layout import layout_of, layout_problems, run_problems
-from ascend_run.core.config.working_values import around, divisors, one_of
 from ascend_run.plugin_api import Layout
+from ascend_run.plugin_api.working_values import around, divisors, one_of
 
 from .runs import config_with
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +85,19 @@ def test_the_sections_hold_megatrons_fields_but_none_that_cannot_be_chosen(file:
         assert name not in config.parallel
 
 
-def test_two_configs_share_no_list(file: Path) -> None:
-    first, second = build(file).config, build(file).config
-    assert first.model.offload_modules == [] == second.model.offload_modules
-    assert first.model.offload_modules is not second.model.offload_modules
+def test_nothing_in_a_config_can_be_changed(file: Path) -> None:
+    config = build(file, "model.recompute_modules=core_attn,mlp").config
+    assert config.model.recompute_modules == ("core_attn", "mlp")
+    assert config.model.offload_modules == ()
+    with pytest.raises(TypeError):
+        config.plugins["swap"] = None  # type: ignore[index]
+    with pytest.raises(TypeError):
+        config.model["num_layers"] = 3
+    with pytest.raises(AttributeError):
+        config.model.num_layers = 3
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert copy.deepcopy(config) == config
 
 
 def test_all_problems_are_told_at_once_with_their_place(tmp_path: Path) -> None:

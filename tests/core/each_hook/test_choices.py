@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ascend_run.core.model.experts import loop_experts
 from ascend_run.core.model.loss import CrossEntropy
 from ascend_run.core.model.router import Router
+from ascend_run.plugin_api import HookError
 from ascend_run.plugins.cpu.attention import FusedCpuAttention
 from ascend_run.plugins.cpu.operators import platform_ops
 from ascend_run.plugins.pretrain.task import PretrainTask
@@ -60,7 +61,8 @@ def test_ascend_platform_ops_compute_the_norms_gates_and_rotations(tmp_path: Pat
 
         return call
 
-    mine = attrs.evolve(ops, **{name: counted(name) for name in ("rms_norm", "swiglu", "rotary")})
+    counting = {name: counted(name) for name in ("rms_norm", "swiglu", "rotary")}
+    mine = attrs.evolve(ops, split_qkv_rotary=None, **counting)
     train(tmp_path, probe("ascend_platform_ops", lambda self: mine))
     # Two layers, each two norms, a gate, and rotations of q and of k; and the last norm.
     assert sorted(called) == ["rms_norm"] * 5 + ["rotary"] * 4 + ["swiglu"] * 2
@@ -182,6 +184,31 @@ def test_ascend_configure_changes_megatrons_config_innermost_plugin_first(
     with built(tmp_path, of("inner", 0.25), of("outer", 0.5), values=values) as (_, context):
         assert seen == [0.125, 0.25]
         assert context.models["policy"].transformer_config.layernorm_epsilon == 0.5
+
+
+def test_ascend_configure_that_changes_what_it_was_given_is_the_plugins_error(
+    tmp_path: Path,
+) -> None:
+    def change(arguments: Any) -> Any:
+        arguments["layernorm_epsilon"] = 0.25
+        return arguments
+
+    changing = probe("ascend_configure", lambda self: change, "changing")
+    with (
+        pytest.raises(HookError, match="'changing' changed the arguments"),
+        built(tmp_path, changing),
+    ):
+        raise AssertionError("it was built all the same")
+
+
+def test_ascend_configure_is_told_which_model_it_is_and_where(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def configure(self: Any, role: str, device: Any, groups: Any) -> Any:
+        asked.append((role, device.name, groups.tp.size()))
+
+    with built(tmp_path, probe("ascend_configure", configure)):
+        assert asked == [("policy", "cpu", 1)]
 
 
 def test_ascend_task_says_which_models_are_trained_on_what(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ DRAWN = """
     def ascend_report(self):
         from ascend_run.plugin_api import ReportPanel
 
-        return {"drawn": ReportPanel(title="How high", metrics=("drawn/height",), unit="ells")}
+        return [ReportPanel(title="How high", metrics=("drawn/height",), unit="ells")]
 """
 
 

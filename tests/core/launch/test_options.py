@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from ascend_run.core.launch.options import LaunchOptions, threads_per_rank
+from ascend_run.core.launch.options import LaunchOptions
 from ascend_run.plugin_api import ConfigError
 
 
@@ -30,11 +28,3 @@ def test_options_that_contradict_one_another_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         LaunchOptions(**options)
-
-
-def test_cores_are_shared_among_ranks_unless_the_user_has_said_how() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert threads_per_rank(1, {}) == {}
-    assert threads_per_rank(cores, {}) == {"OMP_NUM_THREADS": "1"}
-    assert threads_per_rank(cores * 4, {}) == {"OMP_NUM_THREADS": "1"}
-    assert threads_per_rank(2, {"OMP_NUM_THREADS": "7"}) == {}

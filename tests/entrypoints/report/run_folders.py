@@ -82,8 +82,8 @@ _KINDS = {"mixtral": "model family", "pretrain": "task", "cpu": "platform"}
 
 _HOOKS = (
     ("ascend_device", "provider", ["cpu"], "cpu: the platform's default"),
-    ("ascend_model_family", "provider", ["mixtral"], "mixtral: the only model family"),
-    ("ascend_task", "provider", ["pretrain"], "pretrain: the only task"),
+    ("ascend_model_family", "provider", ["mixtral"], "mixtral: claims model-family"),
+    ("ascend_task", "provider", ["pretrain"], "pretrain: claims task"),
     ("ascend_platform_ops", "provider", ["cpu"], "cpu: the platform's default"),
     ("ascend_attention_kernel", "provider", ["cpu"], "cpu: the platform's default"),
     (

@@ -15,16 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_run.entrypoints.report import read_run, write_report
-from ascend_run.entrypoints.report.hook_points import (
-    AROUND,
-    POINTS,
-    PREFIX,
-    SERVICES,
-    seams_by_point,
-)
+from ascend_run.entrypoints.report.hook_points import seams_by_point
 from ascend_run.entrypoints.report.markup import Markup, data_block, element
 from ascend_run.entrypoints.report.series import POINTS as MOST_POINTS
-from ascend_run.plugin_api import StorageError, hookspecs
+from ascend_run.plugin_api import Point, StorageError
+from ascend_run.plugin_api.hook_points import hook_points
 
 from .run_folders import CONFIG, PLAN, metrics_lines, write_run
 
@@ -244,11 +239,11 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     assert data_of(page_of(*folders))["runs"] == [str(folder) for folder in folders]
 
 
-def test_every_hook_has_its_place_in_the_drawing() -> None:
-    placed = [name for names in POINTS.values() for name in names] + list(SERVICES)
-    assert len(placed) == len(set(placed))
-    hooks = {n.removeprefix(PREFIX) for n in vars(hookspecs) if n.startswith(PREFIX)}
-    assert hooks <= set(placed)
+def test_every_hook_is_drawn_at_the_point_that_its_specification_names() -> None:
+    hooks = [{"hook": n, "kind": str(p.kind), "owners": ["x"]} for n, p in hook_points().items()]
+    drawn = seams_by_point({"hooks": hooks})
+    for name, point in hook_points().items():
+        assert name.removeprefix("ascend_") in {seam.name for seam in drawn[point.point]}
 
 
 def test_wrappers_are_drawn_around_what_they_wrap(tmp_path: Path) -> None:
@@ -276,7 +271,7 @@ def test_features_have_colours_and_the_rest_is_grey(tmp_path: Path) -> None:
 def test_a_hook_that_this_version_does_not_know_is_drawn_too() -> None:
     hooks = [{"hook": "ascend_telepathy", "kind": "oracle", "owners": ["gmm"]}]
     seams = seams_by_point({"hooks": hooks})
-    assert [seam.name for seam in seams[AROUND]] == ["telepathy"]
+    assert [seam.name for seam in seams[Point.RUN]] == ["telepathy"]
 
 
 def test_what_the_drawing_cannot_show_is_said(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
 
+import pytest
 import torch
 
 from ascend_run.plugin_api import AttentionFeatures, Claim, Support
@@ -28,6 +30,21 @@ def test_the_entry_point_names_the_platform() -> None:
 def test_the_kernel_declares_every_feature_of_the_contract() -> None:
     features = Cpu().ascend_attention_kernel().features
     assert all(getattr(features, field) for field in AttentionFeatures.__annotations__)
+
+
+def test_the_cores_are_shared_among_ranks_unless_the_user_has_said_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def threads(ranks: int) -> str | None:
+        return Cpu().ascend_environment(ranks).get("OMP_NUM_THREADS")
+
+    assert [threads(ranks) for ranks in (1, cores * 4)] == [None, "1"]
+    assert cores == 1 or threads(cores) == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert threads(2) is None
 
 
 def test_every_operator_is_answered_and_runs() -> None:

@@ -61,7 +61,7 @@ def test_swapped_bytes_are_counted_for_each_step() -> None:
 
 def test_its_panel_names_the_metric_that_it_gives() -> None:
     plugin = SwapAttention(SwapAttentionConfig())
-    (panel,) = plugin.ascend_report().values()
+    (panel,) = plugin.ascend_report()
     ((group, read),) = plugin.ascend_metrics().items()
     logged = {f"{group}/{name}" for name in read(context=None)}  # type: ignore[arg-type]
     assert set(panel.metrics) == logged

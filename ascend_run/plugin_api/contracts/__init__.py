@@ -1,0 +1,93 @@
+"""The types that cross a hook. Torch appears in annotations only.
+
+Shape letters, here and in every plugin:
+    S sequence on this rank, T packed tokens, B micro-batch, N query heads, G key-value heads,
+    D head width of q and k, E head width of v, H hidden size, F expert width, X experts here,
+    V vocabulary on this rank
+"""
+
+from .attention import (
+    AttentionFeatures,
+    AttentionKernel,
+    AttentionResult,
+    AttentionSpec,
+    Dropout,
+    Mask,
+    SequencePartition,
+)
+from .checkpoint import (
+    CheckpointEntry,
+    CheckpointStore,
+    ShardPiece,
+)
+from .data import (
+    Batch,
+    BatchField,
+    BatchIterator,
+    Datasets,
+    LossSum,
+    Task,
+    TokenBlend,
+)
+from .device import (
+    Device,
+    HostCopier,
+)
+from .model import (
+    ConfigKey,
+    LossKernel,
+    ModelFamily,
+    PlatformOps,
+    TensorMap,
+)
+from .moe import (
+    ExpertActivation,
+    ExpertsKernel,
+    ExpertWeights,
+)
+from .run import (
+    Metrics,
+    ModelBundle,
+    Patch,
+    Reading,
+    ReportPanel,
+    RunContext,
+    Wrapper,
+)
+
+__all__ = [
+    "AttentionFeatures",
+    "AttentionKernel",
+    "AttentionResult",
+    "AttentionSpec",
+    "Batch",
+    "BatchField",
+    "BatchIterator",
+    "CheckpointEntry",
+    "CheckpointStore",
+    "ConfigKey",
+    "Datasets",
+    "Device",
+    "Dropout",
+    "ExpertActivation",
+    "ExpertWeights",
+    "ExpertsKernel",
+    "HostCopier",
+    "LossKernel",
+    "LossSum",
+    "Mask",
+    "Metrics",
+    "ModelBundle",
+    "ModelFamily",
+    "Patch",
+    "PlatformOps",
+    "Reading",
+    "ReportPanel",
+    "RunContext",
+    "SequencePartition",
+    "ShardPiece",
+    "Task",
+    "TensorMap",
+    "TokenBlend",
+    "Wrapper",
+]

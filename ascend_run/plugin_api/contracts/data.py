@@ -1,0 +1,82 @@
+"""Data and task: batches, datasets, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .run import RunContext
+
+
+@attrs.frozen(kw_only=True)
+class BatchField:
+    """How one named tensor of a batch is laid out and cut."""
+
+    axes: tuple[str, ...]
+    """Name of each axis: ``batch``, ``sequence``, or the plugin's own."""
+    replicated: bool = False
+    """Every context-parallel rank keeps it whole, though it has a ``sequence`` axis."""
+
+
+@attrs.frozen(kw_only=True)
+class Batch:
+    """A micro-batch: named tensors with declared axes."""
+
+    tensors: Mapping[str, Tensor]
+    fields: Mapping[str, BatchField]
+
+
+@attrs.frozen
+class LossSum:
+    """A loss that is not yet a mean."""
+
+    sum: Tensor
+    """Scalar, differentiable."""
+    count: Tensor
+    """Scalar, integer: tokens (or samples) that the sum runs over on this rank."""
+
+
+class Task(Protocol):
+    """What is trained: models, data, forward step and metrics."""
+
+    roles: Sequence[str]
+    """Models it needs; the first one trains."""
+    batch_fields: Mapping[str, BatchField]
+
+    def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
+        """What to train and evaluate on: a ``TokenBlend``, which core builds, or a map-style
+        dataset of the task's own with at least so many items, each a mapping from the names of
+        ``batch_fields`` to tensors without the batch axis."""
+        ...
+
+    def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
+        """One forward; the hidden state on every pipeline stage but the last, there the loss."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class TokenBlend:
+    """Token files, each joined to one stream and cut to sequences of ``data.seq_length``.
+
+    An item has ``tokens``, ``labels`` (the token after each), ``position_ids`` (int64) and
+    ``loss_mask`` (float32), all [sequence].
+    """
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] = ()
+    """Share of the samples that each gives; empty means in proportion to their tokens."""
+
+
+class Datasets(NamedTuple):
+    """What a task trains and evaluates on."""
+
+    train: TokenBlend | Any
+    validation: TokenBlend | Any | None
+
+
+BatchIterator = Iterator[Batch]
