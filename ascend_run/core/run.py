@@ -33,6 +33,7 @@ from .log.setup import configure_logging
 from .model.build import build_model
 from .patches import applied_patches
 from .recorder import RunRecorder, SilentRecorder
+from .settings import process_settings
 from .train.checkpointing import Checkpoints
 from .train.data_parallel import wrap_data_parallel
 from .train.groups import process_groups
@@ -59,7 +60,8 @@ class RunRequest:
 
 @contextmanager
 def prepared_rank(request: RunRequest) -> Iterator[tuple[Hooks, c.RunContext]]:
-    """This rank's device, patches and process groups, and a context without models; all undone."""
+    """This rank's device, patches, settings and process groups, and a context without models; all
+    undone."""
     world = World.from_environment()
     hooks = Hooks(request.plugins)
     device = hooks.require("ascend_device", local_rank=world.local_rank)
@@ -68,6 +70,7 @@ def prepared_rank(request: RunRequest) -> Iterator[tuple[Hooks, c.RunContext]]:
     try:
         with (
             applied_patches(hooks),
+            process_settings(request.config, hooks),
             process_groups(request.config, layout, device, hooks) as groups,
         ):
             require_equal_plugins(request.lock, GroupRanks(device=device.torch_device))

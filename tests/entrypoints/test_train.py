@@ -235,6 +235,36 @@ def test_a_variable_that_contradicts_a_plugin_is_refused(
     assert not started.launched
 
 
+NEEDS_HASHES = NEEDS_VARIABLE.replace("TUNED_BUFFERS", "PYTHONHASHSEED")
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_one_rank_gets_a_process_of_its_own_where_a_variable_comes_too_late_for_this_one(
+    started: Started, install: Install, file: Path, in_time: bool
+) -> None:
+    offer(install, "tuned", NEEDS_HASHES)
+    os.environ.pop("PYTHONHASHSEED", None)
+    if in_time:
+        os.environ["PYTHONHASHSEED"] = "8"
+    run("--config", file, "--enable", "relay,tuned", *ONE_RANK)
+    assert (len(started.trained), len(started.launched)) == ((1, 0) if in_time else (0, 1))
+    assert os.environ["PYTHONHASHSEED"] == "8"
+
+
+def test_a_variable_that_comes_too_late_for_a_rank_of_another_starter_is_told_once(
+    started: Started, install: Install, file: Path
+) -> None:
+    offer(install, "tuned", NEEDS_HASHES)
+    told = []
+    for rank in ("0", "1"):
+        os.environ.pop("PYTHONHASHSEED", None)
+        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")
+        told.append(run("--config", file, "--enable", "relay,tuned").stderr)
+    assert "PYTHONHASHSEED=8" in told[0]
+    assert told[1] == ""
+    assert len(started.trained) == 2
+
+
 def test_the_printed_config_runs_identically_and_says_where_values_come_from(
     started: Started, file: Path, tmp_path: Path
 ) -> None:

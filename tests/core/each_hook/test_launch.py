@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -182,6 +184,53 @@ def test_ascend_patches_of_one_target_are_refused_by_name(tmp_path: Path, second
     )
     with (
         pytest.raises(PlatformError, match=f"'patcher' and '{second}' both patch"),
+        built(tmp_path, *probes),
+    ):
+        raise AssertionError("it was built all the same")
+
+
+def test_ascend_process_settings_hold_for_the_length_of_the_run(tmp_path: Path) -> None:
+    happened: list[str] = []
+
+    def setting(name: str) -> Any:
+        @contextmanager
+        def hold() -> Iterator[None]:
+            happened.append(f"{name} on")
+            yield
+            happened.append(f"{name} off")
+
+        return probe("ascend_process_settings", lambda self, config: {name: hold()}, name)
+
+    step = probe("ascend_after_step", lambda self: happened.append("step"), "steps")
+    train(tmp_path, setting("inner"), setting("outer"), step)
+    assert happened == ["inner on", "outer on", "step", "outer off", "inner off"]
+
+
+def test_ascend_process_settings_are_put_back_after_a_failure(tmp_path: Path) -> None:
+    stack = ExitStack()
+    undone: list[bool] = []
+    stack.callback(lambda: undone.append(True))
+
+    def fail(self: Any) -> None:
+        assert not undone
+        raise RuntimeError("planted")
+
+    probes = (
+        probe("ascend_process_settings", lambda self: {"switch": stack}, "setter"),
+        probe("ascend_before_run", fail, "failure"),
+    )
+    with pytest.raises(RuntimeError, match="planted"):
+        train(tmp_path, *probes)
+    assert undone == [True]
+
+
+def test_ascend_process_settings_of_one_name_are_refused_by_name(tmp_path: Path) -> None:
+    probes = [
+        probe("ascend_process_settings", lambda self: {"switch": nullcontext()}, name)
+        for name in ("setter", "rival")
+    ]
+    with (
+        pytest.raises(HookError, match="'setter' and 'rival' both give 'switch'"),
         built(tmp_path, *probes),
     ):
         raise AssertionError("it was built all the same")
