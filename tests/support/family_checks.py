@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -23,26 +24,47 @@ def run_config(family: ModelFamily, config_json: dict[str, Any], **changes: Any)
     return RunConfig(model=FieldSection(fields | changes), parallel=FieldSection({}))
 
 
-def check_keys_are_named_once(family: ModelFamily) -> None:
+def check_keys_are_named_once(family: ModelFamily, shared: frozenset[str] = frozenset()) -> None:
+    """Args:
+    shared: Fields that several keys stand for.
+    """
     names = [*(key.hf for key in family.keys), *family.fixed, *family.ignored]
     assert sorted(names) == sorted(set(names))
-    fields = [key.field for key in family.keys]
+    fields = [key.field for key in family.keys if key.field not in shared]
     assert sorted(fields) == sorted(set(fields))
     assert all(field.startswith("model.") for field in {*fields, *family.defaults})
 
 
-def check_transformers_defaults(family: ModelFamily, config_class: type) -> None:
-    """What the family assumes for a missing key is what transformers assumes."""
+LLAMA_LIKE = frozenset(
+    {
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    }
+)
+
+
+def check_transformers_defaults(
+    family: ModelFamily, config_class: type, required: frozenset[str] = LLAMA_LIKE
+) -> None:
+    """What the family assumes for a missing key is what transformers assumes.
+
+    Args:
+        required: Keys that must be given, whatever transformers assumes.
+    """
+    assert {key.hf for key in family.keys if key.default is attrs.NOTHING} == required
     theirs = config_class()
     assert theirs.model_type == family.model_type
     seen = theirs.to_dict()
-    seen["rope_theta"] = seen["rope_parameters"]["rope_theta"]
-    seen["head_dim"] = None  # filled in by some classes: derived
-    if seen["num_key_value_heads"] == seen["num_attention_heads"]:
-        seen["num_key_value_heads"] = None
-    required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"}
+    if "rope_parameters" in seen:
+        seen["rope_theta"] = seen["rope_parameters"]["rope_theta"]
+        seen["head_dim"] = None  # filled in by some classes: derived
+        if seen["num_key_value_heads"] == seen["num_attention_heads"]:
+            seen["num_key_value_heads"] = None
     for key in family.keys:
-        if key.hf not in required | {"num_attention_heads"}:
+        if key.hf not in required:
             assert key.default == seen[key.hf], key.hf
     for name, value in family.fixed.items():
         assert seen[name] == value, name
@@ -55,7 +77,10 @@ def check_config_round_trip(family: ModelFamily, folder: Path) -> None:
     read = AutoConfig.from_pretrained(folder).to_dict()
     written = config_to_hf(family, run_config(family, read_hf_config(folder)))
     again = AutoConfig.for_model(**written).to_dict()
-    read["head_dim"] = read["head_dim"] or read["hidden_size"] // read["num_attention_heads"]
+    if "head_dim" in read:
+        read["head_dim"] = read["head_dim"] or read["hidden_size"] // read["num_attention_heads"]
+    if "n_inner" in read:
+        read["n_inner"] = read["n_inner"] or 4 * read["n_embd"]
     for name in {*read} - family.ignored:
         assert again[name] == read[name], name
 

@@ -77,8 +77,10 @@ def run_loaded_model(
             bundle = build_model(config, hooks, groups, device, dtype=torch.float32)
             load_model(folder, family, config, bundle)
             (model,) = bundle.chunks
-            logits = model(tokens).detach() if groups.tp.size() == 1 else None
-            loss = model(tokens, labels=labels, loss_mask=torch.ones_like(labels).float())
+            places = torch.arange(tokens.shape[1]).expand_as(tokens)
+            logits = model(tokens, places).detach() if groups.tp.size() == 1 else None
+            mask = torch.ones_like(labels).float()
+            loss = model(tokens, places, labels=labels, loss_mask=mask)
             loss.backward()
             gradients = {name: p.grad for name, p in named_parameters(model) if p.grad is not None}
             return Outcome(logits, loss.detach(), gradients)

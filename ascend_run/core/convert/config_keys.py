@@ -13,7 +13,7 @@ from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
 from ascend_run.plugin_api.errors import ConfigError
 
-from .derived_fields import model_value
+from .derived_fields import UNREPRESENTED, derived_value, model_value
 from .neutral_fields import NEUTRAL, TRAINING_ONLY
 from .rope import rope_keys, take_rope
 
@@ -42,15 +42,21 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
         value = remaining.pop(key.hf, key.default)
         if expected := _expectation(key, value):
             problems.append(f"{key.hf} is {value!r}; expected {expected}")
-        else:
-            values[key.field] = float(value) if isinstance(key.default, float) else value
+            continue
+        value = float(value) if isinstance(key.default, float) else value
+        if values.setdefault(key.field, value) != value:
+            other = next(other.hf for other in family.keys if other.field == key.field)
+            problems.append(
+                f"{other} is {values[key.field]!r} and {key.hf} is {value!r}; both are "
+                f"{key.field}, so they must be equal"
+            )
     for name, only in family.fixed.items():
         if not _same(value := remaining.pop(name, only), only):
             problems.append(f"{name} is {value!r}; only {only!r} is supported")
     for name in sorted(set(remaining) - family.ignored):
         problems.append(_unknown(name, family))
     if not problems:
-        problems += _head_problems(values)
+        problems += _head_problems(family, values)
     if problems:
         raise ConfigError(
             f"config.json describes no {family.model_type} model that can be built", problems
@@ -69,6 +75,9 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, Any]:
     for name, neutral in NEUTRAL.items():
         if f"model.{name}" not in mapped:
             expected.setdefault(f"model.{name}", neutral)
+    for name in UNREPRESENTED:
+        if f"model.{name}" not in mapped:
+            expected[f"model.{name}"] = derived_value(config, name)
     problems = [
         f"{field} is {value!r}; {family.architecture} has only {only!r}"
         for field, only in expected.items()
@@ -124,18 +133,22 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
     return None if is_count and 0 < value <= _LARGEST_COUNT else "a whole number above 0"
 
 
-def _head_problems(values: Mapping[str, Any]) -> list[str]:
+def _head_problems(family: ModelFamily, values: Mapping[str, Any]) -> list[str]:
+    names = {key.field: key.hf for key in family.keys}
     heads, groups = values.get("model.num_attention_heads"), values.get("model.num_query_groups")
     hidden, width = values.get("model.hidden_size"), values.get("model.kv_channels")
+    named_heads = f"{names.get('model.num_attention_heads')} ({heads})"
     problems = []
     if heads and groups and heads % groups:
         problems.append(
-            f"num_key_value_heads is {groups}; it must divide num_attention_heads ({heads})"
+            f"{names['model.num_query_groups']} is {groups}; it must divide {named_heads}"
         )
     if heads and hidden and not width and hidden % heads:
+        width_key = names.get("model.kv_channels")
+        without = f"without a {width_key} " if width_key else ""
         problems.append(
-            f"hidden_size is {hidden}; without a head_dim it must be a multiple of "
-            f"num_attention_heads ({heads})"
+            f"{names['model.hidden_size']} is {hidden}; {without}it must be a multiple of "
+            f"{named_heads}"
         )
     return problems
 

@@ -11,9 +11,12 @@ from ascend_run.plugin_api.config import RunConfig
 def model_value(config: RunConfig, name: str) -> Any:
     """A field of ``[model]``, derived from the others where it is None and Megatron derives it."""
     value = config.model.get(name)
-    if value is None and name in _DERIVED:
-        return _DERIVED[name](config)
-    return value
+    return derived_value(config, name) if value is None and name in _DERIVED else value
+
+
+def derived_value(config: RunConfig, name: str) -> Any:
+    """What Megatron makes of a field at None, whatever it is set to."""
+    return _DERIVED[name](config)
 
 
 def _head_width(config: RunConfig) -> Any:
@@ -33,3 +36,6 @@ _DERIVED: Final[dict[str, Callable[[RunConfig], Any]]] = {
     "moe_ffn_hidden_size": lambda config: model_value(config, "ffn_hidden_size"),
     "max_position_embeddings": lambda config: config.data.seq_length,
 }
+
+UNREPRESENTED: Final = ("kv_channels", "num_query_groups")
+"""Fields that a family without a key for them can have at their derived value only."""

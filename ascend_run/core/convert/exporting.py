@@ -78,9 +78,10 @@ def hf_tensors(
     for run in row_runs(source, parameter.shape, config):
         parts.setdefault(run.hf, []).append(run)
     for name, runs in parts.items():
-        assert [run.hf_start for run in runs] == sorted(run.hf_start for run in runs)
-        rows = [_rows(parameter, run) for run in runs]
-        yield name, rows[0] if len(rows) == 1 else torch.cat(rows)
+        in_order = sorted(runs, key=lambda run: run.hf_start)
+        rows = [_rows(parameter, run) for run in in_order]
+        whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+        yield name, whole.t() if runs[0].transposed else whole
 
 
 def _rows(parameter: Tensor, run: RowRun) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +25,12 @@ from .parameter_rows import (
 )
 from .stored_tensors import StoredTensors
 
-_COMPUTED: Final = re.compile(r"\.rotary_emb\.inv_freq$")
-"""Buffers that old checkpoints hold and every reader computes anew."""
+_COMPUTED: Final = r".*\.rotary_emb\.inv_freq"
+"""Buffers that old checkpoints of any family hold and every reader computes anew."""
 _ROWS_AT_A_TIME: Final = 4096
+
+Progress = Callable[[str, int, int], None]
+"""Told how far a stage has come: its name, bytes done, bytes in all."""
 
 
 def load_hf_weights(
@@ -56,6 +59,47 @@ def load_hf_weights(
             _fill(piece, runs[piece.key], stored)
 
 
+def read_hf_model(
+    folder: str | Path,
+    family: ModelFamily,
+    config: RunConfig,
+    progress: Progress = lambda stage, done, total: None,
+) -> list[ShardPiece]:
+    """The whole model as new tensors, one piece a parameter, in the stored dtypes.
+
+    The vocabulary is not padded.
+
+    Args:
+        progress: Told of the bytes that were read.
+
+    Raises:
+        CheckpointError: As ``load_hf_weights`` does.
+    """
+    with StoredTensors(folder) as stored:
+        sources, problems = _match(stored, family, config)
+        pieces = [] if problems else [_whole(source, stored) for source in sources.values()]
+        runs = {} if problems else _plan(stored, sources, config, pieces, problems)
+        if problems:
+            raise CheckpointError(f"{folder} does not fit this {family.model_type} model", problems)
+        done, total = 0, sum(piece.tensor.nbytes for piece in pieces)
+        for piece in pieces:
+            _fill(piece, runs[piece.key], stored)
+            done += piece.tensor.nbytes
+            progress("read", done, total)
+    return pieces
+
+
+def _whole(source: ParameterSource, stored: StoredTensors) -> ShardPiece:
+    """Room for a parameter, as large as the stored tensors that it is put together from."""
+    parts = [stored.shape(name) for name in source.hf[0]]
+    parts = [shape[::-1] for shape in parts] if source.transposed else parts
+    shape = (sum(part[0] for part in parts), *parts[0][1:])
+    if source.form == "stack_experts":
+        shape = (len(source.hf), *shape)
+    tensor = torch.empty(shape, dtype=stored.dtype(source.hf[0][0]))
+    return ShardPiece(key=source.name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
+
+
 def _match(
     stored: StoredTensors, family: ModelFamily, config: RunConfig
 ) -> tuple[Mapping[str, ParameterSource], list[str]]:
@@ -65,11 +109,13 @@ def _match(
         if count > len(stored.names):
             stored_count = f"only {len(stored.names)} tensors are stored"
             return {}, [f"model.{field} is {count}, but {stored_count}"]
+    output, embedding = tied_copy(family)
+    stored.complete_names(family.base_prefix, but=output)
     sources = parameter_sources(family, config)
     expected = {name for source in sources.values() for name in source.hf_names}
     problems = [f"{name} is missing" for name in sorted(expected - stored.names)]
-    extra = {name for name in stored.names - expected if not _COMPUTED.search(name)}
-    output, embedding = tied_copy(family)
+    buffers = re.compile("|".join((_COMPUTED, *family.buffers)))
+    extra = {name for name in stored.names - expected if not buffers.fullmatch(name)}
     if output in extra and embedding in stored.names:  # so it is not expected: tied
         extra.remove(output)
         if not _equal(stored, output, embedding):
@@ -133,7 +179,7 @@ def _fill(piece: ShardPiece, runs: Sequence[RowRun], stored: StoredTensors) -> N
             end = min(begin + _ROWS_AT_A_TIME, stop)
             shift = run.hf_start - run.start
             target[begin - row : end - row].copy_(
-                stored.rows(run.hf, begin + shift, end + shift, columns)
+                stored.rows(run.hf, begin + shift, end + shift, columns, transposed=run.transposed)
             )
         filled += max(0, stop - start)
     whole = sum(len(matrix) for matrix in matrices)

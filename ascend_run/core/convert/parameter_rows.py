@@ -34,6 +34,8 @@ class RowRun:
     rows: int
     expert: int | None = None
     """Index on the parameter's axis 0 where it stacks experts."""
+    transposed: bool = False
+    """Whether they stand as columns there."""
 
 
 @attrs.frozen
@@ -44,6 +46,7 @@ class ParameterSource:
     form: str
     hf: tuple[tuple[str, ...], ...]
     """Names for each expert where the parameter stacks them, else one entry."""
+    transposed: bool = False
 
     @property
     def hf_names(self) -> tuple[str, ...]:
@@ -78,6 +81,13 @@ def row_runs(
     Raises:
         ValueError: The shape is not one that this form can have; says which was expected.
     """
+    runs = _runs(source, shape, config)
+    if source.transposed:
+        return tuple(attrs.evolve(run, transposed=True) for run in runs)
+    return runs
+
+
+def _runs(source: ParameterSource, shape: Sequence[int], config: RunConfig) -> tuple[RowRun, ...]:
     if source.form == "copy":
         rows = shape[0]
         if source.name in VOCABULARY_PARAMETERS:
@@ -105,7 +115,10 @@ def stored_shapes(runs: Sequence[RowRun], shape: Sequence[int]) -> Mapping[str, 
     rows: dict[str, int] = {}
     for run in runs:
         rows[run.hf] = rows.get(run.hf, 0) + run.rows
-    return {name: (count, *shape[2 if stacked else 1 :]) for name, count in rows.items()}
+    shapes = {name: (count, *shape[2 if stacked else 1 :]) for name, count in rows.items()}
+    if runs[0].transposed:
+        return {name: shape[::-1] for name, shape in shapes.items()}
+    return shapes
 
 
 def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSource]:
@@ -116,6 +129,7 @@ def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSourc
         yield ParameterSource(
             name=tensor_map.megatron.format(layer=layer),
             form=tensor_map.form,
+            transposed=tensor_map.transposed,
             hf=tuple(
                 tuple(name.format(layer=layer, expert=expert) for name in tensor_map.hf)
                 for expert in experts
@@ -125,11 +139,18 @@ def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSourc
 
 def _grouped_rows(names: Sequence[str], rows: int, config: RunConfig) -> tuple[RowRun, ...]:
     """Megatron's order of query, key and value rows: a key-value group after the other, in each
-    its query heads, its key, its value."""
+    its query heads, its key, its value.
+
+    Args:
+        names: The stored queries, keys and values; or one tensor with all of them in this order.
+    """
     groups = model_value(config, "num_query_groups")
     width = model_value(config, "kv_channels")
     heads = config.model.num_attention_heads // groups  # query heads of one group
-    query, key, value = names
+    query, key, value = names if len(names) == 3 else names * 3
+    fused = len(names) == 1
+    keys = groups * heads * width if fused else 0
+    values = keys + groups * width if fused else 0
     if rows != (expected := groups * (heads + 2) * width):
         raise ValueError(
             f"{rows} rows; {groups} groups of {heads} query heads, a key and a value, each "
@@ -140,8 +161,8 @@ def _grouped_rows(names: Sequence[str], rows: int, config: RunConfig) -> tuple[R
         start = group * (heads + 2) * width
         runs += [
             RowRun(query, group * heads * width, start, heads * width),
-            RowRun(key, group * width, start + heads * width, width),
-            RowRun(value, group * width, start + (heads + 1) * width, width),
+            RowRun(key, keys + group * width, start + heads * width, width),
+            RowRun(value, values + group * width, start + (heads + 1) * width, width),
         ]
     return tuple(runs)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -19,7 +20,12 @@ from .json_files import read_object
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 _FILE_NAME: Final = re.compile(r"[^/\\\0]+\.safetensors")
-_DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
+_DTYPES: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 class StoredTensors:
@@ -49,14 +55,36 @@ class StoredTensors:
     def names(self) -> frozenset[str]:
         return frozenset(self._slices)
 
+    def complete_names(self, prefix: str, but: str) -> None:
+        """Put a prefix before every name, where none has it; ``but`` never has it."""
+        if not any(name.startswith(prefix) for name in self._slices):
+            self._slices = {
+                name if name == but else prefix + name: stored
+                for name, stored in self._slices.items()
+            }
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slices[name].get_shape())
 
-    def rows(self, name: str, start: int, stop: int, columns: slice | None = None) -> Tensor:
+    def dtype(self, name: str) -> torch.dtype:
+        return _DTYPES[self._slices[name].get_dtype()]
+
+    def rows(
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        columns: slice | None = None,
+        *,
+        transposed: bool = False,
+    ) -> Tensor:
         """Rows ``start:stop`` of a tensor, and of a matrix only ``columns``; nothing else is
-        read."""
+        read. Of a transposed matrix, columns and rows are those of its transpose."""
         try:
             stored = self._slices[name]
+            if transposed:
+                turned: Tensor = stored[columns or slice(None), start:stop]
+                return turned.t()
             part: Tensor = stored[start:stop] if columns is None else stored[start:stop, columns]
             return part
         except (SafetensorError, OSError) as problem:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,9 +123,9 @@ def test_only_the_rows_and_columns_of_this_rank_are_read(
     read = 0
     rows = StoredTensors.rows
 
-    def counted(self: StoredTensors, *arguments: object) -> Tensor:
+    def counted(self: StoredTensors, *arguments: Any, **options: Any) -> Tensor:
         nonlocal read
-        part = rows(self, *arguments)
+        part = rows(self, *arguments, **options)
         read += part.numel()
         return part
 
