@@ -21,6 +21,10 @@ TRAIN: Final = "train"
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "completion": ("ascend_run.entrypoints.completion", "Print the shell's completion script."),
+    "convert": (
+        "ascend_run.entrypoints.convert",
+        "Write a checkpoint in Hugging Face's form, or back.",
+    ),
     "plan": ("ascend_run.entrypoints.plan", "Show what a run would be, before anything runs."),
     "plugins": ("ascend_run.entrypoints.plugins", "List the plugins, or show one."),
     "preprocess": (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +88,10 @@ def command(as_json: bool, workers: int | None, **values: Any) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(workers)
     from ascend_run.core.data.preprocess import PreprocessOptions, preprocess
 
+    from .byte_bars import byte_bars
+
     options = PreprocessOptions(**values)
-    with _progress_bar() as progress:
+    with byte_bars() as progress:
         report = preprocess(options, progress)
     if as_json:
         import json
@@ -101,39 +102,6 @@ def command(as_json: bool, workers: int | None, **values: Any) -> None:
     else:
         for line in _lines(report):
             click.echo(line)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar a stage on standard error; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
-
-        yield show
 
 
 def _lines(report: PreprocessReport) -> Iterator[str]:
