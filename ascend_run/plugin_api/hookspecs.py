@@ -136,6 +136,17 @@ def ascend_task(config: RunConfig) -> c.Task:
 # -- model build ------------------------------------------------------------------------------
 
 
+@contribution(point=Point.MODEL, torch_free=True)
+def ascend_empty_layers(config: RunConfig) -> Sequence[int]:
+    """Places in the model, from 0, that hold no layer: what enters leaves unchanged.
+
+    ``model.num_layers`` counts places; they are what a pipeline deals out and what
+    ``layer_index`` means. The layers are numbered without the empty ones in the names of
+    parameters: initial weights, checkpoints and conversions do not depend on where those are. No
+    wrapper is asked for an empty place. A place that two plugins name is an error.
+    """
+
+
 @provider(point=Point.MODEL, claim=Claim.PLATFORM_OPS)
 def ascend_platform_ops(
     config: RunConfig, device: c.Device, groups: Any, role: str

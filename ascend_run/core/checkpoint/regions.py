@@ -19,6 +19,7 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 from torch import Tensor, nn
 
+from ascend_run.core.model.places import named_by_number
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.contracts import ShardPiece
 
@@ -85,14 +86,17 @@ def sharded_tensors(
     found: list[ShardedLocal] = []
     problems: list[str] = []
     for chunk in chunks:
-        model = _unwrapped(chunk)
+        model = unwrapped(chunk)
         listed = list(_leaves(model.sharded_state_dict(metadata=dict(_OWN_KEY_FOR_EACH_LAYER))))
         for item in listed:
             if isinstance(item, ShardedObject):
                 if not _is_empty(item.data):
                     problems.append(f"{item.key}: a {type(item.data).__name__}, not a tensor")
                 continue
-            regions = tuple(_regions(item, vocab_size))
+            regions = tuple(
+                attrs.evolve(region, key=named_by_number(region.key, model))
+                for region in _regions(item, vocab_size)
+            )
             found.append(ShardedLocal(item.data, regions))
         known = {id(item.data) for item in listed}
         problems += [
@@ -120,7 +124,7 @@ def model_pieces(tensors: Sequence[ShardedLocal], prefix: str = "model") -> list
     ]
 
 
-def _unwrapped(module: nn.Module) -> Any:
+def unwrapped(module: nn.Module) -> Any:
     """The model inside its data-parallel and precision wrappers."""
     while isinstance(inner := getattr(module, "module", None), nn.Module):
         module = inner

@@ -7,8 +7,9 @@ from typing import Final
 
 import attrs
 
-from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
-from ascend_run.plugin_api.config import RunConfig
+from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors, unwrapped
+from ascend_run.core.model.places import count_layers
+from ascend_run.plugin_api.config import FieldSection, RunConfig
 from ascend_run.plugin_api.contracts import ModelBundle, ModelFamily
 
 from .importing import load_hf_weights
@@ -32,4 +33,6 @@ def load_model(
         attrs.evolve(piece, key=piece.key.removeprefix(f"{_PREFIX}/"))
         for piece in model_pieces(tensors, _PREFIX)
     ]
-    load_hf_weights(folder, family, config, pieces)
+    # The folder has no empty places.
+    layers = {**config.model, "num_layers": count_layers(unwrapped(bundle.chunks[0]))}
+    load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), pieces)

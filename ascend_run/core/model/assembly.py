@@ -10,6 +10,8 @@ from torch import nn
 
 from ascend_run.plugin_api import contracts as c
 
+from .places import LayerNumbers
+
 
 @attrs.frozen(kw_only=True)
 class Assembly:
@@ -22,6 +24,8 @@ class Assembly:
     loss_kernel: c.LossKernel
     norm: type[nn.Module] | None = None
     router: Callable[..., nn.Module] | None = None
+    layer_numbers: LayerNumbers
+    """For each of ``num_layers`` places the number of its layer, or None."""
     partition: c.SequencePartition | None = None
     """Owner of the sequence's cut; None where every rank holds whole sequences."""
     wraps_output_layer: bool = False

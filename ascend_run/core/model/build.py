@@ -18,6 +18,7 @@ from .experts import loop_experts
 from .gpt import GPT
 from .initialization import initialize_weights
 from .loss import CrossEntropy
+from .places import layer_numbers
 from .rotary import RotaryTable
 from .seams import wrap_modules
 from .spec import block_spec
@@ -47,6 +48,7 @@ def assemble(
         loss_kernel=hooks.provide("ascend_loss", **asked) or CrossEntropy(groups.tp),
         norm=hooks.provide("ascend_norm", **asked),
         router=hooks.provide("ascend_router", **asked),
+        layer_numbers=layer_numbers(config, hooks),
         partition=hooks.provide("ascend_sequence_partition", config=config),
         wraps_output_layer=hooks.implements("ascend_output_layer"),
         activation=config.model.activation,

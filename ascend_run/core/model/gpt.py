@@ -34,6 +34,7 @@ class GPT(GPTModel):
     ) -> None:
         super().__init__(position_embedding_type="none" if rotary else "learned_absolute", **kwargs)
         self.valid_rows = valid_rows
+        self.layer_numbers = assembly.layer_numbers
         self.rotary = rotary
         self.loss = assembly.loss_kernel
         self.fuses_loss = not assembly.wraps_output_layer

@@ -16,18 +16,20 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from .places import count_layers, named_by_number
+
 _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "experts.fc2")
-"""Parameters that write to the residual stream: drawn with std / sqrt(2 * num_layers)."""
+"""Parameters that write to the residual stream: drawn with std / sqrt(2 * layers)."""
 
 
 def global_name(name: str, model: nn.Module) -> str:
-    """A parameter's name with its layer counted from the first layer of the whole model."""
+    """A parameter's name with the number of its layer in the whole model."""
     match = _LOCAL_LAYER.match(name)
     if match is None:
         return name
     index = model.decoder.layers[int(match[1])].layer_number - 1
-    return f"decoder.layers.{index}.{name[match.end() :]}"
+    return named_by_number(f"decoder.layers.{index}.{name[match.end() :]}", model)
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -45,23 +47,25 @@ def initialize_weights(
     Args:
         vocab_size: True size of the vocabulary; rows that pad it are zero.
     """
+    layers = count_layers(model)
     for name, parameter in named_parameters(model):
         if name.endswith((".bias", "_bias")):
             parameter.zero_()
         elif "norm" in name:
             parameter.fill_(0.0 if config.layernorm_zero_centered_gamma else 1.0)
         elif name.endswith(("experts.fc1", "experts.fc2")):
-            _fill_experts(name, parameter, config, seed, groups)
+            _fill_experts(name, parameter, _std(name, config, layers), seed, groups)
         else:
-            _fill_sharded(name, parameter, config, seed, vocab_size, groups)
+            std = _std(name, config, layers)
+            _fill_sharded(name, parameter, config, std, seed, vocab_size, groups)
 
 
-def _std(name: str, config: TransformerConfig) -> float:
+def _std(name: str, config: TransformerConfig, layers: int) -> float:
     std = config.init_method_std
     if "embeddings." in name and config.embedding_init_method_std is not None:
         return config.embedding_init_method_std
     if name.endswith(_RESIDUAL_OUTPUTS):
-        return std / math.sqrt(2.0 * config.num_layers)
+        return std / math.sqrt(2.0 * layers)
     return std
 
 
@@ -72,20 +76,17 @@ def _draw(key: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
 
-def _fill_experts(
-    name: str, parameter: Tensor, config: TransformerConfig, seed: int, groups: Any
-) -> None:
+def _fill_experts(name: str, parameter: Tensor, std: float, seed: int, groups: Any) -> None:
     first = groups.ep.rank() * parameter.shape[0]
     for local, expert in enumerate(parameter.unbind(0)):
-        expert.copy_(
-            _draw(f"{name}/{first + local}", tuple(expert.shape), _std(name, config), seed)
-        )
+        expert.copy_(_draw(f"{name}/{first + local}", tuple(expert.shape), std, seed))
 
 
 def _fill_sharded(
     name: str,
     parameter: Tensor,
     config: TransformerConfig,
+    std: float,
     seed: int,
     vocab_size: int,
     groups: Any,
@@ -100,10 +101,10 @@ def _fill_sharded(
     if name.endswith(("word_embeddings.weight", "output_layer.weight")):
         # The padding depends on the layout; what is drawn does not.
         whole = torch.zeros(shape)
-        drawn = _draw(name, (vocab_size, shape[1]), _std(name, config), seed)
+        drawn = _draw(name, (vocab_size, shape[1]), std, seed)
         whole[:vocab_size] = drawn
     else:
-        whole = _draw(name, tuple(shape), _std(name, config), seed)
+        whole = _draw(name, tuple(shape), std, seed)
     if split:
         stride = getattr(parameter, "partition_stride", 1)
         if "linear_fc1" in name and config.gated_linear_unit:

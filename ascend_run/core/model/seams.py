@@ -15,6 +15,8 @@ from torch import nn
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.errors import HookError
 
+from .places import is_empty
+
 
 def _layer_seams(layer: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """(hook, parent, attribute) inside one layer, inner parts before the parts that hold them."""
@@ -66,6 +68,8 @@ def wrap_modules(model: nn.Module, hooks: Hooks, **arguments: Any) -> nn.Module:
         replace("ascend_embedding", model, "embedding")
     layers = model.decoder.layers
     for position, layer in enumerate(layers):
+        if is_empty(layer):
+            continue
         index = layer.layer_number - 1
         for name, parent, attribute in _linears(layer):
             replace("ascend_linear", parent, attribute, name=name, layer_index=index)

@@ -22,6 +22,7 @@ from .assembly import Assembly
 from .attention import CoreAttention, SelfAttention
 from .experts import Experts
 from .norm import Norm
+from .places import EmptyLayer
 from .router import Router
 
 
@@ -102,7 +103,7 @@ def layer_spec(config: TransformerConfig, assembly: Assembly, *, moe: bool) -> M
 
 
 def moe_layers(config: TransformerConfig) -> list[bool]:
-    """For each layer of the whole model, whether it has experts (``moe_layer_freq``)."""
+    """For each place of the whole model, whether a layer there has experts (``moe_layer_freq``)."""
     if config.num_moe_experts is None:
         return [False] * config.num_layers
     frequency = config.moe_layer_freq
@@ -117,6 +118,11 @@ def block_spec(
     """The layers of one pipeline chunk."""
     moe = moe_layers(config)
     return TransformerBlockSubmodules(
-        layer_specs=[layer_spec(config, assembly, moe=moe[index]) for index in layers],
+        layer_specs=[
+            ModuleSpec(module=EmptyLayer)
+            if assembly.layer_numbers[index] is None
+            else layer_spec(config, assembly, moe=moe[index])
+            for index in layers
+        ],
         layer_norm=norm_spec(assembly),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from ascend_run.plugin_api import HookError
@@ -167,6 +168,22 @@ def test_ascend_model_wraps_the_whole_model_of_a_role_outside_of_its_parts(
     run = train(tmp_path, probe("ascend_model", wrap), layer)
     assert marks == [("policy", "cpu"), 0, 1]
     assert "forward" in vars(run.model)
+
+
+def test_ascend_empty_layers_leave_places_without_a_layer(tmp_path: Path) -> None:
+    def empty(self: Any, config: Any) -> list[int]:
+        return [config.model.num_layers - 1]
+
+    run = train(tmp_path, probe("ascend_empty_layers", empty), values={"model.num_layers": 3})
+    plain = train(tmp_path / "plain", values={"model.num_layers": 2})
+    assert [len([*layer.parameters()]) for layer in run.model.decoder.layers][-1] == 0
+    assert all(torch.equal(run.weights[name], weight) for name, weight in plain.weights.items())
+
+
+def test_ascend_empty_layers_named_by_two_plugins_are_refused_by_name(tmp_path: Path) -> None:
+    probes = [probe("ascend_empty_layers", lambda self: [1], name) for name in ("one", "two")]
+    with pytest.raises(HookError, match="'one' and 'two' both give '1'"), built(tmp_path, *probes):
+        raise AssertionError("it was built all the same")
 
 
 MODULE_HOOKS = (
