@@ -55,6 +55,8 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/plugin_table.py --check
+	$(BIN)/towncrier build --draft >/dev/null
 
 clean:
 	rm -rf $(VENV) .venv-* data runs build dist

@@ -35,7 +35,8 @@ class KitRuntime:
         Raises:
             AscendRunError: It is unknown, or cannot be imported.
         """
-        return discover().load([plugin])[plugin].manifest.numerics
+        numerics: Numerics = discover().load([plugin])[plugin].manifest.numerics
+        return numerics
 
     def run(self, trial: Trial) -> RankOutcome:
         from ascend_run.core.run import RunRequest, prepared_rank, seed_everything
