@@ -1,4 +1,4 @@
-"""All-to-all exchanges that turn a split of one dimension into a split of another.
+"""All-to-all exchanges that turn a split of the sequence into a split of the heads, and back.
 
 Source: the layout change of DeepSpeed-Ulysses, arXiv:2309.14509, section 3.
 """
@@ -6,7 +6,6 @@ Source: the layout change of DeepSpeed-Ulysses, arXiv:2309.14509, section 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,42 +15,6 @@ from .columns import Columns
 
 # P ranks of the group; S sequence of all of them, s = S / P of one; N heads, n = N / P of one rank;
 # ... batch dimensions, none in packed layout; D head width
-
-
-def exchange(x: Tensor, scatter_dim: int, gather_dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Cut one dimension into P parts, and join the ranks' parts along another.
-
-    Shapes: ``scatter_dim`` shrinks to its P-th part, ``gather_dim`` grows P times. One message.
-    Numerics: bitwise.
-    """
-    size, dims = group.size(), x.dim()
-    scatter_dim, gather_dim = scatter_dim % dims, gather_dim % dims
-    send = x.unflatten(scatter_dim, (size, -1)).movedim(scatter_dim, 0).contiguous()
-    received = torch.empty_like(send)
-    dist.all_to_all_single(received, send, group=group)
-    # Dimension 0 counts ranks and the others are those of x: put it before the one that it joins.
-    return received.movedim(0, gather_dim).flatten(gather_dim, gather_dim + 1)
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scatter_dim: int, gather_dim: int, group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.arguments = scatter_dim, gather_dim, group
-        return exchange(x, scatter_dim, gather_dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
-        scatter_dim, gather_dim, group = ctx.arguments
-        return exchange(dy, gather_dim, scatter_dim, group), None, None, None
-
-
-def differentiable_exchange(
-    x: Tensor, scatter_dim: int, gather_dim: int, group: dist.ProcessGroup
-) -> Tensor:
-    """``exchange`` with a gradient: the exchange back, one message more."""
-    return _Exchange.apply(x, scatter_dim, gather_dim, group)
 
 
 def heads_to_sequence(

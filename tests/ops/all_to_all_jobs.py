@@ -14,26 +14,6 @@ def _whole(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def exchanged(shape: tuple[int, ...], scatter_dim: int, gather_dim: int) -> tuple[Tensor, Tensor]:
-    """(result, expected) on this rank; the whole is split along ``gather_dim`` at first."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    whole = _whole(*shape)
-    mine = whole.chunk(size, gather_dim)[rank]
-    result = all_to_all.exchange(mine, scatter_dim, gather_dim, dist.group.WORLD)
-    return result, whole.chunk(size, scatter_dim)[rank]
-
-
-def gradient_of_exchange() -> tuple[Tensor, Tensor]:
-    """(gradient, expected) for the loss ``sum(weight * exchanged)``."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    weight = _whole(8, 3, 4, seed=1)
-    mine = _whole(8, 3, 4).chunk(size, 0)[rank].requires_grad_()
-    result = all_to_all.differentiable_exchange(mine, 2, 0, dist.group.WORLD)
-    (result * weight.chunk(size, 2)[rank]).sum().backward()
-    assert mine.grad is not None
-    return mine.grad, weight.chunk(size, 0)[rank]
-
-
 def together(dtypes: tuple[torch.dtype, ...], packed: bool) -> tuple[int, list[bool]]:
     """(messages, whether each tensor was right) for heads to sequence and back."""
     rank, size = dist.get_rank(), dist.get_world_size()

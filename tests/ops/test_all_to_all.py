@@ -10,26 +10,6 @@ from ascend_run.plugin_api.testing.pool import GlooPool
 from . import all_to_all_jobs as jobs
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize(("scatter_dim", "gather_dim"), [(2, 0), (0, 2), (-2, 1), (1, 3), (3, 0)])
-def test_an_exchange_turns_one_split_into_the_other(
-    gloo_pool: GlooPool, world_size: int, scatter_dim: int, gather_dim: int
-) -> None:
-    shape = (8, 4, 12, 16)
-    for result, expected in gloo_pool.run(
-        jobs.exchanged, world_size, shape, scatter_dim, gather_dim
-    ):
-        assert torch.equal(result, expected)
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_the_gradient_of_an_exchange_is_the_exchange_back(
-    gloo_pool: GlooPool, world_size: int
-) -> None:
-    for gradient, expected in gloo_pool.run(jobs.gradient_of_exchange, world_size):
-        assert torch.equal(gradient, expected)
-
-
 @pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
 @pytest.mark.parametrize(
     "dtypes",

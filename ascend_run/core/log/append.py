@@ -35,11 +35,6 @@ class AppendedLines:
         except OSError as error:
             raise self._refused(error) from error
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was written yet, by anybody."""
-        return os.fstat(self._open_descriptor()).st_size == 0
-
     def append(self, line: str) -> None:
         """Write one line; its end is added."""
         descriptor = self._open_descriptor()
