@@ -57,13 +57,14 @@ def run_loaded_model(
 
     (entry,) = entry_points(group="ascend_run.models", name=family_name)
     plugin_class = entry.load()
-    plugin = plugin_class(plugin_class.config_class())
+    options = getattr(plugin_class, "config_class", None)
+    plugin = plugin_class(options()) if options else plugin_class()
     hooks = Hooks([plugin, Cpu()])
     family = hooks.require("ascend_model_family")
     raw = read_raw(None, [f"model.family={family_name}", f"model.hf_path={folder}", *overrides])
     config = build_config(
         raw,
-        {family_name: plugin_class.config_class},
+        {family_name: options},
         family.defaults,
         (),
         hf_values=config_from_hf(family, read_hf_config(Path(folder))),

@@ -6,8 +6,6 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 
 from __future__ import annotations
 
-import attrs
-
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -20,11 +18,6 @@ from ascend_run.plugin_api import (
 )
 
 from .family import FAMILY
-
-
-@attrs.frozen(kw_only=True)
-class Gpt2Options:
-    """No options of its own: the model is described by ``[model]``."""
 
 
 class Gpt2:
@@ -45,14 +38,15 @@ class Gpt2:
             ),
         ),
         numerics=Numerics.MODEL,
-        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.REAL},
+        # Nothing here knows a device; what has run on one is said all the same.
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
         maturity=Maturity.BETA,
         source="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
     )
-    config_class = Gpt2Options
-
-    def __init__(self, config: Gpt2Options) -> None:
-        self.config = config
 
     @hookimpl
     def ascend_model_family(self) -> ModelFamily:

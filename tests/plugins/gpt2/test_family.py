@@ -15,7 +15,7 @@ from ascend_run.core.convert.importing import load_hf_weights
 from ascend_run.core.convert.json_files import read_hf_config
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import CheckpointError, Claim, ConfigError, ShardPiece
-from ascend_run.plugins.gpt2 import Gpt2, Gpt2Options
+from ascend_run.plugins.gpt2 import Gpt2
 from ascend_run.plugins.gpt2.family import FAMILY
 from tests.support import family_checks
 
@@ -92,7 +92,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_the_plugin_answers_the_family_and_owns_the_seam() -> None:
-    plugin = Gpt2(Gpt2Options())
+    plugin = Gpt2()
     assert Hooks([plugin]).require("ascend_model_family") is FAMILY
     assert plugin.manifest.name == FAMILY.model_type == "gpt2"
     assert plugin.manifest.claims == (Claim.MODEL_FAMILY,)
