@@ -34,12 +34,13 @@ def test_a_run_is_prepared_with_platform_task_and_family_in_the_set(file: Path) 
 
 
 def test_every_call_makes_new_instances_with_the_frozen_options(file: Path) -> None:
-    prepared = prepare(file)
+    prepared = prepare(file, enable=["relay", "swap-attention"])
 
     first, second = prepared.instances(), prepared.instances()
 
     assert not {id(plugin) for plugin in first} & {id(plugin) for plugin in second}
-    assert first[1].config is prepared.config.plugins["pretrain"]
+    (swap,) = [plugin for plugin in first if plugin.manifest.name == "swap-attention"]
+    assert swap.config is prepared.config.plugins["swap-attention"]
 
 
 def test_the_command_line_names_features_in_place_of_the_file(file: Path) -> None:
@@ -67,13 +68,13 @@ def test_the_world_is_that_of_the_config_where_nothing_else_is_said(file: Path) 
 
 
 def test_a_bad_name_of_each_kind_is_in_one_refusal(file: Path) -> None:
-    error = refusal(file, "model.family=lama", enable=["rellay", "cpu"], task="sft")
+    error = refusal(file, "model.family=lama", enable=["rellay", "cpu"], task="teach")
 
     assert isinstance(error, PluginResolutionError)
     text = str(error)
     assert "unknown plugin 'rellay'; nearest: relay" in text
     assert "unknown plugin 'lama'; nearest: llama" in text
-    assert "unknown plugin 'sft'" in text
+    assert "unknown plugin 'teach'" in text
     assert "'cpu' is a platform, not a feature; choose it with --platform" in text
 
 
@@ -109,6 +110,28 @@ def test_what_does_not_fit_together_is_refused_together(install: Install, file: 
     )
     for problem in words:
         assert any(problem in found for found in error.problems), problem
+
+
+@pytest.mark.parametrize("feature", ["relay", "ulysses"])
+def test_a_sequence_that_cannot_be_cut_is_one_problem_whoever_cuts_it(
+    file: Path, feature: str
+) -> None:
+    error = refusal(file, "data.seq_length=63", enable=[feature])
+
+    (problem,) = error.problems
+    assert "data.seq_length=63 cannot be split over parallel.context_parallel_size=2" in problem
+
+
+def test_heads_that_tensor_parallelism_cannot_split_are_one_problem(file: Path) -> None:
+    sizes = ("run.nproc=4", "parallel.tensor_model_parallel_size=2", "model.num_attention_heads=1")
+
+    (problem,) = refusal(file, *sizes, enable=["ulysses"]).problems
+    assert "model.num_attention_heads=1 cannot be split over" in problem
+
+
+def test_a_datasets_weights_are_told_of_once(file: Path) -> None:
+    (problem,) = refusal(file, "data.train_weights=[1.0, 2.0]").problems
+    assert problem.startswith("data.train_weights has 2 weights for 1 prefixes")
 
 
 def test_a_check_that_answers_a_text_is_the_plugins_error(install: Install, file: Path) -> None:

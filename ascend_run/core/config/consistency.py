@@ -36,10 +36,18 @@ def _attention(config: RunConfig) -> Iterator[str]:
             f"model.num_attention_heads={heads} is not a multiple of "
             f"model.num_query_groups={groups}; use {one_of(divisors(heads))} groups"
         )
+    if model.kv_channels is None and model.hidden_size % heads:
+        return  # a head has no width, so nothing can be said of the pairs in it
     width = model.kv_channels or model.hidden_size // heads
     if model.position_embedding_type == "rope" and int(width * model.rotary_percent) % 2:
+        named = (
+            f"model.kv_channels={width}"
+            if model.kv_channels
+            else f"a head's width of {width} (model.hidden_size={model.hidden_size} over "
+            f"model.num_attention_heads={heads})"
+        )
         yield (
-            f"rotary positions turn pairs, but model.kv_channels={width} times "
+            f"rotary positions turn pairs, but {named} times "
             f"model.rotary_percent={model.rotary_percent} is odd"
         )
 
@@ -191,7 +199,10 @@ def _data(config: RunConfig) -> Iterator[str]:
                 f"data.{name}_weights has {len(weights)} weights for {len(prefixes)} prefixes in "
                 f"data.{name}; give one for each, or none"
             )
-        if any(weight < 0 for weight in weights) or (weights and not any(weights)):
-            yield f"data.{name}_weights={list(weights)} must not be negative, nor all 0"
+        if any(not weight > 0 for weight in weights):
+            yield (
+                f"data.{name}_weights={list(weights)} must be above 0; leave a dataset out to give "
+                "it no share"
+            )
     if config.checkpoint.step is not None and config.checkpoint.step < 0:
         yield f"checkpoint.step={config.checkpoint.step} must not be negative"

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, Support, hookimpl
-
-if TYPE_CHECKING:
-    from ascend_run.plugin_api import AttentionKernel, PlatformOps
-    from ascend_run.plugin_api.contracts import Device
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    AttentionKernel,
+    Claim,
+    Device,
+    Manifest,
+    Maturity,
+    Numerics,
+    PlatformOps,
+    Support,
+    hookimpl,
+)
 
 _KERNELS_KEPT: Final = 128
 
@@ -26,6 +33,7 @@ class Cpu:
         platforms={"cpu": Support.REAL},
         level=0,
         maturity=Maturity.BETA,
+        attention=AttentionFeatures.all_but(),
     )
 
     @hookimpl

@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_run.plugin_api import Claim, Condition, Manifest, Numerics, Support, hookimpl
+from ascend_run.plugin_api import (
+    Claim,
+    Condition,
+    ExpertsKernel,
+    Manifest,
+    Numerics,
+    RunConfig,
+    Support,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ascend_run.plugin_api import RunConfig
-    from ascend_run.plugin_api import contracts as c
 
 BACKENDS = ("auto", "grouped_mm", "bmm", "loop")
 ROW_BYTES = 16
@@ -81,7 +88,7 @@ class Gmm:
         ]
 
     @hookimpl
-    def ascend_experts(self, config: RunConfig) -> c.ExpertsKernel | None:
+    def ascend_experts(self, config: RunConfig) -> ExpertsKernel | None:
         if not config.model.num_moe_experts:
             return None
         from .kernel import GroupedExperts

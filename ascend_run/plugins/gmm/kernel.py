@@ -8,7 +8,10 @@ from torch import Tensor
 
 from ascend_run.ops.expert_mlp import expert_mlp
 from ascend_run.ops.grouped_matmul import Backend
-from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api import (
+    ExpertActivation,
+    ExpertWeights,
+)
 
 
 class GroupedExperts:
@@ -27,8 +30,8 @@ class GroupedExperts:
         tokens_TH: Tensor,
         tokens_per_expert: Sequence[int],
         probs_T: Tensor,
-        weights: c.ExpertWeights,
-        activation: c.ExpertActivation,
+        weights: ExpertWeights,
+        activation: ExpertActivation,
     ) -> Tensor:
         return expert_mlp(
             tokens_TH,

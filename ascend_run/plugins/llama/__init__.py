@@ -5,8 +5,6 @@ Source: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Hugging Face
 
 from __future__ import annotations
 
-import attrs
-
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -19,11 +17,6 @@ from ascend_run.plugin_api import (
 )
 
 from .family import FAMILY
-
-
-@attrs.frozen(kw_only=True)
-class LlamaOptions:
-    """No options of its own: the model is described by ``[model]``."""
 
 
 class Llama:
@@ -43,14 +36,15 @@ class Llama:
             ),
         ),
         numerics=Numerics.MODEL,
-        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.REAL},
+        # Nothing here knows a device; what has run on one is said all the same.
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
         maturity=Maturity.BETA,
         source="arXiv:2302.13971, arXiv:2307.09288",
     )
-    config_class = LlamaOptions
-
-    def __init__(self, config: LlamaOptions) -> None:
-        self.config = config
 
     @hookimpl
     def ascend_model_family(self) -> ModelFamily:

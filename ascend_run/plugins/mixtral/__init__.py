@@ -5,8 +5,6 @@ Source: Jiang et al. 2024, arXiv:2401.04088; Hugging Face's ``mixtral``.
 
 from __future__ import annotations
 
-import attrs
-
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -19,11 +17,6 @@ from ascend_run.plugin_api import (
 )
 
 from .family import FAMILY
-
-
-@attrs.frozen(kw_only=True)
-class MixtralOptions:
-    """No options of its own: the model is described by ``[model]``."""
 
 
 class Mixtral:
@@ -50,14 +43,15 @@ class Mixtral:
             ),
         ),
         numerics=Numerics.MODEL,
-        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.REAL},
+        # Nothing here knows a device; what has run on one is said all the same.
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
         maturity=Maturity.BETA,
         source="arXiv:2401.04088",
     )
-    config_class = MixtralOptions
-
-    def __init__(self, config: MixtralOptions) -> None:
-        self.config = config
 
     @hookimpl
     def ascend_model_family(self) -> ModelFamily:

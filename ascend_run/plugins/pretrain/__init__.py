@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-import attrs
-
-from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, RunConfig, Support, hookimpl
-
-if TYPE_CHECKING:
-    from ascend_run.plugin_api.contracts import Task
-
-
-@attrs.frozen(kw_only=True)
-class PretrainConfig:
-    """It has no options of its own: ``[data]`` says what is read."""
+from ascend_run.plugin_api import (
+    Claim,
+    Manifest,
+    Maturity,
+    Numerics,
+    RunConfig,
+    Support,
+    Task,
+    hookimpl,
+)
 
 
 class Pretrain:
@@ -39,10 +37,6 @@ class Pretrain:
         level=0,
         maturity=Maturity.BETA,
     )
-    config_class = PretrainConfig
-
-    def __init__(self, config: PretrainConfig) -> None:
-        self.config = config
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
@@ -68,15 +62,3 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             f"pretrain: train.eval_interval is {config.train.eval_interval}, but data.validation "
             "is empty; name a held-out dataset, or set train.eval_interval=0"
         )
-    for name in ("train", "validation"):
-        prefixes, weights = getattr(data, name), getattr(data, f"{name}_weights")
-        if weights and len(weights) != len(prefixes):
-            yield (
-                f"pretrain: data.{name}_weights has {len(weights)} numbers for {len(prefixes)} "
-                f"datasets; give one each, or none to go by their tokens"
-            )
-        if any(not weight > 0 for weight in weights):
-            yield (
-                f"pretrain: data.{name}_weights must be above 0, got {list(weights)}; leave a "
-                "dataset out to give it no share"
-            )

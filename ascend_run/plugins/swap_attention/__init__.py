@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_run.plugin_api import Claim, Manifest, Numerics, Support, hookimpl
+from ascend_run.plugin_api import (
+    Claim,
+    Device,
+    Manifest,
+    Metrics,
+    Numerics,
+    ReportPanel,
+    RunConfig,
+    RunContext,
+    Support,
+    Wrapper,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ascend_run.plugin_api import RunConfig
-    from ascend_run.plugin_api import contracts as c
 
     from .swapper import Swapper
 
@@ -64,15 +73,10 @@ class SwapAttention:
                 "swap-attention: model.recompute_granularity=full keeps nothing of the attention "
                 "that could be swapped; use selective recomputation, or leave swap-attention out"
             )
-        problems += [
-            f"swap-attention: model.{name} moves the same tensors; enable one of the two"
-            for name in ("cpu_offloading", "fine_grained_activation_offloading")
-            if config.model.get(name)
-        ]
         return problems
 
     @hookimpl
-    def ascend_self_attention(self, device: c.Device, layer_index: int) -> c.Wrapper[nn.Module]:
+    def ascend_self_attention(self, device: Device, layer_index: int) -> Wrapper[nn.Module]:
         from .swapper import Swapper
 
         if self._swapper is None:
@@ -88,7 +92,7 @@ class SwapAttention:
             self._swapper.swapped_bytes = 0
 
     @hookimpl
-    def ascend_metrics(self) -> Mapping[str, c.Metrics]:
+    def ascend_metrics(self) -> Mapping[str, Metrics]:
         return {"swap-attention": self._readings}
 
     @hookimpl
@@ -96,7 +100,7 @@ class SwapAttention:
         metrics = ("swap-attention/swap_bytes",)
         return [ReportPanel(title="Swapped activations", metrics=metrics, unit="bytes")]
 
-    def _readings(self, context: c.RunContext) -> Mapping[str, float]:
+    def _readings(self, context: RunContext) -> Mapping[str, float]:
         """Bytes that this rank sent to the host in the last step."""
         swapped = 0 if self._swapper is None else self._swapper.swapped_bytes
         return {"swap_bytes": float(swapped)}

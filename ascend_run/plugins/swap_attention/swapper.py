@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api import Device
 
 
 @attrs.define(eq=False)
@@ -147,7 +147,7 @@ class Swapper:
         prefetch: Unit: layers.
     """
 
-    def __init__(self, device: c.Device, *, min_bytes: int, prefetch: int) -> None:
+    def __init__(self, device: Device, *, min_bytes: int, prefetch: int) -> None:
         self.copier = device.host_copier()
         self.prefetch = prefetch
         self.swapped_bytes = 0

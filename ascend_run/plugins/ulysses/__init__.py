@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import attrs
-
-from ascend_run.plugin_api import Claim, Condition, Manifest, Numerics, Support, hookimpl
+from ascend_run.plugin_api import (
+    AttentionKernel,
+    Claim,
+    Condition,
+    Layout,
+    Manifest,
+    Numerics,
+    RunConfig,
+    SequencePartition,
+    Support,
+    Wrapper,
+    hookimpl,
+)
 
 from .partition import ContiguousPartition
-from .rules import problems
-
-if TYPE_CHECKING:
-    from ascend_run.plugin_api import Layout, RunConfig
-    from ascend_run.plugin_api import contracts as c
-
-
-@attrs.frozen(kw_only=True)
-class UlyssesConfig:
-    """It has no options: ``parallel.context_parallel_size`` is the number of ranks."""
+from .rules import LETS_THROUGH, problems
 
 
 class Ulysses:
     """Every rank holds a part of the sequence; for the attention, all of it and part of the heads.
 
+    It has no options: ``parallel.context_parallel_size`` is the number of ranks.
     Cost: four messages a layer and step. Numerics: the attention of a head is what it was; sums
     of gradients over ranks are taken in another order. Source: arXiv:2309.14509.
     """
@@ -46,27 +48,22 @@ class Ulysses:
             "cuda": Support.UNVERIFIED,
             "npu": Support.UNVERIFIED,
         },
+        attention=LETS_THROUGH,
         level=2,
         legacy_flags=("--context-parallel-algo ulysses_cp_algo",),
         source="DeepSpeed-Ulysses, arXiv:2309.14509",
     )
-    config_class = UlyssesConfig
-
-    def __init__(self, config: UlyssesConfig) -> None:
-        self.config = config
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
         return problems(config, layout)
 
     @hookimpl
-    def ascend_sequence_partition(self, config: RunConfig) -> c.SequencePartition | None:
+    def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
         return ContiguousPartition() if config.parallel.context_parallel_size > 1 else None
 
     @hookimpl
-    def ascend_attention(
-        self, config: RunConfig, groups: Any
-    ) -> c.Wrapper[c.AttentionKernel] | None:
+    def ascend_attention(self, config: RunConfig, groups: Any) -> Wrapper[AttentionKernel] | None:
         if config.parallel.context_parallel_size <= 1:
             return None
         from .kernel import UlyssesKernel

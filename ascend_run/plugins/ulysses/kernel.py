@@ -9,7 +9,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ascend_run.ops.all_to_all import heads_to_sequence, sequence_to_heads
-from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec
+
+from .rules import LETS_THROUGH
 
 # P ranks of the group; S whole sequence, s = S / P; B micro-batch; N query heads and G key-value
 # heads before the exchange; D width of q and k, E width of v. Packed: T and t for S and s, no B.
@@ -31,12 +33,11 @@ class UlyssesKernel:
 
     backward_reads: frozenset[str] = frozenset()
 
-    def __init__(self, inner: c.AttentionKernel, group: dist.ProcessGroup) -> None:
+    def __init__(self, inner: AttentionKernel, group: dist.ProcessGroup) -> None:
         self.inner, self.group = inner, group
-        # A bias would have to be cut along its heads while its queries are this rank's only.
-        self.features = attrs.evolve(inner.features, bias=False)
+        self.features = inner.features & LETS_THROUGH
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec) -> c.AttentionResult:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         repeat = _repeats(k.shape[-2], self.group.size())
         if q.shape[0] == k.shape[0]:
             whole_q, whole_k, whole_v = heads_to_sequence(
@@ -55,7 +56,7 @@ class UlyssesKernel:
         kept = [candidates[name] for name in _READABLE if name in self.inner.backward_reads]
         # Backward sees no k, but must know how often its heads were repeated: as a shape.
         repeat_carrier = k.new_empty((repeat, 0))
-        return c.AttentionResult(out, _from_column(lse), (repeat_carrier, *kept, *inner_saved))
+        return AttentionResult(out, _from_column(lse), (repeat_carrier, *kept, *inner_saved))
 
     def backward(
         self,
@@ -66,7 +67,7 @@ class UlyssesKernel:
         out: Tensor | None,
         lse: Tensor | None,
         saved: tuple[Tensor, ...],
-        spec: c.AttentionSpec,
+        spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         reads = [name for name in _READABLE if name in self.inner.backward_reads]
         repeat_carrier, *rest = saved
@@ -86,7 +87,7 @@ class UlyssesKernel:
         repeat = repeat_carrier.shape[0]
         return dq, _sum_repeats(dk, repeat), _sum_repeats(dv, repeat), *map(self._spread, extras)
 
-    def _inner_spec(self, spec: c.AttentionSpec) -> c.AttentionSpec:
+    def _inner_spec(self, spec: AttentionSpec) -> AttentionSpec:
         """The same attention over the whole sequence, which starts at position 0."""
         rank, size = self.group.rank(), self.group.size()
         sinks, dropout = spec.sinks, spec.dropout

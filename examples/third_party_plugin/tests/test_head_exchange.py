@@ -66,7 +66,7 @@ def test_what_it_cannot_split_is_refused_with_all_that_is_wrong() -> None:
     code, _, errors, _ = command(*RUN, *sizes, "--enable", "head-exchange")
     assert code == 2
     assert "10 heads" in errors
-    assert "62 tokens (data.seq_length) cannot be shared by cp=4 ranks; use 64" in errors
+    assert "data.seq_length=62 cannot be split over parallel.context_parallel_size=4" in errors
 
 
 def test_it_is_refused_beside_ulysses_since_both_claim_the_exchange() -> None:

@@ -31,8 +31,8 @@ from .runs import config_with
         (
             {"model__rotary_percent": 0.2},
             (
-                "rotary positions turn pairs, but model.kv_channels=16 times "
-                "model.rotary_percent=0.2 is odd"
+                "rotary positions turn pairs, but a head's width of 16 (model.hidden_size=64 over "
+                "model.num_attention_heads=4) times model.rotary_percent=0.2 is odd"
             ),
         ),
         (
@@ -186,7 +186,14 @@ from .runs import config_with
         ),
         (
             {"data__train": "a", "data__train_weights": [-1.0]},
-            "data.train_weights=[-1.0] must not be negative, nor all 0",
+            "data.train_weights=[-1.0] must be above 0; leave a dataset out to give it no share",
+        ),
+        (
+            {"data__train": "a,b", "data__train_weights": [1.0, 0.0]},
+            (
+                "data.train_weights=[1.0, 0.0] must be above 0; leave a dataset out to give it no "
+                "share"
+            ),
         ),
         ({"checkpoint__step": -1}, "checkpoint.step=-1 must not be negative"),
     ],
@@ -218,11 +225,25 @@ def test_a_contradiction_is_told_with_what_would_work(values: dict[str, Any], pr
         {"train__train_iters": 0},
         {"optimizer__loss_scale": 2, "train__precision": "fp16"},
         {"model__max_position_embeddings": 1024},
-        {"data__train": "a,b", "data__train_weights": [0, 1]},
+        {"data__train": "a,b", "data__train_weights": [0.5, 1]},
     ],
 )
 def test_what_fits_together_is_taken(values: dict[str, Any]) -> None:
     assert consistency_problems(config_with(**values)) == []
+
+
+def test_a_width_that_nobody_set_is_not_called_by_an_options_name() -> None:
+    """One cause, one sentence: of heads that do not divide, no pairs are spoken of."""
+    (problem,) = consistency_problems(config_with(model__num_attention_heads=3))
+    assert "model.hidden_size=64 is not a multiple of model.num_attention_heads=3" in problem
+
+    (problem,) = consistency_problems(
+        config_with(model__hidden_size=42, model__num_attention_heads=2)
+    )
+    assert "a head's width of 21 (model.hidden_size=42 over model.num_attention_heads=2)" in problem
+
+    (problem,) = consistency_problems(config_with(model__kv_channels=21))
+    assert "but model.kv_channels=21 times" in problem
 
 
 def test_contradictions_are_told_together() -> None:

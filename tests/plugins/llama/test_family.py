@@ -10,7 +10,7 @@ import torch
 from ascend_run.core.convert.config_keys import config_from_hf
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Claim, ConfigError
-from ascend_run.plugins.llama import Llama, LlamaOptions
+from ascend_run.plugins.llama import Llama
 from ascend_run.plugins.llama.family import FAMILY
 from tests.support import family_checks
 
@@ -82,7 +82,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_the_plugin_answers_the_family_and_owns_the_seam() -> None:
-    plugin = Llama(LlamaOptions())
+    plugin = Llama()
     assert Hooks([plugin]).require("ascend_model_family") is FAMILY
     assert plugin.manifest.name == FAMILY.model_type == "llama"
     assert plugin.manifest.claims == (Claim.MODEL_FAMILY,)

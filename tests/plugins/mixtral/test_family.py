@@ -10,7 +10,7 @@ import torch
 from ascend_run.core.convert.config_keys import config_from_hf
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Claim, ConfigError
-from ascend_run.plugins.mixtral import Mixtral, MixtralOptions
+from ascend_run.plugins.mixtral import Mixtral
 from ascend_run.plugins.mixtral.family import FAMILY
 from tests.support import family_checks
 
@@ -65,7 +65,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_the_plugin_answers_the_family_and_owns_the_seam() -> None:
-    plugin = Mixtral(MixtralOptions())
+    plugin = Mixtral()
     assert Hooks([plugin]).require("ascend_model_family") is FAMILY
     assert plugin.manifest.name == FAMILY.model_type == "mixtral"
     assert plugin.manifest.claims == (Claim.MODEL_FAMILY,)

@@ -36,12 +36,6 @@ def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
     assert "recompute_granularity=full" in problem
 
 
-@pytest.mark.parametrize("name", ["cpu_offloading", "fine_grained_activation_offloading"])
-def test_a_second_owner_of_the_same_tensors_is_refused(name: str) -> None:
-    (problem,) = problems(**{name: True})
-    assert name in problem
-
-
 def test_swapped_bytes_are_counted_for_each_step() -> None:
     plugin = SwapAttention(SwapAttentionConfig(min_bytes=1))
     device: Any = LateDevice()

@@ -153,7 +153,8 @@ def exchanging(name: str, inner: c.AttentionKernel) -> c.AttentionKernel:
         "tensor_model_parallel_size": 1,
     }
     config = RunConfig(model=FieldSection({}), parallel=FieldSection(parallel))
-    return Hooks([plugin(plugin.config_class())]).wrap(
+    options = getattr(plugin, "config_class", None)
+    return Hooks([plugin(options()) if options else plugin()]).wrap(
         "ascend_attention",
         inner,
         config=config,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api import Claim, Condition, Manifest, Numerics, Support, hookimpl
-
-if TYPE_CHECKING:
-    from ascend_run.plugin_api import Layout, RunConfig
-    from ascend_run.plugin_api import contracts as c
-
-
-@attrs.frozen(kw_only=True)
-class HeadExchangeConfig:
-    """It has no options: ``parallel.context_parallel_size`` is the number of ranks."""
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    AttentionKernel,
+    Claim,
+    Condition,
+    Layout,
+    Manifest,
+    Numerics,
+    RunConfig,
+    SequencePartition,
+    Support,
+    Wrapper,
+    divisors,
+    hookimpl,
+    one_of,
+)
 
 
 @attrs.frozen
@@ -44,37 +50,28 @@ class HeadExchange:
         idle=Condition("parallel.context_parallel_size", "<=", 1),
         numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL},
+        attention=AttentionFeatures.all_but("bias"),
         source="DeepSpeed-Ulysses, arXiv:2309.14509",
     )
-    config_class = HeadExchangeConfig
-
-    def __init__(self, config: HeadExchangeConfig) -> None:
-        self.config = config
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        heads, length = config.model.num_attention_heads, config.data.seq_length
-        problems = []
-        if heads % (layout.tp * layout.cp):
-            problems.append(
-                f"head-exchange: {heads} heads (model.num_attention_heads) cannot be shared by "
-                f"tp={layout.tp} x cp={layout.cp} ranks; use sizes whose product divides {heads}"
-            )
-        if length % layout.cp:
-            problems.append(
-                f"head-exchange: {length} tokens (data.seq_length) cannot be shared by "
-                f"cp={layout.cp} ranks; use {length - length % layout.cp + layout.cp}"
-            )
-        return problems
+        heads = config.model.num_attention_heads
+        if heads % layout.tp or heads // layout.tp % layout.cp == 0:
+            return []  # or ascend-run itself says so
+        problem = (
+            f"head-exchange: {heads} heads (model.num_attention_heads) cannot be shared by "
+            f"tp={layout.tp} x cp={layout.cp} ranks; use a parallel.context_parallel_size of "
+            f"{one_of(divisors(heads // layout.tp))}"
+        )
+        return [problem]
 
     @hookimpl
-    def ascend_sequence_partition(self, config: RunConfig) -> c.SequencePartition | None:
+    def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
         return EqualParts() if config.parallel.context_parallel_size > 1 else None
 
     @hookimpl
-    def ascend_attention(
-        self, config: RunConfig, groups: Any
-    ) -> c.Wrapper[c.AttentionKernel] | None:
+    def ascend_attention(self, config: RunConfig, groups: Any) -> Wrapper[AttentionKernel] | None:
         if config.parallel.context_parallel_size <= 1:
             return None
         from .kernel import HeadExchangeKernel

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api import AttentionFeatures, AttentionKernel, AttentionResult, AttentionSpec
 
 # P ranks of the group; S whole sequence, s = S / P; B micro-batch (no axis where packed); N query
 # heads and G key-value heads before the exchange, n = N / P; D width of q and k, E width of v.
@@ -37,12 +37,11 @@ class HeadExchangeKernel:
 
     backward_reads: frozenset[str] = frozenset()
 
-    def __init__(self, inner: c.AttentionKernel, group: dist.ProcessGroup) -> None:
+    def __init__(self, inner: AttentionKernel, group: dist.ProcessGroup) -> None:
         self.inner, self.group = inner, group
-        # A bias has query heads of other ranks in it.
-        self.features = attrs.evolve(inner.features, bias=False)
+        self.features = inner.features & AttentionFeatures.all_but("bias")
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec) -> c.AttentionResult:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         copies = 1 if k.shape[HEADS] % self.group.size() == 0 else q.shape[HEADS] // k.shape[HEADS]
         inside = [
             self._to_heads(x)
@@ -51,7 +50,7 @@ class HeadExchangeKernel:
         out, lse, inner_saved = self.inner.forward(*inside, self._inside(spec))
         named = dict(zip(_NAMES, (*inside, out, lse), strict=True))
         kept = [named[name] for name in self._inner_reads()]
-        return c.AttentionResult(
+        return AttentionResult(
             self._to_sequence(out),
             exchange(lse, LSE_SEQUENCE, LSE_HEADS, self.group),
             # Backward is given no k: how many copies there are is kept as a shape.
@@ -67,7 +66,7 @@ class HeadExchangeKernel:
         out: Tensor | None,
         lse: Tensor | None,
         saved: tuple[Tensor, ...],
-        spec: c.AttentionSpec,
+        spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         reads = self._inner_reads()
         kept = dict(zip(reads, saved[1:], strict=False))
@@ -90,7 +89,7 @@ class HeadExchangeKernel:
     def _inner_reads(self) -> list[str]:
         return [name for name in _NAMES if name in self.inner.backward_reads]
 
-    def _inside(self, spec: c.AttentionSpec) -> c.AttentionSpec:
+    def _inside(self, spec: AttentionSpec) -> AttentionSpec:
         """The same attention for this rank's heads over the whole sequence."""
         rank, size = self.group.rank(), self.group.size()
         sinks, dropout = spec.sinks, spec.dropout
