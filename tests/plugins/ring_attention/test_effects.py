@@ -1,0 +1,93 @@
+"""What the ring sends, keeps and computes, counted against the formulas of its page."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from . import formula, jobs
+from .formula import Case
+
+ITEM = 8
+SHAPES = [
+    Case(),
+    Case(groups=1),
+    Case(batch=None, groups=2),
+    Case(width=6, value_width=3, groups=2),
+    Case(mask=c.Mask(causal=False), key_length=16),
+]
+IDS = ["multi-head", "multi-query", "packed", "unequal-widths", "fewer-keys"]
+
+
+def block_bytes(case: Case, size: int, *widths: int) -> int:
+    """Of one rank's keys (and values): the part of the sequence times batch, heads and widths."""
+    return case.num_keys // size * (case.batch or 1) * case.groups * sum(widths) * ITEM
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", SHAPES, ids=IDS)
+def test_forward_sends_each_block_to_every_other_rank_and_backward_brings_it_home_with_its_sums(
+    gloo_pool: GlooPool, case: Case, size: int
+) -> None:
+    block = block_bytes(case, size, case.width, case.value_width)
+    for outcome in gloo_pool.run(jobs.attend, size, case):
+        for seen, rings in ((outcome.forward, 1), (outcome.backward, 2)):
+            assert dict(seen.calls) == dict.fromkeys(("send", "recv_"), rings * (size - 1))
+            assert seen.sent_bytes["send"] == rings * (size - 1) * block
+
+
+@pytest.mark.parametrize(("keep", "returning"), [("nothing", 7), ("keys", 3), ("all", 0)])
+def test_what_is_kept_does_not_travel_again(gloo_pool: GlooPool, keep: str, returning: int) -> None:
+    """Keys are four wide and values three."""
+    case, size = Case(width=4, value_width=3, keep=keep), 4
+    sent = (size - 1) * block_bytes(case, size, returning + 4 + 3)
+    steps = {"nothing": (4 + 3), "keys": size * 4 + 3, "all": size * (4 + 3)}[keep]
+    for outcome in gloo_pool.run(jobs.attend, size, case):
+        assert outcome.backward.sent_bytes["send"] == sent
+        assert outcome.backward.calls["send"] == (size - 1) * (2 if returning else 1)
+        assert outcome.saved_bytes == block_bytes(case, size, steps)
+
+
+def test_on_one_rank_nothing_is_sent(gloo_pool: GlooPool) -> None:
+    (outcome,) = gloo_pool.run(jobs.attend, 1, Case())
+    assert not outcome.forward.calls
+    assert not outcome.backward.calls
+
+
+@pytest.mark.parametrize(("window", "hops"), [(7, 1), (8, 1), (9, 2), (16, 2), (17, 3)])
+def test_the_ring_ends_where_no_rank_looks_any_farther(
+    gloo_pool: GlooPool, window: int, hops: int
+) -> None:
+    """Four ranks hold eight positions each."""
+    case = Case(cut="contiguous", mask=c.Mask(window=(window, 0)))
+    for outcome in gloo_pool.run(jobs.attend, 4, case):
+        assert outcome.forward.calls["send"] == hops
+        assert outcome.backward.calls["send"] == 2 * hops
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_zig_zag_gives_every_rank_the_same_work_at_every_step(
+    gloo_pool: GlooPool, size: int
+) -> None:
+    """Half a block at each step, but the triangle at the first, which has its diagonal too."""
+    case = Case()
+    part = case.length // size
+    for outcome in gloo_pool.run(jobs.attend, size, case):
+        assert outcome.visible == [part * (part + 1) // 2] + [part * part // 2] * (size - 1)
+
+
+def test_contiguous_parts_do_not_and_no_hidden_block_is_computed(gloo_pool: GlooPool) -> None:
+    case = Case(cut="contiguous")
+    part = case.length // 4
+    for rank, outcome in enumerate(gloo_pool.run(jobs.attend, 4, case)):
+        assert outcome.visible == [part * (part + 1) // 2] + [part * part] * rank
+
+
+def test_windows_and_documents_leave_out_what_they_hide(gloo_pool: GlooPool) -> None:
+    """The inner kernel fails for a block without a visible score; all visible ones are there."""
+    mask = c.Mask(window=(3, 0), document_ends=(5, 6, 13, 27))
+    visible = int(formula.seen(mask, range(32), range(32)).sum())
+    outcomes = gloo_pool.run(jobs.attend, 4, Case(mask=mask))
+    assert sum(sum(outcome.visible) for outcome in outcomes) == visible

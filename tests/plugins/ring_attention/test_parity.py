@@ -1,0 +1,83 @@
+"""Runs with the ring against the unsharded run without it, on 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api.testing.parity import Parity
+
+LAYERS, MICRO_BATCHES = 2, 4
+RING = "ring-attention"
+ONE_OWNER = {"plugins.swap-attention.min_bytes": 1}
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
+    parity: Parity, size: int, model: str
+) -> None:
+    """And a layer sends each micro-batch's keys and values once, and in backward with sums."""
+    for outcome in parity(RING, model=model, layout={"cp": size}):
+        messages = LAYERS * MICRO_BATCHES * 3 * (size - 1)
+        assert outcome.collectives.get("send", 0) == messages
+        # float64: a part of 16 tokens, two groups of keys and of values, each 4 wide
+        assert outcome.sent_bytes.get("send", 0) == messages * 16 // size * 2 * 2 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"cp": 2, "dp": 2}, {"cp": 2, "tp": 2}, {"cp": 2, "ep": 2}, {"cp": 2, "tp": 2, "ep": 4}],
+    ids=str,
+)
+def test_it_goes_with_data_tensor_sequence_and_expert_parallelism(
+    parity: Parity, layout: dict[str, int]
+) -> None:
+    parity(RING, model="moe" if "ep" in layout else "dense", layout=layout)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+def test_it_takes_any_number_of_key_value_heads(parity: Parity, groups: int) -> None:
+    parity(RING, layout={"cp": 4}, config={"model.num_query_groups": groups})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cut": "contiguous"},
+        {"keep": "keys"},
+        {"keep": "all"},
+        {"keep": "all", "keep_every": 2},
+    ],
+    ids=str,
+)
+def test_its_options_change_no_number(parity: Parity, options: dict[str, str]) -> None:
+    named = {f"plugins.{RING}.{name}": value for name, value in options.items()}
+    outcomes = parity(RING, layout={"cp": 4}, options=named)
+    rings = {"all": 2, "keys": 3}.get(options.get("keep", ""), 3)
+    if "keep_every" in options:
+        expected = MICRO_BATCHES * 3 * (2 + 3)  # the first of the two layers keeps
+    else:
+        expected = MICRO_BATCHES * 3 * rings * LAYERS
+    assert [outcome.collectives["send"] for outcome in outcomes] == [expected] * 4
+
+
+@pytest.mark.parametrize("window", [[4, 0], [9, 0]], ids=str)
+def test_it_takes_a_sliding_window(parity: Parity, window: list[int]) -> None:
+    parity(RING, layout={"cp": 2}, config={"model.window_size": window})
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_it_keeps_for_backward_may_wait_on_the_host(parity: Parity, size: int) -> None:
+    for outcome in parity(
+        (RING, "swap-attention", "gmm"), model="moe", layout={"cp": size}, options=ONE_OWNER
+    ):
+        assert outcome.metrics["swap-attention/swap_bytes"] > 0
+
+
+@pytest.mark.parametrize("granularity", ["full", "selective"])
+def test_the_ring_may_be_recomputed(parity: Parity, granularity: str) -> None:
+    config = {"model.recompute_granularity": granularity}
+    if granularity == "full":
+        config |= {"model.recompute_method": "uniform", "model.recompute_num_layers": 1}
+    for outcome in parity(RING, layout={"cp": 2}, config=config):
+        assert outcome.collectives["send"] > LAYERS * MICRO_BATCHES * 3
