@@ -1,0 +1,28 @@
+"""Micro-batches as long as their longest sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ascend_run.plugin_api import Batch, RunConfig
+
+
+def shorten(
+    batches: Iterator[Batch], config: RunConfig, pad_to_multiple_of: int
+) -> Iterator[Batch]:
+    """Cut from each micro-batch what is padding in all of its rows; bitwise neutral to the loss,
+    since nothing looks ahead.
+
+    Lengths stay multiples of what tensor- and context-parallel ranks share a sequence by.
+    """
+    parallel = config.parallel
+    shared = parallel.tensor_model_parallel_size * parallel.context_parallel_size
+    multiple = math.lcm(pad_to_multiple_of, shared * 2 if shared > 1 else 1)
+    for batch in batches:
+        counts = batch.tensors["loss_mask"].any(dim=0).nonzero()
+        # Samples end with a trained token, so the last one that counts ends the longest.
+        needed = int(counts[-1]) + 1 if len(counts) else 1
+        length = min(needed + -needed % multiple, batch.tensors["tokens"].shape[1])
+        cut = {name: tensor[:, :length].contiguous() for name, tensor in batch.tensors.items()}
+        yield Batch(tensors=cut, fields=batch.fields)

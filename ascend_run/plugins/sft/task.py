@@ -1,0 +1,157 @@
+"""The task itself; imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor, nn
+
+from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RunContext
+
+from .encoding import Encoded, Encoder, encoded_files, told
+from .sources import open_tokenizer
+
+if TYPE_CHECKING:
+    from . import SftConfig
+
+_TOKEN_AXES = ("batch", "sequence")
+
+
+class SftTask:
+    """One model, conversations, and the sum of the losses of what the assistant says."""
+
+    roles: Sequence[str] = ("policy",)
+    batch_fields: Mapping[str, BatchField] = MappingProxyType(
+        {
+            name: BatchField(axes=_TOKEN_AXES)
+            for name in ("tokens", "labels", "loss_mask", "position_ids")
+        }
+    )
+
+    def __init__(self, options: SftConfig) -> None:
+        self.options = options
+
+    def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
+        """Conversations that ``[data]`` names, epoch after epoch.
+
+        Raises:
+            DataError: A file, a line, the tokenizer or the template cannot be used.
+        """
+        config = context.config
+        tokenizer, template = open_tokenizer(config, self.options)
+        encoder = Encoder(
+            tokenizer=tokenizer,
+            template=template,
+            max_tokens=config.data.seq_length + 1,
+            truncates=self.options.too_long == "truncate",
+            keeps_special=self.options.special_tokens == "keep",
+        )
+        cache = Path(config.data.cache_dir or Path(config.run.output_dir) / "index-cache")
+
+        def build(files: Sequence[str], samples: int, shuffles: bool) -> Conversations | None:
+            if not files:
+                return None
+            encoded = encoded_files(files, encoder, cache)
+            if context.layout.rank == 0:
+                _tell(files, encoded)
+            return Conversations(
+                encoded,
+                length=config.data.seq_length,
+                pad_id=tokenizer.pad_id,
+                num_samples=samples,
+                seed=config.run.seed if shuffles else None,
+            )
+
+        return Datasets(
+            train=build(config.data.train, train_samples, self.options.shuffle),
+            validation=build(config.data.validation, valid_samples, False),
+        )
+
+    def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
+        """The hidden state; on the last pipeline stage the loss, with the tokens it runs over."""
+        tensors = batch.tensors
+        output: Tensor = model(
+            input_ids=tensors["tokens"],
+            position_ids=tensors["position_ids"],
+            labels=tensors["labels"],
+            loss_mask=tensors["loss_mask"],
+        )
+        if output.dim():  # only the last stage reduces to a scalar
+            return output
+        return LossSum(output, tensors["loss_mask"].sum(dtype=torch.int64))
+
+
+class Conversations:
+    """A map-style dataset of padded samples, without an end: epoch after epoch.
+
+    Sample i depends on the files, the seed and i alone, so a run that is prolonged or resumed goes
+    on with the samples that it would have read anyway.
+
+    Args:
+        length: Of every sample. Unit: tokens.
+        pad_id: Fills up the tokens and the labels; no padding counts.
+        num_samples: How many will be read.
+        seed: Of the order of each epoch; None keeps the order of the files.
+    """
+
+    def __init__(
+        self, encoded: Encoded, *, length: int, pad_id: int, num_samples: int, seed: int | None
+    ) -> None:
+        self._encoded, self._length, self._pad_id = encoded, length, pad_id
+        self._num_samples, self._seed = num_samples, seed
+        self._epoch: tuple[int, np.ndarray[Any, Any]] | None = None
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples}")
+        epoch, place = divmod(index, len(self._encoded))
+        ids, trained = self._encoded[int(self._order(epoch)[place])]
+        used = len(ids) - 1
+        tokens = torch.full((self._length,), self._pad_id, dtype=torch.int64)
+        labels = tokens.clone()
+        loss_mask = torch.zeros(self._length, dtype=torch.float32)
+        whole = torch.from_numpy(ids.astype(np.int64))
+        tokens[:used], labels[:used] = whole[:-1], whole[1:]
+        loss_mask[:used] = torch.from_numpy(trained[1:].astype(np.float32))
+        return {
+            "tokens": tokens,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "position_ids": torch.arange(self._length),
+        }
+
+    def _order(self, epoch: int) -> np.ndarray[Any, Any]:
+        if self._epoch is None or self._epoch[0] != epoch:
+            order = np.arange(len(self._encoded))
+            if self._seed is not None:
+                digest = hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()
+                # numpy promises that this generator never changes.
+                np.random.RandomState(int.from_bytes(digest[:4], "little")).shuffle(order)
+            self._epoch = (epoch, order)
+        return self._epoch[1]
+
+
+def _tell(files: Sequence[str], encoded: Encoded) -> None:
+    """Log what was read, and what was left out of it."""
+    log = structlog.get_logger()
+    report = encoded.report
+    log.info(
+        "sft.data",
+        files=[*files],
+        conversations=report["conversations"],
+        samples=report["samples"],
+        tokens=len(encoded.ids),
+        trained_tokens=int(encoded.trained.sum()),
+    )
+    for reason in told(report):
+        log.warning("sft.left_out", reason=reason)

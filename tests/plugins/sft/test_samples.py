@@ -1,0 +1,197 @@
+"""Samples and batches: what is left out, in which order they come, how they are padded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ascend_run.plugin_api import Batch, DataError, FieldSection, Layout, RunConfig, RunContext
+from ascend_run.plugin_api.config import DataSection, RunSection
+from ascend_run.plugins.sft import Sft, SftConfig, pads_to_longest
+
+from .chats import SHORT, write_lines, write_tokenizer
+
+LENGTH = 32
+
+
+def chat(answer: str, question: str = "one two?") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question},
+                         {"role": "assistant", "content": answer}]}  # fmt: skip
+
+
+def context_of(folder: Path, train: str, length: int = LENGTH, **run: Any) -> RunContext:
+    config = RunConfig(
+        run=RunSection(output_dir=str(folder / "run"), **run),
+        model=FieldSection({"vocab_size": 1000}),
+        parallel=FieldSection({}),
+        data=DataSection(
+            train=(train,), tokenizer=str(write_tokenizer(folder / "t")), seq_length=length
+        ),
+    )
+    return RunContext(config=config, layout=Layout(), device=None, groups=None)
+
+
+def train_set(context: RunContext, samples: int = 10, **options: Any) -> Any:
+    return Sft(SftConfig(**options)).ascend_task().datasets(context, samples, 0).train
+
+
+def test_a_sample_is_shifted_padded_and_masked(tmp_path: Path) -> None:
+    context = context_of(tmp_path, write_lines(tmp_path / "a.jsonl", [chat("hello")]))
+    sample = train_set(context)[0]
+    backend_ids = sample["tokens"].tolist()
+    used = int(sample["loss_mask"].nonzero()[-1]) + 1
+    assert sample["labels"][: used - 1].tolist() == backend_ids[1:used]
+    assert sample["loss_mask"].sum() >= 2
+    assert not sample["loss_mask"][used:].any()
+    assert {tuple(tensor.shape) for tensor in sample.values()} == {(LENGTH,)}
+    assert sample["position_ids"].tolist() == [*range(LENGTH)]
+    assert {name: str(t.dtype) for name, t in sample.items()} == {
+        "tokens": "torch.int64",
+        "labels": "torch.int64",
+        "loss_mask": "torch.float32",
+        "position_ids": "torch.int64",
+    }
+    end = sample["labels"][used - 1]
+    assert backend_ids[used:] == backend_ids[-1:] * (LENGTH - used)
+    assert end != sample["labels"][-1], "the closing token, not padding, is the last label"
+
+
+def test_every_epoch_reads_every_conversation_in_an_order_of_its_own(tmp_path: Path) -> None:
+    words = ["one", "two", "three", "four", "five", "six", "seven"]
+    lines = write_lines(tmp_path / "a.jsonl", [chat(word) for word in words])
+    context = context_of(tmp_path, lines)
+    data = train_set(context, 21)
+    epochs = [[tuple(data[e * 7 + i]["labels"].tolist()) for i in range(7)] for e in range(3)]
+    assert len({frozenset(epoch) for epoch in epochs}) == 1
+    assert len({*epochs[0]}) == 7
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    again = train_set(context, 9)
+    assert torch.equal(again[8]["labels"], data[8]["labels"]), "the length of a run is no matter"
+    other = train_set(context_of(tmp_path, lines, seed=7), 7)
+    assert [tuple(other[i]["labels"].tolist()) for i in range(7)] != epochs[0]
+    in_order = train_set(context, 7, shuffle=False)
+    first = train_set(context_of(tmp_path, write_lines(tmp_path / "b.jsonl", [chat("one")])), 1)
+    assert torch.equal(in_order[0]["labels"], first[0]["labels"])
+    with pytest.raises(IndexError):
+        data[21]
+
+
+def left_out(folder: Path) -> dict[str, Any]:
+    (report,) = (folder / "run/index-cache").glob("sft-*/report.json")
+    content: dict[str, Any] = json.loads(report.read_text())
+    return content
+
+
+def test_what_cannot_be_trained_on_is_left_out_and_listed(tmp_path: Path) -> None:
+    long = chat("four five six seven eight nine ten " * 20)
+    too_long_prompt = chat("yes", question="one two three " * 60)
+    path = write_lines(
+        tmp_path / "a.jsonl",
+        [chat("hello"), chat(" "), long, chat("a<|im_end|>b"), too_long_prompt, chat("six")],
+    )
+    data = train_set(context_of(tmp_path, path), 2)
+    report = left_out(tmp_path)
+    assert (report["conversations"], report["samples"]) == (6, 2)
+    assert report["left_out"] == {
+        "nothing to train on": {"count": 1, "first": [f"{path}:2"]},
+        "spells a special token": {"count": 1, "first": [f"{path}:4"]},
+        "too long": {"count": 2, "first": [f"{path}:3", f"{path}:5"]},
+    }
+    assert len({tuple(data[i]["tokens"].tolist()) for i in range(2)}) == 2
+
+
+def test_long_conversations_are_cut_where_asked(tmp_path: Path) -> None:
+    long = chat("four five six seven eight nine ten " * 20)
+    path = write_lines(tmp_path / "a.jsonl", [long, chat("yes", question="one two three " * 60)])
+    data = train_set(context_of(tmp_path, path), 1, too_long="truncate")
+    assert left_out(tmp_path)["left_out"] == {
+        "nothing to train on": {"count": 1, "first": [f"{path}:2"]},
+        "truncated": {"count": 2, "first": [f"{path}:1", f"{path}:2"]},
+    }
+    assert data[0]["loss_mask"][-1] == 1
+
+
+def test_special_tokens_in_text_are_kept_where_asked(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [chat("a<|im_end|>b")])
+    with pytest.raises(DataError, match="spells a special token: 1"):
+        train_set(context_of(tmp_path, path))
+    assert len(train_set(context_of(tmp_path, path), 3, special_tokens="keep")) == 3
+
+
+def test_conversations_that_the_template_refuses_are_all_named(tmp_path: Path) -> None:
+    folder = write_tokenizer(
+        tmp_path / "strict",
+        "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
+        "{{ messages[0].content }}",
+    )
+    answer_first = {"messages": [SHORT[1]]}
+    path = write_lines(tmp_path / "a.jsonl", [answer_first, chat("x"), answer_first])
+    context = context_of(tmp_path, path)
+    config = context.config
+    data = DataSection(train=config.data.train, tokenizer=str(folder), seq_length=LENGTH)
+    context.config = RunConfig(
+        run=config.run, model=config.model, parallel=config.parallel, data=data
+    )
+    with pytest.raises(DataError) as refused:
+        train_set(context)
+    assert [problem.split(": ")[0] for problem in refused.value.problems[:1]] == [f"{path}:1"]
+    assert "begin with the user" in refused.value.problems[0]
+    assert f"{path}:3" in "\n".join(refused.value.problems)
+
+
+def test_a_changed_file_is_encoded_anew(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [chat("one")])
+    first = train_set(context_of(tmp_path, path), 1)[0]
+    again = train_set(context_of(tmp_path, path), 1)[0]
+    assert torch.equal(first["labels"], again["labels"])
+    assert len([*(tmp_path / "run/index-cache").glob("sft-*/ids.npy")]) == 1
+    write_lines(Path(path), [chat("two")])
+    changed = train_set(context_of(tmp_path, path), 1)[0]
+    assert not torch.equal(first["labels"], changed["labels"])
+
+
+def shortened(masks: torch.Tensor, options: SftConfig, **sizes: int) -> Batch:
+    parallel = {
+        "tensor_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        **sizes,
+    }
+    config = RunConfig(
+        model=FieldSection({"num_moe_experts": None}), parallel=FieldSection(parallel)
+    )
+    tensors = {"loss_mask": masks, "tokens": torch.arange(masks.numel()).view_as(masks)}
+    wrap = Sft(options).ascend_batch(config)
+    (batch,) = wrap(iter([Batch(tensors=tensors, fields={})]))
+    return batch
+
+
+def test_a_micro_batch_is_as_long_as_its_longest_sample() -> None:
+    masks = torch.zeros(2, 64)
+    masks[0, 3:9] = 1
+    masks[1, 2:19] = 1
+    assert shortened(masks, SftConfig(pad_to_multiple_of=1)).tensors["tokens"].shape == (2, 19)
+    batch = shortened(masks, SftConfig())
+    assert batch.tensors["tokens"].shape == (2, 24)
+    assert torch.equal(batch.tensors["loss_mask"], masks[:, :24])
+    assert batch.tensors["tokens"][1, 0] == 64
+    wide = shortened(masks, SftConfig(pad_to_multiple_of=1), context_parallel_size=4)
+    assert wide.tensors["tokens"].shape == (2, 24)
+    assert shortened(masks, SftConfig(padding="seq_length")).tensors["tokens"].shape == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("experts", "stages", "longest"), [(None, 1, True), (4, 1, False), (None, 2, False)]
+)
+def test_auto_pads_to_the_longest_where_padding_is_seen_by_none(
+    experts: int | None, stages: int, longest: bool
+) -> None:
+    config = RunConfig(
+        model=FieldSection({"num_moe_experts": experts}),
+        parallel=FieldSection({"pipeline_model_parallel_size": stages}),
+    )
+    assert pads_to_longest(config, SftConfig()) is longest
