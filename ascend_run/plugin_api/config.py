@@ -178,11 +178,11 @@ class CheckpointSection:
     keep_last: int = attrs.field(default=2, validator=_not_negative)
     """How many to keep; 0 keeps all."""
     load: str | None = None
-    """Folder to resume from; default: ``save``."""
+    """Folder to begin from, while ``save`` holds nothing newer of this run; default: ``save``."""
     resume: bool = True
-    """Go on from the newest sound checkpoint, where there is one."""
+    """Go on from the run's own newest sound checkpoint, where there is one."""
     step: int | None = None
-    """Resume from exactly this step; an error where it is missing or corrupt."""
+    """Begin at exactly this step; an error where it is missing or corrupt."""
     max_fallback: int = attrs.field(default=2, validator=_not_negative)
     """How many corrupt newer checkpoints may be passed over."""
 

@@ -18,8 +18,9 @@ from ascend_run.plugin_api.contracts import CheckpointEntry, ShardPiece
 class EntryPieces:
     """The tensors of entries as pieces, and their values as JSON, of this rank.
 
-    Tensors belong to one rank: keys are ``<name>/rank_00003/<tensor>``. JSON values belong to the
-    run and must be the same on every rank.
+    A plain tensor belongs to one rank: its key is ``<name>/rank_00003/<tensor>``. A ShardPiece is
+    this rank's part of a tensor of the whole run, ``<name>/<tensor>``, whatever key it has itself.
+    JSON values belong to the run and must be the same on every rank.
 
     Args:
         entries: Name -> entry.
@@ -28,25 +29,28 @@ class EntryPieces:
 
     def __init__(self, entries: Mapping[str, CheckpointEntry], rank: int) -> None:
         self._entries = entries
-        states = {name: dict(entry.state_dict()) for name, entry in entries.items()}
-        self._tensors = {
-            name: {key: item.clone() for key, item in state.items() if isinstance(item, Tensor)}
-            for name, state in states.items()
-        }
-        self.values: dict[str, Any] = {
-            name: {key: item for key, item in state.items() if not isinstance(item, Tensor)}
-            for name, state in states.items()
-        }
-        self.pieces = [
-            ShardPiece(
-                key=f"{name}/rank_{rank:05d}/{key}",
-                tensor=tensor,
-                global_shape=tuple(tensor.shape),
-                offset=(0,) * tensor.ndim,
-            )
-            for name, tensors in self._tensors.items()
-            for key, tensor in tensors.items()
-        ]
+        self._tensors: dict[str, dict[str, Tensor]] = {name: {} for name in entries}
+        self.values: dict[str, Any] = {name: {} for name in entries}
+        self.pieces: list[ShardPiece] = []
+        self.of_this_rank: set[str] = set()
+        """Names of the entries with tensors that belong to this rank."""
+        for name, entry in entries.items():
+            for key, item in entry.state_dict().items():
+                if isinstance(item, ShardPiece):
+                    piece = attrs.evolve(item, key=f"{name}/{key}", tensor=item.tensor.clone())
+                elif isinstance(item, Tensor):
+                    self.of_this_rank.add(name)
+                    piece = ShardPiece(
+                        key=f"{name}/rank_{rank:05d}/{key}",
+                        tensor=item.clone(),
+                        global_shape=tuple(item.shape),
+                        offset=(0,) * item.ndim,
+                    )
+                else:
+                    self.values[name][key] = item
+                    continue
+                self.pieces.append(piece)
+                self._tensors[name][key] = piece.tensor
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Hand every entry its tensors, once they are loaded into the pieces, and its values.
@@ -129,6 +133,8 @@ def _value(spare: Tensor) -> float | None:
 class Progress:
     """Where training stands: steps, samples, the schedule and the loss scale. JSON values only.
 
+    ``went_back_to`` is the step that ``checkpoint.step`` last went back to on the way here.
+
     Args:
         context: A RunContext; ``step`` and ``consumed_samples`` are read and set.
         optimizer: Megatron's, with its loss scale.
@@ -140,6 +146,7 @@ class Progress:
         self._context = context
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self.went_back_to: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         scalers = [scaler.state_dict() for scaler in self._grad_scalers()]
@@ -148,6 +155,7 @@ class Progress:
             "consumed_samples": self._context.consumed_samples,
             "schedule_steps": self._scheduler.num_steps,
             "loss_scalers": [{k: _number(v) for k, v in state.items()} for state in scalers],
+            "went_back_to": self.went_back_to,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -164,6 +172,7 @@ class Progress:
         self._scheduler.step(state["schedule_steps"] - self._scheduler.num_steps)
         self._context.step = state["step"]
         self._context.consumed_samples = state["consumed_samples"]
+        self.went_back_to = state.get("went_back_to")
 
     def _grad_scalers(self) -> list[Any]:
         parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])

@@ -1,14 +1,15 @@
-"""Saving and resuming a run: what is in a checkpoint, and which one a run goes on from."""
+"""Saving and resuming a run: what is in a checkpoint, and how it comes back."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-from ascend_run.core.checkpoint import FileStore, GroupRanks, choose
+from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.checkpoint.entries import (
     DeviceGenerator,
     EntryPieces,
@@ -23,6 +24,11 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
+from .beginning import find_beginning
+
+_KERNELS = re.compile(r"progress|rng|(model|optimizer)(\..*)?")
+_NAME = re.compile(r"[\w-][\w.-]*")
+
 
 class Checkpoints:
     """The checkpoints of one run. Every method is called on all ranks.
@@ -30,14 +36,20 @@ class Checkpoints:
     Args:
         folder: The run folder; checkpoints go to ``checkpoints`` in it where the config names no
             other place.
+
+    Raises:
+        HookError: A plugin's entry has a name that it cannot have.
     """
 
     def __init__(self, hooks: Hooks, context: c.RunContext, folder: Path) -> None:
         self.hooks, self.context = hooks, context
         options = context.config.checkpoint
         self.save_folder = options.save or str(folder / "checkpoints")
-        self.load_folder = options.load or self.save_folder
+        self._ranks = GroupRanks(device=context.device.torch_device)
         self.store = self._open(self.save_folder)
+        policy = next(bundle for bundle in context.models.values() if bundle.trains)
+        self._of_plugins = self._plugins_entries()
+        self._progress = Progress(context, policy.optimizer, policy.scheduler)
 
     def _open(self, folder: str) -> c.CheckpointStore:
         config = self.context.config
@@ -48,7 +60,7 @@ class Checkpoints:
             folder,
             layout=self.context.layout,
             keep_last=config.checkpoint.keep_last,
-            ranks=GroupRanks(device=self.context.device.torch_device),
+            ranks=self._ranks,
         )
 
     def save(self) -> str:
@@ -64,24 +76,21 @@ class Checkpoints:
         Raises:
             CheckpointError: The one asked for is missing or corrupt, or does not fit this model.
         """
-        options = self.context.config.checkpoint
-        store = self.store if self.load_folder == self.save_folder else self._open(self.load_folder)
-        step = None
-        if options.resume or options.step is not None:
-            choice = choose(
-                store,
-                options.step,
-                max_fallback=options.max_fallback,
-                required=options.load is not None,
-            )
-            for corrupt in choice.corrupt:
-                log.error("checkpoint.corrupt", step=corrupt.step, reason=corrupt.reason)
-            step = choice.step
-            if choice.newer:
-                log.warning("checkpoint.older_than_newest", step=step, newer=list(choice.newer))
+        begin = find_beginning(
+            self.context.config.checkpoint, self.store, self.save_folder, self._open
+        )
+        step = begin.choice.step
+        for corrupt in begin.choice.corrupt:
+            log.error("checkpoint.corrupt", step=corrupt.step, reason=corrupt.reason)
+        if begin.choice.newer:
+            log.warning("checkpoint.older_than_newest", step=step, newer=list(begin.choice.newer))
         if step is not None:
-            self._load(store, step, log)
-            log.info("checkpoint.resumed", step=step, folder=self.load_folder)
+            if begin.instead_of is not None:
+                log.warning("checkpoint.own_goes_first", step=step, passed_over=begin.instead_of)
+            self._load(begin.store, step, log)
+            if not begin.goes_on:
+                self._progress.went_back_to = begin.went_back_to
+            log.info("checkpoint.resumed", step=step, folder=begin.folder)
         elif self.context.config.model.hf_path is not None:
             self._load_hugging_face(log)
         else:
@@ -90,19 +99,27 @@ class Checkpoints:
     def _load(self, store: c.CheckpointStore, step: int, log: Any) -> None:
         """Fill models, optimizers and entries.
 
-        The state of the random generators belongs to a rank: a run of another layout has other
-        ranks, and draws from its seed instead.
+        An entry with tensors that belong to one rank, as the random generators are, begins anew
+        in a run of another layout, whose ranks are others.
         """
-        moved = store.layout(step) != layout_sizes(self.context.layout)
-        entries = self._entries(with_generators=not moved)
-        values = store.load(
-            step,
-            [*self._tensors(), *entries.pieces],
-            ignore_unused=("rng/*",) if moved else (),
-        )
+        own = self._own_entries()
+        entries = EntryPieces(own, self._ranks.rank)
+        ignored: list[str] = []
+        if moved := store.layout(step) != layout_sizes(self.context.layout):
+            anew = self._on_any_rank(entries.of_this_rank)
+            kept = {name: entry for name, entry in own.items() if name not in anew}
+            entries = EntryPieces(kept, self._ranks.rank)
+            ignored = [*(f"{name}/rank_*" for name in own), *(f"{name}/*" for name in anew)]
+        values = store.load(step, [*self._tensors(), *entries.pieces], ignore_unused=ignored)
         entries.restore(values)
         if moved:
-            log.warning("checkpoint.other_layout", step=step, drawn_anew="random generators")
+            log.warning("checkpoint.other_layout", step=step, begun_anew=anew)
+
+    def _on_any_rank(self, names: set[str]) -> list[str]:
+        """The names that any rank gives, on every rank."""
+        given = self._ranks.gather(sorted(names))
+        every = None if given is None else sorted({name for some in given for name in some})
+        return list(self._ranks.broadcast(every))
 
     def _load_hugging_face(self, log: Any) -> None:
         config = self.context.config
@@ -131,20 +148,29 @@ class Checkpoints:
                 pieces += optimizer_pieces(bundle.optimizer, tensors, prefix=f"optimizer{suffix}")
         return pieces
 
-    def _entries(self, *, with_generators: bool = True) -> EntryPieces:
-        policy = next(bundle for bundle in self.context.models.values() if bundle.trains)
-        own: dict[str, c.CheckpointEntry] = {
-            "progress": Progress(self.context, policy.optimizer, policy.scheduler)
-        }
-        if with_generators:
-            own["rng"] = RandomState(
-                DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
-                get_cuda_rng_tracker(),
-            )
-        plugins = self.hooks.merge("ascend_checkpoint_entries", context=self.context)
-        if taken := sorted(own.keys() & plugins.keys()):
-            raise HookError(
-                "ascend_checkpoint_entries: the kernel has entries of these names; choose others",
-                [repr(name) for name in taken],
-            )
-        return EntryPieces(own | plugins, self.context.layout.rank)
+    def _entries(self) -> EntryPieces:
+        return EntryPieces(self._own_entries(), self._ranks.rank)
+
+    def _own_entries(self) -> dict[str, c.CheckpointEntry]:
+        """The kernel's and the plugins'."""
+        generators = RandomState(
+            DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
+            get_cuda_rng_tracker(),
+        )
+        return {"progress": self._progress, "rng": generators, **self._of_plugins}
+
+    def _plugins_entries(self) -> dict[str, c.CheckpointEntry]:
+        """What plugins add.
+
+        Raises:
+            HookError: A name is the kernel's, is given twice, or cannot be one.
+        """
+        entries = self.hooks.merge("ascend_checkpoint_entries", context=self.context)
+        problems = [
+            f"{name!r}: the kernel has it" if _KERNELS.fullmatch(name) else f"{name!r}: not a name"
+            for name in sorted(entries)
+            if _KERNELS.fullmatch(name) or not _NAME.fullmatch(name)
+        ]
+        if problems:
+            raise HookError("ascend_checkpoint_entries: choose other names", problems)
+        return entries

@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from ascend_run.core.data.batches import micro_batches
-from ascend_run.core.run import batch_plan, cut_to_rank
+from ascend_run.core.run import batch_plan
+from ascend_run.core.train.batches import cut_to_rank
 from ascend_run.plugin_api import Claim
+from ascend_run.plugin_api.contracts import ShardPiece
 from ascend_run.plugin_api.testing.models import DENSE, samples
 from tests.support.fake_plugins import plugin
-from tests.support.probed_runs import built, probe
+from tests.support.probed_runs import built, probe, train
 
 SMALLEST: Final = {
     "num_layers": 1,
@@ -89,3 +92,70 @@ def cut_backwards(folder: str) -> dict[str, list[int]]:
             "rotary": model.rotary.positions(16).tolist(),
             "before the cut": before[0],
         }
+
+
+class Halves:
+    """contracts.CheckpointEntry: a tensor of this rank, and its part of one of the whole run."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.own = torch.full((2,), -1.0)
+        self.shared = torch.full((4 // self.size,), -1.0)
+        self.number = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        shared = ShardPiece(
+            key="",
+            tensor=self.shared,
+            global_shape=(4,),
+            offset=(self.rank * len(self.shared),),
+        )
+        return {"own": self.own, "shared": shared, "number": self.number}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.own, self.shared, self.number = state["own"], state["shared"], state["number"]
+
+
+class Shared(Halves):
+    """The same without what is this rank's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: item for key, item in super().state_dict().items() if key != "own"}
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict({"own": self.own, **state})
+
+
+def train_with_entries(folder: str, steps: int) -> dict[str, tuple[list[float], list[float], int]]:
+    """Train up to a step with two entries; what they held at its beginning."""
+    _take_place()
+    entries = {"halves": Halves(), "shared": Shared()}
+    found: dict[str, tuple[list[float], list[float], int]] = {}
+
+    def look(self: Any) -> None:
+        for name, entry in entries.items():
+            found[name] = (entry.own.tolist(), entry.shared.tolist(), entry.number)
+
+    def count(self: Any, context: Any) -> None:
+        for entry in entries.values():
+            entry.number = context.step
+            entry.own = torch.full((2,), float(entry.rank))
+            first = entry.rank * len(entry.shared)
+            entry.shared = torch.arange(first, first + len(entry.shared)).float()
+
+    keeper = plugin(
+        "keeper",
+        {
+            "ascend_checkpoint_entries": lambda self: entries,
+            "ascend_before_run": look,
+            "ascend_after_step": count,
+        },
+    )()
+    values = {
+        "train.train_iters": steps,
+        "train.global_batch_size": 2,
+        "checkpoint.save_interval": 1,
+        "optimizer.lr_decay_style": "constant",
+    }
+    train(Path(folder), keeper, values=values)
+    return found

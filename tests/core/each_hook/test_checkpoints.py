@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ import torch
 
 from ascend_run.core.checkpoint.store import FileStore, layout_sizes
 from ascend_run.plugin_api import CheckpointError, HookError, Layout
+from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.support.probed_runs import Run, probe, train
+from tests.support.tokens import write_tokens
+
+from .jobs import train_with_entries
 
 
 def go_on(folder: Path, steps: int, *probes: Any) -> Run:
@@ -147,10 +152,46 @@ def test_ascend_checkpoint_entries_that_are_not_in_the_checkpoint_are_missed(
         go_on(tmp_path, 2, *counting(Counter()))
 
 
-@pytest.mark.parametrize("name", ["progress", "rng"])
+@pytest.mark.parametrize("name", ["progress", "rng", "model", "optimizer.reward", "a/b", ""])
 def test_ascend_checkpoint_entries_may_not_take_a_name_of_the_kernels(
     tmp_path: Path, name: str
 ) -> None:
     taker = probe("ascend_checkpoint_entries", lambda self: {name: Counter()}, "taker")
     with pytest.raises(HookError, match=f"'{name}'"):
         go_on(tmp_path, 1, taker)
+    assert not (tmp_path / "run/metrics.jsonl").exists()  # refused before the first step
+
+
+def test_ascend_checkpoint_entries_of_one_name_are_refused_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    takers = [
+        probe("ascend_checkpoint_entries", lambda self: {"counter": Counter()}, name)
+        for name in ("one", "other")
+    ]
+    with pytest.raises(HookError, match="'one' and 'other' both give 'counter'"):
+        train(tmp_path, *takers)
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_ascend_checkpoint_entries_of_a_rank_begin_anew_on_other_ranks(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """And those of the whole run are cut anew."""
+    write_tokens(tmp_path)
+    empty = [-1.0, -1.0]
+    first = gloo_pool.run(train_with_entries, 2, str(tmp_path), 1, timeout=100)
+    assert [rank["halves"] for rank in first] == [(empty, empty, -1)] * 2
+    again = gloo_pool.run(train_with_entries, 2, str(tmp_path), 2, timeout=100)
+    assert [rank["halves"] for rank in again] == [
+        ([0.0, 0.0], [0.0, 1.0], 1),
+        ([1.0, 1.0], [2.0, 3.0], 1),
+    ]
+    (alone,) = gloo_pool.run(train_with_entries, 1, str(tmp_path), 3, timeout=100)
+    assert alone == {
+        "halves": (empty, [-1.0] * 4, -1),
+        "shared": (empty, [0.0, 1.0, 2.0, 3.0], 2),
+    }
+    lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
+    (told,) = [line for line in map(json.loads, lines) if line["event"].endswith("other_layout")]
+    assert told["begun_anew"] == ["halves", "rng"]
