@@ -105,6 +105,27 @@ class Hooks:
                 watch(implementation.plugin_name, given, outer)
         return outer
 
+    def composed(self, hook: str, **arguments: Any) -> Callable[[T], T]:
+        """All wrappers as one function, for what is wrapped again and again; plugins are asked
+        once.
+
+        Raises:
+            HookError: From the function, where a wrapper answers None.
+        """
+        self._expect(hook, HookKind.WRAPPER)
+        asked = [(i.plugin_name, _call(i, arguments)) for i in self._implementations(hook)]
+        wrappers = [(name, wrapper) for name, wrapper in asked if wrapper is not None]
+
+        def compose(inner: T) -> T:
+            outer = inner
+            for name, wrapper in wrappers:
+                outer = wrapper(outer)
+                if outer is None:
+                    raise HookError(f"{hook}: '{name}' answered None in place of what it wraps")
+            return outer
+
+        return compose
+
     def contributions(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
         """(plugin name, answer) in resolved order."""
         self._expect(hook, HookKind.CONTRIBUTION)
@@ -140,6 +161,17 @@ class Hooks:
         """
         self._expect(hook, HookKind.LISTENER)
         return _compile_chain(self._points[hook], self._implementations(hook))
+
+    def tell_all(self, hook: str, **arguments: Any) -> list[tuple[str, Exception]]:
+        """Tell every listener of an event, whatever others raise; (plugin, error) of those."""
+        self._expect(hook, HookKind.LISTENER)
+        failed: list[tuple[str, Exception]] = []
+        for implementation in self._implementations(hook):
+            try:
+                _call(implementation, arguments)
+            except Exception as error:
+                failed.append((implementation.plugin_name, error))
+        return failed
 
     def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
         """In the order of registration, which is the resolved one."""

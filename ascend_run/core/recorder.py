@@ -3,10 +3,12 @@ writes; nowhere on the others."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from .log.metrics import MetricsWriter
 from .log.progress import Progress
@@ -21,11 +23,19 @@ class SilentRecorder:
 
     def step_done(self, step: int) -> None: ...
 
-    def close(self, event: str, **fields: Any) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 
 class RunRecorder:
-    """For the rank that writes.
+    """For the rank that writes; enter it for the length of the training.
 
     Args:
         start: Steps done before, by the checkpoint that the run goes on from.
@@ -35,7 +45,6 @@ class RunRecorder:
     def __init__(self, folder: Path, *, start: int, total: int, log: Any) -> None:
         self.metrics = MetricsWriter(folder / "metrics.jsonl", start or None)
         self.progress = Progress(total, start)
-        self.progress.__enter__()
         self.log = log
         self.latest: Mapping[str, Any] = {}
 
@@ -53,8 +62,30 @@ class RunRecorder:
     def step_done(self, step: int) -> None:
         self.progress.update(step, self.latest)
 
-    def close(self, event: str, **fields: Any) -> None:
-        """End the bar and the file with how the run ended: ``finish`` or ``failure``."""
-        self.progress.__exit__(None, None, None)
-        self.metrics.event(event, **fields)
-        self.metrics.close()
+    def __enter__(self) -> Self:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the bar, and the file with how the run ended: ``finish`` or ``failure``.
+
+        Raises:
+            StorageError: The file system refused; not where the run has failed, whose own error
+                is the one to tell.
+        """
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.metrics.close)
+            if error is None:
+                self.progress.__exit__(None, None, None)
+                self.metrics.event("finish")
+                return
+            # Whatever cannot be written now, the run's error says more.
+            with contextlib.suppress(Exception):
+                self.progress.__exit__(kind, error, trace)
+            with contextlib.suppress(Exception):
+                self.metrics.event("failure", error=f"{type(error).__name__}: {error}")

@@ -24,16 +24,17 @@ from ascend_run.plugin_api.layout import Layout
 from .agreement import require_equal_plugins
 from .checkpoint import GroupRanks
 from .config.layout import layout_of
-from .data.batches import BatchPlan, cut_sequence, micro_batches, to_device
+from .data.batches import BatchPlan
 from .data.samples import build_datasets
 from .folder import write_run_folder
 from .hooks import Hooks
-from .launch.failures import record_failure
 from .log.setup import configure_logging
 from .model.build import build_model
+from .outcome import told_to_listeners
 from .patches import applied_patches
 from .recorder import RunRecorder, SilentRecorder
 from .settings import process_settings
+from .train.batches import BatchReader
 from .train.checkpointing import Checkpoints
 from .train.data_parallel import wrap_data_parallel
 from .train.groups import process_groups
@@ -106,30 +107,24 @@ def _train(
     request: RunRequest, hooks: Hooks, context: c.RunContext, folder: Path, log: Any
 ) -> None:
     config = request.config
-    task: c.Task = hooks.require("ascend_task", config=config)
-    role = task.roles[0]
-    plan = batch_plan(config, context.layout)
-    seed_everything(config, context.layout)
-    build_models(task, hooks, context, plan.num_micro_batches)
-    checkpoints = Checkpoints(hooks, context, folder)
-    checkpoints.restore(log)
-    if context.layout.rank == 0:
-        recorder = RunRecorder(folder, start=context.step, total=config.train.train_iters, log=log)
-    else:
-        recorder = SilentRecorder()
-    ended: tuple[str, dict[str, Any]] = ("finish", {})
-    try:
-        loop = _build_loop(hooks, context, task, role, plan, recorder, checkpoints)
-        hooks.event("ascend_before_run")(context=context)
-        loop.run()
-    except BaseException as error:
-        record_failure(error, rank=context.layout.rank)
-        ended = ("failure", {"error": f"{type(error).__name__}: {error}"})
-        hooks.event("ascend_after_failure")(context=context, error=error)
-        raise
-    finally:
-        recorder.close(ended[0], **ended[1])
-        hooks.event("ascend_after_run")(context=context)
+    with told_to_listeners(hooks, context, log):
+        task: c.Task = hooks.require("ascend_task", config=config)
+        plan = batch_plan(config, context.layout)
+        seed_everything(config, context.layout)
+        build_models(task, hooks, context, plan.num_micro_batches)
+        checkpoints = Checkpoints(hooks, context, folder)
+        checkpoints.restore(log)
+        with _recorder(context, folder, log) as recorder:
+            loop = _build_loop(hooks, context, task, plan, recorder, checkpoints)
+            hooks.event("ascend_before_run")(context=context)
+            loop.run()
+
+
+def _recorder(context: c.RunContext, folder: Path, log: Any) -> RunRecorder | SilentRecorder:
+    if context.layout.rank != 0:
+        return SilentRecorder()
+    total = context.config.train.train_iters
+    return RunRecorder(folder, start=context.step, total=total, log=log)
 
 
 def batch_plan(config: RunConfig, layout: Layout) -> BatchPlan:
@@ -166,14 +161,15 @@ def _build_loop(
     hooks: Hooks,
     context: c.RunContext,
     task: c.Task,
-    role: str,
     plan: BatchPlan,
     recorder: RunRecorder | SilentRecorder,
     checkpoints: Checkpoints,
 ) -> Loop:
     config = context.config
+    steps_left = max(0, config.train.train_iters - context.step)
+    # Not train_iters of them: an earlier attempt may have had global batches of another size.
+    wanted = context.consumed_samples + steps_left * config.train.global_batch_size
     evaluations = config.train.eval_iters * config.train.global_batch_size
-    wanted = config.train.train_iters * config.train.global_batch_size
     datasets = build_datasets(
         config,
         task.datasets(context, wanted, evaluations),
@@ -181,33 +177,22 @@ def _build_loop(
         evaluations,
         storage=hooks.provide("ascend_dataset", config=config),
     )
-
-    def batches(dataset: Any, consumed_samples: int) -> Iterator[c.Batch]:
-        source = micro_batches(dataset, task.batch_fields, plan, consumed_samples)
-        return cut_to_rank(hooks.wrap("ascend_batch", source, config=config), hooks, context)
-
-    step = TrainStep(context, task, hooks, role)
+    read = BatchReader(hooks, context, task.batch_fields, plan)
+    step = TrainStep(context, task, hooks, task.roles[0])
     validation = datasets.validation if config.train.eval_interval else None
+    if validation is not None:
+        read.require(validation, 0, config.train.eval_iters, "validation")
+    read.require(datasets.train, context.consumed_samples, steps_left, "training")
     return Loop(
         context=context,
         step=step,
         readings=Readings(context, step, hooks),
         recorder=recorder,
         hooks=hooks,
-        train_batches=batches(datasets.train, context.consumed_samples),
-        validation_batches=(lambda: batches(validation, 0)) if validation is not None else None,
+        train_batches=read(datasets.train, context.consumed_samples, "training"),
+        validation_batches=(
+            (lambda: read(validation, 0, "validation")) if validation is not None else None
+        ),
         num_microbatches=plan.num_micro_batches,
         save=checkpoints.save if config.checkpoint.save_interval else None,
     )
-
-
-def cut_to_rank(
-    batches: Iterator[c.Batch], hooks: Hooks, context: c.RunContext
-) -> Iterator[c.Batch]:
-    """This rank's part of every micro-batch's sequence, on its device."""
-    partition = hooks.provide("ascend_sequence_partition", config=context.config)
-    cp_rank, cp_size = context.layout.coordinate("cp"), context.layout.cp
-    for batch in batches:
-        if partition is not None:
-            batch = cut_sequence(batch, partition, cp_rank, cp_size)
-        yield to_device(batch, context.device.torch_device)

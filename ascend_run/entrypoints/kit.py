@@ -162,7 +162,7 @@ class _Work:
 
     def _batches(self, num_global_batches: int) -> Iterator[c.Batch]:
         from ascend_run.core.data.batches import micro_batches
-        from ascend_run.core.run import cut_to_rank
+        from ascend_run.core.train.batches import cut_to_rank
 
         count = num_global_batches * self.config.train.global_batch_size
         dataset = samples(self.trial.config, count)

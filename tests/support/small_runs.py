@@ -128,7 +128,7 @@ class Training:
     def batches(self) -> Iterator[c.Batch]:
         """The same global batch over and over."""
         from ascend_run.core.data.batches import micro_batches
-        from ascend_run.core.run import cut_to_rank
+        from ascend_run.core.train.batches import cut_to_rank
 
         count = self.context.config.train.global_batch_size
         source = micro_batches(samples(self.values, count), self.task.batch_fields, self.plan)

@@ -64,21 +64,35 @@ def micro_batches(
     Raises:
         DataError: The dataset ends before ``num_global_batches``, or lacks a field.
     """
-    available = max(len(dataset) - consumed_samples, 0) // plan.global_batch_size
     if num_global_batches is None:
-        num_global_batches = available
-    elif num_global_batches > available:
-        raise DataError(
-            f"the dataset has {len(dataset)} samples, expected "
-            f"{consumed_samples + num_global_batches * plan.global_batch_size}: "
-            f"{num_global_batches} global batches of {plan.global_batch_size} after "
-            f"{consumed_samples} consumed ones"
-        )
+        num_global_batches = max(len(dataset) - consumed_samples, 0) // plan.global_batch_size
+    else:
+        require_samples(dataset, plan, consumed_samples, num_global_batches)
     for batch in range(num_global_batches):
         begin = consumed_samples + batch * plan.global_batch_size
         for micro_batch in range(plan.num_micro_batches):
             samples = [dataset[index] for index in plan.samples(begin, micro_batch)]
             yield collate(samples, fields)
+
+
+def require_samples(
+    dataset: Samples,
+    plan: BatchPlan,
+    consumed_samples: int,
+    num_global_batches: int,
+    name: str = "the dataset",
+) -> None:
+    """See that a dataset lasts.
+
+    Raises:
+        DataError: It ends before ``num_global_batches`` more.
+    """
+    needed = consumed_samples + num_global_batches * plan.global_batch_size
+    if len(dataset) < needed:
+        raise DataError(
+            f"{name} has {len(dataset)} samples, expected {needed}: {num_global_batches} global "
+            f"batches of {plan.global_batch_size} after {consumed_samples} consumed ones"
+        )
 
 
 def collate(samples: list[Mapping[str, Tensor]], fields: Mapping[str, BatchField]) -> Batch:

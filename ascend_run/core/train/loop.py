@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import attrs
 
@@ -22,6 +23,17 @@ class Recorder(Protocol):
     def evaluation(self, step: int, loss: float) -> None: ...
 
     def step_done(self, step: int) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The run has ended, by ``error`` or well."""
+        ...
 
 
 @attrs.define(kw_only=True)
@@ -49,6 +61,7 @@ class Loop:
         last = config.train.train_iters
         if context.step == 0:
             self._evaluate()
+        self.readings.start()
         while context.step < last:
             before_step(context=context)
             result = self.step(self.train_batches, self.num_microbatches)

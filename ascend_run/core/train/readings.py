@@ -28,9 +28,10 @@ class Readings:
             for module in chunk.modules()
             if isinstance(module, Router)
         ]
-        self._restart()
+        self.start()
 
-    def _restart(self) -> None:
+    def start(self) -> None:
+        """The first step of the next line begins now."""
         self.started, self.tokens, self.steps = time.perf_counter(), 0, 0
 
     def add(self, result: StepResult) -> None:
@@ -68,7 +69,7 @@ class Readings:
         for group, metrics in self.plugin_metrics.items():
             for name, value in metrics(self.context).items():
                 readings[f"{group}/{name}"] = value
-        self._restart()
+        self.start()
         return readings
 
     def _expert_readings(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from ascend_run.core.train.readings import Readings
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
+from tests.support.probed_runs import probe, train
 from tests.support.small_runs import Training, Values, training
 
 ALWAYS = {
@@ -149,3 +151,14 @@ def test_the_balancing_loss_is_its_formula_over_all_ranks(
         assert line["aux_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
         assert line["expert_load"] == pytest.approx((counts / counts.sum()).tolist())
         assert sum(line["expert_load"]) == pytest.approx(1.0)
+
+
+def test_the_evaluation_before_the_first_step_does_not_count_as_its_time(tmp_path: Path) -> None:
+    values = {
+        "data.validation": [str(tmp_path / "tokens")],
+        "train.eval_interval": 1,
+        "train.eval_iters": 1,
+    }
+    slow = probe("ascend_before_evaluation", lambda self: time.sleep(2))
+    (line,) = train(tmp_path, slow, values=values).readings()
+    assert line["step_seconds"] < 1
