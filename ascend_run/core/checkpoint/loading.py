@@ -33,7 +33,7 @@ def check_fit(
 
     Raises:
         CheckpointError: Keys are missing, shapes or dtypes differ, or keys would be left unread;
-            lists all of them, of all ranks.
+            lists the first 20, of all ranks.
     """
     answers = together(ranks, headline, lambda: _fit(manifest, pieces))
 

@@ -91,13 +91,15 @@ def _from_tensor(data: Tensor) -> Any:
     return json.loads(data.cpu().numpy().tobytes())
 
 
+_MOST_PROBLEMS = 20
 _KINDS: dict[str, type[AscendRunError]] = {
     kind.__name__: kind for kind in (CheckpointError, StorageError)
 }
 
 
 def together(ranks: Ranks, headline: str, work: Callable[[], Any]) -> list[Any] | None:
-    """Do one step on every rank; where it fails on any, it fails on all with one message.
+    """Do one step on every rank; where it fails on any, it fails on all with one message, of the
+    first 20 problems.
 
     Args:
         work: May raise CheckpointError or StorageError; answers a JSON value.
@@ -135,4 +137,6 @@ def _verdict(reports: list[Any]) -> tuple[str, list[str]] | None:
         problem if len(who) == everyone else f"rank {', '.join(map(str, who))}: {problem}"
         for problem, who in by_problem.items()
     ]
-    return "StorageError" if "StorageError" in kinds else "CheckpointError", messages
+    hidden = len(messages) - _MOST_PROBLEMS
+    shown = [*messages[:_MOST_PROBLEMS], *([f"and {hidden} more"] if hidden > 0 else [])]
+    return "StorageError" if "StorageError" in kinds else "CheckpointError", shown

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -210,10 +211,8 @@ def _plan(pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> dict[str, 
         if tensors.setdefault(piece.key, about) != about:
             problems.append(f"{piece.key}: given as {tensors[piece.key]} and as {about}")
     own = _written_pieces(pieces)
-    names = [name_in_file(piece) for piece in own]
-    problems += [
-        f"{name}: written twice" for name in sorted({n for n in names if names.count(n) > 1})
-    ]
+    counts = Counter(name_in_file(piece) for piece in own)
+    problems += [f"{name}: written twice" for name in sorted(counts) if counts[name] > 1]
     if problems:
         raise CheckpointError("these cannot be saved", problems)
     boxes: dict[str, list[Any]] = {}

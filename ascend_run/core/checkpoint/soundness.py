@@ -11,8 +11,6 @@ from ascend_run.plugin_api import CheckpointError
 from .manifest import MANIFEST_NAME, Manifest, StoredFile
 from .shard_file import HeaderEntry, open_shard, range_crc32, read_header
 
-_MOST_PROBLEMS = 20
-
 
 def read_manifest(path: str, step: int) -> Manifest:
     """The manifest of the published checkpoint at ``path``.
@@ -66,8 +64,7 @@ def checkpoint_problems(path: str, manifest: Manifest, files: Iterable[str]) -> 
     problems: list[str] = []
     for name in files:
         problems += _file_problems(path, manifest, name)
-    hidden = len(problems) - _MOST_PROBLEMS
-    return [*problems[:_MOST_PROBLEMS], *([f"... and {hidden} more"] if hidden > 0 else [])]
+    return problems
 
 
 def checked_header(manifest: Manifest, file: str, descriptor: int) -> dict[str, HeaderEntry]:

@@ -121,7 +121,8 @@ class FileStore:
                 that no rank asks for is an error.
 
         Raises:
-            CheckpointError: It is not sound, or does not fit; lists every misfit of every rank.
+            CheckpointError: It is not sound, or does not fit; lists the first 20 misfits of all
+                ranks.
         """
         headline = f"cannot load checkpoint {folders.step_path(self.folder, step)}"
         path, manifest = self._find(step)

@@ -49,19 +49,19 @@ class IndexCache:
             compute: Called where they are not there yet.
 
         Raises:
-            StorageError: The folder cannot be written.
+            StorageError: The folder cannot be read or written.
             DataError: Stored arrays are broken.
         """
         content = json.dumps(description, sort_keys=True)
         place = self._folder / hashlib.sha256(content.encode()).hexdigest()[:32]
-        if not place.exists():
-            try:
+        try:
+            if not place.exists():
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with _locked(self._folder / "lock"):
                     if not place.exists():
                         _publish(place, content, compute())
-            except OSError as error:
-                raise storage_error(place, error) from error
+        except OSError as error:
+            raise storage_error(place, error) from error
         return _load(place)
 
 

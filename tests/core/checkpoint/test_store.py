@@ -226,6 +226,16 @@ def test_loading_lists_every_misfit_of_every_rank_at_once(tmp_path: Path) -> Non
         assert "rank 1: dtype: the checkpoint has dtype F32, this run F64" in str(error)
 
 
+def test_of_many_misfits_the_first_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+    FileStore(tmp_path).save(1, [whole_piece(f"old{i:02}", numbers(1)) for i in range(30)], {})
+    for wanted, first in (([], "old00"), ([f"new{i:02}" for i in range(30)], "new00")):
+        with pytest.raises(CheckpointError) as refused:
+            FileStore(tmp_path).load(1, [whole_piece(key, torch.zeros(1)) for key in wanted])
+        assert len(refused.value.problems) == 21
+        assert refused.value.problems[0].startswith(f"{first}: ")
+        assert refused.value.problems[-1] == "and 10 more"
+
+
 def test_a_tensor_that_nobody_asks_for_is_an_error_unless_told_to_ignore_it(tmp_path: Path) -> None:
     pieces = [whole_piece("model/a", numbers(2)), whole_piece("rng/rank_00001/torch", numbers(2))]
     FileStore(tmp_path).save(1, pieces, {})

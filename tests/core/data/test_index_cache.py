@@ -89,6 +89,21 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
+def test_a_folder_that_may_not_be_looked_into_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def refused(path: object, *args: object, **options: object) -> os.stat_result:
+        if str(tmp_path) in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return stat(path, *args, **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(StorageError, match="Permission denied; choose a folder that you may"):
+        IndexCache(tmp_path).arrays(DESCRIPTION, squares)
+
+
 def test_an_interrupted_computation_leaves_nothing_and_gives_the_lock_back(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path)
 
