@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ascend_run.plugin_api.errors import StorageError
+
 from .append import AppendedLines
 from .json_values import to_json
 
@@ -72,7 +74,8 @@ class RunLog:
             cache_logger_on_first_use=False,
         )
         self.logger = structlog.get_logger()
-        self._forwarder = _Forwarder(self.logger)
+        self._refused = False
+        self._forwarder = _Forwarder(self)
         logging.getLogger().addHandler(self._forwarder)
         self._show_warning = warnings.showwarning
         warnings.showwarning = self._on_warning
@@ -87,6 +90,19 @@ class RunLog:
             shown = {key: value for key, value in event.items() if key != "rank"}
             # Looked up now: a progress bar puts itself in place of sys.stderr.
             print(self._console(None, "", {"timestamp": clock, **shown}), file=sys.stderr)
+
+    def write_of_others(self, level: str, event: str, **fields: Any) -> None:
+        """As ``write``, for what libraries say; a log that refuses is told once and ends nothing.
+
+        They log and warn in the middle of anything, where nobody expects an error of storage. The
+        run's own next event raises it.
+        """
+        try:
+            getattr(self.logger, level)(event, **fields)
+        except StorageError as error:
+            if not self._refused:
+                print(error, file=sys.stderr, flush=True)
+            self._refused = True
 
     def close(self) -> None:
         """Put back the logging that was there before; a second time does nothing."""
@@ -122,8 +138,12 @@ class RunLog:
         line: str | None = None,
     ) -> None:
         kind = category.__name__
-        self.logger.warning(
-            "python.warning", message=str(message), kind=kind, source=f"{filename}:{lineno}"
+        self.write_of_others(
+            "warning",
+            "python.warning",
+            message=str(message),
+            kind=kind,
+            source=f"{filename}:{lineno}",
         )
 
 
@@ -143,14 +163,15 @@ class _Sink:
 class _Forwarder(logging.Handler):
     """Takes what others say through the standard logging module."""
 
-    def __init__(self, logger: FilteringBoundLogger) -> None:
+    def __init__(self, log: RunLog) -> None:
         super().__init__(level=logging.WARNING)
-        self._logger = logger
+        self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            say = self._logger.error if record.levelno >= logging.ERROR else self._logger.warning
-            say("python.log", message=record.getMessage(), source=record.name)
+            level = "error" if record.levelno >= logging.ERROR else "warning"
+            message = record.getMessage()
+            self._log.write_of_others(level, "python.log", message=message, source=record.name)
         except Exception:  # a foreign record that cannot be formatted must not end the run
             self.handleError(record)
 

@@ -22,7 +22,7 @@ class TensorBoardConfig:
     folder: str | None = None
     """Where the event files go; default: ``<run.output_dir>/tensorboard``."""
     flush_seconds: int = attrs.field(default=30, validator=attrs.validators.gt(0))
-    """How long a reading may wait in memory. Unit: seconds."""
+    """How long a reading may wait in memory for the next one. Unit: seconds."""
 
 
 class TensorBoard:
@@ -71,9 +71,9 @@ class TensorBoard:
 
     @hookimpl
     def ascend_after_run(self) -> None:
-        if self._files is not None:
-            self._files.close()
-            self._files = None
+        files, self._files = self._files, None
+        if files is not None:
+            files.close()
 
     def _write(self, context: RunContext, readings: Mapping[str, Any]) -> None:
         if context.layout.rank != 0:

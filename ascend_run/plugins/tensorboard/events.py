@@ -1,12 +1,23 @@
-"""Readings as TensorBoard scalars."""
+"""Readings as TensorBoard scalars.
+
+The file is written here, by TensorBoard's own record format, and not by its writer: that one has a
+thread, in which a full disk ends as a traceback rather than as an error of the run.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ascend_run.plugin_api import StorageError
 
@@ -21,25 +32,28 @@ class EventFiles:
         folder: Created where it is missing.
         first_step: Step of the first reading; TensorBoard discards what an earlier attempt wrote
             of this step and later ones.
-        flush_seconds: How long a reading may wait in memory.
+        flush_seconds: How long a reading may wait in memory for the next one.
 
     Raises:
-        StorageError: The folder cannot be written.
+        StorageError: The file system refused; from any method.
     """
 
     def __init__(self, folder: Path, first_step: int, *, flush_seconds: int) -> None:
-        try:
+        self._folder = folder
+        self._flush_seconds = flush_seconds
+        self._flushed = 0.0
+        now = time.time()
+        # TensorBoard reads the files of a folder in the order of their names.
+        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._waiting = io.BytesIO()
+        self._records = RecordWriter(self._waiting)
+        with self._storage_errors():
             folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            self._writer = SummaryWriter(
-                str(folder), purge_step=first_step, flush_secs=flush_seconds
-            )
-            for path in folder.glob("events.out.tfevents.*"):
-                path.chmod(_FILE_MODE)
-        except OSError as error:
-            raise StorageError(
-                f"tensorboard: cannot write to {folder}",
-                [f"{error.strerror or error}; choose another plugins.tensorboard.folder"],
-            ) from error
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor = os.open(_unused(folder / name), flags, _FILE_MODE)
+        self._add(Event(wall_time=now, step=first_step, file_version="brain.Event:2"))
+        session = SessionLog(status=SessionLog.START)
+        self._add(Event(wall_time=now, step=first_step, session_log=session))
 
     def write(self, step: int, readings: Mapping[str, Any]) -> None:
         """Write each number under its name, the items of a list under ``name/0``, ``name/1`` ...
@@ -49,11 +63,49 @@ class EventFiles:
         """
         step = int(readings.get("step", step))
         for tag, value in _scalars(readings):
-            self._writer.add_scalar(tag, value, step)
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            self._add(Event(wall_time=time.time(), step=step, summary=summary))
+        if time.monotonic() - self._flushed >= self._flush_seconds:
+            self._flush()
 
     def close(self) -> None:
         """Write what waits and close the file."""
-        self._writer.close()
+        try:
+            self._flush()
+        finally:
+            os.close(self._descriptor)
+
+    def _flush(self) -> None:
+        rest = memoryview(self._waiting.getvalue())
+        # What was refused is not tried again: the run ends by it.
+        self._waiting.seek(0)
+        self._waiting.truncate()
+        self._flushed = time.monotonic()
+        with self._storage_errors():
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def _add(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
+
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            advice = "make room, or choose another plugins.tensorboard.folder"
+            raise StorageError(
+                f"tensorboard: cannot write to {self._folder}",
+                [f"{error.strerror or error}; {advice}"],
+            ) from error
+
+
+def _unused(path: Path) -> Path:
+    """The path, or one that sorts after it, of a file that is not there."""
+    number = 0
+    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return candidate
 
 
 def _scalars(readings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from ascend_run.core.log.setup import configure_logging
+from ascend_run.plugin_api import StorageError
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -172,3 +173,21 @@ def test_importing_the_package_loads_neither_structlog_nor_rich() -> None:
         "assert not {'structlog', 'rich', 'torch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_a_full_disk_is_told_once_by_what_libraries_say_and_raised_by_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.symlink_to("/dev/full")
+    with configure_logging(path, rank=1) as log:
+        logging.getLogger("library").error("three times")
+        logging.getLogger("library").error("three times")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("of a library", UserWarning, stacklevel=1)
+        told = capfd.readouterr().err
+        with pytest.raises(StorageError, match="No space left on device"):
+            log.logger.error("run.event")
+    assert told.count("No space left on device") == 1
+    assert "Traceback" not in told

@@ -7,7 +7,10 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +153,42 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     plugin = TensorBoard(TensorBoardConfig(folder=str(tmp_path / "file" / "events")))
     with pytest.raises(StorageError, match=r"plugins\.tensorboard\.folder"):
         plugin.ascend_after_log(context_of(tmp_path), {"step": 1, "loss": 1.0})
+
+
+@pytest.mark.parametrize("flush_seconds", [1, 1000], ids=["at a flush", "at the end"])
+def test_a_full_disk_is_a_storage_error_in_the_thread_of_the_run(
+    tmp_path: Path, flush_seconds: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plugin = TensorBoard(TensorBoardConfig(flush_seconds=flush_seconds))
+    context = context_of(tmp_path)
+    plugin.ascend_after_log(context, {"step": 1, "loss": 1.0})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    time.sleep(1.1)
+
+    def go_on() -> None:
+        try:
+            plugin.ascend_after_log(context, {"step": 2, "loss": 1.0})
+        finally:
+            plugin.ascend_after_run()
+
+    with full_disk(file), pytest.raises(StorageError, match="No space left on device; make room"):
+        go_on()
+    assert threading.active_count() == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """Put the device that is always full in place of a file that this process has open."""
+    (descriptor,) = [
+        int(entry.name)
+        for entry in Path("/proc/self/fd").iterdir()
+        if entry.exists() and entry.samefile(path)
+    ]
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, descriptor)
+    os.close(full)
+    yield
 
 
 def test_files_are_private_to_owner_and_group(tmp_path: Path) -> None:
