@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,11 +96,13 @@ def command(
         if too_late and place.rank == 0:
             _warn_too_late(too_late, place)
         _train_in_place(prepared, place)
+        was_first = place.rank == 0
     elif options.world_size == 1 and not too_late:
         _train_alone(prepared)
+        was_first = True
     else:
-        _train_on_ranks(request, options)
-    if (place.rank if place else options.node_rank or 0) == 0:
+        was_first = _train_on_ranks(prepared, request, options)
+    if was_first:
         _tell_outcome(prepared)
 
 
@@ -218,10 +221,22 @@ def _train_alone(prepared: Prepared) -> None:
         _train(prepared)
 
 
-def _train_on_ranks(request: Mapping[str, Any], options: LaunchOptions) -> None:
+def _train_on_ranks(prepared: Prepared, request: Mapping[str, Any], options: LaunchOptions) -> bool:
+    """Whether rank 0, which writes the run folder, was one of this node's."""
     from ascend_run.core.launch.agent import launch_ranks
 
-    launch_ranks(_RANK_TARGET, request, options)
+    folder = Path(prepared.config.run.output_dir)
+
+    def note_failure(why: str, lost_peer: bool) -> None:
+        from ascend_run.core.log.metrics import add_failure
+        from ascend_run.plugin_api.errors import AscendRunError
+
+        # A node may not see the folder; and what ended the run is told in any case.
+        if folder.is_dir():
+            with suppress(AscendRunError):
+                add_failure(folder / "metrics.jsonl", why, lost_peer=lost_peer)
+
+    return launch_ranks(_RANK_TARGET, request, options, note_failure)
 
 
 def _train(prepared: Prepared) -> None:

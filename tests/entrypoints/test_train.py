@@ -40,14 +40,23 @@ class Started:
         self.trained: list[dict[str, str]] = []
         self.launched: list[tuple[str, Any, LaunchOptions]] = []
         self.error: BaseException | None = None
+        self.told = 0
+        self.hosts_first_rank = True
+        self.failures: list[tuple[str, bool]] = []
 
     def train(self, prepared: Any) -> None:
         self.trained.append(dict(os.environ))
         if self.error is not None:
             raise self.error
 
-    def launch(self, target: str, request: Any, options: LaunchOptions) -> None:
+    def tell(self, prepared: Any) -> None:
+        self.told += 1
+
+    def launch(self, target: str, request: Any, options: LaunchOptions, on_failure: Any) -> bool:
         self.launched.append((target, request, options))
+        for failure in self.failures:
+            on_failure(*failure)
+        return self.hosts_first_rank
 
 
 @pytest.fixture
@@ -58,7 +67,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         os.environ.pop(name, None)
     started = Started()
     monkeypatch.setattr(train, "_check_data", lambda prepared: None)  # "corpus" is only a name
-    monkeypatch.setattr(train, "_tell_outcome", lambda prepared: None)
+    monkeypatch.setattr(train, "_tell_outcome", started.tell)
     monkeypatch.setattr(train, "_train", started.train)
     monkeypatch.setattr(agent, "launch_ranks", started.launch)
     return started
@@ -141,6 +150,38 @@ def test_several_nodes_need_a_place_to_meet(started: Started, file: Path) -> Non
     ((_, _, options),) = started.launched
     assert options == LaunchOptions(nproc=1, nnodes=2, rdzv_endpoint="h:1", node_rank=1)
     assert "needs --rdzv-endpoint" in str(refusal("--config", file, "--nnodes", "2"))
+
+
+@pytest.mark.parametrize("hosts_first_rank", [True, False])
+def test_the_node_of_the_first_rank_tells_of_the_outcome(
+    started: Started, file: Path, hosts_first_rank: bool
+) -> None:
+    started.hosts_first_rank = hosts_first_rank
+    run("--config", file, "--nproc", "1", "--nnodes", "2", "--rdzv-endpoint", "h:1")
+    assert started.told == hosts_first_rank
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_of_another_starter_tells_of_the_outcome(
+    started: Started, file: Path, rank: int
+) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")
+    run("--config", file)
+    assert started.told == (rank == 0)
+
+
+def test_what_failed_first_is_left_in_the_metrics_where_there_is_a_run_folder(
+    started: Started, file: Path, tmp_path: Path
+) -> None:
+    started.failures = [("rank 1: ValueError: no", False), ("rank 0: Connection closed", True)]
+    folder = tmp_path / "run"
+    words = ("--config", file, "--nproc", "2", f"run.output_dir={folder}")
+    run(*words)
+    assert not folder.exists()
+    folder.mkdir()
+    run(*words)
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [event["error"] for event in events] == ["rank 1: ValueError: no"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from ascend_run.core.checkpoint import FileStore
+from ascend_run.core.log.metrics import read_metrics
 
 CONFIG = """
 [model]
@@ -46,8 +50,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(
-    folder: Path, *words: str, launcher: Sequence[str] = (sys.executable, "-m", "ascend_run")
+    folder: Path,
+    *words: str,
+    launcher: Sequence[str] = (sys.executable, "-m", "ascend_run"),
+    file_bytes: int | None = None,
 ) -> subprocess.Popen[str]:
+    """Args: file_bytes: No file may grow longer; the system refuses."""
+
+    def limit() -> None:
+        if file_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     return subprocess.Popen(
         [*launcher, *words],
@@ -57,6 +70,7 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=limit,
     )
 
 
@@ -151,6 +165,89 @@ def test_what_a_rank_refuses_is_told_once_without_a_traceback(workplace: Path) -
     assert "Traceback" not in errors
 
 
+def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_leaves_the_earlier_one(
+    workplace: Path,
+) -> None:
+    words = ["--config", "run.toml", "--nproc", "2", "run.output_dir=runs/full"]
+    words += ["checkpoint.save_interval=2", "optimizer.lr_decay_style=constant"]
+    assert finish(start(workplace, *words))[0] == 0
+    code, errors = finish(start(workplace, *words, "train.train_iters=4", file_bytes=100_000))
+    assert code == 2, errors
+    assert errors.count("error:") == 1
+    assert "File too large (EFBIG)" in errors
+    assert "Traceback" not in errors
+    checkpoints = workplace / "runs/full/checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["step_00000002"]
+    FileStore(checkpoints).verify(2)
+    history = read_metrics(workplace / "runs/full/metrics.jsonl")
+    assert history.events[-1]["event"] == "failure"
+    assert "cannot save checkpoint" in history.events[-1]["error"]
+    assert [record["step"] for record in history.records] == [1, 2, 3, 4]
+
+
+def test_a_full_disk_under_the_metrics_is_told_in_one_message(workplace: Path) -> None:
+    folder = workplace / "runs/no-metrics"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").symlink_to("/dev/full")
+    code, errors = finish(
+        start(workplace, "--config", "run.toml", "run.output_dir=runs/no-metrics")
+    )
+    assert code == 2, errors
+    assert errors.count("error:") == 1
+    assert "metrics.jsonl:\n  No space left on device; free space" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_corrupt_checkpoint_is_passed_over_or_where_it_was_asked_for_refused(
+    workplace: Path,
+) -> None:
+    words = ["--config", "run.toml", "--nproc", "2", "run.output_dir=runs/corrupt"]
+    words += ["checkpoint.save_interval=1", "optimizer.lr_decay_style=constant"]
+    assert finish(start(workplace, *words))[0] == 0
+    shard = workplace / "runs/corrupt/checkpoints/step_00000002/rank_0000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+    code, errors = finish(start(workplace, *words, "checkpoint.step=2"))
+    assert code == 2, errors
+    assert errors.count("error: rank") == 1
+    assert "step_00000002 is not sound:\n  rank_0000.safetensors: tensor" in errors
+    assert "Traceback" not in errors
+
+    code, errors = finish(start(workplace, *words))
+    assert code == 0, errors
+    assert "checkpoint.corrupt" in errors
+    assert [reading["step"] for reading in readings(workplace, "corrupt")] == [1, 2, 2]
+
+
+def test_ranks_that_are_started_again_go_on_from_what_they_saved(workplace: Path) -> None:
+    words = ["--config", "run.toml", "--nproc", "2", "optimizer.lr_decay_style=constant"]
+    base = [*words, "run.output_dir=runs/base", "checkpoint.save_interval=2"]
+    assert finish(start(workplace, *base))[0] == 0
+    words += ["run.output_dir=runs/on", "checkpoint.load=runs/base/checkpoints"]
+    words += ["checkpoint.save_interval=1", "train.train_iters=1000000"]
+    process = start(workplace, *words, "--max-restarts", "1")
+    wait_for_steps(workplace, "on")
+    while not list((workplace / "runs/on/checkpoints").glob("step_*")):
+        time.sleep(0.05)
+    os.kill(children_of(process.pid)[1], signal.SIGKILL)
+    resumed: list[int] = []
+    for _ in range(10 * TIMEOUT_SECONDS):
+        events = read_metrics(workplace / "runs/on/metrics.jsonl").events
+        resumed = [event["step"] for event in events if event["event"] == "resume"]
+        if len(resumed) == 2:
+            break
+        time.sleep(0.1)
+    process.terminate()
+    assert finish(process)[0] == 143
+    assert resumed[0] == 2
+    assert resumed[1] > 2
+    failures = [e["error"] for e in events if e["event"] == "failure"]
+    assert len(failures) >= 1
+    assert "rank 1 was killed by SIGKILL" in failures[-1]
+
+
 def test_a_rank_killed_in_the_middle_is_named_and_nothing_is_left(workplace: Path) -> None:
     words = ["--config", "run.toml", "--nproc", "2", "train.train_iters=1000000"]
     process = start(workplace, *words, "run.output_dir=runs/killed")
@@ -163,6 +260,11 @@ def test_a_rank_killed_in_the_middle_is_named_and_nothing_is_left(workplace: Pat
     assert "error: rank 1 was killed by SIGKILL" in errors
     assert "Traceback" not in errors
     assert all_gone(ranks)
+    last = read_metrics(workplace / "runs/killed/metrics.jsonl").events[-1]
+    assert (last["event"], last["error"].partition(",")[0]) == (
+        "failure",
+        "rank 1 was killed by SIGKILL",
+    )
 
 
 @pytest.mark.parametrize(

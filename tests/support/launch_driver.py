@@ -1,4 +1,7 @@
-"""Start stand-in ranks as a command would: ``launch_driver.py FUNCTION REQUEST OPTIONS``."""
+"""Start stand-in ranks as a command would: ``launch_driver.py FUNCTION REQUEST OPTIONS``.
+
+Each attempt's failure, and at the end whether rank 0 was here, go to standard output as JSON.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,18 @@ from ascend_run.core.launch.options import LaunchOptions
 from ascend_run.plugin_api import AscendRunError
 
 
+def note(why: str, lost_peer: bool) -> None:
+    print(json.dumps([why, lost_peer]), flush=True)
+
+
 def main() -> int:
     function, request, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     try:
         chosen = LaunchOptions(**options)
         from ascend_run.core.launch.agent import launch_ranks
 
-        launch_ranks(f"tests.support.rank_stand_ins:{function}", request, chosen)
+        target = f"tests.support.rank_stand_ins:{function}"
+        print(json.dumps(launch_ranks(target, request, chosen, note)), flush=True)
     except AscendRunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

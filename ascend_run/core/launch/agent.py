@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ascend_run.plugin_api.errors import RankFailure
 
-from .failures import Failure, read_failure, silent_failure, summarize
+from .failures import Failure, first_failure, opening, read_failure, silent_failure, summarize
 from .options import LaunchOptions
 from .rank import LAUNCHER_VARIABLE, REQUEST_VARIABLE, TARGET_VARIABLE
 
@@ -41,12 +41,26 @@ _SETTLE_SECONDS: Final = 3.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def launch_ranks(target: str, request: Mapping[str, Any], options: LaunchOptions) -> None:
+OnFailure = Callable[[str, bool], None]
+"""Told of a failed attempt: why, in a line, and whether that is only that other ranks are gone."""
+
+
+def launch_ranks(
+    target: str,
+    request: Mapping[str, Any],
+    options: LaunchOptions,
+    on_failure: OnFailure = lambda why, lost_peer: None,
+) -> bool:
     """Start this machine's ranks and wait for their end.
 
     Args:
         target: ``module:function``, called on every rank with the request.
         request: What JSON can hold.
+        on_failure: Called after every attempt that failed, where the failure or rank 0 is on this
+            machine.
+
+    Returns:
+        Whether rank 0 ran on this machine.
 
     Raises:
         RankFailure: A rank failed; all are ended.
@@ -60,10 +74,14 @@ def launch_ranks(target: str, request: Mapping[str, Any], options: LaunchOptions
             spec=_worker_spec(options),
             logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
             grace_seconds=options.grace_seconds,
+            on_failure=on_failure,
         )
         try:
             result = agent.run(_ROLE)
         except SignalException as error:
+            agent.end_ranks()
+            if agent.hosts_first_rank:
+                on_failure(f"ended by {signal.Signals(error.sigval).name}", False)
             if error.sigval is signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + error.sigval) from None
@@ -75,7 +93,8 @@ def launch_ranks(target: str, request: Mapping[str, Any], options: LaunchOptions
         if result is None:
             raise RankFailure("the other nodes have ended the run")
         if result.is_failed():
-            raise summarize(agent.failures)
+            raise agent.tell_failures()
+        return agent.hosts_first_rank
 
 
 class _RankAgent(LocalElasticAgent):
@@ -85,11 +104,24 @@ class _RankAgent(LocalElasticAgent):
     every process that they started.
     """
 
-    def __init__(self, *, grace_seconds: int, **arguments: Any) -> None:
+    def __init__(self, *, grace_seconds: int, on_failure: OnFailure, **arguments: Any) -> None:
         super().__init__(start_method="spawn", shutdown_timeout=grace_seconds, **arguments)
+        self._on_failure = on_failure
         self.failures: list[Failure] = []
         self._grace_seconds = grace_seconds
         self._seen: dict[int, Failure] = {}
+
+    @property
+    def hosts_first_rank(self) -> bool:
+        """Whether rank 0 is, or was, one of this machine's; known once the nodes have met."""
+        return any(worker.global_rank == 0 for worker in self._worker_group.workers)
+
+    def tell_failures(self) -> RankFailure:
+        """Tell of the attempt that failed; the error that sums it up."""
+        first = first_failure(self.failures)
+        if self.hosts_first_rank or not first.lost_peer:
+            self._on_failure(opening(first, first.summary), first.lost_peer)
+        return summarize(self.failures)
 
     def end_ranks(self) -> None:
         """End every rank and whatever it started; no signal interrupts this."""
@@ -106,7 +138,7 @@ class _RankAgent(LocalElasticAgent):
         done = worker_group.spec.max_restarts - self._remaining_restarts
         total = worker_group.spec.max_restarts
         print(
-            f"{summarize(self.failures)}\nstarting all ranks again ({done} of {total})",
+            f"{self.tell_failures()}\nstarting all ranks again ({done} of {total})",
             file=sys.stderr,
             flush=True,
         )

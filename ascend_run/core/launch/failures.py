@@ -133,12 +133,25 @@ def summarize(failures: Sequence[Failure]) -> RankFailure:
 
     One that only lost its peers is never the earliest while there is another.
     """
-    first, *others = sorted(failures, key=lambda failure: (failure.lost_peer, failure.time))
-    silent = first.text.startswith(("was killed", "ended with"))
-    opening = f"rank {first.rank} {first.text}" if silent else f"rank {first.rank}: {first.text}"
-    lines = [opening, *(_one_line(other, first) for other in others)]
+    first, *others = sorted(failures, key=_order)
+    lines = [opening(first, first.text), *(_one_line(other, first) for other in others)]
     kind = RankRefusal if first.is_refusal and first.exit_code == 2 else RankFailure
     return kind("\n".join(lines))
+
+
+def first_failure(failures: Sequence[Failure]) -> Failure:
+    """The one that ``summarize`` tells in full."""
+    return min(failures, key=_order)
+
+
+def opening(failure: Failure, text: str) -> str:
+    """A rank and what is said of it: ``rank 1 was killed``, ``rank 1: ValueError``."""
+    silent = text.startswith(("was killed", "ended with"))
+    return f"rank {failure.rank} {text}" if silent else f"rank {failure.rank}: {text}"
+
+
+def _order(failure: Failure) -> tuple[bool, float]:
+    return failure.lost_peer, failure.time
 
 
 def _one_line(other: Failure, first: Failure) -> str:

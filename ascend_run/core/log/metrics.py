@@ -74,6 +74,26 @@ class MetricsWriter:
         self.close()
 
 
+def add_failure(path: Path, error: str, *, lost_peer: bool = False) -> None:
+    """Append how a run failed, on behalf of ranks that may not have been able to.
+
+    The last event counts, and whoever started the ranks knows which of them failed first.
+
+    Args:
+        lost_peer: Only that other ranks were gone, which does not stand after another failure.
+
+    Raises:
+        StorageError: The file system refused.
+    """
+    if lost_peer and path.exists():
+        events = read_metrics(path).events
+        if events and events[-1]["event"] == "failure":
+            return
+    with AppendedLines(path) as lines:
+        lines.end_torn_line()
+        lines.append(to_json({"event": "failure", "error": error, "time": round(time.time(), 3)}))
+
+
 @attrs.frozen(kw_only=True)
 class MetricsHistory:
     """What ``metrics.jsonl`` says of the run as it now stands."""

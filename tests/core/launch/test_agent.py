@@ -37,11 +37,18 @@ def start(folder: Path, function: str, **options: Any) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and standard error; what is left after the timeout is killed."""
+    code, errors, _ = finish_with_notes(process)
+    return code, errors
+
+
+def finish_with_notes(process: subprocess.Popen[str]) -> tuple[int, str, list[Any]]:
+    """The same, and what the launcher told: failures, and whether rank 0 was here."""
     try:
-        _, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    return process.returncode, errors
+    notes = [json.loads(line) for line in output.splitlines() if line.startswith(("[", "t", "f"))]
+    return process.returncode, errors, notes
 
 
 def wait_for(folder: Path, *names: str) -> None:
@@ -187,13 +194,42 @@ def test_ranks_are_started_again_as_often_as_allowed(folder: Path) -> None:
     assert (folder / "rank1.json").exists()
 
 
-def test_two_nodes_meet_at_an_endpoint(folder: Path) -> None:
+def test_each_failed_attempt_is_told_by_the_rank_that_failed_first(folder: Path) -> None:
+    _, _, notes = finish_with_notes(start(folder, "fail_slowly_on_1"))
+    assert notes == [["rank 1: ValueError: the first failure", False]]
+    again = finish_with_notes(start(folder, "fail_once", max_restarts=2))[2]
+    assert again == [["rank 1: ValueError: the bug of rank 1", False], True]
+
+
+def test_a_signal_is_told_as_the_end_of_the_run(folder: Path) -> None:
+    process = start(folder, "hang")
+    wait_for(folder, "rank0.pid", "rank1.pid")
+    process.send_signal(signal.SIGTERM)
+    assert finish_with_notes(process)[2] == [["ended by SIGTERM", False]]
+
+
+@pytest.mark.parametrize("node_ranks", [(0, 1), (None, None)], ids=["static", "as they come"])
+def test_one_of_two_nodes_has_the_first_rank(
+    folder: Path, node_ranks: tuple[int | None, int | None]
+) -> None:
+    options = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": free_endpoint()}
+    nodes = [start(folder, "write_environment", node_rank=n, **options) for n in node_ranks]
+    ends = [finish_with_notes(node) for node in nodes]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    told = [notes for _, _, notes in ends]
+    assert told == [[True], [False]] or (node_ranks[0] is None and told == [[False], [True]])
+
+
+def free_endpoint() -> str:
     import socket
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    options = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint}
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_two_nodes_meet_at_an_endpoint(folder: Path) -> None:
+    options = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": free_endpoint()}
     nodes = [start(folder, "write_environment", node_rank=n, **options) for n in (0, 1)]
     ends = [finish(node) for node in nodes]
     assert [code for code, _ in ends] == [0, 0], ends
