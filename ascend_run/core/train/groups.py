@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import RunConfig
-from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.errors import ConfigError, HookError
 from ascend_run.plugin_api.layout import Layout
 
 
@@ -53,14 +54,31 @@ def process_groups(
 
 
 def _init_default_group(layout: Layout, backend: str, timeout: datetime.timedelta) -> None:
+    """
+    Raises:
+        ConfigError: The ranks cannot meet where the environment says.
+    """
     if layout.world_size == 1:
         dist.init_process_group(
             backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
         )
-    else:
+        return
+    try:
         dist.init_process_group(
             backend, rank=layout.rank, world_size=layout.world_size, timeout=timeout
         )
+    except (dist.DistStoreError, dist.DistNetworkError, ValueError) as error:
+        names = ("MASTER_ADDR", "MASTER_PORT")
+        where = ", ".join(f"{name}={os.environ.get(name, '')}" for name in names)
+        reason = str(error).partition("\n")[0]
+        advice = (
+            "MASTER_ADDR must be the host of rank 0 as every rank reaches it, and MASTER_PORT a "
+            "port that is free there; all ranks must start within run.timeout_seconds"
+        )
+        raise ConfigError(
+            f"rank {layout.rank} of {layout.world_size} cannot meet the others at {where}",
+            [reason, advice],
+        ) from error
 
 
 def _create_plugin_groups(
