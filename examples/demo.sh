@@ -15,3 +15,5 @@ ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml
 
 echo "Resuming from the checkpoint for 20 more steps."
 ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml train.train_iters=250
+
+python examples/check_demo.py runs/demo
