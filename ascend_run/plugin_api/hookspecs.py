@@ -398,9 +398,13 @@ def ascend_after_checkpoint(context: c.RunContext, path: str) -> None:
 
 @listener()
 def ascend_after_failure(context: c.RunContext, error: BaseException) -> None:
-    """The run is ending by an exception; called on the rank that raised it."""
+    """The run is ending by an exception; called on the rank that raised it, before
+    ``ascend_after_run``. What a listener raises is logged and stops neither others nor the end."""
 
 
 @listener()
 def ascend_after_run(context: c.RunContext) -> None:
-    """The last step is done, or the run has failed; always called once built."""
+    """The last step is done, or the run has failed; always called once the ranks are connected.
+
+    Where what failed was the building of a model, ``context.models`` has those built before.
+    """

@@ -73,8 +73,7 @@ class Loop:
             if done or context.step % config.train.log_interval == 0:
                 readings = self.readings.collect(result)
                 self.recorder.readings(readings)
-                if context.layout.rank == 0:
-                    after_log(context=context, metrics=readings)
+                after_log(context=context, metrics=readings)
             self.recorder.step_done(context.step)
             paused = self.readings.pause()
             if done or _due(context.step, config.train.eval_interval):

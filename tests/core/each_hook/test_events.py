@@ -10,7 +10,11 @@ import attrs
 import pytest
 
 from ascend_run.plugin_api import Manifest, RunContext, hookimpl
+from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.support.probed_runs import probe, train
+from tests.support.tokens import write_tokens
+
+from .jobs import log_lines_heard
 
 
 @attrs.frozen
@@ -133,6 +137,13 @@ def test_ascend_after_log_is_given_the_line_that_was_written(told: list[Told]) -
     lines = heard(told, "ascend_after_log")
     assert [line.details["metrics"]["step"] for line in lines] == [1, 2]
     assert all(line.details["metrics"]["loss"] > 0 for line in lines)
+
+
+def test_ascend_after_log_comes_on_every_rank(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    write_tokens(tmp_path)
+    first, second = gloo_pool.run(log_lines_heard, 2, str(tmp_path), timeout=100)
+    assert first == second
+    assert [step for step, _ in first] == [1, 2]
 
 
 def test_ascend_before_evaluation_comes_at_the_start_and_when_due(told: list[Told]) -> None:
