@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import torch
 import torch.distributed as dist
 
@@ -13,10 +14,11 @@ from ascend_run.core.data.batches import micro_batches
 from ascend_run.core.run import batch_plan
 from ascend_run.core.train.batches import cut_to_rank
 from ascend_run.plugin_api import Claim
+from ascend_run.plugin_api.config import FieldSection
 from ascend_run.plugin_api.contracts import ShardPiece
 from ascend_run.plugin_api.testing.models import DENSE, samples
 from tests.support.fake_plugins import plugin
-from tests.support.probed_runs import built, probe, train
+from tests.support.probed_runs import built, built_from, prepare, probe, request, train
 
 SMALLEST: Final = {
     "num_layers": 1,
@@ -78,9 +80,11 @@ def cut_backwards(folder: str) -> dict[str, list[int]]:
         {"ascend_sequence_partition": lambda self: Backwards(), "ascend_batch": look},
         claims=(Claim.SEQUENCE_EXCHANGE,),
     )()
-    # Ulysses lets the run be prepared; the first to answer, which is ours, cuts.
-    values = {"parallel.context_parallel_size": 2, "enable": ["ulysses"]}
-    with built(Path(folder), partition, values=values) as (hooks, context):
+    asked = request(prepare(Path(folder)), partition)
+    # Set here: preparing such a run takes an installed owner of the exchange.
+    parallel = FieldSection({**asked.config.parallel, "context_parallel_size": 2})
+    asked = attrs.evolve(asked, config=attrs.evolve(asked.config, parallel=parallel))
+    with built_from(asked) as (hooks, context):
         task = hooks.require("ascend_task", config=context.config)
         plan = batch_plan(context.config, context.layout)
         source = micro_batches(samples(DENSE, 1), task.batch_fields, plan)
@@ -92,6 +96,16 @@ def cut_backwards(folder: str) -> dict[str, list[int]]:
             "rotary": model.rotary.positions(16).tolist(),
             "before the cut": before[0],
         }
+
+
+def log_lines_heard(folder: str) -> list[tuple[int, float]]:
+    """Step and loss of every logged step that this rank is told of."""
+    _take_place()
+    heard: list[tuple[int, float]] = []
+    listen = lambda self, metrics: heard.append((metrics["step"], metrics["loss"]))  # noqa: E731
+    values = {"train.train_iters": 2, "train.global_batch_size": 2}
+    train(Path(folder), probe("ascend_after_log", listen), values=values)
+    return heard
 
 
 class Halves:

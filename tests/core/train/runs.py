@@ -16,7 +16,10 @@ from ascend_run.core.data.indexed import IndexedWriter, bin_path, dtype_for, idx
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api import hookimpl
 from ascend_run.plugin_api.manifest import Manifest
+from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.support.small_runs import Values, prepare, rank_environment
+
+STEPS, HALF = 6, 3
 
 
 def write_tokens(prefix: Path, vocabulary: int, documents: int, seed: int) -> str:
@@ -107,3 +110,40 @@ def assert_same(first: Sequence[Ended], second: Sequence[Ended]) -> None:
         assert one.tensors.keys() == other.tensors.keys()
         differing = [n for n, t in one.tensors.items() if not torch.equal(t, other.tensors[n])]
         assert not differing, differing
+
+
+class Runs:
+    """Runs of one kind, in folders of their own, all on the same token files."""
+
+    def __init__(self, pool: GlooPool, folder: Path, kind: Any) -> None:
+        self.pool, self.folder = pool, folder
+        self.values, self.world_size, self.plugins = kind
+        self.data = {
+            "data.train": [write_tokens(folder / "train", 90, 40, seed=1)],
+            "data.validation": [write_tokens(folder / "validation", 90, 10, seed=2)],
+            "data.cache_dir": str(folder / "cache"),
+            "train.train_iters": STEPS,
+            "train.eval_iters": 2,
+            "optimizer.lr_decay_iters": STEPS,
+        }
+
+    def __call__(self, name: str, **options: Any) -> list[Ended]:
+        changes = {key.replace("__", "."): value for key, value in options.items()}
+        values = {
+            **self.values,
+            **self.data,
+            "run.output_dir": str(self.folder / name),
+            **changes,
+        }
+        return self.pool.run(whole_run, self.world_size, values, self.plugins, timeout=100)
+
+    def assert_the_same_in_two_halves(self) -> None:
+        """Bit for bit, and every step's readings."""
+        straight = self("straight")
+        first = self("halves", train__train_iters=HALF, checkpoint__save_interval=HALF)
+        assert first[0].values["progress"]["step"] == HALF
+        second = self("halves", checkpoint__save_interval=HALF)
+        assert_same(second, straight)
+        assert second[0].readings == straight[0].readings
+        assert [line["step"] for line in straight[0].readings] == [*range(1, STEPS + 1)]
+        assert len({line["loss"] for line in straight[0].readings}) == STEPS

@@ -11,9 +11,8 @@ import torch
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
 
-from .runs import Ended, assert_same, whole_run, write_tokens
+from .runs import HALF, STEPS, Runs, assert_same
 
-STEPS, HALF = 6, 3
 _DROPOUT = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
 DENSE_RUN = ({**DENSE, **_DROPOUT, "train.micro_batch_size": 2}, 1, ())
 HALF_PRECISION = ({**DENSE_RUN[0], "train.precision": "bf16"}, 1, ())
@@ -32,44 +31,16 @@ MOE_RUN = (
         **MOE,
         **_DROPOUT,
         "train.micro_batch_size": 2,
-        "parallel.context_parallel_size": 2,
         "parallel.expert_model_parallel_size": 2,
-        "plugins.swap-attention.min_bytes": 1,
     },
     2,
-    ("ulysses", "gmm", "swap-attention"),
+    (),
 )
 KINDS = pytest.mark.parametrize(
     "kind",
     [DENSE_RUN, HALF_PRECISION, FP16_RUN, MOE_RUN],
     ids=["dense", "bf16", "fp16", "two ranks with experts"],
 )
-
-
-class Runs:
-    """Runs of one kind, in folders of their own, all on the same token files."""
-
-    def __init__(self, pool: GlooPool, folder: Path, kind: Any) -> None:
-        self.pool, self.folder = pool, folder
-        self.values, self.world_size, self.plugins = kind
-        self.data = {
-            "data.train": [write_tokens(folder / "train", 90, 40, seed=1)],
-            "data.validation": [write_tokens(folder / "validation", 90, 10, seed=2)],
-            "data.cache_dir": str(folder / "cache"),
-            "train.train_iters": STEPS,
-            "train.eval_iters": 2,
-            "optimizer.lr_decay_iters": STEPS,
-        }
-
-    def __call__(self, name: str, **options: Any) -> list[Ended]:
-        changes = {key.replace("__", "."): value for key, value in options.items()}
-        values = {
-            **self.values,
-            **self.data,
-            "run.output_dir": str(self.folder / name),
-            **changes,
-        }
-        return self.pool.run(whole_run, self.world_size, values, self.plugins, timeout=100)
 
 
 @pytest.fixture
@@ -79,14 +50,7 @@ def runs(gloo_pool: GlooPool, tmp_path: Path, kind: Any) -> Runs:
 
 @KINDS
 def test_a_run_in_two_halves_is_the_run_in_one(runs: Runs) -> None:
-    straight = runs("straight")
-    first = runs("halves", train__train_iters=HALF, checkpoint__save_interval=HALF)
-    assert first[0].values["progress"]["step"] == HALF
-    second = runs("halves", checkpoint__save_interval=HALF)
-    assert_same(second, straight)
-    assert second[0].readings == straight[0].readings
-    assert [line["step"] for line in straight[0].readings] == [*range(1, STEPS + 1)]
-    assert len({line["loss"] for line in straight[0].readings}) == STEPS
+    runs.assert_the_same_in_two_halves()
 
 
 @KINDS
