@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ascend_run.plugin_api.errors import StorageError
+
+from .files import replace_file
 
 
 def write_run_folder(
@@ -27,16 +28,8 @@ def write_run_folder(
     try:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         for name, text in files.items():
-            _replace(folder / name, text)
+            replace_file(folder / name, text)
     except OSError as error:
         raise StorageError(
             f"cannot write the run folder {folder}: {error.strerror}; set run.output_dir"
         ) from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside and rename, so that a reader never sees half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.chmod(0o640)
-    beside.replace(path)

@@ -28,6 +28,7 @@ from .data.batches import BatchPlan
 from .data.samples import build_datasets
 from .folder import write_run_folder
 from .hooks import Hooks
+from .launch.rank_environment import RankEnvironment
 from .log.setup import configure_logging
 from .model.build import build_model
 from .outcome import told_to_listeners
@@ -42,7 +43,6 @@ from .train.loop import Loop
 from .train.optimizer import build_optimizer
 from .train.readings import Readings
 from .train.step import TrainStep
-from .world import World
 
 
 @attrs.frozen(kw_only=True)
@@ -63,10 +63,10 @@ class RunRequest:
 def prepared_rank(request: RunRequest) -> Iterator[tuple[Hooks, c.RunContext]]:
     """This rank's device, patches, settings and process groups, and a context without models; all
     undone."""
-    world = World.from_environment()
+    place = RankEnvironment.of_this_process()
     hooks = Hooks(request.plugins)
-    device = hooks.require("ascend_device", local_rank=world.local_rank)
-    layout = layout_of(request.config, world.size, world.rank)
+    device = hooks.require("ascend_device", local_rank=place.local_rank)
+    layout = layout_of(request.config, place.world_size, place.rank)
     device.activate()
     try:
         with (

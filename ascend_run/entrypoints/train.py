@@ -21,7 +21,7 @@ from .run_options import run_options
 if TYPE_CHECKING:
     from ascend_run.core.config.raw import RawConfig
     from ascend_run.core.launch.options import LaunchOptions
-    from ascend_run.core.launch.place import Place
+    from ascend_run.core.launch.rank_environment import RankEnvironment
 
     from .planning import Prepared
 
@@ -122,16 +122,16 @@ def _raw_config(request: Mapping[str, Any]) -> RawConfig:
     return read_raw(file, request["overrides"]).replacing(COMMAND_LINE, **chosen)
 
 
-def _place(environment: Mapping[str, str], starts_own: bool) -> Place | None:
+def _place(environment: Mapping[str, str], starts_own: bool) -> RankEnvironment | None:
     """The place that a starter has given this process; None where ranks are started here.
 
     Raises:
         ConfigError: The user asks for ranks inside of a rank.
     """
-    from ascend_run.core.launch.place import find_place
+    from ascend_run.core.launch.rank_environment import find_rank_environment
     from ascend_run.plugin_api.errors import ConfigError
 
-    place = find_place(environment)
+    place = find_rank_environment(environment)
     if place is None or not starts_own:
         return place
     if place.starter == "SLURM":  # one task on each node, which starts the node's ranks
@@ -190,7 +190,7 @@ def _set_environment(prepared: Prepared, nproc: int) -> list[str]:
     return too_late
 
 
-def _warn_too_late(names: Sequence[str], place: Place) -> None:
+def _warn_too_late(names: Sequence[str], place: RankEnvironment) -> None:
     settings = " ".join(f"{name}={os.environ[name]}" for name in names)
     click.echo(
         f"warning: {', '.join(names)} had to be set before this process started; set it where "
@@ -199,7 +199,7 @@ def _warn_too_late(names: Sequence[str], place: Place) -> None:
     )
 
 
-def _train_in_place(prepared: Prepared, place: Place) -> None:
+def _train_in_place(prepared: Prepared, place: RankEnvironment) -> None:
     from ascend_run.core.launch.failures import describe_failure, record_failure, summarize
     from ascend_run.plugin_api.errors import AscendRunError
 

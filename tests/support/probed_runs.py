@@ -17,7 +17,7 @@ import attrs
 from ascend_run.core.config.raw import Given, RawConfig
 from ascend_run.core.data.indexed import bin_path
 from ascend_run.core.hooks import Hooks
-from ascend_run.core.world import World
+from ascend_run.core.launch.rank_environment import RankEnvironment
 from ascend_run.entrypoints.planning import Prepared, prepare_raw
 from ascend_run.plugin_api import RunContext
 from ascend_run.plugin_api.testing.models import MODELS
@@ -68,7 +68,7 @@ def prepare(folder: Path, values: Values | None = None, model: str = "dense") ->
         **(values or {}),
     }
     raw = RawConfig(values={name: Given(value, "the test") for name, value in chosen.items()})
-    return prepare_raw(raw, world_size=World.from_environment().size)
+    return prepare_raw(raw, world_size=RankEnvironment.of_this_process().world_size)
 
 
 def request(prepared: Prepared, *probes: Any) -> RunRequest:
@@ -87,11 +87,14 @@ def built(
     folder: Path, *probes: Any, values: Values | None = None, model: str = "dense"
 ) -> Iterator[tuple[Hooks, RunContext]]:
     """Models built and nothing trained; no data is needed."""
-    prepared = prepare(folder, values, model)
-    with (
-        _without_deprecations(),
-        prepared_rank(request(prepared, *probes)) as (hooks, context),
-    ):
+    with built_from(request(prepare(folder, values, model), *probes)) as (hooks, context):
+        yield hooks, context
+
+
+@contextmanager
+def built_from(asked: RunRequest) -> Iterator[tuple[Hooks, RunContext]]:
+    """The same from a request, which may be for what no installed plugin would allow."""
+    with _without_deprecations(), prepared_rank(asked) as (hooks, context):
         seed_everything(context.config, context.layout)
         task = hooks.require("ascend_task", config=context.config)
         build_models(task, hooks, context, num_microbatches=1)

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Final
 
+from ascend_run.core.files import sync_folder
 from ascend_run.plugin_api.errors import StorageError
 
 _PUBLISHED: Final = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
@@ -54,15 +55,6 @@ def make_root(folder: str) -> None:
         return
     os.makedirs(folder, exist_ok=True)
     sync_folder(os.path.dirname(os.path.abspath(folder)))
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def publish(folder: str, hidden: str, step: int, nonce: str) -> str:

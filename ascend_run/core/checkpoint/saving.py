@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ascend_run.core.files import sync_folder
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.plugin_api.contracts import ShardPiece
 
@@ -152,7 +153,7 @@ class Save:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            folders.sync_folder(hidden)
+            sync_folder(hidden)
 
     def _read_back(self, hidden: str) -> None:
         """Read some of the files as another reader would; each rank another's where it can."""

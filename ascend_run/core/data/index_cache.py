@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_run.core.files import sync_folder
 from ascend_run.plugin_api import DataError
 
 from .publish import storage_error
@@ -75,7 +76,9 @@ def _publish(place: Path, description: str, arrays: Arrays) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
         (partial / "description.json").write_text(description)
+        sync_folder(partial)
         partial.rename(place)
+        sync_folder(place.parent)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         # Without a working lock another process may have published the same arrays first.

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from ascend_run.core.files import FILE_MODE, sync_folder
 from ascend_run.plugin_api import StorageError
 
 _ADVICE = {
@@ -58,7 +59,7 @@ class StagedFiles:
             raise StorageError(f"{path} exists already; name another output, or pass --overwrite")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640)
+        descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
         stream = os.fdopen(descriptor, "wb", buffering=1 << 20)
         self._staged[path] = (partial, stream)
         return stream
@@ -74,7 +75,7 @@ class StagedFiles:
             self._current = path
             os.replace(partial, path)
         for folder in {path.parent for path in self._staged}:
-            _sync_folder(folder)
+            sync_folder(folder)
         self._staged.clear()
 
     def __exit__(
@@ -97,11 +98,3 @@ def _close_quietly(stream: BinaryIO) -> None:
     except OSError:
         # The flush inside close() fails on a full disk; the descriptor is closed all the same.
         return
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 
 import attrs
 
+from ascend_run.core.files import replace_file
 from ascend_run.plugin_api.errors import AscendRunError, RankFailure
 
 FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
@@ -69,10 +70,8 @@ def record_failure(error: BaseException, *, rank: int, phase: str = "run") -> No
         "message": {"message": failure.summary, "extraInfo": extra},
         _OWN_KEY: attrs.asdict(failure),
     }
-    beside = Path(f"{path}.new")
     try:
-        beside.write_text(json.dumps(content), encoding="utf-8")
-        beside.replace(path)
+        replace_file(Path(path), json.dumps(content))
     except OSError:
         # A full disk may be the very failure; the exit code still tells that there was one.
         print(f"rank {rank}: {failure.text}", flush=True)

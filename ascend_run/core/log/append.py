@@ -7,9 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ascend_run.core.files import FILE_MODE
 from ascend_run.plugin_api.errors import StorageError
 
-FILE_MODE = 0o640
 FOLDER_MODE = 0o750
 
 

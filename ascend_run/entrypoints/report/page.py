@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 import time
 from collections.abc import Sequence
 from importlib.resources import files
@@ -15,7 +13,7 @@ from typing import Final
 import attrs
 
 from ascend_run import __version__
-from ascend_run.core.log.append import FILE_MODE
+from ascend_run.core.files import replace_file
 from ascend_run.plugin_api.errors import StorageError
 
 from .charts import Chart, Heat, charts_of, heats_of, payload
@@ -49,15 +47,7 @@ def write_report(runs: Sequence[RunData], target: Path) -> list[Summary]:
     summaries = [summarize(run) for run in runs]
     text = render(runs, summaries, written=time.time())
     try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".report-")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, FILE_MODE)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace_file(target, text)
     except OSError as error:
         raise StorageError(
             f"cannot write {target}",

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from ascend_run.core.launch.place import Place, find_place, first_host
+from ascend_run.core.launch.rank_environment import (
+    RankEnvironment,
+    find_rank_environment,
+    first_host,
+)
 from ascend_run.plugin_api import ConfigError
 
 TORCHRUN = {
@@ -24,18 +28,18 @@ SLURM = {
 
 
 def test_alone_there_is_no_place() -> None:
-    assert find_place({"PATH": "/bin", "MASTER_ADDR": "left over"}) is None
+    assert find_rank_environment({"PATH": "/bin", "MASTER_ADDR": "left over"}) is None
 
 
 def test_a_rank_of_torchrun_is_that_rank() -> None:
-    place = find_place(TORCHRUN)
+    place = find_rank_environment(TORCHRUN)
     assert place is not None
     assert place.variables() == TORCHRUN
 
 
 def test_a_task_of_srun_is_a_rank_of_its_step() -> None:
-    place = find_place(SLURM)
-    assert place == Place(
+    place = find_rank_environment(SLURM)
+    assert place == RankEnvironment(
         rank=5,
         world_size=8,
         local_rank=1,
@@ -45,18 +49,18 @@ def test_a_task_of_srun_is_a_rank_of_its_step() -> None:
 
 
 def test_the_three_variables_of_slurm_alone_are_enough() -> None:
-    place = find_place({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"})
+    place = find_rank_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"})
     assert place is not None
     assert place.variables()["MASTER_ADDR"] == "127.0.0.1"
 
 
 def test_a_batch_script_is_no_rank_of_its_job() -> None:
     batch = {name: value for name, value in SLURM.items() if "STEP" not in name}
-    assert find_place(batch) is None
+    assert find_rank_environment(batch) is None
 
 
 def test_what_torchrun_says_counts_over_the_job_around_it() -> None:
-    place = find_place({**SLURM, **TORCHRUN})
+    place = find_rank_environment({**SLURM, **TORCHRUN})
     assert place is not None
     assert (place.rank, place.world_size) == (3, 4)
 
@@ -74,7 +78,7 @@ def test_the_local_rank_is_what_any_starter_calls_it(
     change: dict[str, str | None], expected: int
 ) -> None:
     environment = {k: v for k, v in {**TORCHRUN, **change}.items() if v is not None}
-    place = find_place(environment)
+    place = find_rank_environment(environment)
     assert place is not None
     assert place.local_rank == expected
 
@@ -95,11 +99,11 @@ def test_an_environment_that_is_not_sound_is_refused(
 ) -> None:
     environment = {k: v for k, v in {**TORCHRUN, **change}.items() if v is not None}
     with pytest.raises(ConfigError, match=message):
-        find_place(environment)
+        find_rank_environment(environment)
 
 
 def test_one_rank_needs_no_place_to_meet() -> None:
-    assert find_place({"RANK": "0", "WORLD_SIZE": "1"}) is not None
+    assert find_rank_environment({"RANK": "0", "WORLD_SIZE": "1"}) is not None
 
 
 @pytest.mark.parametrize(
@@ -113,3 +117,10 @@ def test_one_rank_needs_no_place_to_meet() -> None:
 )
 def test_the_first_host_of_a_slurm_list(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
+
+
+def test_a_rank_that_runs_finds_its_place_and_one_alone_needs_no_variables() -> None:
+    rank = RankEnvironment.of_this_process({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    assert (rank.rank, rank.world_size, rank.local_rank) == (3, 8, 1)
+    alone = RankEnvironment.of_this_process({"PATH": "/bin"})
+    assert (alone.rank, alone.world_size, alone.local_rank) == (0, 1, 0)

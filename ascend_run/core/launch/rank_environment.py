@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -15,7 +16,7 @@ _NUM_PORTS: Final = 10000
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class RankEnvironment:
     """One rank of a run, as its starter's environment tells it."""
 
     rank: int
@@ -25,6 +26,13 @@ class Place:
     """``RANK and WORLD_SIZE`` or ``SLURM``: what told it."""
     rendezvous: Mapping[str, str] = attrs.field(factory=dict)
     """``MASTER_ADDR`` and ``MASTER_PORT``, where the starter names them."""
+
+    @classmethod
+    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> RankEnvironment:
+        """Once ranks run: what ``variables`` gives; alone where there are none."""
+        if "RANK" not in environment:
+            return cls(rank=0, world_size=1, local_rank=0, starter="")
+        return _from_rank(environment)
 
     def variables(self) -> dict[str, str]:
         """The same in the words of torch.distributed."""
@@ -36,7 +44,7 @@ class Place:
         }
 
 
-def find_place(environment: Mapping[str, str]) -> Place | None:
+def find_rank_environment(environment: Mapping[str, str]) -> RankEnvironment | None:
     """The place that the environment tells; None where nothing else has started this process.
 
     Raises:
@@ -53,12 +61,12 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
     return place
 
 
-def _from_rank(environment: Mapping[str, str]) -> Place:
+def _from_rank(environment: Mapping[str, str]) -> RankEnvironment:
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     local_names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
     local = next((name for name in local_names if name in environment), None)
     rendezvous = {n: environment[n] for n in ("MASTER_ADDR", "MASTER_PORT") if n in environment}
-    return Place(
+    return RankEnvironment(
         rank=rank,
         world_size=size,
         local_rank=rank if local is None else _number(environment, local),
@@ -73,11 +81,11 @@ def _is_slurm_task(environment: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environment and not is_batch_script
 
 
-def _from_slurm(environment: Mapping[str, str]) -> Place:
+def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment:
     in_step = "SLURM_STEP_NUM_TASKS" in environment
     hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "127.0.0.1"))
     job = int(re.sub(r"\D", "", environment.get("SLURM_JOB_ID", "0")) or 0)
-    return Place(
+    return RankEnvironment(
         rank=_number(environment, "SLURM_PROCID"),
         world_size=_number(environment, "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS"),
         local_rank=_number(environment, "SLURM_LOCALID"),
@@ -106,7 +114,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
         ) from None
 
 
-def _problems(place: Place) -> Iterator[str]:
+def _problems(place: RankEnvironment) -> Iterator[str]:
     if not 0 <= place.rank < place.world_size:
         yield f"rank {place.rank} is not below the world size {place.world_size}"
     if place.local_rank < 0:
