@@ -34,7 +34,8 @@ third-party: venv
 		--target $(OUTSIDE)/site $(OUTSIDE)/wheels/*.whl
 	PYTHONPATH=$(CURDIR)/$(OUTSIDE)/site ASCEND_RUN_UNDER_TEST=head-exchange \
 		$(BIN)/python -m pytest examples/third_party_plugin/tests \
-		tests/plugins/ulysses/test_kernel.py tests/plugins/ulysses/test_parity.py
+		tests/plugins/ulysses/test_kernel.py tests/plugins/ulysses/test_parity.py \
+		tests/plugins/ulysses/test_exchange_rules.py
 
 # A peer that cannot be installed leaves its rows unmeasured, which the table then says.
 bench: venv

@@ -212,7 +212,7 @@ def test_a_corrupt_checkpoint_is_passed_over_or_where_it_was_asked_for_refused(
     code, errors = finish(start(workplace, *words, "checkpoint.step=2"))
     assert code == 2, errors
     assert errors.count("error: rank") == 1
-    assert "step_00000002 is not sound:\n  rank_0000.safetensors: tensor" in errors
+    assert "step_00000002 is not sound:\n  rank 0: rank_0000.safetensors: tensor" in errors
     assert "Traceback" not in errors
 
     code, errors = finish(start(workplace, *words))
@@ -240,7 +240,8 @@ def test_ranks_that_are_started_again_go_on_from_what_they_saved(workplace: Path
             break
         time.sleep(0.1)
     process.terminate()
-    assert finish(process)[0] == 143
+    code, errors = finish(process)
+    assert code == 143, errors
     assert resumed[0] == 2
     assert resumed[1] > 2
     failures = [e["error"] for e in events if e["event"] == "failure"]

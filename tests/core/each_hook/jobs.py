@@ -80,10 +80,12 @@ def cut_backwards(folder: str) -> dict[str, list[int]]:
         {"ascend_sequence_partition": lambda self: Backwards(), "ascend_batch": look},
         claims=(Claim.SEQUENCE_EXCHANGE,),
     )()
-    asked = request(prepare(Path(folder)), partition)
+    asked = request(prepare(Path(folder), {"train.global_batch_size": 2}), partition)
     # Set here: preparing such a run takes an installed owner of the exchange.
     parallel = FieldSection({**asked.config.parallel, "context_parallel_size": 2})
-    asked = attrs.evolve(asked, config=attrs.evolve(asked.config, parallel=parallel))
+    train_section = attrs.evolve(asked.config.train, global_batch_size=1)
+    config = attrs.evolve(asked.config, parallel=parallel, train=train_section)
+    asked = attrs.evolve(asked, config=config)
     with built_from(asked) as (hooks, context):
         task = hooks.require("ascend_task", config=context.config)
         plan = batch_plan(context.config, context.layout)

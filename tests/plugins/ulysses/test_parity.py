@@ -38,3 +38,8 @@ def test_it_goes_with_experts_spread_over_the_ranks_that_share_a_sequence(
 
 def test_it_goes_with_tensor_parallelism_and_experts(parity: Parity, exchange: str) -> None:
     parity(exchange, model="moe", layout={"cp": 2, "tp": 2, "ep": 4})
+
+
+def test_on_one_rank_nothing_is_sent(parity: Parity, exchange: str) -> None:
+    (outcome,) = parity(exchange)
+    assert not [name for name in outcome.collectives if "alltoall" in name]
