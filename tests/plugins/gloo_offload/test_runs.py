@@ -1,0 +1,101 @@
+"""Runs that save and resume through it: the same checkpoints, bit for bit, from fewer writers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ascend_run.core.checkpoint.store import FileStore
+from ascend_run.plugin_api import ShardPiece
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from . import jobs
+
+WITH = {"enable": ["gloo-offload"], "plugins.gloo-offload.slice_elements": 1000}
+TP, EP = "parallel.tensor_model_parallel_size", "parallel.expert_model_parallel_size"
+LAYOUTS: list[tuple[int, str, dict[str, Any], list[int]]] = [
+    # ranks, model, layout, ranks that write
+    (1, "dense", {}, [0]),
+    (2, "dense", {}, [0]),
+    (4, "dense", {TP: 2, "parallel.sequence_parallel": True}, [0, 1]),
+    (4, "moe", {EP: 2}, [0]),
+]
+DTYPES = {"F32": torch.float32, "U8": torch.uint8, "I64": torch.int64, "F64": torch.float64}
+
+
+def stored(folder: Path, step: int) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, whole."""
+    store = FileStore(folder / "run/checkpoints")
+    pieces = [
+        ShardPiece(
+            key=key,
+            tensor=torch.empty(tensor.global_shape, dtype=DTYPES[tensor.dtype]),
+            global_shape=tensor.global_shape,
+            offset=(0,) * len(tensor.global_shape),
+        )
+        for key, tensor in store.manifest(step).tensors.items()
+    ]
+    store.load(step, pieces)
+    return {piece.key: piece.tensor for piece in pieces}
+
+
+@pytest.mark.parametrize(("ranks", "model", "layout", "writers"), LAYOUTS, ids=str)
+def test_its_checkpoints_are_those_of_the_run_without_it(
+    gloo_pool: GlooPool,
+    tmp_path: Path,
+    ranks: int,
+    model: str,
+    layout: dict[str, Any],
+    writers: list[int],
+) -> None:
+    for name, values in {"plain": {}, "gathered": WITH}.items():
+        gloo_pool.run(jobs.run, ranks, str(tmp_path / name), 2, {**layout, **values}, model)
+    plain, gathered = stored(tmp_path / "plain", 2), stored(tmp_path / "gathered", 2)
+    assert any(key.startswith("optimizer/exp_avg/") for key in plain)
+    assert plain.keys() == gathered.keys()
+    for key, tensor in plain.items():
+        assert torch.equal(tensor, gathered[key]), key
+    files = sorted(FileStore(tmp_path / "gathered/run/checkpoints").manifest(2).files)
+    assert files == [f"rank_{rank:04d}.safetensors" for rank in writers]
+
+
+@pytest.mark.parametrize(("first", "second"), [(WITH, {}), ({}, WITH), (WITH, WITH)], ids=str)
+@pytest.mark.parametrize(("ranks", "model", "layout", "writers"), LAYOUTS[1:], ids=str)
+def test_a_run_goes_on_with_it_and_without_it(
+    gloo_pool: GlooPool,
+    tmp_path: Path,
+    ranks: int,
+    model: str,
+    layout: dict[str, Any],
+    writers: list[int],
+    first: dict[str, Any],
+    second: dict[str, Any],
+) -> None:
+    through = gloo_pool.run(jobs.run, ranks, str(tmp_path / "through"), 4, layout, model)
+    moved = str(tmp_path / "moved")
+    gloo_pool.run(jobs.run, ranks, moved, 2, {**layout, **first}, model)
+    resumed = gloo_pool.run(jobs.run, ranks, moved, 4, {**layout, **second}, model)
+    assert resumed[0]["losses"] == through[0]["losses"]
+    for one, other in zip(resumed, through, strict=True):
+        for name, weight in other["weights"].items():
+            assert torch.equal(one["weights"][name], weight), name
+
+
+def test_it_counts_what_travelled(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    writer, _ = gloo_pool.run(jobs.run, 2, str(tmp_path), 2, WITH, "dense")
+    readings = writer["readings"]
+    # The second rank writes nothing but its random generators: the rest are copies. The last
+    # reading comes after one of the two saves.
+    own = [t for key, t in stored(tmp_path, 2).items() if key.startswith("rng/rank_00001/")]
+    assert readings["gloo-offload/received_bytes"] == sum(tensor.nbytes for tensor in own)
+    assert readings["gloo-offload/messages"] > 0
+    assert readings["gloo-offload/sent_bytes"] == 0
+
+
+def test_no_group_of_another_backend_is_made(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    for backends in gloo_pool.run(jobs.backends_asked_for, 2, str(tmp_path), WITH):
+        assert backends == []
