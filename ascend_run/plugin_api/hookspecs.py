@@ -332,6 +332,18 @@ def ascend_checkpoint_store(config: RunConfig, folder: str) -> c.CheckpointStore
     """Where checkpoints go. None keeps the kernel's own."""
 
 
+@wrapper(point=Point.CHECKPOINT, wraps="ascend_checkpoint_store")
+def ascend_checkpoint_transfer(context: c.RunContext) -> c.Wrapper[c.CheckpointStore] | None:
+    """Wrap the checkpoint store: what passes between the run's tensors and where checkpoints live.
+
+    When: once for each store that a run opens (to save to, and to load from where that is another).
+    The innermost wrapper is given what ``ascend_checkpoint_store`` answered, or the kernel's own.
+
+    Returns:
+        A function from the store to one that saves and loads the same; None leaves it alone.
+    """
+
+
 @contribution(point=Point.CHECKPOINT)
 def ascend_checkpoint_entries(context: c.RunContext) -> Mapping[str, c.CheckpointEntry]:
     """State of the plugin's own to save and restore: name -> entry."""

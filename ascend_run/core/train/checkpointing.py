@@ -56,12 +56,13 @@ class Checkpoints:
         store: c.CheckpointStore | None = self.hooks.provide(
             "ascend_checkpoint_store", config=config, folder=folder
         )
-        return store or FileStore(
+        own = store or FileStore(
             folder,
             layout=self.context.layout,
             keep_last=config.checkpoint.keep_last,
             ranks=self._ranks,
         )
+        return self.hooks.wrap("ascend_checkpoint_transfer", own, context=self.context)
 
     def save(self) -> str:
         """Publish the run as it stands; the path."""

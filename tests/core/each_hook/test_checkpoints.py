@@ -79,6 +79,43 @@ def test_ascend_checkpoint_store_is_where_a_run_saves_and_goes_on_from(tmp_path:
     assert all(torch.equal(resumed.weights[name], weight) for name, weight in through.items())
 
 
+def test_ascend_checkpoint_transfer_stands_between_the_run_and_its_store(tmp_path: Path) -> None:
+    shelf = Shelf()
+    passed: list[tuple[str, str, int]] = []
+
+    class Passing:
+        """contracts.CheckpointStore: the store inside, and a note of what passes."""
+
+        def __init__(self, inner: Any, name: str) -> None:
+            self.inner, self.name = inner, name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def save(self, step: int, pieces: Sequence[Any], values: Mapping[str, Any]) -> str:
+            passed.append((self.name, "save", step))
+            return str(self.inner.save(step, pieces, values))
+
+        def load(self, step: int, pieces: Sequence[Any], **options: Any) -> Mapping[str, Any]:
+            passed.append((self.name, "load", step))
+            values: Mapping[str, Any] = self.inner.load(step, pieces, **options)
+            return values
+
+    def of(name: str) -> Any:
+        def wrap(self: Any, context: Any) -> Any:
+            assert context.layout.world_size == 1
+            return lambda inner: Passing(inner, name)
+
+        return probe("ascend_checkpoint_transfer", wrap, name)
+
+    probes = (probe("ascend_checkpoint_store", lambda self: shelf), of("inner"), of("outer"))
+    go_on(tmp_path, 1, *probes)
+    assert passed == [("outer", "save", 1), ("inner", "save", 1)]
+    assert shelf.steps() == [1]
+    go_on(tmp_path, 2, *probes)
+    assert passed[2:4] == [("outer", "load", 1), ("inner", "load", 1)]
+
+
 def test_ascend_checkpoint_filter_leaves_pieces_out_of_what_is_saved_and_loaded(
     tmp_path: Path,
 ) -> None:
