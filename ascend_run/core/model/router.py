@@ -110,7 +110,7 @@ class Router(MegatronRouter):
             weights = weights * self.config.moe_router_topk_scaling_factor
         probs_TX = torch.zeros_like(logits_TX).scatter(1, chosen, weights)
         routing_map = torch.zeros_like(logits_TX, dtype=torch.bool).scatter(1, chosen, True)
-        if self.training:
+        if self._takes_gradients():  # once, where the layer is computed again in backward
             self._count(routing_map)
         return self._with_aux_loss(probs_TX, logits_TX, routing_map), routing_map
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -10,6 +10,7 @@ import attrs
 from ascend_run.plugin_api import (
     Claim,
     Device,
+    Layout,
     Manifest,
     Metrics,
     Numerics,
@@ -36,6 +37,9 @@ class SwapAttentionConfig:
     prefetch: int = attrs.field(default=1, validator=attrs.validators.ge(0))
     """How far ahead of its backward a layer is brought back; 0 waits for every layer.
     Unit: layers."""
+    recompute_mlp_layers: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """On each rank, of how many layers, from the first, the feed-forward (dense or experts) is
+    computed again in backward rather than kept. Unit: layers."""
 
 
 class SwapAttention:
@@ -64,10 +68,11 @@ class SwapAttention:
     def __init__(self, config: SwapAttentionConfig) -> None:
         self.config = config
         self._swapper: Swapper | None = None
+        self._recomputed: set[tuple[str, int]] = set()
 
     @hookimpl
-    def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        problems = []
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+        problems = list(self._recompute_problems(config, layout))
         if config.model.get("recompute_granularity") == "full":
             problems.append(
                 "swap-attention: model.recompute_granularity=full keeps nothing of the attention "
@@ -87,9 +92,42 @@ class SwapAttention:
         return lambda module: swapper.wrap(module, layer_index)
 
     @hookimpl
+    def ascend_mlp(self, role: str, layer_index: int) -> Wrapper[nn.Module] | None:
+        return self._recomputing(role, layer_index)
+
+    @hookimpl
+    def ascend_moe_layer(self, role: str, layer_index: int) -> Wrapper[nn.Module] | None:
+        return self._recomputing(role, layer_index)
+
+    def _recomputing(self, role: str, layer_index: int) -> Wrapper[nn.Module] | None:
+        """For the first layers that this rank builds; in a virtual pipeline, of its chunks."""
+        of_role = [index for name, index in self._recomputed if name == role]
+        if len(of_role) >= self.config.recompute_mlp_layers:
+            return None
+        self._recomputed.add((role, layer_index))
+        from .recompute import recomputed
+
+        return recomputed
+
+    def _recompute_problems(self, config: RunConfig, layout: Layout) -> Iterator[str]:
+        wanted = self.config.recompute_mlp_layers
+        option = f"swap-attention: plugins.swap-attention.recompute_mlp_layers={wanted}"
+        most = -(-config.model.num_layers // layout.pp)
+        if wanted > most:
+            yield (
+                f"{option} is more than the {most} layers of a pipeline rank; use at most {most}"
+            )
+        twice = {"mlp", "moe"} & {*(config.model.get("recompute_modules") or ())}
+        if wanted and config.model.get("recompute_granularity") == "selective" and twice:
+            yield (
+                f"{option} does not go with model.recompute_modules naming "
+                f"{' and '.join(sorted(twice))}, which recomputes it already; leave out one"
+            )
+
+    @hookimpl
     def ascend_before_step(self) -> None:
         if self._swapper is not None:
-            self._swapper.swapped_bytes = 0
+            self._swapper.begin_step()
 
     @hookimpl
     def ascend_metrics(self) -> Mapping[str, Metrics]:
@@ -97,10 +135,21 @@ class SwapAttention:
 
     @hookimpl
     def ascend_report(self) -> Sequence[ReportPanel]:
-        metrics = ("swap-attention/swap_bytes",)
-        return [ReportPanel(title="Swapped activations", metrics=metrics, unit="bytes")]
+        return [
+            ReportPanel(
+                title="Swapped activations", metrics=("swap-attention/swap_bytes",), unit="bytes"
+            ),
+            ReportPanel(
+                title="Swapped activations that backward waited for",
+                metrics=("swap-attention/late_fetches",),
+                unit="layers",
+            ),
+        ]
 
     def _readings(self, context: RunContext) -> Mapping[str, float]:
-        """Bytes that this rank sent to the host in the last step."""
-        swapped = 0 if self._swapper is None else self._swapper.swapped_bytes
-        return {"swap_bytes": float(swapped)}
+        """Bytes that this rank sent to the host in the last step, and how often it was late."""
+        swapper = self._swapper
+        return {
+            "swap_bytes": 0.0 if swapper is None else float(swapper.swapped_bytes),
+            "late_fetches": 0.0 if swapper is None else float(swapper.late_fetches),
+        }

@@ -6,14 +6,15 @@ when the forward's own references go and the copy has landed. ``Call.unpack`` an
 again, from the same bytes.
 
 Timeline of layer i: copies start while it runs forward; before the next forward the computation
-waits for them and the device storage is let go; the backward of layer i + ``prefetch`` starts
-bringing it back; its own backward waits for that.
+waits for them and the device storage is let go; the backward that comes ``prefetch`` before its own
+starts bringing it back; its own backward waits for that.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -54,8 +55,12 @@ class Call:
     device storage as it is.
     """
 
-    def __init__(self, swapper: Swapper, resident: frozenset[int], previous: Call | None) -> None:
+    def __init__(
+        self, swapper: Swapper, number: int, resident: frozenset[int], previous: Call | None
+    ) -> None:
         self.state = "leaving"
+        self.number = number
+        """Which forward of this step it is, from 0."""
         self._swapper = swapper
         self._resident = resident
         self._previous = weakref.ref(previous) if previous is not None else None
@@ -119,21 +124,61 @@ class Call:
             self._leaving.clear()
         else:
             if self.state == "away":
+                self._swapper.late_fetches += 1
                 self.fetch()
             self._swapper.copier.wait_device()
         self.state = "here"
-        ahead = self.previous
+        self._swapper.order.came(self.number)
+        ahead = self._swapper.expected_after(self)
         for _ in range(self._swapper.prefetch):
             if ahead is None:
                 return
             if ahead.state == "away":
                 ahead.fetch()
-            ahead = ahead.previous
+            ahead = self._swapper.expected_after(ahead)
 
     def _live_blocks(self) -> Iterator[_Block]:
         for reference in self._blocks:
             if (block := reference()) is not None:
                 yield block
+
+
+class BackwardOrder:
+    """In which order the backwards of a step's forwards come: as they did in the step before.
+
+    Within one forward of a model it is the reverse of the forwards. Which micro-batch, and which
+    chunk of a virtual pipeline, comes next is the schedule's affair, the same in every step; so it
+    is not computed here but seen.
+    """
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+        self._next: dict[int | None, int] = {}
+
+    def begin_step(self) -> None:
+        """What came since the last call is the order to expect from now on."""
+        if self._came:
+            self._next = dict(pairwise([None, *self._came]))
+        self._came = []
+
+    def came(self, number: int) -> None:
+        """The backward of one forward of this step has begun."""
+        self._came.append(number)
+
+    @property
+    def known(self) -> bool:
+        """Whether a step was seen."""
+        return bool(self._next)
+
+    @property
+    def next(self) -> int | None:
+        """The forward whose backward is expected next of all; None where nobody knows."""
+        return self._next.get(self._came[-1] if self._came else None)
+
+    def after(self, number: int) -> int | None:
+        """The forward whose backward is expected after that of another; None where it is the
+        last."""
+        return self._next.get(number)
 
 
 class Swapper:
@@ -151,11 +196,30 @@ class Swapper:
         self.copier = device.host_copier()
         self.prefetch = prefetch
         self.swapped_bytes = 0
-        """Sent to the host since somebody set it to 0."""
+        """Sent to the host in this step."""
+        self.late_fetches = 0
+        """Forwards of this step whose backward had to wait for a copy that had not begun."""
+        self.order = BackwardOrder()
+        # Weak: a call goes with autograd's last handle of it.
+        self._calls: list[weakref.ref[Call]] = []
         self._device = device.torch_device
         self._min_bytes = min_bytes
         self._leaving: list[Call] = []
         self._last: weakref.ref[Call] | None = None
+
+    def begin_step(self) -> None:
+        """Count forwards and bytes from 0 again."""
+        self.swapped_bytes = self.late_fetches = 0
+        self.order.begin_step()
+        self._calls.clear()
+
+    def expected_after(self, call: Call) -> Call | None:
+        """The call whose backward is expected after that of another; None where nobody knows."""
+        if not self.order.known:
+            return call.previous
+        number = self.order.after(call.number)
+        known = number is not None and number < len(self._calls)
+        return self._calls[number]() if known and number is not None else None
 
     def wrap(self, module: nn.Module, layer_index: int) -> nn.Module:
         """The same module, with a forward that swaps; its parameters and names stay."""
@@ -202,17 +266,26 @@ class Swapper:
         self._leaving.remove(call)
 
     def _begin(self, resident: frozenset[int]) -> Call:
-        call = Call(self, resident, self._last() if self._last is not None else None)
+        previous = self._last() if self._last is not None else None
+        call = Call(self, len(self._calls), resident, previous)
         self._last = weakref.ref(call)
+        self._calls.append(self._last)
         return call
 
     def _let_go(self) -> None:
-        """Wait for the copies of earlier forwards, and drop what they copied."""
-        if self._leaving:
-            self.copier.wait_host()
-            for call in self._leaving:
+        """Wait for the copies of earlier forwards, and drop what they copied.
+
+        The one whose backward comes next stays, where that is known: it would be brought back at
+        once.
+        """
+        if not self._leaving:
+            return
+        self.copier.wait_host()
+        stays = self.order.next if self.prefetch else None
+        for call in self._leaving:
+            if call.number != stays:
                 call.let_go()
-            self._leaving.clear()
+        self._leaving = [call for call in self._leaving if call.number == stays]
 
 
 def _long_lived(module: nn.Module, args: Any, kwargs: Any) -> frozenset[int]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from ascend_run.plugin_api.testing.parity import Parity
+from ascend_run.plugin_api.testing.parity import Case, Parity
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import run_trial
 
 EVERYTHING = {"plugins.swap-attention.min_bytes": 1}
 SWAPPED = "swap-attention/swap_bytes"
+LATE = "swap-attention/late_fetches"
 
 
 @pytest.mark.parametrize("model", ["dense", "moe"])
@@ -18,7 +22,9 @@ def test_no_bit_changes_and_bytes_are_swapped(parity: Parity, prefetch: int, mod
     assert outcome.metrics[SWAPPED] > 0
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2}, {"tp": 2, "dp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "layout", [{"dp": 2}, {"tp": 2}, {"tp": 2, "dp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}], ids=str
+)
 def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int]) -> None:
     for outcome in parity("swap-attention", layout=layout, options=EVERYTHING):
         assert outcome.metrics[SWAPPED] > 0
@@ -27,3 +33,47 @@ def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int])
 def test_the_default_leaves_a_tiny_models_tensors_where_they_are(parity: Parity) -> None:
     (outcome,) = parity("swap-attention")
     assert outcome.metrics[SWAPPED] == 0
+
+
+def test_no_bit_changes_in_a_virtual_pipeline(gloo_pool: GlooPool) -> None:
+    """On two ranks with two chunks each, where backwards come in the schedule's own order."""
+    chunks = {
+        "model.num_layers": 4,
+        "parallel.virtual_pipeline_model_parallel_size": 2,
+        "train.global_batch_size": 8,
+    }
+    case = Case(plugins=(), layout={"pp": 2}, config=chunks, options=EVERYTHING)
+    for steps in (0, 3):
+        plain, swapped = (
+            gloo_pool.run(run_trial, 2, case.trial(names, steps=steps, sharded=True))
+            for names in ((), ("swap-attention",))
+        )
+        for one, other in zip(swapped, plain, strict=True):
+            assert one.losses == other.losses
+            assert one.metrics[SWAPPED] > 0
+            if steps:
+                assert one.metrics[LATE] == 0  # the first step has shown the order
+            for piece, expected in zip(one.pieces, other.pieces, strict=True):
+                assert piece.name == expected.name
+                assert torch.equal(piece.tensor, expected.tensor), piece.name
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}], ids=str)
+def test_recomputed_feed_forwards_change_no_bit_either(
+    parity: Parity, layout: dict[str, int], model: str
+) -> None:
+    options = {**EVERYTHING, "plugins.swap-attention.recompute_mlp_layers": 1}
+    outcomes = parity("swap-attention", model=model, layout=layout, options=options)
+    kept = parity("swap-attention", model=model, layout=layout, options=EVERYTHING)
+    for one, other in zip(outcomes, kept, strict=True):
+        assert one.operations["silu"] > other.operations["silu"]
+
+
+def test_it_goes_with_selective_recomputation(parity: Parity) -> None:
+    selective = {
+        "model.recompute_granularity": "selective",
+        "model.recompute_modules": ["core_attn"],
+    }
+    (outcome,) = parity("swap-attention", config=selective, options=EVERYTHING)
+    assert outcome.metrics[SWAPPED] > 0

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import Claim, Numerics, RunConfig, Support
+from ascend_run.plugin_api import Claim, Layout, Numerics, RunConfig, Support
 from ascend_run.plugin_api.config import FieldSection
 from ascend_run.plugins.swap_attention import SwapAttention, SwapAttentionConfig
 
 from .toy import LateDevice, make_inputs, make_stack
 
 
-def problems(**model: Any) -> list[str]:
-    run = RunConfig(model=FieldSection(model), parallel=FieldSection({}))
-    return list(SwapAttention(SwapAttentionConfig()).ascend_check(config=run))
+def problems(recomputed: int = 0, layout: Layout | None = None, **model: Any) -> list[str]:
+    run = RunConfig(model=FieldSection({"num_layers": 8, **model}), parallel=FieldSection({}))
+    plugin = SwapAttention(SwapAttentionConfig(recompute_mlp_layers=recomputed))
+    return list(plugin.ascend_check(config=run, layout=layout or Layout()))
 
 
 def test_it_owns_saved_activations_and_changes_no_bit() -> None:
@@ -24,7 +25,9 @@ def test_it_owns_saved_activations_and_changes_no_bit() -> None:
     assert SwapAttention.manifest.platforms["cpu"] is Support.EMULATED
 
 
-@pytest.mark.parametrize("options", [{"min_bytes": 0}, {"prefetch": -1}])
+@pytest.mark.parametrize(
+    "options", [{"min_bytes": 0}, {"prefetch": -1}, {"recompute_mlp_layers": -1}]
+)
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         SwapAttentionConfig(**options)
@@ -34,6 +37,19 @@ def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
     assert problems(recompute_granularity="selective", cpu_offloading=False) == []
     (problem,) = problems(recompute_granularity="full")
     assert "recompute_granularity=full" in problem
+
+
+def test_more_layers_to_recompute_than_a_rank_has_are_refused() -> None:
+    halves = Layout(world_size=2, pp=2)
+    assert problems(4, halves) == []
+    (problem,) = problems(5, halves)
+    assert "recompute_mlp_layers=5 is more than the 4 layers of a pipeline rank" in problem
+
+
+def test_a_feed_forward_is_not_recomputed_twice() -> None:
+    assert problems(2, recompute_granularity="selective", recompute_modules=["core_attn"]) == []
+    (problem,) = problems(2, recompute_granularity="selective", recompute_modules=["mlp", "moe"])
+    assert "model.recompute_modules naming mlp and moe" in problem
 
 
 def test_swapped_bytes_are_counted_for_each_step() -> None:
@@ -55,7 +71,7 @@ def test_swapped_bytes_are_counted_for_each_step() -> None:
 
 def test_its_panel_names_the_metric_that_it_gives() -> None:
     plugin = SwapAttention(SwapAttentionConfig())
-    (panel,) = plugin.ascend_report()
+    panels = plugin.ascend_report()
     ((group, read),) = plugin.ascend_metrics().items()
     logged = {f"{group}/{name}" for name in read(context=None)}  # type: ignore[arg-type]
-    assert set(panel.metrics) == logged
+    assert {name for panel in panels for name in panel.metrics} == logged
