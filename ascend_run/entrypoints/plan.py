@@ -33,6 +33,8 @@ def command(
     platform: str | None,
     task: str | None,
     overrides: Sequence[str],
+    level: int | None,
+    disable: Sequence[str],
     nproc: int | None,
     nnodes: int,
     everything: bool,
@@ -46,7 +48,7 @@ def command(
     from .planning import prepare_raw, request
 
     own = [] if nproc is None else [f"run.nproc={nproc}"]
-    raw = request(file, [*overrides, *own], enable, platform, task)
+    raw = request(file, [*overrides, *own], enable, platform, task, level, disable)
     prepared = prepare_raw(raw, raw.nproc * nnodes)
     if as_json:
         click.echo(json.dumps(prepared.plan, indent=2))
@@ -58,6 +60,9 @@ def _page(prepared: Prepared, everything: bool) -> Iterator[str]:
     plan = prepared.plan
     yield "plugins, innermost first"
     yield from _indented(_plugins(plan))
+    if "level" in plan:
+        yield ""
+        yield from _level(plan["level"])
     yield ""
     yield "hooks, in the order in which a run reaches them"
     yield from _indented(_hooks(plan))
@@ -85,6 +90,13 @@ def _plugins(plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"note: '{name}' changes nothing in this run, as {condition}"
 
 
+def _level(bundle: Mapping[str, Any]) -> Iterator[str]:
+    members = ", ".join(bundle["members"]) or "nothing"
+    yield f"level {bundle['level']} adds {members}"
+    if bundle["left_out"]:
+        yield from _indented(table(("left out", "why"), bundle["left_out"].items()))
+
+
 def _hooks(plan: Mapping[str, Any]) -> Iterator[str]:
     rows = [(h["hook"], h["kind"], ", ".join(h["owners"]), h["why"]) for h in plan["hooks"]]
     yield from table(("hook", "kind", "owners", "why"), rows)
@@ -100,6 +112,7 @@ def _layout(plan: Mapping[str, Any]) -> Iterator[str]:
     if layout["expert_axes"]["ep"] > 1 or layout["expert_axes"]["expt_tp"] > 1:
         yield f"  experts: {expert}"
     yield from _indented(_drawing(plan))
+    yield from _indented(_stages(layout["stages"]))
     for name, groups in layout["groups"].items():
         if any(len(ranks) > 1 for ranks in groups):
             yield f"  {name} groups: {_groups(groups)}"
@@ -120,6 +133,15 @@ def _drawing(plan: Mapping[str, Any]) -> Iterator[str]:
             for replica in range(axes["dp"])
         ]
         yield from table(header, rows)
+
+
+def _stages(stages: Sequence[Sequence[Sequence[int]]]) -> Iterator[str]:
+    """A line a pipeline rank: the layers of each of its chunks."""
+    if len(stages) == 1:
+        return
+    for rank, chunks in enumerate(stages):
+        shown = [f"{layers[0]} to {layers[-1]}" if layers else "none" for layers in chunks]
+        yield f"pp {rank} holds layers {', then '.join(shown)}"
 
 
 def _groups(groups: Sequence[Sequence[int]]) -> str:

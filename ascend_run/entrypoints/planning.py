@@ -24,11 +24,13 @@ from ascend_run.plugin_api.errors import (
 )
 from ascend_run.plugin_api.layout import Layout
 from ascend_run.registry.discovery import Catalogue, discover
-from ascend_run.registry.explanation import check_hooks
+from ascend_run.registry.explanation import check_hooks, idle
 from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.lock import plugin_lock
 from ascend_run.registry.resolution import Resolution, check_conditions, resolve
 
+from .levels import Bundle, choose_members, without_disabled
+from .levels import Trial as LevelTrial
 from .plan_data import plan_data
 
 
@@ -60,6 +62,8 @@ def prepare(
     platform: str | None = None,
     task: str | None = None,
     world_size: int | None = None,
+    level: int | None = None,
+    disable: Sequence[str] = (),
 ) -> Prepared:
     """Read, resolve, check and plan a run.
 
@@ -67,12 +71,15 @@ def prepare(
         enable: Features in place of the file's; None leaves the file's. So for ``platform`` and
             ``task``.
         world_size: Ranks; None is ``run.nproc``.
+        level: Our own features up to this level too, those of them that can run.
+        disable: Features to leave out of the file's and of the level's.
 
     Raises:
         AscendRunError: All that is wrong at the first stage at which something is: reading,
             plugins, values, and how everything fits together.
     """
-    return prepare_raw(request(file, overrides, enable, platform, task), world_size)
+    asked = request(file, overrides, enable, platform, task, level, disable)
+    return prepare_raw(asked, world_size)
 
 
 def request(
@@ -81,6 +88,8 @@ def request(
     enable: Sequence[str] | None,
     platform: str | None,
     task: str | None,
+    level: int | None = None,
+    disable: Sequence[str] = (),
 ) -> RawConfig:
     """What a command line asks for, on top of its file.
 
@@ -88,7 +97,8 @@ def request(
         ConfigError: The file cannot be read, or an override is none.
     """
     chosen = {"enable": None if enable is None else [*enable], "platform": platform, "task": task}
-    return read_raw(file, overrides).replacing(COMMAND_LINE, **chosen)
+    raw = read_raw(file, overrides).replacing(COMMAND_LINE, **chosen)
+    return attrs.evolve(raw, level=level, disable=tuple(disable))
 
 
 def prepare_raw(
@@ -100,21 +110,64 @@ def prepare_raw(
         catalogue: Plugins to choose from; None is all that are installed.
     """
     known = discover() if catalogue is None else catalogue
+    raw, bundle = _with_level(raw, known, world_size)
+    prospect = _prospect(raw, known, world_size)
+    if problems := prospect.problems():
+        raise ConfigError("this run cannot start", problems)
+    resolution, resolved, layout = prospect.resolution, prospect.resolved, prospect.layout
+    plan = plan_data(resolution, known, resolved, layout, prospect.hooks)
+    return Prepared(
+        resolved=resolved,
+        resolution=resolution,
+        layout=layout,
+        plan=plan if bundle is None else bundle.told_in(plan),
+        lock=plugin_lock(resolution, known),
+    )
+
+
+@attrs.frozen
+class _Prospect:
+    """A run whose plugins and values are known, and not yet whether they go together."""
+
+    resolution: Resolution
+    resolved: ResolvedConfig
+    layout: Layout
+    hooks: Hooks
+
+    def problems(self) -> list[str]:
+        return _misfits(self.resolved.config, self.layout, self.resolution, self.hooks)
+
+
+def _prospect(raw: RawConfig, known: Catalogue, world_size: int | None) -> _Prospect:
     resolution = _resolve(raw, known)
     check_hooks(resolution.order)
     resolved = _build_config(raw, resolution)
     config = resolved.config
     layout = layout_of(config, config.run.nproc if world_size is None else world_size)
-    hooks = Hooks(instances(resolution, config))
-    if problems := _misfits(config, layout, resolution, hooks):
-        raise ConfigError("this run cannot start", problems)
-    return Prepared(
-        resolved=resolved,
-        resolution=resolution,
-        layout=layout,
-        plan=plan_data(resolution, known, resolved, layout, hooks),
-        lock=plugin_lock(resolution, known),
-    )
+    return _Prospect(resolution, resolved, layout, Hooks(instances(resolution, config)))
+
+
+def _with_level(
+    raw: RawConfig, known: Catalogue, world_size: int | None
+) -> tuple[RawConfig, Bundle | None]:
+    """The run with the features that ``--level`` and ``--disable`` come to."""
+    if raw.level is None and not raw.disable:
+        return raw, None
+    enabled = without_disabled(raw, known)
+
+    def attempt(features: Sequence[str]) -> LevelTrial:
+        try:
+            tried = _prospect(raw.replacing(COMMAND_LINE, enable=[*features]), known, world_size)
+            unused = idle(tried.resolution, tried.resolved.config)
+            return LevelTrial(problems=frozenset(tried.problems()), idle=unused)
+        except AscendRunError as error:
+            return LevelTrial(problems=frozenset(error.problems or [error.headline]))
+
+    if raw.level is None:
+        return raw.replacing(f"{COMMAND_LINE}, --disable", enable=enabled), None
+    bundle = choose_members(raw.level, enabled, raw.disable, known, attempt)
+    origin = f"{COMMAND_LINE}, --level {raw.level}"
+    return raw.replacing(origin, enable=[*enabled, *bundle.members]), bundle
 
 
 def instances(resolution: Resolution, config: RunConfig) -> list[Any]:

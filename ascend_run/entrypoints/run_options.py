@@ -67,8 +67,14 @@ def _split(
     return tuple(dict.fromkeys(name for name in names if name))
 
 
+def _split_all(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[str, ...]:
+    """As ``_split``; none where the option was not given."""
+    return _split(ctx, param, given) or ()
+
+
 def run_options(command: F) -> F:
-    """Give a command ``file``, ``enable``, ``platform``, ``task`` and ``overrides``."""
+    """Give a command ``file``, ``enable``, ``level``, ``disable``, ``platform``, ``task`` and
+    ``overrides``."""
     decorators = [
         click.option(
             "--config",
@@ -84,6 +90,19 @@ def run_options(command: F) -> F:
             callback=_split,
             shell_complete=complete_feature_list,
             help="Feature plugins, in any order; in place of the file's 'enable'.",
+        ),
+        click.option(
+            "--level",
+            type=click.IntRange(min=0, max=2),
+            help="Also the built-in features up to this level that can run; see: plan.",
+        ),
+        click.option(
+            "--disable",
+            multiple=True,
+            metavar="NAME,NAME",
+            callback=_split_all,
+            shell_complete=complete_feature_list,
+            help="Features to leave out of the level's, and of the file's 'enable'.",
         ),
         click.option(
             "--platform",

@@ -52,6 +52,8 @@ def command(
     platform: str | None,
     task: str | None,
     overrides: Sequence[str],
+    level: int | None,
+    disable: Sequence[str],
     print_config: bool,
     nproc: int | None,
     nnodes: int | None,
@@ -76,6 +78,8 @@ def command(
         "enable": None if enable is None else [*enable],
         "platform": platform,
         "task": task,
+        "level": level,
+        "disable": [*disable],
     }
     raw = _raw_config(request)
     options = LaunchOptions(
@@ -114,12 +118,15 @@ def run_rank(request: Mapping[str, Any]) -> None:
 
 
 def _raw_config(request: Mapping[str, Any]) -> RawConfig:
+    import attrs
+
     from ascend_run.core.config.raw import COMMAND_LINE
     from ascend_run.core.config.reading import read_raw
 
     file = None if request["file"] is None else Path(request["file"])
     chosen = {name: request[name] for name in ("enable", "platform", "task")}
-    return read_raw(file, request["overrides"]).replacing(COMMAND_LINE, **chosen)
+    raw = read_raw(file, request["overrides"]).replacing(COMMAND_LINE, **chosen)
+    return attrs.evolve(raw, level=request["level"], disable=tuple(request["disable"]))
 
 
 def _place(environment: Mapping[str, str], starts_own: bool) -> RankEnvironment | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -14,6 +14,8 @@ from ascend_run.plugin_api.hook_points import HookPoint, hook_points
 from .hooks import hook_problems, implementations
 from .kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from .resolution import Resolution
+
+BY_NAME: Final = "enabled by name"
 
 
 @attrs.frozen
@@ -61,7 +63,7 @@ def explain_plugin(plugin: Plugin, resolution: Resolution) -> str:
     manifest = plugin.manifest
     kind = kind_of(manifest)
     named = f"the {kind} of the run ({CHOSEN_WITH[kind]})"
-    reason = "enabled by name" if kind is Kind.FEATURE else named
+    reason = BY_NAME if kind is Kind.FEATURE else named
     declared = resolution.inner[manifest.name]
     inner = [f"{why} {other}" for other, why in sorted(declared.items())]
     if inner:

@@ -75,6 +75,10 @@ class RawConfig:
     """``model.num_layers`` -> what was given."""
     problems: Sequence[str] = ()
     """What is wrong with the shape of what was written; told with the values' own problems."""
+    level: int | None = None
+    """``--level``: features up to this level come too."""
+    disable: tuple[str, ...] = ()
+    """``--disable``: features that do not come."""
 
     @property
     def enable(self) -> tuple[str, ...]:
