@@ -1,0 +1,141 @@
+"""Write docs/compatibility.md: which features run together, and on which platform.
+
+python tools/compatibility.py            # writes
+python tools/compatibility.py --check    # exits 1 where the page is not the one in the file
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import click
+
+from ascend_run.plugin_api import Condition, Support
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind, Plugin, kind_of
+from ascend_run.registry.pairs import exclusion
+
+PAGE = Path(__file__).parent.parent / "docs/compatibility.md"
+
+_HEAD = """\
+# Compatibility
+
+Which features of ours run together, and on which platform. This page is written by
+`tools/compatibility.py` from the manifests that runs are resolved by. Every pair that it allows, of
+features that keep the result of the model, is run by the test suite and held against the run
+without them.
+
+What depends on a run's settings (sizes that must divide, options that go together) is on each
+plugin's page, and is refused before anything starts.
+"""
+
+
+def page(features: Sequence[Plugin], platforms: Sequence[Plugin]) -> str:
+    """The whole page.
+
+    Args:
+        features: In the order of the rows.
+    """
+    lines = [
+        *_HEAD.splitlines(),
+        "",
+        "## Features together",
+        "",
+        *_matrix(features),
+        "",
+        *_exclusions(features),
+        *_requirements(features),
+        "## Features on platforms",
+        "",
+        *_platforms(features, platforms),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _matrix(features: Sequence[Plugin]) -> Iterator[str]:
+    names = [feature.manifest.name for feature in features]
+    yield _row("", names)
+    yield _row("---", ["---"] * len(names))
+    for feature in features:
+        cells = [
+            "" if other is feature else ("no" if exclusion(feature, other) else "yes")
+            for other in features
+        ]
+        yield _row(f"[{feature.manifest.name}](plugins/{feature.manifest.name}.md)", cells)
+
+
+def _exclusions(features: Sequence[Plugin]) -> Iterator[str]:
+    pairs = [(*pair, exclusion(*pair)) for pair in combinations(features, 2)]
+    forbidden = [(first, second, why) for first, second, why in pairs if why]
+    if not forbidden:
+        return
+    yield "Pairs that are refused, with the reason and the way out:"
+    yield ""
+    for first, second, why in forbidden:
+        yield f"- **{first.manifest.name}** and **{second.manifest.name}**: {why}."
+    yield ""
+
+
+def _requirements(features: Sequence[Plugin]) -> Iterator[str]:
+    needs = [
+        (feature.manifest.name, requirement)
+        for feature in features
+        for requirement in feature.manifest.requires
+    ]
+    if not needs:
+        return
+    yield "## What features require"
+    yield ""
+    for name, requirement in needs:
+        if isinstance(requirement, Condition):
+            notes = "".join(f"; {note}" for note in (requirement.why, requirement.fix) if note)
+            yield f"- **{name}**: `{requirement}`{notes}."
+        else:
+            yield f"- **{name}**: the plugin **{requirement}**."
+    yield ""
+
+
+def _platforms(features: Sequence[Plugin], platforms: Sequence[Plugin]) -> Iterator[str]:
+    names = sorted(platform.manifest.name for platform in platforms)
+    yield _row("", names)
+    yield _row("---", ["---"] * len(names))
+    for feature in features:
+        supported = feature.manifest.platforms
+        cells = [str(supported.get(name, Support.REFUSED)) for name in names]
+        yield _row(feature.manifest.name, cells)
+
+
+def _row(first: str, cells: Sequence[str]) -> str:
+    return f"| {' | '.join([first, *cells])} |".replace("|  |", "| |")
+
+
+def installed() -> tuple[list[Plugin], list[Plugin]]:
+    """Features and platforms of ours, by canonical name."""
+    catalogue = discover()
+    loaded = catalogue.load(name for name, found in catalogue.items() if found.first_party)
+    ours = {plugin.manifest.name: plugin for plugin in loaded.values()}
+    return tuple(
+        [ours[name] for name in sorted(ours) if kind_of(ours[name].manifest) is kind]
+        for kind in (Kind.FEATURE, Kind.PLATFORM)
+    )  # type: ignore[return-value]
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 where the page is old.")
+@click.argument("target", type=click.Path(path_type=Path), default=PAGE)
+def command(check: bool, target: Path) -> None:
+    """Write the page of compatibility."""
+    new = page(*installed())
+    if check:
+        old = target.read_text(encoding="utf-8") if target.exists() else ""
+        if new != old:
+            click.echo(f"{target}: it is old; run tools/compatibility.py", err=True)
+        sys.exit(int(new != old))
+    target.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    command()
