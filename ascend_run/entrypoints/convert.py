@@ -58,7 +58,7 @@ def command(
     source: Path,
     target: Path,
 ) -> None:
-    """Write a checkpoint in Hugging Face's form, or a Hugging Face folder as a checkpoint.
+    """Write a checkpoint in Hugging Face's form, or back.
 
     \b
     ascend-run convert --to-hf runs/demo exported

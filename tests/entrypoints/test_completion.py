@@ -41,19 +41,19 @@ def test_the_first_word_completes_to_options_of_training() -> None:
 
 @pytest.mark.parametrize("command", [[], ["train"], ["plan"]], ids=str)
 def test_features_complete_and_nothing_else_does(install: Install, command: list[str]) -> None:
-    offer(install, "ring")
+    offer(install, "relay")
 
     found = completions([*command, "--enable"], "")
 
-    assert "ring" in found
+    assert "relay" in found
     assert not {"cpu", "pretrain", "llama"} & found
 
 
 def test_a_list_of_features_completes_its_last_word_without_repeating(install: Install) -> None:
-    offer(install, "ring")
-    offer(install, "rinse")
+    offer(install, "relay")
+    offer(install, "relic")
 
-    assert completions(["plan", "--enable"], "ring,ri") == {"ring,rinse"}
+    assert completions(["plan", "--enable"], "relay,rel") == {"relay,relic"}
 
 
 def test_platforms_and_tasks_complete() -> None:
@@ -63,10 +63,10 @@ def test_platforms_and_tasks_complete() -> None:
 
 def test_names_of_other_packages_complete_without_running_them(install: Install) -> None:
     folder = offer(
-        install, "ring", "from pathlib import Path\nPath(__file__).with_name('ran').touch()"
+        install, "relay", "from pathlib import Path\nPath(__file__).with_name('ran').touch()"
     )
 
-    assert completions(["plugins", "show"], "ri") == {"ring"}
+    assert completions(["plugins", "show"], "rel") == {"relay"}
     assert not (folder / "ran").exists()
 
 

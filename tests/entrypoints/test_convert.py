@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from ascend_run.core.checkpoint import FileStore
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import ShardPiece
 from tests.support.family_checks import stored
+from tests.support.tokens import write_tokens
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,
@@ -36,7 +39,7 @@ def llama(**changes: Any) -> Any:
 def mixtral() -> Any:
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=3))
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4))
 
 
 def gpt2() -> Any:
@@ -149,6 +152,47 @@ def test_what_was_written_is_told_as_json(
         "tensors": 15,
         "bytes": size,
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("llama", "tensor_model_parallel_size"),
+        ("gpt2", "tensor_model_parallel_size"),
+        ("mixtral", "expert_model_parallel_size"),
+    ],
+)
+def test_a_run_on_two_ranks_exports_the_model_that_it_holds(
+    kind: str, layout: str, tmp_path: Path
+) -> None:
+    """It starts from a folder, and its learning rate is 0."""
+    theirs, dataset = save(kind, tmp_path / "theirs"), write_tokens(tmp_path / "data", 37)
+    words = (
+        f"model.family={kind}",
+        f"model.hf_path={theirs}",
+        f"data.train={dataset}",
+        "data.seq_length=16",
+        f"run.output_dir={tmp_path}/run",
+        f"parallel.{layout}=2",
+        "train.precision=fp32",
+        "train.train_iters=1",
+        "train.global_batch_size=2",
+        "optimizer.lr=0",
+        "checkpoint.save_interval=1",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "ascend_run", "--nproc", "2", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    shutil.move(theirs, tmp_path / "moved")  # which the run's config still names
+    assert convert("--to-hf", tmp_path / "run", tmp_path / "out") == 0
+    want, got = stored(tmp_path / "moved"), stored(tmp_path / "out")
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 # -- bad input --------------------------------------------------------------------------------
