@@ -107,11 +107,9 @@ class _Work:
 
     def gradients(self) -> RankOutcome:
         """Loss and gradients of the first global batch, in the trial's dtype."""
-        from megatron.core.distributed import finalize_model_grads
-
         from ascend_run.core.model.build import build_model
         from ascend_run.core.train.data_parallel import wrap_data_parallel
-        from ascend_run.core.train.step import ForwardBackward
+        from ascend_run.core.train.step import ForwardBackward, connect_schedule
 
         bundle = build_model(
             self.config,
@@ -125,9 +123,9 @@ class _Work:
         wrap_data_parallel(
             bundle, self.config, self.hooks, self.context.groups, self.plan.num_micro_batches
         )
-        bundle.transformer_config.finalize_model_grads_func = finalize_model_grads
-        bundle.transformer_config.no_sync_func = bundle.chunks[0].no_sync
+        connect_schedule(bundle)
         forward_backward = ForwardBackward(self.context, self.task, self.hooks, self.role)
+        forward_backward.force_all_reduce = True  # or a rank would hold a part of the gradient
         self.hooks.event("ascend_before_step")(context=self.context)
         with self.counts.watch():
             loss, _ = forward_backward(self._batches(1), self.plan.num_micro_batches)
@@ -136,6 +134,7 @@ class _Work:
     def train(self) -> RankOutcome:
         """Losses of the steps, and the weights after them."""
         from ascend_run.core.run import build_models
+        from ascend_run.core.train.data_parallel import gather_parameters
         from ascend_run.core.train.step import TrainStep
 
         build_models(self.task, self.hooks, self.context, self.plan.num_micro_batches)
@@ -158,6 +157,7 @@ class _Work:
             after(context=self.context)
             losses.append(result.loss)
             norms.append(float("nan") if result.grad_norm is None else result.grad_norm)
+        gather_parameters(self.context.models[self.role])
         return self._outcome(losses, norms, torch.Tensor.detach)
 
     def _batches(self, num_global_batches: int) -> Iterator[c.Batch]:

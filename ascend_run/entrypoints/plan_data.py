@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from ascend_run.core.config.loading import ResolvedConfig
+from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import ReportPanel
 from ascend_run.plugin_api.layout import Layout
@@ -69,6 +70,7 @@ def plan_data(
             "axes": layout.dense_axes,
             "expert_axes": layout.expert_axes,
             "groups": _axis_groups(layout) | own_groups,
+            "stages": [[[*layers] for layers in chunks] for chunks in stage_layers(config)],
         },
         "ranks": _ranks(layout),
         "process_groups": [*own_groups],
@@ -84,7 +86,7 @@ def plan_data(
 def chosen_values(
     resolved: ResolvedConfig, *, everything: bool = False
 ) -> Iterator[tuple[str, Any, str]]:
-    """(key, value, origin) of every value that somebody chose, or of all.
+    """(key, value, origin) of every value that was set, or of all.
 
     Fields of Megatron that cannot be chosen have a default and no value.
     """
@@ -143,7 +145,7 @@ def _ranks(layout: Layout) -> list[dict[str, int]]:
 
 
 def _versions() -> dict[str, str]:
-    """What a run stands on, from the metadata of what is installed."""
+    """The versions that a run uses, from the metadata of what is installed."""
     distributions = ("ascend-run", "torch", "megatron-core")
     found = {"python": platform.python_version()}
     for name in distributions:

@@ -134,6 +134,25 @@ class TrainSection:
 
 
 @attrs.frozen(kw_only=True)
+class DdpSection:
+    """``[ddp]``: gradient reduction, and who holds the optimizer's state; names of Megatron's
+    DistributedDataParallelConfig."""
+
+    use_distributed_optimizer: bool = False
+    """Spread the optimizer's state over the data-parallel ranks: each steps its share of the
+    parameters, and they gather the rest."""
+    overlap_grad_reduce: bool = False
+    """Reduce the gradients of a bucket of parameters while backward goes on."""
+    overlap_param_gather: bool = False
+    """Gather the parameters of a bucket while the next forward runs."""
+    bucket_size: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_positive)
+    )
+    """What is reduced at once where it overlaps; default: 40 million, or a million for each
+    data-parallel rank if that is more. Unit: parameters."""
+
+
+@attrs.frozen(kw_only=True)
 class OptimizerSection:
     """``[optimizer]``: Megatron's names; AdamW, arXiv:1711.05101."""
 
@@ -200,6 +219,7 @@ class RunConfig:
     parallel: FieldSection
     data: DataSection = attrs.field(factory=DataSection)
     train: TrainSection = attrs.field(factory=TrainSection)
+    ddp: DdpSection = attrs.field(factory=DdpSection)
     optimizer: OptimizerSection = attrs.field(factory=OptimizerSection)
     checkpoint: CheckpointSection = attrs.field(factory=CheckpointSection)
     plugins: Mapping[str, Any] = attrs.field(factory=dict, converter=FrozenMapping)

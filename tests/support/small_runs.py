@@ -81,11 +81,12 @@ def standing_model(
 def initial_weights(values: Values) -> RankOutcome:
     """A job for the pool: this rank's pieces of an untrained model."""
     from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+    from ascend_run.core.model.build import build_model
 
-    with standing_model(values, torch.float32) as model:
-        vocabulary = values["model.vocab_size"]
-        pieces = model_pieces(sharded_tensors([model], vocab_size=vocabulary), prefix="model")
-        return outcome_of(pieces)
+    with standing_rank(values) as (hooks, context):
+        bundle = build_model(context.config, hooks, context.groups, context.device)
+        tensors = sharded_tensors(bundle.chunks, vocab_size=values["model.vocab_size"])
+        return outcome_of(model_pieces(tensors, prefix="model"))
 
 
 def outcome_of(pieces: Sequence[c.ShardPiece]) -> RankOutcome:

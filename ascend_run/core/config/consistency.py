@@ -17,6 +17,7 @@ def consistency_problems(config: RunConfig) -> list[str]:
         *_experts(config),
         *_router(config),
         *_recompute(config),
+        *_gradients(config),
         *_schedule(config),
         *_data(config),
     ]
@@ -140,6 +141,18 @@ def _recompute(config: RunConfig) -> Iterator[str]:
             "model.distribute_saved_activations=true does not go with "
             "parallel.sequence_parallel=true; leave it out"
         )
+
+
+def _gradients(config: RunConfig) -> Iterator[str]:
+    ddp = config.ddp
+    needs = {
+        "overlap_param_gather": ("use_distributed_optimizer", "overlap_grad_reduce"),
+        "bucket_size": ("overlap_grad_reduce",),
+    }
+    for name, others in needs.items():
+        missing = [f"ddp.{other}=true" for other in others if not getattr(ddp, other)]
+        if getattr(ddp, name) and missing:
+            yield f"ddp.{name}={show(getattr(ddp, name))} needs {' and '.join(missing)}"
 
 
 def _schedule(config: RunConfig) -> Iterator[str]:

@@ -24,7 +24,7 @@ def layout_of(config: RunConfig, world_size: int, rank: int = 0) -> Layout:
         cp=parallel.context_parallel_size,
         ep=parallel.expert_model_parallel_size,
         expt_tp=parallel.expert_tensor_parallel_size or 1,
-        vpp=parallel.virtual_pipeline_model_parallel_size,
+        vpp=virtual_size(config),
     )
 
 
@@ -52,7 +52,8 @@ def layout_problems(
         *_tensor_parallel(config, layout),
         *_experts(config, layout),
         *_sequence(config, layout, sequence_multiple),
-        *_layers(config, layout),
+        *stage_problems(config),
+        *_overlapped_stages(config, layout),
         *_batch(config, layout),
     ]
 
@@ -109,6 +110,21 @@ def _experts(config: RunConfig, layout: Layout) -> Iterator[str]:
             f"model.num_moe_experts={experts} cannot be split over "
             f"parallel.expert_model_parallel_size={ep}; use {one_of(divisors(experts))}"
         )
+    if experts is None and layout.expt_tp > 1:
+        yield (
+            f"parallel.expert_tensor_parallel_size={layout.expt_tp} needs experts; set "
+            "model.num_moe_experts, or use 1"
+        )
+    elif experts is not None:
+        for name in ("moe_ffn_hidden_size", "ffn_hidden_size"):
+            if (width := config.model[name]) is not None:
+                if width % layout.expt_tp:
+                    yield (
+                        f"model.{name}={width} cannot be split over "
+                        f"parallel.expert_tensor_parallel_size={layout.expt_tp}; use "
+                        f"{one_of(divisors(width))}"
+                    )
+                break
 
 
 def _sequence(config: RunConfig, layout: Layout, multiple: int | None) -> Iterator[str]:
@@ -131,13 +147,16 @@ def _sequence(config: RunConfig, layout: Layout, multiple: int | None) -> Iterat
         )
 
 
-def _layers(config: RunConfig, layout: Layout) -> Iterator[str]:
-    stages = layout.pp * (layout.vpp or 1)
-    if config.model.num_layers % stages:
+def _overlapped_stages(config: RunConfig, layout: Layout) -> Iterator[str]:
+    if not config.parallel.overlap_p2p_comm:
+        return
+    if layout.vpp is None:
         yield (
-            f"model.num_layers={config.model.num_layers} cannot be split over {stages} pipeline "
-            f"stages; use {one_of(divisors(config.model.num_layers))}"
+            "parallel.overlap_p2p_comm=true needs parallel.virtual_pipeline_model_parallel_size; "
+            "leave it out"
         )
+    elif config.parallel.batch_p2p_comm:
+        yield "parallel.overlap_p2p_comm=true needs parallel.batch_p2p_comm=false"
 
 
 def _batch(config: RunConfig, layout: Layout) -> Iterator[str]:
@@ -149,4 +168,30 @@ def _batch(config: RunConfig, layout: Layout) -> Iterator[str]:
             f"train.global_batch_size={config.train.global_batch_size} is not a multiple of "
             f"train.micro_batch_size={config.train.micro_batch_size} times {layout.dp} "
             f"data-parallel ranks; use {around(config.train.global_batch_size, unit)}"
+        )
+    elif layout.vpp is not None and layout.pp > 1:
+        yield from _interleaved(config, layout, unit)
+
+
+def _interleaved(config: RunConfig, layout: Layout, unit: int) -> Iterator[str]:
+    """What Megatron's interleaved schedule asks: it takes micro-batches in groups.
+
+    Args:
+        unit: Sequences of one micro-batch on all data-parallel ranks.
+    """
+    name = "parallel.microbatch_group_size_per_vp_stage"
+    chosen = config.parallel.microbatch_group_size_per_vp_stage
+    group, count = chosen or layout.pp, config.train.global_batch_size // unit
+    if group < layout.pp:
+        yield (
+            f"{name}={group} must be at least parallel.pipeline_model_parallel_size={layout.pp}; "
+            "leave it out, or use that"
+        )
+    elif count < group or 0 < count % group < layout.pp:
+        named = f"{name}={group}" if chosen else "parallel.pipeline_model_parallel_size"
+        yield (
+            f"train.global_batch_size={config.train.global_batch_size} makes {count} micro-batches "
+            f"on each rank, but a virtual pipeline takes them in groups of {named}"
+            f"{'' if chosen else f'={layout.pp}'}; use "
+            f"{around(config.train.global_batch_size, group * unit)}"
         )

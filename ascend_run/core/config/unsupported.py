@@ -13,7 +13,6 @@ from .megatron_fields import MegatronField
 from .value_types import show
 
 _PRECISION: Final = "it follows train.precision; set that"
-_PIPELINE: Final = "pipeline parallelism is not supported yet"
 _ENGINE: Final = "it needs Transformer Engine, which is not used here"
 _CUDA_GRAPHS: Final = "CUDA graphs are not supported yet"
 _LOW_PRECISION: Final = "fp8 and fp4 are not supported yet; set train.precision"
@@ -38,8 +37,6 @@ _NEVER: Final[Mapping[str, str]] = {
 """Refused whatever the value."""
 
 _DEFAULT_ONLY: Final[Mapping[str, str]] = {
-    "account_for_embedding_in_pipeline_split": _PIPELINE,
-    "account_for_loss_in_pipeline_split": _PIPELINE,
     "activation_func_clamp_value": _NOT_YET,
     "activation_func_fp8_input_store": _LOW_PRECISION,
     "apply_query_key_layer_scaling": _NOT_YET,
@@ -51,7 +48,7 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "cpu_offloading": _ENGINE,
     "cross_entropy_loss_fusion": "the loss kernel is a plugin's; see: ascend-run plugins",
     "cuda_graph_impl": _CUDA_GRAPHS,
-    "defer_embedding_wgrad_compute": _PIPELINE,
+    "defer_embedding_wgrad_compute": "it needs APEX, which is not used here",
     "delay_wgrad_compute": _ENGINE,
     "disable_parameter_transpose_cache": _ENGINE,
     "enable_cuda_graph": _CUDA_GRAPHS,
@@ -71,7 +68,6 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "masked_softmax_fusion": "the attention kernel is a plugin's; see: ascend-run plugins",
     "max_seqlen_per_dp_cp_rank": "the sequence exchange is a plugin's",
     "memory_efficient_layer_norm": "it needs APEX, which is not used here",
-    "microbatch_group_size_per_vp_stage": _PIPELINE,
     "moe_apply_probs_on_input": _NOT_YET,
     "moe_enable_deepep": "DeepEP is not used here",
     "moe_extended_tp": _DEPRECATED,
@@ -88,15 +84,11 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "mtp_standalone": _RUNTIME,
     "multi_latent_attention": _NOT_YET,
     "no_rope_freq": _NOT_YET,
-    "num_layers_in_first_pipeline_stage": _PIPELINE,
-    "num_layers_in_last_pipeline_stage": _PIPELINE,
+    "num_microbatches_with_partial_activation_checkpoints": _NOT_YET,
     "overlap_moe_expert_parallel_comm": _NOT_YET,
-    "overlap_p2p_comm": _PIPELINE,
-    "overlap_p2p_comm_warmup_flush": _PIPELINE,
+    "overlap_p2p_comm_warmup_flush": _NOT_YET,
     "perform_initialization": "our own initialisation is used",
     "persist_layer_norm": "it needs APEX, which is not used here",
-    "pipeline_model_parallel_layout": _PIPELINE,
-    "pipeline_model_parallel_size": _PIPELINE,
     "qk_clip": _NOT_YET,
     "softmax_type": _NOT_YET,
     "symmetric_ar_type": _ENGINE,
@@ -107,10 +99,9 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "use_inference_optimized_layers": "it is for inference",
     "use_kitchen": "it needs kitchen, which is not used here",
     "use_kitchen_attention": "it needs kitchen, which is not used here",
-    "use_ring_exchange_p2p": _PIPELINE,
+    "use_ring_exchange_p2p": "it needs a torch of its own, which is not used here",
     "use_te_activation_func": "a fused activation is the platform's operator, taken by itself",
     "use_te_rng_tracker": _ENGINE,
-    "virtual_pipeline_model_parallel_size": _PIPELINE,
     "window_attn_skip_freq": _NOT_YET,
 }
 """Refused at any value but the default."""
@@ -119,11 +110,7 @@ _LOW_PRECISION_PREFIXES: Final = ("fp8", "fp4")
 
 _CHOICES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "cross_entropy_fusion_impl": (("native",), _ENGINE),
-    "expert_tensor_parallel_size": (
-        (1,),
-        "tensor parallelism inside an expert is not supported yet",
-    ),
-    "moe_token_dispatcher_type": (("alltoall",), "only 'alltoall' runs on every platform"),
+    "moe_token_dispatcher_type": (("allgather", "alltoall"), "'flex' needs DeepEP"),
 }
 """Name -> the values that are supported, and why no other is."""
 
@@ -146,4 +133,5 @@ OWN_DEFAULTS: Final[Mapping[str, Any]] = {
     "expert_tensor_parallel_size": 1,
     "moe_token_dispatcher_type": "alltoall",
 }
-"""Where Megatron's own default is not supported."""
+"""Where ours is another than Megatron's: an expert is small, and is not cut unless asked for; of
+the dispatchers that need nothing else, the one that sends the least."""

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.pipeline_parallel.utils import (
+    is_pp_first_stage,
+    is_pp_last_stage,
+    is_vp_first_stage,
+    is_vp_last_stage,
+)
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -65,7 +71,7 @@ def build_model(
     role: str = "policy",
     dtype: torch.dtype | None = None,
 ) -> c.ModelBundle:
-    """This rank's part of a model, initialised and wrapped by every plugin.
+    """This rank's part of a model, each chunk initialised and wrapped by every plugin.
 
     Data parallelism comes around it later.
 
@@ -76,26 +82,33 @@ def build_model(
     asked = {"device": device, "groups": groups, "role": role}
     transformer_config = make_transformer_config(config, hooks, dtype, **asked)
     assembly = assemble(config, hooks, **asked)
-    chunk = _build_chunk(config, transformer_config, assembly)
-    chunk.to(device.torch_device)
-    initialize_weights(
-        chunk,
-        transformer_config,
-        seed=config.run.seed,
-        vocab_size=config.model.vocab_size,
-        groups=groups,
-    )
-    wrapped = wrap_modules(chunk, hooks, config=config, **asked)
-    return c.ModelBundle(role=role, chunks=[wrapped], transformer_config=transformer_config)
+    bundle = c.ModelBundle(role=role, chunks=[], transformer_config=transformer_config)
+    num_chunks = transformer_config.virtual_pipeline_model_parallel_size
+    for vp_stage in [None] if num_chunks is None else range(num_chunks):
+        chunk = _build_chunk(config, transformer_config, assembly, vp_stage)
+        chunk.to(device.torch_device)
+        initialize_weights(
+            chunk,
+            transformer_config,
+            seed=config.run.seed,
+            vocab_size=config.model.vocab_size,
+            groups=groups,
+        )
+        bundle.chunks.append(wrap_modules(chunk, hooks, config=config, **asked))
+    return bundle
 
 
 def _build_chunk(
-    config: RunConfig, transformer_config: TransformerConfig, assembly: Assembly
+    config: RunConfig,
+    transformer_config: TransformerConfig,
+    assembly: Assembly,
+    vp_stage: int | None,
 ) -> GPT:
+    """One virtual pipeline chunk of this rank, or with ``vp_stage`` None its whole stage."""
     groups, model = assembly.groups, config.model
-    pp_rank, pp_size = groups.pp.rank(), groups.pp.size()
-    num_layers = get_num_layers_to_build(transformer_config, pp_rank=pp_rank)
-    offset = get_transformer_layer_offset(transformer_config, pp_rank=pp_rank)
+    pp_rank, vp_size = groups.pp.rank(), transformer_config.virtual_pipeline_model_parallel_size
+    num_layers = get_num_layers_to_build(transformer_config, vp_stage, pp_rank)
+    offset = get_transformer_layer_offset(transformer_config, vp_stage, pp_rank)
     vocab = padded_vocab_size(
         model.vocab_size, model.make_vocab_size_divisible_by, groups.tp.size()
     )
@@ -107,8 +120,9 @@ def _build_chunk(
         ),
         vocab_size=vocab,
         max_sequence_length=model.max_position_embeddings or config.data.seq_length,
-        pre_process=pp_rank == 0,
-        post_process=pp_rank == pp_size - 1,
+        pre_process=is_pp_first_stage(groups.pp) and is_vp_first_stage(vp_stage, vp_size),
+        post_process=is_pp_last_stage(groups.pp) and is_vp_last_stage(vp_stage, vp_size),
+        vp_stage=vp_stage,
         share_embeddings_and_output_weights=model.share_embeddings_and_output_weights,
         pg_collection=groups,
         assembly=assembly,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_pg_rank, get_pg_size
@@ -58,7 +59,8 @@ class Experts(MegatronModule):
     """Stacked gated feed-forwards; the seam of Megatron's MoELayer.
 
     Parameters: ``fc1`` [X, 2F, H] (gate rows, then up rows; [X, F, H] where not gated) and
-    ``fc2`` [X, H, F].
+    ``fc2`` [X, H, F]. With tensor parallelism inside an expert F is this rank's part of the width:
+    the dispatcher gathers the ranks' tokens before, and adds their partial outputs after.
     """
 
     def __init__(
@@ -81,7 +83,8 @@ class Experts(MegatronModule):
             gated=config.gated_linear_unit,
             is_silu=assembly.activation == "silu",
         )
-        width = config.moe_ffn_hidden_size or config.ffn_hidden_size
+        tp_size = get_pg_size(pg_collection.expt_tp)
+        width = (config.moe_ffn_hidden_size or config.ffn_hidden_size) // tp_size
         rows = 2 * width if config.gated_linear_unit else width
         options = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
         self.fc1 = nn.Parameter(torch.empty(num_local_experts, rows, config.hidden_size, **options))
@@ -93,7 +96,9 @@ class Experts(MegatronModule):
             config.expert_model_parallel_size == 1
             and config.expert_tensor_parallel_size == config.tensor_model_parallel_size
         )
-        for parameter in (self.fc1, self.fc2):
+        for parameter, dim in ((self.fc1, 1), (self.fc2, 2)):
+            if tp_size > 1:
+                set_tensor_model_parallel_attributes(parameter, True, dim, 1)
             # False is Megatron's mark of a parameter whose gradient is reduced over the experts'
             # own data-parallel group.
             parameter.allreduce = as_dense  # type: ignore[attr-defined]
@@ -114,19 +119,38 @@ class Experts(MegatronModule):
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
-    ) -> dict[str, ShardedTensor]:
-        """The stacked tensors, cut along the experts."""
-        rank, size = get_pg_rank(self.groups.ep), get_pg_size(self.groups.ep)
-        replica = (0, 0, get_pg_rank(self.groups.expt_dp))
-        prepended = len(sharded_offsets)
-        return {
-            f"{prefix}{name}": ShardedTensor.from_rank_offsets(
-                f"{prefix}{name}",
-                parameter,
+    ) -> dict[str, ShardedTensor | ShardedTensorFactory]:
+        """The stacked tensors, cut along the experts and, inside an expert, along its width."""
+        groups, axis = self.groups, len(sharded_offsets)
+        experts = (axis, get_pg_rank(groups.ep), get_pg_size(groups.ep))
+        tp_rank, tp_size = get_pg_rank(groups.expt_tp), get_pg_size(groups.expt_tp)
+        replica = (0, 0, get_pg_rank(groups.expt_dp))
+
+        def cut(key: str, part: Tensor, width: tuple[int, int, int], replica: Any) -> ShardedTensor:
+            return ShardedTensor.from_rank_offsets(
+                key,
+                part,
                 *sharded_offsets,
-                (prepended, rank, size),
+                experts,
+                width,
                 replica_id=replica,
-                prepend_axis_num=prepended,
+                prepend_axis_num=axis,
             )
-            for name, parameter in (("fc1", self.fc1), ("fc2", self.fc2))
+
+        def halves(key: str, fc1: Tensor, replica: Any, _: Any) -> list[ShardedTensor]:
+            return [
+                cut(key, half, (axis + 1, place * tp_size + tp_rank, 2 * tp_size), replica)
+                for place, half in enumerate(fc1.chunk(2, dim=1))
+            ]
+
+        fc1, fc2 = f"{prefix}fc1", f"{prefix}fc2"
+        sharded: dict[str, ShardedTensor | ShardedTensorFactory] = {
+            fc1: cut(fc1, self.fc1, (axis + 1, tp_rank, tp_size), replica),
+            fc2: cut(fc2, self.fc2, (axis + 2, tp_rank, tp_size), replica),
         }
+        if tp_size > 1 and self.activation.gated:
+            # Of the gate's rows and of the up rows each rank holds a part.
+            sharded[fc1] = ShardedTensorFactory(
+                fc1, self.fc1, halves, lambda parts: torch.cat(parts, dim=1), replica
+            )
+        return sharded

@@ -33,6 +33,9 @@ class GPT(GPTModel):
         self, *, assembly: Assembly, rotary: RotaryTable | None, valid_rows: int, **kwargs: Any
     ) -> None:
         super().__init__(position_embedding_type="none" if rotary else "learned_absolute", **kwargs)
+        if self.pre_process and rotary is None:
+            # Megatron's is float32 whatever the model, and would widen all that comes after it.
+            self.embedding.position_embeddings.to(self.config.params_dtype)
         self.valid_rows = valid_rows
         self.layer_numbers = assembly.layer_numbers
         self.rotary = rotary
@@ -50,7 +53,11 @@ class GPT(GPTModel):
         **kwargs: Any,
     ) -> Tensor:
         """Token ids [B, S] -> on the last stage the masked loss sum (a scalar), or the logits
-        [B, S, V] where there are no labels; on the others the hidden state [S, B, H]."""
+        [B, S, V] where there are no labels; on the others the hidden state [S, B, H].
+
+        Any stage but the first reads the tokens' length only, and takes its hidden state from
+        ``set_input_tensor``.
+        """
         embedded = self.embedding(input_ids, position_ids) if self.pre_process else None
         hidden = self.decoder(
             hidden_states=embedded,
@@ -85,6 +92,10 @@ class GPT(GPTModel):
         return logits[..., : self.valid_rows]
 
     def _output_weight(self) -> Tensor:
+        # Whoever gathers parameters while forward runs waits in hooks on the module that holds
+        # them, and the loss takes this one's without calling it.
+        for hook in self.output_layer._forward_pre_hooks.values():
+            hook(self.output_layer, ())
         tied = self._tied_weight()
         weight = self.output_layer.weight if tied is None else tied
         return weight if self.valid_rows == weight.shape[0] else weight[: self.valid_rows]

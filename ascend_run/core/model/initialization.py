@@ -48,13 +48,17 @@ def initialize_weights(
         vocab_size: True size of the vocabulary; rows that pad it are zero.
     """
     layers = count_layers(model)
+    tied = model.share_embeddings_and_output_weights
     for name, parameter in named_parameters(model):
+        if tied and name == "output_layer.weight":
+            # The last pipeline stage's copy of what the first one holds.
+            name = "embedding.word_embeddings.weight"
         if name.endswith((".bias", "_bias")):
             parameter.zero_()
         elif "norm" in name:
             parameter.fill_(0.0 if config.layernorm_zero_centered_gamma else 1.0)
         elif name.endswith(("experts.fc1", "experts.fc2")):
-            _fill_experts(name, parameter, _std(name, config, layers), seed, groups)
+            _fill_experts(name, parameter, config, _std(name, config, layers), seed, groups)
         else:
             std = _std(name, config, layers)
             _fill_sharded(name, parameter, config, std, seed, vocab_size, groups)
@@ -76,10 +80,19 @@ def _draw(key: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
 
-def _fill_experts(name: str, parameter: Tensor, std: float, seed: int, groups: Any) -> None:
-    first = groups.ep.rank() * parameter.shape[0]
+def _fill_experts(
+    name: str, parameter: Tensor, config: TransformerConfig, std: float, seed: int, groups: Any
+) -> None:
+    first, tp_group = groups.ep.rank() * parameter.shape[0], groups.expt_tp
+    if name.endswith("fc2"):
+        dim, stride = 1, 1
+    else:
+        dim, stride = 0, 2 if config.gated_linear_unit else 1
     for local, expert in enumerate(parameter.unbind(0)):
-        expert.copy_(_draw(f"{name}/{first + local}", tuple(expert.shape), std, seed))
+        shape = list(expert.shape)
+        shape[dim] *= tp_group.size()
+        whole = _draw(f"{name}/{first + local}", tuple(shape), std, seed)
+        expert.copy_(_part(whole, dim, stride, tp_group))
 
 
 def _fill_sharded(
@@ -92,7 +105,7 @@ def _fill_sharded(
     groups: Any,
 ) -> None:
     """A dense parameter: whole, or this tensor-parallel rank's part of it."""
-    tp_rank, tp_size = groups.tp.rank(), groups.tp.size()
+    tp_size = groups.tp.size()
     split = bool(getattr(parameter, "tensor_model_parallel", False)) and tp_size > 1
     dim = getattr(parameter, "partition_dim", 0)
     shape = list(parameter.shape)
@@ -109,6 +122,11 @@ def _fill_sharded(
         stride = getattr(parameter, "partition_stride", 1)
         if "linear_fc1" in name and config.gated_linear_unit:
             stride = 2  # gate rows and up rows are split apart
-        parts = [block.chunk(tp_size, dim)[tp_rank] for block in whole.chunk(stride, dim)]
-        whole = torch.cat(parts, dim)
+        whole = _part(whole, dim, stride, groups.tp)
     parameter.copy_(whole)
+
+
+def _part(whole: Tensor, dim: int, stride: int, group: Any) -> Tensor:
+    """This rank's part of each of ``stride`` blocks along a dimension."""
+    parts = [block.chunk(group.size(), dim)[group.rank()] for block in whole.chunk(stride, dim)]
+    return torch.cat(parts, dim)

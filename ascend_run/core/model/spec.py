@@ -95,7 +95,11 @@ def layer_spec(config: TransformerConfig, assembly: Assembly, *, moe: bool) -> M
             mlp=(
                 moe_spec(config, assembly)
                 if moe
-                else ModuleSpec(module=MLP, submodules=mlp_submodules(config, assembly))
+                else ModuleSpec(
+                    module=MLP,
+                    params={"ffn_hidden_size": config.ffn_hidden_size},
+                    submodules=mlp_submodules(config, assembly),
+                )
             ),
             mlp_bda=get_bias_dropout_add,
         ),

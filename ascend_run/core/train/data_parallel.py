@@ -23,6 +23,7 @@ class LocalGradients(_BaseDataParallel):
 
     def __init__(self, config: Any, module: nn.Module) -> None:
         super().__init__(config=config, module=module)
+        self.ddp_config = DistributedDataParallelConfig()  # Megatron looks for FSDP in it
 
     def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
         """Nothing to wait for."""
@@ -45,13 +46,17 @@ def wrap_data_parallel(
     # Tensor-parallel ranks share gradients too: those of norms and of experts that are not spread.
     alone = groups.tp_dp_cp.size() == 1
     exact = _adds_exactly(config.train.precision, num_microbatches)
-    if builder is None and alone and exact:
+    options = config.ddp
+    plain = not (options.use_distributed_optimizer or options.overlap_grad_reduce)
+    if builder is None and alone and exact and plain:
         bundle.chunks = [LocalGradients(bundle.transformer_config, m) for m in bundle.chunks]
         return
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.train.precision != "fp32",
-        overlap_grad_reduce=False,
-        use_distributed_optimizer=False,
+        overlap_grad_reduce=options.overlap_grad_reduce,
+        overlap_param_gather=options.overlap_param_gather,
+        use_distributed_optimizer=options.use_distributed_optimizer,
+        bucket_size=options.bucket_size,
     )
     bundle.chunks = [
         (builder or DistributedDataParallel)(
@@ -62,6 +67,14 @@ def wrap_data_parallel(
         )
         for chunk in bundle.chunks
     ]
+
+
+def gather_parameters(bundle: c.ModelBundle) -> None:
+    """End what ``overlap_param_gather`` puts off to the next forward: after it every parameter is
+    whole on every rank that holds it. Called on all of them, before anybody reads weights."""
+    for chunk in bundle.chunks:
+        if getattr(chunk, "use_forward_hook", False):
+            chunk.start_param_sync(force_sync=True)
 
 
 def _adds_exactly(precision: str, num_microbatches: int) -> bool:

@@ -11,6 +11,7 @@ import attrs
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 
+from .data_parallel import gather_parameters
 from .readings import Readings
 from .step import TrainStep, evaluate
 
@@ -76,6 +77,8 @@ class Loop:
                 after_log(context=context, metrics=readings)
             self.recorder.step_done(context.step)
             paused = self.readings.pause()
+            if done:
+                gather_parameters(self.step.bundle)
             if done or _due(context.step, config.train.eval_interval):
                 self._evaluate()
             if self.save and (done or _due(context.step, config.checkpoint.save_interval)):
@@ -85,6 +88,7 @@ class Loop:
     def _evaluate(self) -> None:
         if self.validation_batches is None:
             return
+        gather_parameters(self.step.bundle)
         self.hooks.event("ascend_before_evaluation")(context=self.context)
         loss = evaluate(
             self.step.forward_backward,
@@ -96,6 +100,7 @@ class Loop:
         self.hooks.event("ascend_after_evaluation")(context=self.context, loss=loss)
 
     def _save(self, save: Callable[[], str]) -> None:
+        gather_parameters(self.step.bundle)
         path = save()
         self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)
 

@@ -74,17 +74,26 @@ class Readings:
 
     def _expert_readings(self) -> dict[str, Any]:
         """Each expert's share of the tokens since the last line, over all layers and ranks."""
-        if not self.routers:
+        num_experts = self.step.bundle.transformer_config.num_moe_experts
+        if num_experts is None:
             return {}
-        counts = torch.stack([router.take_counts() for router in self.routers]).sum(dim=0).double()
-        losses = [r.last_aux_loss for r in self.routers if r.last_aux_loss is not None]
-        aux = torch.stack(losses).double().mean() if losses else counts.new_zeros(())
-        summary = torch.cat((counts, aux.reshape(1)))
-        dist.all_reduce(summary, group=self.context.groups.tp_dp_cp)
-        counts = summary[:-1]
-        readings: dict[str, Any] = {"expert_load": (counts / counts.sum().clamp(min=1)).tolist()}
-        if losses:
+        groups, device = self.context.groups, self.context.device.torch_device
+        # Tokens of each expert; the losses of all routers; how many there are. A pipeline stage
+        # may have none.
+        summary = torch.zeros(num_experts + 2, dtype=torch.float64, device=device)
+        for router in self.routers:
+            summary[:num_experts] += router.take_counts()
+            if router.last_aux_loss is not None:
+                summary[num_experts:] += torch.stack(
+                    (router.last_aux_loss.double(), summary.new_ones(()))
+                )
+        for group in (groups.tp_dp_cp, groups.pp):
+            dist.all_reduce(summary, group=group)
+        *counts, aux_loss, num_losses = summary.tolist()
+        readings: dict[str, Any] = {}
+        if total := sum(counts):
+            readings["expert_load"] = [count / total for count in counts]
+        if num_losses:
             # Each rank of a sequence holds its part of the sum.
-            groups = self.context.groups
-            readings["aux_loss"] = float(summary[-1]) * groups.tp_cp.size() / groups.tp_dp_cp.size()
+            readings["aux_loss"] = aux_loss / num_losses * groups.tp_cp.size()
         return readings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.utils import get_pp_last_rank
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from torch import Tensor, nn
 
@@ -32,6 +35,21 @@ class StepResult:
     """Of this step's update, before the schedule moves on."""
 
 
+def connect_schedule(bundle: c.ModelBundle) -> None:
+    """Give Megatron's schedules what they look for in the TransformerConfig."""
+    config = bundle.transformer_config
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = bundle.optimizer.scale_loss if bundle.trains else None
+    no_sync = [chunk.no_sync for chunk in bundle.chunks]
+    config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    if config.virtual_pipeline_model_parallel_size and config.pipeline_model_parallel_size == 2:
+        # Each of two ranks is the other's next and previous one. A batch of messages tells them
+        # apart by their order alone, and Megatron's is not the same on both sides.
+        config.batch_p2p_comm = False
+    # Megatron keeps the last run's for the process, in whatever shape that was.
+    MoEAuxLossAutoScaler.main_loss_backward_scale = None
+
+
 class ForwardBackward:
     """Forward (and backward) over the micro-batches of one global batch, by Megatron's schedule."""
 
@@ -39,6 +57,13 @@ class ForwardBackward:
         self.context, self.task = context, task
         self.bundle = context.models[role]
         self.groups = context.groups
+        self.p2p = (
+            P2PCommunicator(self.groups.pp, self.bundle.transformer_config)
+            if self.groups.pp.size() > 1
+            else None
+        )
+        self.force_all_reduce = False
+        """Leave the whole gradient on every rank, where a distributed optimizer needs a part."""
         self.schedule = hooks.wrap(
             "ascend_schedule", get_forward_backward_func(), config=context.config
         )
@@ -51,20 +76,33 @@ class ForwardBackward:
         After it each gradient is that of the mean loss over the global batch.
         """
         config = self.context.config
+        # Every chunk reads every micro-batch, each at its own time.
+        once = itertools.islice(batches, num_microbatches)
         reports = self.schedule(
             forward_step_func=self._forward_step,
-            data_iterator=batches,
+            data_iterator=list(itertools.tee(once, len(self.bundle.chunks))),
             model=self.bundle.chunks,
             num_microbatches=num_microbatches,
             seq_length=config.data.seq_length,
             micro_batch_size=config.train.micro_batch_size,
             forward_only=forward_only,
             pg_collection=self.groups,
+            p2p_communicator=self.p2p,
+            force_all_reduce=self.force_all_reduce,
         )
-        total = torch.stack(reports).sum(dim=0)
-        dist.all_reduce(total, group=self.groups.dp_cp)
-        loss_sum, count = total.tolist()
+        loss_sum, count = self._total(reports).tolist()
         return loss_sum / max(count, 1.0), int(count)
+
+    def _total(self, reports: list[Tensor]) -> Tensor:
+        """[2]: the loss and the tokens over all ranks; only the last pipeline stage has reports."""
+        device = self.context.device.torch_device
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        if reports:
+            total += torch.stack(reports).sum(dim=0)
+            dist.all_reduce(total, group=self.groups.dp_cp)
+        if self.p2p is not None:
+            dist.broadcast(total, get_pp_last_rank(self.groups.pp), group=self.groups.pp)
+        return total
 
     def _forward_step(
         self, batches: Iterator[c.Batch], model: nn.Module
@@ -82,17 +120,7 @@ class TrainStep:
     def __init__(self, context: c.RunContext, task: c.Task, hooks: Hooks, role: str) -> None:
         self.bundle = context.models[role]
         self.forward_backward = ForwardBackward(context, task, hooks, role)
-        self._connect(self.bundle)
-
-    @staticmethod
-    def _connect(bundle: c.ModelBundle) -> None:
-        """What Megatron's schedules ask of the TransformerConfig."""
-        config = bundle.transformer_config
-        config.finalize_model_grads_func = finalize_model_grads
-        config.grad_scale_func = bundle.optimizer.scale_loss
-        config.no_sync_func = bundle.chunks[0].no_sync
-        # Megatron keeps the last run's for the process, in whatever shape that was.
-        MoEAuxLossAutoScaler.main_loss_backward_scale = None
+        connect_schedule(self.bundle)
 
     def __call__(self, batches: Iterator[c.Batch], num_microbatches: int) -> StepResult:
         for chunk in self.bundle.chunks:

@@ -32,6 +32,8 @@ _AXES: Final = {
     "cp": "parallel.context_parallel_size",
     "pp": "parallel.pipeline_model_parallel_size",
     "ep": "parallel.expert_model_parallel_size",
+    "vpp": "parallel.virtual_pipeline_model_parallel_size",
+    "expt_tp": "parallel.expert_tensor_parallel_size",
 }
 
 
@@ -59,7 +61,8 @@ class Case:
     model: str = "dense"
     """A key of ``models.MODELS``."""
     layout: Mapping[str, int] = attrs.field(factory=dict)
-    """Sizes of ``tp``, ``cp``, ``pp``, ``ep`` and ``dp``; what is not named is 1."""
+    """Sizes of ``tp``, ``cp``, ``pp``, ``vpp``, ``ep``, ``expt_tp`` and ``dp``; what is not named
+    is 1 (``vpp``: one chunk)."""
     config: Mapping[str, Any] = attrs.field(factory=dict)
     """More config keys, for the run with and the run without."""
     options: Mapping[str, Any] = attrs.field(factory=dict)

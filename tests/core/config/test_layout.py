@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,10 @@ from .runs import config_with
 TP = "parallel__tensor_model_parallel_size"
 CP = "parallel__context_parallel_size"
 EP = "parallel__expert_model_parallel_size"
+ETP = "parallel__expert_tensor_parallel_size"
+PP = "parallel__pipeline_model_parallel_size"
+VPP = "parallel__virtual_pipeline_model_parallel_size"
+GROUP = "parallel__microbatch_group_size_per_vp_stage"
 
 
 def test_the_layout_has_the_sizes_of_the_config() -> None:
@@ -156,6 +159,79 @@ def test_the_layout_has_the_sizes_of_the_config() -> None:
                 "data-parallel ranks; use 4 or 8"
             ),
         ),
+        (
+            2,
+            None,
+            {ETP: 2, "train__global_batch_size": 2},
+            (
+                "parallel.expert_tensor_parallel_size=2 needs experts; set "
+                "model.num_moe_experts, or use 1"
+            ),
+        ),
+        (
+            2,
+            None,
+            {
+                ETP: 2,
+                "model__num_moe_experts": 4,
+                "model__moe_ffn_hidden_size": 33,
+                "train__global_batch_size": 2,
+            },
+            (
+                "model.moe_ffn_hidden_size=33 cannot be split over "
+                "parallel.expert_tensor_parallel_size=2; use 1, 3, 11 or 33"
+            ),
+        ),
+        (
+            4,
+            None,
+            {PP: 2, VPP: 2, "model__num_layers": 4, "train__global_batch_size": 6},
+            (
+                "train.global_batch_size=6 makes 3 micro-batches on each rank, but a virtual "
+                "pipeline takes them in groups of parallel.pipeline_model_parallel_size=2; use "
+                "4 or 8"
+            ),
+        ),
+        (
+            2,
+            None,
+            {PP: 2, VPP: 2, GROUP: 4, "model__num_layers": 4, "train__global_batch_size": 9},
+            (
+                "train.global_batch_size=9 makes 9 micro-batches on each rank, but a virtual "
+                "pipeline takes them in groups of parallel.microbatch_group_size_per_vp_stage=4; "
+                "use 8 or 12"
+            ),
+        ),
+        (
+            2,
+            None,
+            {PP: 2, VPP: 2, GROUP: 1, "model__num_layers": 4, "train__global_batch_size": 4},
+            (
+                "parallel.microbatch_group_size_per_vp_stage=1 must be at least "
+                "parallel.pipeline_model_parallel_size=2; leave it out, or use that"
+            ),
+        ),
+        (
+            2,
+            None,
+            {PP: 2, "parallel__overlap_p2p_comm": True},
+            (
+                "parallel.overlap_p2p_comm=true needs "
+                "parallel.virtual_pipeline_model_parallel_size; leave it out"
+            ),
+        ),
+        (
+            2,
+            None,
+            {
+                PP: 2,
+                VPP: 2,
+                "model__num_layers": 4,
+                "train__global_batch_size": 2,
+                "parallel__overlap_p2p_comm": True,
+            },
+            "parallel.overlap_p2p_comm=true needs parallel.batch_p2p_comm=false",
+        ),
     ],
 )
 def test_what_does_not_divide_is_told_with_the_values_that_would(
@@ -164,14 +240,6 @@ def test_what_does_not_divide_is_told_with_the_values_that_would(
     config = config_with(**values)
     problems = layout_problems(config, layout_of(config, world_size), sequence_multiple=multiple)
     assert problems == [problem]
-
-
-def test_pipeline_stages_must_share_the_layers_evenly() -> None:
-    config = config_with(model__num_layers=6)
-    layout = attrs.evolve(layout_of(config, 4), pp=4)
-    assert layout_problems(config, layout) == [
-        "model.num_layers=6 cannot be split over 4 pipeline stages; use 1, 2, 3 or 6"
-    ]
 
 
 def test_everything_is_told_in_one_refusal() -> None:

@@ -141,12 +141,12 @@ x = 1
         "plugins.gmm.x: 'gmm' is not enabled; add it: --enable swap,gmm (bad.toml:22)",
         (
             "run: unknown section 'run'; there are enable, platform, task, run, model, parallel, "
-            "data, train, optimizer, checkpoint, plugins (command line)"
+            "data, train, ddp, optimizer, checkpoint, plugins (command line)"
         ),
         "train.precsion: unknown option; did you mean train.precision? (command line)",
         (
             "foo.bar: unknown section 'foo'; there are enable, platform, task, run, model, parallel, "  # noqa: E501
-            "data, train, optimizer, checkpoint, plugins (command line)"
+            "data, train, ddp, optimizer, checkpoint, plugins (command line)"
         ),
         "model.vocab_size is missing; expected a whole number",
         "model.num_layers='3': expected a whole number (bad.toml:6)",
@@ -174,9 +174,8 @@ x = 1
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("parallel.pipeline_model_parallel_size=2", "pipeline parallelism is not supported yet"),
-        ("parallel.virtual_pipeline_model_parallel_size=2", "pipeline parallelism"),
-        ("parallel.expert_tensor_parallel_size=2", "inside an expert is not supported yet"),
+        ("parallel.use_ring_exchange_p2p=true", "a torch of its own"),
+        ("parallel.defer_embedding_wgrad_compute=true", "APEX"),
         ("model.fp4=e2m1", "fp8 and fp4 are not supported yet"),
         ("model.fp8_margin=3", "fp8 and fp4 are not supported yet"),
         ("parallel.tp_comm_overlap=true", "needs Transformer Engine"),
@@ -184,7 +183,7 @@ x = 1
         ("parallel.bf16=false", "it follows train.precision; set that"),
         ("model.attention_backend=flash", "the attention kernel is a plugin's"),
         ("parallel.timers=1", "it is a Python object"),
-        ("model.moe_token_dispatcher_type=flex", "only 'alltoall'"),
+        ("model.moe_token_dispatcher_type=flex", "'flex' needs DeepEP"),
         ("model.moe_grouped_gemm=true", "enable gmm"),
     ],
 )

@@ -21,6 +21,10 @@ SHARED_EXPERT = {**MOE, "model.moe_shared_expert_intermediate_size": 16}
 WIDE = {**DENSE, "model.normalization": "LayerNorm", "model.add_bias_linear": True}
 TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 EP = {"parallel.expert_model_parallel_size": 2}
+ETP = {"parallel.expert_tensor_parallel_size": 2}
+PP = {"parallel.pipeline_model_parallel_size": 2}
+VPP = {**PP, "parallel.virtual_pipeline_model_parallel_size": 2, "model.num_layers": 4}
+TIED = {"model.share_embeddings_and_output_weights": True}
 
 
 def whole(outcomes: list[RankOutcome]) -> Mapping[str, Tensor]:
@@ -38,8 +42,25 @@ def whole(outcomes: list[RankOutcome]) -> Mapping[str, Tensor]:
         (SHARED_EXPERT, EP, 2),
         (SHARED_EXPERT, TP, 2),
         (MOE, {**TP, **EP}, 4),
+        (DENSE, PP, 2),
+        ({**DENSE, **TIED}, {**PP, **TP}, 4),
+        ({**MOE, **TIED, "model.num_layers": 4}, VPP, 2),
+        (MOE, ETP, 2),
+        (MOE, {**ETP, **EP, **TP}, 4),
     ],
-    ids=["dense tp", "tied tp", "biases tp", "shared expert ep", "shared expert tp", "moe tp ep"],
+    ids=[
+        "dense tp",
+        "tied tp",
+        "biases tp",
+        "shared expert ep",
+        "shared expert tp",
+        "moe tp ep",
+        "pp",
+        "tied pp tp",
+        "tied moe vpp",
+        "etp",
+        "etp ep tp",
+    ],
 )
 def test_every_layout_starts_from_the_bits_of_one_rank(
     gloo_pool: GlooPool, values: Mapping[str, Any], layout: Mapping[str, Any], world_size: int

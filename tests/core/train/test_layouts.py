@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
 from ascend_run.plugin_api.testing.tensors import assemble, differences
 
-TOLERANCE = 1e-10
+from .trials import CP, EP, ETP, PP, TP, assert_same, outcomes
+
 SIZE = 8
 """Sequences of the global batch; each leaves out another number of tokens."""
 
@@ -21,9 +20,6 @@ MODELS = {
     "dense": {**DENSE, "train.global_batch_size": SIZE},
     "moe": {**MOE, "train.global_batch_size": SIZE, "model.moe_aux_loss_coeff": 0.0},
 }
-TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
-CP = {"parallel.context_parallel_size": 2}
-EP = {"parallel.expert_model_parallel_size": 2}
 BALANCED = {
     **MOE,
     "train.global_batch_size": 2,
@@ -32,24 +28,6 @@ BALANCED = {
     "model.moe_z_loss_coeff": 0.05,
 }
 """One micro-batch, and both losses of the router."""
-
-
-def outcomes(
-    pool: GlooPool, values: Mapping[str, Any], world_size: int, plugins: tuple[str, ...] = ()
-) -> list[RankOutcome]:
-    trial = Trial(plugins=plugins, config=values, dtype="float64")
-    return pool.run(run_trial, world_size, trial, timeout=100)
-
-
-def assert_same(several: list[RankOutcome], one: list[RankOutcome]) -> None:
-    """Every rank's loss, and every gradient put together from the ranks' pieces."""
-    (loss,) = one[0].losses
-    for outcome in several:
-        assert outcome.losses == pytest.approx([loss], rel=TOLERANCE)
-    got, want = assemble(several, TOLERANCE), assemble(one, 0.0)
-    assert got.problems == want.problems == ()
-    assert all(tensor.any() for tensor in want.tensors.values())
-    assert list(differences(got.tensors, want.tensors, TOLERANCE)) == []
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -106,6 +84,29 @@ def test_router_losses_of_several_data_parallel_ranks_are_the_mean_of_theirs(
     """Two micro-batches on one rank, or one on each of two."""
     values = {**BALANCED, "train.global_batch_size": 4}
     assert_same(outcomes(gloo_pool, values, 2), outcomes(gloo_pool, values, 1))
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        (EP, 2),
+        (ETP, 2),
+        ({**ETP, **TP}, 2),
+        ({**ETP, **EP}, 4),
+        ({**ETP, **EP, **TP}, 4),
+        ({**EP, **TP}, 4),
+        ({**ETP, **PP, **TP}, 4),
+    ],
+    ids=["ep", "etp", "etp tp", "etp ep", "etp ep tp", "ep tp dp", "etp pp tp"],
+)
+def test_experts_may_be_cut_and_tokens_sent_either_way(
+    gloo_pool: GlooPool, layout: Mapping[str, int], world_size: int, dispatcher: str
+) -> None:
+    values = {**MODELS["moe"], "model.moe_shared_expert_intermediate_size": 16}
+    one = outcomes(gloo_pool, values, 1)
+    options = {**layout, "model.moe_token_dispatcher_type": dispatcher}
+    assert_same(outcomes(gloo_pool, {**values, **options}, world_size), one)
 
 
 @pytest.mark.parametrize("layout", [TP, CP], ids=["tp", "cp"])

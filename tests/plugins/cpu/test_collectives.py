@@ -84,3 +84,24 @@ def test_a_group_is_made_once_for_its_ranks_whatever_it_is_for(gloo_pool: GlooPo
             "destroyed": True,
             "works": 2.0,
         }
+
+
+def unequal_rows() -> dict[str, list[float]]:
+    rank = dist.get_rank()
+    sizes = [3, 1]
+    with facade():
+        mine = torch.arange(sizes[rank] * 2.0).view(-1, 2) + 10 * rank
+        gathered = [torch.empty(size, 2) for size in sizes]
+        dist.all_gather(gathered, mine)
+        scattered = torch.empty(sizes[rank], 2)
+        dist.reduce_scatter(scattered, [part * (rank + 1) for part in gathered])
+    return {"gathered": torch.cat(gathered).tolist(), "scattered": scattered.tolist()}
+
+
+def test_ranks_may_hold_unequal_numbers_of_rows(gloo_pool: GlooPool) -> None:
+    """As the ranks of one expert do, each with the tokens that it was sent."""
+    whole = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [10.0, 11.0]]
+    tripled = [[3 * value for value in row] for row in whole]
+    for rank, outcome in enumerate(gloo_pool.run(unequal_rows, 2)):
+        assert outcome["gathered"] == whole
+        assert outcome["scattered"] == [tripled[:3], tripled[3:]][rank]

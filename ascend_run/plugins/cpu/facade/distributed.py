@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -101,12 +102,54 @@ def _reduce_scatter_tensor(plain: Any) -> Any:
     return reduce_scatter_tensor
 
 
+def _all_gather(plain: Any) -> Any:
+    def all_gather(
+        tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        rows = [output.shape[0] if output.dim() else 1 for output in tensor_list]
+        if len(set(rows)) == 1:
+            return plain(tensor_list, tensor, group=group, async_op=async_op)
+        most = max(rows)
+        padded = tensor.new_zeros((most, *tensor.shape[1:]))
+        padded[: tensor.shape[0]] = tensor
+        gathered = [torch.empty_like(padded) for _ in rows]
+        plain(gathered, padded, group=group)
+        for output, whole in zip(tensor_list, gathered, strict=True):
+            output.copy_(whole[: output.shape[0]])
+        return None
+
+    return all_gather
+
+
+def _reduce_scatter(plain: Any) -> Any:
+    def reduce_scatter(
+        output: Tensor,
+        input_list: list[Tensor],
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        rows = [part.shape[0] if part.dim() else 1 for part in input_list]
+        if len(set(rows)) == 1:
+            return plain(output, input_list, op=op, group=group, async_op=async_op)
+        padded = [part.new_zeros((max(rows), *part.shape[1:])) for part in input_list]
+        for whole, part in zip(padded, input_list, strict=True):
+            whole[: part.shape[0]] = part
+        sums = torch.empty_like(padded[0])
+        plain(sums, padded, op=op, group=group)
+        output.copy_(sums[: output.shape[0]])
+        return None
+
+    return reduce_scatter
+
+
 def distributed_substitutes() -> tuple[Substitute, ...]:
     """The rows."""
     root = "torch.distributed"
     cache = GroupCache(original(f"{root}:new_group"))
     reduce_scatter = _reduce_scatter_tensor(original(f"{root}:reduce_scatter_tensor"))
     average = "gloo has no AVG"
+    uneven = "gloo wants as many rows of every rank; the tokens of an expert's ranks differ"
     return (
         Substitute(
             f"{root}:init_process_group",
@@ -116,6 +159,10 @@ def distributed_substitutes() -> tuple[Substitute, ...]:
         Substitute(f"{root}:new_group", cache.new_group, "as above; and groups are never freed"),
         Substitute(f"{root}:all_reduce", _all_reduce(original(f"{root}:all_reduce")), average),
         Substitute(f"{root}:reduce_scatter_tensor", reduce_scatter, average),
+        Substitute(f"{root}:all_gather", _all_gather(original(f"{root}:all_gather")), uneven),
+        Substitute(
+            f"{root}:reduce_scatter", _reduce_scatter(original(f"{root}:reduce_scatter")), uneven
+        ),
         Substitute(
             "megatron.core.distributed.param_and_grad_buffer:dist_reduce_scatter_func",
             reduce_scatter,

@@ -1,0 +1,97 @@
+"""Which layers each stage holds, against Megatron's own functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ascend_run.core.config.stages import stage_layers, stage_problems, virtual_size
+from tests.core.config.runs import config_with
+
+PP = "parallel__pipeline_model_parallel_size"
+VPP = "parallel__virtual_pipeline_model_parallel_size"
+LISTED = "model__pipeline_model_parallel_layout"
+FIRST = "model__num_layers_in_first_pipeline_stage"
+LAST = "model__num_layers_in_last_pipeline_stage"
+EMBEDDING = "model__account_for_embedding_in_pipeline_split"
+LOSS = "model__account_for_loss_in_pipeline_split"
+
+
+def megatrons_layers(values: dict[str, Any]) -> list[list[range]]:
+    """What Megatron's own functions say, rank by rank and chunk by chunk."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    fields = {key.partition("__")[2]: value for key, value in values.items()}
+    made = TransformerConfig(hidden_size=8, num_attention_heads=1, pipeline_dtype=1, **fields)
+    chunks = made.virtual_pipeline_model_parallel_size
+    found = []
+    for rank in range(made.pipeline_model_parallel_size):
+        found.append([])
+        for chunk in [None] if chunks is None else range(chunks):
+            start = get_transformer_layer_offset(made, chunk, rank)
+            found[-1].append(range(start, start + get_num_layers_to_build(made, chunk, rank)))
+    return found
+
+
+def with_something_in_it(stages: Any) -> list[list[range]]:
+    """Empty ranges alike: where one begins says nothing."""
+    return [[chunk or range(0) for chunk in rank] for rank in stages]
+
+
+optional_layers = st.none() | st.integers(1, 6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    layers=st.integers(1, 16),
+    pp=st.integers(2, 4),
+    vpp=st.sampled_from([None, 2, 3]),
+    split=st.one_of(
+        st.fixed_dictionaries({FIRST: optional_layers, LAST: optional_layers}),
+        st.fixed_dictionaries({EMBEDDING: st.booleans(), LOSS: st.booleans()}),
+    ),
+)
+def test_what_is_not_refused_is_what_megatron_builds(
+    layers: int, pp: int, vpp: int | None, split: dict[str, Any]
+) -> None:
+    chosen = {key: value for key, value in split.items() if value}
+    values = {"model__num_layers": layers, PP: pp, **({VPP: vpp} if vpp else {}), **chosen}
+    config = config_with(**values)
+    if stage_problems(config):
+        with pytest.raises((ValueError, AssertionError)):
+            megatrons_layers(values)
+        return
+    stages = stage_layers(config)
+    assert with_something_in_it(stages) == with_something_in_it(megatrons_layers(values))
+    order = [stages[rank][chunk] for chunk in range(vpp or 1) for rank in range(pp)]
+    assert [index for part in order for index in part] == list(range(layers))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pp=st.integers(2, 3),
+    chunks=st.integers(1, 3),
+    data=st.data(),
+)
+def test_a_listed_layout_is_read_as_megatron_reads_it(
+    pp: int, chunks: int, data: st.DataObject
+) -> None:
+    from megatron.core.transformer.pipeline_parallel_layer_layout import (
+        PipelineParallelLayerLayout,
+    )
+
+    counts = data.draw(st.lists(st.integers(0, 3), min_size=pp * chunks, max_size=pp * chunks))
+    assume(sum(counts))
+    stages = [f"t*{count}" if count > 1 else "t" * count for count in counts]
+    text = "|".join(["E" + stages[0], *stages[1:-1], stages[-1] + "L"])
+    config = config_with(**{"model__num_layers": sum(counts), PP: pp, LISTED: text})
+    assert stage_problems(config) == []
+    assert virtual_size(config) == (chunks if chunks > 1 else None)
+    theirs = PipelineParallelLayerLayout(text, pp).layout
+    counted = [[len([k for k in chunk if k.name == "decoder"]) for chunk in r] for r in theirs]
+    assert [[len(chunk) for chunk in rank] for rank in stage_layers(config)] == counted

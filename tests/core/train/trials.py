@@ -1,0 +1,55 @@
+"""Trials in any layout, and whether two of them came to the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.plugin_api.testing.tensors import assemble, differences
+
+TOLERANCE = 1e-10
+TRAINED = 1e-5
+STEPS = 5
+TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
+CP = {"parallel.context_parallel_size": 2}
+EP = {"parallel.expert_model_parallel_size": 2}
+ETP = {"parallel.expert_tensor_parallel_size": 2}
+PP = {"parallel.pipeline_model_parallel_size": 2}
+VPP = {**PP, "parallel.virtual_pipeline_model_parallel_size": 2}
+
+
+def outcomes(
+    pool: GlooPool,
+    values: Mapping[str, Any],
+    world_size: int,
+    plugins: tuple[str, ...] = (),
+    steps: int = 0,
+) -> list[RankOutcome]:
+    """Loss and gradients in float64, or losses, norms and weights of steps in float32."""
+    trial = Trial(plugins=plugins, config=values, dtype="float64", steps=steps)
+    return pool.run(run_trial, world_size, trial, timeout=100)
+
+
+def assert_same(several: list[RankOutcome], one: list[RankOutcome]) -> None:
+    """Every rank's loss, and every gradient put together from the ranks' pieces."""
+    (loss,) = one[0].losses
+    for outcome in several:
+        assert outcome.losses == pytest.approx([loss], rel=TOLERANCE)
+    got, want = assemble(several, TOLERANCE), assemble(one, 0.0)
+    assert got.problems == want.problems == ()
+    assert all(tensor.any() for tensor in want.tensors.values())
+    assert list(differences(got.tensors, want.tensors, TOLERANCE)) == []
+
+
+def assert_trained_alike(several: list[RankOutcome], one: list[RankOutcome]) -> None:
+    """Losses, norms and weights of some float32 steps."""
+    for outcome in several:
+        assert outcome.losses == pytest.approx(one[0].losses, rel=TRAINED)
+        assert outcome.grad_norms == pytest.approx(one[0].grad_norms, rel=TRAINED)
+    got, want = assemble(several, 0.0), assemble(one, 0.0)
+    assert got.problems == want.problems == ()
+    assert list(differences(got.tensors, want.tensors, TRAINED)) == []
