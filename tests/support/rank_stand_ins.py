@@ -23,6 +23,7 @@ def _rank() -> int:
 def write_environment(request: Request) -> None:
     """Leave what this rank was given."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    names += ("ASCEND_RUN_ATTEMPT",)
     seen = {name: os.environ.get(name) for name in names}
     path = Path(request["folder"]) / f"rank{_rank()}.json"
     path.write_text(json.dumps({**seen, "text": request.get("text")}))

@@ -32,7 +32,7 @@ from ascend_run.plugin_api.errors import RankFailure
 
 from .failures import Failure, first_failure, opening, read_failure, silent_failure, summarize
 from .options import LaunchOptions
-from .rank import LAUNCHER_VARIABLE, REQUEST_VARIABLE, TARGET_VARIABLE
+from .rank import ATTEMPT_VARIABLE, LAUNCHER_VARIABLE, REQUEST_VARIABLE, TARGET_VARIABLE
 
 _ROLE: Final = "rank"
 _POLL_SECONDS: Final = 0.05
@@ -132,7 +132,15 @@ class _RankAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._seen = {}
         self.failures = []
+        os.environ[ATTEMPT_VARIABLE] = str(self._attempt(worker_group))
         return super()._start_workers(worker_group)
+
+    def _attempt(self, worker_group: WorkerGroup) -> int:
+        """The round in which the nodes have met; a static rendezvous has none."""
+        holder = getattr(worker_group.spec.rdzv_handler, "_state_holder", None)
+        if holder is not None:
+            return int(holder.state.round)
+        return int(worker_group.spec.max_restarts - self._remaining_restarts)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         done = worker_group.spec.max_restarts - self._remaining_restarts

@@ -18,6 +18,8 @@ from .failures import describe_failure, record_failure
 TARGET_VARIABLE: Final = "ASCEND_RUN_TARGET"
 REQUEST_VARIABLE: Final = "ASCEND_RUN_REQUEST"
 LAUNCHER_VARIABLE: Final = "ASCEND_RUN_LAUNCHER"
+ATTEMPT_VARIABLE: Final = "ASCEND_RUN_ATTEMPT"
+"""Which start of all ranks this is, the same on every node."""
 _PR_SET_PDEATHSIG: Final = 1
 
 

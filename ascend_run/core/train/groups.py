@@ -12,8 +12,10 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed.rendezvous import rendezvous
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.launch.rank import ATTEMPT_VARIABLE
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.errors import ConfigError, HookError
@@ -64,8 +66,11 @@ def _init_default_group(layout: Layout, backend: str, timeout: datetime.timedelt
         )
         return
     try:
+        rank, size = layout.rank, layout.world_size
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        store.set_timeout(timeout)
         dist.init_process_group(
-            backend, rank=layout.rank, world_size=layout.world_size, timeout=timeout
+            backend, store=store_of_attempt(store), rank=rank, world_size=size, timeout=timeout
         )
     except (dist.DistStoreError, dist.DistNetworkError, ValueError) as error:
         names = ("MASTER_ADDR", "MASTER_PORT")
@@ -79,6 +84,16 @@ def _init_default_group(layout: Layout, backend: str, timeout: datetime.timedelt
             f"rank {layout.rank} of {layout.world_size} cannot meet the others at {where}",
             [reason, advice],
         ) from error
+
+
+def store_of_attempt(store: dist.Store) -> dist.Store:
+    """A part of the store that ranks of an earlier start have not written to.
+
+    torch's elastic agent keeps one store over all restarts, and a rank that finds the address of a
+    rank that is gone cannot connect to it.
+    """
+    attempt = os.environ.get(ATTEMPT_VARIABLE) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt {attempt}", store)
 
 
 def _create_plugin_groups(

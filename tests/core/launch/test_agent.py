@@ -191,7 +191,8 @@ def test_ranks_are_started_again_as_often_as_allowed(folder: Path) -> None:
     assert code == 0
     assert "ValueError: the bug of rank 1" in errors
     assert errors.splitlines()[-1] == "starting all ranks again (1 of 2)"
-    assert (folder / "rank1.json").exists()
+    seen = json.loads((folder / "rank1.json").read_text())
+    assert seen["ASCEND_RUN_ATTEMPT"] == "1"
 
 
 def test_each_failed_attempt_is_told_by_the_rank_that_failed_first(folder: Path) -> None:

@@ -55,3 +55,17 @@ def refusal_at(monkeypatch: pytest.MonkeyPatch, address: str, port: str, rank: i
         groups._init_default_group(layout, "gloo", datetime.timedelta(seconds=2))
     assert not dist.is_initialized()
     return refused.value
+
+
+def test_ranks_that_are_started_again_do_not_read_what_the_first_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    for variable in ("ASCEND_RUN_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"):
+        for attempt in ("0", "1"):
+            monkeypatch.setenv(variable, attempt)
+            own = groups.store_of_attempt(store)
+            assert not own.check(["address"])
+            own.set("address", attempt)
+        monkeypatch.delenv(variable)
+        store = dist.HashStore()
