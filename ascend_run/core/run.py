@@ -143,7 +143,7 @@ def seed_everything(config: RunConfig, layout: Layout) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    model_parallel_cuda_manual_seed(config.run.seed)
+    model_parallel_cuda_manual_seed(seed)
 
 
 def build_models(task: c.Task, hooks: Hooks, context: c.RunContext, num_microbatches: int) -> None:
