@@ -44,6 +44,22 @@ def test_ranks_are_drawn_by_replica_and_place(
     assert "  tp groups: [0 1] [2 3] [4 5] [6 7]" in page
 
 
+def test_the_layers_of_every_stage_are_shown(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = ("--nproc", "4", "parallel.pipeline_model_parallel_size=2")
+    chunks = (*stages, "parallel.virtual_pipeline_model_parallel_size=2", "model.num_layers=8")
+    chunks = (*chunks, "train.global_batch_size=4")
+
+    page = output_of(capsys, "--config", str(file), *stages)
+    assert "  pp 0 holds layers 0 to 1\n  pp 1 holds layers 2 to 3\n" in page
+
+    page = output_of(capsys, "--config", str(file), *chunks)
+    assert "  pp 1 holds layers 2 to 3, then 6 to 7\n" in page
+    plan = json.loads(output_of(capsys, "--config", str(file), *chunks, "--json"))
+    assert plan["layout"]["stages"] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
 def test_a_large_world_is_summed_up(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = ("--nproc", "8", "--nnodes", "64", "train.global_batch_size=256")
 
