@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ascend_run.plugin_api import Claim, Layout, Numerics, RunConfig, Support
 from ascend_run.plugin_api.config import FieldSection
 from ascend_run.plugins.swap_attention import SwapAttention, SwapAttentionConfig
+from tests.support.probed_runs import train
 
 from .toy import LateDevice, make_inputs, make_stack
 
@@ -75,3 +77,15 @@ def test_its_panel_names_the_metric_that_it_gives() -> None:
     ((group, read),) = plugin.ascend_metrics().items()
     logged = {f"{group}/{name}" for name in read(context=None)}  # type: ignore[arg-type]
     assert {name for panel in panels for name in panel.metrics} == logged
+
+
+def test_tokens_of_a_recomputed_mixture_are_counted_once(tmp_path: Path) -> None:
+    loads = []
+    for recomputed in (0, 1):
+        values = {
+            "enable": ["swap-attention"],
+            "plugins.swap-attention.recompute_mlp_layers": recomputed,
+        }
+        run = train(tmp_path / str(recomputed), values=values, model="moe")
+        loads.append(run.readings()[0]["expert_load"])
+    assert loads[0] == loads[1]
