@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
 from ascend_run.core.config.layout import layout_of, run_problems
 from ascend_run.core.config.loading import ResolvedConfig, build_config, read_raw
 from ascend_run.core.config.raw import COMMAND_LINE, RawConfig
@@ -25,6 +26,7 @@ from ascend_run.plugin_api.errors import (
 from ascend_run.plugin_api.layout import Layout
 from ascend_run.registry.discovery import Catalogue, discover
 from ascend_run.registry.explanation import check_hooks, idle
+from ascend_run.registry.hooks import implementations
 from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.lock import plugin_lock
 from ascend_run.registry.resolution import Resolution, check_conditions, resolve
@@ -233,9 +235,30 @@ def _misfits(config: RunConfig, layout: Layout, resolution: Resolution, hooks: H
     partition = hooks.provide("ascend_sequence_partition", config=config)
     multiple = None if partition is None else partition.multiple
     problems = check_conditions(resolution, config)
-    problems += run_problems(config, layout, sequence_multiple=multiple)
+    problems += run_problems(
+        config, layout, claimed=[*resolution.owners], sequence_multiple=multiple
+    )
+    problems += attention_problems(config, _attention_parts(config, resolution))
     for name, answer in hooks.contributions("ascend_check", config=config, layout=layout):
         if isinstance(answer, str):
             raise HookError(f"'{name}' answers ascend_check with a text; a list of them is asked")
         problems += answer
     return list(dict.fromkeys(problems))
+
+
+def _attention_parts(config: RunConfig, resolution: Resolution) -> list[AttentionPart]:
+    """The plugins around one another in the attention, as their manifests declare them."""
+    unused = idle(resolution, config)
+    active = [plugin for plugin in resolution.order if plugin.manifest.name not in unused]
+    kernels = [p for p in active if "ascend_attention_kernel" in implementations(p)]
+    # The platform is asked last, as the default.
+    kernels.sort(key=lambda plugin: kind_of(plugin.manifest) is Kind.PLATFORM)
+    wrappers = [plugin for plugin in active if "ascend_attention" in implementations(plugin)]
+    return [
+        AttentionPart(
+            plugin=plugin.manifest.name,
+            can=plugin.manifest.attention,
+            needs=plugin.manifest.attention_needs,
+        )
+        for plugin in (*kernels[:1], *wrappers)
+    ]

@@ -115,7 +115,7 @@ class Condition:
 
 def _kebab_case(instance: object, attribute: attrs.Attribute[Any], value: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", value):
-        raise ValueError(f"{attribute.name} {value!r} must be kebab-case, such as 'swap-attention'")
+        raise ValueError(f"{attribute.name} {value!r} must be kebab-case, such as 'my-feature'")
 
 
 @attrs.frozen(kw_only=True)

@@ -99,6 +99,13 @@ def test_its_hooks_exist_and_take_what_there_is(name: str) -> None:
     check_hooks([plugin(name)])
 
 
+def test_what_its_attention_can_do_is_known_when_a_run_is_planned(name: str) -> None:
+    hooks = {"ascend_attention_kernel", "ascend_attention"}
+
+    if hooks & implementations(plugin(name)).keys():
+        assert plugin(name).manifest.attention is not None
+
+
 def test_importing_it_imports_no_torch(name: str) -> None:
     process = subprocess.run(
         [sys.executable, "-c", _IMPORT, candidate(name).entry_point.module],

@@ -134,6 +134,35 @@ def test_a_datasets_weights_are_told_of_once(file: Path) -> None:
     assert problem.startswith("data.train_weights has 2 weights for 1 prefixes")
 
 
+KERNEL = """
+from ascend_run.plugin_api import AttentionFeatures, Claim, Manifest, hookimpl
+
+class Plugin:
+    manifest = Manifest(
+        name="plain-kernel",
+        summary="attention without anything special",
+        claims=(Claim.ATTENTION_KERNEL,),
+        attention=AttentionFeatures(dropout=True),
+    )
+
+    @hookimpl
+    def ascend_attention_kernel(self):
+        raise AssertionError("no kernel is built to plan a run")
+"""
+
+
+def test_a_kernel_that_cannot_do_what_the_config_asks_is_refused_when_planned(
+    install: Install, file: Path
+) -> None:
+    offer(install, "plain-kernel", KERNEL)
+    enable = ["relay", "plain-kernel"]
+
+    (problem,) = refusal(file, "model.window_size=[4,0]", enable=enable).problems
+    assert "the attention of 'plain-kernel' does not do 'window'" in problem
+    prepare(file, ["model.attention_dropout=0.1"], enable=enable)
+    prepare(file, ["model.window_size=[4,0]"], enable=["relay"])
+
+
 def test_a_check_that_answers_a_text_is_the_plugins_error(install: Install, file: Path) -> None:
     offer(install, "ring", plugin_with("@hookimpl\ndef ascend_check(self):\n    return 'oh'"))
 

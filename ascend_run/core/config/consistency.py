@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.manifest import Claim
 from ascend_run.plugin_api.working_values import around, divisors, one_of
 
+from .built_in import built_in_problems
 from .value_types import show
 
 
-def consistency_problems(config: RunConfig) -> list[str]:
-    """A sentence for each contradiction: the options, their values, what would work."""
+def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> list[str]:
+    """A sentence for each contradiction: the options, their values, what would work.
+
+    Args:
+        claimed: Seams that plugins of the run own; for the others the kernel's own modules answer,
+            which do not serve all that Megatron's do.
+    """
     return [
+        *built_in_problems(config.model, claimed),
         *_attention(config),
         *_experts(config),
-        *_router(config),
+        *_chosen_experts(config),
+        *(_router(config) if Claim.ROUTER in claimed else ()),
         *_recompute(config),
         *_gradients(config),
         *_schedule(config),
@@ -77,7 +86,21 @@ def _experts(config: RunConfig) -> Iterator[str]:
         yield "model.moe_layer_freq=0: expected at least 1, every so many layers"
 
 
+def _chosen_experts(config: RunConfig) -> Iterator[str]:
+    model = config.model
+    softmax_after = (
+        model.moe_router_score_function == "softmax" and not model.moe_router_pre_softmax
+    )
+    sinkhorn = model.moe_router_load_balancing_type == "sinkhorn"
+    if model.num_moe_experts and model.moe_router_topk == 1 and softmax_after and not sinkhorn:
+        yield (
+            "model.moe_router_topk=1 leaves a softmax over one value, which has no gradient; set "
+            "model.moe_router_pre_softmax=true"
+        )
+
+
 def _router(config: RunConfig) -> Iterator[str]:
+    """How Megatron's options of a router fit together, for a plugin's that serves them."""
     model = config.model
     if model.num_moe_experts is None:
         return
@@ -96,14 +119,6 @@ def _router(config: RunConfig) -> Iterator[str]:
             yield (
                 f"model.moe_router_load_balancing_type={kind!r}: expected one of {', '.join(known)}"
             )
-    softmax_after = (
-        model.moe_router_score_function == "softmax" and not model.moe_router_pre_softmax
-    )
-    if model.moe_router_topk == 1 and softmax_after and kinds != "sinkhorn":
-        yield (
-            "model.moe_router_topk=1 leaves a softmax over one value, which has no gradient; set "
-            "model.moe_router_pre_softmax=true"
-        )
     if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
         yield (
             "model.moe_router_enable_expert_bias=true needs model.moe_router_score_function=sigmoid"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.layout import Layout
+from ascend_run.plugin_api.manifest import Claim
 from ascend_run.plugin_api.working_values import around, divisors, one_of
 
 from .consistency import consistency_problems
@@ -29,16 +30,21 @@ def layout_of(config: RunConfig, world_size: int, rank: int = 0) -> Layout:
 
 
 def run_problems(
-    config: RunConfig, layout: Layout, *, sequence_multiple: int | None = None
+    config: RunConfig,
+    layout: Layout,
+    *,
+    claimed: Collection[Claim] = (),
+    sequence_multiple: int | None = None,
 ) -> list[str]:
     """Everything in a config that does not fit together, for one refusal.
 
     Args:
+        claimed: Seams that plugins of the run own.
         sequence_multiple: ``multiple`` of the SequencePartition; None where no plugin owns the
             sequence exchange.
     """
     return [
-        *consistency_problems(config),
+        *consistency_problems(config, claimed),
         *layout_problems(config, layout, sequence_multiple=sequence_multiple),
     ]
 
@@ -131,7 +137,8 @@ def _sequence(config: RunConfig, layout: Layout, multiple: int | None) -> Iterat
     if layout.cp > 1 and multiple is None:
         yield (
             f"parallel.context_parallel_size={layout.cp} needs a plugin that exchanges the "
-            "sequence between ranks; add one, such as --enable ulysses, or use 1"
+            f"sequence between ranks; add one that claims '{Claim.SEQUENCE_EXCHANGE}' (ascend-run "
+            "plugins --json shows the claims), or use 1"
         )
     shares = {"parallel.context_parallel_size": layout.cp}
     if layout.cp > 1 and multiple is not None and multiple > 1:

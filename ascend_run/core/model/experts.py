@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor, nn
 
+from ascend_run.core.config.built_in import experts_problems
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import ConfigError
 
@@ -73,8 +74,8 @@ class Experts(MegatronModule):
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        if config.add_bias_linear:
-            raise ConfigError("model.add_bias_linear: experts have no biases; set it to false")
+        if problems := list(experts_problems(config)):  # a plugin's configure has set it
+            raise ConfigError("the experts cannot do this", problems)
         self.num_local_experts = num_local_experts
         self.groups = pg_collection
         self.compute = assembly.experts_kernel

@@ -8,7 +8,7 @@ tokens, which the one division by the number of tokens turns into the mean.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,21 +18,10 @@ from megatron.core.transformer.moe.router import Router as MegatronRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from ascend_run.core.config.built_in import router_problems
 from ascend_run.plugin_api.errors import ConfigError
 
 # T tokens on this rank, X experts of the whole model, K chosen experts
-
-_NOT_DONE: Final = (
-    "moe_enable_routing_replay",
-    "moe_expert_capacity_factor",
-    "moe_input_jitter_eps",
-    "moe_router_enable_expert_bias",
-    "moe_router_force_load_balancing",
-    "moe_router_group_topk",
-    "moe_router_num_groups",
-    "moe_router_topk_limited_devices",
-)
-"""Megatron's options that its own router serves and this one does not."""
 
 
 def routing_scores(
@@ -55,18 +44,9 @@ def routing_scores(
 
 
 def _refuse_what_is_not_done_here(config: TransformerConfig) -> None:
-    problems = [
-        f"model.{name}={getattr(config, name)!r}: leave it out"
-        for name in _NOT_DONE
-        if getattr(config, name)
-    ]
-    balancing = config.moe_router_load_balancing_type
-    if balancing not in ("aux_loss", "none"):
-        problems.append(
-            f"model.moe_router_load_balancing_type={balancing!r}: expected aux_loss or none"
-        )
-    if problems:
-        raise ConfigError("the built-in router cannot do this; a router plugin may", problems)
+    """What planning has let through was changed by a plugin's ``ascend_configure`` since."""
+    if problems := list(router_problems(config)):
+        raise ConfigError("the built-in router cannot do this", problems)
 
 
 class Router(MegatronRouter):

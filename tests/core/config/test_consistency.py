@@ -5,8 +5,15 @@ from typing import Any
 import pytest
 
 from ascend_run.core.config.consistency import consistency_problems
+from ascend_run.plugin_api import Claim
 
 from .runs import config_with
+
+
+def problems_of(**values: Any) -> list[str]:
+    """Of a run whose router is a plugin's, and whose linears have no biases."""
+    config = config_with(**{"model__add_bias_linear": False, **values})
+    return consistency_problems(config, {Claim.ROUTER})
 
 
 @pytest.mark.parametrize(
@@ -199,7 +206,7 @@ from .runs import config_with
     ],
 )
 def test_a_contradiction_is_told_with_what_would_work(values: dict[str, Any], problem: str) -> None:
-    assert consistency_problems(config_with(**values)) == [problem]
+    assert problems_of(**values) == [problem]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +236,7 @@ def test_a_contradiction_is_told_with_what_would_work(values: dict[str, Any], pr
     ],
 )
 def test_what_fits_together_is_taken(values: dict[str, Any]) -> None:
-    assert consistency_problems(config_with(**values)) == []
+    assert problems_of(**values) == []
 
 
 def test_a_width_that_nobody_set_is_not_called_by_an_options_name() -> None:
@@ -251,3 +258,42 @@ def test_contradictions_are_told_together() -> None:
         model__hidden_size=66, optimizer__lr_decay_style="WSD", model__max_position_embeddings=1
     )
     assert len(consistency_problems(config)) == 3
+
+
+_BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
+
+
+@pytest.mark.parametrize(
+    ("values", "claims", "sentence"),
+    [
+        (
+            {"model__moe_router_load_balancing_type": "seq_aux_loss"},
+            {Claim.ROUTER},
+            "model.moe_router_load_balancing_type='seq_aux_loss' is not served by the built-in",
+        ),
+        (
+            {"model__moe_router_load_balancing_type": "no_such"},
+            set(),
+            "model.moe_router_load_balancing_type='no_such' is not served by the built-in",
+        ),
+        (
+            {"model__moe_router_num_groups": 2, "model__moe_router_topk": 2},
+            {Claim.ROUTER},
+            "model.moe_router_num_groups=2 is not served by the built-in router",
+        ),
+        (
+            {"model__moe_expert_capacity_factor": 1.5},
+            {Claim.ROUTER},
+            "model.moe_expert_capacity_factor=1.5 is not served by the built-in router",
+        ),
+        ({"model__add_bias_linear": True}, set(), "experts have no biases; set it to false"),
+    ],
+)
+def test_what_our_own_modules_do_not_do_is_refused_unless_a_plugin_owns_the_seam(
+    values: dict[str, Any], claims: set[Claim], sentence: str
+) -> None:
+    config = config_with(**{**_BUILT_IN, **values})
+    (problem,) = consistency_problems(config)
+    assert sentence in problem
+    if claims:
+        assert consistency_problems(config, claims) == []

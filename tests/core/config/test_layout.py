@@ -120,7 +120,8 @@ def test_the_layout_has_the_sizes_of_the_config() -> None:
             (
                 "parallel.context_parallel_size=2 needs a plugin that exchanges the "
                 "sequence between "
-                "ranks; add one, such as --enable ulysses, or use 1"
+                "ranks; add one that claims 'sequence-exchange' (ascend-run plugins --json shows "
+                "the claims), or use 1"
             ),
         ),
         (

@@ -184,7 +184,7 @@ x = 1
         ("model.attention_backend=flash", "the attention kernel is a plugin's"),
         ("parallel.timers=1", "it is a Python object"),
         ("model.moe_token_dispatcher_type=flex", "'flex' needs DeepEP"),
-        ("model.moe_grouped_gemm=true", "enable gmm"),
+        ("model.moe_grouped_gemm=true", "grouped experts are a plugin's; see: ascend-run plugins"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_one_sentence(

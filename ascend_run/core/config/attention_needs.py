@@ -1,0 +1,61 @@
+"""What a run asks of its attention kernels, held against what they declare. Imports no torch.
+
+Asked twice: while the run is planned, of what the manifests declare, and on the ranks, before
+training, of the kernels themselves, which may declare what no manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.contracts import AttentionFeatures
+
+from .value_types import show
+
+_OPTIONS: Final[Mapping[str, str]] = {"window": "window_size", "dropout": "attention_dropout"}
+"""Feature -> the option of ``[model]`` that needs it wherever it is set and not 0."""
+
+
+@attrs.frozen(kw_only=True)
+class AttentionPart:
+    """The kernel, or one that wraps it."""
+
+    plugin: str
+    can: AttentionFeatures | None
+    """What it declares; None: nothing is known of it yet."""
+    needs: AttentionFeatures = attrs.field(factory=AttentionFeatures)
+    """What it asks of every part inside of it."""
+
+
+def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Iterator[str]:
+    """A sentence for each feature that the run needs and a part does not declare.
+
+    Args:
+        parts: Innermost first.
+    """
+    refused: set[str] = set()  # an outer kernel can at most what the one inside it can
+    for position, part in enumerate(parts):
+        if part.can is None:
+            continue
+        needs = {
+            name: (f"model.{option}={show(value)} needs", "leave the option out, or that plugin")
+            for name, option in _OPTIONS.items()
+            if (value := config.model.get(option))
+        }
+        for outer in parts[position + 1 :]:
+            for name in sorted(outer.needs.names()):
+                needs.setdefault(name, (f"'{outer.plugin}' needs", "leave out one of the two"))
+        for name, (who, fix) in needs.items():
+            if name not in part.can.names() | refused:
+                refused.add(name)
+                yield (f"the attention of '{part.plugin}' does not do '{name}', which {who}; {fix}")
+
+
+def declared_by(kernel: Any) -> AttentionFeatures:
+    """What a kernel that is built declares; one that says nothing can nothing that is special."""
+    features: AttentionFeatures = getattr(kernel, "features", AttentionFeatures())
+    return features

@@ -1,0 +1,68 @@
+"""The kernel names no feature: nothing in core, registry or plugin_api knows a plugin by name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import ascend_run
+from ascend_run.registry.discovery import discover
+
+PACKAGE = Path(ascend_run.__file__).parent
+DEFAULTS = PACKAGE / "plugin_api/config.py"
+"""Where the plugins stand that a run has by default; the one place that may name them."""
+OTHER_MEANING = {
+    "cpu": "torch's word for host memory: Tensor.cpu(), a device of that name",
+    "cuda": "torch's module, behind which Megatron works on every platform",
+    "npu": "torch's word for a device of that kind",
+    "compile": "Python's and re's function",
+}
+"""Name -> what else it means in code that does not mean the plugin."""
+NAMES = {
+    name
+    for name, candidate in discover().items()
+    if candidate.first_party and name not in OTHER_MEANING
+}
+
+
+def documentation(tree: ast.AST) -> set[ast.AST]:
+    """Strings that stand by themselves."""
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def words(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, word) of every quoted string and identifier; documentation and comments are prose."""
+    prose = documentation(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose:
+            yield from ((node.lineno, word) for word in re.findall(r"[\w-]+", node.value))
+        for field in ("id", "attr", "arg", "name"):
+            if isinstance(word := getattr(node, field, None), str):
+                yield getattr(node, "lineno", 0), word.replace("_", "-")
+
+
+def named_in(source: str) -> list[tuple[int, str]]:
+    return [(line, word) for line, word in words(ast.parse(source)) if word in NAMES]
+
+
+def test_the_kernel_names_no_plugin() -> None:
+    paths = [
+        path
+        for part in ("core", "registry", "plugin_api")
+        for path in (PACKAGE / part).rglob("*.py")
+        if path != DEFAULTS and "testing" not in path.parts
+    ]
+    found = {
+        str(p.relative_to(PACKAGE)): named for p in paths if (named := named_in(p.read_text()))
+    }
+
+    assert found == {}
+
+
+def test_a_name_would_be_found_in_a_message_a_comparison_and_an_identifier() -> None:
+    planted = 'if platform == "gmm":\n    f(f"--enable ulysses {x}", swap_attention=1)\n'
+
+    assert {word for _, word in named_in(planted)} == {"gmm", "ulysses", "swap-attention"}
+    assert named_in('"""Prose may speak of ulysses."""\n') == []
