@@ -1,0 +1,100 @@
+"""The optimizer's state spread over data-parallel ranks, and communication that overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from .trials import (
+    CP,
+    EP,
+    ETP,
+    PP,
+    STEPS,
+    TP,
+    VPP,
+    assert_same,
+    assert_trained_alike,
+    outcomes,
+)
+
+FOUR = {"model.num_layers": 4, "train.global_batch_size": 8}
+DISTRIBUTED = {"ddp.use_distributed_optimizer": True}
+REDUCED = {"ddp.overlap_grad_reduce": True, "ddp.bucket_size": 4000}
+OVERLAPPED = {**DISTRIBUTED, **REDUCED, "ddp.overlap_param_gather": True}
+TIED = {"model.share_embeddings_and_output_weights": True}
+"""Several buckets on the first stage."""
+
+
+@pytest.mark.parametrize(
+    "ddp", [DISTRIBUTED, REDUCED, OVERLAPPED], ids=["spread", "reduced", "all"]
+)
+@pytest.mark.parametrize(
+    ("layout", "world_size", "plugins"),
+    [({}, 2, ()), (TP, 4, ()), (PP, 4, ()), (VPP, 4, ()), (CP, 4, ("ulysses",))],
+    ids=["dp2", "tp2 dp2", "pp2 dp2", "vpp2 dp2", "cp2 dp2"],
+)
+def test_training_comes_to_the_weights_of_one_rank(
+    gloo_pool: GlooPool,
+    layout: Mapping[str, Any],
+    world_size: int,
+    plugins: tuple[str, ...],
+    ddp: Mapping[str, Any],
+) -> None:
+    values = {**DENSE, **FOUR}
+    several = outcomes(gloo_pool, {**values, **layout, **ddp}, world_size, plugins, STEPS)
+    assert_trained_alike(several, outcomes(gloo_pool, values, 1, (), STEPS))
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        (EP, 2),
+        (EP, 4),
+        ({**EP, **PP, "model.moe_layer_freq": [0, 0, 1, 1]}, 4),
+        ({**TP, **ETP}, 4),
+        ({**VPP, **EP, "model.moe_layer_freq": [0, 0, 1, 1]}, 4),
+    ],
+    ids=["ep", "ep dp", "ep, experts on one stage", "tp etp", "vpp ep"],
+)
+@pytest.mark.parametrize("ddp", [{}, DISTRIBUTED, OVERLAPPED], ids=["plain", "spread", "all"])
+def test_experts_train_to_the_weights_of_one_rank(
+    gloo_pool: GlooPool, layout: Mapping[str, Any], world_size: int, ddp: Mapping[str, Any]
+) -> None:
+    frequency = {k: v for k, v in layout.items() if "freq" in k}
+    values = {**MOE, **FOUR, **frequency, "model.moe_aux_loss_coeff": 0.05}
+    several = outcomes(gloo_pool, {**values, **layout, **ddp}, world_size, (), STEPS)
+    assert_trained_alike(several, outcomes(gloo_pool, values, 1, (), STEPS))
+
+
+@pytest.mark.parametrize("ddp", [{}, DISTRIBUTED, OVERLAPPED], ids=["plain", "spread", "all"])
+@pytest.mark.parametrize(("layout", "world_size"), [(PP, 2), (VPP, 4)], ids=["pp", "vpp dp"])
+def test_tied_embeddings_stay_tied(
+    gloo_pool: GlooPool, layout: Mapping[str, Any], world_size: int, ddp: Mapping[str, Any]
+) -> None:
+    """Bit for bit: ``assemble`` is told to let no copies differ."""
+    values = {**DENSE, **FOUR, **TIED}
+    several = outcomes(gloo_pool, {**values, **layout, **ddp}, world_size, (), STEPS)
+    assert_trained_alike(several, outcomes(gloo_pool, values, 1, (), STEPS))
+
+
+@pytest.mark.parametrize("ddp", [REDUCED, OVERLAPPED], ids=["reduced", "all"])
+def test_what_overlaps_reduces_the_same_gradients(
+    gloo_pool: GlooPool, ddp: Mapping[str, Any]
+) -> None:
+    values = {**DENSE, **FOUR}
+    several = outcomes(gloo_pool, {**values, **VPP, **ddp}, 4)
+    assert_same(several, outcomes(gloo_pool, values, 1))
+
+
+def test_each_rank_gathers_and_scatters_where_it_would_reduce(gloo_pool: GlooPool) -> None:
+    values = {**DENSE, **FOUR}
+    plain, spread = (outcomes(gloo_pool, {**values, **d}, 2, (), 2)[0] for d in ({}, DISTRIBUTED))
+    names = {name for name in spread.collectives if name not in plain.collectives}
+    assert any("reduce_scatter" in name for name in names), spread.collectives
+    assert any("allgather" in name for name in names), spread.collectives

@@ -1,0 +1,82 @@
+"""Runs on pipeline stages and with a distributed optimizer, cut in two: the same bits; and a run
+that goes on in another layout than it began in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from .runs import Runs, assert_same
+from .test_distributed_optimizer import DISTRIBUTED, OVERLAPPED, TIED
+from .trials import EP, PP, VPP
+
+FIRST, NEXT = 3, 10
+_FOUR = {"model.num_layers": 4}
+_DROPOUT = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
+_EXPERTS_LAST = {**MOE, **_FOUR, "model.moe_layer_freq": [0, 0, 1, 1]}
+KINDS = {
+    "tied pp": ({**DENSE, **_FOUR, **TIED, **PP}, 2, ()),
+    "fp16 pp, experts on one stage": (
+        {
+            **_EXPERTS_LAST,
+            **PP,
+            "train.precision": "fp16",
+            "optimizer.initial_loss_scale": 8.0,
+            "optimizer.loss_scale_window": 2,
+        },
+        2,
+        (),
+    ),
+    "bf16 vpp, all overlapped": (
+        {**DENSE, **_FOUR, **TIED, **VPP, **OVERLAPPED, "train.precision": "bf16"},
+        4,
+        (),
+    ),
+    "pp ep, spread": ({**_EXPERTS_LAST, **PP, **EP, **DISTRIBUTED}, 4, ()),
+    "overlapped": ({**DENSE, **OVERLAPPED}, 2, ()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    gloo_pool: GlooPool, tmp_path: Path, kind: str
+) -> None:
+    """Weights, optimizer, random generators, position in the data, and ten losses."""
+    values, world_size, plugins = KINDS[kind]
+    runs = Runs(gloo_pool, tmp_path, ({**values, **_DROPOUT}, world_size, plugins))
+    runs.data |= {"train.train_iters": FIRST + NEXT, "optimizer.lr_decay_iters": FIRST + NEXT}
+    straight = runs("straight")
+    runs("halves", train__train_iters=FIRST, checkpoint__save_interval=FIRST)
+    # Evaluations and checkpoints between the steps change nothing.
+    halves = runs("halves", checkpoint__save_interval=4, train__eval_interval=5)
+    assert_same(halves, straight)
+    losses = [line for line in halves[0].readings if "loss" in line]
+    assert losses == straight[0].readings
+    assert len({line["loss"] for line in losses}) == FIRST + NEXT
+
+
+@pytest.mark.parametrize("kind", ["tied pp", "pp ep, spread", "overlapped"])
+@pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
+def test_a_run_goes_on_in_another_layout(
+    gloo_pool: GlooPool, tmp_path: Path, kind: str, back: bool
+) -> None:
+    values, world_size, plugins = KINDS[kind]
+    alone = {
+        key: value for key, value in values.items() if not key.startswith(("parallel.", "ddp."))
+    }
+    layouts = [(values, world_size, plugins), (alone, 1, ())]
+    begun, ended = reversed(layouts) if back else layouts
+    runs = Runs(gloo_pool, tmp_path, (alone, 1, ()))
+    straight = runs("straight")
+    for (runs.values, runs.world_size, runs.plugins), steps in ((begun, 3), (ended, 6)):
+        moved = runs("moved", train__train_iters=steps, checkpoint__save_interval=3)
+    losses = [[line["loss"] for line in run[0].readings] for run in (moved, straight)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, weight in straight[0].tensors.items():
+        if name.startswith("model/") and name in moved[0].tensors:
+            torch.testing.assert_close(moved[0].tensors[name], weight, rtol=1e-5, atol=1e-6)
