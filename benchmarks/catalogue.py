@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 
-from . import end_to_end, listeners, start_up
+from . import end_to_end, listeners, ring_attention, start_up
 from .protocol import Benchmark
 
 
 def all_benchmarks() -> list[Benchmark]:
-    return [*end_to_end.benchmarks(), *listeners.benchmarks(), *start_up.benchmarks()]
+    modules = (end_to_end, ring_attention, listeners, start_up)
+    return [benchmark for module in modules for benchmark in module.benchmarks()]
 
 
 def matching(pattern: str) -> list[Benchmark]:
