@@ -23,12 +23,16 @@ def load_model(
     """Replace this rank's initial weights by those of a Hugging Face folder.
 
     Call it on every rank, before the optimizer copies the parameters. Vocabulary padding keeps its
-    initial zeros.
+    initial zeros, and a parameter that a plugin added (it carries ``ascend_added_by``) its value.
 
     Raises:
         CheckpointError: See ``load_hf_weights``; the weights are untouched then.
     """
-    tensors = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+    tensors = [
+        held
+        for held in sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+        if not getattr(held.tensor, "ascend_added_by", None)
+    ]
     pieces = [
         attrs.evolve(piece, key=piece.key.removeprefix(f"{_PREFIX}/"))
         for piece in model_pieces(tensors, _PREFIX)

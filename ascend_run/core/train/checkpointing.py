@@ -88,6 +88,8 @@ class Checkpoints:
         if step is not None:
             if begin.instead_of is not None:
                 log.warning("checkpoint.own_goes_first", step=step, passed_over=begin.instead_of)
+            if self.context.config.model.hf_path is not None and self._leaves_weights_out():
+                self._load_hugging_face(log)
             self._load(begin.store, step, log)
             if not begin.goes_on:
                 self._progress.went_back_to = begin.went_back_to
@@ -130,6 +132,17 @@ class Checkpoints:
             if bundle.trains:
                 bundle.optimizer.reload_model_params()
         log.info("weights.loaded", folder=config.model.hf_path)
+
+    def _leaves_weights_out(self) -> bool:
+        """Whether checkpoints hold less than the models, so that the rest is what the run began
+        with."""
+        config = self.context.config
+        for role, bundle in self.context.models.items():
+            whole = model_pieces(sharded_tensors(bundle.chunks))
+            kept = self.hooks.wrap("ascend_checkpoint_filter", whole, config=config, role=role)
+            if len(kept) < len(whole):
+                return True
+        return False
 
     def _tensors(self) -> list[c.ShardPiece]:
         """Every model's and every optimizer's; the pieces share their memory."""
