@@ -1,0 +1,164 @@
+"""Low-rank adapters beside frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ascend_run.plugin_api import Manifest, Maturity, Numerics, Support, hookimpl
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ascend_run.plugin_api import RunConfig, RunContext
+    from ascend_run.plugin_api import contracts as c
+
+ROLE = "policy"
+"""The model that is adapted; a reference model beside it is what it was."""
+
+
+def _fraction(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{attribute.name} must be at least 0 and below 1, got {value}")
+
+
+@attrs.frozen(kw_only=True)
+class LoraOptions:
+    """Options, set by ``plugins.lora.<field>=<value>``."""
+
+    rank: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    """Width of every adapter."""
+    alpha: float = attrs.field(default=16.0, validator=attrs.validators.gt(0))
+    """What an adapter adds is multiplied by ``alpha / rank``."""
+    rslora: bool = False
+    """Multiply by ``alpha / sqrt(rank)`` instead, arXiv:2312.03732."""
+    dropout: float = attrs.field(default=0.0, validator=_fraction)
+    """Share of an adapter's inputs that is dropped in training."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Which linears are adapted: ``linear_qkv``, ``linear_proj``, ``linear_fc1``, ``linear_fc2``,
+    or a part: ``linear_q``, ``linear_k``, ``linear_v``, ``linear_fc1_gate``, ``linear_fc1_up``."""
+    load: str | None = None
+    """Folder of an adapter in PEFT's form to begin from."""
+    export: bool = True
+    """Write the adapter in PEFT's form to ``<run.output_dir>/adapter``, with every checkpoint and
+    after the last step."""
+    checkpoint: str = attrs.field(
+        default="adapters", validator=attrs.validators.in_(("adapters", "full"))
+    )
+    """What checkpoints hold of the model: the adapters alone, or the frozen weights too."""
+
+
+class Lora:
+    """``y = W x + scale * B A x`` with A and B trained and W frozen.
+
+    Cost: a message of ``rank`` numbers a token where Megatron's linear has one of its whole width.
+    Numerics: at the first step B is zero, so the model is the base. Source: Hu et al. 2021,
+    arXiv:2106.09685.
+    """
+
+    manifest = Manifest(
+        name="lora",
+        summary="train low-rank adapters beside frozen weights, in PEFT's file format",
+        numerics=Numerics.MODEL,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
+        level=2,
+        maturity=Maturity.BETA,
+        legacy_flags=(
+            "--lora-r",
+            "--lora-alpha",
+            "--lora-target-modules",
+            "--lora-load",
+            "--lora-register-forward-hook",
+        ),
+        source="arXiv:2106.09685",
+    )
+    config_class = LoraOptions
+
+    def __init__(self, config: LoraOptions) -> None:
+        self.config = config
+        self._exported_step: int | None = None
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        from .rules import problems
+
+        return problems(config, self.config)
+
+    @hookimpl
+    def ascend_linear(
+        self, config: RunConfig, role: str, name: str, layer_index: int
+    ) -> c.Wrapper[nn.Module] | None:
+        from .targets import wanted_parts
+
+        parts = wanted_parts(self.config.target_modules, name, config) if role == ROLE else ()
+        if not parts:
+            return None
+        from .adapter import attach
+
+        where = f"decoder.layers.{layer_index}.{name}"
+        return lambda linear: attach(linear, where, parts, self.config, seed=config.run.seed)
+
+    @hookimpl
+    def ascend_embedding(self, role: str) -> c.Wrapper[nn.Module] | None:
+        if role != ROLE:
+            return None
+        from .freezing import begin_graph
+
+        return begin_graph
+
+    @hookimpl
+    def ascend_model(self, config: RunConfig, role: str) -> c.Wrapper[nn.Module] | None:
+        if role != ROLE:
+            return None
+
+        def wrap(model: nn.Module) -> nn.Module:
+            from .freezing import freeze
+            from .peft_folder import load_adapters
+
+            freeze(model)
+            if self.config.load is not None:
+                load_adapters(self.config.load, model, config, self.config)
+            return model
+
+        return wrap
+
+    @hookimpl
+    def ascend_checkpoint_filter(self, role: str) -> c.Wrapper[Sequence[c.ShardPiece]] | None:
+        if role != ROLE or self.config.checkpoint == "full":
+            return None
+        return lambda pieces: [piece for piece in pieces if ".adapter." in piece.key]
+
+    @hookimpl
+    def ascend_checkpoint_entries(self, context: RunContext) -> Mapping[str, c.CheckpointEntry]:
+        from .base import BaseRecord
+
+        return {"lora": BaseRecord(context.config, self.config)}
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        from .freezing import tell
+
+        tell(context, ROLE)
+
+    @hookimpl
+    def ascend_after_step(self, context: RunContext) -> None:
+        if context.step == context.config.train.train_iters:
+            self._export(context)
+
+    @hookimpl
+    def ascend_after_checkpoint(self, context: RunContext) -> None:
+        self._export(context)
+
+    def _export(self, context: RunContext) -> None:
+        if not self.config.export or self._exported_step == context.step:
+            return
+        from .peft_folder import export_adapters
+
+        export_adapters(context, ROLE, self.config)
+        self._exported_step = context.step
