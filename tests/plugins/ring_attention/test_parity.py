@@ -8,7 +8,7 @@ from ascend_run.plugin_api.testing.parity import Parity
 
 LAYERS, MICRO_BATCHES = 2, 4
 RING = "ring-attention"
-ONE_OWNER = {"plugins.swap-attention.min_bytes": 1}
+SWAP_ALL = {"plugins.swap-attention.min_bytes": 1}
 
 
 @pytest.mark.parametrize("model", ["dense", "moe"])
@@ -26,10 +26,17 @@ def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
 
 @pytest.mark.parametrize(
     "layout",
-    [{"cp": 2, "dp": 2}, {"cp": 2, "tp": 2}, {"cp": 2, "ep": 2}, {"cp": 2, "tp": 2, "ep": 4}],
+    [
+        {"cp": 2, "dp": 2},
+        {"cp": 2, "tp": 2},
+        {"cp": 2, "ep": 2},
+        {"cp": 2, "tp": 2, "ep": 4},
+        {"cp": 2, "pp": 2},
+        {"cp": 2, "pp": 2, "ep": 2},
+    ],
     ids=str,
 )
-def test_it_goes_with_data_tensor_sequence_and_expert_parallelism(
+def test_it_goes_with_data_tensor_sequence_expert_and_pipeline_parallelism(
     parity: Parity, layout: dict[str, int]
 ) -> None:
     parity(RING, model="moe" if "ep" in layout else "dense", layout=layout)
@@ -69,7 +76,7 @@ def test_it_takes_a_sliding_window(parity: Parity, window: list[int]) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_what_it_keeps_for_backward_may_wait_on_the_host(parity: Parity, size: int) -> None:
     for outcome in parity(
-        (RING, "swap-attention", "gmm"), model="moe", layout={"cp": size}, options=ONE_OWNER
+        (RING, "swap-attention", "gmm"), model="moe", layout={"cp": size}, options=SWAP_ALL
     ):
         assert outcome.metrics["swap-attention/swap_bytes"] > 0
 

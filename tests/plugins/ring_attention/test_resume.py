@@ -1,0 +1,42 @@
+"""A run with the ring that is cut in two comes out bit for bit the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
+from tests.core.train.runs import Runs
+
+COMMON = {
+    "model.attention_dropout": 0.1,
+    "model.hidden_dropout": 0.1,
+    "train.micro_batch_size": 2,
+    "parallel.context_parallel_size": 2,
+}
+KINDS = {
+    "experts, gmm and swap": (
+        {
+            **MOE,
+            **COMMON,
+            "parallel.expert_model_parallel_size": 2,
+            "plugins.swap-attention.min_bytes": 1,
+        },
+        2,
+        ("ring-attention", "gmm", "swap-attention"),
+    ),
+    "bf16, keys kept": (
+        {**DENSE, **COMMON, "train.precision": "bf16", "plugins.ring-attention.keep": "keys"},
+        2,
+        ("ring-attention",),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_run_in_two_halves_is_the_run_in_one(
+    gloo_pool: GlooPool, tmp_path: Path, kind: tuple[object, int, tuple[str, ...]]
+) -> None:
+    Runs(gloo_pool, tmp_path, kind).assert_the_same_in_two_halves()
