@@ -20,6 +20,9 @@ class Assembly:
     ops: c.PlatformOps
     attention_kernel: Callable[[int], c.AttentionKernel]
     """Layer index -> the platform's kernel inside every wrapper."""
+    attention_problems: dict[str, None] = attrs.field(factory=dict)
+    """What the kernels built so far do not declare and the run asks of them: a set, in order.
+    Raised in one where the modules are built, which would put words of theirs to it."""
     experts_kernel: c.ExpertsKernel
     loss_kernel: c.LossKernel
     norm: type[nn.Module] | None = None

@@ -15,9 +15,15 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from ascend_run.core.config.attention_needs import (
+    AttentionPart,
+    attention_problems,
+    declared_by,
+)
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.errors import ConfigError
 
 from .assembly import Assembly
 from .experts import loop_experts
@@ -43,13 +49,26 @@ def assemble(
     """Ask every provider once; for the attention kernel once a layer."""
     asked = {"config": config, "device": device, "groups": groups, "role": role}
 
+    needs = {plugin.manifest.name: plugin.manifest.attention_needs for plugin in hooks.plugins}
+    problems: dict[str, None] = {}
+
     def attention_kernel(layer_index: int) -> c.AttentionKernel:
-        inner = hooks.require("ascend_attention_kernel", **asked, layer_index=layer_index)
-        return hooks.wrap("ascend_attention", inner, **asked, layer_index=layer_index)
+        place = {**asked, "layer_index": layer_index}
+        owner, inner = hooks.require_named("ascend_attention_kernel", **place)
+        parts = [AttentionPart(plugin=owner, can=declared_by(inner))]
+
+        def watch(plugin: str, given: c.AttentionKernel, outer: c.AttentionKernel) -> None:
+            can = declared_by(outer)
+            parts.append(AttentionPart(plugin=plugin, can=can, needs=needs[plugin]))
+
+        outer = hooks.wrap("ascend_attention", inner, watch, **place)
+        problems.update(dict.fromkeys(attention_problems(config, parts)))
+        return outer
 
     return Assembly(
         ops=hooks.require("ascend_platform_ops", **asked),
         attention_kernel=attention_kernel,
+        attention_problems=problems,
         experts_kernel=hooks.provide("ascend_experts", **asked) or loop_experts,
         loss_kernel=hooks.provide("ascend_loss", **asked) or CrossEntropy(groups.tp),
         norm=hooks.provide("ascend_norm", **asked),
@@ -77,6 +96,9 @@ def build_model(
 
     Args:
         dtype: Of the parameters; default: what ``train.precision`` names.
+
+    Raises:
+        ConfigError: The attention kernels do not declare what the run asks of them.
     """
     dtype = dtype or PRECISIONS[config.train.precision]
     asked = {"device": device, "groups": groups, "role": role}
@@ -86,6 +108,9 @@ def build_model(
     num_chunks = transformer_config.virtual_pipeline_model_parallel_size
     for vp_stage in [None] if num_chunks is None else range(num_chunks):
         chunk = _build_chunk(config, transformer_config, assembly, vp_stage)
+        if assembly.attention_problems:
+            headline = "the attention cannot do what this run asks"
+            raise ConfigError(headline, list(assembly.attention_problems))
         chunk.to(device.torch_device)
         initialize_weights(
             chunk,

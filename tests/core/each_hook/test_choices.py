@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ascend_run.core.model.experts import loop_experts
 from ascend_run.core.model.loss import CrossEntropy
 from ascend_run.core.model.router import Router
-from ascend_run.plugin_api import HookError
+from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError
 from ascend_run.plugins.cpu.attention import FusedCpuAttention
 from ascend_run.plugins.cpu.operators import platform_ops
 from ascend_run.plugins.pretrain.task import PretrainTask
@@ -85,6 +85,42 @@ def test_ascend_attention_kernel_stands_in_for_the_platforms(tmp_path: Path) -> 
     kernel = CountingKernel(FusedCpuAttention(), marks, "mine")
     train(tmp_path, probe("ascend_attention_kernel", lambda self: kernel))
     assert marks == ["mine", "mine"]
+
+
+class Plain(Passing):
+    """The platform's kernel, of which it is said that it can nothing that is special."""
+
+    features = AttentionFeatures()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "feature"),
+    [("window_size", [4, 0], "window"), ("attention_dropout", 0.1, "dropout")],
+)
+def test_ascend_attention_kernel_that_cannot_do_what_the_run_asks_is_refused_before_training(
+    tmp_path: Path, option: str, value: Any, feature: str
+) -> None:
+    values = {f"model.{option}": value}
+    plain = probe("ascend_attention_kernel", lambda self: Plain(FusedCpuAttention()), "plain")
+    with pytest.raises(ConfigError) as refused, built(tmp_path, plain, values=values):
+        raise AssertionError("it was built all the same")
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"the attention of 'plain' does not do '{feature}', which model.")
+    for probes, chosen in (((plain,), {}), ((), values)):
+        with built(tmp_path, *probes, values=chosen):
+            pass
+
+
+def test_ascend_attention_that_lets_less_through_is_refused_by_its_name(tmp_path: Path) -> None:
+    narrow = probe("ascend_attention", lambda self: lambda inner: Plain(inner), "narrow")
+    around = probe("ascend_attention", lambda self: lambda inner: Passing(inner), "around")
+    values = {"model.attention_dropout": 0.1}
+    with (
+        pytest.raises(ConfigError, match="'narrow' does not do 'dropout'") as refused,
+        built(tmp_path, narrow, around, values=values),
+    ):
+        raise AssertionError("it was built all the same")
+    assert len(refused.value.problems) == 1
 
 
 def test_ascend_attention_wraps_the_kernel_of_each_layer_innermost_plugin_first(
