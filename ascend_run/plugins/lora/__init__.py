@@ -41,9 +41,9 @@ class LoraOptions:
     or a part: ``linear_q``, ``linear_k``, ``linear_v``, ``linear_fc1_gate``, ``linear_fc1_up``."""
     load: str | None = None
     """Folder of an adapter in PEFT's form to begin from."""
-    export: bool = True
+    export: bool | None = None
     """Write the adapter in PEFT's form to ``<run.output_dir>/adapter``, with every checkpoint and
-    after the last step."""
+    after the last step; default: where PEFT's names for the model's family are known."""
     checkpoint: str = attrs.field(
         default="adapters", validator=attrs.validators.in_(("adapters", "full"))
     )
@@ -101,8 +101,7 @@ class Lora:
             return None
         from .adapter import attach
 
-        where = f"decoder.layers.{layer_index}.{name}"
-        return lambda linear: attach(linear, where, parts, self.config, seed=config.run.seed)
+        return lambda linear: attach(linear, layer_index, name, parts, self.config)
 
     @hookimpl
     def ascend_embedding(self, role: str) -> c.Wrapper[nn.Module] | None:
@@ -118,10 +117,14 @@ class Lora:
             return None
 
         def wrap(model: nn.Module) -> nn.Module:
+            from .adapter import adapters, number_layers
             from .freezing import freeze
             from .peft_folder import load_adapters
 
             freeze(model)
+            number_layers(model)
+            for adapter in adapters(model):
+                adapter.initialize(config.run.seed)
             if self.config.load is not None:
                 load_adapters(self.config.load, model, config, self.config)
             return model
@@ -156,7 +159,12 @@ class Lora:
         self._export(context)
 
     def _export(self, context: RunContext) -> None:
-        if not self.config.export or self._exported_step == context.step:
+        from .targets import PEFT_NAMES
+
+        wanted = self.config.export
+        if wanted is None:
+            wanted = context.config.model.family in PEFT_NAMES
+        if not wanted or self._exported_step == context.step:
             return
         from .peft_folder import export_adapters
 

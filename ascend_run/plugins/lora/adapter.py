@@ -46,29 +46,34 @@ class Adapter(nn.Module):
 
     Args:
         linear: Megatron's; its weight says device and dtype.
-        where: Name of the linear in the whole model.
+        layer_index: Its place in the whole model, until ``number_layers``.
+        name: Of the linear in its layer.
         parts: Of ``targets.linear_parts``, in Megatron's order.
-        seed: Initial A is a function of it, ``where`` and the part, on any layout.
     """
 
     def __init__(
-        self, linear: nn.Module, where: str, parts: Sequence[str], options: LoraOptions, seed: int
+        self,
+        linear: nn.Module,
+        layer_index: int,
+        name: str,
+        parts: Sequence[str],
+        options: LoraOptions,
     ) -> None:
         super().__init__()
-        self.where, self.parts, self.rank = where, tuple(parts), options.rank
+        self.layer, self.name = layer_index, name
+        self.parts, self.rank = tuple(parts), options.rank
         self.scale = options.alpha / (math.sqrt(options.rank) if options.rslora else options.rank)
         self.dropout = options.dropout
         self.is_column = isinstance(linear, ColumnParallelLinear)
         self.tp_group = linear.tp_group
         self.sequence_parallel = bool(linear.sequence_parallel)
-        self.rows = _rows_of_parts(linear, where)
+        self.rows = _rows_of_parts(linear, name)
         weight = linear.weight
         like = {"dtype": weight.dtype, "device": weight.device}
         self.lora_A = nn.Parameter(torch.empty(len(parts) * self.rank, weight.shape[1], **like))
         self.lora_B = nn.ParameterDict(
             {part: torch.zeros(math.prod(self.rows[part]), self.rank, **like) for part in parts}
         )
-        self._initialize(seed)
         for parameter in self.parameters():
             parameter.ascend_added_by = ADDED_BY
             parameter.allreduce = True  # replicated as dense parameters are
@@ -81,12 +86,14 @@ class Adapter(nn.Module):
             parameter.sequence_parallel = self.sequence_parallel
 
     @torch.no_grad()
-    def _initialize(self, seed: int) -> None:
-        """Kaiming-uniform with a = sqrt(5), as PEFT has it: uniform within 1 / sqrt(H)."""
+    def initialize(self, seed: int) -> None:
+        """A Kaiming-uniform with a = sqrt(5), as PEFT has it: uniform within 1 / sqrt(H). It is a
+        function of the seed and of what the linear is called, on any layout."""
+        where = f"decoder.layers.{self.layer}.{self.name}"
         size, rank = self.tp_group.size(), self.tp_group.rank()
         width = self.lora_A.shape[1] * (1 if self.is_column else size)
         for part, block in zip(self.parts, self.lora_A.split(self.rank), strict=True):
-            digest = hashlib.sha256(f"{seed}/{self.where}/{part}".encode()).digest()
+            digest = hashlib.sha256(f"{seed}/{where}/{part}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             bound = 1.0 / math.sqrt(width)
             drawn = torch.empty(self.rank, width).uniform_(-bound, bound, generator=generator)
@@ -156,14 +163,14 @@ class Adapter(nn.Module):
         )
 
 
-def _rows_of_parts(linear: nn.Module, where: str) -> dict[str, tuple[int, int]]:
+def _rows_of_parts(linear: nn.Module, name: str) -> dict[str, tuple[int, int]]:
     """Every part of a linear -> (groups, rows in each), in Megatron's order of the output.
 
     The rows of queries, keys and values are interleaved by key-value group; those of other linears
     are one block a part.
     """
     config, rows = linear.config, linear.weight.shape[0]
-    if where.endswith("linear_qkv"):
+    if name.endswith("linear_qkv"):
         groups = (config.num_query_groups or config.num_attention_heads) // linear.tp_group.size()
         width = config.kv_channels
         queries = config.num_attention_heads // config.num_query_groups
@@ -172,16 +179,16 @@ def _rows_of_parts(linear: nn.Module, where: str) -> dict[str, tuple[int, int]]:
             "linear_k": (groups, width),
             "linear_v": (groups, width),
         }
-    if where.endswith("linear_fc1") and config.gated_linear_unit:
+    if name.endswith("linear_fc1") and config.gated_linear_unit:
         return {"linear_fc1_gate": (1, rows // 2), "linear_fc1_up": (1, rows // 2)}
-    return {where.rpartition(".")[2]: (1, rows)}
+    return {name.rpartition(".")[2]: (1, rows)}
 
 
 def attach(
-    linear: nn.Module, where: str, parts: Sequence[str], options: LoraOptions, seed: int
+    linear: nn.Module, layer_index: int, name: str, parts: Sequence[str], options: LoraOptions
 ) -> nn.Module:
     """The same linear, with an adapter added to what it answers and its own parameters' names."""
-    adapter = Adapter(linear, where, parts, options, seed)
+    adapter = Adapter(linear, layer_index, name, parts, options)
     linear.adapter = adapter
     inner_forward, inner_sharded = linear.forward, linear.sharded_state_dict
 
@@ -205,6 +212,13 @@ def attach(
 def adapters(model: nn.Module) -> list[Adapter]:
     """Every adapter of a model chunk, in the order of its layers."""
     return [module for module in model.modules() if isinstance(module, Adapter)]
+
+
+def number_layers(model: nn.Module) -> None:
+    """Let every adapter know the number of its layer: places without a layer do not count."""
+    numbers = getattr(model, "layer_numbers", ())
+    for adapter in adapters(model) if numbers else ():
+        adapter.layer = numbers[adapter.layer]
 
 
 @torch.no_grad()

@@ -66,9 +66,8 @@ def _stored_parts(
     """(PEFT's name, this rank's tensor, dim that is split, (place, size) in the split)."""
     for adapter in found:
         tp = (adapter.tp_group.rank(), adapter.tp_group.size())
-        layer = int(adapter.where.split(".")[2])
         for part, block in zip(adapter.parts, adapter.lora_A.split(adapter.rank), strict=True):
-            name = PREFIX + peft_module(part, layer, config.model.family)
+            name = PREFIX + peft_module(part, adapter.layer, config.model.family)
             a, b = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
             if adapter.is_column:
                 yield a, block, 1, (0, 1)

@@ -47,8 +47,8 @@ def _peft_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
         named = ", ".join(PEFT_NAMES)
         if options.export:
             yield (
-                f"plugins.lora.export: PEFT's names are known for {named}, not for {family}; set "
-                "plugins.lora.export=false"
+                f"plugins.lora.export=true: PEFT's names are known for {named}, not for {family}; "
+                "leave it out"
             )
         if options.load is not None:
             yield (

@@ -147,6 +147,7 @@ CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = 
             "model.recompute_num_layers": 1,
         },
     ),
+    "distributed optimizer": ("dense", {"dp": 2}, (), {"ddp.use_distributed_optimizer": True}),
     "experts ep=2": ("moe", {"dp": 2, "ep": 2}, (), {}),
     "experts gmm ep=2 tp=2": ("moe", {"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
     "experts gmm": ("moe", {}, ("gmm",), {}),
@@ -163,7 +164,7 @@ def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) 
     assert len(adapters) == parts, adapters
 
 
-@pytest.mark.parametrize("case", ["tp=2 sp dp=2", "pp=2", "experts ep=2"])
+@pytest.mark.parametrize("case", ["tp=2 sp dp=2", "pp=2", "experts ep=2", "distributed optimizer"])
 def test_weights_after_five_steps_are_those_of_one_rank(trials: Trials, case: str) -> None:
     model, layout, beside, config = CASES[case]
     assert_parity(trials(model, layout, beside, 5, config), trials(model, {}, steps=5), 1e-5)
@@ -195,6 +196,34 @@ def test_every_adapter_moves_under_full_recomputation(
     assert len(after.tensors) == (6 if targets == "linear_fc1" else 4)
     for name, weight in after.tensors.items():
         assert not torch.equal(weight, before.tensors[name]), f"{name} has not moved"
+
+
+DEEP = {**MODELS["dense"], "model.num_layers": 4}
+STAGES = {
+    "virtual stages": {
+        FLAGS["pp"]: 2,
+        "parallel.virtual_pipeline_model_parallel_size": 2,
+    },
+    "an empty place": {
+        FLAGS["pp"]: 2,
+        "model.num_layers": 6,
+        "enable": ("noop-layers",),
+        "plugins.noop-layers.layers": [1, 5],
+    },
+}
+
+
+@pytest.mark.parametrize("stages", STAGES)
+def test_adapters_of_a_cut_pipeline_are_those_of_one_rank(gloo_pool: GlooPool, stages: str) -> None:
+    values = {**DEEP, **STAGES[stages]}
+    beside = values.pop("enable", ())
+    cut, plain = (
+        gloo_pool.run(
+            run_trial, ranks, Trial(plugins=("lora", *names), config=config, steps=3), timeout=100
+        )
+        for ranks, names, config in ((2, beside, values), (1, (), DEEP))
+    )
+    assert_parity(cut, plain, 1e-5)
 
 
 def initial(ranks: Sequence[RankOutcome]) -> dict[str, torch.Tensor]:

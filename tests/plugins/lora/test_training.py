@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from ascend_run.core.checkpoint.store import FileStore
 from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.core.train.runs import Ended, assert_same, whole_run
-from tests.plugins.sft.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
 from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
 
 from .peft_models import ALPHA, RANK, peft_model, read_peft, trained, write_peft

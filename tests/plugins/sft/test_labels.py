@@ -18,8 +18,7 @@ from ascend_run.plugins.sft.conversations import Conversation
 from ascend_run.plugins.sft.labelling import Labelled, label
 from ascend_run.plugins.sft.templates import NAMED, ChatTemplate, TemplateRefusal, template_source
 from ascend_run.plugins.sft.turns import render
-
-from .chats import (
+from tests.support.chats import (
     CHATML,
     GENERATION,
     LAST_TURN_THINKS,

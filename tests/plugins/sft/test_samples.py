@@ -12,8 +12,7 @@ import torch
 from ascend_run.plugin_api import Batch, DataError, FieldSection, Layout, RunConfig, RunContext
 from ascend_run.plugin_api.config import DataSection, RunSection
 from ascend_run.plugins.sft import Sft, SftConfig, pads_to_longest
-
-from .chats import SHORT, write_lines, write_tokenizer
+from tests.support.chats import SHORT, write_lines, write_tokenizer
 
 LENGTH = 32
 

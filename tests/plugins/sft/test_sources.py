@@ -15,8 +15,7 @@ from ascend_run.plugin_api import FieldSection, Layout, RunConfig
 from ascend_run.plugin_api.config import DataSection, TrainSection
 from ascend_run.plugins.sft import Sft, SftConfig
 from ascend_run.plugins.sft.conversations import read_conversations
-
-from .chats import LONG, SHORT, write_lines, write_tokenizer
+from tests.support.chats import LONG, SHORT, write_lines, write_tokenizer
 
 
 def problems(options: dict[str, Any] | None = None, **values: Any) -> list[str]:

@@ -13,9 +13,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.core.train.runs import assert_same, whole_run
+from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
 from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
-
-from .chats import CHATML, GENERATION, write_lines, write_tokenizer
 
 STEPS, BATCH = 10, 4
 WORDS = (
@@ -105,6 +104,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
         },
         (),
     ),
+    "pp=2": (2, {"parallel__pipeline_model_parallel_size": 2}, ()),
     "cp=2": (2, {"parallel__context_parallel_size": 2}, ("ulysses",)),
 }
 
