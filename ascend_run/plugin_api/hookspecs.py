@@ -232,7 +232,8 @@ def ascend_linear(
 
     Returns:
         A function from the module to its replacement. It must keep ``state_dict`` keys of what
-        was there. None leaves it alone; so for each wrapper of a module below.
+        was there; a parameter that it adds carries ``ascend_added_by``, the plugin's name, since no
+        model family knows it. None leaves it alone; so for each wrapper of a module below.
     """
 
 
@@ -353,7 +354,11 @@ def ascend_checkpoint_entries(context: c.RunContext) -> Mapping[str, c.Checkpoin
 def ascend_checkpoint_filter(
     config: RunConfig, role: str
 ) -> c.Wrapper[Sequence[c.ShardPiece]] | None:
-    """Change which pieces of a model are saved and loaded (adapters, frozen parts)."""
+    """Change which pieces of a model are saved and loaded (adapters, frozen parts).
+
+    What is left out is, where a run goes on, what it began with: the weights of ``model.hf_path``,
+    or those that the seed gives.
+    """
 
 
 # -- readings ---------------------------------------------------------------------------------
