@@ -33,6 +33,7 @@ def expert_mlp(
     gated: bool = True,
     is_silu: bool = True,
     backend: Backend | None = None,
+    accumulate: bool = False,
 ) -> Tensor:
     """``(probs * act(x @ fc1.T)) @ fc2.T`` for each token with its own expert.
 
@@ -45,6 +46,8 @@ def expert_mlp(
         function: The non-linearity; of the gate where gated.
         is_silu: Whether it is SiLU, which then is differentiated by hand.
         backend: Default: what ``grouped_matmul.choose`` says.
+        accumulate: Add the weights' gradients straight to their ``main_grad``, where data
+            parallelism has given them one, rather than to a tensor that is then added to it.
 
     Returns:
         [T, H]; differentiable in tokens, probs and weights, an empty expert's with zeros.
@@ -54,7 +57,7 @@ def expert_mlp(
         backend = choose(counts, tokens_TH.device, tokens_TH.dtype, widths)
     activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
     groups = GROUPS[backend](counts, tokens_TH.device)
-    return _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation)
+    return _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation, accumulate)
 
 
 class _ExpertMlp(torch.autograd.Function):
@@ -67,6 +70,7 @@ class _ExpertMlp(torch.autograd.Function):
         fc2: Tensor,
         groups: Groups,
         activation: SwiGlu | AutogradActivation,
+        accumulate: bool,
     ) -> Tensor:
         hidden = groups.matmul(tokens_TH, fc1.transpose(1, 2))
         probs_T1 = probs_T.to(hidden.dtype).unsqueeze(-1)
@@ -74,7 +78,7 @@ class _ExpertMlp(torch.autograd.Function):
         kept = hidden.new_empty(act_TF.shape if activation.keeps else (act_TF.shape[0], 0))
         for rows in _row_blocks(act_TF):
             activation.forward(hidden[rows], probs_T1[rows], out=act_TF[rows], kept=kept[rows])
-        ctx.groups, ctx.activation = groups, activation
+        ctx.groups, ctx.activation, ctx.accumulate = groups, activation, accumulate
         ctx.save_for_backward(tokens_TH, probs_T, fc1, fc2, hidden, kept)
         return groups.matmul(act_TF, fc2.transpose(1, 2))
 
@@ -97,11 +101,28 @@ class _ExpertMlp(torch.autograd.Function):
                 dhidden=dhidden[rows],
                 dprobs=dprobs_T1[rows],
             )
-        dfc2 = groups.outer(dy_TH, act_TF) if needs_fc2 else None
+        accumulate = ctx.accumulate
+        dfc2 = _weight_gradient(groups, fc2, dy_TH, act_TF, accumulate) if needs_fc2 else None
         del dact_TF, act_TF
-        dfc1 = groups.outer(dhidden, tokens_TH) if needs_fc1 else None
+        dfc1 = _weight_gradient(groups, fc1, dhidden, tokens_TH, accumulate) if needs_fc1 else None
         dtokens = groups.matmul(dhidden, fc1) if needs_tokens else None
-        return dtokens, dprobs_T1.squeeze(-1).to(probs_T.dtype), dfc1, dfc2, None, None
+        return dtokens, dprobs_T1.squeeze(-1).to(probs_T.dtype), dfc1, dfc2, None, None, None
+
+
+def _weight_gradient(
+    groups: Groups, weight: Tensor, a_TN: Tensor, b_TK: Tensor, accumulate: bool
+) -> Tensor:
+    """The gradient of a weight; or, where it was added to ``main_grad``, a tensor without values.
+
+    Megatron's data parallelism reads the mark, adds nothing then and drops the tensor; that there
+    is one tells it that the gradient has come.
+    """
+    main_grad: Tensor | None = getattr(weight, "main_grad", None) if accumulate else None
+    if main_grad is None:
+        return groups.outer(a_TN, b_TK)
+    groups.add_outer(main_grad, a_TN, b_TK)
+    weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    return torch.empty_like(weight)
 
 
 def _row_blocks(x: Tensor) -> Iterator[slice]:

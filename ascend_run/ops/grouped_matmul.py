@@ -41,6 +41,10 @@ class Groups(Protocol):
         """[X, N, K]: ``a.T @ b`` over the rows of each group; zeros for an empty one."""
         ...
 
+    def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
+        """Add ``outer`` to a sum, which may be of a wider dtype, in place."""
+        ...
+
 
 class LoopGroups:
     """One product after the other, each straight into its place; any dtype, exact in float64."""
@@ -66,6 +70,16 @@ class LoopGroups:
             torch.mm(a.t(), b, out=product)
         return products
 
+    def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
+        parts = zip(
+            a_TN.split(self.counts), b_TK.split(self.counts), sum_XNK.unbind(0), strict=True
+        )
+        for a, b, total in parts:
+            if total.dtype is a.dtype:
+                total.addmm_(a.t(), b)
+            else:
+                total.add_(a.t() @ b)
+
 
 class NativeGroups:
     """torch's own grouped product: one call; operands must be contiguous."""
@@ -80,6 +94,9 @@ class NativeGroups:
 
     def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
         return F.grouped_mm(a_TN.contiguous().t(), b_TK.contiguous(), offs=self.ends)
+
+    def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
+        sum_XNK.add_(self.outer(a_TN, b_TK))  # torch's has no sum to start from
 
 
 class PaddedGroups:
@@ -100,6 +117,12 @@ class PaddedGroups:
 
     def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
         return torch.bmm(self._pad(a_TN).transpose(1, 2), self._pad(b_TK))
+
+    def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
+        if sum_XNK.dtype is a_TN.dtype:
+            sum_XNK.baddbmm_(self._pad(a_TN).transpose(1, 2), self._pad(b_TK))
+        else:
+            sum_XNK.add_(self.outer(a_TN, b_TK))
 
     def _pad(self, x: Tensor) -> Tensor:
         """[T, K] -> [X, C, K]."""

@@ -136,6 +136,40 @@ def test_a_rank_without_tokens_still_gives_gradients_of_zeros() -> None:
         assert not weight.grad.any()
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["own dtype", "wider"])
+@pytest.mark.parametrize("backend", ["loop", "bmm", "grouped_mm"])
+def test_weight_gradients_are_added_to_the_main_gradient_where_there_is_one(
+    backend: Backend, wide: bool
+) -> None:
+    dtype = torch.bfloat16 if wide else torch.float32
+    inputs, dy = leaves(COUNTS, gated=True, dtype=dtype)
+    plain = torch.autograd.grad(
+        expert_mlp(inputs[0], COUNTS, *inputs[1:], backend=backend), inputs, dy
+    )
+    start = {}
+    for weight in inputs[2:]:
+        weight.main_grad = torch.randn(weight.shape)  # type: ignore[attr-defined]
+        start[weight] = weight.main_grad.clone()  # type: ignore[attr-defined]
+    expert_mlp(inputs[0], COUNTS, *inputs[1:], backend=backend, accumulate=True).backward(dy)
+    for leaf, gradient in zip(inputs, plain, strict=True):
+        if leaf not in start:
+            assert torch.equal(leaf.grad, gradient)  # type: ignore[arg-type]
+            continue
+        assert leaf.grad_added_to_main_grad  # type: ignore[attr-defined]
+        assert leaf.grad is not None  # data parallelism waits for one
+        added = leaf.main_grad - start[leaf]  # type: ignore[attr-defined]
+        assert error(added, gradient) <= 16 * torch.finfo(torch.float32).eps
+
+
+def test_without_a_main_gradient_there_is_an_ordinary_one() -> None:
+    inputs, dy = leaves(COUNTS, gated=True)
+    expert_mlp(inputs[0], COUNTS, *inputs[1:], accumulate=True).backward(dy)
+    plain, _ = leaves(COUNTS, gated=True)
+    expert_mlp(plain[0], COUNTS, *plain[1:]).backward(dy)
+    for leaf, expected in zip(inputs, plain, strict=True):
+        assert torch.equal(leaf.grad, expected.grad)  # type: ignore[arg-type]
+
+
 def test_frozen_weights_cost_no_gradient() -> None:
     inputs, dy = leaves(COUNTS, gated=True)
     for weight in inputs[2:]:

@@ -33,6 +33,9 @@ class GmmConfig:
     backend: str = attrs.field(default="auto", validator=attrs.validators.in_(BACKENDS))
     """How the products are taken: ``auto`` by device, dtype and counts of each call;
     ``grouped_mm`` (torch's own), ``bmm`` (padded to the fullest expert) or ``loop``."""
+    gradient_accumulation_fusion: bool = False
+    """Add the gradients of the experts' weights straight to the buffer that is reduced, in its
+    dtype, rather than to a tensor of their own that is then added to it."""
 
 
 class Gmm:
@@ -61,7 +64,7 @@ class Gmm:
             "npu": Support.UNVERIFIED,
         },
         level=2,
-        legacy_flags=("--moe-grouped-gemm",),
+        legacy_flags=("--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
         source="MegaBlocks, arXiv:2211.15841",
     )
     config_class = GmmConfig
@@ -93,4 +96,7 @@ class Gmm:
             return None
         from .kernel import GroupedExperts
 
-        return GroupedExperts(None if self.config.backend == "auto" else self.config.backend)
+        return GroupedExperts(
+            None if self.config.backend == "auto" else self.config.backend,
+            accumulate=self.config.gradient_accumulation_fusion,
+        )

@@ -20,10 +20,12 @@ class GroupedExperts:
     Args:
         backend: How the products are taken; None chooses anew at each call, since the counts
             change with the routing.
+        accumulate: Whether the weights' gradients are added straight to ``main_grad``.
     """
 
-    def __init__(self, backend: Backend | None) -> None:
+    def __init__(self, backend: Backend | None, *, accumulate: bool = False) -> None:
         self.backend = backend
+        self.accumulate = accumulate
 
     def __call__(
         self,
@@ -43,4 +45,5 @@ class GroupedExperts:
             gated=activation.gated,
             is_silu=activation.is_silu,
             backend=self.backend,
+            accumulate=self.accumulate,
         )

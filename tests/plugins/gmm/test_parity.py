@@ -9,9 +9,18 @@ from ascend_run.plugin_api.testing.parity import Parity
 LAYERS, MICRO_BATCHES, EXPERTS = 2, 4, 4
 
 
-@pytest.mark.parametrize(
-    "layout", [{}, {"dp": 2, "ep": 2}, {"dp": 4, "ep": 4}, {"tp": 2, "dp": 2, "ep": 2}], ids=str
-)
+LAYOUTS = [
+    {},
+    {"dp": 2, "ep": 2},
+    {"dp": 4, "ep": 4},
+    {"tp": 2, "dp": 2, "ep": 2},
+    {"pp": 2, "dp": 2, "ep": 2},
+    {"tp": 2, "expt_tp": 2},
+    {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("backend", ["auto", "bmm"])
 def test_it_keeps_loss_gradients_and_weights(
     parity: Parity, backend: str, layout: dict[str, int]
@@ -27,5 +36,45 @@ def test_its_products_are_the_ones_that_run(parity: Parity) -> None:
     assert plain.operations["mm"] - outcome.operations["mm"] == products * EXPERTS
 
 
+@pytest.mark.parametrize(
+    "layout", [{"dp": 2}, {"dp": 2, "ep": 2}, {"tp": 2, "dp": 2, "ep": 2}], ids=str
+)
+@pytest.mark.parametrize(("backend", "sum_of"), [("loop", "addmm_"), ("bmm", "baddbmm_")])
+def test_gradients_that_are_added_to_their_buffer_are_the_same(
+    parity: Parity, backend: str, sum_of: str, layout: dict[str, int]
+) -> None:
+    """Two micro-batches or more on each rank, so that there is something to add to."""
+    options = {
+        "plugins.gmm.backend": backend,
+        "plugins.gmm.gradient_accumulation_fusion": True,
+    }
+    for outcome in parity("gmm", model="moe", layout=layout, options=options):
+        assert outcome.operations[sum_of] >= 2 * LAYERS * 2
+
+
 def test_activations_other_than_silu_are_kept_too(parity: Parity) -> None:
     parity("gmm", model="moe", config={"model.activation": "gelu"})
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 2, "ep": 2}], ids=str)
+@pytest.mark.parametrize("backend", ["auto", "bmm"])
+def test_experts_that_no_token_goes_to_are_kept_too(
+    parity: Parity, backend: str, layout: dict[str, int]
+) -> None:
+    """Sixteen tokens of a micro-batch choose two each of as many experts as that makes."""
+    outcomes = parity(
+        "gmm",
+        model="moe",
+        layout=layout,
+        config={"model.num_moe_experts": 32},
+        options={"plugins.gmm.backend": backend},
+    )
+    idle = [
+        expert
+        for outcome in outcomes
+        for piece in outcome.pieces
+        if piece.name.endswith("layers.0.mlp.experts.fc1")
+        for expert in piece.tensor.unbind(-3)
+        if not expert.any()
+    ]
+    assert idle
