@@ -14,7 +14,13 @@ from tests.support.probed_runs import train
 
 BESIDE = ("gmm", "swap-attention", "ulysses")
 OPTIONS = {"plugins.swap-attention.min_bytes": 1}
-LAYOUTS = [{}, {"cp": 2, "ep": 2}, {"cp": 2, "dp": 2, "ep": 2}]
+LAYOUTS = [
+    {},
+    {"cp": 2, "ep": 2},
+    {"cp": 2, "dp": 2, "ep": 2},
+    {"pp": 2, "cp": 2},
+    {"tp": 2, "dp": 2, "ep": 2},
+]
 STEPS = 3
 
 
@@ -27,7 +33,7 @@ def trained(pool: GlooPool, layout: dict[str, int]) -> list[RankOutcome]:
     return pool.run(run_trial, case.world_size, trial)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["one rank", "two ranks", "four ranks"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_two_runs_give_the_same_bits(gloo_pool: GlooPool, layout: dict[str, int]) -> None:
     first, second = trained(gloo_pool, layout), trained(gloo_pool, layout)
     for one, other in zip(first, second, strict=True):

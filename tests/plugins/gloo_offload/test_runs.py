@@ -17,12 +17,16 @@ from . import jobs
 
 WITH = {"enable": ["gloo-offload"], "plugins.gloo-offload.slice_elements": 1000}
 TP, EP = "parallel.tensor_model_parallel_size", "parallel.expert_model_parallel_size"
+PP, SPREAD = "parallel.pipeline_model_parallel_size", "ddp.use_distributed_optimizer"
 LAYOUTS: list[tuple[int, str, dict[str, Any], list[int]]] = [
     # ranks, model, layout, ranks that write
     (1, "dense", {}, [0]),
     (2, "dense", {}, [0]),
     (4, "dense", {TP: 2, "parallel.sequence_parallel": True}, [0, 1]),
     (4, "moe", {EP: 2}, [0]),
+    (2, "dense", {SPREAD: True}, [0]),
+    (4, "moe", {EP: 2, SPREAD: True}, [0]),
+    (4, "dense", {PP: 2, SPREAD: True}, [0, 2]),
 ]
 DTYPES = {"F32": torch.float32, "U8": torch.uint8, "I64": torch.int64, "F64": torch.float64}
 
@@ -83,6 +87,18 @@ def test_a_run_goes_on_with_it_and_without_it(
     for one, other in zip(resumed, through, strict=True):
         for name, weight in other["weights"].items():
             assert torch.equal(one["weights"][name], weight), name
+
+
+def test_states_that_are_spread_travel_and_those_of_the_first_rank_do_not(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    writer, _ = gloo_pool.run(jobs.run, 2, str(tmp_path), 2, {**WITH, SPREAD: True}, "dense")
+    tensors = stored(tmp_path, 2)
+    states = [t for key, t in tensors.items() if key.startswith("optimizer/exp_avg")]
+    generators = [t for key, t in tensors.items() if key.startswith("rng/rank_00001/")]
+    everything, own = (sum(t.nbytes for t in some) for some in (states, generators))
+    received = writer["readings"]["gloo-offload/received_bytes"] - own
+    assert 0.4 * everything < received < 0.6 * everything  # of two ranks, one's
 
 
 def test_it_counts_what_travelled(gloo_pool: GlooPool, tmp_path: Path) -> None:
