@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Show what a run would be, before anything runs.
 
-    Which plugin answers which hook, in which order and why; who plays which part of the layout;
+    Which plugin implements which hook, in which order and why; the layout of ranks;
     where each setting comes from. What cannot run is refused as training would refuse it.
     """
     from .planning import prepare_raw, request

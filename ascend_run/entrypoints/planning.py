@@ -38,7 +38,7 @@ from .plan_data import plan_data
 
 @attrs.frozen(kw_only=True)
 class Prepared:
-    """A run that nothing known beforehand speaks against."""
+    """A run that passed every check that can be made before it starts."""
 
     resolved: ResolvedConfig
     resolution: Resolution
@@ -223,7 +223,7 @@ def _build_config(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
 
 
 def _family(resolution: Resolution) -> Any:
-    """The model family's data, which stands before the config and so before any option."""
+    """The model family's data, which is needed before the config and so before any option."""
     (plugin,) = (p for p in resolution.order if kind_of(p.manifest) is Kind.MODEL)
     options = _options_of(plugin)
     family = plugin(options()) if options else plugin()
@@ -241,7 +241,7 @@ def _misfits(config: RunConfig, layout: Layout, resolution: Resolution, hooks: H
     problems += attention_problems(config, _attention_parts(config, resolution))
     for name, answer in hooks.contributions("ascend_check", config=config, layout=layout):
         if isinstance(answer, str):
-            raise HookError(f"'{name}' answers ascend_check with a text; a list of them is asked")
+            raise HookError(f"'{name}' returns a text from ascend_check; expected a list of texts")
         problems += answer
     return list(dict.fromkeys(problems))
 

@@ -68,7 +68,7 @@ def show_command(name: str, as_json: bool) -> None:
 
 
 def listing(catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Every plugin as plain data, ours with their manifests; aliases stand beside their plugin."""
+    """Every plugin as plain data, ours with their manifests; aliases with their plugin."""
     ours = [name for name, candidate in catalogue.items() if candidate.first_party]
     loaded = catalogue.load_each(ours)
     rows: list[dict[str, Any]] = []
@@ -151,7 +151,7 @@ def _platforms(row: Mapping[str, Any]) -> str:
 
 
 def _outside(candidate: Candidate) -> dict[str, Any]:
-    """What metadata tells, without a line of the plugin's code."""
+    """What the metadata says; none of the plugin's code runs."""
     return {
         "name": candidate.name,
         "kind": str(candidate.kind),

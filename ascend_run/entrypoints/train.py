@@ -238,7 +238,7 @@ def _train_on_ranks(prepared: Prepared, request: Mapping[str, Any], options: Lau
         from ascend_run.core.log.metrics import add_failure
         from ascend_run.plugin_api.errors import AscendRunError
 
-        # A node may not see the folder; and what ended the run is told in any case.
+        # A node may not see the folder; why the run ended is reported in any case.
         if folder.is_dir():
             with suppress(AscendRunError):
                 add_failure(folder / "metrics.jsonl", why, lost_peer=lost_peer)
@@ -250,7 +250,7 @@ def _train(prepared: Prepared) -> None:
     from ascend_run.core.config.printing import render_toml
 
     with warnings.catch_warnings():
-        # Megatron tells of each optional library that it does without; here none is missed.
+        # Megatron warns of each optional library that it does without; none is needed here.
         warnings.filterwarnings("ignore", module=r"megatron\.")
         from ascend_run.core.run import RunRequest, run_training
 

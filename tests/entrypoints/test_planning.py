@@ -166,7 +166,7 @@ def test_a_kernel_that_cannot_do_what_the_config_asks_is_refused_when_planned(
 def test_a_check_that_answers_a_text_is_the_plugins_error(install: Install, file: Path) -> None:
     offer(install, "ring", plugin_with("@hookimpl\ndef ascend_check(self):\n    return 'oh'"))
 
-    with pytest.raises(HookError, match="'ring' answers ascend_check with a text"):
+    with pytest.raises(HookError, match="'ring' returns a text from ascend_check"):
         prepare(file, enable=["relay", "ring"])
 
 

@@ -166,13 +166,13 @@ def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
 def test_the_markdown_table_leads_each_of_ours_to_its_page(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offer(install, "ring")
+    offer(install, "relay")
 
     lines = output_of(capsys, "plugins", "--markdown").splitlines()
 
     start = "| [cpu](docs/plugins/cpu.md) | platform |"
     assert any(line.startswith(start) for line in lines)
-    assert not any("ring" in line.split("|")[1] for line in lines if line.startswith("|"))
+    assert not any("relay" in line.split("|")[1] for line in lines if line.startswith("|"))
 
 
 def test_platforms_are_marked_by_how_they_run_there() -> None:

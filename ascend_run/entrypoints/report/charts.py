@@ -95,7 +95,7 @@ class Chart:
 
     @property
     def note(self) -> str:
-        """What the reader must know of how points stand for readings."""
+        """What the reader must know of how readings are drawn as points."""
         notes = []
         most = max((line.series for line in self.lines), key=lambda series: series.readings)
         if most.readings_per_point > 1:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "yes", "no"]),
     default="auto",
     show_default=True,
-    help="Open the page in a browser; auto: where somebody sits in front of one.",
+    help="Open the page in a browser; auto: where there is a display.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the headline figures as JSON.")
 def command(run_dirs: tuple[Path, ...], output: Path | None, opens: str, as_json: bool) -> None:

@@ -27,7 +27,7 @@ class ConfigRow:
 
     @property
     def is_set(self) -> bool:
-        """Whether somebody chose it: not so a ``default``, a plugin's or Megatron's."""
+        """Whether it was set: not so a ``default``, a plugin's or Megatron's."""
         return bool(self.origin) and self.origin.split()[-1] != "default"
 
 
@@ -75,7 +75,7 @@ def _comments(text: str) -> dict[str, str]:
 
 
 def _comment(line: str) -> str:
-    """What stands behind the first ``#`` that is not part of the value."""
+    """The text behind the first ``#`` that is not part of the value."""
     for found in re.finditer("#", line):
         try:
             tomllib.loads(line[: found.start()])

@@ -1,4 +1,4 @@
-"""The plan as a drawing needs it: hooks sorted by point, each with what stands around what."""
+"""The plan as a drawing needs it: hooks sorted by point, each with what wraps what."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Seam:
     """Without the prefix."""
     kind: str
     owners: tuple[str, ...]
-    """Innermost (or first asked, or first told) first."""
+    """Innermost (or first called) first."""
     inside: str | None
     """What a wrapper's innermost owner wraps; None for a hook that wraps nothing."""
 
 
 def seams_by_point(plan: Mapping[str, Any]) -> dict[Point, list[Seam]]:
-    """Every hook that somebody implements, under its point; all points are there."""
+    """Every hook that is implemented, under its point; all points are there."""
     hooks = items(plan.get("hooks"))
     owners = {str(hook.get("hook", "?")): _owners(hook) for hook in hooks}
     known = hook_points()
@@ -50,7 +50,7 @@ def seams_by_point(plan: Mapping[str, Any]) -> dict[Point, list[Seam]]:
 
 
 def free_hooks(point: Point, seams: list[Seam]) -> list[str]:
-    """Hooks of a point that nobody took, where ascend-run's own stands."""
+    """Hooks of a point that no plugin provides, where ascend-run's own is used."""
     taken = {seam.name for seam in seams}
     names = [
         hook.name.removeprefix(PREFIX)

@@ -11,7 +11,7 @@ _VOID: Final = frozenset({"input", "meta", "br"})
 
 
 class Markup(str):
-    """HTML that is safe to stand in a page as it is."""
+    """HTML that is safe in a page as it is."""
 
     __slots__ = ()
 

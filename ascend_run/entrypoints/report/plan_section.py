@@ -16,10 +16,10 @@ _GREY: Final = 5
 _BASE: Final = (Point.COMM, Point.RUN)
 """Points that serve all others: drawn beneath the flow."""
 _KIND_MEANS: Final = {
-    "provider": "exactly one answers; the first of several that does",
-    "wrapper": "each wraps what stands inside it; innermost first",
-    "contribution": "all answers are merged",
-    "listener": "told of events, in this order",
+    "provider": "one plugin provides it: the first that returns a value",
+    "wrapper": "each wraps the ones before it; innermost first",
+    "contribution": "what all return is merged",
+    "listener": "called at events, in this order",
 }
 
 

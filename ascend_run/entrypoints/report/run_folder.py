@@ -21,7 +21,7 @@ _SHOWN_LEVELS: Final = frozenset({"warning", "error", "critical"})
 
 @attrs.frozen(kw_only=True)
 class RunData:
-    """One run as its files tell it; a part that is missing or corrupt is empty and named."""
+    """One run as its files describe it; a part that is missing or corrupt is empty and named."""
 
     name: str
     path: Path
@@ -66,7 +66,7 @@ def read_run(path: Path) -> RunData:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """The value where it is a mapping, else an empty one: files are written by anybody."""
+    """The value where it is a mapping, else an empty one: the files may be another program's."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -79,7 +79,7 @@ class LoadMap:
 
 
 def load_map(records: Iterable[Mapping[str, Any]], columns: int = 160) -> LoadMap | None:
-    """The expert load; None where no step tells it."""
+    """The expert load; None where no step has it."""
     rows: list[tuple[int, list[float]]] = []
     for record in records:
         load = record.get("expert_load")

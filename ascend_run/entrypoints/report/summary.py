@@ -32,7 +32,7 @@ class LossChange:
 
 @attrs.frozen(kw_only=True)
 class Summary:
-    """Headline figures; None where the run does not tell."""
+    """Headline figures; None where the run does not say."""
 
     status: str
     """``finished``, ``failed`` or ``unfinished``: under way, or interrupted without a word."""

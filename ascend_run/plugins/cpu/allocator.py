@@ -1,4 +1,4 @@
-"""glibc's allocator, told to keep what training will ask for again in the next step."""
+"""glibc's allocator, set to keep the memory that the next training step will use again."""
 
 from __future__ import annotations
 

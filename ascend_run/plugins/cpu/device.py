@@ -32,7 +32,7 @@ class CpuDevice:
         self._peak_bytes = 0
 
     def activate(self) -> None:
-        """Let Megatron take the CPU for its accelerator; see ``facade``. Twice is once."""
+        """Let Megatron use the CPU as its accelerator; see ``facade``. Idempotent."""
         if self._facade is None:
             from .facade import Facade
 

@@ -21,7 +21,7 @@ from .family import FAMILY
 
 
 class Gpt2:
-    """Answers what a GPT-2 is, as data that serves import and export alike."""
+    """Describes a GPT-2 as data that serves import and export alike."""
 
     manifest = Manifest(
         name="gpt2",

@@ -20,7 +20,7 @@ from .family import FAMILY
 
 
 class Llama:
-    """Answers what a Llama is, as data that serves import and export alike."""
+    """Describes a Llama as data that serves import and export alike."""
 
     manifest = Manifest(
         name="llama",

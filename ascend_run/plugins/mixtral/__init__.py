@@ -20,7 +20,7 @@ from .family import FAMILY
 
 
 class Mixtral:
-    """Answers what a Mixtral is, as data that serves import and export alike."""
+    """Describes a Mixtral as data that serves import and export alike."""
 
     manifest = Manifest(
         name="mixtral",

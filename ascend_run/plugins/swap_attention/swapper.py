@@ -1,12 +1,12 @@
 """Saved tensors that live on the host between their layer's forward and its backward.
 
 While a module runs forward, autograd hands every tensor that it saves to ``Call.pack`` and keeps
-what that answers. It answers a handle, so autograd holds no device memory; the device storage goes
-when the forward's own references go and the copy has landed. ``Call.unpack`` answers the tensor
-again, from the same bytes.
+what that returns. It returns a handle, so autograd holds no device memory; the device storage is
+freed when the forward drops its own references and the copy is complete. ``Call.unpack`` returns
+the tensor again, from the same bytes.
 
 Timeline of layer i: copies start while it runs forward; before the next forward the computation
-waits for them and the device storage is let go; the backward that comes ``prefetch`` before its own
+waits for them and releases the device storage; the backward that comes ``prefetch`` before its own
 starts bringing it back; its own backward waits for that.
 """
 
@@ -172,7 +172,7 @@ class BackwardOrder:
 
     @property
     def next(self) -> int | None:
-        """The forward whose backward is expected next of all; None where nobody knows."""
+        """The forward whose backward is expected next of all; None where it is not known."""
         return self._next.get(self._came[-1] if self._came else None)
 
     def after(self, number: int) -> int | None:
@@ -214,7 +214,7 @@ class Swapper:
         self._calls.clear()
 
     def expected_after(self, call: Call) -> Call | None:
-        """The call whose backward is expected after that of another; None where nobody knows."""
+        """The call whose backward is expected after that of another; None where it is not known."""
         if not self.order.known:
             return call.previous
         number = self.order.after(call.number)

@@ -1,9 +1,9 @@
-"""What makes Megatron take the CPU for its accelerator, declared as one table.
+"""Replacements that let Megatron use the CPU as its accelerator, declared as one table.
 
 Megatron names ``torch.cuda`` and ``device="cuda"`` throughout. Each row of the table replaces one
 name for the length of a run and says why; removing the facade puts every original object back.
 Nothing here intercepts operations: no TorchFunctionMode, no dispatch key, so a layer's forward
-runs at its usual speed. Rows on Megatron's own names and on torch's stand in one table, apart from
+runs at its usual speed. Rows on Megatron's own names and on torch's are in one table, apart from
 the patches that a plugin may ask for, because they go together or not at all.
 """
 

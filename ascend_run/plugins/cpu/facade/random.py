@@ -17,7 +17,7 @@ from .substitution import Substitute, original
 
 
 class DeviceRandom:
-    """The generator that stands for the device's."""
+    """The generator that is used as the device's."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator(device="cpu")
