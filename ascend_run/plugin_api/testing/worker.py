@@ -23,6 +23,10 @@ from typing import Any
 
 import attrs
 
+_MANY_THREADS = 40
+"""Each group has three, one of which wakes up a hundred times a second, and a model's reference
+cycles keep the groups of jobs that are over until they are collected."""
+
 
 @attrs.frozen(kw_only=True)
 class Job:
@@ -130,11 +134,17 @@ def answer(job: Job) -> bytes:
     except Exception as error:  # it could not be found, joined or sent
         result = Failure.of(error)
         reply = pickle.dumps(result)
-    if isinstance(result, Failure):
-        # Frames of the exception may have held process groups open: peers that wait in a
-        # collective see the connection close and fail at once.
+    # Frames of an exception may have held process groups open: peers that wait in a collective see
+    # the connection close and fail at once.
+    if isinstance(result, Failure) or _num_threads() > _MANY_THREADS:
         gc.collect()
     return reply
+
+
+def _num_threads() -> int:
+    import psutil
+
+    return int(psutil.Process().num_threads())
 
 
 def serve(descriptor: int) -> None:
