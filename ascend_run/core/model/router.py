@@ -63,7 +63,7 @@ class Router(MegatronRouter):
         _refuse_what_is_not_done_here(config)
         self.topk = config.moe_router_topk
         self.tokens_routed: Tensor | None = None
-        self.last_aux_loss: Tensor | None = None
+        self.aux_losses: Tensor | None = None
 
     def gating(self, input: Tensor) -> Tensor:
         """Logits in float32, or float64 for float64 inputs; ``moe_router_dtype`` may widen them."""
@@ -122,7 +122,7 @@ class Router(MegatronRouter):
         fraction_X = tokens_X / (num_tokens * self.topk)
         num_experts = self.config.num_moe_experts
         aux_loss = coefficient * num_experts * (fraction_X * scores_TX.sum(dim=0)).sum()
-        self.last_aux_loss = aux_loss.detach() / num_tokens
+        self._add_to_log(aux_loss.detach() / num_tokens)
         return MoEAuxLossAutoScaler.apply(probs_TX, aux_loss)
 
     def _takes_gradients(self) -> bool:
@@ -134,6 +134,18 @@ class Router(MegatronRouter):
         if counts is None:
             return torch.zeros(self.num_experts, dtype=torch.int64, device=self.weight.device)
         return counts
+
+    def take_aux_losses(self) -> Tensor:
+        """[2] in float64: this rank's parts of the balancing losses since the last call, added up;
+        and how many they are, one a micro-batch."""
+        losses, self.aux_losses = self.aux_losses, None
+        if losses is None:
+            return torch.zeros(2, dtype=torch.float64, device=self.weight.device)
+        return losses
+
+    def _add_to_log(self, aux_loss: Tensor) -> None:
+        one = torch.stack((aux_loss.double(), torch.ones_like(aux_loss, dtype=torch.float64)))
+        self.aux_losses = one if self.aux_losses is None else self.aux_losses + one
 
     @torch.no_grad()
     def _count(self, routing_map: Tensor) -> None:

@@ -78,15 +78,12 @@ class Readings:
         if num_experts is None:
             return {}
         groups, device = self.context.groups, self.context.device.torch_device
-        # Tokens of each expert; the losses of all routers; how many there are. A pipeline stage
-        # may have none.
+        # Tokens of each expert; the losses of all routers and micro-batches; how many they are. A
+        # pipeline stage may have none.
         summary = torch.zeros(num_experts + 2, dtype=torch.float64, device=device)
         for router in self.routers:
             summary[:num_experts] += router.take_counts()
-            if router.last_aux_loss is not None:
-                summary[num_experts:] += torch.stack(
-                    (router.last_aux_loss.double(), summary.new_ones(()))
-                )
+            summary[num_experts:] += router.take_aux_losses()
         for group in (groups.tp_dp_cp, groups.pp):
             dist.all_reduce(summary, group=group)
         *counts, aux_loss, num_losses = summary.tolist()

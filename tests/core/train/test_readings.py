@@ -142,9 +142,9 @@ def test_the_balancing_loss_is_its_formula_over_all_ranks(
     for first in range(0, world_size, sharing):
         records = [seen for _, seen in ranks[first : first + sharing]]
         counts += sum(chosen.sum(dim=0) for seen in records for _, chosen in seen)
-        for layer in (-2, -1):  # of the last micro-batch
-            logits = torch.cat([seen[layer][0] for seen in records])
-            chosen = torch.cat([seen[layer][1] for seen in records]).double()
+        for call in range(len(records[0])):  # every layer of every micro-batch
+            logits = torch.cat([seen[call][0] for seen in records])
+            chosen = torch.cat([seen[call][1] for seen in records]).double()
             shares = logits.softmax(dim=-1).mean(dim=0)
             losses.append(0.25 * 4 * float((chosen.mean(dim=0) / 2 * shares).sum()))
     for line, _ in ranks:
