@@ -28,6 +28,8 @@ _EMBEDDING: Final = "account_for_embedding_in_pipeline_split"
 _LOSS: Final = "account_for_loss_in_pipeline_split"
 _SPLITS: Final = (_FIRST, _LAST, _EMBEDDING, _LOSS)
 _LETTERS: Final = {"E": "embedding", "t": "decoder", "L": "loss"}
+_LONGEST: Final = 10_000
+"""Letters; no model has as many layers, and a slip must not fill the memory."""
 _REPEATED: Final = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
 
 
@@ -170,7 +172,7 @@ def _listed_stages(layout: Any) -> list[list[str]]:
         return [[str(kind).strip().lower() for kind in stage] for stage in stages]
     text = layout.replace(",", "")
     for pattern in _REPEATED:
-        text = pattern.sub(lambda match: match[1] * int(match[2]), text)
+        text = pattern.sub(lambda match: match[1] * int(match[2][:3]), text)[:_LONGEST]
     return [[_LETTERS.get(letter, letter) for letter in stage] for stage in text.split("|")]
 
 

@@ -27,17 +27,39 @@ FOUR = {"model.num_layers": 4, "train.global_batch_size": 8}
 DISTRIBUTED = {"ddp.use_distributed_optimizer": True}
 REDUCED = {"ddp.overlap_grad_reduce": True, "ddp.bucket_size": 4000}
 OVERLAPPED = {**DISTRIBUTED, **REDUCED, "ddp.overlap_param_gather": True}
-TIED = {"model.share_embeddings_and_output_weights": True}
 """Several buckets on the first stage."""
+ONE_STAGE = {"model.moe_layer_freq": [0, 0, 1, 1]}
+TIED = {"model.share_embeddings_and_output_weights": True}
 
 
 @pytest.mark.parametrize(
-    "ddp", [DISTRIBUTED, REDUCED, OVERLAPPED], ids=["spread", "reduced", "all"]
-)
-@pytest.mark.parametrize(
-    ("layout", "world_size", "plugins"),
-    [({}, 2, ()), (TP, 4, ()), (PP, 4, ()), (VPP, 4, ()), (CP, 4, ("ulysses",))],
-    ids=["dp2", "tp2 dp2", "pp2 dp2", "vpp2 dp2", "cp2 dp2"],
+    ("layout", "world_size", "plugins", "ddp"),
+    [
+        ({}, 2, (), DISTRIBUTED),
+        ({}, 2, (), REDUCED),
+        ({}, 2, (), OVERLAPPED),
+        (TP, 4, (), DISTRIBUTED),
+        (TP, 4, (), OVERLAPPED),
+        (PP, 4, (), DISTRIBUTED),
+        (PP, 4, (), OVERLAPPED),
+        (VPP, 4, (), {}),
+        (VPP, 4, (), REDUCED),
+        (VPP, 4, (), OVERLAPPED),
+        (CP, 4, ("ulysses",), OVERLAPPED),
+    ],
+    ids=[
+        "dp2-spread",
+        "dp2-reduced",
+        "dp2-all",
+        "tp2 dp2-spread",
+        "tp2 dp2-all",
+        "pp2 dp2-spread",
+        "pp2 dp2-all",
+        "vpp2 dp2-plain",
+        "vpp2 dp2-reduced",
+        "vpp2 dp2-all",
+        "cp2 dp2-all",
+    ],
 )
 def test_training_comes_to_the_weights_of_one_rank(
     gloo_pool: GlooPool,
@@ -52,17 +74,26 @@ def test_training_comes_to_the_weights_of_one_rank(
 
 
 @pytest.mark.parametrize(
-    ("layout", "world_size"),
+    ("layout", "world_size", "ddp"),
     [
-        (EP, 2),
-        (EP, 4),
-        ({**EP, **PP, "model.moe_layer_freq": [0, 0, 1, 1]}, 4),
-        ({**TP, **ETP}, 4),
-        ({**VPP, **EP, "model.moe_layer_freq": [0, 0, 1, 1]}, 4),
+        (EP, 2, DISTRIBUTED),
+        (EP, 4, OVERLAPPED),
+        ({**TP, **ETP}, 4, DISTRIBUTED),
+        ({**TP, **ETP}, 4, {}),
+        ({**EP, **PP, **ONE_STAGE}, 4, {}),
+        ({**EP, **PP, **ONE_STAGE}, 4, DISTRIBUTED),
+        ({**VPP, **EP, **ONE_STAGE}, 4, OVERLAPPED),
     ],
-    ids=["ep", "ep dp", "ep, experts on one stage", "tp etp", "vpp ep"],
+    ids=[
+        "ep-spread",
+        "ep dp-all",
+        "tp etp-spread",
+        "tp etp-plain",
+        "ep, experts on one stage-plain",
+        "ep, experts on one stage-spread",
+        "vpp ep-all",
+    ],
 )
-@pytest.mark.parametrize("ddp", [{}, DISTRIBUTED, OVERLAPPED], ids=["plain", "spread", "all"])
 def test_experts_train_to_the_weights_of_one_rank(
     gloo_pool: GlooPool, layout: Mapping[str, Any], world_size: int, ddp: Mapping[str, Any]
 ) -> None:

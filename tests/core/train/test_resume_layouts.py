@@ -4,6 +4,7 @@ that goes on in another layout than it began in."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,11 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert len({line["loss"] for line in losses}) == FIRST + NEXT
 
 
+def _flat(line: dict[str, Any]) -> dict[str, float]:
+    loads = {f"load {index}": load for index, load in enumerate(line.get("expert_load", ()))}
+    return {**{key: value for key, value in line.items() if key != "expert_load"}, **loads}
+
+
 @pytest.mark.parametrize("kind", ["tied pp", "pp ep, spread", "overlapped"])
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
 def test_a_run_goes_on_in_another_layout(
@@ -75,8 +81,9 @@ def test_a_run_goes_on_in_another_layout(
     straight = runs("straight")
     for (runs.values, runs.world_size, runs.plugins), steps in ((begun, 3), (ended, 6)):
         moved = runs("moved", train__train_iters=steps, checkpoint__save_interval=3)
-    losses = [[line["loss"] for line in run[0].readings] for run in (moved, straight)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for line, expected in zip(moved[0].readings, straight[0].readings, strict=True):
+        # The experts' load and their loss are of all stages too.
+        assert _flat(line) == pytest.approx(_flat(expected), rel=1e-5)
     for name, weight in straight[0].tensors.items():
         if name.startswith("model/") and name in moved[0].tensors:
             torch.testing.assert_close(moved[0].tensors[name], weight, rtol=1e-5, atol=1e-6)
