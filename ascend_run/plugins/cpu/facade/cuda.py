@@ -77,6 +77,11 @@ def call_now(callback: Callable[[], None], **_: Any) -> None:
     callback()
 
 
+def _no_properties(_device: Any = None) -> Any:
+    """What torch itself raises where it was built without CUDA."""
+    raise AssertionError("the CPU has no properties of a CUDA device")
+
+
 @contextlib.contextmanager
 def _entered(*_: Any, **__: Any) -> Iterator[None]:
     """A context that changes nothing."""
@@ -110,6 +115,7 @@ def cuda_substitutes(device: CpuDevice) -> tuple[Substitute, ...]:
         "device_count": (lambda: 1, "ranks are counted per device"),
         "device": (_entered, "context of Megatron's RNG functions"),
         "get_device_capability": (lambda _device=None: (0, 0), "kernels are chosen by it"),
+        "get_device_properties": (_no_properties, "torch.compile asks, and takes this for a no"),
         "get_device_name": (lambda _device=None: "cpu", "logged"),
         "_lazy_call": (call_now, "queues forever where CUDA never starts"),
         "_lazy_init": (nothing(), "raises without CUDA"),

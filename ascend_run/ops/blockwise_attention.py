@@ -10,15 +10,43 @@ scaled scores first; the bias is added after it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api import AttentionSpec
-
-from .visibility import Rectangle, Shape, rectangles
+from .visibility import MaskRules, Rectangle, Shape, rectangles
 
 QUERY_BLOCK = 256
+
+
+class DropoutRules(Protocol):
+    """What is read of plugin_api's Dropout."""
+
+    @property
+    def probability(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+
+
+class ScoreRules(Protocol):
+    """What is read of plugin_api's AttentionSpec, which says what each field means."""
+
+    @property
+    def scale(self) -> float: ...
+    @property
+    def mask(self) -> MaskRules: ...
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def softcap(self) -> float | None: ...
+    @property
+    def dropout(self) -> DropoutRules | None: ...
+
+
+def needs_scores(spec: ScoreRules) -> bool:
+    """Whether a spec changes scores or probabilities in ways that fused kernels cannot follow."""
+    return spec.bias is not None or spec.softcap is not None or spec.dropout is not None
 
 
 def band(part: Rectangle, like: Tensor) -> Tensor:
@@ -35,7 +63,7 @@ def band(part: Rectangle, like: Tensor) -> Tensor:
 class _Scores:
     """The scores of one call, block by block, with what each block's gradient needs."""
 
-    def __init__(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> None:
+    def __init__(self, q: Tensor, k: Tensor, spec: ScoreRules) -> None:
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.spec = spec
         self.groups = k.shape[1]
@@ -82,7 +110,7 @@ class _Scores:
             yield part, factors.bernoulli_(keep, generator=generator).div_(keep or 1.0)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, spec: ScoreRules) -> tuple[Tensor, Tensor]:
     """Attend; without sinks, which the caller adds.
 
     Args:
@@ -108,7 +136,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tenso
 
 
 def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: AttentionSpec
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: ScoreRules
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, then of the bias where there is one; ``lse`` may include sinks."""
     scores = _Scores(q, k, spec)

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ascend_run.ops.blockwise_attention import band
+from ascend_run.ops.visibility import Rectangle, Shape, rectangles
 from ascend_run.plugin_api import Mask
-from ascend_run.plugins.cpu.blockwise import band
-from ascend_run.plugins.cpu.visibility import Rectangle, Shape, rectangles
-
-from .attention_reference import visible
+from tests.support.attention_reference import visible
 
 bounds = st.integers(-1, 6)
 masks = st.builds(

@@ -10,14 +10,27 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Final, Protocol
 
 import attrs
 
-from ascend_run.plugin_api import Mask
-
 BAND_BLOCK: Final = 256
 """Queries of one banded rectangle; the band's mask is at most this many rows."""
+
+
+class MaskRules(Protocol):
+    """What is read of plugin_api's Mask, which says what each field means."""
+
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def window(self) -> tuple[int, int] | None: ...
+    @property
+    def document_ends(self) -> tuple[int, ...] | None: ...
+    @property
+    def query_start(self) -> int: ...
+    @property
+    def key_start(self) -> int: ...
 
 
 class Shape(enum.Enum):
@@ -43,6 +56,14 @@ class Rectangle:
     high: int = 0
 
     @property
+    def num_queries(self) -> int:
+        return self.query_end - self.query_start
+
+    @property
+    def num_keys(self) -> int:
+        return self.key_end - self.key_start
+
+    @property
     def queries(self) -> slice:
         return slice(self.query_start, self.query_end)
 
@@ -52,7 +73,12 @@ class Rectangle:
 
 
 def rectangles(
-    mask: Mask, num_queries: int, num_keys: int, block: int | None = None
+    mask: MaskRules,
+    num_queries: int,
+    num_keys: int,
+    block: int | None = None,
+    *,
+    band_block: int | None = BAND_BLOCK,
 ) -> tuple[Rectangle, ...]:
     """Cut the visible part of the score matrix; a query in none of the rectangles sees no key.
 
@@ -62,17 +88,18 @@ def rectangles(
         num_keys: Columns of the score matrix.
         block: Cut every rectangle to at most so many queries; None leaves whole what is not a
             band.
+        band_block: The same for bands.
     """
     found: list[Rectangle] = []
     for first, last in _documents(mask, num_queries, num_keys):
         queries = _clip(first - mask.query_start, last - mask.query_start, num_queries)
         keys = _clip(first - mask.key_start, last - mask.key_start, num_keys)
         if queries[0] < queries[1] and keys[0] < keys[1]:
-            found.extend(_within_document(mask, queries, keys, block))
+            found.extend(_within_document(mask, queries, keys, block, band_block))
     return tuple(found)
 
 
-def _documents(mask: Mask, num_queries: int, num_keys: int) -> Iterator[tuple[int, int]]:
+def _documents(mask: MaskRules, num_queries: int, num_keys: int) -> Iterator[tuple[int, int]]:
     """Position ranges of the documents, over every position of this call."""
     first = min(mask.query_start, mask.key_start)
     end = max(mask.query_start + num_queries, mask.key_start + num_keys)
@@ -85,7 +112,11 @@ def _clip(start: int, end: int, size: int) -> tuple[int, int]:
 
 
 def _within_document(
-    mask: Mask, queries: tuple[int, int], keys: tuple[int, int], block: int | None
+    mask: MaskRules,
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    block: int | None,
+    band_block: int | None,
 ) -> Iterator[Rectangle]:
     (q0, q1), (k0, k1) = queries, keys
     left, right = mask.window or (-1, -1)
@@ -98,7 +129,7 @@ def _within_document(
     q0, q1 = max(q0, k0 - high), min(q1, k1 - low)  # the others see no key
     size = block or (q1 - q0)
     if _shape(q0, q1, k0, k1, low, high) is Shape.BAND:
-        size = min(size, BAND_BLOCK)
+        size = min(size, band_block or size)
     for start in range(q0, q1, max(size, 1)):
         end = min(start + size, q1)
         first, last = max(k0, start + low), min(k1, end + high)

@@ -1,0 +1,49 @@
+"""Copies between a device and its host on streams of their own, beside the computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class StreamCopier:
+    """plugin_api's HostCopier on pinned memory and two side streams, one for each direction.
+
+    The computation waits for copies on its own stream; the host never does.
+
+    Args:
+        streams: ``torch.cuda``, or a module of the same functions (``torch.npu``).
+        pin: Whether host memory is pinned; without it a copy is done when it returns.
+    """
+
+    def __init__(self, streams: Any, *, pin: bool = True) -> None:
+        self._streams = streams
+        self._pin = pin
+        self._to_host = streams.Stream()
+        self._to_device = streams.Stream()
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """Start copying, as soon as the computation that is queued now has made the tensor."""
+        source = tensor.detach()
+        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._pin)
+        self._to_host.wait_stream(self._streams.current_stream())
+        with self._streams.stream(self._to_host):
+            host.copy_(source, non_blocking=True)
+        return host
+
+    def wait_host(self) -> None:
+        """Let the computation go on only when every tensor has left; then its memory is free."""
+        self._streams.current_stream().wait_stream(self._to_host)
+
+    def to_device(self, host: Tensor, out: Tensor) -> None:
+        """Start copying back, after the host has the bytes and ``out`` is done with for others."""
+        self._to_device.wait_stream(self._to_host)
+        self._to_device.wait_stream(self._streams.current_stream())
+        with self._streams.stream(self._to_device):
+            out.detach().copy_(host, non_blocking=True)
+
+    def wait_device(self) -> None:
+        """Let the computation go on only when everything is back."""
+        self._streams.current_stream().wait_stream(self._to_device)
