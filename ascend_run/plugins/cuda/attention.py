@@ -1,0 +1,209 @@
+"""Attention on CUDA by torch's fused kernels, those that answer the log-sum-exp.
+
+FlashAttention-2 takes half precisions and what is full or causal; the memory-efficient kernel
+takes float32 too, and any mask as a bias, which is how a band is given. float64 and what changes
+the scores (bias, softcap, dropout) run in exact blocks.
+"""
+
+# S queries, J keys, B batch, N query heads, G key-value heads, D width of q, k and v
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ascend_run.ops import blockwise_attention, pieced_attention
+from ascend_run.ops.visibility import BAND_BLOCK, Rectangle, Shape
+from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
+
+HALF: Final = (torch.bfloat16, torch.float16)
+FLASH_WIDEST: Final = 256
+WIDTH_MULTIPLE: Final = 8
+"""Both kernels read heads in steps of 16 bytes."""
+BIAS_MULTIPLE: Final = 16
+"""Rows of the memory-efficient kernel's bias begin at multiples of this many entries."""
+LSE_MULTIPLE: Final = 32
+"""The memory-efficient kernel works on so many queries at a time, and pads its log-sum-exp."""
+
+
+class Fused(enum.Enum):
+    """torch's kernels."""
+
+    FLASH = enum.auto()
+    EFFICIENT = enum.auto()
+
+
+def choose(dtype: torch.dtype, width: int, shape: Shape) -> Fused:
+    """The fastest kernel that takes a rectangle."""
+    if dtype in HALF and width <= FLASH_WIDEST and shape is not Shape.BAND:
+        return Fused.FLASH
+    return Fused.EFFICIENT
+
+
+class FusedCudaAttention:
+    """The platform's attention kernel.
+
+    Shapes and dtypes: as in the contract; sums and the log-sum-exp are float32, float64 for
+    float64. Numerics: exact softmax (no approximation). A query that sees no key gives zeros, a
+    log-sum-exp of -inf (or the sink) and no gradient.
+    """
+
+    features = AttentionFeatures(
+        window=True,
+        documents=True,
+        bias=True,
+        sinks=True,
+        softcap=True,
+        dropout=True,
+        packed=True,
+        unequal_lengths=True,
+        unequal_widths=True,
+    )
+    backward_reads = frozenset({"q", "k", "v", "out", "lse"})
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+        if q.dim() == 3:
+            result = self.forward(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), spec)
+            return AttentionResult(result.out.squeeze(1), result.lse.squeeze(0))
+        tensors = [t.permute(1, 2, 0, 3) for t in (q, k, v)]
+        if _in_blocks(q, spec):
+            out, lse = blockwise_attention.forward(*tensors, spec)
+        else:
+            out, lse = pieced_attention.forward(_RECTANGLES, *tensors, spec.mask, spec.scale)
+        if spec.sinks is not None:
+            out, lse = pieced_attention.with_sinks(out, lse, spec.sinks, axis=2)
+        return AttentionResult(out.permute(2, 0, 1, 3), lse)
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        out: Tensor | None,
+        lse: Tensor | None,
+        saved: tuple[Tensor, ...],
+        spec: AttentionSpec,
+    ) -> tuple[Tensor, ...]:
+        assert not any(t is None for t in (q, k, v, out, lse))  # see backward_reads
+        if q.dim() == 3:
+            packed = (t.unsqueeze(1) for t in (dout, q, k, v, out))
+            dq, dk, dv, *extras = self.backward(*packed, lse.unsqueeze(0), saved, spec)
+            return dq.squeeze(1), dk.squeeze(1), dv.squeeze(1), *extras
+        tensors = [t.permute(1, 2, 0, 3) for t in (dout, q, k, v, out)]
+        extras = []
+        if _in_blocks(q, spec):
+            dq, dk, dv, *extras = blockwise_attention.backward(*tensors, lse, spec)
+        else:
+            dq, dk, dv = pieced_attention.backward(
+                _RECTANGLES, *tensors, lse, spec.mask, spec.scale
+            )
+        if spec.sinks is not None:
+            dsinks = pieced_attention.sink_gradient(tensors[0], tensors[4], lse, spec.sinks, axis=2)
+            extras.append(dsinks)
+        return (*(t.permute(2, 0, 1, 3) for t in (dq, dk, dv)), *extras)
+
+
+def _in_blocks(q: Tensor, spec: AttentionSpec) -> bool:
+    return q.dtype is torch.float64 or blockwise_attention.needs_scores(spec)
+
+
+class _Rectangles:
+    """ops.pieced_attention.FusedKernel on [B, N, S, D]."""
+
+    sequence_axis = 2
+    band_block = BAND_BLOCK
+
+    def cut(self, part: Rectangle) -> Sequence[Rectangle]:
+        """A causal rectangle must be square: kernels differ in the corner they count from. The
+        queries below the square see all of its keys."""
+        if part.shape is not Shape.CAUSAL or part.num_queries <= part.num_keys:
+            return (part,)
+        middle = part.query_start + part.num_keys
+        return (
+            Rectangle(part.query_start, middle, part.key_start, part.key_end, Shape.CAUSAL),
+            Rectangle(middle, part.query_end, part.key_start, part.key_end, Shape.FULL),
+        )
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Rectangle, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        width = q.shape[-1]
+        q, k, v = (_aligned(t) for t in (q, k, v))
+        causal = part.shape is Shape.CAUSAL
+        if choose(q.dtype, q.shape[-1], part.shape) is Fused.FLASH:
+            out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+                q, k, v, 0.0, causal, scale=scale
+            )
+        else:
+            k, v = (_repeated(t, q) for t in (k, v))
+            out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+                q, k, v, _bias(q, k, part), True, 0.0, causal, scale=scale
+            )
+        return out[..., :width], lse[..., : part.num_queries]
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: Rectangle,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        width, groups = q.shape[-1], k.shape[1]
+        dout, q, k, v, out = (_aligned(t) for t in (dout, q, k, v, out))
+        causal = part.shape is Shape.CAUSAL
+        if choose(q.dtype, q.shape[-1], part.shape) is Fused.FLASH:
+            # Without dropout its random state is read by nobody; lengths are the tensors' own.
+            none = torch.empty(0, dtype=torch.int64, device=q.device)
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                *(dout, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal),
+                *(none, none),
+                scale=scale,
+            )
+        else:
+            k, v = (_repeated(t, q) for t in (k, v))
+            padded = F.pad(lse, (0, -lse.shape[-1] % LSE_MULTIPLE), value=torch.inf)
+            none = torch.empty((), dtype=torch.int64, device=q.device)
+            dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+                *(dout, q, k, v, _bias(q, k, part), out, padded, none, none, 0.0),
+                [True, True, True, False],
+                causal,
+                scale=scale,
+            )
+            dk, dv = (t.unflatten(1, (groups, -1)).sum(2) for t in (dk, dv))
+        return dq[..., :width], dk[..., :width], dv[..., :width]
+
+
+_RECTANGLES: Final = _Rectangles()
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Zeros after the last entry of each head, up to what kernels read at a time."""
+    missing = -x.shape[-1] % WIDTH_MULTIPLE
+    x = F.pad(x, (0, missing)) if missing else x
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _repeated(x_BGJD: Tensor, q: Tensor) -> Tensor:
+    """Key-value heads as often as query heads, for the kernel that knows no groups."""
+    times = q.shape[1] // x_BGJD.shape[1]
+    return x_BGJD if times == 1 else x_BGJD.repeat_interleave(times, dim=1)
+
+
+def _bias(q: Tensor, k: Tensor, part: Rectangle) -> Tensor | None:
+    """A band as what is added to the scores, [B, N, S, J]: one matrix for all heads."""
+    if part.shape is not Shape.BAND:
+        return None
+    rows, columns = part.num_queries, part.num_keys
+    padded = q.new_zeros(rows, columns + -columns % BIAS_MULTIPLE)
+    band = padded[:, :columns].copy_(blockwise_attention.band(part, q))
+    return band.expand(*q.shape[:2], rows, columns)

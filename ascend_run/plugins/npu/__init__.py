@@ -1,0 +1,71 @@
+"""Ascend NPUs as a platform: hccl ranks, and torch_npu's fused operators behind one module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, Support, hookimpl
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api import AttentionKernel, Patch, PlatformOps, RunConfig
+    from ascend_run.plugin_api.contracts import Device
+
+
+class Npu:
+    """Train on Ascend NPUs.
+
+    Its operators are proven without a device: each call against torch_npu's schema, and the
+    arithmetic around them on reference kernels. The device itself has not been seen.
+    """
+
+    manifest = Manifest(
+        name="npu",
+        summary="train on Ascend NPUs, with hccl between the ranks",
+        claims=(Claim.PLATFORM,),
+        numerics=Numerics.ROUNDING,
+        platforms={"npu": Support.UNVERIFIED},
+        level=0,
+        maturity=Maturity.EXPERIMENTAL,
+        source="torch_npu, Ascend Extension for PyTorch",
+    )
+
+    def __init__(self) -> None:
+        self._kernel: AttentionKernel | None = None
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        dropout = config.model.get("attention_dropout")
+        if not dropout:
+            return []
+        problem = (
+            f"npu: model.attention_dropout={dropout} cannot be replayed from a seed by the fused "
+            "attention; set it to 0"
+        )
+        return [problem]
+
+    @hookimpl
+    def ascend_device(self, local_rank: int) -> Device:
+        from .device import NpuDevice
+
+        return NpuDevice(local_rank)
+
+    @hookimpl
+    def ascend_patches(self) -> Sequence[Patch]:
+        from ascend_run.plugin_api.absent_packages import transformer_engine_patches
+
+        return transformer_engine_patches()
+
+    @hookimpl
+    def ascend_attention_kernel(self) -> AttentionKernel:
+        if self._kernel is None:  # one for all layers: they share its mask
+            from .attention import FusedNpuAttention
+
+            self._kernel = FusedNpuAttention()
+        return self._kernel
+
+    @hookimpl
+    def ascend_platform_ops(self) -> PlatformOps:
+        from .platform_ops import platform_ops
+
+        return platform_ops()

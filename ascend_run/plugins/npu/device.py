@@ -1,0 +1,81 @@
+"""One rank's NPU, through torch_npu."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+
+from ascend_run.ops.stream_copier import StreamCopier
+from ascend_run.plugin_api import PlatformError
+
+_INSTALL = (
+    "pip install 'ascend-run[npu]' on a machine with CANN (source its set_env.sh first), or run on "
+    "another platform: --platform cpu"
+)
+
+
+class NpuDevice:
+    """An NPU behind the ``Device`` contract.
+
+    Megatron names ``torch.cuda``; torch_npu's own ``transfer_to_npu`` lets that mean the NPU for
+    the rest of the process, so ``deactivate`` cannot put it back.
+
+    Args:
+        local_rank: Which of this machine's NPUs.
+
+    Raises:
+        PlatformError: torch_npu or the device is missing.
+    """
+
+    name = "npu"
+    backend = "hccl"
+
+    def __init__(self, local_rank: int = 0) -> None:
+        self._npu = _require_npu(local_rank)
+        self.torch_device = torch.device("npu", local_rank)
+
+    def activate(self) -> None:
+        """Make the device current, and ``torch.cuda`` mean it."""
+        importlib.import_module("torch_npu.contrib.transfer_to_npu")
+        self._npu.set_device(self.torch_device)
+
+    def deactivate(self) -> None:
+        """Nothing that can be undone."""
+
+    def synchronize(self) -> None:
+        self._npu.synchronize(self.torch_device)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Bytes in tensors now, and the most since the reset."""
+        device = self.torch_device
+        return self._npu.memory_allocated(device), self._npu.max_memory_allocated(device)
+
+    def reset_peak_memory(self) -> None:
+        self._npu.reset_peak_memory_stats(self.torch_device)
+
+    def host_copier(self) -> StreamCopier:
+        return StreamCopier(self._npu)
+
+
+def _require_npu(local_rank: int) -> Any:
+    """``torch.npu``, with a device for this rank."""
+    if importlib.util.find_spec("torch_npu") is None:
+        raise PlatformError(f"platform npu: torch_npu is not installed; {_INSTALL}")
+    try:
+        importlib.import_module("torch_npu")
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise PlatformError(
+            f"platform npu: torch_npu cannot be imported: {reason}; {_INSTALL}"
+        ) from error
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    count = npu.device_count() if npu.is_available() else 0
+    if local_rank >= count:
+        raise PlatformError(
+            f"platform npu: rank {local_rank} of this machine has no NPU; torch_npu sees {count}; "
+            "start at most so many ranks here, or run on another platform: --platform cpu"
+        )
+    return npu

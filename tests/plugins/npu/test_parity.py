@@ -1,0 +1,48 @@
+"""A whole run with the NPU's kernels, over the reference operators, against the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ascend_run.plugin_api.testing.offering import offered
+from ascend_run.plugin_api.testing.parity import Parity
+
+from .kernels_on_cpu import NpuKernels
+
+LAYERS, MICRO_BATCHES = 2, 4
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    with offered(NpuKernels):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("model", "beside", "layout"),
+    [
+        ("dense", (), {}),
+        ("moe", (), {"dp": 2, "ep": 2}),
+        ("dense", (), {"tp": 2}),
+        ("dense", ("ulysses",), {"cp": 2}),
+    ],
+    ids=str,
+)
+def test_loss_gradients_and_weights_are_those_of_the_cpu(
+    parity: Parity, model: str, beside: tuple[str, ...], layout: dict[str, int]
+) -> None:
+    for outcome in parity("npu-kernels", model=model, beside=beside, layout=layout):
+        calls = outcome.operations
+        assert calls["npu_fusion_attention"] == LAYERS * MICRO_BATCHES // layout.get("dp", 1)
+        assert calls["npu_fusion_attention_grad"] == calls["npu_fusion_attention"]
+        norms = (2 * LAYERS + 1) * MICRO_BATCHES // layout.get("dp", 1)
+        assert calls["npu_rms_norm"] == calls["npu_rms_norm_backward"] == norms
+        assert calls["npu_rotary_mul"] > 0
+        assert calls["npu_swiglu"] == calls.get("npu_swiglu_backward", 0)
+
+
+def test_other_models_are_kept_too(parity: Parity) -> None:
+    parity("npu-kernels", config={"model.rotary_interleaved": True, "model.rotary_percent": 0.5})
+    parity("npu-kernels", config={"model.window_size": [4, 0], "model.qk_layernorm": True})

@@ -1,0 +1,51 @@
+"""The plugin's calls against what torch_npu itself said of them (tools/npu_schemas.py).
+
+The reference operators are defined with torch_npu's schemas, so a call that runs here has arguments
+that torch_npu takes; and they answer the shapes and dtypes that its meta kernels answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import ascend_run
+from tools.npu_schemas import describe, operators_called
+
+from .calls import CALLS
+from .reference_operators import RECORD
+
+PACKAGE = Path(ascend_run.__file__).parent
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_is_taken_and_answered_as_torch_npu_does(name: str) -> None:
+    answer = describe(CALLS[name](torch.device("cpu")))
+    assert json.loads(json.dumps(answer)) == RECORD["meta"][name]
+
+
+def test_the_record_is_of_these_operators_and_calls() -> None:
+    assert list(operators_called()) == sorted(RECORD["schemas"])
+    assert sorted(CALLS) == sorted(RECORD["meta"])
+
+
+def test_operators_are_called_in_one_module_only() -> None:
+    naming = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(
+            isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.ops.npu")
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        )
+    ]
+    assert naming == ["plugins/npu/operators.py"]
+
+
+def test_an_argument_that_torch_npu_does_not_have_is_refused() -> None:
+    x, weight = torch.ones(2, 4), torch.ones(4)
+    with pytest.raises(RuntimeError, match="Unknown keyword argument 'eps'"):
+        torch.ops.npu.npu_rms_norm(x, weight, eps=1e-5)
