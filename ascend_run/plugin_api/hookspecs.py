@@ -389,7 +389,11 @@ def ascend_before_step(context: c.RunContext) -> None:
 
 @listener()
 def ascend_after_step(context: c.RunContext) -> None:
-    """An optimizer step is done; ``context.step`` counts it."""
+    """An optimizer step is done; ``context.step`` counts it.
+
+    With ``ddp.overlap_param_gather`` the weights are whole only from the next forward on, or from
+    the next evaluation, checkpoint or end of the run: do not read them here.
+    """
 
 
 @listener()
