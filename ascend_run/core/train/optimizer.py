@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import torch
-import torch.distributed as dist
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
 from megatron.core.optimizer.optimizer import (
     ChainedOptimizer,
-    Float16OptimizerWithFloat16Params,
-    FP32Optimizer,
     MegatronOptimizer,
 )
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
@@ -23,7 +18,8 @@ from torch import nn
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import RunConfig
-from ascend_run.plugin_api.errors import ConfigError
+
+from .optimizer_kinds import anywhere, dense_kind, expert_kind, replicated, spread
 
 
 def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: Any) -> None:
@@ -42,17 +38,9 @@ def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, grou
     )
     param_groups = [_scaled_rates(group, config) for group in wrapped]
     scaler = _grad_scaler(options)
-    kinds = [_Kind(False, groups.mp, groups.tp, groups.intra_dp_cp, "buffers")]
-    if _anywhere(any(group["is_expert_parallel"] for group in param_groups)):
-        kinds.append(
-            _Kind(
-                True,
-                groups.tp_ep_pp,
-                groups.expt_tp,
-                groups.intra_expt_dp,
-                "expert_parallel_buffers",
-            )
-        )
+    kinds = [dense_kind(groups)]
+    if anywhere(any(group["is_expert_parallel"] for group in param_groups)):
+        kinds.append(expert_kind(groups))
     parts = []
     for kind in kinds:
         # Those that this pipeline stage has none of step all the same, as their norm is summed
@@ -60,9 +48,9 @@ def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, grou
         own = [group for group in param_groups if group["is_expert_parallel"] is kind.is_expert]
         inner = make(own or [_group([], config, decays=True, is_expert=kind.is_expert)])
         if options.use_distributed_optimizer:
-            parts.append(_distributed(inner, options, scaler, kind, bundle, groups))
+            parts.append(spread(inner, options, scaler, kind, bundle, groups))
         else:
-            parts.append(_replicated(inner, options, scaler, kind))
+            parts.append(replicated(inner, options, scaler, kind))
     bundle.optimizer = _Chained(parts, scaler)
     bundle.scheduler = _scheduler(bundle.optimizer, config)
 
@@ -194,82 +182,6 @@ def _clip(part: MegatronOptimizer, norm: float) -> None:
         torch._foreach_mul_(gradients, factor)
 
 
-@attrs.frozen
-class _Kind:
-    """Dense parameters or experts' own: which ranks share what."""
-
-    is_expert: bool
-    norm_group: Any
-    """Ranks that hold different parameters."""
-    tp_group: Any
-    """Ranks that hold parts of one parameter."""
-    data_parallel_group: Any
-    """Ranks that hold the same parameters."""
-    buffers: str
-    """Attribute of Megatron's DistributedDataParallel with their gradients."""
-
-
-def _anywhere(here: bool) -> bool:
-    """Whether it is so on any rank of the run."""
-    flag = torch.tensor(int(here), device=torch.cuda.current_device())
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
-
-
-def _replicated(
-    inner: torch.optim.Optimizer, options: OptimizerConfig, scaler: Any, kind: _Kind
-) -> MegatronOptimizer:
-    """Every data-parallel rank steps every parameter."""
-    optimizer: MegatronOptimizer
-    if options.bf16 or options.fp16:
-        optimizer = Float16OptimizerWithFloat16Params(inner, options, scaler, _init_adam_state)
-    else:
-        optimizer = FP32Optimizer(inner, options, _init_adam_state)
-    # Where Megatron looks for the group of its gradient statistics.
-    optimizer.grad_stats_parallel_group = kind.norm_group
-    optimizer.tp_group = kind.tp_group
-    return optimizer
-
-
-def _distributed(
-    inner: torch.optim.Optimizer,
-    options: OptimizerConfig,
-    scaler: Any,
-    kind: _Kind,
-    bundle: c.ModelBundle,
-    groups: Any,
-) -> MegatronOptimizer:
-    """Each data-parallel rank steps its share, and they gather the rest.
-
-    Raises:
-        ConfigError: A plugin's optimizer is none that Megatron can spread.
-    """
-    if not isinstance(inner, torch.optim.Adam | torch.optim.AdamW):
-        raise ConfigError(
-            f"ddp.use_distributed_optimizer=true spreads Adam and AdamW only, not "
-            f"{type(inner).__name__}, which a plugin asks for; set it to false"
-        )
-    with torch.no_grad():  # so that shares of parameters are leaves, which hold gradients
-        optimizer = DistributedOptimizer(
-            inner,
-            options,
-            scaler,
-            _init_adam_state,
-            model_chunks=bundle.chunks,
-            per_model_buffers={
-                index: getattr(chunk, kind.buffers) for index, chunk in enumerate(bundle.chunks)
-            },
-            data_parallel_group=kind.data_parallel_group,
-            data_parallel_group_gloo=None,
-            data_parallel_group_idx=kind.norm_group.rank(),
-            distributed_optimizer_instance_id=0,
-        )
-    # Replicas hold different shares, so that the norm is summed over them too.
-    optimizer.grad_stats_parallel_group = groups.intra_dist_opt
-    optimizer.tp_group = kind.tp_group
-    return optimizer
-
-
 def _grad_scaler(options: OptimizerConfig) -> Any:
     if options.loss_scale:
         return ConstantGradScaler(options.loss_scale)
@@ -283,17 +195,6 @@ def _grad_scaler(options: OptimizerConfig) -> Any:
         growth_interval=options.loss_scale_window,
         hysteresis=options.hysteresis,
     )
-
-
-def _init_adam_state(inner: torch.optim.Optimizer, config: Any = None) -> None:
-    """The state that AdamW makes in its first step, made before it so that it can be loaded."""
-    for group in inner.param_groups:
-        for parameter in group["params"]:
-            state = inner.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
 
 
 def _scheduler(optimizer: MegatronOptimizer, config: RunConfig) -> OptimizerParamScheduler:

@@ -180,6 +180,14 @@ def problems_of(**values: Any) -> list[str]:
             "optimizer.min_loss_scale=4.0 is above optimizer.initial_loss_scale=2.0",
         ),
         (
+            {"ddp__overlap_param_gather": True},
+            (
+                "ddp.overlap_param_gather=true needs ddp.use_distributed_optimizer=true and "
+                "ddp.overlap_grad_reduce=true"
+            ),
+        ),
+        ({"ddp__bucket_size": 5}, "ddp.bucket_size=5 needs ddp.overlap_grad_reduce=true"),
+        (
             {"model__max_position_embeddings": 512},
             "data.seq_length=1024 is more than model.max_position_embeddings=512; use at most 512",
         ),

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 
+from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
 
@@ -121,6 +123,14 @@ def test_what_overlaps_reduces_the_same_gradients(
     values = {**DENSE, **FOUR}
     several = outcomes(gloo_pool, {**values, **VPP, **ddp}, 4)
     assert_same(several, outcomes(gloo_pool, values, 1))
+
+
+def test_an_optimizer_that_megatron_cannot_spread_is_refused() -> None:
+    from ascend_run.core.train.optimizer_kinds import spread
+
+    inner = torch.optim.SGD([torch.zeros(1)])
+    with pytest.raises(ConfigError, match="spreads Adam and AdamW only, not SGD"):
+        spread(inner, *[None] * 5)
 
 
 def test_each_rank_gathers_and_scatters_where_it_would_reduce(gloo_pool: GlooPool) -> None:
