@@ -19,6 +19,9 @@ FULL_PAIRS = 5
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="rows with this in their name")
+    parser.add_argument(
+        "--missing", action="store_true", help="rows that latest.json lacks, added to it"
+    )
     parser.add_argument("--quick", action="store_true", help="1 pair, 1 step: no true figures")
     parser.add_argument("--pairs", type=int, default=FULL_PAIRS, metavar="N")
     parser.add_argument("--peers-python", type=Path, default=PEERS_PYTHON, metavar="FILE")
@@ -27,6 +30,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.pairs < 1:
         parser.error(f"--pairs {options.pairs}: at least 1")
+    if options.missing and (options.quick or options.only or options.pairs < FULL_PAIRS):
+        parser.error("--missing measures whole rows in full; leave out --only, --quick and --pairs")
     if options.only is not None and not matching(options.only):
         parser.error(f"--only {options.only!r} matches no row; see --list")
     return options
@@ -35,6 +40,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def is_full(options: argparse.Namespace) -> bool:
     """Whether the result may replace the one in git."""
     return not options.quick and options.only is None and options.pairs >= FULL_PAIRS
+
+
+def missing(kept: Sequence[Row]) -> list[Benchmark]:
+    """What is not among these rows. A row stands alone: its peer was measured beside it."""
+    names = {row.name for row in kept}
+    return [benchmark for benchmark in all_benchmarks() if benchmark.name not in names]
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """As the catalogue has them; rows that it no longer has are dropped."""
+    by_name = {row.name: row for row in rows}
+    return [by_name[b.name] for b in all_benchmarks() if b.name in by_name]
 
 
 def measure(benchmark: Benchmark, settings: Settings) -> Row:
@@ -86,12 +103,15 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     if options.quick:
         settings = Settings.quick(peers_python=options.peers_python)
     benchmarks = all_benchmarks() if options.only is None else matching(options.only)
+    kept = read_rows(RESULTS) if options.missing and RESULTS.exists() else []
+    if options.missing:
+        benchmarks = missing(kept)
     rows = measure_all(benchmarks, settings)
     print_table(rows)
     target = PARTIAL
     if is_full(options):
         target = RESULTS
-        write_rows(rows, RESULTS)
+        write_rows(in_order([*kept, *rows]), RESULTS)
     say(f"written: {target}")
     return int(any(row.ours is None or row.note.startswith("FAILED") for row in rows))
 

@@ -76,3 +76,20 @@ def test_a_pattern_finds_rows_by_a_part_of_their_name() -> None:
     assert [b.name for b in command.matching("BF16*compiled")] == [
         "step, 36M Llama bf16 vs litgpt compiled (aim)"
     ]
+
+
+def test_missing_rows_are_added_in_the_catalogues_order_and_the_others_kept(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_with(monkeypatch, [], good)
+    assert run_with(monkeypatch, ["--missing"], absent, good) == 1
+    assert [row.name for row in read_rows(files[0])] == ["absent", "good"]
+
+    def never(settings: Settings) -> Row:
+        raise AssertionError("it was there already")
+
+    never.__name__ = "good"
+    assert run_with(monkeypatch, ["--missing"], never) == 0
+    assert [row.name for row in read_rows(files[0])] == ["good"]
+    with pytest.raises(SystemExit):
+        run_with(monkeypatch, ["--missing", "--pairs", "1"], good)
