@@ -18,8 +18,10 @@ def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
     parity(exchange, model=model, layout={"cp": size})
 
 
-@pytest.mark.parametrize("layout", [{"cp": 2, "dp": 2}, {"cp": 2, "tp": 2}], ids=str)
-def test_it_goes_with_data_and_tensor_parallelism(
+@pytest.mark.parametrize(
+    "layout", [{"cp": 2, "dp": 2}, {"cp": 2, "tp": 2}, {"cp": 2, "pp": 2}], ids=str
+)
+def test_it_goes_with_data_tensor_and_pipeline_parallelism(
     parity: Parity, exchange: str, layout: dict[str, int]
 ) -> None:
     parity(exchange, layout=layout)
