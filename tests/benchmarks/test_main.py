@@ -73,7 +73,7 @@ def test_a_pattern_without_a_row_and_pairs_below_one_are_refused() -> None:
 
 
 def test_a_pattern_finds_rows_by_a_part_of_their_name() -> None:
-    assert [b.name for b in command.matching("BF16*compiled")] == [
+    assert [b.name for b in command.matching("BF16*(aim)")] == [
         "step, 36M Llama bf16 vs litgpt compiled (aim)"
     ]
 
