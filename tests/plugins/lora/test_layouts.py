@@ -226,6 +226,30 @@ def test_adapters_of_a_cut_pipeline_are_those_of_one_rank(gloo_pool: GlooPool, s
     assert_parity(cut, plain, 1e-5)
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_dropout_leaves_the_copies_of_an_adapter_equal(
+    gloo_pool: GlooPool, sequence_parallel: bool
+) -> None:
+    values = {
+        **MODELS["dense"],
+        FLAGS["tp"]: 2,
+        "parallel.sequence_parallel": sequence_parallel,
+        "plugins.lora.dropout": 0.3,
+    }
+    dropped, kept = (
+        gloo_pool.run(
+            run_trial,
+            2,
+            Trial(plugins=("lora",), config={**values, "plugins.lora.dropout": dropout}, steps=3),
+            timeout=100,
+        )
+        for dropout in (0.3, 0.0)
+    )
+    whole = assemble(dropped, 0.0)
+    assert whole.problems == ()
+    assert dropped[0].losses[-1] != kept[0].losses[-1]
+
+
 def initial(ranks: Sequence[RankOutcome]) -> dict[str, torch.Tensor]:
     return dict(assemble(ranks, 0.0).tensors)
 

@@ -171,15 +171,18 @@ def test_the_base_keeps_its_bits_and_the_optimizer_holds_adapters_only(
     assert any("word_embeddings" in key for key in stored_keys(tmp_path, 10))
 
 
-@pytest.mark.parametrize("what", ["adapters", "full"])
+@pytest.mark.parametrize(
+    ("what", "precision"), [("adapters", "fp32"), ("full", "fp32"), ("adapters", "bf16")]
+)
 def test_a_run_in_two_halves_is_the_run_in_one(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, what: str
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, what: str, precision: str
 ) -> None:
     def run(name: str, **changes: Any) -> Any:
         options = values(
             workplace,
             tmp_path / name,
             plugins__lora__checkpoint=what,
+            train__precision=precision,
             plugins__lora__dropout=0.2,
             plugins__sft__shuffle=True,
             **changes,
