@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -109,10 +110,15 @@ def ring_flash_attn(parts: list[Tensor]) -> Step:
         "flash_attn.flash_attn_interface": interface,
         "ring_flash_attn": package,
     }
-    from ring_flash_attn.zigzag_ring_flash_attn import zigzag_ring_flash_attn_func
-
+    module = importlib.import_module("ring_flash_attn.zigzag_ring_flash_attn")
+    # In float32 its sums would be the buffers that the next block is written to, and wrong.
+    source = inspect.getsource(module.zigzag_ring_flash_attn_backward)
+    alias, copy = "_buffer.to(torch.float32)", "_buffer.to(torch.float32, copy=True)"
+    assert source.count(alias) == 3
+    exec(compile(source.replace(alias, copy), str(module.__file__), "exec"), vars(module))
+    attention = module.zigzag_ring_flash_attn_func
     step = by_autograd(
-        lambda q, k, v: zigzag_ring_flash_attn_func(q, k, v, causal=True, group=dist.group.WORLD),
+        lambda q, k, v: attention(q, k, v, causal=True, group=dist.group.WORLD),
         *(x[None] for x in parts),
     )
     return lambda: tuple(x[0] for x in step())
