@@ -158,7 +158,15 @@ def test_the_options_that_it_names_exist(page: Path) -> None:
     if page.parent.name == "plugins":
         return
     context = click.Context(program, info_name="ascend-run")
-    known = {"--only", "--pairs", "--quick", "--list", "--plot", "--draft"}  # of other programs
+    known = {
+        "--only",
+        "--missing",
+        "--pairs",
+        "--quick",
+        "--list",
+        "--plot",
+        "--draft",
+    }  # of other programs
     for name in COMMANDS:
         command = program.get_command(context, name)
         assert command is not None
