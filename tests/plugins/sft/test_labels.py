@@ -153,6 +153,18 @@ def test_an_earlier_turn_that_is_rendered_otherwise_is_found_all_the_same(tmp_pa
     ]
 
 
+def test_what_a_template_puts_before_an_earlier_answer_is_trained_too(tmp_path: Path) -> None:
+    noting = LAST_TURN_THINKS.replace(
+        "{% if loop.last %}<think>\n\n</think>\n\n{% endif %}",
+        "{{ 'last: ' if loop.last else 'earlier: ' }}",
+    )
+    assert noting != LAST_TURN_THINKS
+    assert Labeller(write_tokenizer(tmp_path, noting)).turns(LONG) == [
+        "earlier: three four, and then five<|im_end|>",
+        "last: six seven<|im_end|>",
+    ]
+
+
 def test_a_turn_that_says_nothing_is_not_trained(tmp_path: Path) -> None:
     labeller = Labeller(write_tokenizer(tmp_path))
     silent = [{**message, "content": " "} if index == 2 else message
