@@ -26,12 +26,19 @@ class Peer:
     label: str
     goal: float
     note: str = ""
+    ours: str = "ascend-run"
 
 
 PEERS: Final = (
     Peer(system="megatron-local", label="megatron-core local spec", goal=1.35, note="aim 1.65 x"),
     Peer(system="litgpt", label="litgpt", goal=1.0),
     Peer(system="litgpt-compiled", label="litgpt compiled (aim)", goal=1.05),
+    Peer(
+        system="litgpt-compiled",
+        label="litgpt compiled, both compiled",
+        goal=0.95,
+        ours="ascend-run-compiled",
+    ),
 )
 
 
@@ -56,7 +63,7 @@ def _measure(dtype: str, peer: Peer, settings: Settings) -> Row:
     words = ["--dtype", dtype, "--steps", str(settings.steps), "--warmup", str(settings.warmup)]
     ours, theirs = alternating(
         settings,
-        lambda: worker("end_to_end_worker", "--system", "ascend-run", *words),
+        lambda: worker("end_to_end_worker", "--system", peer.ours, *words),
         lambda: worker(
             "end_to_end_worker", "--system", peer.system, *words, python=settings.peers_python
         ),

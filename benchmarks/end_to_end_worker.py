@@ -96,15 +96,17 @@ def megatron_local(dtype: torch.dtype) -> Step:
     return plain_step(model, loss_of)
 
 
-def ascend_run(dtype: torch.dtype) -> Step:
+def ascend_run(dtype: torch.dtype, *enable: str) -> Step:
     """The whole step of a run: float32 master weights, clipping, schedule."""
     from benchmarks.our_run import train_step
 
-    return train_step(next(name for name, value in m.DTYPES.items() if value is dtype))
+    precision = next(name for name, value in m.DTYPES.items() if value is dtype)
+    return train_step(precision, enable)
 
 
 SYSTEMS: dict[str, Callable[[torch.dtype], Step]] = {
     "ascend-run": ascend_run,
+    "ascend-run-compiled": lambda dtype: ascend_run(dtype, "compile"),
     "megatron-local": megatron_local,
     "litgpt": litgpt,
     "litgpt-compiled": lambda dtype: litgpt(dtype, compiled=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -30,8 +30,11 @@ def overrides(precision: str) -> list[str]:
     ]
 
 
-def train_step(precision: str) -> Callable[[int], float]:
+def train_step(precision: str, enable: Sequence[str] = ()) -> Callable[[int], float]:
     """A function of the step's number that trains one step and answers its loss.
+
+    Args:
+        enable: Features of the run.
 
     The context of the run stays open: the process ends with the measurement.
     """
@@ -42,7 +45,7 @@ def train_step(precision: str) -> Callable[[int], float]:
     from ascend_run.entrypoints.planning import prepare
     from ascend_run.plugin_api import Batch
 
-    prepared = prepare(None, overrides(precision), enable=())
+    prepared = prepare(None, overrides(precision), enable=enable)
     request = RunRequest(
         config=prepared.config,
         config_toml="",

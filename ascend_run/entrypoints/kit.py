@@ -24,6 +24,8 @@ from ascend_run.registry.discovery import discover
 from .planning import Prepared, prepare_raw
 
 ORIGIN = "the trial"
+PLATFORM_VARIABLE = "ASCEND_RUN_TEST_PLATFORM"
+"""Names the platform of trials that name none."""
 
 
 class KitRuntime:
@@ -58,7 +60,9 @@ class KitRuntime:
 
 def _prepare(trial: Trial) -> Prepared:
     # The batches are the kit's; a run must name a dataset all the same.
-    values = {"data.train": ["the-kit"], **trial.config, "enable": list(trial.plugins)}
+    platform = os.environ.get(PLATFORM_VARIABLE, "cpu")
+    given = {"data.train": ["the-kit"], "platform": platform, **trial.config}
+    values = {**given, "enable": list(trial.plugins)}
     raw = RawConfig(values={key: Given(value, ORIGIN) for key, value in values.items()})
     return prepare_raw(raw, world_size=dist.get_world_size())
 

@@ -20,8 +20,11 @@ def rotary(x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) ->
 
     ``out = x * cos + turned * sin`` where turned is (-second, first) of each pair.
 
-    Shapes and dtypes: x's, the tables are rounded to x's dtype; any strides.
+    Shapes and dtypes: x's, the tables are rounded to x's dtype; any strides. In a graph of
+    torch.compile it is the plain composition, which the compiler fuses; so below.
     """
+    if torch.compiler.is_compiling():
+        return _plain_rotary(x_SBND, cos_SR, sin_SR, interleaved)
     return _Rotary.apply(x_SBND, cos_SR, sin_SR, interleaved)
 
 
@@ -43,7 +46,26 @@ def split_qkv_rotary(
         q [S, B, N, D], k and v [S, B, G, D], laid out head by head in memory, which attention on
         the CPU reads fastest. The gradient of ``mixed_SBM`` is written into one buffer.
     """
+    if torch.compiler.is_compiling():
+        parts = [part.flatten(2, 3) for part in _by_group(mixed_SBM, sizes)]
+        rotated = [_plain_rotary(part, cos_SR, sin_SR, interleaved) for part in parts[:2]]
+        q, k, v = (_in_order_of_heads(part) for part in (*rotated, parts[2]))
+        return q, k, v
     return _SplitQkvRotary.apply(mixed_SBM, cos_SR, sin_SR, sizes, interleaved)
+
+
+def _plain_rotary(x: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
+    width = cos_SR.shape[-1]
+    cos, sin = (table.to(x.dtype)[:, None, None] for table in (cos_SR, sin_SR))
+    first, second = _pairs(x, width, interleaved)
+    turned = torch.stack((-second, first), dim=-1 if interleaved else -2).flatten(-2)
+    rotated = x[..., :width] * cos + turned * sin
+    return rotated if width == x.shape[-1] else torch.cat((rotated, x[..., width:]), dim=-1)
+
+
+def _in_order_of_heads(x_SBND: Tensor) -> Tensor:
+    """The same values with memory in the order B, N, S, D."""
+    return x_SBND.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
 
 
 def _pairs(x: Tensor, width: int, interleaved: bool) -> tuple[Tensor, Tensor]:

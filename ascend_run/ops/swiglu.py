@@ -19,8 +19,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """[..., 2F] (gate, then up) -> [..., F]: ``silu(gate) * up``, in the input's dtype.
 
     Numerics: two roundings in forward, as the plain composition. Kept for backward: the input and
-    ``silu(gate)``, as the plain composition keeps; the gradient is written into one buffer.
+    ``silu(gate)``, as the plain composition keeps; the gradient is written into one buffer. In a
+    graph of torch.compile it is the plain composition, which the compiler fuses.
     """
+    if torch.compiler.is_compiling():
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
     return _SwiGlu.apply(gate_up)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, Support, hookimpl
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    Claim,
+    Manifest,
+    Maturity,
+    Numerics,
+    Support,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import AttentionKernel, Patch, PlatformOps
@@ -23,6 +31,17 @@ class Cuda:
         platforms={"cuda": Support.UNVERIFIED},
         level=0,
         maturity=Maturity.EXPERIMENTAL,
+        attention=AttentionFeatures(
+            window=True,
+            documents=True,
+            bias=True,
+            sinks=True,
+            softcap=True,
+            dropout=True,
+            packed=True,
+            unequal_lengths=True,
+            unequal_widths=True,
+        ),
         source="torch.nn.attention; FlashAttention-2, arXiv:2307.08691",
     )
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, Support, hookimpl
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    Claim,
+    Manifest,
+    Maturity,
+    Numerics,
+    Support,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import AttentionKernel, Patch, PlatformOps, RunConfig
@@ -27,6 +35,14 @@ class Npu:
         platforms={"npu": Support.UNVERIFIED},
         level=0,
         maturity=Maturity.EXPERIMENTAL,
+        attention=AttentionFeatures(
+            window=True,
+            documents=True,
+            sinks=True,
+            packed=True,
+            unequal_lengths=True,
+            unequal_widths=True,
+        ),
         source="torch_npu, Ascend Extension for PyTorch",
     )
 

@@ -1,0 +1,80 @@
+"""Runs with compiled layers against the run without, forward and every gradient."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api.testing.parity import Case, Parity
+from ascend_run.plugin_api.testing.runtime import RankOutcome
+
+GRAPHS = "compile/graphs"
+MOST_GRAPHS = 8
+"""Five of a layer (norm; projection and rotation; output projection; residual; norm, feed-forward
+and residual), some again for the first layer, whose input has other strides in a batch of one."""
+PARTS = {"plugins.compile.regions": "parts", "plugins.compile.fullgraph": True}
+
+
+def assert_compiled(outcome: RankOutcome, micro_batches: int = 4) -> None:
+    """Layers' norms are in graphs, where no operator of theirs is seen; the last one's is not."""
+    assert outcome.operations["rsqrt_"] == micro_batches
+    assert 0 < outcome.metrics[GRAPHS] <= MOST_GRAPHS
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_it_keeps_loss_gradients_and_weights(parity: Parity, model: str) -> None:
+    (outcome,) = parity("compile", model=model)
+    assert_compiled(outcome)
+
+
+def test_norms_and_feed_forwards_are_whole_graphs_by_themselves(parity: Parity) -> None:
+    (outcome,) = parity("compile", options=PARTS)
+    assert_compiled(outcome)
+    assert outcome.metrics["compile/breaks"] == 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model.rotary_interleaved": True},
+        {"model.rotary_percent": 0.5, "model.qk_layernorm": True},
+        {"model.normalization": "LayerNorm", "model.add_bias_linear": True},
+        {"model.activation": "gelu", "model.share_embeddings_and_output_weights": True},
+        {"model.recompute_granularity": "selective"},
+        {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        },
+    ],
+    ids=lambda config: "+".join(key.partition(".")[2] for key in config),
+)
+def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) -> None:
+    (outcome,) = parity("compile", config=config)
+    # A layer that is recomputed runs without autograd too, which is another variant.
+    assert 0 < outcome.metrics[GRAPHS] <= 2 * MOST_GRAPHS
+
+
+@pytest.mark.parametrize(
+    ("beside", "model", "layout"),
+    [
+        ((), "dense", {"tp": 2}),
+        (("ulysses",), "dense", {"cp": 2}),
+        (("gmm",), "moe", {"dp": 2, "ep": 2}),
+        (("swap-attention",), "dense", {}),
+        (("ulysses", "swap-attention", "gmm"), "moe", {"cp": 2}),
+    ],
+    ids=str,
+)
+def test_it_goes_with_other_plugins_and_layouts(
+    parity: Parity, beside: tuple[str, ...], model: str, layout: dict[str, int]
+) -> None:
+    options = {"plugins.swap-attention.min_bytes": 1}
+    outcomes = parity("compile", beside=beside, model=model, layout=layout, options=options)
+    for outcome in outcomes:
+        assert_compiled(outcome, micro_batches=4 // layout.get("dp", 1))
+
+
+def test_tokens_that_go_elsewhere_in_every_step_compile_nothing_anew(parity: Parity) -> None:
+    case = Case(plugins=("compile",), model="moe", config={"train.global_batch_size": 8})
+    (outcome,) = parity.outcomes(case, steps=6)
+    assert_compiled(outcome, micro_batches=8)
