@@ -43,8 +43,8 @@ def is_full(options: argparse.Namespace) -> bool:
 
 
 def missing(kept: Sequence[Row]) -> list[Benchmark]:
-    """What is not among these rows. A row stands alone: its peer was measured beside it."""
-    names = {row.name for row in kept}
+    """What these rows have no figure of. A row stands alone: its peer was measured beside it."""
+    names = {row.name for row in kept if row.ours is not None}
     return [benchmark for benchmark in all_benchmarks() if benchmark.name not in names]
 
 

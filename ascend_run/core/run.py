@@ -75,12 +75,30 @@ def prepared_rank(request: RunRequest) -> Iterator[tuple[Hooks, c.RunContext]]:
             process_groups(request.config, layout, device, hooks) as groups,
         ):
             require_equal_plugins(request.lock, GroupRanks(device=device.torch_device))
-            yield (
-                hooks,
-                c.RunContext(config=request.config, layout=layout, device=device, groups=groups),
+            context = c.RunContext(
+                config=request.config, layout=layout, device=device, groups=groups
             )
+            try:
+                yield hooks, context
+            finally:
+                _release_graphs(context)
     finally:
         device.deactivate()
+
+
+def _release_graphs(context: c.RunContext) -> None:
+    """Let go of the last micro-batch, so that models and their groups can be freed.
+
+    Megatron's token dispatcher keeps the router's probabilities. From them a path leads through
+    the autograd graph and the hooks of gradient reduction back to the dispatcher: a cycle through
+    C++, which Python's collector cannot see.
+    """
+    for bundle in context.models.values():
+        for chunk in bundle.chunks:
+            for module in chunk.modules():
+                dispatcher = getattr(module, "token_dispatcher", None)
+                if hasattr(dispatcher, "probs"):
+                    dispatcher.probs = None
 
 
 def run_training(request: RunRequest) -> None:

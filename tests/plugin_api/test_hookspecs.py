@@ -15,7 +15,11 @@ from ascend_run.plugin_api.hook_points import HookPoint, hook_points
 
 POINTS = hook_points()
 BUILDS_A_MODEL = ("config", "device", "groups", "role")
-ASKED_BEFORE_A_MODEL = {"ascend_model_family", "ascend_sequence_partition"}
+ASKED_BEFORE_A_MODEL = {
+    "ascend_empty_layers",
+    "ascend_model_family",
+    "ascend_sequence_partition",
+}
 """Torch-free, so without a device or groups."""
 
 

@@ -157,6 +157,10 @@ def _uneven_problems(config: RunConfig) -> Iterator[str]:
             f"{named} must add up to model.num_layers={model.num_layers}, as {_PP}={pp} has no "
             "rank between"
         )
+    elif ranks == 0 and chunks > 1:  # Megatron divides by the number of ranks between
+        yield (
+            f"{named} leave no pipeline rank between, which {_VPP}={chunks} needs; name one of them"
+        )
     elif ranks and (rest < unit or rest % unit):
         fitting = around(max(rest, 0), unit)
         yield (

@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
 from ascend_run.plugin_api import CheckpointError, RunConfig, RunContext, StorageError
@@ -99,12 +99,29 @@ def export_adapters(context: RunContext, role: str, options: LoraOptions) -> Non
     if groups.tp.rank() != 0:
         return
     if groups.pp.size() > 1:
-        stages: list[dict[str, Tensor]] = [{} for _ in range(groups.pp.size())]
-        dist.all_gather_object(stages, tensors, group=groups.pp)
-        tensors = {name: tensor for stage in stages for name, tensor in stage.items()}
+        tensors = _of_all_stages(tensors, groups.pp, context.device.torch_device)
     if groups.pp.rank() == 0:
         parts = adapted(options.target_modules, config)
         _write(Path(config.run.output_dir) / FOLDER, tensors, peft_config(config, options, parts))
+
+
+def _of_all_stages(
+    tensors: dict[str, Tensor], group: Any, device: torch.device
+) -> dict[str, Tensor]:
+    """The tensors of every rank of a group, sent as safetensors: nothing is pickled."""
+    data = torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8).to(device)
+    length = torch.tensor([data.numel()], device=device)
+    lengths = [torch.empty_like(length) for _ in range(group.size())]
+    dist.all_gather(lengths, length, group=group)
+    padded = data.new_zeros(max(int(n) for n in lengths))
+    padded[: data.numel()] = data
+    received = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(received, padded, group=group)
+    stages = (
+        load(part[: int(n)].cpu().numpy().tobytes())
+        for part, n in zip(received, lengths, strict=True)
+    )
+    return {name: tensor for stage in stages for name, tensor in stage.items()}
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> None:

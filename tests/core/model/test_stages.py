@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +42,17 @@ def with_something_in_it(stages: Any) -> list[list[range]]:
     return [[chunk or range(0) for chunk in rank] for rank in stages]
 
 
+def builds_all(values: dict[str, Any]) -> bool:
+    """Whether Megatron takes the values, and builds each layer once: of a last stage that is
+    larger than the model it does not complain."""
+    try:
+        ranks = megatrons_layers(values)
+    except (ValueError, AssertionError, ZeroDivisionError):
+        return False
+    built = sorted(index for rank in ranks for chunk in rank for index in chunk)
+    return built == list(range(values["model__num_layers"]))
+
+
 optional_layers = st.none() | st.integers(1, 6)
 
 
@@ -63,8 +73,7 @@ def test_what_is_not_refused_is_what_megatron_builds(
     values = {"model__num_layers": layers, PP: pp, **({VPP: vpp} if vpp else {}), **chosen}
     config = config_with(**values)
     if stage_problems(config):
-        with pytest.raises((ValueError, AssertionError)):
-            megatrons_layers(values)
+        assert not builds_all(values)
         return
     stages = stage_layers(config)
     assert with_something_in_it(stages) == with_something_in_it(megatrons_layers(values))
