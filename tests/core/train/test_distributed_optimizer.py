@@ -16,6 +16,7 @@ from .trials import (
     CP,
     EP,
     ETP,
+    EXCHANGE,
     PP,
     STEPS,
     TP,
@@ -23,6 +24,7 @@ from .trials import (
     assert_same,
     assert_trained_alike,
     outcomes,
+    possible,
 )
 
 FOUR = {"model.num_layers": 4, "train.global_batch_size": 8}
@@ -36,7 +38,7 @@ TIED = {"model.share_embeddings_and_output_weights": True}
 
 @pytest.mark.parametrize(
     ("layout", "world_size", "plugins", "ddp"),
-    [
+    possible(
         ({}, 2, (), DISTRIBUTED),
         ({}, 2, (), REDUCED),
         ({}, 2, (), OVERLAPPED),
@@ -47,21 +49,21 @@ TIED = {"model.share_embeddings_and_output_weights": True}
         (VPP, 4, (), {}),
         (VPP, 4, (), REDUCED),
         (VPP, 4, (), OVERLAPPED),
-        (CP, 4, ("ulysses",), OVERLAPPED),
-    ],
-    ids=[
-        "dp2-spread",
-        "dp2-reduced",
-        "dp2-all",
-        "tp2 dp2-spread",
-        "tp2 dp2-all",
-        "pp2 dp2-spread",
-        "pp2 dp2-all",
-        "vpp2 dp2-plain",
-        "vpp2 dp2-reduced",
-        "vpp2 dp2-all",
-        "cp2 dp2-all",
-    ],
+        (CP, 4, EXCHANGE, OVERLAPPED),
+        ids=[
+            "dp2-spread",
+            "dp2-reduced",
+            "dp2-all",
+            "tp2 dp2-spread",
+            "tp2 dp2-all",
+            "pp2 dp2-spread",
+            "pp2 dp2-all",
+            "vpp2 dp2-plain",
+            "vpp2 dp2-reduced",
+            "vpp2 dp2-all",
+            "cp2 dp2-all",
+        ],
+    ),
 )
 def test_training_comes_to_the_weights_of_one_rank(
     gloo_pool: GlooPool,

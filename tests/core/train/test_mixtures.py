@@ -13,7 +13,7 @@ from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.support.small_runs import prepare
 
-from .trials import assert_same, outcomes
+from .trials import EXCHANGE, assert_same, outcomes
 
 COUNT = 16
 SEED = 3
@@ -49,7 +49,9 @@ def mixtures() -> Iterator[tuple[str, int, dict[str, Any], tuple[str, ...]]]:
         layout["parallel.sequence_parallel"] = layout["parallel.tensor_model_parallel_size"] > 1
         layout = {key: value for key, value in layout.items() if value is not None}
         axes = [key for key in layout if key.endswith("_size") and key.startswith("parallel.")]
-        plugins = ("ulysses",) if layout["parallel.context_parallel_size"] > 1 else ()
+        plugins = EXCHANGE if layout["parallel.context_parallel_size"] > 1 else ()
+        if layout["parallel.context_parallel_size"] > 1 and not EXCHANGE:
+            continue
         if sum(layout[key] > 1 for key in axes) < 2:
             continue  # the plain ones have tests of their own
         try:

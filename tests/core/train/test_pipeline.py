@@ -10,7 +10,7 @@ import pytest
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
 
-from .trials import CP, EP, PP, TP, VPP, assert_same, outcomes
+from .trials import CP, EP, EXCHANGE, PP, TP, VPP, assert_same, outcomes, possible
 
 FOUR = {"model.num_layers": 4}
 TIED = {
@@ -25,18 +25,18 @@ LISTED = "model.pipeline_model_parallel_layout"
 
 @pytest.mark.parametrize(
     ("layout", "world_size", "plugins"),
-    [
+    possible(
         (PP, 2, ()),
         ({"parallel.pipeline_model_parallel_size": 4}, 4, ()),
         ({**PP, **TP}, 4, ()),
-        ({**PP, **CP}, 4, ("ulysses",)),
+        ({**PP, **CP}, 4, EXCHANGE),
         (PP, 4, ()),  # and two data-parallel ranks
         (VPP, 2, ()),
         ({**VPP, "parallel.virtual_pipeline_model_parallel_size": 4, "model.num_layers": 8}, 2, ()),
         ({**VPP, **TP}, 4, ()),
         (VPP, 4, ()),
-    ],
-    ids=["pp2", "pp4", "pp2 tp2", "pp2 cp2", "pp2 dp2", "vpp2", "vpp4", "vpp2 tp2", "vpp2 dp2"],
+        ids=["pp2", "pp4", "pp2 tp2", "pp2 cp2", "pp2 dp2", "vpp2", "vpp4", "vpp2 tp2", "vpp2 dp2"],
+    ),
 )
 def test_stages_have_the_gradients_of_one_rank(
     gloo_pool: GlooPool, layout: Mapping[str, Any], world_size: int, plugins: tuple[str, ...]

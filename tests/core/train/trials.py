@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from ascend_run.plugin_api import Claim
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
 from ascend_run.plugin_api.testing.tensors import assemble, differences
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind
 
 TOLERANCE = 1e-10
 TRAINED = 1e-5
@@ -22,6 +25,26 @@ EP = {"parallel.expert_model_parallel_size": 2}
 ETP = {"parallel.expert_tensor_parallel_size": 2}
 PP = {"parallel.pipeline_model_parallel_size": 2}
 VPP = {**PP, "parallel.virtual_pipeline_model_parallel_size": 2}
+
+
+def owner_of(claim: Claim) -> tuple[str, ...]:
+    """Some feature of ours that has a claim: the kernel's own tests need one, whichever."""
+    catalogue = discover()
+    ours = [n for n, found in catalogue.items() if found.first_party and found.kind is Kind.FEATURE]
+    owners = [n for n, plugin in catalogue.load(ours).items() if claim in plugin.manifest.claims]
+    return tuple(owners[-1:])
+
+
+EXCHANGE = owner_of(Claim.SEQUENCE_EXCHANGE)
+
+
+def possible(*cases: tuple[Any, ...], ids: Sequence[str]) -> list[Any]:
+    """Parameters of a test: cases with context parallelism only where a plugin exchanges it."""
+    return [
+        pytest.param(*case, id=name)
+        for case, name in zip(cases, ids, strict=True)
+        if EXCHANGE or not {*CP} & {*case[0]}
+    ]
 
 
 def outcomes(
