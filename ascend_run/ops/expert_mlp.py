@@ -121,7 +121,7 @@ def _weight_gradient(
     if main_grad is None:
         return groups.outer(a_TN, b_TK)
     groups.add_outer(main_grad, a_TN, b_TK)
-    weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    weight.grad_added_to_main_grad = True
     return torch.empty_like(weight)
 
 

@@ -141,7 +141,7 @@ class StoredTensors:
         held: dict[str, str] = {}
         for file in sorted(files):
             handle = self._open(file)
-            for name in handle.keys():  # noqa: SIM118
+            for name in handle.keys():  # noqa: SIM118  (not a mapping)
                 if name in held:
                     problems.append(f"{name} stands in both {held[name]} and {file}")
                 held[name] = file

@@ -52,7 +52,7 @@ class LayerCompiler:
                 _go_through(_run_outside, module)
         for module in compiled:
             for linear in _local_linears(module):
-                linear.forward = MethodType(_matrix_product, linear)  # type: ignore[method-assign]
+                linear.forward = MethodType(_matrix_product, linear)
             _go_through(self._run, module)
         return layer
 
@@ -131,7 +131,7 @@ def _go_through(run: Callable[..., Any], module: nn.Module) -> None:
     compiler: it compiles the first and knows the others.
     """
     setattr(module, _INNER, module.forward)
-    module.forward = MethodType(run, module)  # type: ignore[method-assign]
+    module.forward = MethodType(run, module)
 
 
 def _run_inner(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

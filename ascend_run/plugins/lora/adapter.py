@@ -204,8 +204,8 @@ def attach(
         kept = {key: value for key, value in own.items() if not key.startswith(below)}
         return kept | adapter.sharded_state_dict(below, sharded_offsets, metadata)
 
-    linear.forward = forward  # type: ignore[method-assign]
-    linear.sharded_state_dict = sharded_state_dict  # type: ignore[assignment]
+    linear.forward = forward
+    linear.sharded_state_dict = sharded_state_dict
     return linear
 
 

@@ -34,7 +34,7 @@ def begin_graph(embedding: nn.Module) -> nn.Module:
             out.requires_grad_()
         return out
 
-    embedding.forward = forward  # type: ignore[method-assign]
+    embedding.forward = forward
     return embedding
 
 

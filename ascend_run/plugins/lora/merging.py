@@ -86,7 +86,7 @@ def _write(
                 shutil.copy2(path, out / path.name)
         for path in files:
             with safe_open(path, framework="pt") as stored:
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  (not a mapping)
                 metadata = stored.metadata()
             for name, weight in tensors.items():
                 module = name.removesuffix(".weight")

@@ -137,7 +137,7 @@ class FusedNpuAttention:
             softmax_max=largest,
             softmax_sum=total,
         )
-        return tuple(  # type: ignore[return-value]
+        return tuple(
             t[..., :w].unsqueeze(1) for t, w in ((dq, q_width), (dk, q_width), (dv, v_width))
         )
 

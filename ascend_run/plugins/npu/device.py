@@ -71,7 +71,7 @@ def _require_npu(local_rank: int) -> Any:
         raise PlatformError(
             f"platform npu: torch_npu cannot be imported: {reason}; {_INSTALL}"
         ) from error
-    npu: Any = torch.npu  # type: ignore[attr-defined]
+    npu: Any = torch.npu
     count = npu.device_count() if npu.is_available() else 0
     if local_rank >= count:
         raise PlatformError(

@@ -104,7 +104,9 @@ class RingKernel:
         saved: tuple[Tensor, ...],
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
-        assert q is not None and out is not None and lse is not None  # noqa: PT018
+        assert q is not None
+        assert out is not None
+        assert lse is not None
         shape_carrier, *rest = saved
         key_shape = (*shape_carrier.shape[:-1], q.shape[-1])
         value_shape = (*shape_carrier.shape[:-1], dout.shape[-1])

@@ -21,5 +21,5 @@ def recomputed(module: nn.Module) -> nn.Module:
             return inner(hidden_states, *args, **kwargs)
         return checkpoint(lambda x: inner(x, *args, **kwargs), False, hidden_states)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     return module

@@ -233,7 +233,7 @@ class Swapper:
             with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
                 return inner(*args, **kwargs)
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         return module
 
     def takes(self, tensor: Tensor) -> bool:
