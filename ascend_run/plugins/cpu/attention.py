@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_run.ops import blockwise_attention, pieced_attention
+from ascend_run.ops import blockwise_attention, fused_attention
 from ascend_run.ops.visibility import BAND_BLOCK, Rectangle, Shape
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
 
@@ -81,17 +81,11 @@ class FusedCpuAttention:
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
-        if q.dim() == 3:
-            result = self.forward(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), spec)
-            return AttentionResult(result.out.squeeze(1), result.lse.squeeze(0))
-        tensors = [_heads_first(t) for t in (q, k, v)]
-        if blockwise_attention.needs_scores(spec):
-            out, lse = blockwise_attention.forward(*tensors, spec)
-        else:
-            out, lse = pieced_attention.forward(_FUSED, *tensors, spec.mask, spec.scale)
-        if spec.sinks is not None:
-            out, lse = pieced_attention.with_sinks(out, lse, spec.sinks, axis=2)
-        return AttentionResult(_sequence_first(out), lse)
+        return AttentionResult(
+            *fused_attention.forward(
+                _FUSED, q, k, v, spec, in_blocks=blockwise_attention.needs_scores(spec)
+            )
+        )
 
     def backward(
         self,
@@ -105,30 +99,9 @@ class FusedCpuAttention:
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         assert not any(t is None for t in (q, k, v, out, lse))  # see backward_reads
-        if q.dim() == 3:
-            packed = (t.unsqueeze(1) for t in (dout, q, k, v, out))
-            dq, dk, dv, *extras = self.backward(*packed, lse.unsqueeze(0), saved, spec)
-            return dq.squeeze(1), dk.squeeze(1), dv.squeeze(1), *extras
-        tensors = [_heads_first(t) for t in (dout, q, k, v, out)]
-        if blockwise_attention.needs_scores(spec):
-            dq, dk, dv, *extras = blockwise_attention.backward(*tensors, lse, spec)
-        else:
-            extras = []
-            dq, dk, dv = pieced_attention.backward(_FUSED, *tensors, lse, spec.mask, spec.scale)
-        if spec.sinks is not None:
-            dsinks = pieced_attention.sink_gradient(tensors[0], tensors[4], lse, spec.sinks, axis=2)
-            extras.append(dsinks)
-        return (*(_sequence_first(t) for t in (dq, dk, dv)), *extras)
-
-
-def _heads_first(x_SBND: Tensor) -> Tensor:
-    x_BNSD = x_SBND.permute(1, 2, 0, 3)
-    # The fused kernel takes any strides but the last one's, which it assumes to be 1.
-    return x_BNSD if x_BNSD.stride(-1) == 1 else x_BNSD.contiguous()
-
-
-def _sequence_first(x_BNSD: Tensor) -> Tensor:
-    return x_BNSD.permute(2, 0, 1, 3)
+        return fused_attention.backward(
+            _FUSED, dout, q, k, v, out, lse, spec, in_blocks=blockwise_attention.needs_scores(spec)
+        )
 
 
 def _options(part: Rectangle, q: Tensor, scale: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ascend_run.ops import blockwise_attention, pieced_attention
+from ascend_run.ops import blockwise_attention, fused_attention
 from ascend_run.ops.visibility import BAND_BLOCK, Rectangle, Shape
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
 
@@ -67,17 +67,9 @@ class FusedCudaAttention:
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
-        if q.dim() == 3:
-            result = self.forward(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), spec)
-            return AttentionResult(result.out.squeeze(1), result.lse.squeeze(0))
-        tensors = [t.permute(1, 2, 0, 3) for t in (q, k, v)]
-        if _in_blocks(q, spec):
-            out, lse = blockwise_attention.forward(*tensors, spec)
-        else:
-            out, lse = pieced_attention.forward(_RECTANGLES, *tensors, spec.mask, spec.scale)
-        if spec.sinks is not None:
-            out, lse = pieced_attention.with_sinks(out, lse, spec.sinks, axis=2)
-        return AttentionResult(out.permute(2, 0, 1, 3), lse)
+        return AttentionResult(
+            *fused_attention.forward(_RECTANGLES, q, k, v, spec, in_blocks=_in_blocks(q, spec))
+        )
 
     def backward(
         self,
@@ -91,22 +83,9 @@ class FusedCudaAttention:
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         assert not any(t is None for t in (q, k, v, out, lse))  # see backward_reads
-        if q.dim() == 3:
-            packed = (t.unsqueeze(1) for t in (dout, q, k, v, out))
-            dq, dk, dv, *extras = self.backward(*packed, lse.unsqueeze(0), saved, spec)
-            return dq.squeeze(1), dk.squeeze(1), dv.squeeze(1), *extras
-        tensors = [t.permute(1, 2, 0, 3) for t in (dout, q, k, v, out)]
-        extras = []
-        if _in_blocks(q, spec):
-            dq, dk, dv, *extras = blockwise_attention.backward(*tensors, lse, spec)
-        else:
-            dq, dk, dv = pieced_attention.backward(
-                _RECTANGLES, *tensors, lse, spec.mask, spec.scale
-            )
-        if spec.sinks is not None:
-            dsinks = pieced_attention.sink_gradient(tensors[0], tensors[4], lse, spec.sinks, axis=2)
-            extras.append(dsinks)
-        return (*(t.permute(2, 0, 1, 3) for t in (dq, dk, dv)), *extras)
+        return fused_attention.backward(
+            _RECTANGLES, dout, q, k, v, out, lse, spec, in_blocks=_in_blocks(q, spec)
+        )
 
 
 def _in_blocks(q: Tensor, spec: AttentionSpec) -> bool:
