@@ -148,16 +148,19 @@ def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
     assert "No such option" in capsys.readouterr().err
 
 
+QUICK = {"ascend_run", "click"}
+LISTING = {*QUICK, "attr", "attrs", "pluggy", "stevedore"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "allowed"),
     [
-        (["--version"], {"ascend_run", "click"}),
-        (["--help"], {"ascend_run", "click"}),
-        (["completion", "zsh"], {"ascend_run", "click"}),
-        (["plugins"], {"ascend_run", "click", "attr", "attrs", "pluggy", "stevedore"}),
-        (["plugins", "--json"], {"ascend_run", "click", "attr", "attrs", "pluggy", "stevedore"}),
+        pytest.param(["--version"], QUICK, id="--version"),
+        pytest.param(["--help"], QUICK, id="--help"),
+        pytest.param(["completion", "zsh"], QUICK, id="completion zsh"),
+        pytest.param(["plugins"], LISTING, id="plugins"),
+        pytest.param(["plugins", "--json"], LISTING, id="plugins --json"),
     ],
-    ids=" ".join,
 )
 def test_what_must_be_quick_imports_only_these_packages(
     arguments: list[str], allowed: set[str]
