@@ -81,6 +81,21 @@ def ascend_process_groups(
     """
 
 
+@contribution(point=Point.RUN, torch_free=True)
+def ascend_cost(config: RunConfig, layout: Layout, rank: c.RankKind) -> c.CostChange | None:
+    """What the plugin changes in memory, messages and FLOPs, by formula.
+
+    When: while a run is planned, once for each pipeline stage; nothing is measured or allocated.
+    Combining: changes are applied to the plain model's numbers in resolved order, innermost first.
+
+    Args:
+        rank: The ranks that are asked about, with the numbers of the plain model.
+
+    Returns:
+        The change; None where there is none.
+    """
+
+
 @contribution(point=Point.RUN)
 def ascend_patches() -> Sequence[c.Patch]:
     """Functions of others to replace for the length of the run; the last resort.
