@@ -153,7 +153,8 @@ def _refused_platforms(plugins: Mapping[str, Plugin]) -> Iterator[str]:
     platforms = [n for n, p in plugins.items() if kind_of(p.manifest) is Kind.PLATFORM]
     for name, (other, plugin) in itertools.product(platforms, plugins.items()):
         supported = plugin.manifest.platforms
-        if other in platforms or supported.get(name, Support.REFUSED) is not Support.REFUSED:
+        alike = supported.get(plugins[name].manifest.behaves_as, Support.REFUSED)
+        if other in platforms or supported.get(name, alike) is not Support.REFUSED:
             continue
         runs_on = ", ".join(p for p, how in supported.items() if how is not Support.REFUSED)
         yield (

@@ -201,6 +201,20 @@ def test_any_other_support_lets_a_plugin_run(how: Support) -> None:
     assert resolve([*classes], classes).names == ("swap", "npu")
 
 
+def test_a_platform_that_behaves_as_another_runs_what_runs_on_that_one() -> None:
+    clone = plugin("clone", claims=(Claim.PLATFORM,), behaves_as="cuda", platforms={})
+    runs = plugin("runs", platforms={"cuda": Support.REAL})
+    refusing = plugin("no", platforms={"cuda": Support.REAL, "clone": Support.REFUSED})
+    elsewhere = plugin("elsewhere", platforms={"cpu": Support.REAL})
+
+    assert resolve(["clone", "runs"], named(clone, runs)).names == ("runs", "clone")
+    problems = refusal_of(clone, refusing, elsewhere).problems
+    assert [problem.partition(";")[0] for problem in problems] == [
+        "'elsewhere' does not run on platform 'clone'",
+        "'no' does not run on platform 'clone'",
+    ]
+
+
 def test_all_problems_are_in_one_refusal() -> None:
     plugins = [
         platform("npu"),
