@@ -143,7 +143,7 @@ class Manifest:
     """Platform -> how it runs there; a platform that is not named is refused."""
     behaves_as: str = ""
     """Of a platform: another whose plugins run on it as well, since it answers as that one does (a
-    device behind ``torch.cuda``: ``cuda``). What a plugin says of the platform itself goes first."""
+    device behind ``torch.cuda``: ``cuda``). What a plugin says of this platform goes first."""
     attention: AttentionFeatures | None = None
     """What its attention kernel can do; of one that wraps another, what it lets through. None says
     nothing, and then a kernel's ``features`` are seen only once it is built on the ranks."""
