@@ -1,4 +1,4 @@
-# make demo | test | third-party | bench | check ; each sets up what it needs from nothing.
+# make demo | test | third-party | bench | campaign | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 OUTSIDE := build/third_party
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test third-party bench peers check clean
+.PHONY: venv demo test third-party bench campaign peers check clean
 
 venv: $(VENV)/.ready
 
@@ -41,6 +41,10 @@ third-party: venv
 bench: venv
 	-$(MAKE) peers
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# make campaign NAME=plan-activation ; stopped at any moment, the same command goes on.
+campaign: venv
+	$(BIN)/python -m benchmarks.campaigns $(NAME) $(CAMPAIGN)
 
 peers: $(PEERS)/.ready
 

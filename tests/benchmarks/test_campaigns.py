@@ -1,0 +1,99 @@
+"""The runner of campaigns: every case once, over any number of interruptions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.campaigns.campaign import Campaign, find, is_full, names, sample
+from benchmarks.campaigns.runner import run_campaign
+
+
+class Counted:
+    """A campaign of numbers, odd ones of which fail, that notes what it runs."""
+
+    def __init__(self, count: int = 10, stops_at: str | None = None) -> None:
+        self.count, self.stops_at = count, stops_at
+        self.ran: list[str] = []
+
+    def campaign(self) -> Campaign:
+        return Campaign(
+            name="counted", seed=4, cases=self.cases, run=self.run, figures=self.figures
+        )
+
+    def cases(self, seed: int) -> Sequence[str]:
+        return [f"{seed}-{index}" for index in range(self.count)]
+
+    def run(self, case: str) -> Mapping[str, Any]:
+        if case == self.stops_at:
+            raise KeyboardInterrupt
+        self.ran.append(case)
+        if case == "4-8":
+            raise ValueError("eight")
+        return {"verdict": "odd" if int(case[-1]) % 2 else "passed", "twice": 2 * int(case[-1])}
+
+    def figures(self, outcomes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        return {"sum": sum(o.get("twice", 0) for o in outcomes.values())}
+
+
+def run(counted: Counted, folder: Path, **options: Any) -> dict[str, Any] | None:
+    return run_campaign(counted.campaign(), journals=folder, results=folder / "results", **options)
+
+
+def test_the_result_counts_every_case_and_tells_of_those_that_did_not_pass(tmp_path: Path) -> None:
+    counted = Counted()
+    result = run(counted, tmp_path)
+
+    assert result is not None
+    assert json.loads((tmp_path / "results/counted.json").read_text()) == result
+    assert result["counts"] == {"error": 1, "odd": 5, "passed": 4}
+    assert (result["cases"], result["seed"], result["passes"]) == (10, 4, False)
+    assert [f["case"] for f in result["failures"]] == ["4-1", "4-3", "4-5", "4-7", "4-8", "4-9"]
+    (error,) = (f for f in result["failures"] if f["verdict"] == "error")
+    assert error["why"] == "ValueError: eight"
+    assert result["figures"] == {"sum": 74}
+    assert is_full(counted.campaign(), result)
+    assert not is_full(Counted(11).campaign(), result)
+
+
+def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = Counted(stops_at="4-6")
+    with contextlib.suppress(KeyboardInterrupt):
+        run(first, tmp_path)
+    journal = tmp_path / "counted.jsonl"
+    journal.write_text(journal.read_text() + '{"case": "4-6", "outc')  # cut off within a line
+
+    second = Counted()
+    assert run(second, tmp_path, limit=1) is None
+    third = Counted()
+    result = run(third, tmp_path)
+
+    assert first.ran == ["4-0", "4-1", "4-2", "4-3", "4-4", "4-5"]
+    assert (second.ran, third.ran) == (["4-6"], ["4-7", "4-8", "4-9"])
+    assert result is not None
+    assert result["cases"] == 10
+
+
+def test_outcomes_of_other_cases_are_not_counted(tmp_path: Path) -> None:
+    run(Counted(), tmp_path)
+    changed = Counted(3)
+    result = run(changed, tmp_path)
+
+    assert len(changed.ran) == 3
+    assert result is not None
+    assert result["cases"] == 3
+
+
+def test_a_sample_is_seeded() -> None:
+    campaign = Counted().campaign()
+
+    assert sample(campaign, 4) == sample(campaign, 4)
+    assert sample(campaign, 4) != sample(campaign, 4, seed=1)
+    assert len(sample(campaign, 40)) == 10
+
+
+def test_every_campaign_is_found_by_its_name() -> None:
+    assert [find(name).name for name in names()] == names()
