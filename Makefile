@@ -6,6 +6,7 @@ VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 OUTSIDE := build/third_party
+WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: venv demo test third-party bench campaign peers check clean
@@ -22,8 +23,9 @@ $(VENV)/.ready: pyproject.toml setup.cfg constraints.txt
 demo: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
+# Two workers, each with its own pool of ranks; the tests of a file stay together.
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # A plugin outside the tree: built, installed into a folder of its own, and put in ulysses' place.
 third-party: venv
