@@ -136,12 +136,7 @@ def _axis_groups(layout: Layout) -> dict[str, list[list[int]]]:
 
 def _ranks(layout: Layout) -> list[dict[str, int]]:
     """Every rank's place along every axis."""
-    ranks = [{"rank": rank} for rank in range(layout.world_size)]
-    for axis in _AXES:
-        for members in layout.groups(axis):
-            for place, rank in enumerate(members):
-                ranks[rank][axis] = place
-    return ranks
+    return [{"rank": rank, **place} for rank, place in enumerate(layout.places(*_AXES))]
 
 
 def _versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ The order is Megatron's default, ``tp-cp-ep-dp-pp`` (innermost first), with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -75,8 +75,26 @@ class Layout:
     def coordinate(self, axis: str, rank: int | None = None) -> int:
         """Position of a rank (default: this one) along one axis."""
         own = self.rank if rank is None else rank
-        group = next(members for members in self.groups(axis) if own in members)
-        return group.index(own)
+        stride, size = self._steps()[axis]
+        return own // stride % size
+
+    def places(self, *axes: str) -> Iterator[dict[str, int]]:
+        """Every rank's position along each of these axes, rank by rank."""
+        steps = self._steps()
+        chosen = [(axis, *steps[axis]) for axis in axes]
+        for rank in range(self.world_size):
+            yield {axis: rank // stride % size for axis, stride, size in chosen}
+
+    def _steps(self) -> dict[str, tuple[int, int]]:
+        """Axis -> ranks from one position to the next, and positions; ``pp``, which stands in both
+        grids, is the same in both."""
+        steps: dict[str, tuple[int, int]] = {}
+        for grid in (self.expert_axes, self.dense_axes):
+            stride = 1
+            for axis, size in grid.items():
+                steps[axis] = (stride, size)
+                stride *= size
+        return steps
 
     def divides(self) -> bool:
         """Whether the world splits evenly into both grids."""

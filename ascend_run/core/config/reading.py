@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +13,9 @@ from .raw import COMMAND_LINE, Given, RawConfig, parse_text
 from .schema import SECTIONS, TOP_LEVEL
 from .toml_document import TomlProblem, parse_toml
 from .value_types import show
-from .yaml_document import YamlProblem, parse_yaml
 
 _LARGEST_FILE_BYTES: Final = 2**18
-_FORMATS: Final = {
-    ".toml": (parse_toml, TomlProblem),
-    ".yaml": (parse_yaml, YamlProblem),
-    ".yml": (parse_yaml, YamlProblem),
-}
+_SUFFIXES: Final = (".toml", ".yaml", ".yml")
 
 
 def read_raw(file: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
@@ -53,9 +48,9 @@ def read_raw(file: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
 
 def _parse_file(file: Path) -> tuple[Any, Mapping[tuple[str, ...], int]]:
     shown = repr(str(file))
-    if file.suffix.lower() not in _FORMATS:
+    if file.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"{shown} is no config file; expected a name ending in .toml or .yaml")
-    parse, problem = _FORMATS[file.suffix.lower()]
+    parse, problem = _format(file.suffix.lower())
     try:
         with file.open("rb") as stream:
             content = stream.read(_LARGEST_FILE_BYTES + 1)
@@ -72,6 +67,16 @@ def _parse_file(file: Path) -> tuple[Any, Mapping[tuple[str, ...], int]]:
         raise ConfigError(f"cannot read the config {shown}: {error}") from None
     except RecursionError:
         raise ConfigError(f"the config {shown} is nested too deeply") from None
+
+
+def _format(suffix: str) -> tuple[Callable[[str], Any], type[Exception]]:
+    """What parses files of a suffix, and what it raises."""
+    if suffix == ".toml":
+        return parse_toml, TomlProblem
+    # Late: most configs are TOML, and YAML's parser is the slowest import of all that is read here.
+    from .yaml_document import YamlProblem, parse_yaml
+
+    return parse_yaml, YamlProblem
 
 
 def _flatten(
