@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .grouped_matmul import GROUPS, Backend, Groups, choose
+from .grouped_matmul import GROUPS, Backend, Groups, MakeGroups, choose
 
 # T tokens sorted by expert, H hidden size, F expert width, X experts
 
@@ -32,7 +32,7 @@ def expert_mlp(
     function: Callable[[Tensor], Tensor] = F.silu,
     gated: bool = True,
     is_silu: bool = True,
-    backend: Backend | None = None,
+    backend: Backend | MakeGroups | None = None,
     accumulate: bool = False,
 ) -> Tensor:
     """``(probs * act(x @ fc1.T)) @ fc2.T`` for each token with its own expert.
@@ -45,7 +45,8 @@ def expert_mlp(
         fc2: [X, H, F].
         function: The non-linearity; of the gate where gated.
         is_silu: Whether it is SiLU, which then is differentiated by hand.
-        backend: Default: what ``grouped_matmul.choose`` says.
+        backend: By name, or what makes the products of a partition; default: what
+            ``grouped_matmul.choose`` says.
         accumulate: Add the weights' gradients straight to their ``main_grad``, where data
             parallelism has given them one, rather than to a tensor that is then added to it.
 
@@ -56,7 +57,8 @@ def expert_mlp(
         widths = (*fc1.shape[1:], *fc2.shape[1:])
         backend = choose(counts, tokens_TH.device, tokens_TH.dtype, widths)
     activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
-    groups = GROUPS[backend](counts, tokens_TH.device)
+    make = GROUPS[backend] if isinstance(backend, str) else backend
+    groups = make(counts, tokens_TH.device)
     return _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation, accumulate)
 
 

@@ -132,7 +132,8 @@ class PaddedGroups:
         return x.view(self.num_groups, self.rows, x.shape[1])
 
 
-GROUPS: Final[dict[Backend, Callable[[Sequence[int], torch.device], Groups]]] = {
+MakeGroups = Callable[[Sequence[int], torch.device], Groups]
+GROUPS: Final[dict[Backend, MakeGroups]] = {
     "grouped_mm": NativeGroups,
     "bmm": PaddedGroups,
     "loop": LoopGroups,

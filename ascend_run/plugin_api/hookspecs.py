@@ -225,10 +225,14 @@ def ascend_token_dispatcher(
 
 @provider(point=Point.MOE, claim=Claim.EXPERTS)
 def ascend_experts(
-    config: RunConfig, device: c.Device, groups: Any, role: str
+    config: RunConfig, device: c.Device, groups: Any, role: str, ops: c.PlatformOps
 ) -> c.ExpertsKernel | None:
     """The computation of the local experts. The parameters are the kernel's own in any case, so
-    checkpoints do not depend on the plugin. None keeps the plain loop."""
+    checkpoints do not depend on the plugin. None keeps the plain loop.
+
+    Args:
+        ops: What ``ascend_platform_ops`` answered; a kernel takes from it what it can.
+    """
 
 
 @provider(point=Point.MODEL, claim=Claim.LOSS)

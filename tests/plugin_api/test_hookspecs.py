@@ -31,7 +31,7 @@ def of_the_model_build() -> list[HookPoint]:
 @pytest.mark.parametrize("point", of_the_model_build(), ids=lambda point: point.name)
 def test_every_hook_of_the_model_build_is_asked_with_the_same(point: HookPoint) -> None:
     assert point.arguments[:4] == BUILDS_A_MODEL
-    assert {*point.arguments[4:]} <= {"layer_index", "name", "num_layers"}
+    assert {*point.arguments[4:]} <= {"layer_index", "name", "num_layers", "ops"}
 
 
 def test_every_provider_has_a_claim_of_its_own_and_nothing_else_has_one() -> None:

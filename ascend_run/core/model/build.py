@@ -65,11 +65,12 @@ def assemble(
         problems.update(dict.fromkeys(attention_problems(config, parts)))
         return outer
 
+    ops = hooks.require("ascend_platform_ops", **asked)
     return Assembly(
-        ops=hooks.require("ascend_platform_ops", **asked),
+        ops=ops,
         attention_kernel=attention_kernel,
         attention_problems=problems,
-        experts_kernel=hooks.provide("ascend_experts", **asked) or loop_experts,
+        experts_kernel=hooks.provide("ascend_experts", **asked, ops=ops) or loop_experts,
         loss_kernel=hooks.provide("ascend_loss", **asked) or CrossEntropy(groups.tp),
         norm=hooks.provide("ascend_norm", **asked),
         router=hooks.provide("ascend_router", **asked),

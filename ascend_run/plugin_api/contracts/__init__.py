@@ -56,6 +56,7 @@ from .moe import (
     ExpertActivation,
     ExpertsKernel,
     ExpertWeights,
+    GroupedProducts,
 )
 from .run import (
     Metrics,
@@ -85,6 +86,7 @@ __all__ = [
     "ExpertActivation",
     "ExpertWeights",
     "ExpertsKernel",
+    "GroupedProducts",
     "HostCopier",
     "KeptChange",
     "KeptTensor",

@@ -5,13 +5,16 @@ Shape letters: see the package.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from .moe import GroupedProducts
 
 
 @attrs.frozen(kw_only=True)
@@ -32,6 +35,9 @@ class PlatformOps:
     """``(mixed_SBM, cos_SR, sin_SR, (G, N/G, D), interleaved)``: the split of Megatron's
     [S, B, G * (N/G + 2) * D] into q [S, B, N, D] and k, v [S, B, G, D], and the rotation of q and
     k, at once; None where ``rotary`` after the split is as good."""
+    grouped_matmul: Callable[[Sequence[int], torch.device], GroupedProducts] | None = None
+    """Products of groups of rows, from the rows of each; None where those of
+    ``ops.grouped_matmul`` serve, in torch's own operations."""
 
 
 class LossKernel(Protocol):

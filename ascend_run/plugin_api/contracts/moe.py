@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import attrs
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -46,6 +47,28 @@ class ExpertsKernel(Protocol):
         Returns:
             [T, H], differentiable in tokens, probs and weights.
         """
+        ...
+
+
+class GroupedProducts(Protocol):
+    """The products of one partition of rows into groups, each with a matrix of its own; not
+    differentiable. ``ops.grouped_matmul`` has it in torch's operations."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        """Args:
+        counts: Rows of each group, on the host; any may be 0.
+        """
+
+    def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
+        """[T, N]: each row times the matrix of its group. Matrices may be transposed views."""
+        ...
+
+    def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
+        """[X, N, K]: ``a.T @ b`` over the rows of each group; zeros for an empty one."""
+        ...
+
+    def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
+        """Add ``outer`` to a sum, which may be of a wider dtype, in place."""
         ...
 
 

@@ -12,6 +12,7 @@ from ascend_run.plugin_api import (
     ExpertsKernel,
     Manifest,
     Numerics,
+    PlatformOps,
     RunConfig,
     Support,
     hookimpl,
@@ -31,8 +32,9 @@ class GmmConfig:
     """Options, set by ``plugins.gmm.<field>=<value>``."""
 
     backend: str = attrs.field(default="auto", validator=attrs.validators.in_(BACKENDS))
-    """How the products are taken: ``auto`` by device, dtype and counts of each call;
-    ``grouped_mm`` (torch's own), ``bmm`` (padded to the fullest expert) or ``loop``."""
+    """How the products are taken: ``auto`` by the platform's own operator where it has one, else by
+    device, dtype and counts of each call; ``grouped_mm`` (torch's own), ``bmm`` (padded to the
+    fullest expert) or ``loop``."""
     gradient_accumulation_fusion: bool = False
     """Add the gradients of the experts' weights straight to the buffer that is reduced, in its
     dtype, rather than to a tensor of their own that is then added to it."""
@@ -91,12 +93,12 @@ class Gmm:
         ]
 
     @hookimpl
-    def ascend_experts(self, config: RunConfig) -> ExpertsKernel | None:
+    def ascend_experts(self, config: RunConfig, ops: PlatformOps) -> ExpertsKernel | None:
         if not config.model.num_moe_experts:
             return None
         from .kernel import GroupedExperts
 
         return GroupedExperts(
-            None if self.config.backend == "auto" else self.config.backend,
+            ops.grouped_matmul if self.config.backend == "auto" else self.config.backend,
             accumulate=self.config.gradient_accumulation_fusion,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ascend_run.ops.expert_mlp import expert_mlp
-from ascend_run.ops.grouped_matmul import Backend
+from ascend_run.ops.grouped_matmul import Backend, MakeGroups
 from ascend_run.plugin_api import (
     ExpertActivation,
     ExpertWeights,
@@ -18,12 +18,12 @@ class GroupedExperts:
     """All local experts in one operation.
 
     Args:
-        backend: How the products are taken; None chooses anew at each call, since the counts
-            change with the routing.
+        backend: How the products are taken, by name, or the platform's own; None chooses anew at
+            each call, since the counts change with the routing.
         accumulate: Whether the weights' gradients are added straight to ``main_grad``.
     """
 
-    def __init__(self, backend: Backend | None, *, accumulate: bool = False) -> None:
+    def __init__(self, backend: Backend | MakeGroups | None, *, accumulate: bool = False) -> None:
         self.backend = backend
         self.accumulate = accumulate
 

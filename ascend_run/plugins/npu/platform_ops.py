@@ -1,9 +1,12 @@
 """The table of fused operators on the NPU, each with its backward."""
 
-# S sequence, B batch, N heads, D head width, R rotated width, H hidden size, F expert width
+# S sequence, B batch, N heads, D head width, R rotated width, H hidden size; of grouped products
+# T rows of all groups, X groups, K and N inner and outer widths of the matrices
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ def platform_ops() -> PlatformOps:
         layer_norm=lambda x, weight, bias, eps: F.layer_norm(x, (x.shape[-1],), weight, bias, eps),
         swiglu=swiglu,
         rotary=rotary,
+        grouped_matmul=NpuGroups,
     )
 
 
@@ -89,3 +93,33 @@ class _Rotary(torch.autograd.Function):
         cos, sin = ctx.saved_tensors
         dx = operators.rotary_mul(dy.contiguous(), cos, -sin, ctx.interleaved)
         return dx, None, None, None
+
+
+class NpuGroups:
+    """PlatformOps.grouped_matmul.
+
+    What the operator makes of groups without rows is not documented: it is not asked about none at
+    all, and what it leaves of an empty one is cleared.
+    """
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        ends = torch.tensor([*accumulate(counts)], dtype=torch.int64)
+        self.ends_X = ends.to(device, non_blocking=True)
+        self.num_rows = sum(counts)
+        self.empty = [group for group, count in enumerate(counts) if count == 0]
+
+    def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
+        if self.num_rows == 0:
+            return x_TK.new_empty(0, matrices_XKN.shape[2])
+        return operators.grouped_matmul(x_TK.contiguous(), matrices_XKN, self.ends_X)
+
+    def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
+        if self.num_rows == 0:
+            return a_TN.new_zeros(len(self.ends_X), a_TN.shape[1], b_TK.shape[1])
+        products = operators.grouped_outer(a_TN.contiguous().t(), b_TK.contiguous(), self.ends_X)
+        for group in self.empty:
+            products[group].zero_()
+        return products
+
+    def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
+        sum_XNK.add_(self.outer(a_TN, b_TK))

@@ -11,6 +11,7 @@ from ascend_run.plugin_api import Claim, Numerics, RunConfig
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import FieldSection, TrainSection
 from ascend_run.plugin_api.testing.effects import count_operations
+from ascend_run.plugins.cpu.operators import platform_ops
 from ascend_run.plugins.gmm import BACKENDS, Gmm, GmmConfig
 
 COUNTS = [6, 0, 3, 7]
@@ -38,7 +39,7 @@ def config(
 
 
 def kernel(backend: str = "auto") -> c.ExpertsKernel:
-    answer = Gmm(GmmConfig(backend=backend)).ascend_experts(config=config())
+    answer = Gmm(GmmConfig(backend=backend)).ascend_experts(config=config(), ops=platform_ops())
     assert answer is not None
     return answer
 
@@ -64,7 +65,7 @@ def test_it_is_idle_exactly_where_there_are_no_experts() -> None:
     assert Gmm.manifest.idle is not None
     for experts in (None, 0, 4):
         run = config(experts=experts)
-        answer = Gmm(GmmConfig()).ascend_experts(config=run)
+        answer = Gmm(GmmConfig()).ascend_experts(config=run, ops=platform_ops())
         assert Gmm.manifest.idle.holds(run) == (answer is None) == (not experts)
 
 

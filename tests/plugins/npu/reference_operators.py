@@ -292,12 +292,19 @@ def npu_grouped_matmul(
     assert group_list.dtype == torch.int64
     assert not any(value for value in options.values() if value is not None)
     ends = group_list.tolist()
+    assert ends[-1] > 0, "there is something to multiply"
     ranges = list(zip([0, *ends[:-1]], ends, strict=True))
     if group_type == 0:
         assert ends[-1] == left.shape[0]
         return [torch.cat([left[a:b] @ right[i] for i, (a, b) in enumerate(ranges)])]
     assert group_type == 2
-    return [torch.stack([left[:, a:b] @ right[a:b] for a, b in ranges])]
+    assert left.stride(0) == 1, "a transposed view"
+    products = [left[:, a:b] @ right[a:b] for a, b in ranges]
+    # What stands in the place of an empty group is not documented.
+    empty = [a == b for a, b in ranges]
+    return [
+        torch.stack([p.fill_(torch.nan) if e else p for p, e in zip(products, empty, strict=True)])
+    ]
 
 
 IMPLEMENTATIONS = {

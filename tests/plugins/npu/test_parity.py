@@ -43,6 +43,12 @@ def test_loss_gradients_and_weights_are_those_of_the_cpu(
         assert calls["npu_swiglu"] == calls.get("npu_swiglu_backward", 0)
 
 
+def test_experts_are_products_of_its_own(parity: Parity) -> None:
+    """Where somebody groups them; two forward and four backward."""
+    for outcome in parity("npu-kernels", model="moe", beside=("gmm",), layout={"dp": 2, "ep": 2}):
+        assert outcome.operations["npu_grouped_matmul"] == 6 * LAYERS * MICRO_BATCHES // 2
+
+
 def test_other_models_are_kept_too(parity: Parity) -> None:
     parity("npu-kernels", config={"model.rotary_interleaved": True, "model.rotary_percent": 0.5})
     parity("npu-kernels", config={"model.window_size": [4, 0], "model.qk_layernorm": True})

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ascend_run.plugins.npu.platform_ops import platform_ops
+from ascend_run.ops.expert_mlp import expert_mlp
+from ascend_run.plugins.npu.platform_ops import NpuGroups, platform_ops
 
 OPS = platform_ops()
 
@@ -82,3 +83,30 @@ def test_rotary_follows_the_formula(interleaved: bool, width: int) -> None:
     assert_same(
         lambda x: OPS.rotary(x, whole.cos(), whole.sin(), interleaved), formula, draw(5, 2, 3, 8)
     )
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 1, 2), (0, 0, 5, 0), (0, 0, 0, 0)], ids=str)
+def test_experts_by_grouped_products_follow_the_formula(counts: tuple[int, ...]) -> None:
+    """Forward and backward, whichever experts have no token."""
+    experts = [number for number, count in enumerate(counts) for _ in range(count)]
+
+    def formula(x: Tensor, probs: Tensor, fc1: Tensor, fc2: Tensor) -> Tensor:
+        hidden = torch.einsum("th,tfh->tf", x, fc1[experts])
+        gated = F.silu(hidden[:, :6]) * hidden[:, 6:] * probs[:, None]
+        return torch.einsum("tf,thf->th", gated, fc2[experts])
+
+    assert_same(
+        lambda x, probs, fc1, fc2: expert_mlp(
+            x, counts, probs, fc1, fc2, backend=OPS.grouped_matmul
+        ),
+        formula,
+        *(draw(sum(counts), 8), draw(sum(counts)), draw(4, 12, 8), draw(4, 8, 6)),
+    )
+
+
+def test_grouped_products_are_added_to_a_wider_sum() -> None:
+    a, b = draw(5, 3, dtype=torch.bfloat16).detach(), draw(5, 2, dtype=torch.bfloat16).detach()
+    total = torch.ones(2, 3, 2)
+    NpuGroups((5, 0), a.device).add_outer(total, a, b)
+    assert torch.equal(total[0], 1 + (a.t() @ b).float())
+    assert torch.equal(total[1], torch.ones(3, 2))
