@@ -13,9 +13,14 @@ from .files import replace_file
 
 
 def write_run_folder(
-    folder: Path, *, config_toml: str, plan: Mapping[str, Any], lock: Mapping[str, Any]
+    folder: Path,
+    *,
+    config_toml: str,
+    plan: Mapping[str, Any],
+    lock: Mapping[str, Any],
+    environment: Mapping[str, Any],
 ) -> None:
-    """Create the folder and write what the run was asked to be.
+    """Create the folder and write what the run was asked to be, and what it stands on.
 
     Raises:
         StorageError: The file system refused.
@@ -24,6 +29,7 @@ def write_run_folder(
         "config.toml": config_toml,
         "plan.json": json.dumps(plan, indent=1),
         "plugins.lock.json": json.dumps(lock, indent=1, sort_keys=True),
+        "environment.json": json.dumps(environment, indent=1),
     }
     try:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)

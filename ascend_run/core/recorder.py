@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from .fingerprint.record import writer as fingerprint_writer
 from .log.metrics import MetricsWriter
 from .log.progress import Progress
 
@@ -20,6 +21,8 @@ class SilentRecorder:
     def readings(self, readings: Mapping[str, Any]) -> None: ...
 
     def evaluation(self, step: int, loss: float) -> None: ...
+
+    def fingerprints(self, entries: Iterable[Mapping[str, Any]]) -> None: ...
 
     def step_done(self, step: int) -> None: ...
 
@@ -44,6 +47,7 @@ class RunRecorder:
 
     def __init__(self, folder: Path, *, start: int, total: int, log: Any) -> None:
         self.metrics = MetricsWriter(folder / "metrics.jsonl", start or None)
+        self.fingerprint = fingerprint_writer(folder, start)
         self.progress = Progress(total, start)
         self.log = log
         self.latest: Mapping[str, Any] = {}
@@ -58,6 +62,10 @@ class RunRecorder:
     def evaluation(self, step: int, loss: float) -> None:
         self.metrics.write({"step": step, "eval_loss": loss})
         self.log.info("evaluation.done", step=step, loss=round(loss, 4))
+
+    def fingerprints(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        for entry in entries:
+            self.fingerprint.write(entry)
 
     def step_done(self, step: int) -> None:
         self.progress.update(step, self.latest)
@@ -80,6 +88,7 @@ class RunRecorder:
         """
         with contextlib.ExitStack() as closing:
             closing.callback(self.metrics.close)
+            closing.callback(self.fingerprint.close)
             if error is None:
                 self.progress.__exit__(None, None, None)
                 self.metrics.event("finish")

@@ -26,6 +26,7 @@ from .checkpoint import GroupRanks
 from .config.layout import layout_of
 from .data.batches import BatchPlan
 from .data.samples import build_datasets
+from .environment import environment_of
 from .folder import write_run_folder
 from .hooks import Hooks
 from .launch.rank_environment import RankEnvironment
@@ -38,6 +39,7 @@ from .settings import process_settings
 from .train.batches import BatchReader
 from .train.checkpointing import Checkpoints
 from .train.data_parallel import wrap_data_parallel
+from .train.fingerprints import StepFingerprints
 from .train.groups import process_groups
 from .train.loop import Loop
 from .train.optimizer import build_optimizer
@@ -112,7 +114,11 @@ def run_training(request: RunRequest) -> None:
         writes = context.layout.rank == 0
         if writes:
             write_run_folder(
-                folder, config_toml=request.config_toml, plan=request.plan, lock=request.lock
+                folder,
+                config_toml=request.config_toml,
+                plan=request.plan,
+                lock=request.lock,
+                environment=environment_of(request.config, context.device),
             )
         dist.barrier()
         with configure_logging(folder / "log.jsonl", context.layout.rank) as log:
@@ -133,7 +139,7 @@ def _train(
         checkpoints = Checkpoints(hooks, context, folder)
         checkpoints.restore(log)
         with _recorder(context, folder, log) as recorder:
-            loop = _build_loop(hooks, context, task, plan, recorder, checkpoints)
+            loop = _build_loop(hooks, context, task, plan, recorder, checkpoints, log)
             hooks.event("ascend_before_run")(context=context)
             loop.run()
 
@@ -182,6 +188,7 @@ def _build_loop(
     plan: BatchPlan,
     recorder: RunRecorder | SilentRecorder,
     checkpoints: Checkpoints,
+    log: Any,
 ) -> Loop:
     config = context.config
     steps_left = max(0, config.train.train_iters - context.step)
@@ -197,6 +204,7 @@ def _build_loop(
     )
     read = BatchReader(hooks, context, task.batch_fields, plan)
     step = TrainStep(context, task, hooks, task.roles[0])
+    fingerprints = StepFingerprints(context, step.bundle, log)
     validation = datasets.validation if config.train.eval_interval else None
     if validation is not None:
         read.require(validation, 0, config.train.eval_iters, "validation")
@@ -205,6 +213,7 @@ def _build_loop(
         context=context,
         step=step,
         readings=Readings(context, step, hooks),
+        fingerprints=fingerprints,
         recorder=recorder,
         hooks=hooks,
         train_batches=read(datasets.train, context.consumed_samples, "training"),
@@ -212,5 +221,9 @@ def _build_loop(
             (lambda: read(validation, 0, "validation")) if validation is not None else None
         ),
         num_microbatches=plan.num_micro_batches,
-        save=checkpoints.save if config.checkpoint.save_interval else None,
+        save=(
+            (lambda: checkpoints.save(fingerprints.latest))
+            if config.checkpoint.save_interval
+            else None
+        ),
     )

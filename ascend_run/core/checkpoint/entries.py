@@ -133,7 +133,8 @@ def _value(spare: Tensor) -> float | None:
 class Progress:
     """Where training stands: steps, samples, the schedule and the loss scale. JSON values only.
 
-    ``went_back_to`` is the step that ``checkpoint.step`` last went back to on the way here.
+    ``went_back_to`` is the step that ``checkpoint.step`` last went back to on the way here;
+    ``fingerprint`` tells one run's weights from another's, and is kept for whoever compares them.
 
     Args:
         context: A RunContext; ``step`` and ``consumed_samples`` are read and set.
@@ -147,6 +148,7 @@ class Progress:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self.went_back_to: int | None = None
+        self.fingerprint: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
         scalers = [scaler.state_dict() for scaler in self._grad_scalers()]
@@ -156,6 +158,7 @@ class Progress:
             "schedule_steps": self._scheduler.num_steps,
             "loss_scalers": [{k: _number(v) for k, v in state.items()} for state in scalers],
             "went_back_to": self.went_back_to,
+            "fingerprint": self.fingerprint,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ MAIN_PARAM = "main_param"
 
 
 @attrs.frozen
-class _Stepped:
+class Stepped:
     """A parameter of the model and what the optimizer steps in its place."""
 
     parameter: Tensor
@@ -57,7 +57,7 @@ def optimizer_pieces(
         CheckpointError: An optimizer or a state of a kind that cannot be cut like its parameter.
     """
     regions = {id(held.tensor): held.regions for held in tensors}
-    stepped = list(_stepped(optimizer))
+    stepped = list(stepped_parameters(optimizer))
     for inner in {id(s.inner): s.inner for s in stepped}.values():
         make_state(inner)
     pieces: list[ShardPiece] = []
@@ -122,10 +122,15 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _stepped(optimizer: Any) -> Iterator[_Stepped]:
+def stepped_parameters(optimizer: Any) -> Iterator[Stepped]:
+    """Every parameter that an optimizer steps on this rank.
+
+    Raises:
+        CheckpointError: An optimizer of a kind that does not say.
+    """
     if isinstance(optimizer, ChainedOptimizer):
         for part in optimizer.chained_optimizers:
-            yield from _stepped(part)
+            yield from stepped_parameters(part)
         return
     if isinstance(optimizer, torch.optim.Optimizer):
         inner = optimizer
@@ -151,19 +156,19 @@ def _stepped(optimizer: Any) -> Iterator[_Stepped]:
             optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True
         ):
             for parameter, main in zip(halves, mains, strict=True):
-                yield _Stepped(parameter, main, inner)
+                yield Stepped(parameter, main, inner)
         for group in optimizer.fp32_from_fp32_groups:
             for parameter in group:
-                yield _Stepped(parameter, parameter, inner)
+                yield Stepped(parameter, parameter, inner)
     else:
         for group in inner.param_groups:
             for parameter in group["params"]:
-                yield _Stepped(parameter, parameter, inner)
+                yield Stepped(parameter, parameter, inner)
 
 
 def _distributed(
     optimizer: DistributedOptimizer, inner: torch.optim.Optimizer
-) -> Iterator[_Stepped]:
+) -> Iterator[Stepped]:
     pairs = (
         *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
         *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
@@ -177,7 +182,7 @@ def _distributed(
                 )
             buffer, dtypes, bucket = optimizer.model_param_gbuf_map[parameter]
             ranges = optimizer.gbuf_ranges[buffer][dtypes][bucket]["param_map"][parameter]
-            yield _Stepped(parameter, shard, inner, (ranges["param"].start, ranges["param"].end))
+            yield Stepped(parameter, shard, inner, (ranges["param"].start, ranges["param"].end))
 
 
 def _refusal(*problems: str) -> CheckpointError:
@@ -185,13 +190,13 @@ def _refusal(*problems: str) -> CheckpointError:
 
 
 def _scalar_pieces(
-    prefix: str, state: Tensor, item: _Stepped, regions: Sequence[Region]
+    prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
 ) -> Iterator[ShardPiece]:
     """A state such as ``step``, the same on all ranks: whoever holds the first element writes."""
     starts_here = item.flat_range is None or item.flat_range[0] == 0
     for key in dict.fromkeys(region.key for region in regions):
         writes = starts_here and any(
-            _writes(region, item) and not any(region.offset)
+            owns(region, item.flat_range) and not any(region.offset)
             for region in regions
             if region.key == key
         )
@@ -205,17 +210,17 @@ def _scalar_pieces(
 
 
 def _cut_pieces(
-    prefix: str, state: Tensor, item: _Stepped, regions: Sequence[Region]
+    prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
 ) -> Iterator[ShardPiece]:
     """A state of the parameter's shape, or of a flat range of it, cut at the regions' borders."""
     for box, values in _boxes(state.detach(), item):
         for region in regions:
             if (shared := box.intersect(region.local)) is not None:
                 part = values[shared.slices_in(box)]
-                yield region.piece(prefix, part, shared, writes=_writes(region, item))
+                yield region.piece(prefix, part, shared, writes=owns(region, item.flat_range))
 
 
-def _boxes(state: Tensor, item: _Stepped) -> Iterator[tuple[Box, Tensor]]:
+def _boxes(state: Tensor, item: Stepped) -> Iterator[tuple[Box, Tensor]]:
     """Boxes of the parameter and views of the state's elements there."""
     if item.flat_range is None:
         yield whole(state.shape), state
@@ -226,6 +231,13 @@ def _boxes(state: Tensor, item: _Stepped) -> Iterator[tuple[Box, Tensor]]:
         position += box.volume
 
 
-def _writes(region: Region, item: _Stepped) -> bool:
-    """The data-parallel ranks of a distributed optimizer hold different ranges, not replicas."""
-    return region.writes if item.flat_range is None else not any(region.replica[:-1])
+def owns(region: Region, flat_range: tuple[int, int] | None) -> bool:
+    """Whether this rank writes what it holds of a region: the data-parallel ranks of a distributed
+    optimizer hold different ranges, not replicas."""
+    return region.writes if flat_range is None else not any(region.replica[:-1])
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether the data-parallel ranks share what it steps among them."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return any(isinstance(part, DistributedOptimizer) for part in parts)

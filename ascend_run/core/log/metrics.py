@@ -36,18 +36,21 @@ class MetricsWriter:
         path: The file; created where it is missing.
         resume_step: Step of the checkpoint that the run goes on from; None for a run that starts
             afresh, which supersedes whatever the file holds.
+        about: Further fields of the event that begins the attempt.
 
     Raises:
         StorageError: The file system refused; from any method.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+    def __init__(
+        self, path: Path, resume_step: int | None = None, about: Record | None = None
+    ) -> None:
         self._lines = AppendedLines(path)
         self._lines.end_torn_line()
         if resume_step is None:
-            self.event("start")
+            self.event("start", **(about or {}))
         else:
-            self.event("resume", step=resume_step)
+            self.event("resume", step=resume_step, **(about or {}))
 
     def write(self, readings: Mapping[str, Any]) -> None:
         """Append the readings of one step; they must name their ``step``."""

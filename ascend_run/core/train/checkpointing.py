@@ -64,12 +64,21 @@ class Checkpoints:
         )
         return self.hooks.wrap("ascend_checkpoint_transfer", own, context=self.context)
 
-    def save(self) -> str:
-        """Publish the run as it stands; the path."""
+    def save(self, fingerprint: str | None = None) -> str:
+        """Publish the run as it stands; the path.
+
+        Args:
+            fingerprint: Of the run's last step, for the manifest.
+        """
+        self._progress.fingerprint = fingerprint
+        pieces, values = self.state()
+        return self.store.save(self.context.step, pieces, values)
+
+    def state(self) -> tuple[list[c.ShardPiece], dict[str, Any]]:
+        """What a checkpoint of this rank holds now: tensors, which share their memory with the
+        run's own, and values."""
         entries = self._entries()
-        return self.store.save(
-            self.context.step, [*self._tensors(), *entries.pieces], entries.values
-        )
+        return [*self._tensors(), *entries.pieces], entries.values
 
     def restore(self, log: Any) -> None:
         """Go on from a checkpoint, or begin from a Hugging Face folder, or afresh.

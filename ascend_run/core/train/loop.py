@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -12,6 +12,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 
 from .data_parallel import gather_parameters
+from .fingerprints import StepFingerprints
 from .readings import Readings
 from .step import TrainStep, evaluate
 
@@ -22,6 +23,8 @@ class Recorder(Protocol):
     def readings(self, readings: Mapping[str, Any]) -> None: ...
 
     def evaluation(self, step: int, loss: float) -> None: ...
+
+    def fingerprints(self, entries: Iterable[Mapping[str, Any]]) -> None: ...
 
     def step_done(self, step: int) -> None: ...
 
@@ -44,6 +47,7 @@ class Loop:
     context: c.RunContext
     step: TrainStep
     readings: Readings
+    fingerprints: StepFingerprints
     recorder: Recorder
     hooks: Hooks
     train_batches: Iterator[c.Batch]
@@ -61,6 +65,8 @@ class Loop:
         after_log = self.hooks.event("ascend_after_log")
         last = config.train.train_iters
         if context.step == 0:
+            self.fingerprints.add(None)
+            self._record_fingerprints()
             self._evaluate()
         self.readings.start()
         while context.step < last:
@@ -70,11 +76,15 @@ class Loop:
             context.consumed_samples += config.train.global_batch_size
             after_step(context=context)
             self.readings.add(result)
+            self.fingerprints.add(result)
             done = context.step == last
             if done or context.step % config.train.log_interval == 0:
                 readings = self.readings.collect(result)
                 self.recorder.readings(readings)
+                self._record_fingerprints()
                 after_log(context=context, metrics=readings)
+            elif self.fingerprints.is_full:
+                self._record_fingerprints()
             self.recorder.step_done(context.step)
             paused = self.readings.pause()
             if done:
@@ -99,7 +109,12 @@ class Loop:
         self.recorder.evaluation(self.context.step, loss)
         self.hooks.event("ascend_after_evaluation")(context=self.context, loss=loss)
 
+    def _record_fingerprints(self) -> None:
+        self.recorder.fingerprints(self.fingerprints.take())
+
     def _save(self, save: Callable[[], str]) -> None:
+        # A run that goes on from here finds the entry of every step until here.
+        self._record_fingerprints()
         gather_parameters(self.step.bundle)
         path = save()
         self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)

@@ -1,0 +1,122 @@
+"""The fingerprint of every step: loss, gradient norm and sampled parameters as 64 bits.
+
+A step only queues copies of the sampled elements; nobody waits for the device. Hashing, and one
+small reduction of integers over all ranks, are done for several steps at once, when a line of the
+log waits for the device anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ascend_run.core.fingerprint.hashing import MASK, Words, combine, float_bits, hash_elements
+from ascend_run.core.fingerprint.sampling import Samples, bits_of, samples_of
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.errors import CheckpointError
+
+from .optimizer_kinds import anywhere
+from .step import StepResult
+
+MOST_WAITING: Final = 64
+"""Steps whose samples may wait in the device's memory."""
+
+
+@attrs.frozen(kw_only=True)
+class _Waiting:
+    """A step that is not hashed yet."""
+
+    step: int
+    consumed_samples: int
+    loss: float | None
+    grad_norm: float | None
+    values: Sequence[Tensor]
+    """Of each group of samples."""
+
+
+class StepFingerprints:
+    """Collects the steps of a run. Every method is called on all ranks, at the same steps."""
+
+    def __init__(self, context: c.RunContext, bundle: c.ModelBundle, log: Any) -> None:
+        self.context = context
+        self.latest: str | None = None
+        """Of the last step that is hashed, in hex."""
+        self._samples, problem = _samples(context, bundle)
+        self._has_parameters = not anywhere(problem is not None)
+        if problem is not None:
+            log.warning("fingerprint.without_parameters", reason=problem)
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the steps that wait must be taken before another one."""
+        return len(self._waiting) >= MOST_WAITING
+
+    @torch.no_grad()
+    def add(self, result: StepResult | None) -> None:
+        """Keep what a step came to; None is how the run begins."""
+        self._waiting.append(
+            _Waiting(
+                step=self.context.step,
+                consumed_samples=self.context.consumed_samples,
+                loss=None if result is None else result.loss,
+                grad_norm=None if result is None else result.grad_norm,
+                values=[group.read() for group in self._samples] if self._has_parameters else [],
+            )
+        )
+
+    def take(self) -> list[Mapping[str, Any]]:
+        """The entries of the steps since the last call, the same on every rank."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return []
+        entries = []
+        for step, (loss, norm, parameters) in zip(waiting, self._over_ranks(waiting), strict=True):
+            known = parameters if self._has_parameters else None
+            self.latest = f"{combine(loss, norm, known):016x}"
+            entries.append(
+                {
+                    "step": step.step,
+                    "fingerprint": self.latest,
+                    "loss": step.loss,
+                    "grad_norm": step.grad_norm,
+                    "parameters": None if known is None else f"{known:016x}",
+                    "consumed_samples": step.consumed_samples,
+                }
+            )
+        return entries
+
+    def _over_ranks(self, waiting: Sequence[_Waiting]) -> list[list[int]]:
+        """For each step the bits of rank 0's loss and norm, and the sum of all ranks' hashes."""
+        words = np.zeros((len(waiting), 3), dtype=np.uint64)
+        if self.context.layout.rank == 0:
+            words[:, 0] = [float_bits(step.loss) for step in waiting]
+            words[:, 1] = [float_bits(step.grad_norm) for step in waiting]
+        words[:, 2] = self._hashes(waiting)
+        # The sum of signed integers wraps around as that of unsigned ones does.
+        table = torch.from_numpy(words.view(np.int64)).to(self.context.device.torch_device)
+        dist.all_reduce(table)
+        return [[word & MASK for word in row] for row in table.tolist()]
+
+    def _hashes(self, waiting: Sequence[_Waiting]) -> Words:
+        """[steps]: the sum over this rank's samples."""
+        total = np.zeros(len(waiting), dtype=np.uint64)
+        if self._has_parameters:
+            for index, group in enumerate(self._samples):
+                bits = bits_of(torch.stack([step.values[index] for step in waiting]))
+                total += hash_elements(bits, group.salt)
+        return total
+
+
+def _samples(context: c.RunContext, bundle: c.ModelBundle) -> tuple[list[Samples], str | None]:
+    """This rank's samples, or why it has none: what cannot be saved can still be trained."""
+    try:
+        return samples_of(bundle, vocab_size=context.config.model.vocab_size), None
+    except CheckpointError as error:
+        return [], str(error)
