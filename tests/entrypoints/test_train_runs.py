@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,7 @@ def start(
     *words: str,
     launcher: Sequence[str] = (sys.executable, "-m", "ascend_run"),
     file_bytes: int | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """Args: file_bytes: No file may grow longer; the system refuses."""
 
@@ -65,7 +66,7 @@ def start(
     return subprocess.Popen(
         [*launcher, *words],
         cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1", **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -140,6 +141,20 @@ def test_it_runs_as_well_under_torchrun(workplace: Path) -> None:
     code, errors = finish(start(workplace, *words, launcher=launcher))
     assert code == 0, errors
     assert [reading["step"] for reading in readings(workplace, "torchrun")] == [1, 2]
+
+
+def test_it_runs_as_well_under_srun(workplace: Path) -> None:
+    """The variables are those that srun of Slurm 22.05 sets for two tasks on one node."""
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+    job |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+    words = ["--config", "run.toml", "run.output_dir=runs/srun"]
+    tasks = [
+        start(workplace, *words, variables={**job, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
+        for rank in ("0", "1")
+    ]
+    for code, errors in [finish(task) for task in tasks]:
+        assert code == 0, errors
+    assert [reading["step"] for reading in readings(workplace, "srun")] == [1, 2]
 
 
 def test_data_that_cannot_be_used_are_refused_before_any_rank_starts(workplace: Path) -> None:
