@@ -1,0 +1,154 @@
+"""Context parallelism: ulysses and ring-attention."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .bug import Bug
+
+_KERNEL = "ascend_run.plugins.ring_attention.kernel:RingKernel"
+_SUMS = "ascend_run.plugins.ring_attention.sums"
+_ULYSSES = "ascend_run.plugins.ulysses"
+_ATTENTION = r"decoder\.layers\.0\.(self_attention|input_layernorm).*"
+_LAYERS = r"decoder\.layers\.\d+\.(self_attention|input_layernorm).*"
+_EMBEDDED = r"embedding.*|decoder\.layers\.0(\.(self_attention|input_layernorm).*)?"
+_SEQUENCE = r"embedding.*|decoder\.layers\.0.*|output_layer|loss|whole model"
+
+BUGS: Final = (
+    Bug(
+        name="loss-by-cp",
+        what="the loss is divided by the context-parallel size once more",
+        target="ascend_run.core.train.step:ForwardBackward._forward_step",
+        old="return loss.sum, lambda",
+        new="return loss.sum / self.groups.cp.size(), lambda",
+        plugins=("ulysses",),
+        layout={"cp": 2},
+        modules=r"output_layer|loss|whole model|decoder\.final_layernorm",
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="ulysses-repeats-mean",
+        what="the gradients of repeated key-value heads are averaged, not summed",
+        target=f"{_ULYSSES}.kernel:_sum_repeats",
+        old=".sum(-2)",
+        new=".mean(-2)",
+        plugins=("ulysses",),
+        layout={"cp": 4},
+        modules=_LAYERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="ulysses-rank-off-by-one",
+        what="a rank holds the part of the sequence of the next one",
+        target=f"{_ULYSSES}.partition:ContiguousPartition.chunks",
+        old="((rank * part, (rank + 1) * part),)",
+        new="(((rank + 1) % size * part, ((rank + 1) % size + 1) * part),)",
+        plugins=("ulysses",),
+        layout={"cp": 2},
+        modules=_ATTENTION,
+    ),
+    Bug(
+        name="ulysses-heads-interleaved",
+        what="the heads that come back are laid out rank by rank inside of heads",
+        target="ascend_run.ops.all_to_all:sequence_to_heads",
+        old="part.movedim(0, -3)",
+        new="part.movedim(0, -2)",
+        plugins=("ulysses",),
+        layout={"cp": 2},
+        modules=_ATTENTION,
+    ),
+    Bug(
+        name="positions-begin-again",
+        what="rotary positions begin at 0 on every context-parallel rank",
+        target="ascend_run.core.model.rotary:RotaryTable.positions",
+        old="torch.arange(start, stop) for",
+        new="torch.arange(stop - start) for",
+        plugins=("ulysses",),
+        layout={"cp": 2},
+        modules=_ATTENTION,
+    ),
+    Bug(
+        name="ulysses-gradient-by-cp",
+        what="the gradient of the queries is divided by the ranks of the exchange",
+        target=f"{_ULYSSES}.kernel:UlyssesKernel.backward",
+        old="return dq, _sum_repeats",
+        new="return dq / self.group.size(), _sum_repeats",
+        plugins=("ulysses",),
+        layout={"cp": 2},
+        modules=_LAYERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="ring-lse-dropped",
+        what="parts of the softmax are averaged, without the correction by log-sum-exp",
+        target="ascend_run.ops.log_sum_exp:merge_into",
+        old="torch.sigmoid(more_lse - lse).nan_to_num_(0.0)",
+        new="torch.full_like(lse, 0.5)",
+        plugins=("ring-attention",),
+        layout={"cp": 2},
+        modules=_ATTENTION,
+    ),
+    Bug(
+        name="ring-lse-of-larger",
+        what="the merged log-sum-exp is the larger of the two",
+        target="ascend_run.ops.log_sum_exp:merge_into",
+        old="torch.logaddexp(lse, more_lse)",
+        new="torch.maximum(lse, more_lse)",
+        plugins=("ring-attention",),
+        layout={"cp": 2},
+        modules=_LAYERS,
+    ),
+    Bug(
+        name="ring-stale-block",
+        what="the block that came is not taken: every step sees the rank's own keys",
+        target=f"{_KERNEL}.forward",
+        old="held = coming.wait() if coming else held",
+        new="coming and coming.wait()",
+        plugins=("ring-attention",),
+        layout={"cp": 2},
+        modules=_ATTENTION,
+    ),
+    Bug(
+        name="ring-gradients-forwards",
+        what="the gradients of keys and values go round the wrong way",
+        target=f"{_KERNEL}.backward",
+        old="pass_on(total, self.group, by=-1, tag=_GRADIENTS)",
+        new="pass_on(total, self.group, by=1, tag=_GRADIENTS)",
+        plugins=("ring-attention",),
+        layout={"cp": 4},
+        modules=_LAYERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="ring-keys-of-next",
+        what="a step is masked as if the keys of the rank ahead had come",
+        target="ascend_run.plugins.ring_attention.blocks:ring_steps",
+        old="(of_rank - step) % size",
+        new="(of_rank + step) % size",
+        plugins=("ring-attention",),
+        layout={"cp": 4},
+        modules=_ATTENTION,
+    ),
+    Bug(
+        name="ring-rows-overwritten",
+        what="a later block's gradient of the queries replaces an earlier one's",
+        target=f"{_SUMS}:RowSums.add",
+        old=".add_(dq)",
+        new=".copy_(dq)",
+        plugins=("ring-attention",),
+        layout={"cp": 2},
+        modules=_LAYERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="ring-first-sum-lost",
+        what="the gradient of the keys forgets what the ranks before have added",
+        target=f"{_SUMS}:KeySums.onto",
+        old="if total is None:",
+        new="if True:",
+        plugins=("ring-attention",),
+        layout={"cp": 2},
+        modules=_LAYERS,
+        hides_from_loss=True,
+    ),
+)

@@ -1,0 +1,114 @@
+"""Experts: expert parallelism, the router's balancing loss, grouped products."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .bug import Bug
+
+_EXPERTS = r"decoder\.layers\.\d+\.mlp\.experts.*|decoder\.layers\.\d+\.mlp"
+_MOE = r"decoder\.layers\.\d+\.mlp.*"
+_ROUTER = r"decoder\.layers\.\d+\.mlp\.router.*"
+_SWIGLU = "ascend_run.ops.expert_mlp:SwiGlu"
+
+BUGS: Final = (
+    Bug(
+        name="experts-alike",
+        what="every rank draws the experts of the first",
+        target="ascend_run.core.model.initialization:_fill_experts",
+        old="groups.ep.rank() * parameter.shape[0]",
+        new="0 * parameter.shape[0]",
+        layout={"dp": 2, "ep": 2},
+        model="moe",
+        modules=_MOE,
+    ),
+    Bug(
+        name="experts-as-dense",
+        what="the gradients of spread experts are reduced as if every rank held all of them",
+        target="ascend_run.core.model.experts:Experts.__init__",
+        old="parameter.allreduce = as_dense",
+        new="parameter.allreduce = True",
+        layout={"dp": 2, "ep": 2},
+        model="moe",
+        modules=_EXPERTS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="balance-by-own-tokens",
+        what="the balancing loss takes the share of tokens of one rank of sequence parallelism",
+        target="ascend_run.core.model.router:Router._with_aux_loss",
+        old="dist.all_reduce(tokens_X, group=self.tp_cp_group)",
+        new="tokens_X *= self.tp_cp_group.size()",
+        layout={"tp": 2, "sp": 1},
+        model="moe",
+        config={"model.moe_aux_loss_coeff": 1.0},
+        modules=_ROUTER,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="balance-by-cp",
+        what="the balancing loss grows with the context-parallel size",
+        target="ascend_run.core.model.router:Router._with_aux_loss",
+        old="num_tokens = routing_map.shape[0] * self.tp_cp_group.size()",
+        new="num_tokens = routing_map.shape[0]",
+        plugins=("ulysses",),
+        layout={"cp": 2},
+        model="moe",
+        modules=_ROUTER,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="expert-norm-of-few",
+        what="the experts' part of the gradient norm is not summed over the ranks that hold them",
+        target="ascend_run.core.train.optimizer_kinds:expert_kind",
+        old="groups.tp_ep_pp, groups.expt_tp",
+        new="groups.expt_tp, groups.expt_tp",
+        layout={"dp": 2, "ep": 2},
+        model="moe",
+        config={"optimizer.clip_grad": 0.1},
+        modules=r".*",
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="gmm-gate-and-up-swapped",
+        what="the grouped feed-forward takes the up rows for the gate",
+        target=f"{_SWIGLU}.forward",
+        old="gate, up = hidden.chunk(2, dim=-1)",
+        new="up, gate = hidden.chunk(2, dim=-1)",
+        plugins=("gmm",),
+        model="moe",
+        modules=_MOE,
+    ),
+    Bug(
+        name="gmm-router-gradient",
+        what="the gradient of the router's weights is taken after they were multiplied in",
+        target=f"{_SWIGLU}.backward",
+        old="torch.sum(dact * product, dim=-1",
+        new="torch.sum(dact * product * probs, dim=-1",
+        plugins=("gmm",),
+        model="moe",
+        modules=_MOE,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="gmm-counts-sorted",
+        what="the groups of a grouped product have the counts of other experts",
+        target="ascend_run.ops.grouped_matmul:LoopGroups.__init__",
+        old="list(counts)",
+        new="sorted(counts)",
+        plugins=("gmm",),
+        model="moe",
+        modules=_MOE,
+    ),
+    Bug(
+        name="gmm-silu-of-product",
+        what="the gate's gradient goes through the non-linearity at the wrong value",
+        target=f"{_SWIGLU}.backward",
+        old="silu_backward.grad_input(dproduct.mul_(up), gate,",
+        new="silu_backward.grad_input(dproduct.mul_(up), kept,",
+        plugins=("gmm",),
+        model="moe",
+        modules=_MOE,
+        hides_from_loss=True,
+    ),
+)

@@ -1,0 +1,101 @@
+"""Swapped activations and adapters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .bug import Bug
+
+_SWAPPER = "ascend_run.plugins.swap_attention.swapper"
+_ADAPTER = "ascend_run.plugins.lora.adapter"
+_SMALL = {"plugins.swap-attention.min_bytes": 1}
+_ADAPTERS = r".*(adapter|lora|linear_qkv|linear_proj|linear_fc1|linear_fc2).*"
+
+BUGS: Final = (
+    Bug(
+        name="swap-brings-zeros",
+        what="what is brought back from the host is a buffer that nothing was copied to",
+        target=f"{_SWAPPER}:Swapper.bring_back",
+        old="self.copier.to_device(host, out)",
+        new="out.zero_()",
+        plugins=("swap-attention",),
+        config=_SMALL,
+        modules=r"decoder\.layers\.\d+\..*",
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="swap-forgets-offset",
+        what="a saved view is read from the beginning of its storage",
+        target=f"{_SWAPPER}:Call.unpack",
+        old="like.set_(storage, kept.offset,",
+        new="like.set_(storage, 0,",
+        plugins=("swap-attention",),
+        config=_SMALL,
+        modules=r"decoder\.layers\.\d+\..*",
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="swap-mixes-layers",
+        what="a tensor of another forward is taken for one with the same address",
+        target=f"{_SWAPPER}:Swapper.bring_back",
+        old="out = torch.empty(host.shape, dtype=host.dtype, device=self._device)",
+        new="out = torch.empty_like(host); host = host.roll(8)",
+        plugins=("swap-attention",),
+        config=_SMALL,
+        modules=r"decoder\.layers\.\d+\..*",
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="lora-does-not-train",
+        what="what the adapters add is cut off from the graph",
+        target=f"{_ADAPTER}:attach",
+        old="return out + adapter(x), bias",
+        new="return out + adapter(x).detach(), bias",
+        plugins=("lora",),
+        modules=_ADAPTERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="lora-not-reduced",
+        what="a row-parallel linear's adapter adds a rank's part for the whole",
+        target=f"{_ADAPTER}:Adapter._exchanged",
+        old="return reduce_from_tensor_model_parallel_region(inner, group=group)",
+        new="return inner",
+        plugins=("lora",),
+        layout={"tp": 2},
+        modules=_ADAPTERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="lora-whole-part-not-reduced",
+        what="the gradient of what every rank holds whole is not summed over their tokens",
+        target=f"{_ADAPTER}:Adapter.__init__",
+        old="parameter.sequence_parallel = self.sequence_parallel",
+        new="parameter.sequence_parallel = False",
+        plugins=("lora",),
+        layout={"tp": 2, "sp": 1},
+        modules=_ADAPTERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="lora-drawn-by-rank",
+        what="every rank draws the adapters of a row-parallel linear as if it were the first",
+        target=f"{_ADAPTER}:Adapter.initialize",
+        old="drawn.chunk(size, dim=1)[rank]",
+        new="drawn.chunk(size, dim=1)[0]",
+        plugins=("lora",),
+        layout={"tp": 2, "sp": 1},
+        modules=_ADAPTERS,
+        hides_from_loss=True,
+    ),
+    Bug(
+        name="lora-base-moves",
+        what="the base is not frozen",
+        target="ascend_run.plugins.lora.freezing:freeze",
+        old="parameter.requires_grad_(False)",
+        new="pass",
+        plugins=("lora",),
+        modules=r".*",
+        hides_from_loss=True,
+    ),
+)
