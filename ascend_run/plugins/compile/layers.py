@@ -2,8 +2,9 @@
 
 What stays outside runs as it always does, between the graphs: attention kernels (which may
 exchange messages and keep what they like for backward), experts and their dispatcher (whose sizes
-change with the routing), linears that exchange messages, and every module whose forward another
-plugin has replaced.
+change with the routing), linears that exchange messages, dropout (so that it draws what it draws
+without a graph, from the generators that a checkpoint holds), and every module whose forward
+another plugin has replaced.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class LayerCompiler:
             compiled = [layer]
             for module in _outside(layer):
                 _go_through(_run_outside, module)
+            if layer.hidden_dropout > 0.0:
+                for name in ("self_attn_bda", "mlp_bda"):
+                    setattr(layer, name, _dropout_outside(getattr(layer, name)))
         for module in compiled:
             for linear in _local_linears(module):
                 linear.forward = MethodType(_matrix_product, linear)
@@ -132,6 +136,19 @@ def _go_through(run: Callable[..., Any], module: nn.Module) -> None:
     """
     setattr(module, _INNER, module.forward)
     module.forward = MethodType(run, module)
+
+
+def _dropout_outside(bias_dropout_add: Callable[..., Any]) -> Callable[..., Any]:
+    """Megatron's bias, dropout and residual addition of a layer, between the graphs."""
+
+    def choose(training: bool, fused: bool) -> Callable[..., Any]:
+        @torch.compiler.disable
+        def add(*args: Any) -> Any:
+            return bias_dropout_add(training, fused)(*args)
+
+        return add
+
+    return choose
 
 
 def _run_inner(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

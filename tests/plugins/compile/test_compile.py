@@ -1,8 +1,6 @@
-"""What the plugin refuses, what it leaves as it is, and checkpoints with and without it."""
+"""What the plugin refuses, and what it leaves as it is."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +8,6 @@ import torch
 from ascend_run.entrypoints.planning import prepare
 from ascend_run.ops.rotary import rotary, split_qkv_rotary
 from ascend_run.plugin_api import AscendRunError
-from ascend_run.plugin_api.testing.models import DENSE
-from ascend_run.plugin_api.testing.pool import GlooPool
-from tests.core.train.runs import Ended, whole_run, write_tokens
 
 BASE = ["model.family=llama", "data.train=x", "model.num_layers=2", "model.hidden_size=32",
         "model.num_attention_heads=4", "model.ffn_hidden_size=48", "model.vocab_size=64",
@@ -60,31 +55,3 @@ def test_rotation_in_a_graph_is_the_rotation_outside(interleaved: bool, width: i
         upstream = torch.randn(got.shape, generator=generator, dtype=torch.float64)
         pair = [torch.autograd.grad(y, x, upstream, retain_graph=True)[0] for y in (got, want)]
         torch.testing.assert_close(*pair, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("order", [("compile", ""), ("", "compile")], ids=["left out", "added"])
-def test_a_run_goes_on_with_and_without_it(
-    gloo_pool: GlooPool, tmp_path: Path, order: tuple[str, str]
-) -> None:
-    """Four steps, of which two with compiled layers, against four steps without any."""
-    values = {
-        **DENSE,
-        "data.train": [write_tokens(tmp_path / "train", 90, 40, seed=1)],
-        "data.cache_dir": str(tmp_path / "cache"),
-        "optimizer.lr_decay_iters": 4,
-        "checkpoint.save_interval": 2,
-    }
-
-    def run(name: str, steps: int, enable: str) -> Ended:
-        changed = {"train.train_iters": steps, "run.output_dir": str(tmp_path / name)}
-        plugins = (enable,) if enable else ()
-        return gloo_pool.run(whole_run, 1, {**values, **changed}, plugins, timeout=100)[0]
-
-    plain = run("plain", 4, "")
-    run("mixed", 2, order[0])
-    mixed = run("mixed", 4, order[1])
-    assert mixed.values["progress"] == plain.values["progress"]
-    assert mixed.tensors.keys() == plain.tensors.keys()
-    for name, tensor in plain.tensors.items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(mixed.tensors[name], tensor, rtol=1e-5, atol=1e-6)
