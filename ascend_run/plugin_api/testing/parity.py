@@ -27,7 +27,7 @@ TRAINED_TOLERANCE: Final = 1e-5
 TRAINED_STEPS: Final = 5
 TRIAL_SECONDS: Final = 100.0
 
-_AXES: Final = {
+LAYOUT_KEYS: Final = {
     "tp": "parallel.tensor_model_parallel_size",
     "cp": "parallel.context_parallel_size",
     "pp": "parallel.pipeline_model_parallel_size",
@@ -35,6 +35,7 @@ _AXES: Final = {
     "vpp": "parallel.virtual_pipeline_model_parallel_size",
     "expt_tp": "parallel.expert_tensor_parallel_size",
 }
+"""Axis of a layout -> the config key of its size; ``dp`` follows from the number of ranks."""
 
 
 class ParityError(AssertionError):
@@ -85,7 +86,9 @@ class Case:
         """A run of this case's model, with these of its plugins."""
         sizes: dict[str, Any] = {}
         if sharded:
-            sizes = {_AXES[axis]: size for axis, size in self.layout.items() if axis in _AXES}
+            sizes = {
+                LAYOUT_KEYS[axis]: size for axis, size in self.layout.items() if axis in LAYOUT_KEYS
+            }
             # Experts under tensor parallelism need it, and it is what is trained with.
             sizes["parallel.sequence_parallel"] = self.layout.get("tp", 1) > 1
         prefixes = tuple(f"plugins.{name}." for name in plugins)
@@ -127,12 +130,16 @@ class Parity:
         all declare ``bitwise``, it is compared as well with the same layout without them, and
         then every bit counts.
 
+        A plugin that declares ``model`` changes the result by design, so it stands on both sides:
+        its model on one rank, without the others, is what the others must keep.
+
         Returns:
             What each rank of the run with the plugins did, up to the gradients: assert an effect
             on it, since a plugin that does nothing is at parity.
 
         Raises:
             ParityError: With the parameters that differ.
+            ValueError: Both sides would be the same run.
         """
         case = Case(
             plugins=(plugins,) if isinstance(plugins, str) else tuple(plugins),
@@ -142,10 +149,15 @@ class Parity:
             config=config or {},
             options=options or {},
         )
-        declared = {self._numerics_of(name) for name in case.plugins}
-        if Numerics.MODEL in declared:
-            raise ValueError(f"{case}: declares that it changes the model; there is no parity")
-        problems = list(self._problems(case, bitwise=declared == {Numerics.BITWISE}))
+        models = self._models(case)
+        kept = [name for name in case.plugins if name not in models]
+        if models and not kept and case.world_size == 1:
+            raise ValueError(
+                f"{case}: changes the model, so there is nothing to compare it with; give a "
+                "layout, or another plugin"
+            )
+        bitwise = {self._numerics_of(name) for name in kept} == {Numerics.BITWISE}
+        problems = list(self._problems(case, models, bitwise=bitwise))
         if problems:
             raise ParityError(f"{case} does not keep the numbers of the run without", problems)
         return self.outcomes(case)
@@ -154,16 +166,24 @@ class Parity:
         """The run with the plugins, by rank."""
         return self._run(case, (*case.beside, *case.plugins), steps=steps)
 
-    def _problems(self, case: Case, *, bitwise: bool) -> Iterator[str]:
+    def _models(self, case: Case) -> tuple[str, ...]:
+        """Those that change the model."""
+        names = (*case.beside, *case.plugins)
+        return tuple(name for name in names if self._numerics_of(name) is Numerics.MODEL)
+
+    def _problems(self, case: Case, models: tuple[str, ...], *, bitwise: bool) -> Iterator[str]:
+        alone = f"with {', '.join(models)} alone" if models else "without plugins"
         for steps, tolerance in ((0, GRADIENT_TOLERANCE), (TRAINED_STEPS, TRAINED_TOLERANCE)):
             what = f"after {steps} steps" if steps else "gradient"
             outcomes = self.outcomes(case, steps=steps)
-            plain = self._run(case, (), steps=steps, sharded=False)
-            for problem in _compare(outcomes, plain, tolerance):
-                yield f"{what}, against one rank without plugins: {problem}"
+            plain = self._run(case, models, steps=steps, sharded=False)
+            for problem in compare(outcomes, plain, tolerance):
+                yield f"{what}, against one rank {alone}: {problem}"
             if bitwise:
-                without = self._run(case, case.beside, steps=steps)
-                for problem in _compare(outcomes, without, 0.0):
+                without = self._run(
+                    case, tuple(dict.fromkeys((*case.beside, *models))), steps=steps
+                )
+                for problem in compare(outcomes, without, 0.0):
                     yield f"{what}, against the same ranks without it, bit for bit: {problem}"
 
     def _run(
@@ -177,7 +197,7 @@ class Parity:
         return self._made[key]
 
 
-def _compare(
+def compare(
     outcomes: Sequence[RankOutcome], expected: Sequence[RankOutcome], tolerance: float
 ) -> Iterator[str]:
     """Losses and whole tensors of two trials; the second may be in another layout."""

@@ -1,11 +1,11 @@
-"""What pytest loads wherever ascend-run is installed: fixtures, and nothing that costs.
+"""What pytest loads wherever ascend-run is installed: fixtures, the conformance checks of the
+plugins that ``--ascend-plugin`` names, and nothing that costs.
 
 No plugin is discovered, no torch imported and no process started before a test asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,14 +14,51 @@ if TYPE_CHECKING:
     from .parity import Parity
     from .pool import GlooPool
 
+_POOL = pytest.StashKey["GlooPool"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ascend-run", "conformance of plugins of ascend-run")
+    group.addoption(
+        "--ascend-plugin",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="check this installed plugin; without a path, nothing else is collected",
+    )
+    group.addoption(
+        "--ascend-set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a config key for the trials of --ascend-plugin, such as plugins.NAME.min_bytes=1",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--ascend-plugin"):
+        # Late: what checks nothing does not import the checks.
+        from .conformance_items import configure
+
+        configure(config)
+
+
+def shared_pool(config: pytest.Config) -> GlooPool:
+    """The one pool of ranks of this session, for fixtures and checks alike."""
+    if _POOL not in config.stash:
+        from .pool import GlooPool
+
+        pool = GlooPool()
+        config.stash[_POOL] = pool
+        config.add_cleanup(pool.close)
+    return config.stash[_POOL]
+
 
 @pytest.fixture(scope="session")
-def gloo_pool() -> Iterator[GlooPool]:
+def gloo_pool(pytestconfig: pytest.Config) -> GlooPool:
     """Ranks that live as long as the session; see ``pool.GlooPool.run``."""
-    from .pool import GlooPool
-
-    with GlooPool() as pool:
-        yield pool
+    return shared_pool(pytestconfig)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ The kit knows no core. Whoever has a runtime offers it as the entry point ``defa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -15,7 +15,7 @@ import attrs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ascend_run.plugin_api.manifest import Numerics
+    from ascend_run.plugin_api.manifest import Manifest, Numerics
 
 RUNTIME_GROUP: Final = "ascend_run.runtime"
 
@@ -32,6 +32,9 @@ class Trial:
     """Of parameters and activations, where the trial stops before the optimizer."""
     steps: int = 0
     """Optimizer steps, in float32. 0 stops at the gradients of the first global batch."""
+    checkpoints: str = ""
+    """Folder to go on from, where it holds a checkpoint, and to save to after the last step; empty
+    does neither. Only with steps, which count from the run's beginning."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,20 +68,83 @@ class RankOutcome:
     """Every operation of torch's dispatcher there -> calls."""
     metrics: Mapping[str, float]
     """What plugins answered to ``ascend_metrics``, ``<group>/<name>``."""
+    state: Mapping[str, Tensor] = attrs.field(factory=dict)
+    """With ``checkpoints``: all that a checkpoint holds of this rank, by name and place: weights,
+    the optimizer's state, random generators, entries of plugins."""
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+    """The same, of what is no tensor."""
+
+
+@attrs.frozen(kw_only=True)
+class OptionFacts:
+    """One option of a plugin."""
+
+    name: str
+    type: str
+    help: str
+    """The documentation below the field; empty where there is none."""
+
+
+@attrs.frozen(kw_only=True)
+class PluginFacts:
+    """What is known of an installed plugin without running it."""
+
+    plugin: type[Any]
+    kind: str
+    """``feature``, ``platform``, ``task`` or ``model family``."""
+    distribution: str
+    """Name of what installed it."""
+    entry_points: Mapping[str, str]
+    """Name -> ``package.module:Class``, of every plugin that is installed."""
+    hooks: frozenset[str]
+    """That it implements."""
+    hook_problems: Sequence[str]
+    """Implementations that would never be called, or in a race with another plugin's."""
+    options: Sequence[OptionFacts]
+
+    @property
+    def manifest(self) -> Manifest:
+        manifest: Manifest = self.plugin.manifest
+        return manifest
+
+
+@attrs.frozen
+class Examined:
+    """What planning says of a trial."""
+
+    problems: Sequence[str] = ()
+    """Why it cannot start; none where it can."""
+    idle: frozenset[str] = frozenset()
+    """Plugins that declare that they change nothing in it."""
 
 
 class Runtime(Protocol):
     """Makes trials."""
 
+    def describe(self, plugin: str) -> PluginFacts:
+        """Import an installed plugin, of any kind, and say what it is.
+
+        Raises:
+            AscendRunError: It is unknown, or cannot be used; with the reason.
+        """
+        ...
+
+    def examine(self, trial: Trial, world_size: int) -> Examined:
+        """Plan a trial, in the process of the tests; nothing runs."""
+        ...
+
     def numerics_of(self, plugin: str) -> Numerics:
         """What a plugin's manifest declares; called in the process of the tests."""
         ...
 
-    def run(self, trial: Trial) -> RankOutcome:
+    def run(self, trial: Trial, at_end: Callable[[], None] | None = None) -> RankOutcome:
         """Build the model from the config's seed, and run ``testing.models.samples`` through it.
 
         Called on every rank of an initialised default process group. Weights and batches may
         depend on the config but not on the layout or the plugins.
+
+        Args:
+            at_end: Called after the last step, while everything that the run set up stands.
         """
         ...
 

@@ -1,0 +1,112 @@
+"""A plugin's options: data that cannot change, documented, and refused where they make no sense."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from .check import DoesNotApply
+from .places import choice_of
+from .subject import Subject
+
+_SEVERAL: Final = re.compile(r"tuple|list|dict|Mapping|Sequence|set\[")
+_PROBES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "int": (-(2**40), -1, 0, 2**40),
+    "float": (-1e30, -1.0, 0.0, 1e30),
+}
+_UNBOUNDED: Final = re.compile(r"\bunbounded\b|\bno bound\b|\bany (integer|number|value)\b", re.I)
+_NO_CHOICE: Final = "no-such-choice"
+
+
+def documented(subject: Subject) -> Iterator[str]:
+    """A frozen attrs class, whose fields have types, help and defaults."""
+    options = _options(subject)
+    if not _is_frozen(options):
+        yield f"{options.__name__} can be changed after it is made; use attrs.frozen"
+    for option in subject.facts.options:
+        if not option.help.strip():
+            yield f"{option.name} has no documentation; write a string below the field"
+    for field in attrs.fields(options):
+        if field.type is None:
+            yield f"{field.name} has no type; annotate it"
+        if field.default is attrs.NOTHING:
+            yield f"{field.name} has no default; enabling a plugin must be enough to use it"
+        elif isinstance(field.default, list | dict | set):
+            yield (
+                f"{field.name} has the default {field.default!r}, which all runs share; use a "
+                "tuple, or attrs.field(factory=...)"
+            )
+    try:
+        first, second = options(), options()
+    except Exception as error:
+        yield f"the defaults cannot be built: {type(error).__name__}: {error}"
+        return
+    if first != second:
+        yield "two sets of defaults are not equal; let attrs.frozen make the comparison"
+
+
+def bounded(subject: Subject) -> Iterator[str]:
+    """Numbers have a bound, and what is outside is refused by field, value and bound."""
+    options = _options(subject)
+    help_of = {option.name: option.help for option in subject.facts.options}
+    types = {option.name: option.type for option in subject.facts.options}
+    for field in attrs.fields(options):
+        type_name = types.get(field.name, "")
+        probes = _probes(type_name)
+        refused = [value for value in probes if _refusal(options, field.name, value) is not None]
+        if probes and not refused and not _UNBOUNDED.search(help_of.get(field.name, "")):
+            yield (
+                f"{field.name} takes any number from {min(probes):g} to {max(probes):g}; give it a "
+                "validator, or say 'unbounded' and why in its documentation"
+            )
+        if not probes and field.validator is not None and re.search(r"\bstr\b", type_name):
+            refused = [_NO_CHOICE] if _refusal(options, field.name, _NO_CHOICE) else []
+        if refused:
+            yield from _told_badly(subject, field.name, refused[0])
+
+
+def _options(subject: Subject) -> type[Any]:
+    options = subject.options_class
+    if options is None:
+        raise DoesNotApply("it has no options")
+    return options
+
+
+def _is_frozen(options: type[Any]) -> bool:
+    setter: object = options.__setattr__
+    return setter is not object.__setattr__
+
+
+def _probes(type_name: str) -> tuple[Any, ...]:
+    """Numbers near and far from zero, for a field that holds a single one."""
+    if _SEVERAL.search(type_name):
+        return ()
+    return next((v for n, v in _PROBES.items() if re.search(rf"\b{n}\b", type_name)), ())
+
+
+def _refusal(options: type[Any], field: str, value: Any) -> Exception | None:
+    try:
+        options(**{field: value})
+    except Exception as error:
+        return error
+    return None
+
+
+def _told_badly(subject: Subject, field: str, value: Any) -> Iterator[str]:
+    """What is wrong with the message that a user gets for a value that is refused."""
+    key = f"plugins.{subject.manifest.name}.{field}"
+    chosen = choice_of(subject)
+    trial = attrs.evolve(chosen, config={**chosen.config, key: value})
+    problems = [text for text in subject.means.examine(trial, 1).problems if field in text]
+    if not problems:
+        yield f"{key}={value} is refused by the class, and a run with it is not refused by name"
+        return
+    message = problems[0]
+    if str(value) not in message and repr(value) not in message:
+        yield f"the refusal of {key}={value} does not name the value: {message}"
+    rest = message.replace(str(value), "").replace(field, "").replace(subject.manifest.name, "")
+    if not re.search(r"\d|'[^']+'", rest):
+        yield f"the refusal of {key}={value} does not say which values would do: {message}"
