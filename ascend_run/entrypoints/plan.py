@@ -26,6 +26,7 @@ _RANKS_SHOWN = 256
 @click.option(
     "--all", "everything", is_flag=True, help="Show the values that are defaults as well."
 )
+@click.option("--device", help="Estimate the step's time on: ascend-910b, h100, h200, cpu, a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as plan.json has it.")
 def command(
     file: Path | None,
@@ -38,6 +39,7 @@ def command(
     nproc: int | None,
     nnodes: int,
     everything: bool,
+    device: str | None,
     as_json: bool,
 ) -> None:
     """Show what a run would be, before anything runs.
@@ -45,11 +47,12 @@ def command(
     Which plugin implements which hook, in which order and why; the layout of ranks;
     where each setting comes from. What cannot run is refused as training would refuse it.
     """
+    from .plan_costs import on_device
     from .planning import prepare_raw, request
 
     own = [] if nproc is None else [f"run.nproc={nproc}"]
     raw = request(file, [*overrides, *own], enable, platform, task, level, disable)
-    prepared = prepare_raw(raw, raw.nproc * nnodes)
+    prepared = on_device(prepare_raw(raw, raw.nproc * nnodes), device)
     if as_json:
         click.echo(json.dumps(prepared.plan, indent=2))
     else:
@@ -57,6 +60,8 @@ def command(
 
 
 def _page(prepared: Prepared, everything: bool) -> Iterator[str]:
+    from .plan_costs import cost_lines
+
     plan = prepared.plan
     yield "plugins, innermost first"
     yield from _indented(_plugins(plan))
@@ -71,6 +76,8 @@ def _page(prepared: Prepared, everything: bool) -> Iterator[str]:
     yield from _indented(f"{claim}: {owner}" for claim, owner in plan["claims"].items())
     yield ""
     yield from _layout(plan)
+    yield ""
+    yield from cost_lines(plan["cost"])
     for title, lines in _extras(plan).items():
         yield ""
         yield title

@@ -21,6 +21,8 @@ from ascend_run.registry.hooks import implementations
 from ascend_run.registry.kinds import Plugin, kind_of
 from ascend_run.registry.resolution import Resolution
 
+from .plan_costs import cost_data
+
 _AXES = ("tp", "cp", "dp", "pp", "ep")
 _DEFAULTS = ("default", "plugin default", "Megatron's default")
 
@@ -73,6 +75,7 @@ def plan_data(
             "stages": [[[*layers] for layers in chunks] for chunks in stage_layers(config)],
         },
         "ranks": _ranks(layout),
+        "cost": cost_data(config, layout, hooks),
         "process_groups": [*own_groups],
         "environment": hooks.merge(
             "ascend_environment", config=config, local_world_size=config.run.nproc

@@ -135,6 +135,9 @@ class KeptChange:
     """Times as many bytes."""
     at_least: float = 0.0
     """Only tensors of at least so many bytes. Unit: bytes."""
+    ahead: int = 0
+    """On the host: how long before their own backward they come back, and what of the last layers
+    never leaves. Unit: layers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -164,6 +167,8 @@ class CostChange:
     """Held for the length of the run: name -> bytes on the device."""
     host_buffers: Mapping[str, float] = attrs.field(factory=dict)
     """Name -> bytes on the host, beside the kept tensors that wait there."""
+    host_is_device: bool = False
+    """Of a platform: what waits on the host takes the same memory as what does not."""
     frozen: tuple[str, ...] = ()
     """Patterns of ``part.name`` of parameters that are not trained."""
     parameters: tuple[ParameterCost, ...] = ()

@@ -1,0 +1,115 @@
+"""What a layer's backward holds beside what was kept, and when it lets go of what was.
+
+A step is one autograd node or a few: while it runs, its working memory is held, and after it the
+tensors that only it read are freed. The peak of a training step is nearly always in one of these,
+or in the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.layout import Layout
+
+from .kept import hidden_bytes
+from .sizes import Sizes
+
+_WIDE = 4
+
+
+@attrs.frozen
+class Step:
+    """One step of a layer's backward."""
+
+    part: str
+    name: str
+    working: float
+    """Unit: bytes."""
+    frees: tuple[str, ...] = ()
+    """Names of kept tensors of the part; what nobody names goes with the part's last step."""
+
+    @property
+    def key(self) -> str:
+        """``part.name``."""
+        return f"{self.part}.{self.name}"
+
+
+def layer_backward(
+    config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool
+) -> tuple[Step, ...]:
+    """The steps of one layer, in the order in which backward runs them."""
+    return (
+        *(_moe(config, sizes) if moe else _feed_forward(config, layout, sizes, "mlp", sizes.ffn)),
+        _norm(config, sizes, "mlp_norm"),
+        *_attention(config, layout, sizes),
+        _norm(config, sizes, "input_norm"),
+    )
+
+
+def norm_backward(config: RunConfig, sizes: Sizes) -> float:
+    """Gradient in, and the statistics' dtype for the normalised input and its products."""
+    rows = sizes.shared_tokens * sizes.hidden
+    wide = 3 if sizes.item_bytes < _WIDE else 2
+    if config.model.normalization == "LayerNorm":
+        return rows * sizes.item_bytes * 2
+    return rows * (sizes.item_bytes + wide * _WIDE)
+
+
+def _norm(config: RunConfig, sizes: Sizes, part: str) -> Step:
+    return Step(part, "norm", norm_backward(config, sizes), ("input", "statistics"))
+
+
+def _gathered(config: RunConfig, layout: Layout, sizes: Sizes) -> float:
+    """A hidden state gathered from the ranks that share a sequence, for one product."""
+    if layout.tp == 1 or not config.parallel.sequence_parallel:
+        return 0.0
+    return sizes.tokens * sizes.hidden * sizes.item_bytes
+
+
+def _feed_forward(
+    config: RunConfig, layout: Layout, sizes: Sizes, part: str, width: int
+) -> Iterator[Step]:
+    item, gathered = sizes.item_bytes, _gathered(config, layout, sizes)
+    one = sizes.tokens * width * item
+    weight = sizes.hidden * width * item
+    yield Step(part, "fc2", one + gathered + weight, ("product",))
+    inner = sizes.fc1_rows * one
+    yield Step(part, "activation", one + inner, ("hidden", "activated"))
+    below = sizes.tokens * sizes.hidden * item
+    yield Step(part, "fc1", inner + below + gathered + sizes.fc1_rows * weight, ("input",))
+
+
+def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step]:
+    item, gathered = sizes.item_bytes, _gathered(config, layout, sizes)
+    query = sizes.tokens * sizes.query_width * item
+    mixed = query + 2 * sizes.tokens * sizes.key_width * item
+    part = "self_attention"
+    weight = sizes.hidden * sizes.query_width * item
+    yield Step(part, "proj", query + gathered + weight, ("attended",))
+    yield Step(part, "core", query + mixed, ("q", "k", "v", "out", "lse"))
+    yield Step(part, "split", 2 * mixed, ("projected", "statistics"))
+    rows = sizes.query_width + 2 * sizes.key_width
+    below = sizes.tokens * sizes.hidden * item
+    yield Step(part, "qkv", mixed + below + gathered + rows * sizes.hidden * item, ("input",))
+
+
+def _moe(config: RunConfig, sizes: Sizes) -> Iterator[Step]:
+    """The plain loop over experts: what the first of them holds, then all weights' gradients."""
+    item = sizes.item_bytes
+    outer = sizes.expert_rows * sizes.hidden * item
+    inner = sizes.expert_rows * sizes.expert_ffn * item
+    yield Step("dispatcher", "combine", 2 * outer)
+    first = inner / max(1, sizes.experts)
+    yield Step("experts", "activation", outer + (2 + sizes.fc1_rows) * first)
+    weights = sizes.experts * sizes.expert_ffn * sizes.hidden * (1 + sizes.fc1_rows) * item
+    yield Step(
+        "experts",
+        "weights",
+        outer + 2 * weights,
+        ("hidden", "activated", "product", "weighted", "input"),
+    )
+    wide = sizes.shared_tokens * sizes.hidden * _WIDE
+    yield Step("router", "gate", outer + wide + hidden_bytes(sizes), ("input", "scores"))

@@ -1,0 +1,215 @@
+"""What every kind of rank of a run is expected to hold, send and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ascend_run.core.config.stages import stage_layers
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.contracts import CostChange, Messages, RankKind
+from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.layout import Layout
+
+from . import traffic
+from .backward import layer_backward, norm_backward
+from .flops import forward_flops, step_flops
+from .kept import hidden_bytes, layer_kept
+from .ledger import Kept, Ledger
+from .loss import kept_by_loss, loss_working
+from .memory import Ends, Memory, peak_memory
+from .parameters import rank_parameters
+from .recompute import recompute_as_configured
+from .schedule import in_flight
+from .sizes import Sizes, sizes_of
+from .state import held_state
+
+_INDEX, _WIDE = 8, 4
+
+
+@attrs.frozen(kw_only=True)
+class RankCost:
+    """What each rank of one pipeline stage expects of one step."""
+
+    rank: RankKind
+    chunks: tuple[tuple[int, ...], ...]
+    parameters: int
+    """Numbers that it holds."""
+    trained_parameters: int
+    memory: Memory
+    messages: tuple[Messages, ...]
+    flops: float
+    """That it computes, recomputation included."""
+    model_flops: float
+    """That the model asks for: the numerator of MFU."""
+    changes: Mapping[str, CostChange]
+    """Plugin -> what it changes."""
+
+
+def expected_costs(config: RunConfig, layout: Layout, hooks: Hooks) -> tuple[RankCost, ...]:
+    """One for each pipeline rank; all ranks of a stage expect the same.
+
+    Args:
+        hooks: Of the run's plugins; only torch-free ones are asked.
+    """
+    sizes = sizes_of(config, layout)
+    empty = {*hooks.collect("ascend_empty_layers", key=str, config=config)}
+    moe = moe_layers(config)
+    stages = [
+        tuple(tuple(n for n in layers if n not in empty) for layers in chunks)
+        for chunks in stage_layers(config)
+    ]
+    return tuple(
+        _rank_cost(config, layout, hooks, sizes, pp_rank, chunks, moe & {*sum(chunks, ())})
+        for pp_rank, chunks in enumerate(stages)
+    )
+
+
+def moe_layers(config: RunConfig) -> frozenset[int]:
+    """Places of the whole model whose layers have experts (``moe_layer_freq``)."""
+    model = config.model
+    if model.num_moe_experts is None:
+        return frozenset()
+    frequency = model.moe_layer_freq
+    if isinstance(frequency, int):
+        return frozenset(range(0, model.num_layers, frequency))
+    return frozenset(place for place, flag in enumerate(frequency) if flag)
+
+
+def _rank_cost(
+    config: RunConfig,
+    layout: Layout,
+    hooks: Hooks,
+    sizes: Sizes,
+    pp_rank: int,
+    chunks: Sequence[tuple[int, ...]],
+    moe: Collection[int],
+) -> RankCost:
+    layers = tuple(n for chunk in chunks for n in chunk)
+    is_first, is_last = pp_rank == 0, pp_rank == layout.pp - 1
+    parameters = rank_parameters(
+        config, layout, sizes, layers, moe, is_first=is_first, is_last=is_last
+    )
+    kept = {flag: layer_kept(config, sizes, moe=flag) for flag in {n in moe for n in layers}}
+    rank = RankKind(
+        pp_rank=pp_rank,
+        layers=layers,
+        moe_layers=frozenset(moe),
+        is_first=is_first,
+        is_last=is_last,
+        tokens=sizes.tokens,
+        item_bytes=sizes.item_bytes,
+        num_micro_batches=sizes.num_micro_batches,
+        heads=sizes.heads,
+        query_groups=sizes.query_groups,
+        head_width=sizes.head_width,
+        kept={layer: kept[layer in moe] for layer in layers},
+        parameters=parameters,
+    )
+    ledger = _plain(config, layout, sizes, rank, len(chunks))
+    ledger.buffers["rotary tables"] = _rotary_bytes(config, sizes)
+    recompute_as_configured(config, ledger, chunks)
+    changes = {}
+    for plugin, change in hooks.contributions(
+        "ascend_cost", config=config, layout=layout, rank=rank
+    ):
+        if not isinstance(change, CostChange):
+            raise HookError(f"'{plugin}' answers {change!r} to ascend_cost; expected a CostChange")
+        changes[plugin] = change
+        ledger.apply(change)
+    state = held_state(config, layout, ledger.parameters, sizes.item_bytes, sizes.num_micro_batches)
+    ledger.messages += traffic.gradients(config, layout, sizes, ledger.parameters)
+    by_layer = {n: forward_flops(config, sizes, parameters, n) for n in layers}
+    return RankCost(
+        rank=rank,
+        chunks=tuple(chunks),
+        parameters=sum(p.numel for p in ledger.parameters),
+        trained_parameters=sum(p.numel for p in ledger.parameters if p.trained),
+        memory=peak_memory(
+            ledger,
+            chunks,
+            in_flight(config, layout, pp_rank, sizes.num_micro_batches),
+            state,
+            _ends(config, layout, sizes, rank),
+        ),
+        messages=_summed(ledger.messages),
+        flops=ledger.flops,
+        model_flops=step_flops(config, sizes, by_layer, has_output=is_last, model_only=True),
+        changes=changes,
+    )
+
+
+def _plain(
+    config: RunConfig, layout: Layout, sizes: Sizes, rank: RankKind, num_chunks: int
+) -> Ledger:
+    layers, moe = rank.layers, rank.moe_layers
+    by_layer = {n: forward_flops(config, sizes, rank.parameters, n) for n in layers}
+    forward = {n: traffic.layer_forward(config, layout, sizes, moe=n in moe) for n in layers}
+    steps = {
+        flag: layer_backward(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
+    }
+    messages = [m for parts in forward.values() for group in parts.values() for m in group]
+    for layer in layers:
+        messages += traffic.layer_backward(config, layout, sizes, moe=layer in moe)
+    messages += traffic.ends(config, layout, sizes, is_first=rank.is_first, is_last=rank.is_last)
+    messages += traffic.between_stages(layout, sizes, rank.pp_rank, num_chunks)
+    return Ledger(
+        kept={
+            n: [Kept(part=t.part, name=t.name, nbytes=t.nbytes) for t in rank.kept[n]]
+            for n in layers
+        },
+        steps={n: steps[n in moe] for n in layers},
+        parameters=list(rank.parameters),
+        messages=messages,
+        flops=step_flops(config, sizes, by_layer, has_output=rank.is_last),
+        part_flops=by_layer,
+        part_messages=forward,
+        num_micro_batches=sizes.num_micro_batches,
+    )
+
+
+def _ends(config: RunConfig, layout: Layout, sizes: Sizes, rank: RankKind) -> Ends:
+    hidden, pipelined = hidden_bytes(sizes), layout.pp > 1
+    is_last, tied = rank.is_last, bool(config.model.share_embeddings_and_output_weights)
+    table = sizes.vocab * sizes.hidden * sizes.item_bytes
+    return Ends(
+        hidden=hidden,
+        final_norm=hidden + sizes.shared_tokens * _WIDE if is_last else 0.0,
+        final_norm_backward=norm_backward(config, sizes) if is_last else 0.0,
+        loss=loss_working(config, layout, sizes) if is_last else 0.0,
+        loss_kept=sum(kept_by_loss(config, sizes)) if is_last else 0.0,
+        output_gradient=table if is_last and tied and not pipelined else 0.0,
+        embedding_gradient=table if rank.is_first else 0.0,
+        batch=sizes.tokens * (3 * _INDEX + _WIDE),
+        has_next=not is_last,
+        pipelined=pipelined,
+    )
+
+
+def _rotary_bytes(config: RunConfig, sizes: Sizes) -> float:
+    """Cosines and sines for the positions of this rank."""
+    if config.model.position_embedding_type != "rope":
+        return 0.0
+    width = sizes.head_width * config.model.rotary_percent
+    return 2 * sizes.tokens / sizes.micro_batch * width * sizes.item_bytes
+
+
+def _summed(messages: Sequence[Messages]) -> tuple[Messages, ...]:
+    """Those of one operation, group and reason as one."""
+    found: dict[Any, Messages] = {}
+    for message in messages:
+        key = message.operation, message.group, message.why, message.hidden
+        known = found.get(key)
+        found[key] = (
+            message
+            if known is None
+            else attrs.evolve(
+                known,
+                calls=known.calls + message.calls,
+                sent_bytes=known.sent_bytes + message.sent_bytes,
+            )
+        )
+    return tuple(found.values())

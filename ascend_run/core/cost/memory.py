@@ -1,0 +1,194 @@
+"""The most that one kind of rank holds in a step, and of what.
+
+A step is walked moment by moment where its peak can be: the loss, and each step of the backward of
+each layer, with as many forwards waiting as the pipeline's schedule has by then; then the
+optimizer's update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from ascend_run.plugin_api.contracts import Moment, Place
+
+from .ledger import Kept, Ledger
+from .schedule import Waiting
+from .state import State
+
+
+@attrs.frozen(kw_only=True)
+class Ends:
+    """What stands before and after the layers of a stage, in bytes of one micro-batch."""
+
+    hidden: float
+    """A hidden state between the parallel regions."""
+    final_norm: float
+    """Kept by the final norm; so for the next three: 0 where the stage has none."""
+    final_norm_backward: float
+    loss: float
+    """Held while the loss is taken."""
+    loss_kept: float
+    """Gradients that the loss's forward leaves for its backward."""
+    output_gradient: float
+    """Of the output layer's weight, where it waits for the embedding's."""
+    embedding_gradient: float
+    batch: float
+    """Token ids, labels, masks."""
+    has_next: bool
+    """The stage's output is sent on, and waits with what was kept."""
+    pipelined: bool
+
+
+@attrs.frozen(kw_only=True)
+class Memory:
+    """Bytes on one rank; the parts add up to ``peak``."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """At the peak, with what is held for a moment only."""
+    buffers: float
+    host: float
+    """Beside the device, at the peak."""
+    moment: str
+    """When the peak is."""
+
+    @property
+    def peak(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+@attrs.frozen
+class _Held:
+    """A candidate for the peak."""
+
+    moment: str
+    activations: float
+    gradients: float
+    host: float
+
+
+def peak_memory(
+    ledger: Ledger,
+    chunks: Sequence[Sequence[int]],
+    waiting: Sequence[Waiting],
+    state: State,
+    ends: Ends,
+) -> Memory:
+    """Walk the moments.
+
+    Args:
+        chunks: Layers of each chunk, empty places left out.
+        waiting: From ``schedule.in_flight``.
+    """
+    walk = _Walk(ledger, chunks, state, ends)
+    candidates = [held for chunk, count in waiting for held in walk.backward(chunk, count)]
+    candidates.append(walk.update())
+    shared = 1.0 if ledger.host_is_device else 0.0
+    most = max(candidates, key=lambda h: h.activations + h.gradients + shared * h.host)
+    buffers = sum(ledger.buffers.values())
+    host = sum(ledger.host_buffers.values()) + most.host
+    return Memory(
+        weights=state.weights,
+        gradients=state.gradients + most.gradients,
+        optimizer=state.optimizer,
+        activations=most.activations + (host if ledger.host_is_device else 0.0),
+        buffers=buffers,
+        host=0.0 if ledger.host_is_device else host,
+        moment=most.moment,
+    )
+
+
+class _Walk:
+    def __init__(
+        self, ledger: Ledger, chunks: Sequence[Sequence[int]], state: State, ends: Ends
+    ) -> None:
+        self.ledger, self.chunks, self.state, self.ends = ledger, chunks, state, ends
+        self.here = {n: sum(t.nbytes for t in _at(k, Place.DEVICE)) for n, k in ledger.kept.items()}
+        self.away = {n: sum(t.nbytes for t in _at(k, Place.HOST)) for n, k in ledger.kept.items()}
+
+    def backward(self, chunk: int, waiting: Mapping[int, int]) -> Iterator[_Held]:
+        """The loss and the backward of one chunk of one micro-batch."""
+        ends, ledger, layers = self.ends, self.ledger, list(self.chunks[chunk])
+        is_last = chunk == len(self.chunks) - 1
+        live = sum(count * self._chunk_bytes(other) for other, count in waiting.items())
+        host = sum(
+            count * sum(self.away[layer] for layer in self.chunks[other])
+            for other, count in waiting.items()
+        )
+        live += 2 * ends.hidden if ends.pipelined else 0.0
+        gradients = 0.0
+        if is_last and not ends.has_next:
+            back = self._fetched(layers, len(layers))
+            extra = ledger.working_bytes(None, Moment.LOSS, "loss")
+            yield _Held("loss", live + back + ends.loss + extra, 0.0, host)
+            live += ends.output_gradient
+            norm = ends.final_norm_backward + ends.loss_kept - ends.output_gradient
+            yield _Held("backward of the final norm", live + back + norm, 0.0, host)
+            live -= ends.final_norm
+            gradients += self._gradients("final_norm", "output_layer")
+        for position in reversed(range(len(layers))):
+            layer = layers[position]
+            live += sum(t.nbytes for n in layers for t in ledger.kept[n] if t.again == layer)
+            live += self._fetched(layers, position)
+            for moment, held in self._layer(layer):
+                yield _Held(f"backward of layer {layer}, {moment}", live + held, gradients, host)
+            live -= sum(t.nbytes for t in ledger.kept[layer])
+            live -= self._fetched(layers, position) - self.away[layer]
+            host -= self.away[layer]
+            gradients += self._gradients(layer=layer)
+        if ends.embedding_gradient and chunk == 0:
+            held = live + ends.embedding_gradient
+            yield _Held("backward of the embedding", held, gradients, host)
+
+    def update(self) -> _Held:
+        """The optimizer's step, when no activation is left."""
+        gradients = self._gradients() + self.state.main_gradients
+        extra = self.ledger.working_bytes(None, Moment.UPDATE)
+        return _Held("update", extra, gradients, 0.0)
+
+    def _layer(self, layer: int) -> Iterator[tuple[str, float]]:
+        """(step, bytes beside what was held at the layer's beginning)."""
+        steps, kept = self.ledger.steps[layer], list(self.ledger.kept[layer])
+        freed = 0.0
+        for index, step in enumerate(steps):
+            working = self.ledger.working_bytes(step, Moment.BACKWARD)
+            yield step.key, working + self.ends.hidden - freed
+            is_last = all(later.part != step.part for later in steps[index + 1 :])
+            done = [t for t in kept if t.part == step.part and (is_last or t.name in step.frees)]
+            kept = [t for t in kept if t not in done]
+            freed += sum(t.nbytes for t in done)
+
+    def _chunk_bytes(self, chunk: int) -> float:
+        """What one forward of a chunk leaves on the device."""
+        ends, is_last = self.ends, chunk == len(self.chunks) - 1
+        output = ends.final_norm if is_last and not ends.has_next else ends.hidden
+        return sum(self.here[layer] for layer in self.chunks[chunk]) + output + ends.batch
+
+    def _fetched(self, layers: Sequence[int], position: int) -> float:
+        """What is back from the host, or has not left, when the backward has come to a place."""
+        return sum(
+            t.nbytes
+            for place, layer in enumerate(layers[: position + 1])
+            for t in _at(self.ledger.kept[layer], Place.HOST)
+            if position - place <= t.ahead
+        )
+
+    def _gradients(self, *parts: str, layer: int | None = None) -> float:
+        """Autograd's own gradients of some parts, of a layer, or of all."""
+        if not self.state.gradient_item:
+            return 0.0
+        everything = not parts and layer is None
+        return self.state.gradient_item * sum(
+            p.numel
+            for p in self.ledger.parameters
+            if p.trained
+            and (everything or (p.layer == layer if layer is not None else p.part in parts))
+        )
+
+
+def _at(kept: Sequence[Kept], place: Place) -> Iterator[Kept]:
+    return (tensor for tensor in kept if tensor.place is place)

@@ -1,0 +1,135 @@
+"""The parameters that one rank holds: exactly those that the model builds, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.contracts import ParameterCost
+from ascend_run.plugin_api.layout import Layout
+
+from .sizes import Sizes
+
+
+def rank_parameters(
+    config: RunConfig,
+    layout: Layout,
+    sizes: Sizes,
+    layers: Sequence[int],
+    moe_layers: Collection[int],
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> tuple[ParameterCost, ...]:
+    """Every parameter tensor of one pipeline stage, on one of its ranks.
+
+    Args:
+        layers: Indices of the layers that it holds.
+        moe_layers: Those of them that have experts.
+    """
+    return (
+        *(_embedding(config, layout, sizes) if is_first else ()),
+        *(
+            parameter
+            for layer in layers
+            for parameter in _layer(config, layout, sizes, layer, layer in moe_layers)
+        ),
+        *(_output(config, sizes, tied_here=is_first) if is_last else ()),
+    )
+
+
+def _embedding(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[ParameterCost]:
+    model = config.model
+    tied = bool(model.share_embeddings_and_output_weights)
+    yield ParameterCost(
+        part="embedding",
+        name="word_embeddings",
+        numel=sizes.vocab * sizes.hidden,
+        # The table is read, not multiplied; where the output layer is the same one it is.
+        is_matrix=tied and layout.pp == 1,
+        is_shared_embedding=tied,
+    )
+    if model.position_embedding_type == "learned_absolute":
+        positions = model.max_position_embeddings or config.data.seq_length
+        yield ParameterCost(
+            part="embedding",
+            name="position_embeddings",
+            numel=positions * sizes.hidden,
+            is_matrix=False,
+        )
+
+
+def _output(config: RunConfig, sizes: Sizes, *, tied_here: bool) -> Iterator[ParameterCost]:
+    yield from _norm(config, "final_norm", sizes.hidden, None)
+    tied = bool(config.model.share_embeddings_and_output_weights)
+    if not (tied and tied_here):
+        yield ParameterCost(
+            part="output_layer",
+            name="weight",
+            numel=sizes.vocab * sizes.hidden,
+            is_shared_embedding=tied,
+        )
+
+
+def _layer(
+    config: RunConfig, layout: Layout, sizes: Sizes, layer: int, has_experts: bool
+) -> Iterator[ParameterCost]:
+    model, hidden = config.model, sizes.hidden
+    biases = bool(model.add_bias_linear)
+    yield from _norm(config, "input_norm", hidden, layer)
+    yield from _linear(
+        "self_attention", "linear_proj", sizes.query_width, hidden, layer, hidden if biases else 0
+    )
+    rows = sizes.query_width + 2 * sizes.key_width
+    qkv_bias = rows if biases or model.add_qkv_bias else 0
+    yield from _linear("self_attention", "linear_qkv", hidden, rows, layer, qkv_bias)
+    if model.qk_layernorm:
+        for name in ("q_layernorm", "k_layernorm"):
+            yield from _norm(config, "self_attention", sizes.head_width, layer, name)
+    yield from _norm(config, "mlp_norm", hidden, layer)
+    if not has_experts:
+        yield from _feed_forward("mlp", sizes, sizes.ffn, layer, biases=biases)
+        return
+    rows = sizes.all_experts
+    yield ParameterCost(part="router", name="weight", numel=rows * hidden, layer=layer)
+    # Ranks that share tensors but do not cut experts hold copies of them.
+    apart = not (layout.ep == 1 and layout.expt_tp == layout.tp)
+    for name, numel in (
+        ("fc1", sizes.experts * sizes.fc1_rows * sizes.expert_ffn * hidden),
+        ("fc2", sizes.experts * hidden * sizes.expert_ffn),
+    ):
+        yield ParameterCost(part="experts", name=name, numel=numel, is_expert=apart, layer=layer)
+    if sizes.shared_ffn:
+        yield from _feed_forward("shared_experts", sizes, sizes.shared_ffn, layer, biases=biases)
+        if model.moe_shared_expert_gate:
+            yield ParameterCost(
+                part="shared_experts", name="gate_weight", numel=hidden, layer=layer
+            )
+
+
+def _feed_forward(
+    part: str, sizes: Sizes, width: int, layer: int, *, biases: bool
+) -> Iterator[ParameterCost]:
+    rows, hidden = sizes.fc1_rows * width, sizes.hidden
+    yield from _linear(part, "linear_fc1", hidden, rows, layer, rows if biases else 0)
+    yield from _linear(part, "linear_fc2", width, hidden, layer, hidden if biases else 0)
+
+
+def _linear(
+    part: str, name: str, columns: int, rows: int, layer: int, bias: int
+) -> Iterator[ParameterCost]:
+    yield ParameterCost(part=part, name=name, numel=rows * columns, layer=layer)
+    if bias:
+        yield ParameterCost(
+            part=part, name=f"{name}_bias", numel=bias, is_matrix=False, layer=layer
+        )
+
+
+def _norm(
+    config: RunConfig, part: str, width: int, layer: int | None, name: str = "weight"
+) -> Iterator[ParameterCost]:
+    yield ParameterCost(part=part, name=name, numel=width, is_matrix=False, layer=layer)
+    if config.model.normalization == "LayerNorm":
+        yield ParameterCost(
+            part=part, name=f"{name}_bias", numel=width, is_matrix=False, layer=layer
+        )

@@ -1,0 +1,105 @@
+"""How long a step takes on a device: products, memory, messages, the pipeline's bubble.
+
+    compute   flops / (peak * reach)  +  bytes moved / memory bandwidth
+    messages  for each group: bytes on the wire / the bandwidth of the link that the group spans,
+              and a latency for each message; what travels beside the computation counts only as
+              far as it takes longer than that
+    step      (compute + messages) of the slowest stage, times 1 + (pp - 1) / (vpp * micro-batches)
+
+Elementwise work is counted by the bytes that it moves: what is kept is written once and read twice,
+and the optimizer reads and writes its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.contracts import Messages
+from ascend_run.plugin_api.layout import Layout
+
+from .devices import CostDevice
+from .estimate import RankCost
+
+_PASSES = 3
+"""Over what is kept: written in forward, read by what follows it, read in backward."""
+
+
+@attrs.frozen(kw_only=True)
+class StepTime:
+    """Seconds of one step."""
+
+    products: float
+    memory: float
+    messages: float
+    """That nothing hides."""
+    bubble: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.memory + self.messages + self.bubble
+
+
+def step_time(
+    config: RunConfig, layout: Layout, costs: Sequence[RankCost], device: CostDevice
+) -> StepTime:
+    """Of the slowest stage, which the others wait for."""
+    share = min(config.run.nproc, layout.world_size) if device.shared else 1
+    times = [_stage_time(config, layout, cost, device, share) for cost in costs]
+    slowest = max(times, key=lambda time: time.total)
+    passes = (layout.vpp or 1) * costs[0].rank.num_micro_batches
+    return attrs.evolve(slowest, bubble=slowest.total * (layout.pp - 1) / passes)
+
+
+def _stage_time(
+    config: RunConfig, layout: Layout, cost: RankCost, device: CostDevice, share: int
+) -> StepTime:
+    peak = device.flops[config.train.precision] / share
+    products = cost.flops / (peak * device.reach)
+    kept = sum(t.nbytes for tensors in cost.rank.kept.values() for t in tensors)
+    moved = _PASSES * kept * cost.rank.num_micro_batches + 2 * cost.memory.optimizer
+    memory = moved / (device.memory_bandwidth / share)
+    seen = hidden = 0.0
+    for message in cost.messages:
+        seconds = message_time(layout, message, device)
+        hidden, seen = (hidden + seconds, seen) if message.hidden else (hidden, seen + seconds)
+    uncovered = max(0.0, hidden - products - memory)
+    return StepTime(products=products, memory=memory, messages=seen + uncovered, bubble=0.0)
+
+
+def message_time(layout: Layout, message: Messages, device: CostDevice) -> float:
+    """Seconds in a step; ring algorithms."""
+    size, extent = group_shape(layout, message)
+    if size <= 1:
+        return 0.0
+    inside = extent <= device.per_node
+    bandwidth = device.node_bandwidth if inside else device.network_bandwidth
+    on_the_wire, hops = {
+        "all_reduce": (2 * (size - 1) / size, 2 * (size - 1)),
+        "all_gather": (size - 1, size - 1),
+        "reduce_scatter": ((size - 1) / size, size - 1),
+        "all_to_all": ((size - 1) / size, 1),
+    }.get(message.operation, (1.0, 1))
+    return message.sent_bytes * on_the_wire / bandwidth + message.calls * hops * device.latency
+
+
+def group_shape(layout: Layout, message: Messages) -> tuple[int, int]:
+    """Ranks of one group, and how many ranks lie from its first to its last."""
+    dense, expert = layout.tp * layout.cp, layout.expt_tp * layout.ep
+    stages = layout.world_size // layout.pp
+    size, stride = {
+        "tp": (layout.tp, 1),
+        "cp": (layout.cp, layout.tp),
+        "dp": (layout.dp, dense),
+        "dp_cp": (layout.dp * layout.cp, layout.tp),
+        "mp": (layout.tp * layout.pp, stages),
+        "pp": (layout.pp, stages),
+        "embd": (min(2, layout.pp), stages * (layout.pp - 1)),
+        "expt_tp": (layout.expt_tp, 1),
+        "ep": (layout.ep, layout.expt_tp),
+        "tp_ep": (expert, 1),
+        "expt_dp": (layout.expt_dp, expert),
+    }.get(message.group, (message.group_size, 1))
+    return size, (size - 1) * stride + 1
