@@ -25,6 +25,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "ascend_run.entrypoints.convert",
         "Write a checkpoint in Hugging Face's form, or back.",
     ),
+    "diff": (
+        "ascend_run.entrypoints.diff.command",
+        "Say where two runs part, and what differs between them.",
+    ),
     "plan": ("ascend_run.entrypoints.plan", "Show what a run would be, before anything runs."),
     "plugins": ("ascend_run.entrypoints.plugins", "List the plugins, or show one."),
     "preprocess": (

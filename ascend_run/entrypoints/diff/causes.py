@@ -1,0 +1,154 @@
+"""What is not the same about two runs: config, plugins, versions, device, data files, layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.entrypoints.report.run_folder import RunData, items, mapping
+
+_PLACE_ONLY: Final = frozenset({"run.output_dir"})
+"""Settings that say where a run is kept, and so are never the same."""
+
+
+@attrs.frozen(kw_only=True)
+class Difference:
+    """One thing that the runs do not have alike."""
+
+    kind: str
+    """``config``, ``plugin``, ``version``, ``device``, ``data``, ``layout``, ``environment``."""
+    name: str
+    values: tuple[str, str]
+    origins: tuple[str, str] = ("", "")
+    """Of values of the config."""
+
+
+@attrs.frozen
+class RunFacts:
+    """What a run folder says beside its steps."""
+
+    data: RunData
+    environment: Mapping[str, Any]
+    """``environment.json``; empty where there is none."""
+
+    @classmethod
+    def read(cls, data: RunData) -> RunFacts:
+        return cls(data, _environment(data.path / "environment.json"))
+
+
+def differences(one: RunFacts, other: RunFacts) -> list[Difference]:
+    """Everything, in the order in which it is most likely to be the cause."""
+    return [
+        *_config(one.data, other.data),
+        *_plugins(one.data, other.data),
+        *_tables("version", _versions(one), _versions(other)),
+        *_tables("device", _device(one), _device(other)),
+        *_data(one, other),
+        *_tables("layout", _layout(one.data), _layout(other.data)),
+        *_tables("environment", _variables(one.data), _variables(other.data)),
+    ]
+
+
+def _environment(path: Path) -> Mapping[str, Any]:
+    """What it says; runs of earlier versions have none."""
+    try:
+        return mapping(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _config(one: RunData, other: RunData) -> Iterator[Difference]:
+    tables = [{row.name: row for row in run.config_rows} for run in (one, other)]
+    origins = [mapping(run.plan.get("origins")) for run in (one, other)]
+    for name in dict.fromkeys(name for table in tables for name in table):
+        rows = [table.get(name) for table in tables]
+        values = ["" if row is None else row.value for row in rows]
+        if values[0] == values[1] or name in _PLACE_ONLY:
+            continue
+        # What is left out of a config has its default, and the plan knows whose.
+        came_from = [
+            str(known.get(name, "")) if row is None else row.origin
+            for row, known in zip(rows, origins, strict=True)
+        ]
+        yield Difference(
+            kind="config",
+            name=name,
+            values=(values[0] or "not set", values[1] or "not set"),
+            origins=(came_from[0], came_from[1]),
+        )
+
+
+def _plugins(one: RunData, other: RunData) -> Iterator[Difference]:
+    locks = [mapping(run.lock) for run in (one, other)]
+    orders = [[str(p.get("name")) for p in items(run.plan.get("plugins"))] for run in (one, other)]
+    for name in dict.fromkeys([*locks[0], *locks[1]]):
+        first, second = (mapping(lock.get(name)) for lock in locks)
+        if not first or not second:
+            shown = ["enabled" if lock.get(name) else "not enabled" for lock in locks]
+            yield Difference(kind="plugin", name=name, values=(shown[0], shown[1]))
+            continue
+        for field in ("distribution", "version"):
+            if first.get(field) != second.get(field):
+                values = (str(first.get(field)), str(second.get(field)))
+                yield Difference(kind="plugin", name=f"{name} {field}", values=values)
+        if first.get("sha256") != second.get("sha256"):
+            codes = (str(first.get("sha256"))[:12], str(second.get("sha256"))[:12])
+            yield Difference(kind="plugin", name=f"{name} code", values=codes)
+    both = {*orders[0]} & {*orders[1]}
+    in_order = [" ".join(name for name in order if name in both) for order in orders]
+    if in_order[0] != in_order[1]:
+        yield Difference(kind="plugin", name="order", values=(in_order[0], in_order[1]))
+
+
+def _versions(run: RunFacts) -> Mapping[str, Any]:
+    planned = mapping(run.data.plan.get("versions"))
+    return {**planned, **mapping(run.environment.get("versions"))}
+
+
+def _device(run: RunFacts) -> Mapping[str, Any]:
+    return {"platform": run.data.plan.get("device"), **mapping(run.environment.get("device"))}
+
+
+def _data(one: RunFacts, other: RunFacts) -> Iterator[Difference]:
+    """Files of one name with other content; other names are in the config."""
+    files = [mapping(run.environment.get("data")) for run in (one, other)]
+    for prefix in files[0].keys() & files[1].keys():
+        for part, first in mapping(files[0][prefix]).items():
+            second = mapping(files[1][prefix]).get(part)
+            if first != second:
+                values = (_content(first), _content(second))
+                yield Difference(kind="data", name=f"{prefix}.{part}", values=values)
+
+
+def _content(file: Any) -> str:
+    found = mapping(file)
+    if not found:
+        return "no such file"
+    return f"{found.get('size_bytes')} bytes, sha256 {str(found.get('sha256_of_ends'))[:12]}"
+
+
+def _layout(run: RunData) -> Mapping[str, Any]:
+    layout = mapping(run.plan.get("layout"))
+    sizes = {**mapping(layout.get("axes")), **mapping(layout.get("expert_axes"))}
+    stages = layout.get("stages")
+    return {"ranks": layout.get("world_size"), **sizes, "stages": stages}
+
+
+def _variables(run: RunData) -> Mapping[str, Any]:
+    return mapping(run.plan.get("environment"))
+
+
+def _tables(kind: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            yield Difference(
+                kind=kind, name=name, values=(_shown(one.get(name)), _shown(other.get(name)))
+            )
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

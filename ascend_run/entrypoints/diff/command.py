@@ -1,0 +1,65 @@
+"""``ascend-run diff``: the command around the comparison of two run folders. Imports no torch."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from .rendering import Diff
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("diff")
+@click.argument("run_a", type=_FOLDER)
+@click.argument("run_b", type=_FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def command(run_a: Path, run_b: Path, as_json: bool) -> int:
+    """Say where two runs part, and what differs between them.
+
+    RUN_A and RUN_B are run folders (run.output_dir). Ends with 0 where every step that both have
+    is the same bit for bit, with 1 where one differs.
+    """
+    from . import rendering
+
+    diff = _diff(run_a, run_b)
+    if as_json:
+        import json
+
+        from ascend_run.core.log.json_values import to_json
+
+        click.echo(json.dumps(json.loads(to_json(rendering.as_json(diff))), indent=2))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(rendering.as_text(diff, width))
+    return 0 if diff.steps.first is None else 1
+
+
+def _diff(run_a: Path, run_b: Path) -> Diff:
+    """
+    Raises:
+        DataError: Either is no run folder, or has no fingerprints that can be compared.
+    """
+    from ascend_run.core.fingerprint.record import read_fingerprints
+    from ascend_run.entrypoints.report.run_folder import read_run
+
+    from .causes import RunFacts, differences
+    from .rendering import Diff
+    from .steps import compare_steps
+
+    runs = [read_run(path) for path in (run_a, run_b)]
+    found = [read_fingerprints(path) for path in (run_a, run_b)]
+    facts = [RunFacts.read(run) for run in runs]
+    problems = [(*run.problems, *f.problems) for run, f in zip(runs, found, strict=True)]
+    return Diff(
+        paths=(run_a, run_b),
+        fingerprints=(found[0], found[1]),
+        steps=compare_steps(found[0].entries, found[1].entries),
+        differences=differences(facts[0], facts[1]),
+        problems=(problems[0], problems[1]),
+    )

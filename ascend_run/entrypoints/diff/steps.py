@@ -1,0 +1,132 @@
+"""Two runs step by step: the first that differs, in what, and how far they are apart from there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.core.fingerprint.record import Entry
+from ascend_run.plugin_api.errors import DataError
+
+PARTS: Final[Mapping[str, str]] = {
+    "consumed_samples": "data position",
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "parameters": "parameters",
+}
+"""Field of an entry -> its name, in the order in which a step comes to them."""
+_ROWS: Final = 9
+
+Entries = Mapping[int, Entry]
+Pair = tuple[Entry, Entry]
+
+
+@attrs.frozen(kw_only=True)
+class FirstDifference:
+    """Where two runs part."""
+
+    step: int
+    parts: tuple[str, ...]
+    """Fields of an entry, as in ``PARTS``."""
+
+
+@attrs.frozen(kw_only=True)
+class StepComparison:
+    """Two runs over the steps that both have."""
+
+    common: tuple[int, ...]
+    first: FirstDifference | None
+    """None where they are the same."""
+    largest_loss_difference: tuple[int, float] | None
+    """Step and nats per token, from the first difference on."""
+    shown: tuple[Pair, ...]
+    """Some of the steps: the last that is the same, the first that differs, and ever fewer of
+    those that follow, to the last."""
+
+    @property
+    def missing(self) -> int:
+        """Steps between the first and the last common one that are not common."""
+        return self.common[-1] - self.common[0] + 1 - len(self.common)
+
+
+def compare_steps(one: Entries, other: Entries) -> StepComparison:
+    """
+    Raises:
+        DataError: They have no step in common.
+    """
+    common = sorted(one.keys() & other.keys())
+    if not common:
+        raise DataError(
+            "the runs have no step in common",
+            [f"one has {steps_of(one)}, the other {steps_of(other)}; compare two that overlap"],
+        )
+    pairs = [(one[step], other[step]) for step in common]
+    index = next((i for i, pair in enumerate(pairs) if different_parts(*pair)), None)
+    if index is None:
+        return StepComparison(
+            common=tuple(common),
+            first=None,
+            largest_loss_difference=None,
+            shown=(pairs[-1],),
+        )
+    return StepComparison(
+        common=tuple(common),
+        first=FirstDifference(step=common[index], parts=different_parts(*pairs[index])),
+        largest_loss_difference=_largest(pairs[index:]),
+        shown=tuple(pairs[i] for i in _shown(index, len(pairs))),
+    )
+
+
+def different_parts(one: Entry, other: Entry) -> tuple[str, ...]:
+    """The fields in which two entries differ; parameters that either did not sample do not."""
+    unknown = one.parameters is None or other.parameters is None
+    return tuple(
+        part
+        for part in PARTS
+        if _exact(getattr(one, part)) != _exact(getattr(other, part))
+        and not (part == "parameters" and unknown)
+    )
+
+
+def loss_difference(one: Entry, other: Entry) -> float | None:
+    """|a - b|; None where either has no loss."""
+    if one.loss is None or other.loss is None:
+        return None
+    if _exact(one.loss) == _exact(other.loss):
+        return 0.0
+    return abs(one.loss - other.loss)
+
+
+def steps_of(entries: Entries) -> str:
+    """``steps 0 to 6``."""
+    return f"steps {min(entries)} to {max(entries)}" if entries else "none"
+
+
+def _exact(value: Any) -> str:
+    """What tells every two values apart, a NaN from a number and 0.0 from -0.0 too."""
+    return repr(value)
+
+
+def _largest(pairs: Sequence[Pair]) -> tuple[int, float] | None:
+    known = [(pair[0].step, d) for pair in pairs if (d := loss_difference(*pair)) is not None]
+    if not known:
+        return None
+    return max(known, key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+
+
+def _shown(first: int, count: int) -> list[int]:
+    def candidates() -> Iterator[int]:
+        if first > 0:
+            yield first - 1
+        distance = 0
+        while first + distance < count:
+            yield first + distance
+            distance = 2 * distance + 1
+
+    chosen = [*candidates()]
+    if len(chosen) > _ROWS:
+        chosen = chosen[: _ROWS - 1]
+    return chosen if chosen[-1] == count - 1 else [*chosen, count - 1]
