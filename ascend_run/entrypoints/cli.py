@@ -40,6 +40,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Write report.html of a finished, failed or running run.",
     ),
     TRAIN: ("ascend_run.entrypoints.train", "Train, with the plugins that you name."),
+    "verify": (
+        "ascend_run.entrypoints.verify.command",
+        "Compare a run with the same run without its plugins, and with one rank.",
+    ),
 }
 """Command -> its module and the first line of its help, so that --help imports one module only."""
 

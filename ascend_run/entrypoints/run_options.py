@@ -67,7 +67,9 @@ def _split(
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _split_all(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[str, ...]:
+def split_names(
+    ctx: click.Context, param: click.Parameter, given: Sequence[str]
+) -> tuple[str, ...]:
     """As ``_split``; none where the option was not given."""
     return _split(ctx, param, given) or ()
 
@@ -100,7 +102,7 @@ def run_options(command: F) -> F:
             "--disable",
             multiple=True,
             metavar="NAME,NAME",
-            callback=_split_all,
+            callback=split_names,
             shell_complete=complete_feature_list,
             help="Features to leave out of the level's, and of the file's 'enable'.",
         ),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from .rank_start import set_environment
 from .run_options import run_options
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from .planning import Prepared
 
 _RANK_TARGET: Final = "ascend_run.entrypoints.train:run_rank"
-_READ_AT_START: Final = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
-"""Variables of these prefixes are read once, when a process starts."""
 
 
 @click.command("train")
@@ -95,7 +94,7 @@ def command(
         _print_config(prepared)
         return
     _check_data(prepared)
-    too_late = _set_environment(prepared, 1 if place else options.nproc)
+    too_late = set_environment(prepared, 1 if place else options.nproc)
     if place is not None:
         if too_late and place.rank == 0:
             _warn_too_late(too_late, place)
@@ -161,40 +160,6 @@ def _check_data(prepared: Prepared) -> None:
         from ascend_run.core.data.checks import check_data
 
         check_data(prepared.config)
-
-
-def _set_environment(prepared: Prepared, nproc: int) -> list[str]:
-    """What must be in the environment before torch is imported.
-
-    Returns:
-        Variables that this process would have had to be started with: they serve only processes
-        that it starts.
-
-    Raises:
-        ConfigError: A plugin needs another value than the user has set.
-    """
-    from ascend_run.core.hooks import Hooks
-    from ascend_run.plugin_api.errors import ConfigError
-
-    wanted = Hooks(prepared.instances()).merge(
-        "ascend_environment", config=prepared.config, local_world_size=nproc
-    )
-    problems = [
-        f"{name}={os.environ[name]!r}: an enabled plugin needs {value!r}; unset it"
-        for name, value in wanted.items()
-        if os.environ.get(name, value) != value
-    ]
-    if problems:
-        raise ConfigError("the environment does not suit this run", problems)
-    too_late = [
-        name
-        for name, value in wanted.items()
-        if name.startswith(_READ_AT_START) and os.environ.get(name) != value
-    ]
-    os.environ.update(wanted)
-    # A torch_npu without its libraries would break the import of torch itself.
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    return too_late
 
 
 def _warn_too_late(names: Sequence[str], place: RankEnvironment) -> None:

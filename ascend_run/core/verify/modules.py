@@ -1,0 +1,248 @@
+"""Which module is the first to differ, from summaries that know nothing of how it is cut."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from .moments import Moments
+from .record import Record
+from .verdict import ModuleDeviation
+
+ROOT = "model"
+BATCH = "batch"
+
+
+@attrs.frozen
+class Trace:
+    """One run's summaries over all ranks: key -> micro-batch -> row, in the order of execution."""
+
+    forward: Mapping[str, Mapping[int, Sequence[float]]]
+    backward: Mapping[str, Mapping[int, Sequence[float]]]
+
+
+@attrs.frozen
+class Place:
+    """The first place that differs."""
+
+    module: str
+    why: str
+    suspects: tuple[str, ...] = ()
+    order: int = 0
+    """Among the keys of its direction."""
+
+
+def trace(records: Sequence[Record]) -> Trace:
+    """Every rank's summaries added up; chunks in the order of the model."""
+    chunks = sorted({chunk for record in records for chunk in record.forward})
+    return Trace(
+        _merged([_without_copies(r, r.forward) for r in records], chunks),
+        _merged([_without_copies(r, r.backward) for r in records], chunks[::-1]),
+    )
+
+
+def _without_copies(
+    record: Record, chunks: Mapping[int, Mapping[str, Moments]]
+) -> Mapping[int, Mapping[str, Moments]]:
+    """The loss once for all tensor-parallel ranks: over the others it adds up."""
+    if record.coordinates["tp"] == 0:
+        return chunks
+    return {
+        chunk: {key: seen for key, seen in keys.items() if not key.startswith(f"{ROOT}|out")}
+        for chunk, keys in chunks.items()
+    }
+
+
+def _merged(
+    parts: Sequence[Mapping[int, Mapping[str, Moments]]], chunks: Sequence[int]
+) -> dict[str, dict[int, list[float]]]:
+    total: dict[str, dict[int, list[float]]] = {}
+    for chunk, part in itertools.product(chunks, parts):
+        for key, moments in part.get(chunk, {}).items():
+            rows = total.setdefault(key, {})
+            for micro_batch, row in moments.rows.items():
+                known = rows.get(micro_batch)
+                rows[micro_batch] = (
+                    list(row) if known is None else [a + b for a, b in zip(known, row, strict=True)]
+                )
+    return total
+
+
+def aligned(candidate: Trace, reference: Trace) -> Trace:
+    """The candidate's summaries under the reference's names: what a plugin wraps around a module
+    goes by the module's name, and what it adds is left out."""
+    known = {key.split("|")[0] for key in reference.forward}
+    owners: dict[str, str] = {}
+    for key in candidate.forward:
+        module = key.split("|")[0]
+        name = plain_name(module, known)
+        if name is not None and len(module) < len(owners.get(name, module + ".")):
+            owners[name] = module
+    named = {module: name for name, module in owners.items()}
+
+    def renamed(
+        keys: Mapping[str, Mapping[int, Sequence[float]]],
+    ) -> dict[str, Mapping[int, Sequence[float]]]:
+        found = {}
+        for key, rows in keys.items():
+            module, _, rest = key.partition("|")
+            if module in named:
+                found[f"{named[module]}|{rest}"] = rows
+        return found
+
+    return Trace(renamed(candidate.forward), renamed(candidate.backward))
+
+
+def plain_name(module: str, known: set[str]) -> str | None:
+    """A known module's name, from one with up to two words of wrappers in it."""
+    if module in known:
+        return module
+    words = module.split(".")
+    for count in (1, 2):
+        for dropped in itertools.combinations(range(len(words)), count):
+            name = ".".join(word for i, word in enumerate(words) if i not in dropped)
+            if name in known:
+                return name
+    return None
+
+
+def first_forward(candidate: Trace, reference: Trace, tolerance: float) -> Place | None:
+    """The first module whose output differs though its input does not."""
+    for order, (key, rows) in enumerate(candidate.forward.items()):
+        apart = _apart(key, rows, reference.forward.get(key), backward=False)
+        if apart is None or apart <= tolerance:
+            continue
+        module, kind, which = key.split("|")
+        if kind == "out":
+            return Place(
+                module if module != ROOT else "loss", "its output differs first", (), order
+            )
+        if module == ROOT:
+            return Place(BATCH, f"{which} differs", (), order)
+        return Place(_parent(module), f"what it hands to {module} differs first", (module,), order)
+    return None
+
+
+def first_backward(candidate: Trace, reference: Trace, tolerance: float) -> Place | None:
+    """The first module that makes a wrong gradient of a right one."""
+    keys = list(candidate.backward.items())
+    for order, (key, rows) in enumerate(keys):
+        apart = _apart(key, rows, reference.backward.get(key), backward=True)
+        if apart is None or apart <= tolerance:
+            continue
+        # One tensor may be a module's output and the input of others: the innermost of these.
+        same = [other for other, theirs in keys[order:] if theirs == rows]
+        takers = [other.split("|")[0] for other in same if other.split("|")[1] == "in"]
+        module = key.split("|")[0]
+        if takers:
+            inner = max(takers, key=len)
+            others = tuple(name for name in takers if name != inner)
+            return Place(inner, "the gradient at its input differs first", others, order)
+        if module == ROOT:
+            return Place("loss", "its gradient differs", (), order)
+        return Place(
+            _parent(module),
+            f"the gradient that it hands to {module} differs first",
+            (module,),
+            order,
+        )
+    return None
+
+
+def backward_orders(candidate: Trace) -> dict[str, int]:
+    """Module -> when the gradient at its output is there."""
+    orders: dict[str, int] = {}
+    for order, key in enumerate(candidate.backward):
+        module, kind, _ = key.split("|")
+        if kind == "out":
+            orders.setdefault(module, order)
+    return orders
+
+
+def deviations(candidate: Trace, reference: Trace) -> tuple[ModuleDeviation, ...]:
+    """Of every module's output, in the order of execution."""
+    forward = _by_module(candidate.forward, reference.forward, backward=False)
+    backward = _by_module(candidate.backward, reference.backward, backward=True)
+    return tuple(
+        ModuleDeviation(module=module, forward=apart, backward=backward.get(module))
+        for module, apart in forward.items()
+    )
+
+
+def _by_module(
+    candidate: Mapping[str, Mapping[int, Sequence[float]]],
+    reference: Mapping[str, Mapping[int, Sequence[float]]],
+    *,
+    backward: bool,
+) -> dict[str, float | None]:
+    worst: dict[str, float | None] = {}
+    for key, rows in candidate.items():
+        module, kind, _ = key.split("|")
+        if kind != "out":
+            continue
+        apart = _apart(key, rows, reference.get(key), backward=backward)
+        known = worst.get(module)
+        if apart is None:
+            worst.setdefault(module, None)
+        else:
+            worst[module] = apart if known is None else max(apart, known)
+    return worst
+
+
+def _apart(
+    key: str,
+    rows: Mapping[int, Sequence[float]],
+    expected: Mapping[int, Sequence[float]] | None,
+    *,
+    backward: bool,
+) -> float | None:
+    """The largest distance over micro-batches; None where they cannot be compared."""
+    if expected is None:
+        return None
+    module, kind, _ = key.split("|")
+    adds = module == ROOT and kind == "out"
+    is_experts = module.endswith(".experts") or ".experts." in module
+    # Tensor-parallel ranks of an expert each compute a part of a sum over all of its tokens.
+    may_add = adds or (is_experts and kind == ("in" if backward else "out"))
+    found = [
+        _row_apart(rows[m], expected[m], may_add=may_add, must_add=adds and not backward)
+        for m in rows.keys() & expected.keys()
+    ]
+    if not found or None in found:
+        return None
+    return max(apart for apart in found if apart is not None)
+
+
+def _row_apart(
+    row: Sequence[float], expected: Sequence[float], *, may_add: bool, must_add: bool
+) -> float | None:
+    count, expected_count = row[0], expected[0]
+    if expected_count == 0 or count == 0 or count % expected_count:
+        return 0.0 if count == expected_count else None
+    copies = count / expected_count
+    _, total, squares, cubes, size, cubed_size = expected
+    scales = (size, squares, cubed_size, size, cubed_size)
+    wanted = (total, squares, cubes, size, cubed_size)
+    as_copies = max(
+        _ratio(value - copies * want, copies * scale)
+        for value, want, scale in zip(row[1:], wanted, scales, strict=True)
+    )
+    if not may_add or copies == 1:
+        return as_copies
+    as_sum = _ratio(row[1] - total, size)
+    return as_sum if must_add else min(as_copies, as_sum)
+
+
+def _ratio(apart: float, scale: float) -> float:
+    if apart == 0:
+        return 0.0
+    if not math.isfinite(apart) or scale == 0:
+        return math.inf
+    return abs(apart) / scale
+
+
+def _parent(module: str) -> str:
+    return module.rpartition(".")[0] or ROOT

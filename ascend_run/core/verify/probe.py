@@ -1,0 +1,185 @@
+"""One rank's part in a probe: the run as training makes it, up to gradients and then some steps."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch import Tensor
+
+from ascend_run.core.checkpoint.parameter_pieces import ParameterPiece, parameter_pieces
+from ascend_run.core.run import RunRequest, batch_plan, prepared_rank, seed_everything
+from ascend_run.core.train.data_parallel import gather_parameters
+from ascend_run.core.train.rehearsal import Rehearsal, gradient_of
+from ascend_run.core.train.step import StepResult
+from ascend_run.plugin_api import contracts as c
+
+from .record import Place, Record
+from .taps import tapped
+
+MakeDataset = Callable[[Rehearsal, int], Any]
+"""(rehearsal, how many samples) -> the run's training samples."""
+
+
+def run_probes(
+    make_request: Callable[[], RunRequest], make_dataset: MakeDataset, steps: int
+) -> Record:
+    """Gradients in float64, the same once more with every module watched, and steps in float32.
+
+    Each is a run of its own from the same seed, with new instances of the plugins: what is watched
+    may run otherwise (a compiled layer does), so nothing else is read from it.
+
+    Args:
+        make_request: Called once for each.
+    """
+    record: Record | None = None
+    for part in (_gradients, _watched, _train):
+        with prepared_rank(make_request()) as (hooks, context):
+            seed_everything(context.config, context.layout)
+            if record is None:
+                record = _empty_record(context)
+            rehearsal = Rehearsal(hooks, context, batch_plan(context.config, context.layout))
+            part(rehearsal, make_dataset, record, steps)
+    assert record is not None
+    return record
+
+
+def _empty_record(context: c.RunContext) -> Record:
+    layout = context.layout
+    axes = ("tp", "pp", "cp", "dp", "ep", "expt_tp")
+    return Record(
+        rank=layout.rank,
+        coordinates={axis: layout.coordinate(axis) for axis in axes},
+        sizes={axis: getattr(layout, axis) for axis in axes},
+    )
+
+
+def _gradients(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    forward_backward = rehearsal.for_gradients(torch.float64)
+    initial = _pieces(rehearsal, Tensor.detach)
+    record.places = [
+        Place(name=p.name, offset=p.offset, global_shape=p.global_shape, trains=p.trains)
+        for p in initial
+    ]
+    record.initial = [_kept(p.tensor) for p in initial]
+    counted = _count_forwards(rehearsal)
+    record.loss, record.num_tokens = _one_batch(rehearsal, forward_backward, make_dataset)
+    record.micro_batches = counted()
+    found = _pieces(rehearsal, gradient_of)
+    record.gradients = [None if p.tensor is None else _kept(p.tensor) for p in found]
+
+
+def _watched(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    forward_backward = rehearsal.for_gradients(torch.float64)
+    layout = rehearsal.context.layout
+    dp = (layout.coordinate("dp"), layout.dp)
+    with (
+        torch.compiler.set_stance("force_eager"),  # hooks are not for graphs
+        tapped(rehearsal.bundle, rehearsal.context.groups, dp, record),
+    ):
+        _one_batch(rehearsal, forward_backward, make_dataset)
+
+
+def _train(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    step = rehearsal.for_training()
+    hooks, context = rehearsal.hooks, rehearsal.context
+    before, after = hooks.event("ascend_before_step"), hooks.event("ascend_after_step")
+    peaks = _watch_peaks(rehearsal)
+    batches = rehearsal.batches(
+        make_dataset(rehearsal, steps * context.config.train.global_batch_size)
+    )
+    results: list[StepResult] = []
+    weights = []
+    for _ in range(steps):
+        before(context=context)
+        results.append(step(batches, rehearsal.plan.num_micro_batches))
+        context.step += 1
+        context.consumed_samples += context.config.train.global_batch_size
+        after(context=context)
+        gather_parameters(rehearsal.bundle)
+        weights.append([_kept(p.tensor) for p in _pieces(rehearsal, Tensor.detach)])
+    record.weights = weights
+    record.losses = [result.loss for result in results]
+    record.grad_norms = [
+        float("nan") if result.grad_norm is None else result.grad_norm for result in results
+    ]
+    record.step_tokens = [result.num_tokens for result in results]
+    record.peaks = peaks()
+    record.generators = generator_fingerprints()
+
+
+def _one_batch(
+    rehearsal: Rehearsal, forward_backward: Any, make_dataset: MakeDataset
+) -> tuple[float, int]:
+    samples = rehearsal.context.config.train.global_batch_size
+    rehearsal.hooks.event("ascend_before_step")(context=rehearsal.context)
+    batches = rehearsal.batches(make_dataset(rehearsal, samples))
+    result: tuple[float, int] = forward_backward(batches, rehearsal.plan.num_micro_batches)
+    return result
+
+
+def _pieces(rehearsal: Rehearsal, read: Callable[[Tensor], Tensor | None]) -> list[ParameterPiece]:
+    vocab_size = rehearsal.context.config.model.vocab_size
+    found = parameter_pieces(rehearsal.bundle.chunks, vocab_size, read)
+    return [piece for piece in found if piece.is_parameter]
+
+
+def _kept(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.detach().cpu().clone()
+
+
+def _count_forwards(rehearsal: Rehearsal) -> Callable[[], int]:
+    """Micro-batches that the first chunk runs from here on."""
+    count = 0
+
+    def note(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    handle = rehearsal.bundle.chunks[0].register_forward_pre_hook(note)
+
+    def stop() -> int:
+        handle.remove()
+        return count
+
+    return stop
+
+
+def _watch_peaks(rehearsal: Rehearsal) -> Callable[[], list[float]]:
+    """The largest gradient of each place, read where the optimizer is about to take it."""
+    optimizer = rehearsal.bundle.optimizer
+    inner = optimizer.step
+    largest: list[float] = []
+
+    def step() -> Any:
+        sizes = [_size(p.tensor) for p in _pieces(rehearsal, gradient_of)]
+        largest[:] = [max(a, b) for a, b in zip(largest or sizes, sizes, strict=True)]
+        return inner()
+
+    optimizer.step = step
+    return lambda: largest
+
+
+def _size(gradient: Tensor | None) -> float:
+    if gradient is None:
+        return -1.0
+    return float(gradient.abs().max()) if gradient.numel() else 0.0
+
+
+def generator_fingerprints() -> dict[str, str]:
+    """Where each random number generator of this process stands."""
+    states = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "python": repr(random.getstate()).encode(),
+        "numpy": repr(np.random.get_state()).encode(),
+    }
+    for name, state in get_cuda_rng_tracker().get_states().items():
+        raw = state if isinstance(state, Tensor) else state.get_state()
+        states[f"tracker {name}"] = raw.cpu().numpy().tobytes()
+    return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}

@@ -1,0 +1,31 @@
+"""How far two runs may lie apart, each with its reason. Fixed before any fault was planted.
+
+A distance of two tensors is ``max|a - b| / max|b|``: elements near zero carry the rounding of the
+large ones that they were summed with, so an element's own size says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FLOAT64_EPS: Final = 2.0**-52
+FLOAT32_EPS: Final = 2.0**-23
+
+GRADIENT: Final = 1e-10
+"""Loss and gradients in float64. Sums of up to 2**18 terms in another order differ by some 1e-13;
+the smallest fault that has been met in the field, a factor on a part of one gradient, by 1e-6."""
+QUIET: Final = 1e-5
+"""A tensor whose largest element is below this share of the model's largest gradient is measured
+against that share: it may be zero but for rounding, as the gradient of a key's bias is."""
+MODULE: Final = 1e-9
+"""Moments of what modules put out, in float64; it only says where, never whether. A moment is a sum
+of many elements' powers, so it may lie ten times as far off as they do."""
+TRAINED: Final = 1e-5
+"""Losses, gradient norms and weights after each step in float32: 84 eps of the largest weight. The
+rounding of a step is one eps or so, and Adam, whose epsilon the probes widen, keeps it at that."""
+STEPS: Final = 4
+"""Optimizer steps. An adapter's first factor has no gradient before its second has moved, and what
+one step does wrong the next must show in the loss."""
+ADAM_EPSILON: Final = 1e-3
+"""Above the rounding of gradients near zero, which Adam would make steps of full size, and large
+enough that a gradient of the wrong scale makes a step of the wrong size."""

@@ -1,0 +1,46 @@
+"""What must be settled in this process before ranks start. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .planning import Prepared
+
+_READ_AT_START: Final = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
+"""Variables of these prefixes are read once, when a process starts."""
+
+
+def set_environment(prepared: Prepared, nproc: int) -> list[str]:
+    """What must be in the environment before torch is imported.
+
+    Returns:
+        Variables that this process would have had to be started with: they serve only processes
+        that it starts.
+
+    Raises:
+        ConfigError: A plugin needs another value than the user has set.
+    """
+    from ascend_run.core.hooks import Hooks
+    from ascend_run.plugin_api.errors import ConfigError
+
+    wanted = Hooks(prepared.instances()).merge(
+        "ascend_environment", config=prepared.config, local_world_size=nproc
+    )
+    problems = [
+        f"{name}={os.environ[name]!r}: an enabled plugin needs {value!r}; unset it"
+        for name, value in wanted.items()
+        if os.environ.get(name, value) != value
+    ]
+    if problems:
+        raise ConfigError("the environment does not suit this run", problems)
+    too_late = [
+        name
+        for name, value in wanted.items()
+        if name.startswith(_READ_AT_START) and os.environ.get(name) != value
+    ]
+    os.environ.update(wanted)
+    # A torch_npu without its libraries would break the import of torch itself.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    return too_late

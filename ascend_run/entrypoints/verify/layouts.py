@@ -1,0 +1,84 @@
+"""``tp=2,cp=2,sp``: a layout of ranks in one word. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ascend_run.plugin_api.errors import ConfigError
+
+KEYS: Final[Mapping[str, str]] = {
+    "tp": "parallel.tensor_model_parallel_size",
+    "pp": "parallel.pipeline_model_parallel_size",
+    "vpp": "parallel.virtual_pipeline_model_parallel_size",
+    "cp": "parallel.context_parallel_size",
+    "ep": "parallel.expert_model_parallel_size",
+    "expt_tp": "parallel.expert_tensor_parallel_size",
+    "sp": "parallel.sequence_parallel",
+}
+AXES: Final = (*KEYS, "dp")
+
+
+def parse_layout(word: str) -> dict[str, int]:
+    """Axis -> size; ``sp`` is 1.
+
+    Raises:
+        ConfigError: With every part that is no axis and size.
+    """
+    sizes: dict[str, int] = {}
+    problems = []
+    for part in filter(None, (part.strip() for part in word.split(","))):
+        axis, equals, size = part.partition("=")
+        if axis == "sp" and not equals:
+            sizes["sp"] = 1
+        elif axis not in AXES or not size.isdigit() or int(size) < 1 or (axis == "sp"):
+            problems.append(
+                f"{part!r} is no part of a layout; expected sp, or one of "
+                f"{', '.join(a for a in AXES if a != 'sp')} with a size, as in tp=2"
+            )
+        elif axis in sizes:
+            problems.append(f"{axis} stands twice in {word!r}; name it once")
+        else:
+            sizes[axis] = int(size)
+    if problems:
+        raise ConfigError("the layout cannot be used", problems)
+    return sizes
+
+
+def with_dp(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The layout with the least ``dp`` that its experts fit into, where it names none."""
+    if "dp" in sizes:
+        return dict(sizes)
+    experts = sizes.get("ep", 1) * sizes.get("expt_tp", 1)
+    dense = sizes.get("tp", 1) * sizes.get("cp", 1)
+    return {**sizes, "dp": math.lcm(experts, dense) // dense}
+
+
+def world_size(sizes: Mapping[str, int]) -> int:
+    """Ranks; experts are spread over ranks that the other axes have anyway."""
+    return math.prod(sizes.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
+
+
+def settings(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Config key -> value. Every axis is given, so that a file's do not remain."""
+    values: dict[str, Any] = {
+        key: sizes.get(axis, 1)
+        for axis, key in KEYS.items()
+        if axis not in ("vpp", "sp", "expt_tp")
+    }
+    values[KEYS["sp"]] = bool(sizes.get("sp", 0))
+    for axis in ("vpp", "expt_tp"):
+        if axis in sizes:
+            values[KEYS[axis]] = sizes[axis]
+    return values
+
+
+def shown(sizes: Mapping[str, int]) -> str:
+    """The word again, without axes of size 1."""
+    parts = [
+        "sp" if axis == "sp" else f"{axis}={size}"
+        for axis, size in sizes.items()
+        if size > 1 or axis == "sp"
+    ]
+    return ",".join(parts) or "one rank"

@@ -1,0 +1,120 @@
+"""From a question to its verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ascend_run.core.verify.verdict import Check, Fault, Outcome, Phase, Verdict
+from ascend_run.plugin_api import Numerics
+
+from .questions import Question, Side, Sides, sides_of
+from .ranks import Fault as Planted
+from .ranks import Ranks
+
+if TYPE_CHECKING:
+    from ascend_run.core.verify.comparison import Comparison
+    from ascend_run.core.verify.record import Record
+
+Tell = Callable[[str, int, int], None]
+"""What is being done, steps done, steps in all."""
+
+_PHASES = [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+
+
+class Verifier:
+    """Answers questions; runs without plugins are made once and kept.
+
+    Args:
+        ranks: Where runs are made.
+        tell: Told of progress.
+    """
+
+    def __init__(self, ranks: Ranks, tell: Tell = lambda what, done, total: None) -> None:
+        self._ranks, self._tell = ranks, tell
+        self._made: dict[str, list[Record]] = {}
+
+    def __call__(self, question: Question, fault: Planted = None) -> Verdict:
+        """
+        Args:
+            fault: Planted in the candidate; see the package's docstring.
+
+        Raises:
+            AscendRunError: What is asked for cannot run.
+        """
+        sides = sides_of(question)
+        references = [side for side in (sides.plain, sides.same_layout, sides.against) if side]
+        total = len(references) + 2
+        made = []
+        for done, side in enumerate(references):
+            self._tell(side.name, done, total)
+            made.append((side, self._reference(side)))
+        self._tell(sides.candidate.name, total - 2, total)
+        candidate = self._ranks(sides.candidate, fault)
+        self._tell("comparing", total - 1, total)
+        verdict = judge(sides, candidate, made)
+        self._tell("done", total, total)
+        return verdict
+
+    def _reference(self, side: Side) -> list[Record]:
+        request = {**side.as_request(), "name": ""}
+        key = json.dumps(request, sort_keys=True)
+        if key not in self._made:
+            self._made[key] = self._ranks(side)
+        return self._made[key]
+
+
+def judge(
+    sides: Sides, candidate: list[Record], references: list[tuple[Side, list[Record]]]
+) -> Verdict:
+    """Compare, and decide."""
+    from ascend_run.core.verify.comparison import compare
+    from ascend_run.core.verify.invariants import invariants
+
+    declares_bitwise = bool(sides.declared) and all(
+        numerics is Numerics.BITWISE for numerics in sides.declared.values()
+    )
+    found: list[tuple[Side, Comparison]] = []
+    for side, records in references:
+        same_layout = _is_same_layout(candidate, records)
+        comparison = compare(
+            candidate,
+            records,
+            against=side.name,
+            exact=declares_bitwise and same_layout,
+            same_layout=same_layout,
+        )
+        found.append((side, comparison))
+    own_checks, own_fault = invariants(candidate, references[0][1])
+    checks: list[Check] = [*own_checks, *(c for _, comparison in found for c in comparison.checks)]
+    fault = _earliest([comparison.fault for _, comparison in found], own_fault)
+    nearest = [c for side, c in found if side is sides.same_layout] or [c for _, c in found]
+    return Verdict(
+        outcome=_outcome(checks, nearest[0].same_bits),
+        fault=fault,
+        checks=tuple(checks),
+        modules=found[0][1].modules,
+        question=sides.candidate.name,
+        declared={name: str(numerics) for name, numerics in sides.declared.items()},
+        references=tuple(side.name for side, _ in found),
+        notes=sides.notes,
+    )
+
+
+def _is_same_layout(candidate: list[Record], reference: list[Record]) -> bool:
+    return candidate[0].sizes == reference[0].sizes and len(candidate) == len(reference)
+
+
+def _outcome(checks: list[Check], same_bits: bool) -> Outcome:
+    if not all(check.passed for check in checks):
+        return Outcome.DIVERGES
+    return Outcome.BITWISE if same_bits else Outcome.WITHIN
+
+
+def _earliest(faults: list[Fault | None], own: Fault | None) -> Fault | None:
+    """The one that a step reaches first; a comparison names it better than a run by itself."""
+    known = [fault for fault in (*faults, own) if fault is not None]
+    if not known:
+        return None
+    return min(known, key=lambda fault: _PHASES.index(fault.phase))
