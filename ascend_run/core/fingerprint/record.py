@@ -6,6 +6,7 @@ and what an earlier attempt wrote of later steps no longer counts. Torch-free.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,8 @@ from ascend_run.plugin_api.errors import DataError
 FILE_NAME: Final = "fingerprint.jsonl"
 FORMAT: Final = 1
 """Raised where what is hashed, or how, changes: hashes of two formats cannot be compared."""
+
+_HASH: Final = re.compile(r"[0-9a-f]{16}")
 
 
 @attrs.frozen(kw_only=True)
@@ -101,12 +104,20 @@ def _entry(record: Mapping[str, Any]) -> Entry:
         loss=_number(record["loss"]),
         grad_norm=_number(record["grad_norm"]),
         parameters=None if parameters is None else _hash(parameters),
-        consumed_samples=int(record["consumed_samples"]),
+        consumed_samples=_count(record["consumed_samples"]),
     )
 
 
 def _hash(value: Any) -> str:
-    return f"{int(value, 16):016x}"
+    if not _HASH.fullmatch(value):
+        raise ValueError(value)
+    return str(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(value)
+    return value
 
 
 def _number(value: Any) -> float | None:

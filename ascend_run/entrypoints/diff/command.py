@@ -55,11 +55,10 @@ def _diff(run_a: Path, run_b: Path) -> Diff:
     runs = [read_run(path) for path in (run_a, run_b)]
     found = [read_fingerprints(path) for path in (run_a, run_b)]
     facts = [RunFacts.read(run) for run in runs]
-    problems = [(*run.problems, *f.problems) for run, f in zip(runs, found, strict=True)]
     return Diff(
         paths=(run_a, run_b),
         fingerprints=(found[0], found[1]),
         steps=compare_steps(found[0].entries, found[1].entries),
         differences=differences(facts[0], facts[1]),
-        problems=(problems[0], problems[1]),
+        problems=(runs[0].problems, runs[1].problems),
     )

@@ -92,6 +92,10 @@ def _figures(run: RunData, summary: Summary) -> list[tuple[str, list[str | None]
     if summary.peak_memory_bytes is not None:
         rank = element("small", "on the writing rank")
         figures.append(("Peak memory", [memory(summary.peak_memory_bytes), rank]))
+    if run.fingerprint is not None:
+        code = element("code", run.fingerprint.fingerprint)
+        small = element("small", f"of step {run.fingerprint.step:,}")
+        figures.append(("Fingerprint", [code, small]))
     if device := _device(run):
         figures.append(("Device", [device, element("small", _world(run))]))
     return figures

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.core.fingerprint.record import FILE_NAME, Entry, read_fingerprints
 from ascend_run.core.log.metrics import MetricsHistory, read_metrics
 from ascend_run.plugin_api.errors import DataError
 
@@ -31,6 +32,8 @@ class RunData:
     plan: Mapping[str, Any] = attrs.field(factory=dict)
     lock: Mapping[str, Any] = attrs.field(factory=dict)
     metrics: MetricsHistory = attrs.field(factory=MetricsHistory)
+    fingerprint: Entry | None = None
+    """Of the last step; None where there is none."""
     warnings: tuple[Mapping[str, Any], ...] = ()
     """Events of the log that are warnings or worse."""
     problems: tuple[str, ...] = ()
@@ -60,6 +63,7 @@ def read_run(path: Path) -> RunData:
         plan=plan,
         lock=_json_object(path / "plugins.lock.json", problems),
         metrics=_metrics(path / "metrics.jsonl", problems),
+        fingerprint=_last_fingerprint(path, problems),
         warnings=_warnings(path / "log.jsonl", problems),
         problems=tuple(problems),
     )
@@ -118,6 +122,18 @@ def _metrics(path: Path, problems: list[str]) -> MetricsHistory:
         return MetricsHistory()
     problems.extend(f"{path.name}: {problem}" for problem in history.problems)
     return history
+
+
+def _last_fingerprint(folder: Path, problems: list[str]) -> Entry | None:
+    if not (folder / FILE_NAME).exists():
+        return None  # a run of an earlier version, or one that has not begun
+    try:
+        found = read_fingerprints(folder)
+    except DataError as error:
+        problems.append(str(error))
+        return None
+    problems.extend(f"{FILE_NAME}: {problem}" for problem in found.problems)
+    return found.entries[max(found.entries)] if found.entries else None
 
 
 def _warnings(path: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:

@@ -74,7 +74,12 @@ def test_the_torn_last_line_of_a_killed_run_is_left_out(tmp_path: Path, kept: in
 
 @pytest.mark.parametrize(
     "damage",
-    [{"fingerprint": "zz"}, {"loss": "much"}, {"parameters": 3}, {"consumed_samples": "two"}],
+    [
+        {"fingerprint": "zz"},
+        {"loss": "much"},
+        {"parameters": 3},
+        {"consumed_samples": float("inf")},
+    ],
     ids=lambda damage: next(iter(damage)),
 )
 def test_an_entry_that_is_none_is_named(tmp_path: Path, damage: dict[str, Any]) -> None:

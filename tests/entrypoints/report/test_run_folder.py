@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.entrypoints.report import read_run
+from ascend_run.core.fingerprint.record import writer
+from ascend_run.entrypoints.report import read_run, write_report
 from ascend_run.entrypoints.report.config_rows import config_rows
 from ascend_run.entrypoints.report.summary import summarize
 from ascend_run.plugin_api import DataError
@@ -48,6 +49,26 @@ def test_corrupt_lines_of_metrics_are_named(tmp_path: Path) -> None:
         file.write("nonsense\n")
     (problem,) = read_run(folder).problems
     assert "metrics.jsonl: line" in problem
+
+
+def test_the_last_fingerprint_stands_on_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "demo")
+    with writer(folder, 0) as file:
+        for step in (6, 7):
+            values = {"loss": 1.0, "grad_norm": None, "parameters": None, "consumed_samples": 8}
+            file.write({"step": step, "fingerprint": f"{step:016x}", **values})
+    run = read_run(folder)
+    assert run.fingerprint is not None
+    assert (run.fingerprint.step, run.problems) == (7, ())
+    write_report([run], folder / "report.html")
+    assert "<code>0000000000000007</code>" in (folder / "report.html").read_text()
+
+
+def test_fingerprints_of_another_format_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "demo")
+    (folder / "fingerprint.jsonl").write_text('{"event": "start", "format": 2}\n')
+    (problem,) = read_run(folder).problems
+    assert "has format 2" in problem
 
 
 def test_a_plan_that_is_no_object_is_named(tmp_path: Path) -> None:
