@@ -1,0 +1,100 @@
+"""``plan`` says who is called: a sample of the campaign, and that it sees what is not so."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind
+from benchmarks.campaigns import plan_activation
+from benchmarks.campaigns.called_hooks import Call
+from benchmarks.campaigns.campaign import is_full, read_result, sample
+from benchmarks.campaigns.plan_activation import CAMPAIGN, FEATURES, disagreements
+
+SAMPLED = 8
+EVERYTHING = "gloo-offload+gmm+lora+noop-layers+swap-attention+tensorboard+ulysses+sft+mixtral"
+
+
+@pytest.mark.parametrize("case", [EVERYTHING, *sample(CAMPAIGN, SAMPLED)])
+def test_a_sample_of_the_sets_is_activated_as_planned(case: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron's own
+        assert CAMPAIGN.run(case)["verdict"] == "passed"
+
+
+def test_the_whole_campaign_was_run_and_every_set_agreed() -> None:
+    result = read_result(CAMPAIGN.name)
+
+    assert is_full(CAMPAIGN, result)
+    assert result["counts"] == {"passed": result["cases"]}
+    assert result["passes"]
+
+
+def test_the_features_are_the_first_by_name() -> None:
+    ours = [n for n, c in discover().items() if c.first_party and c.kind is Kind.FEATURE]
+    canonical = sorted({p.manifest.name for p in discover().load(ours).values()})
+
+    assert [name for name in canonical if name in FEATURES] == [*FEATURES]
+
+
+def test_a_kernel_that_wraps_in_another_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Hooks._implementations
+
+    def reversed_order(self: Hooks, hook: str) -> list[Any]:
+        return original(self, hook)[::-1]
+
+    monkeypatch.setattr(Hooks, "_implementations", reversed_order)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcome = CAMPAIGN.run("lora+swap-attention")
+
+    assert outcome["verdict"] == "disagrees"
+    assert "ascend_check is planned for" in outcome["why"]
+
+
+PLAN = [
+    {"hook": "ascend_layer", "kind": "wrapper", "owners": ["inner", "outer"]},
+    {"hook": "ascend_norm", "kind": "provider", "owners": ["one", "two"]},
+]
+SOUND = [
+    *("ascend_layer inner asked", "ascend_layer inner applied"),
+    *("ascend_layer outer asked", "ascend_layer outer applied"),
+    *("ascend_norm one none", "ascend_norm two asked", "ascend_norm one asked"),
+]
+
+
+@pytest.mark.parametrize(
+    ("calls", "seen"),
+    [
+        (SOUND, []),
+        (SOUND[:2] + SOUND[4:], ["ascend_layer is planned for"]),
+        (SOUND[2:4] + SOUND[:2] + SOUND[4:], ["ascend_layer is planned for"]),
+        (SOUND[:4], ["ascend_norm is planned for ['one', 'two'] and nobody was called"]),
+        (SOUND[:5], ["nobody after 'one' was asked"]),
+        ([*SOUND, "ascend_norm two asked"], ["'two' was asked as number 0"]),
+        ([*SOUND, "ascend_mlp inner asked"], ["ascend_mlp was called and is not in the plan"]),
+        ([*SOUND[:3], *SOUND[4:]], ["around one another; applied"]),
+        ([*SOUND, "ascend_loss one asked"], ["not in the plan", "should not come to it"]),
+    ],
+    ids=[
+        *("sound", "one-left-out", "other-order", "nobody", "next-not-asked", "not-its-turn"),
+        *("unplanned", "not-applied", "not-reached"),
+    ],
+)
+def test_what_is_not_as_planned_is_told(calls: Sequence[str], seen: Sequence[str]) -> None:
+    made = [Call(*call.split()) for call in calls]
+    told = list(disagreements(PLAN, made, frozenset({"ascend_loss"})))
+
+    assert len(told) == len(seen)
+    for sentence, part in zip(told, seen, strict=True):
+        assert part in sentence
+
+
+def test_hooks_are_known_to_be_out_of_reach_only_where_they_are() -> None:
+    assert plan_activation.unreached(experts=True) & plan_activation.ONLY_WITH_EXPERTS == set()
+    assert "ascend_mlp" not in plan_activation.unreached(experts=False)
