@@ -63,10 +63,11 @@ def _device(config: RunConfig, device: c.Device) -> dict[str, Any]:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
-    name = getattr(torch.get_device_module(device), "get_device_name", None)
-    return device.type if name is None else str(name(device))
+    """The model of the accelerator, where its part of torch tells."""
+    if device.type != "cpu":
+        with contextlib.suppress(AttributeError, RuntimeError, AssertionError):
+            return str(torch.get_device_module(device).get_device_name(device))
+    return device.type
 
 
 def _processor() -> str:
