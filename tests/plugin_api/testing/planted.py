@@ -80,7 +80,7 @@ class LearnsTwiceAsFast:
 
 
 class ChangesTheModel:
-    """Says so, which leaves nothing to compare."""
+    """Says so, so it stands on both sides of a comparison."""
 
     manifest = Manifest(name="changes-the-model", summary="another", numerics=Numerics.MODEL)
 

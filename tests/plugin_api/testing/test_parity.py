@@ -76,9 +76,21 @@ def test_ranks_in_the_wrong_order_are_found(parity: Parity, size: int) -> None:
         parity("gathers-in-the-wrong-order", layout={"cp": size})
 
 
-def test_a_plugin_that_changes_the_model_has_no_parity(parity: Parity) -> None:
+def test_a_plugin_that_changes_the_model_alone_has_no_parity(parity: Parity) -> None:
     with pytest.raises(ValueError, match="changes the model"):
         parity("changes-the-model")
+
+
+def test_what_runs_with_a_plugin_that_changes_the_model_is_held_to_that_model(
+    parity: Parity,
+) -> None:
+    parity("changes-the-model", layout={"dp": 2})
+    parity(("changes-the-model", "gathers-everything"), layout={"cp": 2})
+    parity("gathers-everything", beside=("changes-the-model",), layout={"cp": 2})
+    with pytest.raises(ParityError, match="against one rank with changes-the-model alone"):
+        parity(("scales-a-gradient", "changes-the-model"))
+    with pytest.raises(ParityError, match="bit for bit"):
+        parity(("rounds-once", "changes-the-model"))
 
 
 def test_a_plain_run_is_made_once_for_many_comparisons(parity: Parity) -> None:

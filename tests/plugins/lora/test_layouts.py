@@ -120,6 +120,8 @@ CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = 
     "tp=2 sp pp=2": ("dense", {"tp": 2, "pp": 2}, (), {}),
     "cp=2 ulysses": ("dense", {"cp": 2}, ("ulysses",), {}),
     "cp=2 tp=2 ulysses": ("dense", {"cp": 2, "tp": 2}, ("ulysses",), {}),
+    "cp=2 ring": ("dense", {"cp": 2}, ("ring-attention",), {}),
+    "compile": ("dense", {"tp": 2}, ("compile",), {}),
     "micro-batches of two": ("dense", {}, (), {"train.micro_batch_size": 2}),
     "swap-attention": (
         "dense",

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.plugin_api import Claim, Numerics
 from ascend_run.plugin_api.testing.parity import Case
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, run_trial
-from ascend_run.registry.discovery import discover
-from ascend_run.registry.kinds import Kind, kind_of
 
 LAYOUTS: list[dict[str, int]] = [{}, {"dp": 2}, {"tp": 2}]
 PIPELINES: list[tuple[dict[str, int], dict[str, Any], int, list[int]]] = [
@@ -30,10 +27,9 @@ def outcomes(
     layout: Mapping[str, int],
     config: Mapping[str, Any],
     steps: int,
-    beside: tuple[str, ...] = (),
 ) -> list[RankOutcome]:
     case = Case(plugins=(), model=model, layout=layout, config=config)
-    names = (*beside, *(("noop-layers",) if "plugins.noop-layers.layers" in config else ()))
+    names = ("noop-layers",) if "plugins.noop-layers.layers" in config else ()
     return pool.run(run_trial, case.world_size, case.trial(names, steps=steps, sharded=True))
 
 
@@ -56,7 +52,6 @@ def compare(
     config: Mapping[str, Any],
     layers: int,
     empty: list[int],
-    beside: tuple[str, ...] = (),
 ) -> None:
     padded = {
         **config,
@@ -66,8 +61,8 @@ def compare(
     plain = {**config, "model.num_layers": layers}
     for steps in (0, 3):
         assert_equal(
-            outcomes(pool, model, layout, padded, steps, beside),
-            outcomes(pool, model, layout, plain, steps, beside),
+            outcomes(pool, model, layout, padded, steps),
+            outcomes(pool, model, layout, plain, steps),
         )
 
 
@@ -98,23 +93,3 @@ def test_full_recomputation_goes_with_them(gloo_pool: GlooPool, method: str) -> 
         "model.recompute_num_layers": 1,
     }
     compare(gloo_pool, "dense", {}, recompute, 2, [0, 2])
-
-
-def others() -> list[tuple[str, dict[str, int]]]:
-    """Every other feature of ours that keeps the model, and a layout in which it has work."""
-    catalogue = discover()
-    ours = [name for name, found in catalogue.items() if found.first_party]
-    classes = {plugin.manifest.name: plugin for plugin in catalogue.load(ours).values()}
-    return [
-        (name, {"cp": 2} if Claim.SEQUENCE_EXCHANGE in plugin.manifest.claims else {"dp": 2})
-        for name, plugin in sorted(classes.items())
-        if kind_of(plugin.manifest) is Kind.FEATURE
-        and plugin.manifest.numerics is not Numerics.MODEL
-    ]
-
-
-@pytest.mark.parametrize(("name", "layout"), others(), ids=str)
-def test_they_go_with_every_other_feature(
-    gloo_pool: GlooPool, name: str, layout: dict[str, int]
-) -> None:
-    compare(gloo_pool, "moe", layout, {}, 2, [1, 2], (name,))
