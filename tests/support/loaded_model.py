@@ -16,6 +16,8 @@ from ascend_run.core.config.loading import build_config, read_raw
 from ascend_run.core.convert.config_keys import config_from_hf
 from ascend_run.core.convert.json_files import read_hf_config
 from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.testing.runtime import RankOutcome
+from tests.support.small_runs import Values, outcome_of, standing_rank
 
 
 @attrs.frozen
@@ -28,6 +30,8 @@ class Outcome:
     """Sum over all tokens."""
     gradients: dict[str, Tensor]
     """Of this rank's parameters, by their names in the whole model."""
+    pieces: RankOutcome
+    """The same as pieces of the whole ones."""
 
 
 def largest_difference(got: Tensor, want: Tensor) -> float:
@@ -48,6 +52,7 @@ def run_loaded_model(
     """
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+    from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
     from ascend_run.core.convert.models import load_model
     from ascend_run.core.model.build import build_model
     from ascend_run.core.model.initialization import named_parameters
@@ -84,6 +89,24 @@ def run_loaded_model(
             loss = model(tokens, places, labels=labels, loss_mask=mask)
             loss.backward()
             gradients = {name: p.grad for name, p in named_parameters(model) if p.grad is not None}
-            return Outcome(logits, loss.detach(), gradients)
+            held = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+            parts = [attrs.evolve(one, tensor=one.tensor.grad) for one in held]
+            return Outcome(
+                logits, loss.detach(), gradients, outcome_of(model_pieces(parts, "model"))
+            )
     finally:
         device.deactivate()
+
+
+def loaded_weights(values: Values) -> RankOutcome:
+    """A job for the pool: this rank's pieces of the weights that it read from ``model.hf_path``."""
+    from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+    from ascend_run.core.convert.models import load_model
+    from ascend_run.core.model.build import build_model
+
+    with standing_rank(values) as (hooks, context):
+        config = context.config
+        bundle = build_model(config, hooks, context.groups, context.device)
+        load_model(config.model.hf_path, hooks.require("ascend_model_family"), config, bundle)
+        tensors = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+        return outcome_of(model_pieces(tensors, prefix="model"))

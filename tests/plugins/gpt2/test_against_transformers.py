@@ -11,14 +11,24 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ascend_run.plugin_api.testing.pool import GlooPool
-from tests.support.loaded_model import Outcome, largest_difference, run_loaded_model
+from tests.support.against_transformers import (
+    DENSE_LAYOUTS,
+    TENSOR_PARALLEL,
+    VOCAB,
+    Reference,
+    check_loaded_weights,
+    check_one_rank,
+    check_two_ranks,
+)
 
-TOLERANCE = 1e-5
-VOCAB, LAYERS, HEADS, WIDTH = 53, 2, 4, 8
+HEADS, WIDTH = 4, 8
+LAYOUTS = {
+    name: ({"n_layer": 4, "tie_word_embeddings": tied}, ranks, layout)
+    for name, (tied, ranks, layout) in DENSE_LAYOUTS.items()
+}
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -35,12 +45,11 @@ def random_gpt2(**changes: Any) -> GPT2LMHeadModel:
         vocab_size=VOCAB,
         n_positions=24,
         n_embd=HEADS * WIDTH,
-        n_layer=LAYERS,
         n_head=HEADS,
         attn_pdrop=0.0,
         embd_pdrop=0.0,
         resid_pdrop=0.0,
-        **changes,
+        **{"n_layer": 2, **changes},
     )
     model = GPT2LMHeadModel(config)
     with torch.no_grad():
@@ -52,22 +61,13 @@ def random_gpt2(**changes: Any) -> GPT2LMHeadModel:
     return model
 
 
-def run_reference(
-    model: GPT2LMHeadModel, tokens: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    logits = model(input_ids=tokens).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    loss.backward()
-    return logits.detach(), loss.detach(), {n: p.grad for n, p in model.named_parameters()}
-
-
 def by_head(fused: Tensor) -> Tensor:
     """Rows q, k, v, each by head -> for each head its q, its k, its v."""
     return fused.unflatten(0, (3, HEADS, WIDTH)).transpose(0, 1).flatten(0, 2)
 
 
 def in_our_layout(theirs: dict[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
-    """Gradients by our names."""
+    """Its tensors by our names."""
     ours = {
         "embedding.word_embeddings.weight": theirs["transformer.wte.weight"],
         "embedding.position_embeddings.weight": theirs["transformer.wpe.weight"],
@@ -76,7 +76,7 @@ def in_our_layout(theirs: dict[str, Tensor], config: GPT2Config) -> dict[str, Te
     }
     if not config.tie_word_embeddings:
         ours["output_layer.weight"] = theirs["lm_head.weight"]
-    for layer in range(LAYERS):
+    for layer in range(config.n_layer):
         at, our = f"transformer.h.{layer}", f"decoder.layers.{layer}"
         for name, their_name in (("input_layernorm", "ln_1"), ("pre_mlp_layernorm", "ln_2")):
             for part in ("weight", "bias"):
@@ -94,68 +94,30 @@ def in_our_layout(theirs: dict[str, Tensor], config: GPT2Config) -> dict[str, Te
     return ours
 
 
-def assert_gradients(ours: Outcome, expected: dict[str, Tensor]) -> None:
-    assert ours.gradients.keys() == expected.keys()
-    for name, want in expected.items():
-        got = ours.gradients[name]
-        if name.endswith(("word_embeddings.weight", "output_layer.weight")):
-            assert not got[VOCAB:].any(), "rows that pad the vocabulary get no gradient"
-            got = got[:VOCAB]
-        assert largest_difference(got, want) < TOLERANCE, name
-
-
 @pytest.fixture
-def batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(VOCAB, (2, 17), generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
+    changes = getattr(request, "param", {})
+    return Reference("gpt2", random_gpt2(**changes), tmp_path, in_our_layout)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reference", SHAPES.values(), ids=SHAPES, indirect=True)
 def test_logits_and_every_gradient_are_those_of_transformers(
-    shape: str, batch: tuple[Tensor, Tensor], tmp_path: Path, gloo_pool: GlooPool
+    reference: Reference, gloo_pool: GlooPool
 ) -> None:
-    reference = random_gpt2(**SHAPES[shape])
-    reference.save_pretrained(tmp_path)
-    logits, loss, gradients = run_reference(reference, *batch)
-    assert logits.abs().max() > 1
-    (ours,) = gloo_pool.run(run_loaded_model, 1, "gpt2", str(tmp_path), *batch)
-    assert largest_difference(ours.logits_BSV, logits) < TOLERANCE
-    assert largest_difference(ours.loss, loss) < TOLERANCE
-    assert_gradients(ours, in_our_layout(gradients, reference.config))
+    check_one_rank(reference, gloo_pool)
 
 
-def test_two_tensor_parallel_ranks_load_their_parts_of_the_same_model(
-    batch: tuple[Tensor, Tensor], tmp_path: Path, gloo_pool: GlooPool
+def test_two_tensor_parallel_ranks_have_every_gradient_of_the_same_model(
+    reference: Reference, gloo_pool: GlooPool
 ) -> None:
     """Biases are cut like the rows that they belong to, or held whole where columns are cut."""
-    reference = random_gpt2()
-    reference.save_pretrained(tmp_path)
-    _, loss, gradients = run_reference(reference, *batch)
-    ranks = gloo_pool.run(
-        run_loaded_model,
-        2,
-        "gpt2",
-        str(tmp_path),
-        *batch,
-        ["parallel.tensor_model_parallel_size=2", "model.make_vocab_size_divisible_by=2"],
-    )
-    expected = in_our_layout(gradients, reference.config)
-    for rank in ranks:
-        assert largest_difference(rank.loss, loss) < TOLERANCE
-    for layer in range(LAYERS):
-        at = f"decoder.layers.{layer}"
-        for name, axis in (
-            ("self_attention.linear_qkv.weight", 0),
-            ("self_attention.linear_qkv.bias", 0),
-            ("self_attention.linear_proj.weight", 1),
-            ("mlp.linear_fc1.weight", 0),
-            ("mlp.linear_fc1.bias", 0),
-            ("mlp.linear_fc2.weight", 1),
-        ):
-            both = torch.cat([rank.gradients[f"{at}.{name}"] for rank in ranks], axis)
-            assert largest_difference(both, expected[f"{at}.{name}"]) < TOLERANCE, name
-        for name in ("self_attention.linear_proj.bias", "mlp.linear_fc2.bias"):
-            for rank in ranks:
-                got = rank.gradients[f"{at}.{name}"]
-                assert largest_difference(got, expected[f"{at}.{name}"]) < TOLERANCE, name
+    check_two_ranks(reference, gloo_pool, TENSOR_PARALLEL)
+
+
+@pytest.mark.parametrize(
+    ("reference", "world_size", "layout"), LAYOUTS.values(), ids=LAYOUTS, indirect=["reference"]
+)
+def test_every_layout_loads_the_same_weights(
+    reference: Reference, gloo_pool: GlooPool, world_size: int, layout: dict[str, int]
+) -> None:
+    check_loaded_weights(reference, gloo_pool, world_size, layout)

@@ -11,26 +11,34 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ascend_run.plugin_api.testing.pool import GlooPool
-from tests.support.loaded_model import largest_difference, run_loaded_model
+from tests.support.against_transformers import (
+    DENSE_LAYOUTS,
+    TENSOR_PARALLEL,
+    VOCAB,
+    Reference,
+    check_loaded_weights,
+    check_one_rank,
+    check_two_ranks,
+)
 
-TOLERANCE = 1e-5
-VOCAB, LAYERS, HEADS = 53, 2, 4
-
+HEADS = 4
 SHAPES = {
-    "grouped": {"num_key_value_heads": 2},
+    "grouped": {},
     "one-group": {"num_key_value_heads": 1},
     "every-head-its-own": {"num_key_value_heads": 4},
-    "wide-heads": {"num_key_value_heads": 2, "head_dim": 12},
-    "tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "wide-heads": {"head_dim": 12},
+    "tied": {"tie_word_embeddings": True},
     "another-base": {
-        "num_key_value_heads": 2,
         "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
         "rms_norm_eps": 1e-2,
     },
+}
+LAYOUTS = {
+    name: ({"num_hidden_layers": 4, "tie_word_embeddings": tied}, ranks, layout)
+    for name, (tied, ranks, layout) in DENSE_LAYOUTS.items()
 }
 
 
@@ -41,11 +49,10 @@ def random_llama(**changes: Any) -> LlamaForCausalLM:
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=40,
-        num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         max_position_embeddings=64,
         initializer_range=0.2,
-        **changes,
+        **{"num_hidden_layers": 2, **changes},
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -55,24 +62,15 @@ def random_llama(**changes: Any) -> LlamaForCausalLM:
     return model
 
 
-def run_reference(
-    model: LlamaForCausalLM, tokens: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    logits = model(input_ids=tokens).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    loss.backward()
-    return logits.detach(), loss.detach(), {n: p.grad for n, p in model.named_parameters()}
-
-
 def in_our_layout(theirs: dict[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """Gradients by our names, put together head by head."""
+    """Its tensors by our names, put together head by head."""
     ours = {
         "embedding.word_embeddings.weight": theirs["model.embed_tokens.weight"],
         "decoder.final_layernorm.weight": theirs["model.norm.weight"],
     }
     if not config.tie_word_embeddings:
         ours["output_layer.weight"] = theirs["lm_head.weight"]
-    for layer in range(LAYERS):
+    for layer in range(config.num_hidden_layers):
         at, our = f"model.layers.{layer}", f"decoder.layers.{layer}"
         rows = []
         for group in range(config.num_key_value_heads):
@@ -95,55 +93,28 @@ def in_our_layout(theirs: dict[str, Tensor], config: LlamaConfig) -> dict[str, T
 
 
 @pytest.fixture
-def batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(VOCAB, (2, 17), generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
+    changes = {"num_key_value_heads": 2, **getattr(request, "param", {})}
+    return Reference("llama", random_llama(**changes), tmp_path, in_our_layout)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reference", SHAPES.values(), ids=SHAPES, indirect=True)
 def test_logits_and_every_gradient_are_those_of_transformers(
-    shape: str, batch: tuple[Tensor, Tensor], tmp_path: Path, gloo_pool: GlooPool
+    reference: Reference, gloo_pool: GlooPool
 ) -> None:
-    reference = random_llama(**SHAPES[shape])
-    reference.save_pretrained(tmp_path)
-    logits, loss, gradients = run_reference(reference, *batch)
-    assert logits.abs().max() > 1
-    (ours,) = gloo_pool.run(run_loaded_model, 1, "llama", str(tmp_path), *batch)
-    assert largest_difference(ours.logits_BSV, logits) < TOLERANCE
-    assert largest_difference(ours.loss, loss) < TOLERANCE
-    expected = in_our_layout(gradients, reference.config)
-    assert ours.gradients.keys() == expected.keys()
-    for name, want in expected.items():
-        got = ours.gradients[name]
-        if name.endswith(("word_embeddings.weight", "output_layer.weight")):
-            assert not got[VOCAB:].any(), "rows that pad the vocabulary get no gradient"
-            got = got[:VOCAB]
-        assert largest_difference(got, want) < TOLERANCE, name
+    check_one_rank(reference, gloo_pool)
 
 
-def test_two_tensor_parallel_ranks_load_their_parts_of_the_same_model(
-    batch: tuple[Tensor, Tensor], tmp_path: Path, gloo_pool: GlooPool
+def test_two_tensor_parallel_ranks_have_every_gradient_of_the_same_model(
+    reference: Reference, gloo_pool: GlooPool
 ) -> None:
-    reference = random_llama(num_key_value_heads=2)
-    reference.save_pretrained(tmp_path)
-    _, loss, gradients = run_reference(reference, *batch)
-    ranks = gloo_pool.run(
-        run_loaded_model,
-        2,
-        "llama",
-        str(tmp_path),
-        *batch,
-        ["parallel.tensor_model_parallel_size=2", "model.make_vocab_size_divisible_by=2"],
-    )
-    expected = in_our_layout(gradients, reference.config)
-    for rank in ranks:
-        assert largest_difference(rank.loss, loss) < TOLERANCE
-    for layer in range(LAYERS):
-        qkv = f"decoder.layers.{layer}.self_attention.linear_qkv.weight"
-        both = torch.cat([rank.gradients[qkv] for rank in ranks])
-        assert largest_difference(both, expected[qkv]) < TOLERANCE
-        fc1 = f"decoder.layers.{layer}.mlp.linear_fc1.weight"
-        halves = [rank.gradients[fc1].chunk(2) for rank in ranks]
-        both = torch.cat([half[part] for part in range(2) for half in halves])
-        assert largest_difference(both, expected[fc1]) < TOLERANCE
+    check_two_ranks(reference, gloo_pool, TENSOR_PARALLEL)
+
+
+@pytest.mark.parametrize(
+    ("reference", "world_size", "layout"), LAYOUTS.values(), ids=LAYOUTS, indirect=["reference"]
+)
+def test_every_layout_loads_the_same_weights(
+    reference: Reference, gloo_pool: GlooPool, world_size: int, layout: dict[str, int]
+) -> None:
+    check_loaded_weights(reference, gloo_pool, world_size, layout)

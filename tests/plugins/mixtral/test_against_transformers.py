@@ -11,14 +11,38 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from ascend_run.plugin_api.testing.pool import GlooPool
-from tests.support.loaded_model import largest_difference, run_loaded_model
+from tests.support.against_transformers import (
+    EXPERT_TENSOR,
+    EXPERTS,
+    STAGES,
+    TENSOR,
+    VIRTUAL_STAGES,
+    VOCAB,
+    Reference,
+    check_loaded_weights,
+    check_one_rank,
+    check_two_ranks,
+)
 
-TOLERANCE = 1e-5
-VOCAB, LAYERS, HEADS, GROUPS, WIDTH = 53, 2, 4, 2, 8
+HEADS, GROUPS, WIDTH = 4, 2, 8
+SHAPES = {
+    f"{experts} experts, {chosen} to a token": {
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+    }
+    for experts, chosen in ((4, 2), (6, 3), (2, 2))
+}
+LAYOUTS = {
+    "ep": ({}, 2, EXPERTS),
+    "tp, experts whole": ({}, 2, {**TENSOR, **EXPERTS}),
+    "expert tp": ({}, 2, {**TENSOR, **EXPERT_TENSOR}),
+    "expert tp ep": ({}, 4, {**TENSOR, **EXPERT_TENSOR, **EXPERTS}),
+    "pp ep": ({}, 4, {**STAGES, **EXPERTS}),
+    "vpp": ({"num_hidden_layers": 4}, 2, VIRTUAL_STAGES),
+}
 
 
 def random_mixtral(**changes: Any) -> MixtralForCausalLM:
@@ -31,13 +55,12 @@ def random_mixtral(**changes: Any) -> MixtralForCausalLM:
         vocab_size=VOCAB,
         hidden_size=HEADS * WIDTH,
         intermediate_size=24,
-        num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=GROUPS,
         max_position_embeddings=64,
         initializer_range=0.2,
         router_aux_loss_coef=0.0,
-        **changes,
+        **{"num_hidden_layers": 2, **changes},
     )
     model = MixtralForCausalLM(config)
     with torch.no_grad():
@@ -47,23 +70,14 @@ def random_mixtral(**changes: Any) -> MixtralForCausalLM:
     return model
 
 
-def run_reference(
-    model: MixtralForCausalLM, tokens: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    logits = model(input_ids=tokens).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    loss.backward()
-    return logits.detach(), loss.detach(), {n: p.grad for n, p in model.named_parameters()}
-
-
-def in_our_layout(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients by our names; in memory transformers stacks its experts as we do."""
+def in_our_layout(theirs: dict[str, Tensor], config: MixtralConfig) -> dict[str, Tensor]:
+    """Its tensors by our names; in memory transformers stacks its experts as we do."""
     ours = {
         "embedding.word_embeddings.weight": theirs["model.embed_tokens.weight"],
         "decoder.final_layernorm.weight": theirs["model.norm.weight"],
         "output_layer.weight": theirs["lm_head.weight"],
     }
-    for layer in range(LAYERS):
+    for layer in range(config.num_hidden_layers):
         at, our = f"model.layers.{layer}", f"decoder.layers.{layer}"
         rows = []
         q, k, v = (theirs[f"{at}.self_attn.{part}_proj.weight"].split(WIDTH) for part in "qkv")
@@ -82,58 +96,34 @@ def in_our_layout(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(VOCAB, (2, 17), generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
+    changes = {"num_local_experts": 4, **getattr(request, "param", {})}
+    return Reference("mixtral", random_mixtral(**changes), tmp_path, in_our_layout)
 
 
-@pytest.mark.parametrize(("experts", "chosen"), [(4, 2), (6, 3), (2, 2)])
+@pytest.mark.parametrize("reference", SHAPES.values(), ids=SHAPES, indirect=True)
 def test_logits_and_every_gradient_are_those_of_transformers(
-    experts: int,
-    chosen: int,
-    batch: tuple[Tensor, Tensor],
-    tmp_path: Path,
-    gloo_pool: GlooPool,
+    reference: Reference, gloo_pool: GlooPool
 ) -> None:
-    reference = random_mixtral(num_local_experts=experts, num_experts_per_tok=chosen)
-    reference.save_pretrained(tmp_path)
-    logits, loss, gradients = run_reference(reference, *batch)
-    assert logits.abs().max() > 1
-    (ours,) = gloo_pool.run(run_loaded_model, 1, "mixtral", str(tmp_path), *batch)
-    assert largest_difference(ours.logits_BSV, logits) < TOLERANCE
-    assert largest_difference(ours.loss, loss) < TOLERANCE
-    expected = in_our_layout(gradients)
-    assert ours.gradients.keys() == expected.keys()
-    for name, want in expected.items():
-        got = ours.gradients[name]
-        if name.endswith(("word_embeddings.weight", "output_layer.weight")):
-            assert not got[VOCAB:].any(), "rows that pad the vocabulary get no gradient"
-            got = got[:VOCAB]
-        assert largest_difference(got, want) < TOLERANCE, name
+    check_one_rank(reference, gloo_pool)
 
 
-def test_two_expert_parallel_ranks_load_their_experts_of_the_same_model(
-    batch: tuple[Tensor, Tensor], tmp_path: Path, gloo_pool: GlooPool
+def test_two_expert_parallel_ranks_have_every_gradient_of_the_same_model(
+    reference: Reference, gloo_pool: GlooPool
 ) -> None:
     """Both ranks see the same batch, so an expert gets the gradients of both: twice one's."""
-    reference = random_mixtral(num_local_experts=4)
-    reference.save_pretrained(tmp_path)
-    logits, loss, gradients = run_reference(reference, *batch)
-    ranks = gloo_pool.run(
-        run_loaded_model,
-        2,
-        "mixtral",
-        str(tmp_path),
-        *batch,
+    check_two_ranks(
+        reference,
+        gloo_pool,
         ["parallel.expert_model_parallel_size=2"],
+        times=lambda name: 2 if ".experts." in name else 1,
     )
-    expected = in_our_layout(gradients)
-    for rank in ranks:
-        assert largest_difference(rank.logits_BSV, logits) < TOLERANCE
-        assert largest_difference(rank.loss, loss) < TOLERANCE
-    for layer in range(LAYERS):
-        for name in ("fc1", "fc2"):
-            key = f"decoder.layers.{layer}.mlp.experts.{name}"
-            both = torch.cat([rank.gradients[key] for rank in ranks])
-            assert largest_difference(both, 2 * expected[key]) < TOLERANCE, key
+
+
+@pytest.mark.parametrize(
+    ("reference", "world_size", "layout"), LAYOUTS.values(), ids=LAYOUTS, indirect=["reference"]
+)
+def test_every_layout_loads_the_same_weights(
+    reference: Reference, gloo_pool: GlooPool, world_size: int, layout: dict[str, int]
+) -> None:
+    check_loaded_weights(reference, gloo_pool, world_size, layout)

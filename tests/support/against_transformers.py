@@ -1,0 +1,176 @@
+"""A family against transformers: logits, every gradient, and the weights that every layout loads.
+
+What becomes of which tensor is written out by hand in the family's own suite; nothing of the
+engine is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.tensors import assemble
+from tests.support.loaded_model import largest_difference, loaded_weights, run_loaded_model
+
+TOLERANCE: Final = 1e-5
+VOCAB: Final = 53
+"""Of every reference; an odd number, so that padding shows."""
+VOCABULARY: Final = ("word_embeddings.weight", "output_layer.weight")
+
+TENSOR: Final = {
+    "parallel.tensor_model_parallel_size": 2,
+    "parallel.sequence_parallel": True,
+}
+STAGES: Final = {"parallel.pipeline_model_parallel_size": 2}
+VIRTUAL_STAGES: Final = {**STAGES, "parallel.virtual_pipeline_model_parallel_size": 2}
+EXPERTS: Final = {"parallel.expert_model_parallel_size": 2}
+EXPERT_TENSOR: Final = {"parallel.expert_tensor_parallel_size": 2}
+TENSOR_PARALLEL: Final = (
+    "parallel.tensor_model_parallel_size=2",
+    "model.make_vocab_size_divisible_by=2",
+)
+DENSE_LAYOUTS: Final[dict[str, tuple[bool, int, dict[str, Any]]]] = {
+    "one rank": (False, 1, {}),
+    "tp": (False, 2, TENSOR),
+    "pp": (False, 2, STAGES),
+    "pp, tied": (True, 2, STAGES),
+    "vpp, tied": (True, 2, VIRTUAL_STAGES),
+    "tp pp, tied": (True, 4, {**TENSOR, **STAGES}),
+}
+"""Of four layers: whether the embeddings are tied, ranks, sizes."""
+
+Tensors = dict[str, Tensor]
+
+
+@attrs.frozen
+class Reference:
+    """A random model of transformers, saved, and what one forward and backward of it came to.
+
+    Args:
+        in_our_layout: From its tensors by their names, and its config, to ours.
+    """
+
+    family: str
+    model: nn.Module
+    folder: Path
+    in_our_layout: Callable[[Tensors, Any], Tensors]
+    tokens: Tensor = attrs.field(init=False)
+    """[B, S] int64."""
+    labels: Tensor = attrs.field(init=False)
+    logits: Tensor = attrs.field(init=False)
+    loss: Tensor = attrs.field(init=False)
+    """Sum over all tokens."""
+    gradients: Tensors = attrs.field(init=False)
+    """By our names."""
+
+    def __attrs_post_init__(self) -> None:
+        self.model.save_pretrained(self.folder)
+        generator = torch.Generator().manual_seed(1)
+        text = torch.randint(VOCAB, (2, 17), generator=generator)
+        tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        logits = self.model(input_ids=tokens).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        loss.backward()
+        assert logits.abs().max() > 1, "logits of a size that counts"
+        theirs = {name: p.grad for name, p in self.model.named_parameters()}
+        for name, value in (
+            ("tokens", tokens),
+            ("labels", labels),
+            ("logits", logits.detach()),
+            ("loss", loss.detach()),
+            ("gradients", self.in_our_layout(theirs, self.model.config)),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def weights(self) -> Tensors:
+        """By our names."""
+        theirs = {name: p.detach() for name, p in self.model.named_parameters()}
+        return self.in_our_layout(theirs, self.model.config)
+
+
+def check_one_rank(reference: Reference, pool: GlooPool) -> None:
+    """Logits, loss and every gradient."""
+    (ours,) = pool.run(
+        run_loaded_model,
+        1,
+        reference.family,
+        str(reference.folder),
+        reference.tokens,
+        reference.labels,
+    )
+    assert largest_difference(ours.logits_BSV, reference.logits) < TOLERANCE
+    assert largest_difference(ours.loss, reference.loss) < TOLERANCE
+    assert_gradients(ours.gradients, reference.gradients)
+
+
+def check_two_ranks(
+    reference: Reference,
+    pool: GlooPool,
+    overrides: Sequence[str],
+    times: Callable[[str], int] = lambda name: 1,
+) -> None:
+    """Loss and every gradient, put together from the two ranks' parts.
+
+    Args:
+        times: How often a parameter's gradient is counted, by its name: both ranks see the same
+            batch.
+    """
+    ranks = pool.run(
+        run_loaded_model,
+        2,
+        reference.family,
+        str(reference.folder),
+        reference.tokens,
+        reference.labels,
+        overrides,
+    )
+    for rank in ranks:
+        assert largest_difference(rank.loss, reference.loss) < TOLERANCE
+        if rank.logits_BSV is not None:
+            assert largest_difference(rank.logits_BSV, reference.logits) < TOLERANCE
+    whole = assemble([rank.pieces for rank in ranks], TOLERANCE)
+    assert whole.problems == ()
+    assert_gradients(
+        {name.removeprefix("model/"): got for name, got in whole.tensors.items()},
+        {name: times(name) * want for name, want in reference.gradients.items()},
+    )
+
+
+def assert_gradients(ours: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert ours.keys() == expected.keys()
+    for name, want in expected.items():
+        got = ours[name]
+        if name.endswith(VOCABULARY):
+            assert not got[VOCAB:].any(), "rows that pad the vocabulary get no gradient"
+            got = got[:VOCAB]
+        assert largest_difference(got, want) < TOLERANCE, name
+
+
+def check_loaded_weights(
+    reference: Reference, pool: GlooPool, world_size: int, layout: Mapping[str, Any]
+) -> None:
+    """Every weight of every rank is transformers' own, bit for bit, and none is missing."""
+    values = {
+        "model.family": reference.family,
+        "model.hf_path": str(reference.folder),
+        "model.make_vocab_size_divisible_by": 8,
+        "data.seq_length": 16,
+        "train.micro_batch_size": 1,
+        "train.global_batch_size": 4,
+        "train.precision": "fp32",
+        **layout,
+    }
+    whole = assemble(pool.run(loaded_weights, world_size, values), 0.0)
+    assert whole.problems == ()
+    expected = {f"model/{name}": weight for name, weight in reference.weights.items()}
+    assert whole.tensors.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(whole.tensors[name][: len(weight)], weight), name
