@@ -39,6 +39,17 @@ def counting_plugins(count: int, calls: Counter[str]) -> list[Any]:
     return [_plugin(index, make) for index in range(count)]
 
 
+def before_each_step(tell: Callable[[], None]) -> Any:
+    """A plugin that tells of every step before it begins."""
+
+    def listener(self: Any, context: Any) -> None:
+        tell()
+
+    members = {"ascend_before_step": hookimpl(listener)}
+    manifest = Manifest(name="step-teller", summary="tells of every step")
+    return type("StepTeller", (), {**members, "manifest": manifest})()
+
+
 def _plugin(index: int, make: Callable[[str], Callable[..., None]]) -> Any:
     name = f"silent-{index}"
     members: dict[str, Any] = {event: hookimpl(make(event)) for event in listener_names()}
