@@ -4,12 +4,13 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 PEERS := .venv-peers
+GPU_PEERS := .venv-peers-gpu
 BIN := $(VENV)/bin
 OUTSIDE := build/third_party
 WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test third-party bench campaign peers check clean
+.PHONY: venv demo test third-party bench campaign peers peers-gpu check clean
 
 venv: $(VENV)/.ready
 
@@ -42,6 +43,7 @@ third-party: venv
 # A peer that cannot be installed leaves its rows unmeasured, which the table then says.
 bench: venv
 	-$(MAKE) peers
+	-if command -v nvidia-smi; then $(MAKE) peers-gpu; fi
 	$(BIN)/python -m benchmarks $(BENCH)
 
 # make campaign NAME=plan-activation ; stopped at any moment, the same command goes on.
@@ -55,6 +57,15 @@ $(PEERS)/.ready: benchmarks/peers.txt
 	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
 	$(PEERS)/bin/python -m pip install --quiet "$(TORCH)"
 	$(PEERS)/bin/python -m pip install --quiet --requirement benchmarks/peers.txt
+	touch $@
+
+peers-gpu: $(GPU_PEERS)/.ready
+
+$(GPU_PEERS)/.ready: benchmarks/peers-gpu.txt
+	test -x $(GPU_PEERS)/bin/python || $(PYTHON) -m venv $(GPU_PEERS)
+	$(GPU_PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(GPU_PEERS)/bin/python -m pip install --quiet "$(TORCH)"
+	$(GPU_PEERS)/bin/python -m pip install --quiet --requirement benchmarks/peers-gpu.txt
 	touch $@
 
 check: venv

@@ -10,8 +10,8 @@ from pathlib import Path
 import attrs
 
 from .catalogue import all_benchmarks, matching
-from .protocol import PEERS_PYTHON, Benchmark, NotMeasured, Settings, device
-from .rows import PARTIAL, RESULTS, Row, print_table, read_rows, unmeasured, write_rows
+from .protocol import PEERS_PYTHON, Benchmark, NotMeasured, Settings
+from .rows import NO_GPU, PARTIAL, RESULTS, Row, print_table, read_rows, unmeasured, write_rows
 
 FULL_PAIRS = 5
 
@@ -48,9 +48,15 @@ def missing(kept: Sequence[Row]) -> list[Benchmark]:
     return [benchmark for benchmark in all_benchmarks() if benchmark.name not in names]
 
 
-def in_order(rows: Sequence[Row]) -> list[Row]:
-    """As the catalogue has them; rows that it no longer has are dropped."""
-    by_name = {row.name: row for row in rows}
+def merged(kept: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
+    """The new rows and those kept, as the catalogue has them; what it no longer has is dropped.
+
+    A figure that a GPU once gave stays where this machine has none.
+    """
+    by_name = {row.name: row for row in kept}
+    for row in measured:
+        if row.device != NO_GPU or row.name not in by_name:
+            by_name[row.name] = row
     return [by_name[b.name] for b in all_benchmarks() if b.name in by_name]
 
 
@@ -60,7 +66,10 @@ def measure(benchmark: Benchmark, settings: Settings) -> Row:
         return benchmark.measure(settings)
     except NotMeasured as reason:
         return unmeasured(
-            name=benchmark.name, goal=benchmark.goal, reason=str(reason), device=device()
+            name=benchmark.name,
+            goal=benchmark.goal,
+            reason=str(reason),
+            device=benchmark.device(),
         )
 
 
@@ -87,8 +96,13 @@ def measure_all(benchmarks: Sequence[Benchmark], settings: Settings) -> list[Row
     return rows
 
 
+def is_wrong(row: Row) -> bool:
+    """Whether it should have been measured here and was not, or must not count."""
+    return (row.ours is None and row.device != NO_GPU) or row.note.startswith("FAILED")
+
+
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> int:
-    """Exit code 1 where a row could not be measured or must not count; a goal missed is not."""
+    """Exit code 1 where a row is wrong; a goal missed is not, nor a GPU that is not there."""
     options = parse(arguments)
     if options.list:
         say("\n".join(benchmark.name for benchmark in all_benchmarks()))
@@ -103,7 +117,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     if options.quick:
         settings = Settings.quick(peers_python=options.peers_python)
     benchmarks = all_benchmarks() if options.only is None else matching(options.only)
-    kept = read_rows(RESULTS) if options.missing and RESULTS.exists() else []
+    kept = read_rows(RESULTS) if is_full(options) and RESULTS.exists() else []
     if options.missing:
         benchmarks = missing(kept)
     rows = measure_all(benchmarks, settings)
@@ -111,9 +125,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     target = PARTIAL
     if is_full(options):
         target = RESULTS
-        write_rows(in_order([*kept, *rows]), RESULTS)
+        write_rows(merged(kept, rows), RESULTS)
     say(f"written: {target}")
-    return int(any(row.ours is None or row.note.startswith("FAILED") for row in rows))
+    return int(any(map(is_wrong, rows)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -27,6 +28,12 @@ class Peer:
     goal: float
     note: str = ""
     ours: str = "ascend-run"
+    python: Callable[[Settings], Path | None] = lambda settings: settings.peers_python
+    """Of the environment that it is installed in; None is our own."""
+
+
+def our_python(_: Settings) -> None:
+    """transformers is there already: tests compare with it."""
 
 
 PEERS: Final = (
@@ -38,6 +45,13 @@ PEERS: Final = (
         label="litgpt compiled, both compiled",
         goal=0.95,
         ours="ascend-run-compiled",
+    ),
+    Peer(
+        system="transformers-compiled",
+        label="transformers compiled, both compiled",
+        goal=0.95,
+        ours="ascend-run-compiled",
+        python=our_python,
     ),
 )
 
@@ -61,30 +75,41 @@ def _name(dtype: str, peer: Peer) -> str:
 
 def _measure(dtype: str, peer: Peer, settings: Settings) -> Row:
     words = ["--dtype", dtype, "--steps", str(settings.steps), "--warmup", str(settings.warmup)]
+    return against(peer, _name(dtype, peer), words, LOSS_TOLERANCE[dtype], settings)
+
+
+def against(
+    peer: Peer, name: str, words: Sequence[str], loss_tolerance: float, settings: Settings
+) -> Row:
+    """The row of a peer: both trained by turns, and failed where their losses differ.
+
+    Args:
+        words: What the worker is told of both.
+    """
     ours, theirs = alternating(
         settings,
         lambda: worker("end_to_end_worker", "--system", peer.ours, *words),
         lambda: worker(
-            "end_to_end_worker", "--system", peer.system, *words, python=settings.peers_python
+            "end_to_end_worker", "--system", peer.system, *words, python=peer.python(settings)
         ),
-        _name(dtype, peer),
+        name,
     )
     difference = largest_difference(ours[0]["losses"], theirs[0]["losses"])
     notes = [
         f"losses within {difference:.1e}",
-        f"peak {_peak_gib(ours):.2f} / {_peak_gib(theirs):.2f} GiB",
+        f"peak {peak_gib(ours):.2f} / {peak_gib(theirs):.2f} GiB",
         peer.note,
     ]
     row = compared(
-        name=_name(dtype, peer),
+        name=name,
         ours=[answer["tokens_per_second"] for answer in ours],
         peer=[answer["tokens_per_second"] for answer in theirs],
         unit="tokens/s",
         goal=peer.goal,
         note="; ".join(note for note in notes if note),
-        device=device(),
+        device=ours[0]["device"] or device(),
     )
-    if not difference <= LOSS_TOLERANCE[dtype]:  # so written, a nan fails too
+    if not difference <= loss_tolerance:  # so written, a nan fails too
         reason = f"not the same model: losses {_shown(ours)} against {_shown(theirs)}"
         return failed(row, reason)
     return row
@@ -97,9 +122,10 @@ def largest_difference(ours: Sequence[float], peer: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
+def peak_gib(answers: Sequence[dict[str, Any]]) -> float:
+    """Largest memory of any of the processes."""
+    return max(answer["peak_bytes"] for answer in answers) / 2**30
+
+
 def _shown(answers: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{loss:.5f}" for loss in answers[0]["losses"][:COMPARED_STEPS])
-
-
-def _peak_gib(answers: Sequence[dict[str, Any]]) -> float:
-    return max(answer["peak_rss_bytes"] for answer in answers) / 2**30

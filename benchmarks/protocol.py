@@ -18,6 +18,7 @@ from .rows import Row
 
 ROOT: Final = Path(__file__).parent.parent
 PEERS_PYTHON: Final = ROOT / ".venv-peers" / "bin" / "python"
+GPU_PEERS_PYTHON: Final = ROOT / ".venv-peers-gpu" / "bin" / "python"
 THREADS: Final = 2
 TIMEOUT_SECONDS: Final = 900
 """Of one process; the slowest compiles a model on two cores."""
@@ -38,6 +39,7 @@ class Settings:
     repeats: int = 15
     """Runs of a command that has no pair."""
     peers_python: Path = PEERS_PYTHON
+    gpu_peers_python: Path = GPU_PEERS_PYTHON
     tell: Callable[[str], None] = lambda _: None
     """Told what is being run."""
 
@@ -45,6 +47,13 @@ class Settings:
     def quick(cls, **others: Any) -> Settings:
         """As little as shows that the harness works; its figures mean nothing."""
         return cls(pairs=1, steps=1, warmup=1, repeats=1, **others)
+
+
+def device() -> str:
+    """What the figures belong to."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"cpu: {next(names, platform.machine())}, {THREADS} threads"
 
 
 @attrs.frozen(kw_only=True)
@@ -55,13 +64,8 @@ class Benchmark:
     goal: str
     """For the table where the row could not be measured."""
     measure: Callable[[Settings], Row]
-
-
-def device() -> str:
-    """What the figures belong to."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"cpu: {next(names, platform.machine())}, {THREADS} threads"
+    device: Callable[[], str] = device
+    """Where it runs, for the same table; ``rows.NO_GPU`` where it cannot on this machine."""
 
 
 def environment() -> Mapping[str, str]:
@@ -125,7 +129,7 @@ def worker(module: str, *words: str | Path, python: Path | None = None) -> dict[
         NotMeasured: As ``run``.
     """
     if python is not None and not python.exists():
-        raise NotMeasured(f"{python} is missing; `make peers` builds it")
+        raise NotMeasured(f"{python} is missing; `make peers peers-gpu` builds those of all peers")
     done = run([python or sys.executable, "-m", f"benchmarks.{module}", *words])
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -15,6 +15,8 @@ RESULTS: Final = FOLDER / "latest.json"
 """Of a full run; kept in git."""
 PARTIAL: Final = FOLDER / "partial.json"
 """Of any other run; not kept."""
+NO_GPU: Final = "gpu: none on this machine"
+"""Device of a row that waits for another machine: nothing is wrong with this one."""
 
 
 @attrs.frozen(kw_only=True)

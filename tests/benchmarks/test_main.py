@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks.protocol import Benchmark, NotMeasured, Settings
-from benchmarks.rows import Row, bounded, failed, read_rows
+from benchmarks.rows import NO_GPU, Row, bounded, failed, read_rows, write_rows
 
 
 def good(settings: Settings) -> Row:
@@ -33,8 +33,20 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return latest, partial
 
 
+def no_gpu(settings: Settings) -> Row:
+    raise NotMeasured("needs a GPU")
+
+
 def run_with(monkeypatch: pytest.MonkeyPatch, arguments: list[str], *measures: object) -> int:
-    found = [Benchmark(name=m.__name__, goal="<= 2 s", measure=m) for m in measures]  # type: ignore[attr-defined, arg-type]
+    found = [
+        Benchmark(
+            name=m.__name__,  # type: ignore[attr-defined]
+            goal="<= 2 s",
+            measure=m,  # type: ignore[arg-type]
+            device=lambda m=m: NO_GPU if m is no_gpu else "cpu",  # type: ignore[misc]
+        )
+        for m in measures
+    ]
     monkeypatch.setattr(command, "all_benchmarks", lambda: found)
     monkeypatch.setattr(command, "matching", lambda _: found)
     return command.main(arguments, say=lambda _: None)
@@ -93,3 +105,22 @@ def test_missing_rows_are_added_in_the_catalogues_order_and_the_others_kept(
     assert [row.name for row in read_rows(files[0])] == ["good"]
     with pytest.raises(SystemExit):
         run_with(monkeypatch, ["--missing", "--pairs", "1"], good)
+
+
+def test_a_row_that_waits_for_a_gpu_stands_in_the_table_and_is_no_error(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_with(monkeypatch, [], no_gpu, good) == 0
+    row = read_rows(files[0])[0]
+    assert (row.name, row.ours, row.device, row.met) == ("no_gpu", None, NO_GPU, False)
+    assert row.note == "not measured: needs a GPU"
+
+
+def test_a_figure_that_a_gpu_once_gave_stays_where_there_is_none(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = bounded(name="no_gpu", value=1, limit=2, unit="s", note="", device="NVIDIA H200")
+    write_rows([once], files[0])
+    assert run_with(monkeypatch, [], no_gpu, good) == 0
+    assert [row.name for row in read_rows(files[0])] == ["no_gpu", "good"]
+    assert read_rows(files[0])[0] == once

@@ -55,5 +55,5 @@ def test_a_process_that_fails_gives_its_last_line_as_the_reason() -> None:
 def test_a_command_or_a_venv_that_is_missing_is_a_reason_too(tmp_path: Path) -> None:
     with pytest.raises(NotMeasured, match="no-such-command is missing"):
         run([tmp_path / "no-such-command"])
-    with pytest.raises(NotMeasured, match="`make peers` builds it"):
+    with pytest.raises(NotMeasured, match="`make peers peers-gpu` builds"):
         worker("end_to_end_worker", python=tmp_path / "python")

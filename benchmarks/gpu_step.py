@@ -1,0 +1,123 @@
+"""A whole training step of a 1.3B-parameter Llama on one GPU: against each peer, and its peak.
+
+Unverified: no GPU has run these rows yet. What of them a CPU can run is tested there.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Final
+
+from . import llama
+from .end_to_end import LOSS_TOLERANCE, Peer, against, peak_gib
+from .protocol import Benchmark, NotMeasured, Settings, run, worker
+from .rows import NO_GPU, Row, compared
+
+SHAPE: Final = llama.SHAPES["1.3b"]
+WORDS: Final = ("--shape", "1.3b", "--device", "cuda", "--dtype", "bf16")
+STEPS_FACTOR: Final = 5
+"""A GPU's steps are short, and its first ones compile, tune and grow the pool of memory."""
+PEAK_TFLOPS: Final = 989.0
+"""bf16 products of an H100 SXM or H200, without sparsity, by the vendor's data sheet."""
+MFU_GOAL: Final = 0.42
+MFU_NAME: Final = "step, 1.3B Llama bf16 on a GPU, share of 989 TFLOP/s"
+
+PEERS: Final = (
+    Peer(
+        system="transformers-liger-compiled",
+        label="transformers + Liger compiled",
+        goal=1.0,
+        note="aim 1.15 x",
+        ours="ascend-run-compiled",
+        python=lambda settings: settings.gpu_peers_python,
+    ),
+    Peer(
+        system="litgpt-compiled",
+        label="litgpt compiled",
+        goal=1.0,
+        note="aim 1.15 x",
+        ours="ascend-run-compiled",
+    ),
+)
+
+
+def benchmarks() -> list[Benchmark]:
+    """A row for every peer, and one for model FLOPs utilisation."""
+    against_peers = [
+        Benchmark(
+            name=_name(peer),
+            goal=f">= {peer.goal:g} x",
+            measure=functools.partial(_against, peer),
+            device=device,
+        )
+        for peer in PEERS
+    ]
+    utilisation = Benchmark(
+        name=MFU_NAME, goal=f">= {MFU_GOAL:g} x", measure=_utilisation, device=device
+    )
+    return [*against_peers, utilisation]
+
+
+def _name(peer: Peer) -> str:
+    return f"step, 1.3B Llama bf16 on a GPU vs {peer.label}"
+
+
+def _against(peer: Peer, settings: Settings) -> Row:
+    _require_gpu()
+    return against(peer, _name(peer), _words(settings), LOSS_TOLERANCE["bf16"], settings)
+
+
+def _utilisation(settings: Settings) -> Row:
+    _require_gpu()
+    answers = []
+    for number in range(1, settings.pairs + 1):
+        settings.tell(f"{MFU_NAME}: {number} of {settings.pairs}")
+        words = ("--system", "ascend-run-compiled", *_words(settings))
+        answers.append(worker("end_to_end_worker", *words))
+    speeds = [answer["tokens_per_second"] for answer in answers]
+    full = [tflops(speed, SHAPE, causal=False) / PEAK_TFLOPS for speed in speeds]
+    return compared(
+        name=MFU_NAME,
+        ours=[tflops(speed, SHAPE) for speed in speeds],
+        peer=[PEAK_TFLOPS] * len(speeds),
+        unit="TFLOP/s",
+        goal=MFU_GOAL,
+        note=f"aim 0.52 x; up to {max(full):.3f} x in llm-foundry's convention; "
+        f"peak {peak_gib(answers):.2f} GiB",
+        device=answers[0]["device"],
+    )
+
+
+def tflops(tokens_per_second: float, shape: llama.Shape, *, causal: bool = True) -> float:
+    """What the model asks for at this speed; Shape.flops_per_token has the two conventions."""
+    return tokens_per_second * shape.flops_per_token(causal=causal) / 1e12
+
+
+def _words(settings: Settings) -> list[str]:
+    steps, warmup = settings.steps * STEPS_FACTOR, settings.warmup * STEPS_FACTOR
+    return [*WORDS, "--steps", str(steps), "--warmup", str(warmup)]
+
+
+def device() -> str:
+    """The GPU's name, or that there is none."""
+    return _gpu()[0] or NO_GPU
+
+
+def _require_gpu() -> None:
+    name, reason = _gpu()
+    if not name:
+        raise NotMeasured(f"{reason}; unverified, as no GPU has run this row yet")
+
+
+@functools.cache
+def _gpu() -> tuple[str, str]:
+    """Its name, or else why there is none; asked once, in a process that imports torch."""
+    program = (
+        "import torch\n"
+        "found = torch.cuda.is_available()\n"
+        "print(torch.cuda.get_device_name() if found else '')\n"
+        "print(f'needs a GPU; torch {torch.__version__} finds none here')"
+    )
+    name, reason = run([sys.executable, "-c", program]).stdout.splitlines()[-2:]
+    return name, reason

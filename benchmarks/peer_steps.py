@@ -1,0 +1,133 @@
+"""The training step of each peer: its model class, its loss, AdamW on its own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import llama, peer_weights
+
+Step = Callable[[int], float]
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """What every system is given."""
+
+    shape: llama.Shape
+    dtype: torch.dtype
+    device: str
+
+
+def litgpt(given: Setting, *, compiled: bool = False) -> Step:
+    from litgpt import GPT, Config
+
+    shape = given.shape
+    config = Config(
+        name="llama-of-the-comparison", block_size=shape.seq_length, vocab_size=shape.vocab,
+        padded_vocab_size=shape.vocab, n_layer=shape.layers, n_head=shape.heads,
+        n_embd=shape.hidden, intermediate_size=shape.ffn, rotary_percentage=1.0,
+        parallel_residual=False, bias=False, norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP", norm_eps=1e-5,
+    )  # fmt: skip
+    model = GPT(config)
+    model.load_state_dict(peer_weights.litgpt_weights(shape), strict=False)
+    model.to(device=given.device, dtype=given.dtype)
+    model.max_seq_length = shape.seq_length
+    call: Any = torch.compile(model) if compiled else model
+    return _step(given, model, lambda tokens, labels: _cross_entropy(call(tokens), labels))
+
+
+def transformers(given: Setting, *, compiled: bool = False) -> Step:
+    """The model class as it comes, its attention by torch's own kernel."""
+    model = _transformers_model(given)
+    call: Any = torch.compile(model) if compiled else model
+    return _step(given, model, lambda tokens, labels: _cross_entropy(call(tokens).logits, labels))
+
+
+def transformers_liger(given: Setting) -> Step:
+    """The same class with all of Liger's kernels, the fused output layer and loss among them.
+
+    They are written in Triton, so a GPU is needed.
+    """
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    apply_liger_kernel_to_llama()  # replaces classes, so it comes before the model
+    model = _transformers_model(given)
+    call: Any = torch.compile(model)
+    return _step(given, model, lambda tokens, labels: call(tokens, shift_labels=labels).loss)
+
+
+def _transformers_model(given: Setting) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = given.shape
+    config = LlamaConfig(
+        vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        max_position_embeddings=shape.seq_length, rms_norm_eps=1e-5, use_cache=False,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    model: nn.Module = LlamaForCausalLM(config)
+    model.load_state_dict(peer_weights.transformers_weights(shape))
+    # Parameters alone, as transformers itself does: the rotary frequencies stay float32.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(given.dtype)
+    return model.to(given.device).train()
+
+
+def megatron_local(given: Setting) -> Step:
+    """Megatron's own local layer spec behind the smallest facade that runs it on a CPU."""
+    from .minimal_facade import single_rank_megatron
+
+    with single_rank_megatron():
+        from megatron.core.models.gpt import GPTModel
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.transformer import TransformerConfig
+
+    shape = given.shape
+    config = TransformerConfig(
+        num_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
+        ffn_hidden_size=shape.ffn, gated_linear_unit=True, activation_func=F.silu,
+        add_bias_linear=False, normalization="RMSNorm", layernorm_epsilon=1e-5, hidden_dropout=0.0,
+        attention_dropout=0.0, use_cpu_initialization=True, params_dtype=given.dtype,
+        bias_activation_fusion=False, masked_softmax_fusion=False,
+    )  # fmt: skip
+    model = GPTModel(
+        config, get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=shape.vocab,
+        max_sequence_length=shape.seq_length, position_embedding_type="rope",
+    )  # fmt: skip
+    model.load_state_dict(llama.weights(shape), strict=False)
+    model.to(given.dtype)
+    mask = torch.ones(1, 1, shape.seq_length, shape.seq_length).tril() < 0.5
+    positions = torch.arange(shape.seq_length).expand(shape.micro_batch, -1)
+    return _step(
+        given,
+        model,
+        lambda tokens, labels: model(tokens, positions, mask, labels=labels).mean(),
+    )
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def _step(given: Setting, model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=llama.LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0,
+        fused=True,
+    )  # fmt: skip
+
+    def step(index: int) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(*llama.batch(given.shape, index, given.device))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
