@@ -32,7 +32,7 @@ class Place:
     why: str
     suspects: tuple[str, ...] = ()
     order: int = 0
-    """Among the keys of its direction."""
+    """Backward: when the reference comes there, as ``backward_orders`` counts."""
 
 
 def trace(records: Sequence[Record]) -> Trace:
@@ -111,30 +111,33 @@ def plain_name(module: str, known: set[str]) -> str | None:
 
 def first_forward(candidate: Trace, reference: Trace, tolerance: float) -> Place | None:
     """The first module whose output differs though its input does not."""
-    for order, (key, rows) in enumerate(candidate.forward.items()):
+    for key, rows in candidate.forward.items():
         apart = _apart(key, rows, reference.forward.get(key), backward=False)
         if apart is None or apart <= tolerance:
             continue
         module, kind, which = key.split("|")
         if kind == "out":
-            return Place(
-                module if module != ROOT else "loss", "its output differs first", (), order
-            )
+            return Place(module if module != ROOT else "loss", "its output differs first")
         if module == ROOT:
-            return Place(BATCH, f"{which} differs", (), order)
-        return Place(_parent(module), f"what it hands to {module} differs first", (module,), order)
+            return Place(BATCH, f"{which} differs")
+        maker = _parent(module)
+        if maker == ROOT and not which.isdigit():
+            maker = which  # such as the rotary tables, which no module makes
+        return Place(maker, f"{which} of {module} differs first", (module,))
     return None
 
 
 def first_backward(candidate: Trace, reference: Trace, tolerance: float) -> Place | None:
     """The first module that makes a wrong gradient of a right one."""
     keys = list(candidate.backward.items())
-    for order, (key, rows) in enumerate(keys):
+    orders = {key: order for order, key in enumerate(reference.backward)}
+    for position, (key, rows) in enumerate(keys):
         apart = _apart(key, rows, reference.backward.get(key), backward=True)
         if apart is None or apart <= tolerance:
             continue
+        order = orders[key]
         # One tensor may be a module's output and the input of others: the innermost of these.
-        same = [other for other, theirs in keys[order:] if theirs == rows]
+        same = [other for other, theirs in keys[position:] if theirs == rows]
         takers = [other.split("|")[0] for other in same if other.split("|")[1] == "in"]
         module = key.split("|")[0]
         if takers:
@@ -152,10 +155,10 @@ def first_backward(candidate: Trace, reference: Trace, tolerance: float) -> Plac
     return None
 
 
-def backward_orders(candidate: Trace) -> dict[str, int]:
+def backward_orders(reference: Trace) -> dict[str, int]:
     """Module -> when the gradient at its output is there."""
     orders: dict[str, int] = {}
-    for order, key in enumerate(candidate.backward):
+    for order, key in enumerate(reference.backward):
         module, kind, _ = key.split("|")
         if kind == "out":
             orders.setdefault(module, order)

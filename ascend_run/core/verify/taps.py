@@ -81,15 +81,9 @@ class _ChunkTap:
         def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
             if name == BLOCK and not model.pre_process:
                 return  # what the chunk before has sent
-            if name == ROOT:
-                named = [
-                    (key, x) for key, x in sorted((kwargs or {}).items()) if isinstance(x, Tensor)
-                ]
-            else:
-                named = [
-                    (str(i), x)
-                    for i, x in enumerate(_tensors((args, list((kwargs or {}).values()))))
-                ]
+            named = [(str(i), x) for i, x in enumerate(_tensors(args))]
+            for key, value in sorted((kwargs or {}).items()):
+                named += [(key, x) for x in _tensors(value)]
             for which, tensor in named:
                 self._see(f"{name}|in|{which}", tensor)
 

@@ -24,8 +24,10 @@ TRAINED: Final = 1e-5
 """Losses, gradient norms and weights after each step in float32: 84 eps of the largest weight. The
 rounding of a step is one eps or so, and Adam, whose epsilon the probes widen, keeps it at that."""
 STEPS: Final = 4
-"""Optimizer steps. An adapter's first factor has no gradient before its second has moved, and what
-one step does wrong the next must show in the loss."""
+"""Optimizer steps. With the warm-up below the first moves nothing, the second half as far as the
+others; an adapter's first factor has no gradient before its second has moved."""
+WARMUP: Final = 2
+"""Steps of warm-up, so that the schedule's rise is run through as well."""
 ADAM_EPSILON: Final = 1e-3
 """Above the rounding of gradients near zero, which Adam would make steps of full size, and large
 enough that a gradient of the wrong scale makes a step of the wrong size."""

@@ -17,6 +17,15 @@ KEYS: Final[Mapping[str, str]] = {
     "expt_tp": "parallel.expert_tensor_parallel_size",
     "sp": "parallel.sequence_parallel",
 }
+OF_STAGES: Final = (
+    "model.pipeline_model_parallel_layout",
+    "model.num_layers_in_first_pipeline_stage",
+    "model.num_layers_in_last_pipeline_stage",
+    "model.account_for_embedding_in_pipeline_split",
+    "model.account_for_loss_in_pipeline_split",
+    "parallel.overlap_p2p_comm",
+)
+"""Settings that only a pipeline has."""
 AXES: Final = (*KEYS, "dp")
 
 

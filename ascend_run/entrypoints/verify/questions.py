@@ -12,7 +12,7 @@ import attrs
 from ascend_run.core.config.layout import layout_of
 from ascend_run.core.config.raw import COMMAND_LINE, Given, RawConfig
 from ascend_run.core.config.reading import read_raw
-from ascend_run.core.verify.thresholds import ADAM_EPSILON, STEPS
+from ascend_run.core.verify.thresholds import ADAM_EPSILON, STEPS, WARMUP
 from ascend_run.entrypoints.planning import Prepared, prepare_raw
 from ascend_run.plugin_api import AscendRunError, Numerics
 from ascend_run.plugin_api.testing.models import MODELS
@@ -21,9 +21,9 @@ from . import layouts
 
 ORIGIN: Final = "verify"
 _KIT_DATASET: Final = "the-kit"
+_DROPOUT: Final = ("model.hidden_dropout", "model.attention_dropout")
 _PROBES: Final[Mapping[str, Any]] = {
-    # The first step moves, and it moves by what the gradient says.
-    "optimizer.lr_warmup_iters": 0,
+    "optimizer.lr_warmup_iters": WARMUP,
     "optimizer.adam_eps": ADAM_EPSILON,
     "train.precision": "fp32",
 }
@@ -93,19 +93,26 @@ class Side:
         file = None if self.file is None else Path(self.file)
         asked = read_raw(file, [word for word in self.overrides if self._counts(word)])
         base = {key: Given(value, ORIGIN) for key, value in self.base.items()}
+        kept = {key: given for key, given in asked.values.items() if self._counts(key)}
         values = {
             key: Given(value, ORIGIN) for key, value in self.values.items() if self._counts(key)
         }
-        raw = RawConfig(values={**base, **asked.values, **values}, problems=asked.problems)
+        raw = RawConfig(values={**base, **kept, **values}, problems=asked.problems)
         raw = raw.replacing(
             COMMAND_LINE, enable=[*self.enable], platform=self.platform, task=self.task
         )
         return prepare_raw(raw, self.world_size)
 
     def _counts(self, key: str) -> bool:
-        """A plugin's options are refused where it is not enabled."""
-        words = key.partition("=")[0].split(".")
-        return words[0].strip() != "plugins" or len(words) < 2 or words[1] in self.enable
+        """Whether a setting goes with this run's plugins and its layout, which are not those of the
+        file; it would be refused."""
+        key = key.partition("=")[0].strip()
+        words = key.split(".")
+        if words[0] == "plugins" and len(words) > 1:
+            return words[1] in self.enable
+        if key in layouts.KEYS.values():
+            return key in self.values
+        return self.values[layouts.KEYS["pp"]] > 1 or key not in layouts.OF_STAGES
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +125,9 @@ class Sides:
     same_layout: Side | None
     """The candidate's layout without the plugins under test, where that can run."""
     against: Side | None
+    with_dropout: tuple[Side, Side] | None
+    """The candidate and a reference that draws the same numbers, where the model has dropout; all
+    other runs are made without, since what is dropped depends on the layout."""
     declared: Mapping[str, Numerics]
     notes: tuple[str, ...]
 
@@ -138,31 +148,42 @@ def sides_of(question: Question) -> Sides:
         return _side(question, name, enable, of, model, [sizes, other or {}])
 
     enabled = (*beside, *question.enable)
-    model, candidate = _candidate(question, enabled, sizes, side)
-    numerics = _numerics(candidate.prepare(), enabled)
+    model, dropping = _candidate(question, enabled, sizes, side)
+    prepared = dropping.prepare()
+    numerics = _numerics(prepared, enabled)
+    dropout = [key for key in _DROPOUT if prepared.config.model.get(key.partition(".")[2])]
+    candidate = _without_dropout(dropping)
     models = tuple(name for name in enabled if numerics[name] is Numerics.MODEL)
-    plain = side("the plain model on one rank", models, {}, model)
+    plain = _without_dropout(side("the plain model on one rank", models, {}, model))
     plain.prepare()
     same_layout: Side | None = None
+    like_dropping = side(f"{plain.name}, with dropout", models, {}, model)
     if candidate.world_size > 1 and question.enable:
         without = tuple(dict.fromkeys((*beside, *models)))
         if without != enabled:
-            same_layout = side("the same layout without", without, sizes, model)
+            like_dropping = side("the same layout without, with dropout", without, sizes, model)
             try:
-                same_layout.prepare()
+                like_dropping.prepare()
+                name = "the same layout without"
+                same_layout = _without_dropout(attrs.evolve(like_dropping, name=name))
             except AscendRunError as error:
                 notes.append(f"no run in this layout without the plugins: {_reason(error)}")
-                same_layout = None
     against = None
     if other is not None:
         name = f"{layouts.shown(other)} without"
-        against = side(name, tuple(dict.fromkeys((*beside, *models))), other, model)
+        features = tuple(dict.fromkeys((*beside, *models)))
+        against = _without_dropout(side(name, features, other, model))
         against.prepare()
     if models:
         notes.append(
             f"{', '.join(models)} changes the model by design; compared is the same model on one "
             "rank"
         )
+    with_dropout = None
+    if dropout and (same_layout is not None or candidate.world_size == 1):
+        with_dropout = (dropping, like_dropping)
+    elif dropout:
+        notes.append("compared without dropout, as no other run drops the same in this layout")
     if question.file is None:
         notes.append(f"model: the built-in '{model}' with made-up batches; --config takes yours")
     declared = {name: numerics[name] for name in question.enable}
@@ -171,9 +192,14 @@ def sides_of(question: Question) -> Sides:
         plain=plain,
         same_layout=same_layout,
         against=against,
+        with_dropout=with_dropout,
         declared=declared,
         notes=tuple(notes),
     )
+
+
+def _without_dropout(side: Side) -> Side:
+    return attrs.evolve(side, values={**side.values, **dict.fromkeys(_DROPOUT, 0.0)})
 
 
 def _from_file(question: Question) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -199,8 +225,8 @@ def _from_file(question: Question) -> tuple[tuple[str, ...], dict[str, int]]:
         "expt_tp": layout.expt_tp,
         "dp": layout.dp,
     }
-    if layout.vpp:
-        sizes["vpp"] = layout.vpp
+    if chunks := prepared.config.parallel.virtual_pipeline_model_parallel_size:
+        sizes["vpp"] = chunks
     if prepared.config.parallel.sequence_parallel:
         sizes["sp"] = 1
     return raw.enable, sizes

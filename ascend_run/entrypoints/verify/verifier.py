@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import attrs
+
 from ascend_run.core.verify.verdict import Check, Fault, Outcome, Phase, Verdict
 from ascend_run.plugin_api import Numerics
 
@@ -45,15 +47,20 @@ class Verifier:
         """
         sides = sides_of(question)
         references = [side for side in (sides.plain, sides.same_layout, sides.against) if side]
-        total = len(references) + 2
+        total = len(references) + (4 if sides.with_dropout else 2)
         made = []
         for done, side in enumerate(references):
             self._tell(side.name, done, total)
             made.append((side, self._reference(side)))
-        self._tell(sides.candidate.name, total - 2, total)
+        self._tell(sides.candidate.name, len(references), total)
         candidate = self._ranks(sides.candidate, fault)
+        dropping = None
+        if sides.with_dropout is not None:
+            mine, its = sides.with_dropout
+            self._tell(f"{mine.name}, with dropout", total - 3, total)
+            dropping = (its, self._ranks(mine, fault), self._reference(its))
         self._tell("comparing", total - 1, total)
-        verdict = judge(sides, candidate, made)
+        verdict = judge(sides, candidate, made, dropping)
         self._tell("done", total, total)
         return verdict
 
@@ -66,9 +73,16 @@ class Verifier:
 
 
 def judge(
-    sides: Sides, candidate: list[Record], references: list[tuple[Side, list[Record]]]
+    sides: Sides,
+    candidate: list[Record],
+    references: list[tuple[Side, list[Record]]],
+    dropping: tuple[Side, list[Record], list[Record]] | None = None,
 ) -> Verdict:
-    """Compare, and decide."""
+    """Compare, and decide.
+
+    Args:
+        dropping: A reference with dropout, the candidate's records with it, and its own.
+    """
     from ascend_run.core.verify.comparison import compare
     from ascend_run.core.verify.invariants import invariants
 
@@ -76,10 +90,11 @@ def judge(
         numerics is Numerics.BITWISE for numerics in sides.declared.values()
     )
     found: list[tuple[Side, Comparison]] = []
-    for side, records in references:
-        same_layout = _is_same_layout(candidate, records)
+    pairs = [(side, candidate, records) for side, records in references]
+    for side, mine, records in [*pairs, *([dropping] if dropping else [])]:
+        same_layout = _is_same_layout(mine, records)
         comparison = compare(
-            candidate,
+            mine,
             records,
             against=side.name,
             exact=declares_bitwise and same_layout,
@@ -87,6 +102,13 @@ def judge(
         )
         found.append((side, comparison))
     own_checks, own_fault = invariants(candidate, references[0][1])
+    if dropping is not None:
+        more_checks, more_fault = invariants(dropping[1], dropping[2])
+        own_checks = [
+            *own_checks,
+            *(attrs.evolve(c, name=f"{c.name}, dropout") for c in more_checks),
+        ]
+        own_fault = own_fault or more_fault
     checks: list[Check] = [*own_checks, *(c for _, comparison in found for c in comparison.checks)]
     fault = _earliest([comparison.fault for _, comparison in found], own_fault)
     nearest = [c for side, c in found if side is sides.same_layout] or [c for _, c in found]
@@ -117,4 +139,10 @@ def _earliest(faults: list[Fault | None], own: Fault | None) -> Fault | None:
     known = [fault for fault in (*faults, own) if fault is not None]
     if not known:
         return None
-    return min(known, key=lambda fault: _PHASES.index(fault.phase))
+    return min(known, key=_rank)
+
+
+def _rank(fault: Fault) -> tuple[bool, int, bool]:
+    """Other random numbers are named where they are all that differs; a module before a word."""
+    vague = fault.module in ("optimizer", "gradient norm", "loss")
+    return fault.module == "random streams", _PHASES.index(fault.phase), vague

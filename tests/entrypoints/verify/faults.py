@@ -1,0 +1,159 @@
+"""Faults planted in the code that runs, on the ranks: each answers what undoes it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Undo = Callable[[], None]
+REDUCTION = "megatron.core.distributed.finalize_model_grads"
+"""A module that its package hides behind a function of the same name."""
+
+
+def replace(owner: Any, name: str, change: Callable[[Any], Any]) -> Undo:
+    """Put what ``change`` makes of an attribute in its place."""
+    inner = getattr(owner, name)
+    setattr(owner, name, change(inner))
+    return lambda: setattr(owner, name, inner)
+
+
+def halve_every_gradient() -> Undo:
+    from ascend_run.core.train import step
+
+    def change(inner: Any) -> Any:
+        def finalize(model: Any, *args: Any, **kwargs: Any) -> None:
+            inner(model, *args, **kwargs)
+            for chunk in model:
+                chunk.scale_gradients(0.5)
+
+        return finalize
+
+    return replace(step, "finalize_model_grads", change)
+
+
+def drop_the_last_micro_batch() -> Undo:
+    from ascend_run.core.train.step import ForwardBackward
+
+    def change(inner: Any) -> Any:
+        return lambda self, batches, count, **how: inner(self, batches, count - 1, **how)
+
+    return replace(ForwardBackward, "__call__", change)
+
+
+def keep_norm_gradients_to_oneself() -> Undo:
+    module = importlib.import_module(REDUCTION)
+    name = "_allreduce_non_tensor_model_parallel_grads"
+    return replace(module, name, lambda inner: lambda *args, **kwargs: None)
+
+
+def untie() -> Undo:
+    module = importlib.import_module(REDUCTION)
+    name = "_allreduce_word_embedding_grads"
+    return replace(module, name, lambda inner: lambda *args, **kwargs: None)
+
+
+def swap_the_gate_and_what_it_gates() -> Undo:
+    from megatron.core.transformer.mlp import MLP
+
+    def change(inner: Any) -> Any:
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            column = self.linear_fc1
+            hook = column.register_forward_hook(
+                lambda module, given, out: (torch.cat(out[0].chunk(2, -1)[::-1], -1), out[1])
+            )
+            try:
+                return inner(self, *args, **kwargs)
+            finally:
+                hook.remove()
+
+        return forward
+
+    return replace(MLP, "forward", change)
+
+
+def step_twice_as_far() -> Undo:
+    from ascend_run.core.train import optimizer
+
+    def change(inner: Any) -> Any:
+        return lambda group, config: {**inner(group, config), "max_lr": 2 * group["max_lr"]}
+
+    return replace(optimizer, "_scaled_rates", change)
+
+
+def draw_alike_on_tensor_parallel_ranks() -> Undo:
+    from ascend_run.core import run
+
+    def change(inner: Any) -> Any:
+        return lambda seed: inner(seed, tp_rank=0, ep_rank=0, etp_rank=0)
+
+    return replace(run, "model_parallel_cuda_manual_seed", change)
+
+
+def cut_adapters_off() -> Undo:
+    """Their product is added, and no gradient comes back through it."""
+    from ascend_run.plugins.lora.adapter import Adapter
+
+    def change(inner: Any) -> Any:
+        return lambda self, *args, **kwargs: inner(self, *args, **kwargs).detach()
+
+    return replace(Adapter, "forward", change)
+
+
+def mix_up_the_gradient_of_values() -> Undo:
+    """Gradients of the values go to the wrong positions."""
+    from ascend_run.core.model import attention
+
+    def change(inner: Any) -> Any:
+        def attend(kernel: Any, q: Any, k: Any, v: Any, spec: Any) -> Any:
+            v.register_hook(lambda gradient: gradient.roll(1, 0))
+            return inner(kernel, q, k, v, spec)
+
+        return attend
+
+    return replace(attention, "attend", change)
+
+
+def count_padding_too() -> Undo:
+    """The reported loss is of another number of tokens; gradients stay right."""
+    from ascend_run.core.train.step import ForwardBackward
+
+    def change(inner: Any) -> Any:
+        return lambda self, reports: inner(self, reports) * torch.tensor([1.0, 1.01]).double()
+
+    return replace(ForwardBackward, "_total", change)
+
+
+def train_what_is_frozen() -> Undo:
+    from ascend_run.core.train.step import TrainStep
+
+    def change(inner: Any) -> Any:
+        def call(self: Any, *args: Any) -> Any:
+            result = inner(self, *args)
+            with torch.no_grad():
+                for chunk in self.bundle.chunks:
+                    for parameter in chunk.parameters():
+                        if not parameter.requires_grad:
+                            parameter.mul_(1.001)
+            return result
+
+        return call
+
+    return replace(TrainStep, "__call__", change)
+
+
+def reorder_experts() -> Undo:
+    """The first two experts of a rank compute for one another."""
+    from ascend_run.core.model import build
+
+    def change(inner: Any) -> Any:
+        def run(tokens: Any, counts: Any, probs: Any, weights: Any, activation: Any) -> Any:
+            order = [1, 0, *range(2, len(counts))]
+            changed = weights._replace(fc1=weights.fc1[order], fc2=weights.fc2[order])
+            return inner(tokens, counts, probs, changed, activation)
+
+        return run
+
+    return replace(build, "loop_experts", change)

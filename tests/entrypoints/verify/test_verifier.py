@@ -1,0 +1,168 @@
+"""Runs on ranks: what is right is found right, and each planted fault is found, where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ascend_run.core.verify.verdict import Outcome, Phase
+from ascend_run.entrypoints.verify.questions import Question
+from ascend_run.entrypoints.verify.ranks import PoolRanks
+from ascend_run.entrypoints.verify.verifier import Verifier
+from ascend_run.plugin_api import AscendRunError
+from ascend_run.plugin_api.testing.offering import offered
+from ascend_run.plugin_api.testing.pool import GlooPool
+from tests.entrypoints.verify import faults
+from tests.plugin_api.testing import planted
+
+
+@pytest.fixture(scope="module")
+def verify(gloo_pool: GlooPool) -> Verifier:
+    return Verifier(PoolRanks(gloo_pool))
+
+
+TIED = {"model.share_embeddings_and_output_weights": True}
+DROPOUT = {"model.hidden_dropout": 0.2, "model.attention_dropout": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("question", "outcome"),
+    [
+        (Question(layout={}), Outcome.BITWISE),
+        (Question(layout={"dp": 2}, config={"ddp.use_distributed_optimizer": True}), None),
+        (Question(layout={"tp": 2, "sp": 1}), None),
+        (Question(layout={"tp": 2, "ep": 2}), None),
+        (Question(layout={"pp": 2, "vpp": 2}, config=TIED), None),
+        (Question(enable=("swap-attention",), layout={"tp": 2}, config=DROPOUT), Outcome.BITWISE),
+        (Question(enable=("ulysses",), layout={"cp": 2}), None),
+        (Question(enable=("lora",), layout={"tp": 2}), None),
+    ],
+    ids=str,
+)
+def test_what_is_right_is_found_right(
+    verify: Verifier, question: Question, outcome: Outcome | None
+) -> None:
+    verdict = verify(question)
+    assert verdict.good, [check for check in verdict.checks if not check.passed]
+    assert verdict.fault is None
+    assert verdict.outcome is (outcome or Outcome.WITHIN)
+    assert all((m.forward or 0) < 1e-9 and (m.backward or 0) < 1e-9 for m in verdict.modules)
+    assert {m.module for m in verdict.modules} >= {"embedding", "decoder.layers.1", "model"}
+    bitwise = question.enable == ("swap-attention",)
+    assert any(check.name == "random streams, dropout" for check in verdict.checks) is bitwise
+
+
+@pytest.mark.parametrize(
+    ("fault", "question", "phase", "module"),
+    [
+        (
+            faults.halve_every_gradient,
+            Question(layout={}),
+            Phase.BACKWARD,
+            "gradient reduction",
+        ),
+        (faults.drop_the_last_micro_batch, Question(layout={}), Phase.FORWARD, "schedule"),
+        (
+            faults.keep_norm_gradients_to_oneself,
+            Question(layout={"tp": 2, "sp": 1}),
+            Phase.BACKWARD,
+            "decoder.final_layernorm",
+        ),
+        (
+            faults.untie,
+            Question(layout={"pp": 2}, config=TIED),
+            Phase.BACKWARD,
+            "embedding.word_embeddings",
+        ),
+        (
+            faults.swap_the_gate_and_what_it_gates,
+            Question(layout={}),
+            Phase.FORWARD,
+            "decoder.layers.0.mlp",
+        ),
+        (faults.step_twice_as_far, Question(layout={}), Phase.OPTIMIZER, "optimizer"),
+        (
+            faults.draw_alike_on_tensor_parallel_ranks,
+            Question(layout={"tp": 2}),
+            Phase.FORWARD,
+            "random streams",
+        ),
+        (
+            faults.cut_adapters_off,
+            Question(enable=("lora",), layout={}),
+            Phase.BACKWARD,
+            "decoder.layers.1",
+        ),
+        (
+            faults.mix_up_the_gradient_of_values,
+            Question(enable=("ulysses",), layout={"cp": 2}),
+            Phase.BACKWARD,
+            "decoder.layers.1.self_attention",
+        ),
+        (faults.count_padding_too, Question(layout={}), Phase.FORWARD, "loss"),
+        (
+            faults.train_what_is_frozen,
+            Question(enable=("lora",), layout={}),
+            Phase.OPTIMIZER,
+            "",
+        ),
+        (
+            faults.reorder_experts,
+            Question(layout={"tp": 2, "ep": 2}),
+            Phase.FORWARD,
+            "decoder.layers.0.mlp",
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_fault_is_found_where_it_is(
+    verify: Verifier,
+    fault: Callable[[], object],
+    question: Question,
+    phase: Phase,
+    module: str,
+) -> None:
+    verdict = verify(question, fault=fault)
+    assert verdict.outcome is Outcome.DIVERGES
+    assert verdict.fault is not None
+    assert verdict.fault.phase is phase
+    assert verdict.fault.module.startswith(module)
+    assert verify(question).good  # it was undone
+
+
+@pytest.mark.parametrize(
+    ("plugin", "phase", "module"),
+    [
+        (planted.ScalesAGradient, Phase.BACKWARD, "decoder.layers.0.self_attention.linear_proj"),
+        (planted.RoundsOnce, Phase.BACKWARD, "decoder.layers.0.self_attention.linear_proj"),
+        (planted.ForgetsAParameter, Phase.BACKWARD, "decoder.layers.0.self_attention.linear_proj"),
+        (planted.LearnsTwiceAsFast, Phase.OPTIMIZER, "optimizer"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_wrong_plugin_is_found(verify: Verifier, plugin: type, phase: Phase, module: str) -> None:
+    with offered(plugin):
+        verdict = verify(Question(enable=(plugin.manifest.name,), layout={}))
+    assert verdict.fault is not None
+    assert (verdict.fault.phase, verdict.fault.module) == (phase, module)
+    assert verdict.sentence() == f"DIVERGES at {module} ({phase})"
+
+
+def test_references_are_made_once(gloo_pool: GlooPool) -> None:
+    made = []
+
+    class Counting(PoolRanks):
+        def __call__(self, side, fault=None):  # type: ignore[no-untyped-def]
+            made.append(side.name)
+            return super().__call__(side, fault)
+
+    verify = Verifier(Counting(gloo_pool))
+    for _ in range(2):
+        assert verify(Question(layout={"dp": 2})).good
+    assert made == ["the plain model on one rank", *["no plugin on dp=2"] * 2]
+
+
+def test_a_layout_that_the_model_does_not_fit_is_refused(verify: Verifier) -> None:
+    with pytest.raises(AscendRunError, match="context"):
+        verify(Question(layout={"cp": 2}))
