@@ -29,6 +29,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "ascend_run.entrypoints.diff.command",
         "Say where two runs part, and what differs between them.",
     ),
+    "new-plugin": (
+        "ascend_run.entrypoints.new_plugin.command",
+        "Write a package with a plugin of your own, to start from.",
+    ),
     "plan": ("ascend_run.entrypoints.plan", "Show what a run would be, before anything runs."),
     "plugins": ("ascend_run.entrypoints.plugins", "List the plugins, or show one."),
     "preprocess": (
