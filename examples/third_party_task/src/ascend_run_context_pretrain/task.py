@@ -1,0 +1,69 @@
+"""The task itself; imports torch."""
+
+# B = micro-batch, S = sequence on this rank
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from ascend_run.plugin_api import (
+    Batch,
+    BatchField,
+    Datasets,
+    LossSum,
+    RunContext,
+    TokenBlend,
+)
+
+_TOKEN_AXES = ("batch", "sequence")
+
+
+class ContextPretrainTask:
+    """One model, token files, and the sum of the next-token losses behind the context.
+
+    Args:
+        context_tokens: Places at the beginning of a sequence that do not count.
+    """
+
+    roles: Sequence[str] = ("policy",)
+    batch_fields: Mapping[str, BatchField] = MappingProxyType(
+        {
+            name: BatchField(axes=_TOKEN_AXES)
+            for name in ("tokens", "labels", "loss_mask", "position_ids")
+        }
+    )
+
+    def __init__(self, context_tokens: int) -> None:
+        self.context_tokens = context_tokens
+
+    def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
+        """The blends that ``[data]`` names."""
+        data = context.config.data
+        validation = TokenBlend(prefixes=data.validation, weights=data.validation_weights)
+        return Datasets(
+            train=TokenBlend(prefixes=data.train, weights=data.train_weights),
+            validation=validation if data.validation else None,
+        )
+
+    def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
+        """The hidden state; on the last pipeline stage the loss, with the tokens it runs over.
+
+        Places are those in the whole sequence, so that a rank that holds a later part of it has
+        no context of its own.
+        """
+        tensors = batch.tensors
+        behind_BS = tensors["position_ids"] >= self.context_tokens
+        loss_mask_BS = tensors["loss_mask"] * behind_BS
+        output: Tensor = model(
+            input_ids=tensors["tokens"],
+            position_ids=tensors["position_ids"],
+            labels=tensors["labels"],
+            loss_mask=loss_mask_BS,
+        )
+        if output.dim():  # only the last stage reduces to a scalar
+            return output
+        return LossSum(output, loss_mask_BS.sum(dtype=torch.int64))
