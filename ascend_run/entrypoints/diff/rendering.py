@@ -50,7 +50,7 @@ def _lines(diff: Diff, width: int | None) -> Iterator[str]:
     if diff.differences:
         yield "what differs between the runs:"
         rows = [_cause(difference) for difference in diff.differences]
-        yield from table(("", "name", "A", "B", "from"), rows, width=width, flexible=4)
+        yield from table(("kind", "name", "A", "B", "came from"), rows, width=width, flexible=4)
     else:
         yield "config, plugins, versions, device, data files and layout are the same"
     for name, problems in zip(_NAMES, diff.problems, strict=True):
