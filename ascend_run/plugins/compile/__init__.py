@@ -59,6 +59,8 @@ class Compile:
         numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED},
         level=2,
+        # What has a forward of another plugin's stays outside of graphs, so it must be there.
+        after=("swap-attention",),
         maturity=Maturity.BETA,
         source="torch.compile, doi:10.1145/3620665.3640366",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -28,9 +28,29 @@ if TYPE_CHECKING:
     from .swapper import Swapper
 
 
+MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm")
+"""Of a layer, by Megatron's names, in the order in which it runs them."""
+NORMS: Final = ("input_layernorm", "pre_mlp_layernorm")
+
+
+def _some_modules(
+    instance: object, attribute: attrs.Attribute[Any], value: tuple[str, ...]
+) -> None:
+    unknown = [name for name in value if name not in MODULES]
+    if unknown or not value or len({*value}) < len(value):
+        raise ValueError(
+            f"{attribute.name} must name some of {', '.join(MODULES)}, each once, got "
+            f"{', '.join(value) or 'none'}"
+        )
+
+
 @attrs.frozen(kw_only=True)
 class SwapAttentionConfig:
     """Options, set by ``plugins.swap-attention.<field>=<value>``."""
+
+    modules: tuple[str, ...] = attrs.field(default=("self_attention",), validator=_some_modules)
+    """Parts of every layer whose saved tensors are swapped: ``input_layernorm``,
+    ``self_attention``, ``pre_mlp_layernorm``."""
 
     min_bytes: int = attrs.field(default=1 << 20, validator=attrs.validators.ge(1))
     """Tensors in a smaller storage stay where they are. Unit: bytes."""
@@ -60,7 +80,7 @@ class SwapAttention:
             "npu": Support.UNVERIFIED,
         },
         level=2,
-        legacy_flags=("--swap-attention",),
+        legacy_flags=("--swap-attention", "--swap-modules"),
         source="MindSpeed, docs/features/swap_attention.md",
     )
     config_class = SwapAttentionConfig
@@ -73,7 +93,15 @@ class SwapAttention:
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
         problems = list(self._recompute_problems(config, layout))
-        if config.model.get("recompute_granularity") == "full":
+        granularity = config.model.get("recompute_granularity")
+        norms = [name for name in self.config.modules if name in NORMS]
+        again = config.model.get("recompute_modules") or ()
+        if norms and granularity == "selective" and "layernorm" in again:
+            problems.append(
+                f"swap-attention: plugins.swap-attention.modules names {' and '.join(norms)}, "
+                "which model.recompute_modules=layernorm computes again; leave out one"
+            )
+        if granularity == "full":
             problems.append(
                 "swap-attention: model.recompute_granularity=full keeps nothing of the attention "
                 "that could be swapped; use selective recomputation, or leave swap-attention out"
@@ -81,7 +109,7 @@ class SwapAttention:
         return problems
 
     @hookimpl
-    def ascend_self_attention(self, device: Device, layer_index: int) -> Wrapper[nn.Module]:
+    def ascend_layer(self, device: Device) -> Wrapper[nn.Module]:
         from .swapper import Swapper
 
         if self._swapper is None:
@@ -89,7 +117,12 @@ class SwapAttention:
                 device, min_bytes=self.config.min_bytes, prefetch=self.config.prefetch
             )
         swapper = self._swapper
-        return lambda module: swapper.wrap(module, layer_index)
+
+        def wrap(layer: nn.Module) -> nn.Module:
+            swapper.wrap([getattr(layer, name) for name in MODULES if name in self.config.modules])
+            return layer
+
+        return wrap
 
     @hookimpl
     def ascend_mlp(self, role: str, layer_index: int) -> Wrapper[nn.Module] | None:

@@ -13,8 +13,7 @@ starts bringing it back; its own backward waits for that.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ascend_run.plugin_api import Device
+
+from .backward_order import BackwardOrder
 
 
 @attrs.define(eq=False)
@@ -48,7 +49,7 @@ class _Handle:
 
 
 class Call:
-    """One forward of one module, until its backward is done.
+    """One forward of one layer's modules, until their backward is done.
 
     It goes through: ``leaving`` (copies under way, device storage still held), ``away``, ``coming``
     and ``here``. A backward that starts before the next forward finds it ``leaving`` and uses the
@@ -62,7 +63,7 @@ class Call:
         self.number = number
         """Which forward of this step it is, from 0."""
         self._swapper = swapper
-        self._resident = resident
+        self.resident = resident
         self._previous = weakref.ref(previous) if previous is not None else None
         # By address of the storage, which means something only while the storage is held.
         self._leaving: dict[int, _Block] = {}
@@ -80,7 +81,7 @@ class Call:
             return tensor
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if address in self._resident:
+        if address in self.resident:
             return tensor
         block = self._leaving.get(address)
         if block is None:
@@ -143,44 +144,6 @@ class Call:
                 yield block
 
 
-class BackwardOrder:
-    """In which order the backwards of a step's forwards come: as they did in the step before.
-
-    Within one forward of a model it is the reverse of the forwards. Which micro-batch, and which
-    chunk of a virtual pipeline, comes next is the schedule's affair, the same in every step; so it
-    is not computed here but seen.
-    """
-
-    def __init__(self) -> None:
-        self._came: list[int] = []
-        self._next: dict[int | None, int] = {}
-
-    def begin_step(self) -> None:
-        """What came since the last call is the order to expect from now on."""
-        if self._came:
-            self._next = dict(pairwise([None, *self._came]))
-        self._came = []
-
-    def came(self, number: int) -> None:
-        """The backward of one forward of this step has begun."""
-        self._came.append(number)
-
-    @property
-    def known(self) -> bool:
-        """Whether a step was seen."""
-        return bool(self._next)
-
-    @property
-    def next(self) -> int | None:
-        """The forward whose backward is expected next of all; None where it is not known."""
-        return self._next.get(self._came[-1] if self._came else None)
-
-    def after(self, number: int) -> int | None:
-        """The forward whose backward is expected after that of another; None where it is the
-        last."""
-        return self._next.get(number)
-
-
 class Swapper:
     """Sends and brings back the saved tensors of all wrapped modules of one rank.
 
@@ -206,6 +169,8 @@ class Swapper:
         self._min_bytes = min_bytes
         self._leaving: list[Call] = []
         self._last: weakref.ref[Call] | None = None
+        self._joined: Call | None = None
+        """The last one, while modules of its layer may still join it."""
 
     def begin_step(self) -> None:
         """Count forwards and bytes from 0 again."""
@@ -221,20 +186,35 @@ class Swapper:
         known = number is not None and number < len(self._calls)
         return self._calls[number]() if known and number is not None else None
 
-    def wrap(self, module: nn.Module, layer_index: int) -> nn.Module:
-        """The same module, with a forward that swaps; its parameters and names stay."""
+    def wrap(self, modules: Sequence[nn.Module]) -> None:
+        """Give modules of one layer forwards that swap; their parameters and names stay.
+
+        What they save leaves and comes back together.
+
+        Args:
+            modules: In the order in which the layer runs them.
+        """
+        for place, module in enumerate(modules):
+            self._wrap(module, begins=place == 0, ends=place == len(modules) - 1)
+
+    def _wrap(self, module: nn.Module, *, begins: bool, ends: bool) -> None:
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return inner(*args, **kwargs)
-            self._let_go()
-            call = self._begin(_long_lived(module, args, kwargs))
+            stays = _long_lived(module, args, kwargs)
+            if begins or self._joined is None:
+                self._let_go()
+                self._joined = self._begin(stays)
+            call = self._joined
+            call.resident |= stays
+            if ends:
+                self._joined = None
             with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
                 return inner(*args, **kwargs)
 
         module.forward = forward
-        return module
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether a saved tensor is one that can be swapped and is worth it."""

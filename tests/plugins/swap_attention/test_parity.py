@@ -30,6 +30,31 @@ def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int])
         assert outcome.metrics[SWAPPED] > 0
 
 
+MODULES = {
+    "norms": ["input_layernorm", "pre_mlp_layernorm"],
+    "all": ["pre_mlp_layernorm", "self_attention", "input_layernorm"],
+}
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2}], ids=str)
+def test_parts_of_a_layer_leave_and_come_back_together(
+    parity: Parity, layout: dict[str, int]
+) -> None:
+    """As many forwards as layers, whatever is swapped of them: what is late is counted so."""
+    swapped = {}
+    for name, modules in {**MODULES, "attention": ["self_attention"]}.items():
+        options = {
+            **EVERYTHING,
+            "plugins.swap-attention.modules": modules,
+            "plugins.swap-attention.prefetch": 0,
+        }
+        (outcome, *_) = parity("swap-attention", layout=layout, options=options)
+        swapped[name] = outcome.metrics[SWAPPED]
+        assert outcome.metrics[LATE] <= 2 * 4
+    assert swapped["norms"] > 0
+    assert swapped["all"] == swapped["norms"] + swapped["attention"]
+
+
 def test_the_default_leaves_a_tiny_models_tensors_where_they_are(parity: Parity) -> None:
     (outcome,) = parity("swap-attention")
     assert outcome.metrics[SWAPPED] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,14 @@ from tests.support.probed_runs import train
 from .toy import LateDevice, make_inputs, make_stack
 
 
-def problems(recomputed: int = 0, layout: Layout | None = None, **model: Any) -> list[str]:
+def problems(
+    recomputed: int = 0,
+    layout: Layout | None = None,
+    modules: tuple[str, ...] = ("self_attention",),
+    **model: Any,
+) -> list[str]:
     run = RunConfig(model=FieldSection({"num_layers": 8, **model}), parallel=FieldSection({}))
-    plugin = SwapAttention(SwapAttentionConfig(recompute_mlp_layers=recomputed))
+    plugin = SwapAttention(SwapAttentionConfig(recompute_mlp_layers=recomputed, modules=modules))
     return list(plugin.ascend_check(config=run, layout=layout or Layout()))
 
 
@@ -33,6 +39,19 @@ def test_it_owns_saved_activations_and_changes_no_bit() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         SwapAttentionConfig(**options)
+
+
+@pytest.mark.parametrize("modules", [(), ("mlp",), ("self_attention", "self_attention")])
+def test_parts_that_a_layer_does_not_have_are_refused(modules: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="modules must name some of input_layernorm"):
+        SwapAttentionConfig(modules=modules)
+
+
+def test_a_norm_is_not_swapped_and_computed_again() -> None:
+    again = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
+    assert problems(**again) == []
+    (problem,) = problems(modules=("input_layernorm", "self_attention"), **again)
+    assert "modules names input_layernorm, which model.recompute_modules=layernorm" in problem
 
 
 def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
@@ -58,8 +77,8 @@ def test_swapped_bytes_are_counted_for_each_step() -> None:
     plugin = SwapAttention(SwapAttentionConfig(min_bytes=1))
     device: Any = LateDevice()
     stack = make_stack()
-    for index, attention in enumerate(stack.attention):
-        plugin.ascend_self_attention(device=device, layer_index=index)(attention)
+    for attention in stack.attention:
+        plugin.ascend_layer(device=device)(SimpleNamespace(self_attention=attention))
     (read,) = plugin.ascend_metrics().values()
     readings = []
     for micro_batches in (1, 2):

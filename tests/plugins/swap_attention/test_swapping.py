@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ from .toy import LateDevice, Stack, make_inputs, make_stack
 def swapping(
     stack: Stack, *, min_bytes: int = 1, prefetch: int = 1
 ) -> tuple[SwapAttention, LateDevice]:
-    """Wrap every attention of the stack as the kernel would."""
+    """Wrap every layer of the stack as the kernel would."""
     plugin = SwapAttention(SwapAttentionConfig(min_bytes=min_bytes, prefetch=prefetch))
     device: Any = LateDevice()
-    for index, attention in enumerate(stack.attention):
-        wrap = plugin.ascend_self_attention(device=device, layer_index=index)
-        assert wrap(attention) is attention
+    for attention in stack.attention:
+        layer: Any = SimpleNamespace(self_attention=attention)
+        assert plugin.ascend_layer(device=device)(layer) is layer
     return plugin, device
 
 
