@@ -72,7 +72,7 @@ class StepFingerprints:
         )
 
     def take(self) -> list[Mapping[str, Any]]:
-        """The entries of the steps since the last call, the same on every rank."""
+        """The entries of the steps since the last call; their hashes are alike on every rank."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return []
