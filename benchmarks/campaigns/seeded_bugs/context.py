@@ -65,7 +65,7 @@ BUGS: Final = (
         new="torch.arange(stop - start) for",
         plugins=("ulysses",),
         layout={"cp": 2},
-        modules=_ATTENTION,
+        modules=rf"rotary|{_ATTENTION}",
     ),
     Bug(
         name="ulysses-gradient-by-cp",

@@ -1,0 +1,96 @@
+"""``verify`` against seeded bugs: how many it finds, and how many it finds in the right place.
+
+A bug is in the code of all runs that are compared, with the plugin and without, in the layout and
+on one rank, as a mistake in a release would be. A rank that raises counts as not found.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from .campaign import PASSED, Campaign, Outcome
+from .pool_of_ranks import pool
+from .seeded_bugs.bug import Bug
+from .seeded_bugs.faults import BUGS
+
+if TYPE_CHECKING:
+    from ascend_run.core.verify.record import Record
+    from ascend_run.core.verify.verdict import Verdict
+    from ascend_run.entrypoints.verify.questions import Side
+
+_ASKED: Final = 60
+"""Of so many, the share that must be found and named is given."""
+_FOUND: Final = 58
+_NAMED: Final = 50
+
+
+class BuggyRanks:
+    """Ranks whose every run has one bug."""
+
+    def __init__(self, name: str) -> None:
+        self._fault = f"{BuggyRanks.__module__.rpartition('.')[0]}.seeded_bugs.faults:{name}"
+
+    def __call__(self, side: Side, fault: Any = None) -> list[Record]:
+        from ascend_run.entrypoints.verify.ranks import PoolRanks
+
+        return PoolRanks(pool())(side, self._fault)
+
+
+def verdict_on(bug: Bug) -> Verdict:
+    """What ``verify`` says of the run in which a bug shows."""
+    from ascend_run.entrypoints.verify.questions import Question
+    from ascend_run.entrypoints.verify.verifier import Verifier
+
+    question = Question(
+        enable=bug.plugins, layout=dict(bug.layout), model=bug.model, config=dict(bug.config)
+    )
+    return Verifier(BuggyRanks(bug.name))(question)
+
+
+def run(case: str) -> Outcome:
+    bug = BUGS[case]
+    verdict = verdict_on(bug)
+    fault = verdict.fault
+    named = "" if fault is None else fault.module
+    loss = [check for check in verdict.checks if check.name == "loss"]
+    return {
+        "verdict": "undetected" if verdict.good else PASSED,
+        "says": verdict.sentence(),
+        "names the place": re.fullmatch(bug.modules, named) is not None,
+        "place": bug.modules,
+        "suspects": [] if fault is None else list(fault.suspects),
+        "loss is right": all(check.passed for check in loss),
+        "layout": dict(bug.layout),
+        "plugins": list(bug.plugins),
+    }
+
+
+def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
+    found = [o for o in outcomes.values() if o["verdict"] == PASSED]
+    return {
+        "bugs": len(outcomes),
+        "found": len(found),
+        "found at the right place": sum(o["names the place"] for o in found),
+        "found though the loss is right": sum(o["loss is right"] for o in found),
+    }
+
+
+def passes(figures: Mapping[str, Any], counts: Mapping[str, int]) -> bool:
+    share = figures["bugs"] / _ASKED
+    return (
+        figures["bugs"] >= _ASKED
+        and figures["found"] >= math.ceil(_FOUND * share)
+        and figures["found at the right place"] >= math.ceil(_NAMED * share)
+    )
+
+
+def cases(seed: int) -> Sequence[str]:
+    return tuple(BUGS)
+
+
+CAMPAIGN = Campaign(
+    name="verify-bugs", seed=0, cases=cases, run=run, figures=figures, passes=passes
+)
