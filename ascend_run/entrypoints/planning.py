@@ -31,6 +31,7 @@ from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.lock import plugin_lock
 from ascend_run.registry.resolution import Resolution, check_conditions, resolve
 
+from .conflicts import explained
 from .levels import Bundle, choose_members, without_disabled
 from .levels import Trial as LevelTrial
 from .plan_data import plan_data
@@ -113,7 +114,10 @@ def prepare_raw(
     """
     known = discover() if catalogue is None else catalogue
     raw, bundle = _with_level(raw, known, world_size)
-    prospect = _prospect(raw, known, world_size)
+    try:
+        prospect = _prospect(raw, known, world_size)
+    except PluginResolutionError as error:
+        raise explained(error, _asked(raw), known) from None
     if problems := prospect.problems():
         raise ConfigError("this run cannot start", problems)
     resolution, resolved, layout = prospect.resolution, prospect.resolved, prospect.layout
@@ -147,6 +151,11 @@ def _prospect(raw: RawConfig, known: Catalogue, world_size: int | None) -> _Pros
     config = resolved.config
     layout = layout_of(config, config.run.nproc if world_size is None else world_size)
     return _Prospect(resolution, resolved, layout, Hooks(instances(resolution, config)))
+
+
+def _asked(raw: RawConfig) -> list[str]:
+    """Every plugin that a run names."""
+    return [*raw.enable, raw.platform, raw.task, raw.family]
 
 
 def _with_level(

@@ -6,8 +6,8 @@ its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class AscendRunError(Exception):
@@ -40,7 +40,24 @@ class LayoutError(AscendRunError):
 
 
 class PluginResolutionError(AscendRunError):
-    """The named plugins cannot run together, or one of them cannot be had."""
+    """The named plugins cannot run together, or one of them cannot be had.
+
+    Args:
+        conflicts: Where it is known: each minimal set that cannot run, as ``plugins``, ``why`` and
+            ``way_out``.
+        can_run: The largest sets of features that can.
+    """
+
+    def __init__(
+        self,
+        headline: str,
+        problems: Sequence[str] = (),
+        conflicts: Sequence[Mapping[str, Any]] = (),
+        can_run: Sequence[Sequence[str]] = (),
+    ) -> None:
+        super().__init__(headline, problems)
+        self.conflicts = tuple(conflicts)
+        self.can_run = tuple(can_run)
 
 
 class PluginLoadError(AscendRunError):

@@ -1,0 +1,164 @@
+"""What excludes what, as minimal sets: against every subset of plugins made up at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_run.entrypoints.conflicts import find_conflicts, minimal_failing_sets
+from ascend_run.entrypoints.planning import prepare
+from ascend_run.plugin_api import Claim, PluginResolutionError, Support
+from ascend_run.registry.kinds import Plugin
+from ascend_run.registry.resolution import resolve
+from tests.support.fake_plugins import named, platform, plugin
+
+NAMES = ("a", "b", "c", "d", "e")
+CLAIMS = (Claim.EXPERTS, Claim.ROUTER)
+
+
+@st.composite
+def universes(draw: st.DrawFn) -> dict[str, Plugin]:
+    """Five features that claim, require, exclude and follow one another, and a platform."""
+    others = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
+    made = []
+    for name in NAMES:
+        runs_here = draw(st.integers(0, 7)) > 0
+        made.append(
+            plugin(
+                name,
+                claims=tuple(draw(st.lists(st.sampled_from(CLAIMS), max_size=1))),
+                requires=tuple(n for n in draw(others) if n != name),
+                conflicts={n: "they do not agree" for n in draw(others)[:1] if n != name},
+                after=tuple(n for n in draw(others)[:1] if n != name),
+                platforms={"cpu" if runs_here else "npu": Support.REAL},
+            )
+        )
+    return named(*made, platform("cpu"))
+
+
+def subsets(names: Iterable[str]) -> Iterable[frozenset[str]]:
+    listed = sorted(names)
+    every = (combinations(listed, size) for size in range(len(listed) + 1))
+    return map(frozenset, chain.from_iterable(every))
+
+
+def runs(names: Iterable[str], universe: Mapping[str, Plugin]) -> bool:
+    try:
+        resolve(sorted(names), universe)
+    except PluginResolutionError:
+        return False
+    return True
+
+
+@settings(max_examples=150, deadline=None)
+@given(universes(), st.sets(st.sampled_from([*NAMES, "cpu"]), min_size=1))
+def test_every_reported_set_is_minimal_and_every_minimal_set_is_reported(
+    universe: dict[str, Plugin], asked: set[str]
+) -> None:
+    everything = list(subsets(universe))
+    runnable = [names for names in everything if runs(names, universe)]
+
+    def can_be_completed(names: frozenset[str]) -> bool:
+        """By brute force over all that there is to add."""
+        return any(names <= larger for larger in runnable)
+
+    failing = [names for names in subsets(asked) if not can_be_completed(names)]
+    minimal = [names for names in failing if not any(other < names for other in failing)]
+
+    found = find_conflicts(asked, universe)
+
+    assert {frozenset(c.plugins) for c in found.found} == set(minimal)
+    best = max(
+        (len(n - {"cpu"}) for n in subsets(asked) if asked & {"cpu"} <= n and can_be_completed(n)),
+        default=None,
+    )
+    if not minimal:
+        assert found.can_run == ()
+    for offered in found.can_run:
+        assert runs({*offered, *(asked & {"cpu"})}, universe)
+        assert len({*offered} & asked) == best
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.frozensets(st.integers(0, 6), min_size=1, max_size=4), max_size=6))
+def test_the_search_finds_every_minimal_set_of_any_kind(bad: list[frozenset[int]]) -> None:
+    names = frozenset("abcdefg")
+    wrong = [frozenset("abcdefg"[i] for i in members) for members in bad]
+    minimal = {w for w in wrong if not any(other < w for other in wrong)}
+
+    found, hitting = minimal_failing_sets(names, lambda chosen: any(w <= chosen for w in wrong))
+
+    assert set(found) == minimal
+    best = min(len(h) for h in subsets(names) if all(h & w for w in minimal))
+    assert min(map(len, hitting)) == best
+    assert all(h & w for h in hitting for w in minimal)
+
+
+def test_a_requirement_can_close_the_circle() -> None:
+    universe = named(
+        plugin("user", requires=("base",)),
+        plugin("base", conflicts={"rival": "both write the same buffer; enable one"}),
+        plugin("rival"),
+    )
+    (conflict,) = find_conflicts(["user", "rival"], universe).found
+
+    assert conflict.plugins == ("rival", "user")
+    assert conflict.why == (
+        "'rival' and 'user' cannot run together: 'user' requires 'base', and 'base' cannot run "
+        "beside 'rival': both write the same buffer"
+    )
+    assert conflict.way_out == "leave out rival or user"
+
+
+def test_many_rivals_are_told_in_pairs() -> None:
+    universe = named(*(plugin(name, claims=(Claim.EXPERTS,)) for name in "abcdefghijkl"))
+    found = find_conflicts("abcdefghijkl", universe)
+
+    assert len(found.found) == 66
+
+
+def test_what_is_required_and_not_installed_is_no_conflict() -> None:
+    assert find_conflicts(["user"], named(plugin("user", requires=("lost",)))).found == ()
+
+
+def test_a_run_is_refused_with_the_sets_and_what_can_run(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('enable = ["gmm", "ulysses", "ring-attention"]')
+
+    with pytest.raises(PluginResolutionError) as refused:
+        prepare(file)
+
+    assert refused.value.problems == (
+        (
+            "'ring-attention' and 'ulysses' both claim 'sequence-exchange', which one plugin owns "
+            "alone; enable one of them"
+        ),
+        "the most that can run: --enable gmm,ulysses or --enable gmm,ring-attention",
+    )
+    (conflict,) = refused.value.conflicts
+    assert conflict["plugins"] == ("ring-attention", "ulysses")
+
+
+def test_a_platform_is_part_of_what_excludes(tmp_path: Path) -> None:
+    with pytest.raises(PluginResolutionError) as refused:
+        prepare(None, enable=["compile", "ulysses"], platform="npu")
+
+    (conflict,) = refused.value.conflicts
+    assert conflict["plugins"] == ("compile", "npu")
+    assert refused.value.can_run == (("ulysses",),)
+    assert any("choose one with --platform" in problem for problem in refused.value.problems)
+
+
+def test_other_problems_of_the_set_are_told_too() -> None:
+    with pytest.raises(PluginResolutionError) as refused:
+        prepare(None, enable=["ulises", "ulysses", "ring-attention"])
+
+    problems: Any = refused.value.problems
+    assert problems[0].startswith("unknown plugin 'ulises'")
+    assert "both claim" in problems[1]
