@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from ascend_run.core.data.batches import BatchPlan, micro_batches
+from ascend_run.core.data.batches import BatchPlan
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.model.build import build_model
 from ascend_run.plugin_api import contracts as c
 
-from .batches import cut_to_rank
+from .batches import BatchReader
 from .data_parallel import wrap_data_parallel
 from .optimizer import build_optimizer
 from .step import ForwardBackward, TrainStep, connect_schedule
@@ -54,9 +54,8 @@ class Rehearsal:
 
     def batches(self, dataset: Any) -> Iterator[c.Batch]:
         """This rank's micro-batches of a dataset, from its first sample."""
-        source = micro_batches(dataset, self.task.batch_fields, self.plan)
-        wrapped = self.hooks.wrap("ascend_batch", source, config=self.context.config)
-        return cut_to_rank(wrapped, self.hooks, self.context)
+        read = BatchReader(self.hooks, self.context, self.task.batch_fields, self.plan)
+        return read(dataset, 0, "rehearsal's")
 
     def _build(self, dtype: torch.dtype | None) -> None:
         context = self.context

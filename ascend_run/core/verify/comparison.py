@@ -88,7 +88,9 @@ class _Comparing:
         tolerance: float,
         eps: float,
     ) -> Check:
-        result, expected = assemble(self.candidate, read), assemble(self.reference, read)
+        trained = name != "initial weights"
+        result = assemble(self.candidate, read, trained=trained)
+        expected = assemble(self.reference, read, trained=trained)
         allowed = 0.0 if self.exact else tolerance
         sizes = [float(t.abs().max()) for t in expected.tensors.values() if t.numel()]
         quiet = QUIET * max(sizes, default=0.0)
@@ -244,9 +246,9 @@ class _Comparing:
         place = modules.first_backward(self.trace, self.expected_trace, tolerance)
         orders = modules.backward_orders(self.expected_trace)
         # The loss takes the output layer's weight without calling it.
-        first = sorted(wrong, key=lambda name: orders.get(owner(name), -1))
+        first = sorted(wrong, key=lambda name: orders.get(self._watched_owner(name), -1))
         if place is not None:
-            before = [n for n in first if orders.get(owner(n), -1) < place.order]
+            before = [n for n in first if orders.get(self._watched_owner(n), -1) < place.order]
             if not before:
                 return Fault(
                     phase=Phase.BACKWARD,
@@ -263,20 +265,31 @@ class _Comparing:
                 why=f"no module's output differs, the reported {what} does",
             )
         common = {round(times, 6) for n in wrong if (times := self.factors.get(n)) is not None}
-        if place is None and len(common) == 1 and len({*wrong}) > 0.9 * _num_names(self.reference):
+        total = _num_names(self.reference)
+        if place is None and len(wrong) > 0.9 * total and (total > 1 or len(common) == 1):
+            times = f"{common.pop():.6g} times what it should be" if len(common) == 1 else "wrong"
             return Fault(
                 phase=Phase.BACKWARD,
                 module="gradient reduction",
-                suspects=tuple(dict.fromkeys(map(owner, first)))[:_SHOWN],
-                why=f"every gradient is {common.pop():.6g} times what it should be",
+                suspects=tuple(dict.fromkeys(map(self._watched_owner, first)))[:_SHOWN],
+                why=f"every gradient is {times}, what flows back through the modules is right",
             )
-        suspects = [*dict.fromkeys(owner(name) for name in first)]
+        suspects = [*dict.fromkeys(self._watched_owner(name) for name in first)]
         return Fault(
             phase=Phase.BACKWARD,
             module=suspects[0],
             suspects=tuple(suspects[1:_SHOWN]),
             why=f"the gradient of {first[0]} is wrong, that at its output is not",
         )
+
+    def _watched_owner(self, parameter: str) -> str:
+        """The innermost module that is called and holds a parameter; one that is never called, such
+        as an output layer whose weight the loss takes, or a mere collection, is not watched."""
+        module = owner(parameter)
+        known = {key.partition("|")[0] for key in self.expected_trace.forward}
+        while module and module not in known:
+            module = module.rpartition(".")[0]
+        return module or owner(parameter)
 
     def _at_parameters(self, check: str, phase: Phase, why: str) -> Fault:
         wrong = self.wrong[check]

@@ -144,13 +144,14 @@ def first_backward(candidate: Trace, reference: Trace, tolerance: float) -> Plac
             inner = max(takers, key=len)
             others = tuple(name for name in takers if name != inner)
             return Place(inner, "the gradient at its input differs first", others, order)
-        if module == ROOT:
-            return Place("loss", "its gradient differs", (), order)
+        makers = [other.split("|")[0] for other in same]
+        maker = _parent(min(makers, key=len)) if ROOT not in makers else ROOT
+        if maker == ROOT:  # nothing but the loss is computed outside of modules there
+            return Place(
+                "loss", f"the gradient that it hands to {module} differs", (module,), order
+            )
         return Place(
-            _parent(module),
-            f"the gradient that it hands to {module} differs first",
-            (module,),
-            order,
+            maker, f"the gradient that it hands to {module} differs first", (module,), order
         )
     return None
 

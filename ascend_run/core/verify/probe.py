@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
 from ascend_run.core.checkpoint.parameter_pieces import ParameterPiece, parameter_pieces
+from ascend_run.core.launch.rank import ATTEMPT_VARIABLE
 from ascend_run.core.run import RunRequest, batch_plan, prepared_rank, seed_everything
 from ascend_run.core.train.data_parallel import gather_parameters
 from ascend_run.core.train.rehearsal import Rehearsal, gradient_of
@@ -39,7 +42,7 @@ def run_probes(
     """
     record: Record | None = None
     for part in (_gradients, _watched, _train):
-        with prepared_rank(make_request()) as (hooks, context):
+        with _meeting_elsewhere(part.__name__), prepared_rank(make_request()) as (hooks, context):
             seed_everything(context.config, context.layout)
             if record is None:
                 record = _empty_record(context)
@@ -47,6 +50,21 @@ def run_probes(
             part(rehearsal, make_dataset, record, steps)
     assert record is not None
     return record
+
+
+@contextmanager
+def _meeting_elsewhere(part: str) -> Iterator[None]:
+    """Let ranks that make their groups again look for one another under another key: at the first
+    one they would find addresses that are closed."""
+    before = os.environ.get(ATTEMPT_VARIABLE)
+    os.environ[ATTEMPT_VARIABLE] = f"{before or 0}{part}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ATTEMPT_VARIABLE]
+        else:
+            os.environ[ATTEMPT_VARIABLE] = before
 
 
 def _empty_record(context: c.RunContext) -> Record:

@@ -84,6 +84,8 @@ class _ChunkTap:
             named = [(str(i), x) for i, x in enumerate(_tensors(args))]
             for key, value in sorted((kwargs or {}).items()):
                 named += [(key, x) for x in _tensors(value)]
+            if name == ROOT:
+                named += _at_positions(dict(named))
             for which, tensor in named:
                 self._see(f"{name}|in|{which}", tensor)
 
@@ -129,6 +131,18 @@ def whole_name(local_name: str, model: Any, offset: int) -> str:
         return f"{match[1]}decoder.layers.{int(match[2]) + offset}"
 
     return named_by_number(f"{_LAYER.sub(shifted, local_name)}.", model)[:-1]
+
+
+def _at_positions(batch: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """Every field times its positions: moments alone would not see tokens change their places."""
+    positions = batch.get("position_ids")
+    if positions is None:
+        return []
+    return [
+        (f"{name} by position", field.detach() * (positions + 1))
+        for name, field in batch.items()
+        if field.shape == positions.shape and name != "position_ids"
+    ]
 
 
 def _in_backward() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ascend_run.core.verify.verdict import Outcome, Phase
+from ascend_run.entrypoints.verify.layouts import shown
 from ascend_run.entrypoints.verify.questions import Question
 from ascend_run.entrypoints.verify.ranks import PoolRanks
 from ascend_run.entrypoints.verify.verifier import Verifier
@@ -38,7 +39,9 @@ DROPOUT = {"model.hidden_dropout": 0.2, "model.attention_dropout": 0.1}
         (Question(enable=("ulysses",), layout={"cp": 2}), None),
         (Question(enable=("lora",), layout={"tp": 2}), None),
     ],
-    ids=str,
+    ids=lambda value: (
+        ",".join(value.enable) + shown(value.layout) if hasattr(value, "enable") else ""
+    ),
 )
 def test_what_is_right_is_found_right(
     verify: Verifier, question: Question, outcome: Outcome | None
@@ -128,7 +131,12 @@ def test_a_planted_fault_is_found_where_it_is(
     assert verdict.fault is not None
     assert verdict.fault.phase is phase
     assert verdict.fault.module.startswith(module)
-    assert verify(question).good  # it was undone
+
+
+def test_a_planted_fault_is_undone(verify: Verifier) -> None:
+    question = Question(layout={})
+    assert not verify(question, fault=f"{faults.__name__}:halve_every_gradient").good
+    assert verify(question).good
 
 
 @pytest.mark.parametrize(
