@@ -1,4 +1,4 @@
-# make demo | test | third-party | bench | campaign | check ; each sets up what it needs from nothing.
+# make demo | test | test-cuda | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
@@ -10,7 +10,7 @@ OUTSIDE := build/third_party
 WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test third-party bench campaign peers peers-gpu check clean
+.PHONY: venv demo test test-cuda third-party bench campaign peers peers-gpu check clean
 
 venv: $(VENV)/.ready
 
@@ -27,6 +27,10 @@ demo: venv
 # Two workers, each with its own pool of ranks; the tests of a file stay together.
 test: venv
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
+test-cuda: venv
+	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs tests/plugins tests/contract
 
 # A plugin outside the tree: built, installed into a folder of its own, and put in ulysses' place.
 third-party: venv

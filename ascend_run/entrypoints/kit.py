@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ascend_run.core.config.raw import Given, RawConfig
 from ascend_run.plugin_api import AscendRunError, Numerics
 from ascend_run.plugin_api.testing.runtime import (
+    PLATFORM_VARIABLE,
     Examined,
     OptionFacts,
     PluginFacts,
@@ -26,8 +27,6 @@ from .option_docs import option_docs
 from .planning import Prepared, prepare_raw
 
 ORIGIN = "the trial"
-PLATFORM_VARIABLE = "ASCEND_RUN_TEST_PLATFORM"
-"""Names the platform of trials that name none."""
 
 
 class KitRuntime:

@@ -6,6 +6,7 @@ float32. Never by the loss alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ import attrs
 from ascend_run.plugin_api.manifest import Numerics
 
 from .models import MODELS
-from .runtime import RankOutcome, Trial, run_trial
+from .runtime import PLATFORM_VARIABLE, RankOutcome, Trial, run_trial
 from .tensors import assemble, differences
 
 if TYPE_CHECKING:
@@ -191,10 +192,36 @@ class Parity:
     ) -> list[RankOutcome]:
         trial = case.trial(plugins, steps=steps, sharded=sharded)
         world_size = case.world_size if sharded else 1
+        require_devices(world_size, str(trial.config.get("platform", "")))
         key = f"{world_size} {trial}"
         if key not in self._made:
             self._made[key] = self._pool.run(run_trial, world_size, trial, timeout=TRIAL_SECONDS)
         return self._made[key]
+
+
+def require_devices(world_size: int, platform: str = "") -> None:
+    """Skip the test, with the reason, where trials run on a device of which there are too few.
+
+    Where there is none at all nothing is skipped: the trial then fails and says so.
+
+    Args:
+        platform: What the trial names itself; empty is what the environment asks for.
+    """
+    platform = platform or os.environ.get(PLATFORM_VARIABLE, "cpu")
+    if platform == "cpu":
+        return
+    count = device_count()
+    if 0 < count < world_size:
+        import pytest  # the kit's numbers are of use without it
+
+        pytest.skip(f"{world_size} ranks on platform {platform} need as many devices, not {count}")
+
+
+def device_count() -> int:
+    """Accelerators that torch sees on this machine."""
+    import torch
+
+    return torch.accelerator.device_count()
 
 
 def compare(

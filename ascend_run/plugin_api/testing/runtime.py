@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ascend_run.plugin_api.manifest import Manifest, Numerics
 
 RUNTIME_GROUP: Final = "ascend_run.runtime"
+PLATFORM_VARIABLE: Final = "ASCEND_RUN_TEST_PLATFORM"
+"""Names the platform of trials that name none; without it they run on the CPU."""
 
 
 @attrs.frozen(kw_only=True)
