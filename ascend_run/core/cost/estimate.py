@@ -10,7 +10,7 @@ import attrs
 from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.config import RunConfig
-from ascend_run.plugin_api.contracts import CostChange, Messages, RankKind
+from ascend_run.plugin_api.contracts import CostChange, Messages, ParameterCost, RankKind
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.layout import Layout
 
@@ -133,7 +133,7 @@ def _rank_cost(
             chunks,
             in_flight(config, layout, pp_rank, sizes.num_micro_batches),
             state,
-            _ends(config, layout, sizes, rank),
+            _ends(config, layout, sizes, rank, ledger.parameters),
         ),
         messages=_summed(ledger.messages),
         flops=ledger.flops,
@@ -158,7 +158,16 @@ def _plain(
     messages += traffic.between_stages(layout, sizes, rank.pp_rank, num_chunks)
     return Ledger(
         kept={
-            n: [Kept(part=t.part, name=t.name, nbytes=t.nbytes) for t in rank.kept[n]]
+            n: [
+                Kept(
+                    part=t.part,
+                    name=t.name,
+                    nbytes=t.nbytes,
+                    # The router widens what enters it.
+                    entry_bytes=hidden_bytes(sizes) if t.key == "router.input" else None,
+                )
+                for t in rank.kept[n]
+            ]
             for n in layers
         },
         steps={n: steps[n in moe] for n in layers},
@@ -171,18 +180,26 @@ def _plain(
     )
 
 
-def _ends(config: RunConfig, layout: Layout, sizes: Sizes, rank: RankKind) -> Ends:
+def _ends(
+    config: RunConfig,
+    layout: Layout,
+    sizes: Sizes,
+    rank: RankKind,
+    parameters: Sequence[ParameterCost],
+) -> Ends:
     hidden, pipelined = hidden_bytes(sizes), layout.pp > 1
     is_last, tied = rank.is_last, bool(config.model.share_embeddings_and_output_weights)
+    ends_trained = {p.part for p in parameters if p.layer is None and p.trained}
+    trains_output = bool(ends_trained & {"embedding" if tied else "output_layer"})
     table = sizes.vocab * sizes.hidden * sizes.item_bytes
     return Ends(
         hidden=hidden,
         final_norm=hidden + sizes.shared_tokens * _WIDE if is_last else 0.0,
         final_norm_backward=norm_backward(config, sizes) if is_last else 0.0,
-        loss=loss_working(config, layout, sizes) if is_last else 0.0,
-        loss_kept=sum(kept_by_loss(config, sizes)) if is_last else 0.0,
-        output_gradient=table if is_last and tied and not pipelined else 0.0,
-        embedding_gradient=table if rank.is_first else 0.0,
+        loss=loss_working(config, layout, sizes, trains=trains_output) if is_last else 0.0,
+        loss_kept=sum(kept_by_loss(config, sizes, trains=trains_output)) if is_last else 0.0,
+        output_gradient=table if trains_output and is_last and tied and not pipelined else 0.0,
+        embedding_gradient=table if rank.is_first and "embedding" in ends_trained else 0.0,
         batch=sizes.tokens * (3 * _INDEX + _WIDE),
         has_next=not is_last,
         pipelined=pipelined,

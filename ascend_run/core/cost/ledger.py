@@ -33,6 +33,8 @@ class Kept:
     """On the host: how many layers before its own backward it comes back."""
     again: int | None = None
     """Computed again: with the backward of which layer its own forward is repeated."""
+    entry_bytes: float | None = None
+    """What stands for it where the part is computed again from it, if that is narrower."""
 
     @property
     def key(self) -> str:
@@ -91,6 +93,10 @@ class Ledger:
             for layer in group:
                 inside = [t for t in self.kept[layer] if _matches(t.part, parts)]
                 first = inside[0] if inside and layer == group[0] else None
+                if first is not None and first.entry_bytes is not None:
+                    entry = Kept(part=first.part, name="entry", nbytes=first.entry_bytes)
+                    self.kept[layer].append(entry)
+                    first = None
                 for tensor in inside:
                     if tensor is not first and tensor.place is not Place.NOWHERE:
                         tensor.place, tensor.again = Place.NOWHERE, group[-1]

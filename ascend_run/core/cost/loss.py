@@ -15,24 +15,28 @@ _ROW_BYTES = 2 * 2**20
 _WIDE = 4
 
 
-def kept_by_loss(config: RunConfig, sizes: Sizes) -> tuple[float, float]:
-    """Bytes of the gradients of the hidden state and of the output weight."""
+def kept_by_loss(config: RunConfig, sizes: Sizes, *, trains: bool) -> tuple[float, float]:
+    """Bytes of the gradients of the hidden state and, where it is trained, of the weight."""
     item, rows = _gradient_item(config, sizes), sizes.valid_vocab
     chunked = sizes.tokens > _chunk(sizes)
     return (
         sizes.tokens * sizes.hidden * item,
-        rows * sizes.hidden * (_WIDE if chunked else item),
+        rows * sizes.hidden * (_WIDE if chunked else item) if trains else 0.0,
     )
 
 
-def loss_working(config: RunConfig, layout: Layout, sizes: Sizes) -> float:
-    """The most that is held while the loss is taken, without the final norm."""
+def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: bool) -> float:
+    """The most that is held while the loss is taken, without what the final norm keeps.
+
+    Args:
+        trains: Whether the output layer's weight is trained.
+    """
     item, rows = _gradient_item(config, sizes), sizes.valid_vocab
     chunk = min(_chunk(sizes), sizes.tokens)
     logits = chunk * rows * sizes.item_bytes
     if item != sizes.item_bytes:
         logits += chunk * rows * item
-    hidden, weight = kept_by_loss(config, sizes)
+    hidden, weight = kept_by_loss(config, sizes, trains=trains)
     wide = 0
     if item < _WIDE:
         # The ranks of a vocabulary take their softmax in step, a whole chunk at once.

@@ -36,8 +36,6 @@ def recompute_as_configured(
         for module in model.recompute_modules or ("core_attn",):
             if module == "core_attn":
                 _without_core_attention(ledger)
-            elif module == "layernorm":
-                _without_norm_outputs(ledger)
             else:
                 parts = _MODULES.get(module, ())
                 ledger.recompute(parts, [(layer,) for layer in ledger.kept])
@@ -48,12 +46,4 @@ def _without_core_attention(ledger: Ledger) -> None:
     for layer, kept in ledger.kept.items():
         for tensor in kept:
             if tensor.key in ("self_attention.out", "self_attention.lse"):
-                tensor.place, tensor.again = Place.NOWHERE, layer
-
-
-def _without_norm_outputs(ledger: Ledger) -> None:
-    """A norm's output is computed again from what went in."""
-    for layer, kept in ledger.kept.items():
-        for tensor in kept:
-            if tensor.key in ("self_attention.input", "mlp.input"):
                 tensor.place, tensor.again = Place.NOWHERE, layer

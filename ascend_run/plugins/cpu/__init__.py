@@ -10,6 +10,7 @@ from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
     Claim,
+    CostChange,
     Device,
     Manifest,
     Maturity,
@@ -52,6 +53,11 @@ class Cpu:
             cores = len(os.sched_getaffinity(0))
             wanted["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size))
         return {name: value for name, value in wanted.items() if name not in os.environ}
+
+    @hookimpl
+    def ascend_cost(self) -> CostChange:
+        """Host and device are one memory."""
+        return CostChange(host_is_device=True)
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:

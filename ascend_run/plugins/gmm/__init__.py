@@ -9,14 +9,18 @@ import attrs
 from ascend_run.plugin_api import (
     Claim,
     Condition,
+    CostChange,
     ExpertsKernel,
     Manifest,
     Numerics,
     PlatformOps,
+    RankKind,
     RunConfig,
     Support,
     hookimpl,
 )
+
+from .cost import grouped_cost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +95,14 @@ class Gmm:
             for name, width in widths.items()
             if width is not None and width * item % ROW_BYTES
         ]
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange | None:
+        if not rank.moe_layers:
+            return None
+        model = config.model
+        gated, is_silu = bool(model.gated_linear_unit), model.activation == "silu"
+        return grouped_cost(rank, gated=gated, is_silu=is_silu)
 
     @hookimpl
     def ascend_experts(self, config: RunConfig, ops: PlatformOps) -> ExpertsKernel | None:

@@ -91,6 +91,12 @@ class Lora:
         return problems(config, self.config)
 
     @hookimpl
+    def ascend_cost(self, config: RunConfig, rank: c.RankKind) -> c.CostChange:
+        from .cost import adapter_cost
+
+        return adapter_cost(config, rank, self.config)
+
+    @hookimpl
     def ascend_linear(
         self, config: RunConfig, role: str, name: str, layer_index: int
     ) -> c.Wrapper[nn.Module] | None:

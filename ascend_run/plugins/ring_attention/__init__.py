@@ -11,8 +11,11 @@ from ascend_run.plugin_api import (
     AttentionKernel,
     Claim,
     Condition,
+    CostChange,
+    Layout,
     Manifest,
     Numerics,
+    RankKind,
     RunConfig,
     SequencePartition,
     Support,
@@ -20,6 +23,7 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
+from .cost import ring_cost
 from .partition import PARTITIONS
 
 LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
@@ -84,6 +88,12 @@ class RingAttention:
         if config.parallel.context_parallel_size <= 1:
             return None
         return PARTITIONS[self.config.cut]
+
+    @hookimpl
+    def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
+        if layout.cp <= 1:
+            return None
+        return ring_cost(layout, rank, self.config.keep, self.config.keep_every)
 
     @hookimpl
     def ascend_attention(

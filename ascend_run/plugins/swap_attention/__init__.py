@@ -9,11 +9,16 @@ import attrs
 
 from ascend_run.plugin_api import (
     Claim,
+    CostChange,
     Device,
+    KeptChange,
     Layout,
     Manifest,
     Metrics,
     Numerics,
+    Place,
+    RankKind,
+    Recomputation,
     ReportPanel,
     RunConfig,
     RunContext,
@@ -31,6 +36,9 @@ if TYPE_CHECKING:
 MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm")
 """Of a layer, by Megatron's names, in the order in which it runs them."""
 NORMS: Final = ("input_layernorm", "pre_mlp_layernorm")
+_PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm"), strict=True))
+"""Module -> its part in the cost model; so for the next."""
+_FEED_FORWARD: Final = ("mlp", "router", "dispatcher", "experts", "shared_experts")
 
 
 def _some_modules(
@@ -107,6 +115,21 @@ class SwapAttention:
                 "that could be swapped; use selective recomputation, or leave swap-attention out"
             )
         return problems
+
+    @hookimpl
+    def ascend_cost(self, rank: RankKind) -> CostChange:
+        """What the modules keep waits on the host; the first layers' feed-forward runs twice."""
+        swapped = KeptChange(
+            tensors=tuple(f"{_PARTS[name]}.*" for name in self.config.modules),
+            place=Place.HOST,
+            at_least=self.config.min_bytes,
+            ahead=self.config.prefetch,
+        )
+        again = rank.layers[: self.config.recompute_mlp_layers]
+        return CostChange(
+            kept=(swapped,),
+            recomputed=(Recomputation(parts=_FEED_FORWARD, layers=again),) if again else (),
+        )
 
     @hookimpl
     def ascend_layer(self, device: Device) -> Wrapper[nn.Module]:

@@ -9,9 +9,11 @@ from ascend_run.plugin_api import (
     AttentionKernel,
     Claim,
     Condition,
+    CostChange,
     Layout,
     Manifest,
     Numerics,
+    RankKind,
     RunConfig,
     SequencePartition,
     Support,
@@ -19,6 +21,7 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
+from .cost import exchange_cost
 from .partition import ContiguousPartition
 from .rules import LETS_THROUGH, problems
 
@@ -61,6 +64,10 @@ class Ulysses:
     @hookimpl
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
         return ContiguousPartition() if config.parallel.context_parallel_size > 1 else None
+
+    @hookimpl
+    def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
+        return exchange_cost(layout, rank) if layout.cp > 1 else None
 
     @hookimpl
     def ascend_attention(self, config: RunConfig, groups: Any) -> Wrapper[AttentionKernel] | None:

@@ -1,0 +1,70 @@
+"""What adapters beside frozen weights cost. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ascend_run.plugin_api import CostChange, KeptTensor, ParameterCost
+
+from .targets import LINEARS, wanted_parts
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api import RankKind, RunConfig
+
+    from . import LoraOptions
+
+
+def adapter_cost(config: RunConfig, rank: RankKind, options: LoraOptions) -> CostChange:
+    """Nothing of the base is trained; each adapted part has two narrow matrices, whose first
+    product is kept for backward."""
+    parameters = tuple(_parameters(config, rank, options))
+    narrow = rank.tokens * options.rank * rank.item_bytes
+    parts = [p for p in parameters if p.name.endswith("lora_A") and p.layer == rank.layers[0]]
+    width = sum(_parts_of(p.name, config, options, p.part) for p in parts)
+    return CostChange(
+        frozen=("*",),
+        parameters=parameters,
+        kept_added=(KeptTensor(part="self_attention", name="adapters", nbytes=width * narrow),),
+    )
+
+
+def _parts_of(name: str, config: RunConfig, options: LoraOptions, part: str) -> int:
+    linear = f"{part}.{name.partition('.')[0]}"
+    return len(wanted_parts(options.target_modules, linear, config))
+
+
+def _parameters(config: RunConfig, rank: RankKind, options: LoraOptions) -> Iterator[ParameterCost]:
+    for weight in rank.parameters:
+        if weight.layer is None or weight.key not in LINEARS:
+            continue
+        parts = wanted_parts(options.target_modules, weight.key, config)
+        if not parts:
+            continue
+        columns = _columns(rank, weight)
+        shares = _rows(config, rank, weight.numel // columns)
+        rows = sum(shares.get(part, weight.numel // columns) for part in parts)
+        for name, numel in (
+            ("lora_A", len(parts) * options.rank * columns),
+            ("lora_B", rows * options.rank),
+        ):
+            yield ParameterCost(
+                part=weight.part, name=f"{weight.name}.{name}", numel=numel, layer=weight.layer
+            )
+
+
+def _columns(rank: RankKind, weight: ParameterCost) -> int:
+    """Inputs of a linear on this rank: the hidden size where its output is what is split."""
+    hidden = next(p.numel for p in rank.parameters if p.key == "input_norm.weight")
+    return weight.numel // hidden if weight.name in ("linear_proj", "linear_fc2") else hidden
+
+
+def _rows(config: RunConfig, rank: RankKind, rows: int) -> Mapping[str, int]:
+    """Part -> rows of its linear on this rank."""
+    return {
+        "linear_q": rank.heads * rank.head_width,
+        "linear_k": rank.query_groups * rank.head_width,
+        "linear_v": rank.query_groups * rank.head_width,
+        "linear_fc1_gate": rows // 2,
+        "linear_fc1_up": rows // 2,
+    }
