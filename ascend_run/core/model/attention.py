@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import attrs
 import torch
 from megatron.core.transformer.attention import SelfAttention as MegatronSelfAttention
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from ascend_run.core.config.attention_needs import declared_by
 from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.errors import ConfigError
 
 from .assembly import Assembly
 
@@ -57,6 +60,14 @@ def attend(
     return _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
 
 
+@attrs.frozen
+class Documents:
+    """Where the documents of every sequence of a micro-batch end; it goes through Megatron's layers
+    in the place of its ``packed_seq_params``."""
+
+    ends: tuple[int, ...]
+
+
 class CoreAttention(MegatronModule):
     """Megatron's core attention: heads in, heads out, by the run's attention kernel."""
 
@@ -88,7 +99,7 @@ class CoreAttention(MegatronModule):
         *,
         attn_mask_type: Any = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Any = None,
+        packed_seq_params: Documents | None = None,
     ) -> Tensor:
         """[S, B, N, D], [S, B, G, D], [S, B, G, E] -> [S, B, N * E].
 
@@ -97,9 +108,22 @@ class CoreAttention(MegatronModule):
         """
         assert attention_mask is None, "masks are objects here; see contracts.Mask"
         spec = c.AttentionSpec(
-            scale=self.scale, mask=self.mask, bias=attention_bias, dropout=self._dropout()
+            scale=self.scale,
+            mask=self._mask(packed_seq_params),
+            bias=attention_bias,
+            dropout=self._dropout(),
         )
         return attend(self.kernel, query, key, value, spec).flatten(2)
+
+    def _mask(self, documents: Documents | None) -> c.Mask:
+        if documents is None:
+            return self.mask
+        if not declared_by(self.kernel).documents:
+            raise ConfigError(
+                f"the attention of this run ({type(self.kernel).__name__}) keeps no documents "
+                "apart, and this batch has several in a sequence; do not pack them"
+            )
+        return attrs.evolve(self.mask, document_ends=documents.ends)
 
     def _dropout(self) -> c.Dropout | None:
         probability = self.config.attention_dropout
@@ -132,6 +156,7 @@ class SelfAttention(MegatronSelfAttention):
         rotary_pos_emb: Tensor | None = None,
         *unused: Any,
         attention_bias: Tensor | None = None,
+        packed_seq_params: Documents | None = None,
         **ignored: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """[S, B, H] -> ([S, B, H], bias).
@@ -143,10 +168,11 @@ class SelfAttention(MegatronSelfAttention):
         assert key_value_states is None
         mixed, _ = self.linear_qkv(hidden_states)
         q, k, v = self._heads(mixed, rotary_pos_emb)
+        options = {"attention_bias": attention_bias, "packed_seq_params": packed_seq_params}
         if self.checkpoint_core_attention and self.training:
-            out = self._checkpointed_attention_forward(q, k, v, None, attention_bias=attention_bias)
+            out = self._checkpointed_attention_forward(q, k, v, None, **options)
         else:
-            out = self.core_attention(q, k, v, None, attention_bias=attention_bias)
+            out = self.core_attention(q, k, v, None, **options)
         return self.linear_proj(out)
 
     def _heads(self, mixed: Tensor, tables: Tensor | None) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 
 from .assembly import Assembly
+from .attention import Documents
 from .rotary import RotaryTable
 
 # S sequence on this rank, B micro-batch, H hidden size, V vocabulary on this rank
@@ -50,6 +51,7 @@ class GPT(GPTModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         loss_mask: Tensor | None = None,
+        document_ends: tuple[int, ...] | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Token ids [B, S] -> on the last stage the masked loss sum (a scalar), or the logits
@@ -57,12 +59,18 @@ class GPT(GPTModel):
 
         Any stage but the first reads the tokens' length only, and takes its hidden state from
         ``set_input_tensor``.
+
+        Args:
+            document_ends: Where documents end in every sequence; no token sees another document.
+                Position ids are the caller's. Rotary angles count on, since only differences
+                within a document matter to them.
         """
         embedded = self.embedding(input_ids, position_ids) if self.pre_process else None
         hidden = self.decoder(
             hidden_states=embedded,
             attention_mask=attention_mask,
             rotary_pos_emb=self._rotary_tables(input_ids),
+            packed_seq_params=None if document_ends is None else Documents(document_ends),
             **kwargs,
         )
         if not self.post_process:

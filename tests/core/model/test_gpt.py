@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -116,6 +117,46 @@ def test_a_model_sees_the_order_of_its_tokens_and_nothing_ahead(kind: str) -> No
         swapped = tokens()
         swapped[:, :2] = swapped[:, :2].flip(1)
         assert not torch.allclose(model(swapped, position_ids=positions)[:, 5:], first[:, 5:])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model.position_embedding_type": "learned_absolute"},
+        {"model.window_size": [3, 0]},
+        {"model.recompute_granularity": "selective"},
+    ],
+    ids=["rope", "learned", "window", "recomputed"],
+)
+def test_documents_of_one_sequence_are_what_they_are_alone(options: dict[str, Any]) -> None:
+    """Their losses' sum, and every gradient of it."""
+    ends = (5, 6, 16)
+    with standing_model({**DENSE, **options}) as model:
+        text = tokens()[:1]
+        labels, mask = text.flip(1), torch.ones(1, 16)
+        mask[:, 7] = 0
+
+        places = torch.cat([torch.arange(b - a) for a, b in pairwise((0, *ends))])[None]
+
+        def loss(part: slice, **packed: Any) -> Tensor:
+            return model(
+                text[:, part],
+                places[:, part],
+                labels=labels[:, part],
+                loss_mask=mask[:, part],
+                **packed,
+            )
+
+        together = loss(slice(0, 16), document_ends=ends)
+        got = gradients(model, together)
+        apart = torch.stack([loss(slice(a, b)) for a, b in pairwise((0, *ends))]).sum()
+        want = gradients(model, apart)
+        assert abs(together - apart) <= 1e-10 * apart
+        assert abs(loss(slice(0, 16)) - apart) > 1e-3 * apart
+        assert got.keys() == want.keys()
+        for name, gradient in want.items():
+            assert (got[name] - gradient).abs().max() <= 1e-10 * gradient.abs().max(), name
 
 
 # -- attention --------------------------------------------------------------------------------
