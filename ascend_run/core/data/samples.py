@@ -10,7 +10,14 @@ import numpy as np
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from torch import Tensor
 
-from ascend_run.plugin_api import DataError, Datasets, PlatformError, RunConfig, TokenBlend
+from ascend_run.plugin_api import (
+    DataError,
+    Datasets,
+    PlatformError,
+    RunConfig,
+    SampleBlend,
+    TokenBlend,
+)
 
 from .epochs import EpochSettings, TokenStream
 from .index_cache import Arrays, IndexCache
@@ -36,7 +43,7 @@ def build_datasets(
     valid_samples: int,
     storage: Storage | None = None,
 ) -> Datasets:
-    """Replace what a task described as TokenBlend by map-style datasets; needs no process group.
+    """Replace what a task described as a blend by map-style datasets; needs no process group.
 
     Args:
         datasets: What ``Task.datasets`` answered.
@@ -53,6 +60,8 @@ def build_datasets(
     def build(wanted: Any, samples: int) -> Any:
         if isinstance(wanted, TokenBlend):
             return build_blend(config, wanted, samples, open_storage, cache)
+        if isinstance(wanted, SampleBlend):
+            return BlendedSamples(wanted.datasets, wanted.weights, samples, cache)
         return wanted
 
     return Datasets(build(datasets.train, train_samples), build(datasets.validation, valid_samples))
@@ -75,7 +84,7 @@ def build_blend(
 
 
 class BlendedSamples:
-    """Several token streams in given shares, exact to one sample at every point of the order.
+    """Several datasets in given shares, exact to one sample at every point of the order.
 
     Args:
         weights: Positive; need not add up to 1.
@@ -84,7 +93,7 @@ class BlendedSamples:
 
     def __init__(
         self,
-        sources: Sequence[TokenStream],
+        sources: Sequence[Samples],
         weights: Sequence[float],
         samples: int,
         cache: IndexCache,

@@ -38,6 +38,7 @@ from .data import (
     BatchIterator,
     Datasets,
     LossSum,
+    SampleBlend,
     Task,
     TokenBlend,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "Recomputation",
     "ReportPanel",
     "RunContext",
+    "SampleBlend",
     "SequencePartition",
     "ShardPiece",
     "Task",

@@ -51,7 +51,8 @@ class Task(Protocol):
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
         """What to train and evaluate on: a ``TokenBlend``, which core builds, or a map-style
         dataset of the task's own with at least so many items, each a mapping from the names of
-        ``batch_fields`` to tensors without the batch axis."""
+        ``batch_fields`` to tensors without the batch axis; several of those are a
+        ``SampleBlend``."""
         ...
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
@@ -72,11 +73,21 @@ class TokenBlend:
     """Share of the samples that each gives; empty means in proportion to their tokens."""
 
 
+@attrs.frozen(kw_only=True)
+class SampleBlend:
+    """Map-style datasets of a task's own, from which core takes samples in given shares."""
+
+    datasets: tuple[Any, ...]
+    """Each with as many items as the whole has."""
+    weights: tuple[float, ...]
+    """Share of the samples that each gives; above 0."""
+
+
 class Datasets(NamedTuple):
     """What a task trains and evaluates on."""
 
-    train: TokenBlend | Any
-    validation: TokenBlend | Any | None
+    train: TokenBlend | SampleBlend | Any
+    validation: TokenBlend | SampleBlend | Any | None
 
 
 BatchIterator = Iterator[Batch]
