@@ -47,6 +47,8 @@ class SftConfig:
     takes any length, else ``seq_length``."""
     pad_to_multiple_of: int = attrs.field(default=8, validator=attrs.validators.ge(1))
     """With ``longest``: lengths are rounded up to a multiple of this. Unit: tokens."""
+    packing: bool = False
+    """Fill each sample with several conversations, none of which sees another."""
     shuffle: bool = True
     """Train in another order in every epoch; else in the order of the files."""
     date: str | None = attrs.field(default=None, validator=_iso_date)
@@ -57,8 +59,8 @@ class SftConfig:
 class Sft:
     """The loss is the mean cross-entropy of the assistant's tokens over the global batch.
 
-    One sample is one conversation; it sees no other. Which tokens are trained is decided by their
-    position in the rendered text. Source: Ouyang et al. 2022, arXiv:2203.02155, section 3.
+    One sample is one conversation, or with packing several; none sees another. Which tokens are
+    trained is decided by their position in the rendered text. Source: Ouyang et al. 2022, arXiv:2203.02155, section 3.
     """
 
     manifest = Manifest(
@@ -139,12 +141,26 @@ def _option_problems(config: RunConfig, options: SftConfig) -> Iterator[str]:
             f"sft: train.eval_interval is {config.train.eval_interval}, but data.validation is "
             "empty; name a held-out file, or set train.eval_interval=0"
         )
-    for name in ("train_weights", "validation_weights"):
-        if getattr(data, name):
-            yield (
-                f"sft: data.{name} is {list(getattr(data, name))}, but files are joined and every "
-                "conversation is read once an epoch; leave it out"
-            )
+    if options.packing:
+        yield from _packing_problems(config)
     if options.padding == "longest":
         for reason in _needs_one_length(config):
             yield f"sft: plugins.sft.padding=longest does not go with {reason}; use seq_length"
+
+
+def _packing_problems(config: RunConfig) -> Iterator[str]:
+    """Where documents that stand in one sequence cannot be kept apart."""
+    micro_batch_size = config.train.micro_batch_size
+    if micro_batch_size > 1:
+        yield (
+            f"sft: plugins.sft.packing=true does not go with train.micro_batch_size="
+            f"{micro_batch_size}: the rows of a micro-batch would end their conversations at the "
+            "same places; set it to 1, and make data.seq_length longer instead"
+        )
+    ranks = config.parallel.context_parallel_size
+    if ranks > 1:
+        yield (
+            f"sft: plugins.sft.packing=true does not go with parallel.context_parallel_size={ranks}"
+            ": a rank sees a part of the sequence, and not where its conversations end; leave "
+            "packing out"
+        )

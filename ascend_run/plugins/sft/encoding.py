@@ -82,6 +82,11 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.ends)
 
+    @property
+    def lengths(self) -> np.ndarray[Any, Any]:
+        """[samples] int64. Unit: tokens."""
+        return np.diff(self.ends, prepend=0)
+
     def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         begin = int(self.ends[index - 1]) if index else 0
         part = slice(begin, int(self.ends[index]))

@@ -13,9 +13,17 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RunContext
+from ascend_run.plugin_api import (
+    Batch,
+    BatchField,
+    Datasets,
+    LossSum,
+    RunContext,
+    SampleBlend,
+)
 
 from .encoding import Encoded, Encoder, encoded_files, told
+from .packing import pack
 from .sources import open_tokenizer
 
 if TYPE_CHECKING:
@@ -55,37 +63,59 @@ class SftTask:
         )
         cache = Path(config.data.cache_dir or Path(config.run.output_dir) / "index-cache")
 
-        def build(files: Sequence[str], samples: int, shuffles: bool) -> Conversations | None:
-            if not files:
-                return None
+        def build(files: Sequence[str], samples: int, shuffles: bool) -> Conversations:
             encoded = encoded_files(files, encoder, cache)
-            if context.layout.rank == 0:
-                _tell(files, encoded)
-            return Conversations(
+            conversations = Conversations(
                 encoded,
                 length=config.data.seq_length,
                 pad_id=tokenizer.pad_id,
                 num_samples=samples,
                 seed=config.run.seed if shuffles else None,
+                packs=self.options.packing,
             )
+            if context.layout.rank == 0:
+                _tell(files, encoded, conversations)
+            return conversations
 
+        def blend(
+            files: Sequence[str], weights: tuple[float, ...], samples: int, shuffles: bool
+        ) -> Conversations | SampleBlend | None:
+            if not files:
+                return None
+            if not weights:
+                return build(files, samples, shuffles)
+            each = tuple(build([file], samples, shuffles) for file in files)
+            return SampleBlend(datasets=each, weights=weights)
+
+        data = config.data
         return Datasets(
-            train=build(config.data.train, train_samples, self.options.shuffle),
-            validation=build(config.data.validation, valid_samples, False),
+            train=blend(data.train, data.train_weights, train_samples, self.options.shuffle),
+            validation=blend(data.validation, data.validation_weights, valid_samples, False),
         )
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """The hidden state; on the last pipeline stage the loss, with the tokens it runs over."""
         tensors = batch.tensors
+        packed = {}
+        if self.options.packing:
+            packed["document_ends"] = _ends(tensors["position_ids"])
         output: Tensor = model(
             input_ids=tensors["tokens"],
             position_ids=tensors["position_ids"],
             labels=tensors["labels"],
             loss_mask=tensors["loss_mask"],
+            **packed,
         )
         if output.dim():  # only the last stage reduces to a scalar
             return output
         return LossSum(output, tensors["loss_mask"].sum(dtype=torch.int64))
+
+
+def _ends(position_ids_1S: Tensor) -> tuple[int, ...]:
+    """Where the conversations of the one sample end: each begins at position 0. Padding belongs to
+    the last one, which does not look at what comes after it."""
+    starts = (position_ids_1S[0] == 0).nonzero().flatten().tolist()
+    return (*starts[1:], position_ids_1S.shape[1])
 
 
 class Conversations:
@@ -99,12 +129,25 @@ class Conversations:
         pad_id: Fills up the tokens and the labels; no padding counts.
         num_samples: How many will be read.
         seed: Of the order of each epoch; None keeps the order of the files.
+        packs: Whether a sample holds as many conversations as fit: the same ones in every epoch,
+            so that it may be said which, with positions that begin at 0 in each.
     """
 
     def __init__(
-        self, encoded: Encoded, *, length: int, pad_id: int, num_samples: int, seed: int | None
+        self,
+        encoded: Encoded,
+        *,
+        length: int,
+        pad_id: int,
+        num_samples: int,
+        seed: int | None,
+        packs: bool = False,
     ) -> None:
         self._encoded, self._length, self._pad_id = encoded, length, pad_id
+        if packs:
+            self.packs = pack(encoded.lengths, length)
+        else:
+            self.packs = [[number] for number in range(len(encoded))]
         self._num_samples, self._seed = num_samples, seed
         self._epoch: tuple[int, np.ndarray[Any, Any]] | None = None
 
@@ -114,25 +157,31 @@ class Conversations:
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
         if not 0 <= index < self._num_samples:
             raise IndexError(f"sample {index} of {self._num_samples}")
-        epoch, place = divmod(index, len(self._encoded))
-        ids, trained = self._encoded[int(self._order(epoch)[place])]
-        used = len(ids) - 1
+        epoch, place = divmod(index, len(self.packs))
+        held = self.packs[int(self._order(epoch)[place])]
         tokens = torch.full((self._length,), self._pad_id, dtype=torch.int64)
         labels = tokens.clone()
         loss_mask = torch.zeros(self._length, dtype=torch.float32)
-        whole = torch.from_numpy(ids.astype(np.int64))
-        tokens[:used], labels[:used] = whole[:-1], whole[1:]
-        loss_mask[:used] = torch.from_numpy(trained[1:].astype(np.float32))
+        position_ids = torch.arange(self._length)
+        begin = 0
+        for number in held:
+            ids, trained = self._encoded[number]
+            end = begin + len(ids) - 1
+            whole = torch.from_numpy(ids.astype(np.int64))
+            tokens[begin:end], labels[begin:end] = whole[:-1], whole[1:]
+            loss_mask[begin:end] = torch.from_numpy(trained[1:].astype(np.float32))
+            position_ids[begin:] = torch.arange(self._length - begin)
+            begin = end
         return {
             "tokens": tokens,
             "labels": labels,
             "loss_mask": loss_mask,
-            "position_ids": torch.arange(self._length),
+            "position_ids": position_ids,
         }
 
     def _order(self, epoch: int) -> np.ndarray[Any, Any]:
         if self._epoch is None or self._epoch[0] != epoch:
-            order = np.arange(len(self._encoded))
+            order = np.arange(len(self.packs))
             if self._seed is not None:
                 digest = hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()
                 # numpy promises that this generator never changes.
@@ -141,7 +190,7 @@ class Conversations:
         return self._epoch[1]
 
 
-def _tell(files: Sequence[str], encoded: Encoded) -> None:
+def _tell(files: Sequence[str], encoded: Encoded, conversations: Conversations) -> None:
     """Log what was read, and what was left out of it."""
     log = structlog.get_logger()
     report = encoded.report
@@ -149,7 +198,7 @@ def _tell(files: Sequence[str], encoded: Encoded) -> None:
         "sft.data",
         files=[*files],
         conversations=report["conversations"],
-        samples=report["samples"],
+        samples=len(conversations.packs),
         tokens=len(encoded.ids),
         trained_tokens=int(encoded.trained.sum()),
     )

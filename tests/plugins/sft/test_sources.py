@@ -132,7 +132,6 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     told = problems(
         {"padding": "longest"},
         train=(broken, empty, str(tmp_path / "missing.jsonl")),
-        train_weights=(1.0,),
         tokenizer=str(folder),
         eval_interval=5,
         vocab_size=10,
@@ -141,7 +140,6 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     )
     for expected in (
         "train.eval_interval is 5, but data.validation is empty",
-        "data.train_weights is [1.0], but files are joined",
         "padding=longest does not go with parallel.pipeline_model_parallel_size=2",
         "padding=longest does not go with model.num_moe_experts=4",
         "has no chat template, neither in tokenizer_config.json nor in chat_template.jinja",
@@ -152,7 +150,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "missing.jsonl cannot be read: No such file or directory",
     ):
         assert sum(expected in problem for problem in told) == 1, expected
-    assert len(told) == 10
+    assert len(told) == 9
     assert all(problem.startswith("sft: ") for problem in told)
 
 
