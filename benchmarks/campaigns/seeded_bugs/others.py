@@ -24,17 +24,6 @@ BUGS: Final = (
         hides_from_loss=True,
     ),
     Bug(
-        name="swap-forgets-offset",
-        what="a saved view is read from the beginning of its storage",
-        target=f"{_SWAPPER}:Call.unpack",
-        old="like.set_(storage, kept.offset,",
-        new="like.set_(storage, 0,",
-        plugins=("swap-attention",),
-        config=_SMALL,
-        modules=r"decoder\.layers\.\d+\..*",
-        hides_from_loss=True,
-    ),
-    Bug(
         name="swap-mixes-layers",
         what="a tensor of another forward is taken for one with the same address",
         target=f"{_SWAPPER}:Swapper.bring_back",

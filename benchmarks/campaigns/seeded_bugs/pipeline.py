@@ -19,7 +19,7 @@ BUGS: Final = (
         old="num_microbatches=num_microbatches,",
         new="num_microbatches=num_microbatches - (self.p2p is not None),",
         layout={"pp": 2},
-        modules=rf"{_EVERYTHING}|embedding.*",
+        modules=rf"schedule|{_EVERYTHING}|embedding.*",
     ),
     Bug(
         name="weights-untied",
@@ -67,7 +67,7 @@ BUGS: Final = (
         old="torch.distributed.all_reduce(num_tokens, group=dp_cp_group)",
         new="pass",
         layout={"dp": 2},
-        modules=rf"{_EVERYTHING}|embedding.*",
+        modules=rf"gradient reduction|{_EVERYTHING}|embedding.*",
         hides_from_loss=True,
     ),
     Bug(
@@ -77,7 +77,7 @@ BUGS: Final = (
         old="first += self.dp_rank * self.micro_batch_size",
         new="first += 0",
         layout={"dp": 2},
-        modules=rf"{_EVERYTHING}|embedding.*|decoder\.layers\.0.*",
+        modules=r"batch",
     ),
     Bug(
         name="norm-of-own-share",
@@ -88,21 +88,6 @@ BUGS: Final = (
         layout={"dp": 2},
         config={"ddp.use_distributed_optimizer": True, "optimizer.clip_grad": 0.1},
         modules=r".*",
-        hides_from_loss=True,
-    ),
-    Bug(
-        name="stale-output-weight",
-        what="the loss reads the output layer before its gathered weight has come",
-        target="ascend_run.core.model.gpt:GPT._output_weight",
-        old="hook(self.output_layer, ())",
-        new="pass",
-        layout={"dp": 2},
-        config={
-            "ddp.use_distributed_optimizer": True,
-            "ddp.overlap_grad_reduce": True,
-            "ddp.overlap_param_gather": True,
-        },
-        modules=r"output_layer|loss|whole model",
         hides_from_loss=True,
     ),
 )
