@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import construction, declaration, importing, numbers, options
+from . import (
+    construction,
+    declaration,
+    documentation,
+    footprint,
+    importing,
+    numbers,
+    options,
+    resuming,
+)
 from .check import Check, DoesNotApply, Verdict
 from .subject import Means, Subject
 
@@ -30,10 +39,14 @@ CHECKS: Final = (
     Check("KIT-BOUNDS", "numbers among its options have bounds that are told", options.bounded),
     Check("KIT-STATE", "two instances share nothing that changes", construction.reentrant),
     Check(
-        "KIT-IDLE",
-        "where it says that it is idle it changes nothing",
-        numbers.idle,
+        "KIT-PATCH", "it replaces nothing without declaring a patch", footprint.patches_are_declared
     ),
+    Check("KIT-UNDO", "a run leaves the process as it was", footprint.leaves_no_trace),
+    Check("KIT-AGAIN", "a second run in one process is the first one again", footprint.runs_twice),
+    Check("KIT-IDLE", "where it says that it is idle it changes nothing", numbers.idle),
     Check("KIT-PARITY", "the numbers of a run are what its manifest declares", numbers.at_parity),
+    Check("KIT-RESUME", "a run in two halves is the run in one piece", resuming.resumes),
+    Check("KIT-DOCS", "a page names it and each of its options", documentation.has_a_page),
 )
-"""In the order in which they are made: what is cheap and explains the rest comes first."""
+"""In the order in which they are made: what is cheap and explains the rest comes first, and what
+looks at the process before what else runs in it."""

@@ -27,6 +27,7 @@ def imports_quietly(subject: Subject) -> Iterator[str]:
             text=True,
             timeout=TIMEOUT_SECONDS,
             stdin=subprocess.DEVNULL,
+            env=subject.means.environment,
         )
     except subprocess.TimeoutExpired:
         yield f"importing {module} takes more than {TIMEOUT_SECONDS:g} s"

@@ -25,9 +25,10 @@ _EXACT = 0.0
 def at_parity(subject: Subject) -> Iterator[str]:
     """Forward, every gradient and trained steps keep to the declared numerics, on one rank and in
     a layout, where the plugin is at work."""
-    found = tried(subject)
-    if not found:
+    if not places(subject):
         yield not_allowed(subject)
+        return
+    found = tried(subject)
     for place in found:
         for steps, tolerance in ((0, GRADIENT_TOLERANCE), (TRAINED_STEPS, TRAINED_TOLERANCE)):
             what = f"{place}, after {steps} steps" if steps else f"{place}, gradients"
@@ -64,15 +65,14 @@ def idle(subject: Subject) -> Iterator[str]:
 
 
 def tried(subject: Subject) -> list[Place]:
-    """One rank and one layout: those where it is at work, where there are any; none where it
-    refuses every one.
+    """One rank and one layout: those where it is at work, where there are any.
 
     Raises:
-        DoesNotApply: It is a platform whose device is not here.
+        DoesNotApply: It is a platform whose device is not here, or it refuses every trial.
     """
     found = places(subject)
     if not found:
-        return []
+        raise DoesNotApply("every trial of the kit is refused, see KIT-PARITY")
     require_device(subject)
     active = [place for place in found if not place.idle] or found
     alone = [place for place in active if place.world_size == 1][:1]

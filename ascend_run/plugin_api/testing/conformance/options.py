@@ -24,8 +24,6 @@ _NO_CHOICE: Final = "no-such-choice"
 def documented(subject: Subject) -> Iterator[str]:
     """A frozen attrs class, whose fields have types, help and defaults."""
     options = _options(subject)
-    if not _is_frozen(options):
-        yield f"{options.__name__} can be changed after it is made; use attrs.frozen"
     for option in subject.facts.options:
         if not option.help.strip():
             yield f"{option.name} has no documentation; write a string below the field"
@@ -44,6 +42,8 @@ def documented(subject: Subject) -> Iterator[str]:
     except Exception as error:
         yield f"the defaults cannot be built: {type(error).__name__}: {error}"
         return
+    if not _is_frozen(first):
+        yield f"{options.__name__} can be changed after it is made; use attrs.frozen"
     if first != second:
         yield "two sets of defaults are not equal; let attrs.frozen make the comparison"
 
@@ -75,9 +75,14 @@ def _options(subject: Subject) -> type[Any]:
     return options
 
 
-def _is_frozen(options: type[Any]) -> bool:
-    setter: object = options.__setattr__
-    return setter is not object.__setattr__
+def _is_frozen(instance: Any) -> bool:
+    for field in attrs.fields(type(instance)):
+        try:
+            setattr(instance, field.name, getattr(instance, field.name))
+        except attrs.exceptions.FrozenError:
+            return True
+        return False
+    return True
 
 
 def _probes(type_name: str) -> tuple[Any, ...]:

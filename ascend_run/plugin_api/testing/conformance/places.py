@@ -11,6 +11,7 @@ from ascend_run.plugin_api.testing.models import MODELS
 from ascend_run.plugin_api.testing.parity import LAYOUT_KEYS
 from ascend_run.plugin_api.testing.runtime import Trial
 
+from .check import DoesNotApply
 from .subject import Subject
 
 _CHOOSES: Final = {"platform": "platform", "task": "task", "model family": "model.family"}
@@ -83,7 +84,14 @@ def choice_of(subject: Subject, model: str = "dense") -> Trial:
 
 
 def places(subject: Subject) -> list[Place]:
-    """Every place that it allows, the ones where it is at work first."""
+    """Every place that it allows, the ones where it is at work first.
+
+    Raises:
+        DoesNotApply: No run can have it, for a reason that is another check's.
+    """
+    if subject.facts.hook_problems:
+        raise DoesNotApply("no run takes its hooks, see KIT-HOOKS")
+    subject.instance()
     allowed = list(_allowed(subject))
     return sorted(allowed, key=lambda place: place.idle)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -27,7 +30,8 @@ from .check import DoesNotApply
 if TYPE_CHECKING:
     from ascend_run.plugin_api.testing.pool import GlooPool
 
-TRIAL_SECONDS = 100.0
+T = TypeVar("T")
+TRIAL_SECONDS: Final = 100.0
 
 
 @attrs.frozen
@@ -39,6 +43,8 @@ class Means:
     """Asked only when something runs."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     """Config keys for every trial of the plugin, such as a bound that tiny models reach."""
+    environment: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ), init=False)
+    """As it was before any plugin was imported here."""
     _made: dict[str, list[RankOutcome]] = attrs.field(factory=dict, init=False)
     _examined: dict[str, Examined] = attrs.field(factory=dict, init=False)
 
@@ -70,6 +76,7 @@ class Subject:
 
     def __init__(self, name: str, means: Means) -> None:
         self.name, self.means = name, means
+        self._made: dict[str, Any] = {}
 
     @cached_property
     def load_error(self) -> str | None:
@@ -123,8 +130,16 @@ class Subject:
             raise DoesNotApply("its options have no defaults, see KIT-OPTIONS") from error
         return self.plugin(options)
 
+    def once(self, what: str, make: Callable[[], T]) -> T:
+        """What ``make`` answers, asked once, for checks that look at one thing."""
+        if what not in self._made:
+            self._made[what] = make()
+        found: T = self._made[what]
+        return found
+
     @cached_property
     def scratch(self) -> Path:
         """A folder for its trials, removed with this object."""
-        self._scratch = tempfile.TemporaryDirectory(prefix="ascend-run-kit-")
-        return Path(self._scratch.name)
+        folder = tempfile.mkdtemp(prefix="ascend-run-kit-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
