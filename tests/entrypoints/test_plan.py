@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,8 @@ import pytest
 from ascend_run.entrypoints.cli import run
 from ascend_run.entrypoints.planning import prepare
 from tests.support.installed import Install, offer
+
+DEMO = Path(__file__).parents[2] / "examples/demo.toml"
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -60,14 +66,74 @@ def test_the_layers_of_every_stage_are_shown(
     assert plan["layout"]["stages"] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
-def test_a_large_world_is_summed_up(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    size = ("--nproc", "8", "--nnodes", "64", "train.global_batch_size=256")
+LARGE = (
+    *("--config", str(DEMO), "--world", "7968", "--disable", "ulysses"),
+    *("parallel.tensor_model_parallel_size=8", "parallel.pipeline_model_parallel_size=4"),
+    *("parallel.context_parallel_size=1", "parallel.expert_model_parallel_size=3"),
+    *("parallel.expert_tensor_parallel_size=1", "parallel.sequence_parallel=true"),
+    *("train.global_batch_size=1992", "model.num_query_groups=8"),
+    *("model.num_moe_experts=6", "model.num_layers=32"),
+)
 
-    page = output_of(capsys, "--config", str(file), *size)
 
-    assert "(not drawn: more than 256 ranks)" in page
-    assert "and 248 more" in page
-    assert len(page.splitlines()) < 100
+def test_thousands_of_ranks_are_summed_up_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    page = output_of(capsys, *LARGE)
+    lines = [" ".join(line.split()) for line in page.splitlines()]
+
+    assert "ranks: 7968 = tp 8 x cp 1 x dp 249 x pp 4" in lines
+    assert "pp 1 249 replicas of 8 ranks 1992-1999 2000-2007 2008-2015 ... 3976-3983" in lines
+    (pp,) = (line for line in lines if line.startswith("pp groups:"))
+    assert pp.startswith("pp groups: 1,992 groups of 4: [0 1992 3984 5976] [1 1993")
+    assert pp.endswith("and 1,984 more")
+    (dp,) = (line for line in lines if line.startswith("dp groups:"))
+    assert dp.startswith("dp groups: 32 groups of 249: [0 8 16 ... 1984]")
+    assert len(lines) < 200
+    assert max(map(len, lines)) < 400
+
+
+def test_many_stages_are_not_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = ("parallel.pipeline_model_parallel_size=32", "--world", "7968", *LARGE[:2])
+    sizes = ("--disable", "ulysses,gmm", "parallel.context_parallel_size=1")
+    batch = ("train.global_batch_size=249", "train.micro_batch_size=1", "model.num_layers=64")
+
+    page = output_of(capsys, *stages, *sizes, *batch)
+
+    assert page.count("holds layers") == 4
+    assert sum(line.strip() == "and 28 more" for line in page.splitlines()) == 2
+
+
+def test_every_rank_of_a_large_world_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads(output_of(capsys, *LARGE, "--json"))
+
+    assert [rank["rank"] for rank in plan["ranks"]] == list(range(7968))
+    assert plan["ranks"][7967] == {"rank": 7967, "tp": 7, "cp": 0, "dp": 248, "pp": 3, "ep": 2}
+
+
+@pytest.mark.parametrize(("large", "seconds"), [(False, 0.3), (True, 3.0)], ids=["demo", "7968"])
+def test_the_answer_is_there_in_no_time_and_without_torch(large: bool, seconds: float) -> None:
+    words = LARGE if large else ("--config", str(DEMO))
+    source = (
+        "import sys; from ascend_run.entrypoints.cli import run; code = run(sys.argv[1:]);"
+        "print(sorted({'torch', 'megatron', 'numpy', 'yaml', 'rich'} & {*sys.modules}),"
+        " file=sys.stderr); sys.exit(code)"
+    )
+    spent = []
+    for _ in range(3):
+        before = os.times()
+        done = subprocess.run(
+            [sys.executable, "-c", source, "plan", *words], capture_output=True, text=True
+        )
+        after = os.times()
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.strip() == "[]"
+        spent.append(
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
+    # The processor's time, as others may be at work beside this; the best of three.
+    assert min(spent) < seconds
 
 
 def test_only_chosen_values_are_shown_unless_all_are_asked(
@@ -106,6 +172,48 @@ def test_what_cannot_run_is_one_refusal(file: Path, capsys: pytest.CaptureFixtur
     assert "3 ranks" in shown.err
     assert "data.seq_length=65" in shown.err
     assert "Traceback" not in shown.err
+
+
+def test_what_cannot_run_is_json_where_json_is_asked_for(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "--config", str(file), "--nproc", "3", "--json"]) == 2
+
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert told["error"] == "this run cannot start"
+    assert "3 ranks" in told["problems"][0]
+    assert (told["conflicts"], told["can_run"], shown.err) == ([], [], "")
+
+
+def test_what_excludes_what_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--enable", "gmm,ulysses,ring-attention", "--json"]) == 2
+
+    told = json.loads(capsys.readouterr().out)
+    assert [conflict["plugins"] for conflict in told["conflicts"]] == [
+        ["ring-attention", "ulysses"]
+    ]
+    assert told["conflicts"][0]["why"].endswith("which one plugin owns alone")
+    assert told["can_run"] == [["gmm", "ulysses"], ["gmm", "ring-attention"]]
+
+
+def test_all_ranks_are_counted_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--config", str(file), "--world", "4", "--nproc", "2"]) == 2
+    assert "leave out --nproc and --nnodes" in capsys.readouterr().err
+
+
+def test_every_value_says_where_it_comes_from(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train.train_iters=7", "model.family=llama", "--all")
+    page = output_of(capsys, "--config", str(file), *words)
+    rows = page.split("\nsettings\n")[1].splitlines()[2:]
+
+    origins = {re.split(r" {2,}", row.strip())[-1] for row in rows}
+    known = r"run\.toml:\d+|command line|family 'llama'|(plugin |Megatron's )?default"
+    assert {origin for origin in origins if not re.fullmatch(known, origin)} == set()
+    assert {"command line", "family 'llama'", "default", "Megatron's default"} <= origins
+    assert len(rows) > 200
 
 
 def test_features_may_be_named_in_several_ways(

@@ -44,7 +44,7 @@ def config_rows(
     comments = _comments(text) if config else {}
     rows = []
     for section, key, value in _leaves(config, ""):
-        row = ConfigRow(section, key, _toml_value(value))
+        row = ConfigRow(section, key, shown_value(value))
         origin = origins.get(row.name, comments.get(row.name, ""))
         rows.append(attrs.evolve(row, origin=str(origin)))
     return tuple(rows)
@@ -85,13 +85,16 @@ def _comment(line: str) -> str:
     return ""
 
 
-def _toml_value(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """A value as TOML spells it; ``none``, which TOML has not, for None."""
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return f'"{value}"'
-    if isinstance(value, list):
-        return f"[{', '.join(_toml_value(item) for item in value)}]"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(shown_value(item) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {_toml_value(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key} = {shown_value(item)}' for key, item in value.items())}}}"
     return str(value)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +14,9 @@ from ascend_run.core.files import replace_file
 from ascend_run.plugin_api.errors import StorageError
 
 from .charts import Chart, Heat, charts_of, heats_of, payload
+from .frame import document, section
 from .headline import comparison, headline
-from .markup import Markup, data_block, element, join
+from .markup import Markup, element, join
 from .plan_section import plan_section
 from .ranks_section import group_membership, ranks_section
 from .run_folder import RunData
@@ -63,31 +61,18 @@ def render(runs: Sequence[RunData], summaries: Sequence[Summary], *, written: fl
         written: Seconds since 1970, for the foot of the page.
     """
     charts, heats = charts_of(runs), heats_of(runs)
-    style = _asset("page.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();\n"
     several = len(runs) > 1
     top = comparison(runs, summaries) if several else headline(runs[0], summaries[0])
     sections = [_problems(runs), _curves(runs, charts, heats), *_plan(runs), *_configuration(runs)]
-    data = payload(runs, charts, heats) | {"groups": [group_membership(run) for run in runs]}
-    head = [
-        element("meta", charset="utf-8"),
-        element(
-            "meta", http_equiv="Content-Security-Policy", content=_content_policy(style, script)
-        ),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{', '.join(run.name for run in runs)} \N{MIDDLE DOT} ascend-run report"),
-        element("style", Markup(style)),
-    ]
-    body = [
-        element("header", element("p", "ascend-run report", class_="brand"), top),
-        element("main", *sections),
-        element("footer", _foot(runs, summaries, written)),
-        data_block("report-data", data),
-        element("script", Markup(script)),
-    ]
-    page = element("html", element("head", *head), element("body", *body), lang="en")
-    return f"<!DOCTYPE html>\n{page}\n"
+    return document(
+        title=f"{', '.join(run.name for run in runs)} \N{MIDDLE DOT} ascend-run report",
+        brand="ascend-run report",
+        top=top,
+        sections=sections,
+        foot=_foot(runs, summaries, written),
+        data=payload(runs, charts, heats) | {"groups": [group_membership(run) for run in runs]},
+        scripts=SCRIPTS,
+    )
 
 
 def _told_apart(runs: Sequence[RunData]) -> Sequence[RunData]:
@@ -95,29 +80,6 @@ def _told_apart(runs: Sequence[RunData]) -> Sequence[RunData]:
     if len({run.name for run in runs}) == len(runs):
         return runs
     return [attrs.evolve(run, name=str(run.path)) for run in runs]
-
-
-def _content_policy(style: str, script: str) -> str:
-    """What the page may do: run its own script, apply its own style, and fetch nothing at all.
-
-    By their hashes, so that no text which might slip in unescaped can ever run.
-    """
-    return f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _asset(name: str) -> str:
-    return (files(f"{__package__}.assets") / name).read_text(encoding="utf-8")
-
-
-def _section(identifier: str, title: str, *children: Markup | None) -> Markup:
-    heading = element("h2", title, id=f"{identifier}-title")
-    return element(
-        "section", heading, *children, id=identifier, aria_labelledby=f"{identifier}-title"
-    )
 
 
 def _problems(runs: Sequence[RunData]) -> Markup | None:
@@ -128,18 +90,18 @@ def _problems(runs: Sequence[RunData]) -> Markup | None:
     ]
     if not lines:
         return None
-    return _section("missing", "Missing from this page", element("ul", *lines))
+    return section("missing", "Missing from this page", element("ul", *lines))
 
 
 def _curves(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[Heat]) -> Markup:
     if not charts:
-        return _section("curves", "Curves", element("p", "No reading was logged yet."))
+        return section("curves", "Curves", element("p", "No reading was logged yet."))
     names = [run.name for run in runs]
     narrow = [chart for chart in charts if not chart.curve.main]
     alone = narrow[-1] if len(narrow) % 2 else None  # in the last row of two
     plots = [_figure(chart, names, wide=chart is alone) for chart in charts]
     plots += [_heat_figure(heat, several=len(runs) > 1) for heat in heats]
-    return _section(
+    return section(
         "curves",
         "Curves",
         _toolbar(charts),
@@ -198,22 +160,22 @@ def _plan(runs: Sequence[RunData]) -> list[Markup]:
     for i, run in enumerate(runs):
         suffix = f": {run.name}" if len(runs) > 1 else ""
         if (plan := plan_section(run)) is not None:
-            parts.append(_section(f"plan-{i}", f"The plan{suffix}", plan))
+            parts.append(section(f"plan-{i}", f"The plan{suffix}", plan))
         if (ranks := ranks_section(run)) is not None:
             grid = element("div", ranks, data_run=i)
-            parts.append(_section(f"ranks-{i}", f"Ranks{suffix}", grid))
+            parts.append(section(f"ranks-{i}", f"Ranks{suffix}", grid))
     return parts
 
 
 def _configuration(runs: Sequence[RunData]) -> list[Markup]:
     parts = []
     if len(runs) > 1:
-        parts.append(_section("differences", "Where the runs differ", difference_section(runs)))
+        parts.append(section("differences", "Where the runs differ", difference_section(runs)))
     for i, run in enumerate(runs):
         suffix = f": {run.name}" if len(runs) > 1 else ""
         if (config := config_section(run)) is not None:
-            parts.append(_section(f"config-{i}", f"Configuration{suffix}", config))
-        parts.append(_section(f"warnings-{i}", f"Warnings{suffix}", warnings_section(run)))
+            parts.append(section(f"config-{i}", f"Configuration{suffix}", config))
+        parts.append(section(f"warnings-{i}", f"Warnings{suffix}", warnings_section(run)))
     return parts
 
 

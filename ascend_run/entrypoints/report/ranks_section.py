@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from .markup import Markup, details, element, join, table
+from .rank_blocks import blocks, place
 from .run_folder import RunData, items, mapping
 
 _SHOWN: Final = 1024
@@ -19,24 +20,28 @@ def ranks_section(run: RunData) -> Markup | None:
         return None
     layout = mapping(run.plan.get("layout"))
     groups = _groups(layout)
+    if len(ranks) > _SHOWN:
+        lead = element("p", _sizes(layout, len(ranks)), class_="lead")
+        return join([lead, *blocks(ranks, groups)])
     stages: dict[int, dict[int, list[Mapping[str, Any]]]] = {}
-    for rank in ranks[:_SHOWN]:
-        stages.setdefault(_at(rank, "pp"), {}).setdefault(_at(rank, "dp"), []).append(rank)
-    blocks = [_stage(stage, rows, groups, len(stages)) for stage, rows in sorted(stages.items())]
-    hidden = len(ranks) - _SHOWN
+    for rank in ranks:
+        stages.setdefault(place(rank, "pp"), {}).setdefault(place(rank, "dp"), []).append(rank)
+    grids = [_stage(stage, rows, groups, len(stages)) for stage, rows in sorted(stages.items())]
     return join(
         [
             element("p", _sizes(layout, len(ranks)), class_="lead"),
             _buttons(groups),
-            element("div", *blocks, class_="stages"),
-            element("p", f"and {hidden:,} ranks more", class_="note") if hidden > 0 else None,
+            element("div", *grids, class_="stages"),
             details("Process groups as lists of ranks", _group_table(groups)) if groups else None,
         ]
     )
 
 
 def group_membership(run: RunData) -> dict[str, dict[str, int]]:
-    """Group name -> rank -> index of the rank's group, for the page's script."""
+    """Group name -> rank -> index of the rank's group, for the page's script; none where the ranks
+    are drawn in blocks."""
+    if len(items(run.plan.get("ranks"))) > _SHOWN:
+        return {}
     groups = _groups(mapping(run.plan.get("layout")))
     return {
         name: {str(rank): i for i, members in enumerate(lists) for rank in members}
@@ -68,7 +73,10 @@ def _stage(
         element(
             "tr",
             element("th", f"dp {replica}", scope="row"),
-            *(_rank(rank) for rank in sorted(ranks, key=lambda r: (_at(r, "cp"), _at(r, "tp")))),
+            *(
+                _rank(rank)
+                for rank in sorted(ranks, key=lambda r: (place(r, "cp"), place(r, "tp")))
+            ),
         )
         for replica, ranks in sorted(rows.items())
     ]
@@ -118,8 +126,3 @@ def _sizes(layout: Mapping[str, Any], ranks: int) -> str:
         if sizes:
             parts.append(title + ", ".join(sizes))
     return "; ".join(parts)
-
-
-def _at(rank: Mapping[str, Any], axis: str) -> int:
-    place = rank.get(axis, 0)
-    return place if type(place) is int else 0

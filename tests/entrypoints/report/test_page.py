@@ -288,12 +288,14 @@ def test_what_the_drawing_cannot_show_is_said(tmp_path: Path) -> None:
     assert "2 ranks; tp 1, cp 2, dp 1, pp 1; experts: expt_tp 1, ep 2, expt_dp 1, pp 1" in text
 
 
-def test_many_ranks_are_shown_up_to_a_limit_that_is_stated(tmp_path: Path) -> None:
+def test_many_ranks_are_drawn_as_blocks(tmp_path: Path) -> None:
     ranks = [{"rank": r, "tp": r % 8, "cp": 0, "dp": r // 8, "pp": 0} for r in range(2000)]
+    ranks[5]["dp"] = "?"  # type: ignore[assignment]
     plan = {**PLAN, "ranks": ranks}
     page = page_of(write_run(tmp_path / "demo", plan=plan))
-    assert page.count("data-rank=") == 1024
-    assert "and 976 ranks more" in page
+    assert page.count("data-rank=") == 0
+    assert page.count("<rect") == 250
+    assert "pp 0, dp 249: ranks 1,992 to 1,999" in page
 
 
 def test_the_file_is_replaced_whole_and_private(tmp_path: Path) -> None:

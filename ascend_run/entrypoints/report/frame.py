@@ -1,0 +1,75 @@
+"""The frame of a page: one file that needs no network and no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any
+
+from .markup import Markup, data_block, element
+
+
+def document(
+    *,
+    title: str,
+    brand: str,
+    top: Markup,
+    sections: Iterable[Markup | None],
+    foot: Markup,
+    data: Any,
+    scripts: Sequence[str],
+    styles: Sequence[str] = ("page.css",),
+) -> str:
+    """A whole page as text.
+
+    Args:
+        data: JSON for the scripts.
+        scripts: Assets that run as one script, in this order; so for ``styles``.
+    """
+    style = "\n".join(map(_asset, styles))
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_asset, scripts)) + "\n})();\n"
+    head = [
+        element("meta", charset="utf-8"),
+        element(
+            "meta", http_equiv="Content-Security-Policy", content=_content_policy(style, script)
+        ),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("style", Markup(style)),
+    ]
+    body = [
+        element("header", element("p", brand, class_="brand"), top),
+        element("main", *sections),
+        element("footer", foot),
+        data_block("report-data", data),
+        element("script", Markup(script)),
+    ]
+    page = element("html", element("head", *head), element("body", *body), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def section(identifier: str, title: str, *children: Markup | None) -> Markup:
+    """A part of the page under a heading."""
+    heading = element("h2", title, id=f"{identifier}-title")
+    return element(
+        "section", heading, *children, id=identifier, aria_labelledby=f"{identifier}-title"
+    )
+
+
+def _content_policy(style: str, script: str) -> str:
+    """What the page may do: run its own script, apply its own style, and fetch nothing at all.
+
+    By their hashes, so that no text which might slip in unescaped can ever run.
+    """
+    return f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _asset(name: str) -> str:
+    return (files(f"{__package__}.assets") / name).read_text(encoding="utf-8")
