@@ -79,6 +79,13 @@ def listing(catalogue: Catalogue) -> list[dict[str, Any]]:
             rows.append(_outside(candidate) | {"broken": None if failure is None else str(failure)})
         elif name == plugin.manifest.name:
             rows.append(_described(candidate, plugin) | {"broken": None})
+    for name, shadows in catalogue.shadows.items():
+        reason = f"'{name}' is a plugin of ascend-run; the one of"
+        rows += [
+            _outside(other)
+            | {"broken": f"{reason} {other.offered_by} ({other.value}) cannot be chosen"}
+            for other in shadows
+        ]
     for name, reason in catalogue.broken.items():
         offers = catalogue.duplicates[name]
         rows += [_outside(offer) | {"broken": f"'{name}' {reason}"} for offer in offers]

@@ -6,6 +6,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from email.parser import HeaderParser
 from importlib.metadata import Distribution, EntryPoint, distribution, distributions
 
 import attrs
@@ -15,6 +16,8 @@ from ascend_run.plugin_api import AscendRunError, PluginLoadError, PluginResolut
 from .kinds import GROUPS, Kind, Plugin
 
 OWN_DISTRIBUTION = "ascend-run"
+_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+"""As Manifest has it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +71,10 @@ class Catalogue(Mapping[str, Candidate]):
         offers: dict[str, list[Candidate]] = {}
         for candidate in candidates:
             offers.setdefault(candidate.name, []).append(candidate)
+        self.shadows = {n: _shadows(found) for n, found in offers.items() if _shadows(found)}
+        """Name of one of ours -> what else has it, and cannot be chosen."""
+        for name, others in self.shadows.items():
+            offers[name] = [found for found in offers[name] if found not in others]
         self._unique = {n: found[0] for n, found in sorted(offers.items()) if len(found) == 1}
         self.duplicates = {n: tuple(found) for n, found in offers.items() if len(found) > 1}
         """Name -> everything that offers it."""
@@ -143,13 +150,21 @@ def discover() -> Catalogue:
     candidates: list[Candidate] = []
     unreadable: dict[str, str] = {}
     for name in _offering_distributions(unreadable):
-        found = distribution(name)  # of two installations, the one that imports find
         try:
+            found = distribution(name)  # of two installations, the one that imports find
+            _, version = _identity(found)
             for entry_point in found.entry_points:
-                if entry_point.group in GROUPS:
-                    candidates.append(_candidate(entry_point, found))
+                if entry_point.group not in GROUPS:
+                    continue
+                if not _NAME.fullmatch(entry_point.name):
+                    unreadable[name] = (
+                        f"its plugin {entry_point.name[:60]!a} can never be named: names are "
+                        "kebab-case, such as 'my-feature'"
+                    )
+                    continue
+                candidates.append(_candidate(entry_point, name, version))
         except Exception as error:  # a broken third party must not stop runs that do not name it
-            unreadable[name] = f"its entry points cannot be read: {error}"
+            unreadable[name] = f"its entry points cannot be read: {_told(error)}"
     return Catalogue(candidates, unreadable)
 
 
@@ -160,12 +175,31 @@ def _offering_distributions(unreadable: dict[str, str]) -> list[str]:
         try:
             text = found.read_text("entry_points.txt") or ""
             if any(group in text for group in GROUPS):
-                names.add(normalised(found.metadata["Name"]))
+                names.add(_identity(found)[0])
         except Exception as error:  # as above
             unreadable[str(getattr(found, "_path", found))] = (
-                f"its metadata cannot be read: {error}"
+                f"its metadata cannot be read: {_told(error)}"
             )
     return sorted(names)
+
+
+def _identity(found: Distribution) -> tuple[str, str]:
+    """Normalised name and version, from the head of the metadata alone: the description below it
+    may be of any size.
+
+    Raises:
+        ValueError: There is no name.
+    """
+    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    head = HeaderParser().parsestr(text.partition("\n\n")[0])
+    if not head["Name"]:
+        raise ValueError("it has no Name")
+    version = "".join(letter if letter.isprintable() else "?" for letter in head["Version"] or "?")
+    return normalised(head["Name"]), version[:40]
+
+
+def _told(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def normalised(distribution_name: str) -> str:
@@ -173,15 +207,21 @@ def normalised(distribution_name: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution_name).lower()
 
 
-def _candidate(entry_point: EntryPoint, owner: Distribution) -> Candidate:
+def _candidate(entry_point: EntryPoint, owner: str, version: str) -> Candidate:
     return Candidate(
         name=entry_point.name,
         group=entry_point.group,
         value=entry_point.value,
-        distribution=normalised(owner.metadata["Name"]),
-        version=owner.version,
+        distribution=owner,
+        version=version,
         entry_point=entry_point,
     )
+
+
+def _shadows(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """What has the name of one of ours without being it."""
+    ours = [candidate for candidate in found if candidate.first_party]
+    return tuple(c for c in found if not c.first_party) if len(ours) == 1 else ()
 
 
 def _several(found: Sequence[Candidate]) -> str:

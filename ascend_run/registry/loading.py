@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import EntryPoint
-from typing import Any
+from types import NoneType
+from typing import Any, Final, NoReturn
 
 import attrs
 from stevedore.extension import Extension
 from stevedore.named import NamedExtensionManager
 
-from ascend_run.plugin_api import API_VERSION, Manifest, PluginLoadError
+from ascend_run.plugin_api import (
+    API_VERSION,
+    Claim,
+    Condition,
+    Manifest,
+    Maturity,
+    Numerics,
+    PluginLoadError,
+    Support,
+)
 
 from .discovery import Candidate
 from .kinds import CLAIMS, GROUPS, Plugin, kind_of
+
+SLOW_SECONDS: Final = 0.5
+"""An import that takes longer is told of."""
+_TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
+    "summary": (str, None),
+    "aliases": (tuple, str),
+    "claims": (tuple, Claim),
+    "requires": (tuple, (str, Condition)),
+    "conflicts": (Mapping, tuple),
+    "after": (tuple, str),
+    "idle": ((Condition, NoneType), None),
+    "numerics": (Numerics, None),
+    "maturity": (Maturity, None),
+    "platforms": (Mapping, tuple),
+}
+"""Field of a manifest -> its type, and that of its items."""
 
 
 class _NamedPlugins(NamedExtensionManager[Any]):
@@ -25,6 +56,7 @@ class _NamedPlugins(NamedExtensionManager[Any]):
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._entry_points = [candidate.entry_point for candidate in candidates]
+        self._candidates = {candidate.name: candidate for candidate in candidates}
         self.failures: dict[str, str] = {}
         super().__init__(
             namespace="ascend_run",
@@ -38,15 +70,62 @@ class _NamedPlugins(NamedExtensionManager[Any]):
 
     def _load_one_plugin(self, ep: EntryPoint, *args: Any, **kwargs: Any) -> Extension[Any] | None:
         try:
-            return super()._load_one_plugin(ep, *args, **kwargs)
+            with _guarded_import(self._candidates[ep.name]) as interrupted:
+                return super()._load_one_plugin(ep, *args, **kwargs)
         except SystemExit as error:
             raise ImportError(f"it called sys.exit({error.code!r})") from error
         except AssertionError as error:  # stevedore lets these through
             raise ImportError(f"AssertionError: {error}") from error
+        except Exception:
+            raise
+        except BaseException as error:
+            if interrupted:
+                raise
+            raise ImportError(f"it raised {type(error).__name__}") from error
 
     def _record(self, manager: object, entry_point: EntryPoint, error: BaseException) -> None:
-        reason = " ".join(str(error).split()) or "no message"
+        reason = " ".join(str(error).split())[:300] or "no message"
         self.failures[entry_point.name] = f"{type(error).__name__}: {reason}"
+
+
+@contextmanager
+def _guarded_import(candidate: Candidate) -> Iterator[list[int]]:
+    """Import another's code so that it ends neither the process nor a command's output.
+
+    Yields:
+        A list that holds something once the user has pressed Ctrl-C.
+    """
+    interrupted: list[int] = []
+    if candidate.first_party:
+        yield interrupted
+        return
+
+    def end(code: int) -> NoReturn:
+        raise ImportError(f"it called os._exit({code!r})")
+
+    def press(number: int, frame: Any) -> None:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    def tell() -> None:
+        print(f"loading '{candidate.name}' of {candidate.offered_by} ...", file=sys.stderr)
+
+    slow, leave = threading.Timer(SLOW_SECONDS, tell), os._exit
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    listens = default and threading.current_thread() is threading.main_thread()
+    slow.daemon = True
+    slow.start()
+    try:
+        os._exit = end  # type: ignore[assignment]
+        if listens:
+            signal.signal(signal.SIGINT, press)
+        with redirect_stdout(sys.stderr):
+            yield interrupted
+    finally:
+        os._exit = leave
+        if listens:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        slow.cancel()
 
 
 def import_plugins(
@@ -65,7 +144,11 @@ def import_plugins(
         if candidate.name in manager.failures:
             problem = f"failed to import {candidate.value}: {manager.failures[candidate.name]}"
         else:
-            problem = _unusable(candidate, loaded[candidate.name], catalogue)
+            try:
+                problem = _unusable(candidate, loaded[candidate.name], catalogue)
+            except Exception as error:  # whatever it does when it is looked at
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                problem = f"cannot be read: {reason}"
         if problem:
             outcomes[candidate.name] = PluginLoadError(
                 f"'{candidate.name}' of {candidate.offered_by} {problem}"
@@ -75,14 +158,28 @@ def import_plugins(
     return outcomes
 
 
+def _ill_typed(manifest: Manifest) -> str | None:
+    """The first field of a manifest that is of another type than declared."""
+    for name, (kind, items) in _TYPES.items():
+        value = getattr(manifest, name)
+        parts = [*value.items()] if isinstance(value, Mapping) else value
+        if not isinstance(value, kind) or (items and not all(isinstance(x, items) for x in parts)):
+            return f"has a manifest whose {name} is {value!r:.80}, which is of the wrong type"
+    if not all(isinstance(how, Support) for how in manifest.platforms.values()):
+        return f"has a manifest whose platforms are {manifest.platforms!r:.80}; use Support"
+    return None
+
+
 def _unusable(candidate: Candidate, plugin: Any, catalogue: Mapping[str, Candidate]) -> str | None:
     """What of this plugin's declaration contradicts the API or its entry point; None if nothing."""
     manifest = getattr(plugin, "manifest", None)
     if not isinstance(plugin, type) or not isinstance(manifest, Manifest):
         return f"is no plugin: {candidate.value} must be a class with a Manifest as 'manifest'"
+    if problem := _ill_typed(manifest):
+        return problem
     if manifest.api_version != API_VERSION:
         return (
-            f"was written for plugin API {manifest.api_version} and this is API {API_VERSION}; "
+            f"was written for plugin API {manifest.api_version!r} and this is API {API_VERSION}; "
             f"install a release of {candidate.distribution} made for it"
         )
     options = getattr(plugin, "config_class", None)
