@@ -6,7 +6,6 @@ VENV := .venv
 PEERS := .venv-peers
 GPU_PEERS := .venv-peers-gpu
 BIN := $(VENV)/bin
-OUTSIDE := build/third_party
 WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -32,17 +31,10 @@ test: venv
 test-cuda: venv
 	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs tests/plugins tests/contract
 
-# A plugin outside the tree: built, installed into a folder of its own, and put in ulysses' place.
+# Plugins outside the tree: wheels of them and of ours, installed into an empty environment under
+# build/third_party and tested there; and a new package of each kind.
 third-party: venv
-	rm -rf $(OUTSIDE) examples/third_party_plugin/build
-	$(BIN)/python -m pip wheel --quiet --no-index --no-deps --no-build-isolation \
-		--wheel-dir $(OUTSIDE)/wheels examples/third_party_plugin
-	$(BIN)/python -m pip install --quiet --no-index --no-deps \
-		--target $(OUTSIDE)/site $(OUTSIDE)/wheels/*.whl
-	PYTHONPATH=$(CURDIR)/$(OUTSIDE)/site ASCEND_RUN_UNDER_TEST=head-exchange \
-		$(BIN)/python -m pytest examples/third_party_plugin/tests \
-		tests/plugins/ulysses/test_kernel.py tests/plugins/ulysses/test_parity.py \
-		tests/plugins/ulysses/test_exchange_rules.py
+	$(BIN)/python tools/third_party.py --torch "$(TORCH)"
 
 # A peer that cannot be installed leaves its rows unmeasured, which the table then says.
 bench: venv

@@ -135,15 +135,17 @@ class Environment:
         options = ("--no-index", "--no-deps", "--force-reinstall")
         self._pip("install", *options, *wheels.values())
 
-    def remove_plugins(self, but: Sequence[str] = ()) -> None:
+    @classmethod
+    def remove_plugins(cls, but: Sequence[str] = ()) -> None:
         """Uninstall every package of a plugin but these."""
-        listed = json.loads(call([self.python, "-m", "pip", "list", "--format=json"], ROOT))
+        listed = json.loads(call([cls.python, "-m", "pip", "list", "--format=json"], ROOT))
         names = [row["name"] for row in listed if row["name"].startswith("ascend-run-")]
         if unwanted := [name for name in names if name not in but]:
-            self._pip("uninstall", "--yes", *unwanted)
+            cls._pip("uninstall", "--yes", *unwanted)
 
-    def _pip(self, *words: str | Path) -> str:
-        return call([self.python, "-m", "pip", "--quiet", *words], ROOT)
+    @classmethod
+    def _pip(cls, *words: str | Path) -> str:
+        return call([cls.python, "-m", "pip", "--quiet", *words], ROOT)
 
     def _key(self) -> str:
         """What the environment stands on."""
@@ -211,7 +213,9 @@ def _tests(place: Path, *words: str, environment: Mapping[str, str] | None = Non
 
 def try_scaffold(work: Path) -> None:
     """A new package of each kind, by the commands that are printed; and the linters on it."""
-    kept = [name.partition("-0")[0].replace("_", "-") for name in _installed_examples()]
+    wheels = [wheel for name in EXAMPLES for wheel in (BUILD / "wheels" / name).glob("*.whl")]
+    kept = [wheel.name.partition("-")[0].replace("_", "-") for wheel in wheels]
+    types = ("--python-executable", str(Environment.python), "--cache-dir", str(BUILD / "mypy"))
     for kind in KINDS:
         name = f"outside-{kind}"
         printed = call(["ascend-run", "new-plugin", name, "--kind", kind], work).splitlines()
@@ -221,18 +225,13 @@ def try_scaffold(work: Path) -> None:
         for words in (
             ("ruff", "check", "."),
             ("ruff", "format", "--check", "."),
-            ("mypy", "--python-executable", str(Environment.python), "src", "tests"),
+            ("mypy", *types, "src", "tests"),
         ):
             call([sys.executable, "-m", *words], package)
         each = " + ".join(f"{second:.1f}" for second in seconds)
         verdict = "" if sum(seconds) < LIMIT_SECONDS else f", over the limit of {LIMIT_SECONDS:g} s"
         say(f"new-plugin --kind {kind}: {each} = {sum(seconds):.1f} s{verdict}")
-        environment = Environment("")
-        environment.remove_plugins(but=kept)
-
-
-def _installed_examples() -> list[str]:
-    return [wheel.name for name in EXAMPLES for wheel in (BUILD / "wheels" / name).glob("*.whl")]
+        Environment.remove_plugins(but=kept)
 
 
 def _timed(action: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ import pytest
 from ascend_run.entrypoints.cli import TRAIN, program, run
 from ascend_run.entrypoints.new_plugin.command import KINDS
 from ascend_run.entrypoints.new_plugin.names import KIND_OF, LONGEST, Names
-from ascend_run.entrypoints.new_plugin.rendering import compatible_range, package_files
+from ascend_run.entrypoints.new_plugin.rendering import TEMPLATES, compatible_range, package_files
 from ascend_run.plugin_api.testing.conformance import CHECKS, Means, Subject
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import load_runtime
@@ -82,6 +82,14 @@ def test_linters_find_nothing_in_any_kind_whatever_its_name(tmp_path: Path) -> N
             timeout=60,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_template_is_in_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package = TEMPLATES.parent
+    patterns = project["tool"]["setuptools"]["package-data"]["ascend_run.entrypoints.new_plugin"]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    assert {path for path in TEMPLATES.rglob("*") if path.is_file()} == packed
 
 
 @pytest.mark.parametrize("kind", KINDS)

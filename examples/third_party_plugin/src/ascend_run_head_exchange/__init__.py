@@ -50,6 +50,7 @@ class HeadExchange:
         idle=Condition("parallel.context_parallel_size", "<=", 1),
         numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL},
+        level=2,
         attention=AttentionFeatures.all_but("bias"),
         source="DeepSpeed-Ulysses, arXiv:2309.14509",
     )
