@@ -57,7 +57,7 @@ def _device(config: RunConfig, device: c.Device) -> dict[str, Any]:
         "processor": _processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "system": platform.platform(),
     }
 
