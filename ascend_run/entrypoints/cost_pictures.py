@@ -121,7 +121,7 @@ def _figure(title: str, legend: Markup | None, bars: Sequence[Bar], note: str = 
         "figure",
         element("figcaption", element("h3", title)),
         legend,
-        _drawn(title, bars),
+        element("div", _drawn(title, bars), class_="scroll", tabindex=0),
         element("p", note, class_="note") if note else None,
     )
 

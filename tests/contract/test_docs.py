@@ -166,6 +166,8 @@ def test_the_options_that_it_names_exist(page: Path) -> None:
         "--list",
         "--plot",
         "--draft",
+        *("--fresh", "--limit", "--workers"),
+        *("--nproc-per-node", "--ntasks-per-node"),
     }  # of other programs
     for name in COMMANDS:
         command = program.get_command(context, name)
