@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -19,6 +19,7 @@ from .tables import table
 if TYPE_CHECKING:
     from .planning import Prepared
 
+_Row: TypeAlias = tuple[str, ...]
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "buffers")
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _COUNTS = ("", "thousand", "million", "billion", "trillion")
@@ -122,26 +123,19 @@ def _time(
 
 
 def cost_lines(cost: Mapping[str, Any]) -> Iterator[str]:
-    """The section as text: memory, messages, FLOPs and time, a row for each kind of rank."""
-    kinds = list(_kinds(cost["stages"]))
+    """The section as text: memory, messages, FLOPs and time; stages that expect the same are one
+    row."""
+    stages = cost["stages"]
     yield "expected memory on one rank, at the peak of a step"
-    rows = [
-        (name, *(size(stage["memory"][part]) for part in (*_MEMORY, "peak")), _host(stage))
-        for name, stage in kinds
-    ]
-    yield from _indented(table(("pp", *_MEMORY, "peak", "on the host"), rows))
-    yield from _indented(
-        f"pp {name}: the peak is the {stage['memory']['moment']}; "
-        f"{count(stage['parameters'])} parameters"
-        for name, stage in kinds
-    )
-    rows = [row for name, stage in kinds for row in _messages(name, stage)]
-    if rows:
+    header: _Row = ("pp", "parameters", *_MEMORY, "peak", "on the host", "when")
+    yield from _indented(table(header, list(_rows(stages, _memory_rows))))
+    if rows := list(_rows(stages, _message_rows)):
         yield "expected messages of one rank in a step"
-        yield from _indented(table(("pp", "group", "ranks", "operation", "calls", "sent"), rows))
+        header = ("pp", "group", "ranks", "operation", "calls", "sent")
+        yield from _indented(table(header, rows))
     yield "expected FLOPs of one rank in a step"
-    rows = [(name, flops(stage["flops"]), flops(stage["model_flops"])) for name, stage in kinds]
-    yield from _indented(table(("pp", "computed", "of the model"), rows))
+    header = ("pp", "computed", "of the model")
+    yield from _indented(table(header, list(_rows(stages, _flops_rows))))
     if "time" in cost:
         yield from _time_lines(cost["time"])
 
@@ -174,20 +168,40 @@ def _expected(stage: Mapping[str, Any]) -> dict[str, Any]:
     return {**stage, "pp": None, "memory": memory}
 
 
-def _messages(name: str, stage: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """One row for each group and operation."""
-    summed: dict[tuple[str, str, int], list[float]] = {}
+def _rows(
+    stages: Sequence[Mapping[str, Any]], rows_of: Callable[[Mapping[str, Any]], list[_Row]]
+) -> Iterator[_Row]:
+    """The rows of every stage behind its number; of neighbours that have the same, once."""
+    shown = [rows_of(stage) for stage in stages]
+    first = 0
+    for last in range(len(stages)):
+        if last + 1 < len(stages) and shown[last + 1] == shown[first]:
+            continue
+        name = str(first) if first == last else f"{first} to {last}"
+        yield from ((name, *row) for row in shown[first])
+        first = last + 1
+
+
+def _memory_rows(stage: Mapping[str, Any]) -> list[_Row]:
+    memory = stage["memory"]
+    sizes = (size(memory[part]) for part in (*_MEMORY, "peak"))
+    host = size(memory["host"]) if memory["host"] else "-"
+    return [(count(stage["parameters"]), *sizes, host, memory["moment"])]
+
+
+def _message_rows(stage: Mapping[str, Any]) -> list[_Row]:
+    """One for each group and operation."""
+    summed: dict[tuple[str, str, str], list[float]] = {}
     for message in stage["messages"]:
-        key = message["group"], message["operation"], message["group_size"]
+        key = message["group"], str(message["group_size"]), message["operation"]
         row = summed.setdefault(key, [0, 0])
         row[0] += message["calls"]
         row[1] += message["sent_bytes"]
-    for (group, operation, ranks), (calls, sent) in summed.items():
-        yield name, group, str(ranks), operation, f"{calls:,.0f}", size(sent)
+    return [(*key, f"{calls:,.0f}", size(sent)) for key, (calls, sent) in summed.items()]
 
 
-def _host(stage: Mapping[str, Any]) -> str:
-    return size(stage["memory"]["host"]) if stage["memory"]["host"] else "-"
+def _flops_rows(stage: Mapping[str, Any]) -> list[_Row]:
+    return [(flops(stage["flops"]), flops(stage["model_flops"]))]
 
 
 def size(nbytes: float) -> str:

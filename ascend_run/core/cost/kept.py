@@ -7,7 +7,7 @@ log-sum-exp. Routing is taken to be balanced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import KeptTensor
@@ -21,7 +21,7 @@ _INDEX = 8
 
 def layer_kept(config: RunConfig, sizes: Sizes, *, moe: bool) -> tuple[KeptTensor, ...]:
     """Of one layer and one micro-batch, in the order of the forward."""
-    parts = {
+    parts: dict[str, Iterable[tuple[str, float]]] = {
         "input_norm": _norm(config, sizes),
         "self_attention": _attention(config, sizes),
         "mlp_norm": _norm(config, sizes),
@@ -30,18 +30,23 @@ def layer_kept(config: RunConfig, sizes: Sizes, *, moe: bool) -> tuple[KeptTenso
         parts |= {
             "router": _router(sizes),
             "dispatcher": _dispatcher(sizes),
-            "experts": _experts(sizes),
+            "experts": _experts(config, sizes),
         }
         if sizes.shared_ffn:
             parts["shared_experts"] = _feed_forward(sizes, sizes.shared_ffn)
     else:
-        parts["mlp"] = _feed_forward(sizes, sizes.ffn)
+        parts["mlp"] = (*_feed_forward(sizes, sizes.ffn), ("dropped", _dropped(config, sizes)))
     return tuple(
         KeptTensor(part=part, name=name, nbytes=nbytes)
         for part, tensors in parts.items()
         for name, nbytes in tensors
         if nbytes
     )
+
+
+def _dropped(config: RunConfig, sizes: Sizes) -> float:
+    """The factors by which a half of a layer was multiplied before it was added."""
+    return hidden_bytes(sizes) if config.model.hidden_dropout else 0.0
 
 
 def hidden_bytes(sizes: Sizes) -> float:
@@ -63,6 +68,8 @@ def _attention(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
     shared = sizes.heads != sizes.query_groups
     if rotated and not model.qk_layernorm:  # split and rotated into tensors of their own
         yield from (("q", query), ("k", key), ("v", key))
+        # Those lie head by head, and so does the output, which is copied for the projection.
+        yield "attended", query
     elif rotated:
         # The value is a view of the whole projection; queries are copied out to be normalised.
         yield "projected", query + 2 * key + (query if shared else 0)
@@ -74,7 +81,7 @@ def _attention(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
             yield "q", query
     yield "out", query
     yield "lse", sizes.tokens * sizes.heads * _WIDE
-    yield "attended", query
+    yield "dropped", _dropped(config, sizes)
 
 
 def _feed_forward(sizes: Sizes, width: int) -> Iterator[tuple[str, float]]:
@@ -107,8 +114,9 @@ def _dispatcher(sizes: Sizes) -> Iterator[tuple[str, float]]:
     yield "indices", sizes.expert_tokens * (_INDEX + _WIDE)
 
 
-def _experts(sizes: Sizes) -> Iterator[tuple[str, float]]:
+def _experts(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
     rows = sizes.expert_rows
     yield "input", rows * sizes.hidden * sizes.item_bytes
     yield from _activation(sizes, rows, sizes.expert_ffn)
     yield "weighted", rows * sizes.expert_ffn * sizes.item_bytes
+    yield "dropped", _dropped(config, sizes)

@@ -41,7 +41,8 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     if item < _WIDE:
         # The ranks of a vocabulary take their softmax in step, a whole chunk at once.
         block = chunk if layout.tp > 1 else min(chunk, max(1, _ROW_BYTES // (_WIDE * rows)))
-        wide = block * rows * _WIDE
+        # A block's is there until the next one's has been made.
+        wide = block * rows * _WIDE * (1 if block == chunk else 2)
     first = chunk == sizes.tokens
     softmax = logits + wide + hidden + (0 if first else weight)
     masked = chunk * sizes.hidden * item

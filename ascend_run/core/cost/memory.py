@@ -120,16 +120,18 @@ class _Walk:
             for other, count in waiting.items()
         )
         live += 2 * ends.hidden if ends.pipelined else 0.0
-        gradients = 0.0
+        # Those of the micro-batches before are there, and the new ones are added to them.
+        adds_up = ledger.num_micro_batches > 1
+        gradients = self._gradients() if adds_up else 0.0
         if is_last and not ends.has_next:
             back = self._fetched(layers, len(layers))
             extra = ledger.working_bytes(None, Moment.LOSS, "loss")
-            yield _Held("loss", live + back + ends.loss + extra, 0.0, host)
+            yield _Held("loss", live + back + ends.loss + extra, gradients, host)
             live += ends.output_gradient
             norm = ends.final_norm_backward + ends.loss_kept - ends.output_gradient
-            yield _Held("backward of the final norm", live + back + norm, 0.0, host)
+            yield _Held("backward of the final norm", live + back + norm, gradients, host)
             live -= ends.final_norm
-            gradients += self._gradients("final_norm", "output_layer")
+            gradients += 0.0 if adds_up else self._gradients("final_norm", "output_layer")
         for position in reversed(range(len(layers))):
             layer = layers[position]
             live += sum(t.nbytes for n in layers for t in ledger.kept[n] if t.again == layer)
@@ -139,7 +141,7 @@ class _Walk:
             live -= sum(t.nbytes for t in ledger.kept[layer])
             live -= self._fetched(layers, position) - self.away[layer]
             host -= self.away[layer]
-            gradients += self._gradients(layer=layer)
+            gradients += 0.0 if adds_up else self._gradients(layer=layer)
         if ends.embedding_gradient and chunk == 0:
             held = live + ends.embedding_gradient
             yield _Held("backward of the embedding", held, gradients, host)

@@ -8,7 +8,8 @@ Parts of a layer, and what each keeps for backward in the plain model:
 
     input_norm      input, statistics
     self_attention  input (of the projection in), projected (before heads are split, where kept),
-                    q, k, v, out, lse, attended (the projection out's input, where it is not out)
+                    q, k, v, out, lse, attended (the projection out's input, where it is not out),
+                    dropped (with hidden dropout, in the feed-forward and the experts too)
     mlp_norm        input, statistics
     mlp             input, hidden (first product), activated (non-linearity), product (second
                     product's input)

@@ -12,10 +12,13 @@ from ascend_run.plugin_api import (
     Claim,
     CostChange,
     Device,
+    Layout,
     Manifest,
     Maturity,
     Numerics,
     PlatformOps,
+    RankKind,
+    RunConfig,
     Support,
     hookimpl,
 )
@@ -55,9 +58,11 @@ class Cpu:
         return {name: value for name, value in wanted.items() if name not in os.environ}
 
     @hookimpl
-    def ascend_cost(self) -> CostChange:
-        """Host and device are one memory."""
-        return CostChange(host_is_device=True)
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+        """Host and device are one memory; with dropout the scores are there, a block at a time."""
+        from .cost import blocks_of_scores
+
+        return CostChange(host_is_device=True, working=blocks_of_scores(config, layout, rank))
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:

@@ -28,7 +28,7 @@ def ring_cost(
     messages = [
         _sends(others * (plain + kept_runs), 2 * keys, "keys and values, forward"),
         _sends(others * plain, 2 * keys, "keys and values, backward"),
-        _sends(layout.cp * (plain + kept_runs), gradients, "gradients of keys and values"),
+        _sends(others * (plain + kept_runs), gradients, "gradients of keys and values"),
     ]
     if keep == "keys":
         messages.append(_sends(others * kept_runs, keys, "values, backward"))

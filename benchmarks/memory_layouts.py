@@ -1,0 +1,118 @@
+"""The runs that ``memory_prediction`` measures: two small models in twenty layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+_DENSE: Final[Mapping[str, Any]] = {
+    "model.family": "llama",
+    "model.num_layers": 4,
+    "model.hidden_size": 64,
+    "model.ffn_hidden_size": 176,
+    "model.num_attention_heads": 8,
+    "model.num_query_groups": 4,
+    "model.vocab_size": 512,
+    "model.make_vocab_size_divisible_by": 64,
+    "data.seq_length": 128,
+    "train.micro_batch_size": 4,
+    "train.global_batch_size": 4,
+    "train.precision": "bf16",
+    "train.train_iters": 5,
+    "optimizer.lr": 1e-3,
+    "run.seed": 17,
+}
+_MOE: Final[Mapping[str, Any]] = {
+    **_DENSE,
+    "model.family": "mixtral",
+    "model.ffn_hidden_size": 128,
+    "model.moe_ffn_hidden_size": 128,
+    "model.num_moe_experts": 4,
+    "model.moe_router_topk": 2,
+    "model.moe_aux_loss_coeff": 0.01,
+}
+MODELS: Final[Mapping[str, Mapping[str, Any]]] = {"dense": _DENSE, "moe": _MOE}
+"""The shapes of examples/dense.toml and examples/demo.toml, made smaller by the same factor."""
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """One run on one to four ranks."""
+
+    name: str
+    model: str = "dense"
+    ranks: int = 1
+    plugins: tuple[str, ...] = ()
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**MODELS[self.model], **self.values}
+
+
+_TP: Final = {"parallel.tensor_model_parallel_size": 2}
+_SP: Final = {**_TP, "parallel.sequence_parallel": True}
+_PP: Final = {"parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 16}
+_CP: Final = {"parallel.context_parallel_size": 2}
+_EP: Final = {"parallel.expert_model_parallel_size": 2}
+_BATCH: Final = {"train.global_batch_size": 16}
+_SPREAD: Final = {"ddp.use_distributed_optimizer": True}
+_FULL: Final = {
+    "model.recompute_granularity": "full",
+    "model.recompute_method": "uniform",
+    "model.recompute_num_layers": 2,
+}
+_SWAP: Final = {"plugins.swap-attention.min_bytes": 1024}
+
+CASES: Final = (
+    Case(name="dense"),
+    Case(name="dense, fp32, 4 micro-batches", values={**_BATCH, "train.precision": "fp32"}),
+    Case(name="tp 2", ranks=2, values=_TP),
+    Case(name="tp 2, sequence parallel", ranks=2, values=_SP),
+    Case(name="pp 2", ranks=2, values=_PP),
+    Case(
+        name="pp 2, vpp 2",
+        ranks=2,
+        values={**_PP, "parallel.virtual_pipeline_model_parallel_size": 2},
+    ),
+    Case(name="dp 2", ranks=2, values=_BATCH),
+    Case(name="dp 4, distributed optimizer", ranks=4, values={**_BATCH, **_SPREAD}),
+    Case(name="cp 2, ulysses", ranks=2, plugins=("ulysses",), values=_CP),
+    Case(
+        name="cp 4, ulysses, repeated heads",
+        ranks=4,
+        plugins=("ulysses",),
+        values={"parallel.context_parallel_size": 4, "model.num_query_groups": 2},
+    ),
+    Case(name="cp 2, ring-attention", ranks=2, plugins=("ring-attention",), values=_CP),
+    Case(name="full recompute", values=_FULL),
+    Case(
+        name="selective recompute of the feed-forward",
+        values={"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]},
+    ),
+    Case(name="swap-attention", plugins=("swap-attention",), values=_SWAP),
+    Case(
+        name="the demo's plugins: cp 2, ulysses, gmm, swap-attention",
+        model="moe",
+        ranks=2,
+        plugins=("ulysses", "gmm", "swap-attention"),
+        values={**_CP, **_SWAP},
+    ),
+    Case(name="experts in a loop", model="moe"),
+    Case(name="ep 2", model="moe", ranks=2, values={**_EP, **_BATCH}),
+    Case(name="ep 2, pp 2, gmm", model="moe", ranks=4, plugins=("gmm",), values={**_EP, **_PP}),
+    Case(
+        name="tp 2, expert tp 2, dp 2",
+        model="moe",
+        ranks=4,
+        values={**_SP, **_BATCH, "parallel.expert_tensor_parallel_size": 2},
+    ),
+    Case(
+        name="tp 2, ep 2, distributed optimizer",
+        model="moe",
+        ranks=4,
+        values={**_SP, **_EP, **_BATCH, **_SPREAD},
+    ),
+)

@@ -1,0 +1,93 @@
+"""``python -m benchmarks.memory_prediction``: what ``plan`` expects of memory, held against what
+runs take. Bytes are counted, not timed, so a busy machine gives the same numbers.
+
+Writes ``benchmarks/results/memory_prediction.json`` and exits with 1 where a rank's peak is more
+than 5 % off.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ascend_run.core.config.raw import Given, RawConfig
+from ascend_run.core.cost.estimate import RankCost, expected_costs
+from ascend_run.core.hooks import Hooks
+from ascend_run.entrypoints.planning import Prepared, prepare_raw
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from .memory_layouts import CASES, Case
+from .memory_worker import measure
+
+TOLERANCE: Final = 0.05
+RESULT: Final = Path(__file__).parent / "results" / "memory_prediction.json"
+
+
+def plan_of(case: Case) -> tuple[Prepared, tuple[RankCost, ...]]:
+    """The run as ``plan`` sees it, and what it expects of each pipeline stage."""
+    values = {"data.train": ["none"], "platform": "cpu", **case.config}
+    values["enable"] = [*case.plugins]
+    raw = RawConfig(values={key: Given(value, "the benchmark") for key, value in values.items()})
+    prepared = prepare_raw(raw, case.ranks)
+    hooks = Hooks(prepared.instances())
+    return prepared, expected_costs(prepared.config, prepared.layout, hooks)
+
+
+def compare(case: Case, pool: GlooPool) -> list[dict[str, Any]]:
+    """A row for each rank: what was expected and what was measured, in bytes."""
+    prepared, costs = plan_of(case)
+    rows = []
+    for rank, measured in enumerate(
+        pool.run(measure, case.ranks, case.config, case.plugins, timeout=120)
+    ):
+        expected = costs[prepared.layout.coordinate("pp", rank)].memory
+        rows.append(
+            {
+                "layout": case.name,
+                "model": case.model,
+                "rank": rank,
+                "weights": [round(expected.weights), measured.weights],
+                "gradient_buffers": [round(expected.gradients), measured.gradients],
+                "optimizer": [round(expected.optimizer), measured.optimizer],
+                "peak": [round(expected.peak), measured.peak],
+                "off": round(expected.peak / measured.peak - 1, 5),
+                "moment": expected.moment,
+            }
+        )
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the layouts whose names are given, or all; only all are written down."""
+    wanted = list(sys.argv[1:] if arguments is None else arguments)
+    cases = [case for case in CASES if not wanted or case.name in wanted]
+    rows: list[dict[str, Any]] = []
+    with GlooPool() as pool:
+        for case in cases:
+            own = compare(case, pool)
+            rows += own
+            worst = max(own, key=lambda row: abs(row["off"]))
+            print(f"{worst['off']:+8.2%}  {case.name}", flush=True)
+    worst_off = max(abs(row["off"]) for row in rows)
+    passes = worst_off <= TOLERANCE
+    result = {
+        "command": "python -m benchmarks.memory_prediction",
+        "unit": "bytes, [expected, measured]",
+        "layouts": len(cases),
+        "ranks": len(rows),
+        "tolerance": TOLERANCE,
+        "worst": worst_off,
+        "passes": passes,
+        "rows": rows,
+    }
+    if len(cases) == len(CASES):
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{len(cases)} layouts, {len(rows)} ranks: at most {worst_off:.2%} off")
+    return 0 if passes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

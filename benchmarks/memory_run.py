@@ -1,0 +1,161 @@
+"""A run of two steps on one rank: its objects walked, and every storage of the second followed."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ascend_run.core.config.raw import Given, RawConfig
+from ascend_run.core.data.batches import micro_batches
+from ascend_run.core.run import (
+    RunRequest,
+    batch_plan,
+    build_models,
+    prepared_rank,
+    seed_everything,
+)
+from ascend_run.core.train.batches import cut_to_rank
+from ascend_run.core.train.step import TrainStep
+from ascend_run.entrypoints.planning import prepare_raw
+from ascend_run.plugin_api.testing.models import samples
+
+from .memory_worker import Measured
+
+
+class LiveStorages(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes of every storage that an operation has given or that was there before, while it lives.
+
+    Storages are held weakly and told when they go. What an operation uses inside itself and frees
+    again is not seen.
+    """
+
+    def __init__(self, there: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {}
+        self.live = self.peak = 0
+        for tensor in there:
+            self._see(tensor)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._see(leaf)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._gone, key).atexit = False
+
+    def _gone(self, key: int) -> None:
+        self.live -= self._sizes.pop(key, 0)
+
+
+def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
+    """Train two steps and watch the second, in which the optimizer's state is there."""
+    with _rank_variables():
+        values = {"data.train": ["none"], "platform": "cpu", **config, "enable": [*plugins]}
+        given = {key: Given(value, "the benchmark") for key, value in values.items()}
+        prepared = prepare_raw(RawConfig(values=given), dist.get_world_size())
+        request = RunRequest(
+            config=prepared.config,
+            config_toml="",
+            plugins=prepared.instances(),
+            plan=prepared.plan,
+            lock=prepared.lock,
+        )
+        with prepared_rank(request) as (hooks, context):
+            return _watched(config, hooks, context)
+
+
+def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
+    config = context.config
+    seed_everything(config, context.layout)
+    task = hooks.require("ascend_task", config=config)
+    plan = batch_plan(config, context.layout)
+    build_models(task, hooks, context, plan.num_micro_batches)
+    step = TrainStep(context, task, hooks, task.roles[0])
+    dataset = samples(given, 2 * config.train.global_batch_size)
+    source = hooks.wrap(
+        "ascend_batch", micro_batches(dataset, task.batch_fields, plan), config=config
+    )
+    batches = cut_to_rank(source, hooks, context)
+    before = hooks.event("ascend_before_step")
+    before(context=context)
+    step(batches, plan.num_micro_batches)
+    bundle = context.models[task.roles[0]]
+    weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
+    buffers = list(_gradient_buffers(bundle.chunks))
+    optimizer = list(_optimizer_state(bundle.optimizer, weights))
+    others = [b for chunk in bundle.chunks for b in _other_tensors(chunk)]
+    bundle.optimizer.zero_grad()
+    before(context=context)
+    with LiveStorages([*weights, *buffers, *optimizer, *others]) as seen:
+        step(batches, plan.num_micro_batches)
+    return Measured(
+        weights=_nbytes(weights),
+        gradients=_nbytes(buffers),
+        optimizer=_nbytes(optimizer),
+        peak=seen.peak,
+    )
+
+
+def _gradient_buffers(chunks: Sequence[Any]) -> Iterator[Tensor]:
+    """Of Megatron's data parallelism, where there is one."""
+    for chunk in chunks:
+        for name in ("buffers", "expert_parallel_buffers"):
+            found = getattr(chunk, name, ())
+            yield from (buffer.grad_data for buffer in (found if isinstance(found, list) else ()))
+
+
+def _optimizer_state(optimizer: Any, weights: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Moments, step counts and master weights; not the weights themselves."""
+    own = {weight.untyped_storage()._cdata for weight in weights}
+    for part in optimizer.chained_optimizers:
+        inner = part.optimizer
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                if parameter.untyped_storage()._cdata not in own:
+                    yield parameter.data
+        for state in inner.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _other_tensors(chunk: Any) -> Iterator[Tensor]:
+    """Buffers and tables that modules hold."""
+    for module in chunk.modules():
+        yield from module.buffers(recurse=False) if module is not chunk else ()
+        cache = getattr(module, "_cache", None)
+        yield from cache.values() if isinstance(cache, dict) else ()
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+@contextmanager
+def _rank_variables() -> Iterator[None]:
+    """What a launcher would have set for this rank."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    before = dict(os.environ)
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,30 @@
+"""What a rank of the pool does for the tests of the cost model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ascend_run.plugin_api.testing.runtime import Trial, run_trial
+
+
+def count_flops(trial: Trial) -> tuple[int, int]:
+    """FLOPs of a trial's products with weights, and of its attention as if nothing were masked."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    def backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return sdpa_flop_count(query, key, value) * 5 // 2  # five products for two
+
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_flash_attention_for_cpu: forward,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+    }
+    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
+        run_trial(trial)
+    counts = counter.get_flop_counts()["Global"]
+    masked = sum(counts.get(operation, 0) for operation in attention)
+    return counter.get_total_flops() - masked, masked

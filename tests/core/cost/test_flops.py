@@ -1,0 +1,58 @@
+"""FLOPs, against torch's own counter on a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.core.cost.flops import attention_flops, keys_seen
+from ascend_run.core.cost.sizes import sizes_of
+from ascend_run.plugin_api.testing.models import DENSE, MOE
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import Trial
+from tests.support.costs import planned
+
+from .cost_jobs import count_flops
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_they_are_what_torch_counts_in_a_step(gloo_pool: GlooPool, model: str) -> None:
+    config = {"dense": DENSE, "moe": MOE}[model]
+    prepared, (cost,) = planned(config)
+    sizes = sizes_of(prepared.config, prepared.layout)
+
+    ((products, unmasked),) = gloo_pool.run(count_flops, 1, Trial(config=dict(config)))
+
+    passes = config["model.num_layers"] * config["train.global_batch_size"]
+    attention = 3.5 * attention_flops(prepared.config, sizes) * passes
+    assert cost.flops - attention == products
+    length = config["data.seq_length"]
+    assert attention == unmasked * (length + 1) / (2 * length)  # causal, the diagonal with it
+    assert cost.model_flops == cost.flops - attention / 7  # backward's scores, computed again
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "mean"),
+    [(4, None, (1 + 2 + 3 + 4) / 4), (4, (1, 0), (1 + 2 + 2 + 2) / 4), (4, (-1, 0), 2.5)],
+)
+def test_a_query_sees_itself_and_what_is_before_it(
+    length: int, window: tuple[int, int] | None, mean: float
+) -> None:
+    assert keys_seen(length, window) == mean
+
+
+def test_what_is_computed_again_counts_twice_and_the_model_asks_for_no_more() -> None:
+    _, (plain,) = planned(DENSE)
+    _, (again,) = planned(
+        {
+            **DENSE,
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        }
+    )
+    output = 6 * 16 * 4 * 32 * 90
+    backward = plain.flops - output
+    assert again.model_flops == plain.model_flops
+    attention = plain.flops - plain.model_flops  # half a forward of it, for the flash backward
+    forward = (backward - attention) / 3
+    assert again.flops == pytest.approx(plain.flops + forward)

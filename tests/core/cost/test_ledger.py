@@ -1,0 +1,102 @@
+"""Plugins' changes, applied to the plain model's numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.core.cost.ledger import Kept, Ledger
+from ascend_run.plugin_api import (
+    CostChange,
+    KeptChange,
+    KeptTensor,
+    Messages,
+    Moment,
+    ParameterCost,
+    Place,
+    Recomputation,
+    WorkingMemory,
+)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    forward = Messages(operation="all_reduce", group="tp", calls=1, sent_bytes=8, why="mlp")
+    return Ledger(
+        kept={
+            layer: [
+                Kept(part="self_attention", name="q", nbytes=100),
+                Kept(part="self_attention", name="lse", nbytes=4),
+                Kept(part="mlp", name="input", nbytes=50),
+                Kept(part="mlp", name="hidden", nbytes=200),
+            ]
+            for layer in (3, 4)
+        },
+        steps={3: (), 4: ()},
+        parameters=[ParameterCost(part="mlp", name="linear_fc1", numel=10, layer=3)],
+        messages=[],
+        flops=1000.0,
+        part_flops={3: {"mlp": 7.0}, 4: {"mlp": 7.0}},
+        part_messages={3: {"mlp": [forward]}, 4: {"mlp": [forward]}},
+        num_micro_batches=2,
+    )
+
+
+def held(ledger: Ledger, layer: int, place: Place) -> dict[str, float]:
+    return {t.key: t.nbytes for t in ledger.kept[layer] if t.place is place}
+
+
+def test_tensors_go_to_the_host_where_they_are_large_enough(ledger: Ledger) -> None:
+    to_host = KeptChange(tensors=("self_attention.*",), place=Place.HOST, at_least=10, ahead=1)
+    ledger.apply(CostChange(kept=(to_host,)))
+    assert held(ledger, 3, Place.HOST) == {"self_attention.q": 100}
+    assert "self_attention.lse" in held(ledger, 3, Place.DEVICE)
+    assert [t.ahead for t in ledger.kept[3] if t.place is Place.HOST] == [1]
+
+
+def test_tensors_grow_are_dropped_and_are_added_in_the_layers_that_are_named(
+    ledger: Ledger,
+) -> None:
+    ledger.apply(
+        CostChange(
+            kept=(
+                KeptChange(tensors=("*.q",), factor=2, layers=(3,)),
+                KeptChange(tensors=("mlp.hidden",), place=Place.NOWHERE, layers=(4,)),
+            ),
+            kept_added=(KeptTensor(part="mlp", name="mask", nbytes=1),),
+            kept_added_layers=(4,),
+        )
+    )
+    assert held(ledger, 3, Place.DEVICE)["self_attention.q"] == 200
+    assert held(ledger, 4, Place.DEVICE)["self_attention.q"] == 100
+    assert [t.name for t in ledger.kept[4]] == ["q", "lse", "input", "mask"]
+
+
+def test_a_part_that_is_computed_again_keeps_its_input_and_costs_its_forward_again(
+    ledger: Ledger,
+) -> None:
+    ledger.apply(CostChange(recomputed=(Recomputation(parts=("mlp",), layers=(3,)),)))
+    assert held(ledger, 3, Place.DEVICE).keys() & {"mlp.input", "mlp.hidden"} == {"mlp.input"}
+    assert "mlp.hidden" in held(ledger, 4, Place.DEVICE)
+    assert ledger.flops == 1000 + 2 * 7
+    assert [m.sent_bytes for m in ledger.messages] == [8]
+
+
+def test_working_memory_is_added_to_every_step_of_a_part_and_the_plain_one_goes(
+    ledger: Ledger,
+) -> None:
+    from ascend_run.core.cost.backward import Step
+
+    own = WorkingMemory(part="experts", name="all", nbytes=30, moment=Moment.BACKWARD)
+    ledger.apply(CostChange(working=(own,), working_removed=("experts.loop",)))
+    assert ledger.working_bytes(Step("experts", "loop", 500), Moment.BACKWARD) == 30
+    assert ledger.working_bytes(Step("experts", "rest", 5), Moment.BACKWARD) == 35
+    assert ledger.working_bytes(Step("mlp", "loop", 500), Moment.BACKWARD) == 500
+
+
+def test_frozen_parameters_are_not_trained_and_added_ones_are(ledger: Ledger) -> None:
+    added = ParameterCost(part="mlp", name="adapter", numel=2, layer=3)
+    ledger.apply(CostChange(frozen=("*",), parameters=(added,)))
+    assert [(p.name, p.trained) for p in ledger.parameters] == [
+        ("linear_fc1", False),
+        ("adapter", True),
+    ]

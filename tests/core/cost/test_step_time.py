@@ -1,0 +1,77 @@
+"""A step's time on a named device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from ascend_run.core.cost.devices import DEVICES, CostDevice, find_device
+from ascend_run.core.cost.step_time import group_shape, message_time, step_time
+from ascend_run.plugin_api import ConfigError, Layout, Messages
+from ascend_run.plugin_api.testing.models import DENSE
+from tests.support.costs import planned
+
+DEVICE = CostDevice(
+    name="round",
+    flops={"fp32": 1e9},
+    memory_bandwidth=1e9,
+    memory_bytes=1e9,
+    per_node=4,
+    node_bandwidth=100.0,
+    network_bandwidth=10.0,
+    latency=0.5,
+    reach=0.5,
+)
+
+
+def all_reduce(group: str) -> Messages:
+    return Messages(operation="all_reduce", group=group, calls=2, sent_bytes=400, why="a test")
+
+
+def test_a_group_is_timed_by_the_link_that_it_spans() -> None:
+    layout = Layout(world_size=8, tp=2)
+    assert group_shape(layout, all_reduce("tp")) == (2, 2)
+    assert group_shape(layout, all_reduce("dp_cp")) == (4, 7)
+    # 2 (n - 1) / n of the bytes, and 2 (n - 1) hops for each call
+    assert message_time(layout, all_reduce("tp"), DEVICE) == 400 / 100 + 2 * 2 * 0.5
+    assert message_time(layout, all_reduce("dp_cp"), DEVICE) == 600 / 10 + 2 * 6 * 0.5
+    assert message_time(layout, all_reduce("cp"), DEVICE) == 0
+
+
+def test_a_step_is_its_products_its_memory_and_the_bubble() -> None:
+    config = {**DENSE, "parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
+    prepared, costs = planned(config, world_size=2)
+    time = step_time(prepared.config, prepared.layout, costs, DEVICE)
+    assert time.products == costs[1].flops / 0.5e9  # the last stage has the vocabulary
+    busy = time.products + time.memory + time.messages
+    assert time.bubble == pytest.approx(busy * (2 - 1) / 4)
+    assert time.total == pytest.approx(busy + time.bubble)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
+def test_every_device_names_the_source_of_its_constants(device: CostDevice) -> None:
+    assert len(device.source) > 20
+    assert {*device.flops} == {"bf16", "fp16", "fp32"}
+    assert 0 < device.reach < 1
+
+
+def test_a_device_can_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(attrs.asdict(DEVICE)))
+    assert find_device(str(path)) == DEVICE
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"name": "x", "speed": 3}'])
+def test_a_file_that_is_no_device_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="not a device"):
+        find_device(str(path))
+
+
+def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match="ascend-910b, h100, h200, cpu"):
+        find_device("abacus")

@@ -1,0 +1,27 @@
+"""What the plugin says that it sends is what ranks send."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import Trial, run_trial
+from tests.support.costs import calls, planned, sent_bytes
+
+
+@pytest.mark.parametrize("keep", ["nothing", "keys", "all"])
+def test_messages_and_bytes_are_those_of_the_ring(gloo_pool: GlooPool, keep: str) -> None:
+    config = {
+        **DENSE,
+        "parallel.context_parallel_size": 2,
+        "plugins.ring-attention.keep": keep,
+        "plugins.ring-attention.keep_every": 2,
+    }
+    _, (cost,) = planned(config, ("ring-attention",), 2)
+
+    trial = Trial(plugins=("ring-attention",), config=config, steps=1)
+    outcome = gloo_pool.run(run_trial, 2, trial)[0]
+
+    assert calls(cost, "send", "cp") == outcome.collectives["send"]
+    assert sent_bytes(cost, "send", "cp") == outcome.sent_bytes["send"]
