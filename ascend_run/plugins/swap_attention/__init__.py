@@ -47,7 +47,7 @@ def _some_modules(
     unknown = [name for name in value if name not in MODULES]
     if unknown or not value or len({*value}) < len(value):
         raise ValueError(
-            f"{attribute.name} must name some of {', '.join(MODULES)}, each once, got "
+            f"{attribute.name} must name some of {', '.join(map(repr, MODULES))}, each once, got "
             f"{', '.join(value) or 'none'}"
         )
 

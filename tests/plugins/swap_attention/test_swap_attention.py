@@ -43,7 +43,7 @@ def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("modules", [(), ("mlp",), ("self_attention", "self_attention")])
 def test_parts_that_a_layer_does_not_have_are_refused(modules: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="modules must name some of input_layernorm"):
+    with pytest.raises(ValueError, match="modules must name some of 'input_layernorm'"):
         SwapAttentionConfig(modules=modules)
 
 

@@ -62,8 +62,9 @@ def bounded(subject: Subject) -> Iterator[str]:
                 f"{field.name} takes any number from {min(probes):g} to {max(probes):g}; give it a "
                 "validator, or say 'unbounded' and why in its documentation"
             )
-        if not probes and field.validator is not None and re.search(r"\bstr\b", type_name):
-            refused = [_NO_CHOICE] if _refusal(options, field.name, _NO_CHOICE) else []
+        if not probes and field.validator is not None and _is_text(type_name):
+            choice = [_NO_CHOICE] if _SEVERAL.search(type_name) else _NO_CHOICE
+            refused = [choice] if _refusal(options, field.name, choice) else []
         if refused:
             yield from _told_badly(subject, field.name, refused[0])
 
@@ -83,6 +84,10 @@ def _is_frozen(instance: Any) -> bool:
             return True
         return False
     return True
+
+
+def _is_text(type_name: str) -> bool:
+    return bool(re.search(r"\bstr\b", type_name)) and not _SEVERAL.search(type_name)
 
 
 def _probes(type_name: str) -> tuple[Any, ...]:
@@ -110,6 +115,7 @@ def _told_badly(subject: Subject, field: str, value: Any) -> Iterator[str]:
         yield f"{key}={value} is refused by the class, and a run with it is not refused by name"
         return
     message = problems[0]
+    value = value[0] if isinstance(value, list) else value
     if str(value) not in message and repr(value) not in message:
         yield f"the refusal of {key}={value} does not name the value: {message}"
     rest = message.replace(str(value), "").replace(field, "").replace(subject.manifest.name, "")
