@@ -188,7 +188,7 @@ def _conflict(
             return Conflict(plugins=names, why=why, way_out=way_out)
     reasons = ", and ".join(problem.rpartition("; ")[0] or problem for problem in problems)
     if brought:
-        quoted = _listed([f"'{name}'" for name in names], "and")
+        quoted = listed([f"'{name}'" for name in names], "and")
         together = "cannot run" if len(names) == 1 else "cannot run together"
         reasons = f"{quoted} {together}: {', '.join(brought)}, and {reasons}"
     return Conflict(plugins=names, why=reasons, way_out=_way_out(names, plugins))
@@ -196,7 +196,7 @@ def _conflict(
 
 def _way_out(names: Sequence[str], plugins: Mapping[str, Plugin]) -> str:
     features = [n for n in names if kind_of(plugins[n].manifest) is Kind.FEATURE]
-    ways = [f"leave out {_listed(features, 'or')}"] if features else []
+    ways = [f"leave out {listed(features, 'or')}"] if features else []
     for name in names:
         if (kind := kind_of(plugins[name].manifest)) is not Kind.FEATURE:
             ways.append(f"choose another {kind} than {name} ({CHOSEN_WITH[kind]})")
@@ -245,5 +245,6 @@ def _enable(names: Sequence[str]) -> str:
     return f"--enable {','.join(names)}" if names else "no feature"
 
 
-def _listed(words: Sequence[str], last: str) -> str:
+def listed(words: Sequence[str], last: str) -> str:
+    """``a, b or c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from .run_options import run_options
 
 if TYPE_CHECKING:
+    from ascend_run.core.config.raw import RawConfig
     from ascend_run.plugin_api.errors import AscendRunError
 
     from .planning import Prepared
@@ -67,9 +69,11 @@ def command(
     if world is not None and (nproc is not None or nnodes is not None):
         raise click.UsageError("--world counts all ranks; leave out --nproc and --nnodes")
     own = [] if nproc is None else [f"run.nproc={nproc}"]
+    raw = None
     try:
         raw = request(file, [*overrides, *own], enable, platform, task, level, disable)
-        prepared = on_device(prepare_raw(raw, world or raw.nproc * (nnodes or 1)), device)
+        ranks = world or raw.nproc * (nnodes or 1)
+        prepared = on_device(prepare_raw(raw, ranks), device)
         if build:
             _let_megatron_check(prepared)
         if html is not None:
@@ -79,7 +83,7 @@ def command(
     except AscendRunError as error:
         if not as_json:
             raise
-        click.echo(json.dumps(_refusal(error), indent=2))
+        click.echo(json.dumps(_refusal(error, raw, world, nnodes), indent=2))
         raise click.exceptions.Exit(error.exit_code) from None
     if as_json:
         click.echo(json.dumps(prepared.plan, indent=2))
@@ -109,14 +113,25 @@ def _let_megatron_check(prepared: Prepared) -> None:
     trial_build(prepared.config, prepared.instances(), prepared.layout.world_size)
 
 
-def _refusal(error: AscendRunError) -> dict[str, object]:
-    """What a refused request comes to, as JSON values."""
+def _refusal(
+    error: AscendRunError, raw: RawConfig | None, world: int | None, nnodes: int | None
+) -> dict[str, object]:
+    """What a refused request comes to, as JSON values.
+
+    Args:
+        raw: The request; None where it could not be read.
+    """
+    conflicts = [*getattr(error, "conflicts", ())]
+    can_run = getattr(error, "can_run", ())
+    if raw is not None and raw.level is None and not conflicts:
+        from .misfits import misfits
+
+        traced = misfits(error, raw, world or raw.nproc * (nnodes or 1))
+        conflicts = [attrs.asdict(conflict) for conflict in traced.found]
+        can_run = traced.can_run
     return {
         "error": error.headline,
         "problems": [*error.problems] or [error.headline],
-        "conflicts": [
-            {**conflict, "plugins": [*conflict["plugins"]]}
-            for conflict in getattr(error, "conflicts", ())
-        ],
-        "can_run": [[*names] for names in getattr(error, "can_run", ())],
+        "conflicts": [{**found, "plugins": [*found["plugins"]]} for found in conflicts],
+        "can_run": [[*names] for names in can_run],
     }

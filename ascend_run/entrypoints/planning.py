@@ -131,6 +131,15 @@ def prepare_raw(
     )
 
 
+def run_problems_of(raw: RawConfig, world_size: int, catalogue: Catalogue) -> list[str]:
+    """Why a run cannot start, after its plugins and values are known to be sound.
+
+    Raises:
+        AscendRunError: They are not.
+    """
+    return _prospect(raw, catalogue, world_size).problems()
+
+
 @attrs.frozen
 class _Prospect:
     """A run whose plugins and values are known, and not yet whether they go together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from itertools import chain, combinations
 from pathlib import Path
@@ -11,13 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_run.entrypoints.cli import run
 from ascend_run.entrypoints.conflicts import find_conflicts, minimal_failing_sets
+from ascend_run.entrypoints.misfits import trace
 from ascend_run.entrypoints.planning import prepare
 from ascend_run.plugin_api import Claim, PluginResolutionError, Support
 from ascend_run.registry.kinds import Plugin
 from ascend_run.registry.resolution import resolve
+from tests.support.fake_distributions import plugin_source
 from tests.support.fake_plugins import named, platform, plugin
+from tests.support.installed import Install, offer
 
+DEMO = Path(__file__).parents[2] / "examples/demo.toml"
 NAMES = ("a", "b", "c", "d", "e")
 CLAIMS = (Claim.EXPERTS, Claim.ROUTER)
 
@@ -127,38 +133,104 @@ def test_what_is_required_and_not_installed_is_no_conflict() -> None:
     assert find_conflicts(["user"], named(plugin("user", requires=("lost",)))).found == ()
 
 
-def test_a_run_is_refused_with_the_sets_and_what_can_run(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('enable = ["gmm", "ulysses", "ring-attention"]')
+def offer_circle(install: Install) -> None:
+    """A second owner of what ``relay`` of the file owns."""
+    offer(install, "circle", plugin_source("circle", "claims=(Claim.SEQUENCE_EXCHANGE,)"))
+
+
+def test_a_run_is_refused_with_the_sets_and_what_can_run(
+    install: Install, file: Path, tmp_path: Path
+) -> None:
+    offer(install, "album")
+    offer_circle(install)
+    file.write_text('enable = ["album", "relay", "circle"]')
 
     with pytest.raises(PluginResolutionError) as refused:
         prepare(file)
 
     assert refused.value.problems == (
         (
-            "'ring-attention' and 'ulysses' both claim 'sequence-exchange', which one plugin owns "
+            "'circle' and 'relay' both claim 'sequence-exchange', which one plugin owns "
             "alone; enable one of them"
         ),
-        "the most that can run: --enable gmm,ulysses or --enable gmm,ring-attention",
+        "the most that can run: --enable album,relay or --enable album,circle",
     )
     (conflict,) = refused.value.conflicts
-    assert conflict["plugins"] == ("ring-attention", "ulysses")
+    assert conflict["plugins"] == ("circle", "relay")
 
 
-def test_a_platform_is_part_of_what_excludes(tmp_path: Path) -> None:
+def test_a_platform_is_part_of_what_excludes(install: Install, file: Path) -> None:
+    runs_here = "platforms={'cpu': Support.REAL}"
+    offer(install, "homely", plugin_source("homely", runs_here))
+    runs_there = "platforms={'cpu': Support.REAL, 'npu': Support.UNVERIFIED}"
+    offer(install, "travelled", plugin_source("travelled", runs_there))
     with pytest.raises(PluginResolutionError) as refused:
-        prepare(None, enable=["compile", "ulysses"], platform="npu")
+        prepare(None, enable=["homely", "travelled"], platform="npu")
 
     (conflict,) = refused.value.conflicts
-    assert conflict["plugins"] == ("compile", "npu")
-    assert refused.value.can_run == (("ulysses",),)
+    assert conflict["plugins"] == ("homely", "npu")
+    assert refused.value.can_run == (("travelled",),)
     assert any("choose one with --platform" in problem for problem in refused.value.problems)
 
 
-def test_other_problems_of_the_set_are_told_too() -> None:
+def test_other_problems_of_the_set_are_told_too(install: Install, file: Path) -> None:
+    offer_circle(install)
     with pytest.raises(PluginResolutionError) as refused:
-        prepare(None, enable=["ulises", "ulysses", "ring-attention"])
+        prepare(None, enable=["relais", "relay", "circle"])
 
     problems: Any = refused.value.problems
-    assert problems[0].startswith("unknown plugin 'ulises'")
+    assert problems[0].startswith("unknown plugin 'relais'")
     assert "both claim" in problems[1]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert run(["plan", "--config", str(DEMO), *words, "--json"]) == 2
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_feature_that_does_not_go_with_the_settings_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recompute = ("model.recompute_granularity=full", "model.recompute_method=uniform")
+    told = refusal(capsys, *recompute, "model.recompute_num_layers=1")
+
+    (conflict,) = told["conflicts"]
+    assert conflict["plugins"] == ["swap-attention"]
+    assert conflict["why"] == told["problems"][0]
+    assert conflict["way_out"] == "change the setting, or leave out swap-attention"
+    assert told["can_run"] == [["gmm", "ulysses"]]
+
+
+def test_leaving_out_what_another_setting_needs_is_not_offered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = refusal(capsys, "parallel.context_parallel_size=16", "--world", "16")
+
+    assert ["ulysses"] in [conflict["plugins"] for conflict in told["conflicts"]]
+    assert told["can_run"] == [], "without ulysses nobody exchanges the sequence"
+
+
+def test_what_no_feature_causes_is_in_no_set(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refusal(capsys, "--world", "3")
+
+    assert told["problems"]
+    assert told["conflicts"] == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.frozensets(st.sampled_from("abcde"), max_size=3), max_size=4))
+def test_each_traced_set_has_its_problem_and_no_part_of_it_has(bad: list[frozenset[str]]) -> None:
+    def problems(features: frozenset[str]) -> frozenset[str]:
+        return frozenset(f"problem {i}" for i, wrong in enumerate(bad) if wrong <= features)
+
+    enabled = frozenset("abcde")
+    found = trace(sorted(problems(enabled)), enabled, problems)
+
+    assert {c.why for c in found.found} == {f"problem {i}" for i, wrong in enumerate(bad) if wrong}
+    for conflict in found.found:
+        assert conflict.why in problems(frozenset(conflict.plugins))
+        for part in subsets(conflict.plugins):
+            if part != frozenset(conflict.plugins):
+                assert conflict.why not in problems(part)
+    for offered in found.can_run:
+        assert not problems(frozenset(offered))
