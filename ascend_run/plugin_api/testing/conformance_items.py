@@ -14,8 +14,16 @@ from .runtime import load_runtime
 
 
 def configure(config: pytest.Config) -> None:
-    """Collect the checks, and without a path on the command line nothing else."""
-    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+    """Collect the checks; and nothing else where the command line itself names plugins and no path.
+
+    Where a project's own ``addopts`` names its plugin, its tests come first, as always.
+    """
+    words = map(str, config.invocation_params.args)
+    asked = any(word.startswith("--ascend-plugin") for word in words)
+    no_path = config.args_source is not pytest.Config.ArgsSource.ARGS
+    # Kept among the options, since those are all that a worker of pytest-xdist is told.
+    config.option.ascend_only = getattr(config.option, "ascend_only", asked and no_path)
+    if config.option.ascend_only:
         config.args = []
     config.pluginmanager.register(_Checks(config), "ascend-run-conformance")
 

@@ -35,25 +35,25 @@ def patches_are_declared(subject: Subject) -> Iterator[str]:
     """It replaces nothing of torch or Megatron but by ``ascend_patches``."""
     if subject.facts.kind == "platform":
         raise DoesNotApply("a platform's device may stand in for torch's own while it is active")
-    for name in sorted({name for seen in _footprints(subject) for name in seen.touched}):
+    for name in sorted({name for seen in footprints(subject) for name in seen.touched}):
         yield f"it replaces {name}; return a Patch from ascend_patches, which is undone"
 
 
 def leaves_no_trace(subject: Subject) -> Iterator[str]:
     """After the run, everything that can be seen of the process is what it was."""
-    for what in sorted({what for seen in _footprints(subject) for what in seen.left}):
+    for what in sorted({what for seen in footprints(subject) for what in seen.left}):
         yield f"it leaves changed: {what}; undo it in ascend_after_run, or use a hook that undoes"
 
 
 def runs_twice(subject: Subject) -> Iterator[str]:
     """A second run in the same process is the first one, bit for bit."""
-    seen = _footprints(subject)
+    seen = footprints(subject)
     second, first = [rank.second for rank in seen], [rank.first for rank in seen]
     yield from (f"in its second run, {problem}" for problem in compare(second, first, 0.0))
 
 
-def _footprints(subject: Subject) -> list[Footprint]:
-    """By rank; looked at once for all three checks."""
+def footprints(subject: Subject) -> list[Footprint]:
+    """By rank; looked at once for all checks."""
     return subject.once("footprint", partial(_look, subject))
 
 

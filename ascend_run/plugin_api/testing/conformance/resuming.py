@@ -10,6 +10,7 @@ import attrs
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, load_runtime
 
+from .footprint import footprints
 from .numbers import tried
 from .places import Place
 from .subject import Subject
@@ -28,6 +29,7 @@ def resumes(subject: Subject) -> Iterator[str]:
     """Two steps, a save and two steps more are four steps, to the bit; and a run without the
     plugin takes the checkpoint or refuses it with a message."""
     place = tried(subject)[0]
+    footprints(subject)  # what is imported in a first run may draw random numbers
     chosen, run = _with_chance(subject, place), subject.means.run
     halves = str(subject.scratch / "halves")
     whole = run(_until(chosen, WHOLE, str(subject.scratch / "whole")), place.world_size)

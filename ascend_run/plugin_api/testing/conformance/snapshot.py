@@ -20,6 +20,8 @@ _LAZY: Final = ("torch.ops", "torch.classes")
 """Modules that grow by being used."""
 _HELD: Final = (staticmethod, classmethod, property)
 _ABSENT: Final = "absent"
+_OF_COMPILE: Final = {"the threads", "what runs at exit (atexit)"}
+"""What torch.compile keeps for the life of a process that has used it, beside a variable or two."""
 
 
 def attributes() -> dict[str, object]:
@@ -43,11 +45,26 @@ def attributes() -> dict[str, object]:
 def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
     """Names that hold another object, hold none any more, or hold one that others made.
 
-    What a module gains of its own, by being imported late, is no change.
+    What a module holds because it was imported late is no change; nor is what torch replaces in
+    itself at such an import.
     """
-    changed = {n for n, value in before.items() if after.get(n, _ABSENT) is not value}
-    gained = {n for n in after.keys() - before.keys() if _is_foreign(after[n])}
+    grown = bool(_modules(after) - _modules(before))
+    parents = {name.rpartition(".")[0] for name in before}
+    changed = {
+        name
+        for name, value in before.items()
+        if (held := after.get(name, _ABSENT)) is not value and (not grown or _is_foreign(held))
+    }
+    gained = {
+        name
+        for name in after.keys() - before.keys()
+        if name.rpartition(".")[0] in parents and _is_foreign(after[name])
+    }
     return changed | gained
+
+
+def _modules(found: Mapping[str, object]) -> set[str]:
+    return {value.__name__ for value in found.values() if isinstance(value, ModuleType)}
 
 
 def made_in(place: str, found: Mapping[str, object]) -> set[str]:
@@ -101,7 +118,10 @@ def settings() -> dict[str, object]:
 
 def changed_settings(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[str]:
     """A phrase for each setting that differs."""
+    compiling = "torch._inductor" in sys.modules
     for name in {**before, **after}:
+        if compiling and (name in _OF_COMPILE or "TORCHINDUCTOR_" in name):
+            continue
         was, now = before.get(name, _ABSENT), after.get(name, _ABSENT)
         if was != now:
             plain = isinstance(was, str | int | float) and isinstance(now, str | int | float)
