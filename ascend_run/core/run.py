@@ -46,6 +46,10 @@ from .train.optimizer import build_optimizer
 from .train.readings import Readings
 from .train.step import TrainStep
 
+_SEEDS_OF_A_STAGE = 2**20
+"""Megatron adds 100 for each expert-parallel rank and less for the others. With its own 100 for
+each pipeline stage too, one stage's experts would draw what the next one's neighbours draw."""
+
 
 @attrs.frozen(kw_only=True)
 class RunRequest:
@@ -163,7 +167,7 @@ def batch_plan(config: RunConfig, layout: Layout) -> BatchPlan:
 
 def seed_everything(config: RunConfig, layout: Layout) -> None:
     """One seed for every generator; ranks that hold different parts of a model draw apart."""
-    seed = config.run.seed + 100 * layout.coordinate("pp")
+    seed = config.run.seed + _SEEDS_OF_A_STAGE * layout.coordinate("pp")
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,11 @@ TIED = {"model.share_embeddings_and_output_weights": True}
 DROPOUT = {"model.hidden_dropout": 0.2, "model.attention_dropout": 0.1}
 
 
+def with_feature(feature: str, *values: Any) -> Any:
+    """A case that there is where there is a feature."""
+    return pytest.param(*values, marks=pytest.mark.needs_plugins(feature))
+
+
 @pytest.mark.parametrize(
     ("question", "outcome"),
     [
@@ -35,9 +41,14 @@ DROPOUT = {"model.hidden_dropout": 0.2, "model.attention_dropout": 0.1}
         (Question(layout={"tp": 2, "sp": 1}), None),
         (Question(layout={"tp": 2, "ep": 2}), None),
         (Question(layout={"pp": 2, "vpp": 2}, config=TIED), None),
-        (Question(enable=("swap-attention",), layout={"tp": 2}, config=DROPOUT), Outcome.BITWISE),
-        (Question(enable=("ulysses",), layout={"cp": 2}), None),
-        (Question(enable=("lora",), layout={"tp": 2}), None),
+        (Question(layout={"pp": 2, "dp": 2, "ep": 2}), None),
+        with_feature(
+            "swap-attention",
+            Question(enable=("swap-attention",), layout={"tp": 2}, config=DROPOUT),
+            Outcome.BITWISE,
+        ),
+        with_feature("ulysses", Question(enable=("ulysses",), layout={"cp": 2}), None),
+        with_feature("lora", Question(enable=("lora",), layout={"tp": 2}), None),
     ],
     ids=lambda value: (
         ",".join(value.enable) + shown(value.layout) if hasattr(value, "enable") else ""
@@ -99,14 +110,16 @@ def test_what_is_right_is_found_right(
             # suspects; the adapter of the last layer would be nearer.
             "gradient reduction",
         ),
-        (
+        with_feature(
+            "ulysses",
             faults.mix_up_the_gradient_of_values,
             Question(enable=("ulysses",), layout={"cp": 2}),
             Phase.BACKWARD,
             "decoder.layers.1.self_attention",
         ),
         (faults.count_padding_too, Question(layout={}), Phase.FORWARD, "loss"),
-        (
+        with_feature(
+            "lora",
             faults.train_what_is_frozen,
             Question(enable=("lora",), layout={}),
             Phase.OPTIMIZER,
