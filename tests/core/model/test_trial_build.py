@@ -15,6 +15,8 @@ from ascend_run.entrypoints.planning import prepare
 from ascend_run.plugin_api import ConfigError, PlatformError
 
 DEMO = Path(__file__).parents[3] / "examples/demo.toml"
+pytestmark = pytest.mark.needs_plugins("gmm", "mixtral", "swap-attention", "ulysses", "noop-layers")
+"""Of the demo."""
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from ascend_run.entrypoints.cli import run
-from tests.entrypoints.test_plan import DEMO, LARGE
+from tests.entrypoints.test_plan import LARGE
+from tests.support.demo import DEMO, NEEDS_ITS_FEATURES
 
 from .browser import Browser, Page
 from .test_in_browser import quiet
 
 OpenPlan = Callable[..., Page]
+
+pytestmark = NEEDS_ITS_FEATURES
+pytestmark = pytest.mark.needs_plugins("gmm", "mixtral", "swap-attention", "ulysses")
+"""Of the demo."""
 
 
 @pytest.fixture
@@ -88,6 +93,7 @@ def test_nothing_is_cut_off(open_plan: OpenPlan, width: int, scheme: str) -> Non
     quiet(page)
 
 
+@pytest.mark.needs_plugins("ring-attention")
 def test_a_level_is_told(open_plan: OpenPlan) -> None:
     page = open_plan("--config", str(DEMO), "--level", "2")
     (level,) = texts(page, "#level")
