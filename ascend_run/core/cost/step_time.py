@@ -12,6 +12,7 @@ and the optimizer reads and writes its state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -70,16 +71,17 @@ def _stage_time(
 
 
 def message_time(layout: Layout, message: Messages, device: CostDevice) -> float:
-    """Seconds in a step; ring algorithms."""
+    """Seconds in a step: the bytes of a ring, the rounds of a tree."""
     size, extent = group_shape(layout, message)
     if size <= 1:
         return 0.0
     inside = extent <= device.per_node
     bandwidth = device.node_bandwidth if inside else device.network_bandwidth
+    rounds = math.ceil(math.log2(size))
     on_the_wire, hops = {
-        "all_reduce": (2 * (size - 1) / size, 2 * (size - 1)),
-        "all_gather": (size - 1, size - 1),
-        "reduce_scatter": ((size - 1) / size, size - 1),
+        "all_reduce": (2 * (size - 1) / size, 2 * rounds),
+        "all_gather": (size - 1, rounds),
+        "reduce_scatter": ((size - 1) / size, rounds),
         "all_to_all": ((size - 1) / size, 1),
     }.get(message.operation, (1.0, 1))
     return message.sent_bytes * on_the_wire / bandwidth + message.calls * hops * device.latency

@@ -68,13 +68,12 @@ def test_a_step_sends_what_was_expected(
 
     outcomes = gloo_pool.run(run_trial, 2, Trial(config=config, steps=1))
 
-    for rank, outcome in enumerate(outcomes):
-        cost = costs[prepared.layout.coordinate("pp", rank)]
+    for stage, cost in enumerate(costs):
+        # Of all ranks of the stage: which experts get more tokens is the routing's affair.
+        own = [o for n, o in enumerate(outcomes) if prepared.layout.coordinate("pp", n) == stage]
         for operation in _COUNTED:
             expected = sent_bytes(cost, operation)
             if operation == "all_reduce":
                 expected += to_itself(prepared, cost)
-            assert abs(counted(outcome, operation) - expected) <= max(_SCALARS, 0.02 * expected), (
-                rank,
-                operation,
-            )
+            seen = sum(counted(outcome, operation) for outcome in own) / len(own)
+            assert abs(seen - expected) <= max(_SCALARS, 0.002 * expected), (stage, operation)

@@ -35,9 +35,9 @@ def test_a_group_is_timed_by_the_link_that_it_spans() -> None:
     layout = Layout(world_size=8, tp=2)
     assert group_shape(layout, all_reduce("tp")) == (2, 2)
     assert group_shape(layout, all_reduce("dp_cp")) == (4, 7)
-    # 2 (n - 1) / n of the bytes, and 2 (n - 1) hops for each call
+    # 2 (n - 1) / n of the bytes, and 2 log2(n) rounds for each call
     assert message_time(layout, all_reduce("tp"), DEVICE) == 400 / 100 + 2 * 2 * 0.5
-    assert message_time(layout, all_reduce("dp_cp"), DEVICE) == 600 / 10 + 2 * 6 * 0.5
+    assert message_time(layout, all_reduce("dp_cp"), DEVICE) == 600 / 10 + 2 * 4 * 0.5
     assert message_time(layout, all_reduce("cp"), DEVICE) == 0
 
 
