@@ -35,9 +35,22 @@ CODE_FOLDERS = ("", "ascend_run", "ascend_run/plugin_api", "ascend_run/core")
 """Where a path in code type may begin."""
 MADE_BY_RUNS = ("data/", "runs/", "checkpoints/", "build/", "exported")
 
-pytestmark = pytest.mark.parametrize(
-    "page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES]
-)
+SHOWN = {
+    "README.md": ("gmm", "swap-attention", "ulysses"),
+}
+"""Page -> the features whose settings or files it shows; without one of them it must be written
+anew, and is not read until then."""
+
+
+def pages() -> Iterator[Any]:
+    """A parameter for each page."""
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        marks = pytest.mark.needs_plugins(*SHOWN.get(name, ()))
+        yield pytest.param(page, id=name, marks=marks)
+
+
+pytestmark = pytest.mark.parametrize("page", [*pages()])
 
 
 @attrs.frozen

@@ -24,7 +24,6 @@ from tests.support.fake_distributions import plugin_source
 from tests.support.fake_plugins import named, platform, plugin
 from tests.support.installed import Install, offer
 
-OF_THE_DEMO = pytest.mark.needs_plugins("gmm", "mixtral", "swap-attention", "ulysses")
 NAMES = ("a", "b", "c", "d", "e")
 CLAIMS = (Claim.EXPERTS, Claim.ROUTER)
 
@@ -139,7 +138,6 @@ def offer_circle(install: Install) -> None:
     offer(install, "circle", plugin_source("circle", "claims=(Claim.SEQUENCE_EXCHANGE,)"))
 
 
-@pytest.mark.needs_plugins("gmm", "ring-attention", "ulysses")
 def test_a_run_is_refused_with_the_sets_and_what_can_run(
     install: Install, file: Path, tmp_path: Path
 ) -> None:
@@ -161,7 +159,6 @@ def test_a_run_is_refused_with_the_sets_and_what_can_run(
     assert conflict["plugins"] == ("circle", "relay")
 
 
-@pytest.mark.needs_plugins("compile", "npu", "ulysses")
 def test_a_platform_is_part_of_what_excludes(install: Install, file: Path) -> None:
     runs_here = "platforms={'cpu': Support.REAL}"
     offer(install, "homely", plugin_source("homely", runs_here))
@@ -176,7 +173,6 @@ def test_a_platform_is_part_of_what_excludes(install: Install, file: Path) -> No
     assert any("choose one with --platform" in problem for problem in refused.value.problems)
 
 
-@pytest.mark.needs_plugins("ring-attention", "ulysses")
 def test_other_problems_of_the_set_are_told_too(install: Install, file: Path) -> None:
     offer_circle(install)
     with pytest.raises(PluginResolutionError) as refused:
@@ -192,7 +188,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-@OF_THE_DEMO
 @NEEDS_ITS_FEATURES
 def test_a_feature_that_does_not_go_with_the_settings_is_named(
     capsys: pytest.CaptureFixture[str],
@@ -207,7 +202,6 @@ def test_a_feature_that_does_not_go_with_the_settings_is_named(
     assert told["can_run"] == [["gmm", "ulysses"]]
 
 
-@OF_THE_DEMO
 @NEEDS_ITS_FEATURES
 def test_leaving_out_what_another_setting_needs_is_not_offered(
     capsys: pytest.CaptureFixture[str],
@@ -218,7 +212,6 @@ def test_leaving_out_what_another_setting_needs_is_not_offered(
     assert told["can_run"] == [], "without ulysses nobody exchanges the sequence"
 
 
-@OF_THE_DEMO
 @NEEDS_ITS_FEATURES
 def test_what_no_feature_causes_is_in_no_set(capsys: pytest.CaptureFixture[str]) -> None:
     told = refusal(capsys, "--world", "3")

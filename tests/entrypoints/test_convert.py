@@ -18,6 +18,7 @@ from ascend_run.core.checkpoint import FileStore
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import ShardPiece
 from tests.support.family_checks import stored
+from tests.support.installed import Install, offer
 from tests.support.tokens import write_tokens
 
 SIZES: dict[str, Any] = {
@@ -264,7 +265,11 @@ def test_a_step_that_is_not_there(
 
 
 def test_a_family_that_is_not_installed(
-    theirs: Path, imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    theirs: Path,
+    imported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    install: Install,
 ) -> None:
     out = tmp_path / "out"
     config_json = json.loads((theirs / "config.json").read_text())
@@ -277,7 +282,8 @@ def test_a_family_that_is_not_installed(
     message = refused(capsys, "--to-hf", imported, out)
     assert "'lama'" in message
     assert "llama" in message
-    assert "is a feature" in refused(capsys, "--family", "gmm", "--to-hf", imported, out)
+    offer(install, "relay")
+    assert "is a feature" in refused(capsys, "--family", "relay", "--to-hf", imported, out)
 
 
 def test_a_model_that_the_family_cannot_be(

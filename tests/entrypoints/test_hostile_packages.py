@@ -18,12 +18,12 @@ from ascend_run.plugin_api import AscendRunError
 from tests.support.hostile_packages import EVERY, Hostile, install_cycle
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "examples/demo.toml"
+CONFIG = ROOT / "examples/dense.toml"
 UNNAMED = [
     ["--help"],
     ["plugins"],
     ["plugins", "--json"],
-    ["plan", "--config", str(DEMO), "data.train=nowhere"],
+    ["plan", "--config", str(CONFIG), "data.train=nowhere"],
 ]
 
 
@@ -91,7 +91,7 @@ def test_so_it_is_in_a_process_of_its_own(site: Path) -> None:
 def test_a_run_can_be_prepared_and_has_our_plugins(site: Path, tmp_path: Path) -> None:
     overrides = ["data.train=nowhere", f"run.output_dir={tmp_path}"]
 
-    prepared = prepare(DEMO, overrides)
+    prepared = prepare(CONFIG, overrides)
 
     assert prepared.config.platform == "cpu"
     assert {entry["distribution"] for entry in prepared.lock.values()} == {"ascend-run"}
@@ -145,6 +145,6 @@ def test_a_slow_import_is_told_of(site: Path, capsys: pytest.CaptureFixture[str]
 )
 def test_a_run_that_names_them_is_refused_before_it_starts(enable: str, problem: str) -> None:
     with pytest.raises(AscendRunError) as refusal:
-        prepare(DEMO, ["data.train=nowhere"], enable=enable.split(","))
+        prepare(CONFIG, ["data.train=nowhere"], enable=enable.split(","))
 
     assert problem in str(refusal.value)

@@ -29,6 +29,7 @@ def bundle(file: Path, *overrides: str, **kwargs: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.needs_plugins("gmm", "swap-attention")
 def test_a_level_names_what_it_adds_and_nothing_below_it_is_forgotten(file: Path) -> None:
     members = [{*bundle(file, *MOE, level=level)["members"]} for level in (0, 1, 2)]
     assert members[0] <= members[1] <= members[2]
@@ -45,22 +46,26 @@ def test_without_a_level_nothing_is_added(file: Path) -> None:
     assert "level" not in run.plan
 
 
+@pytest.mark.needs_plugins("gmm", "ulysses")
 def test_what_changes_nothing_in_this_run_is_left_out_and_says_so(file: Path) -> None:
     left_out = bundle(file, level=2)["left_out"]
     assert left_out["gmm"] == "it changes nothing in this run, as model.num_moe_experts <= 0"
     assert "context_parallel_size <= 1" in left_out["ulysses"]
 
 
+@pytest.mark.needs_plugins("noop-layers")
 def test_what_changes_the_model_is_left_out(file: Path) -> None:
     assert "changes the model's result" in bundle(file, level=2)["left_out"]["noop-layers"]
 
 
+@pytest.mark.needs_plugins("swap-attention")
 def test_what_the_config_refuses_is_left_out_with_the_refusal(file: Path) -> None:
     recompute = ["model.recompute_granularity=full", "model.recompute_method=uniform"]
     left_out = bundle(file, *recompute, "model.recompute_num_layers=1", level=2)["left_out"]
     assert "model.recompute_granularity=full keeps nothing" in left_out["swap-attention"]
 
 
+@pytest.mark.needs_plugins("ulysses", "ring-attention")
 def test_of_two_that_exclude_one_another_neither_is_chosen(file: Path) -> None:
     """The run still needs an owner of the exchange, which then is the refusal."""
     with pytest.raises(AscendRunError, match="context_parallel_size"):
@@ -70,6 +75,7 @@ def test_of_two_that_exclude_one_another_neither_is_chosen(file: Path) -> None:
     assert "ulysses" not in {*found["members"], *found["left_out"]}
 
 
+@pytest.mark.needs_plugins("gmm", "swap-attention")
 def test_names_stand_beside_a_level_and_disabled_ones_do_not_come(file: Path) -> None:
     run = prepared(file, *MOE, level=2, enable=["gmm"], disable=["swap-attention"])
     assert "gmm" in run.config.enable
@@ -78,6 +84,7 @@ def test_names_stand_beside_a_level_and_disabled_ones_do_not_come(file: Path) ->
     assert "gmm" not in run.plan["level"]["members"]
 
 
+@pytest.mark.needs_plugins("gloo-offload")
 def test_an_alias_disables_too(file: Path) -> None:
     found = bundle(file, level=2, disable=["gloo-free-save"])
     assert found["left_out"]["gloo-offload"] == "disabled by name"
@@ -94,10 +101,10 @@ def test_enabling_and_disabling_one_plugin_is_refused_with_every_other_problem(
     file: Path,
 ) -> None:
     with pytest.raises(PluginResolutionError) as refused:
-        prepared(file, enable=["gmm"], disable=["gmm", "gnn"], level=1)
+        prepared(file, enable=["relay"], disable=["relay", "relais"], level=1)
     text = str(refused.value)
-    assert "'gmm' is both enabled and disabled" in text
-    assert "unknown plugin 'gnn'" in text
+    assert "'relay' is both enabled and disabled" in text
+    assert "unknown plugin 'relais'" in text
 
 
 def test_a_third_partys_plugin_is_not_even_imported(install: Install, file: Path) -> None:
@@ -106,6 +113,7 @@ def test_a_third_partys_plugin_is_not_even_imported(install: Install, file: Path
     assert "outsider" not in {*found["members"], *found["left_out"]}
 
 
+@pytest.mark.needs_plugins("gmm", "noop-layers", "swap-attention")
 def test_the_plan_shows_members_and_reasons(file: Path) -> None:
     words = ["--config", str(file), *ONE_RANK, *MOE, "--enable", "gmm", "--level", "2"]
     shown = CliRunner().invoke(plan.command, words, catch_exceptions=False).output

@@ -11,9 +11,9 @@ import pytest
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.entrypoints.planning import prepare
+from tests.support.demo import DEMO, NEEDS_ITS_FEATURES
+from tests.support.fake_distributions import plugin_source
 from tests.support.installed import Install, offer
-
-DEMO = Path(__file__).parents[2] / "examples/demo.toml"
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -76,6 +76,7 @@ LARGE = (
 )
 
 
+@NEEDS_ITS_FEATURES
 def test_thousands_of_ranks_are_summed_up_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     page = output_of(capsys, *LARGE)
     lines = [" ".join(line.split()) for line in page.splitlines()]
@@ -91,6 +92,7 @@ def test_thousands_of_ranks_are_summed_up_by_kind(capsys: pytest.CaptureFixture[
     assert max(map(len, lines)) < 400
 
 
+@NEEDS_ITS_FEATURES
 def test_many_stages_are_not_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
     stages = ("parallel.pipeline_model_parallel_size=32", "--world", "7968", *LARGE[:2])
     sizes = ("--disable", "ulysses,gmm", "parallel.context_parallel_size=1")
@@ -102,6 +104,7 @@ def test_many_stages_are_not_a_row_each(capsys: pytest.CaptureFixture[str]) -> N
     assert sum(line.strip() == "and 28 more" for line in page.splitlines()) == 2
 
 
+@NEEDS_ITS_FEATURES
 def test_every_rank_of_a_large_world_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads(output_of(capsys, *LARGE, "--json"))
 
@@ -109,6 +112,7 @@ def test_every_rank_of_a_large_world_is_in_the_json(capsys: pytest.CaptureFixtur
     assert plan["ranks"][7967] == {"rank": 7967, "tp": 7, "cp": 0, "dp": 248, "pp": 3, "ep": 2}
 
 
+@NEEDS_ITS_FEATURES
 @pytest.mark.parametrize(("large", "seconds"), [(False, 0.3), (True, 3.0)], ids=["demo", "7968"])
 def test_the_answer_is_there_in_no_time_and_without_torch(large: bool, seconds: float) -> None:
     words = LARGE if large else ("--config", str(DEMO))
@@ -186,15 +190,17 @@ def test_what_cannot_run_is_json_where_json_is_asked_for(
     assert (told["conflicts"], told["can_run"], shown.err) == ([], [], "")
 
 
-def test_what_excludes_what_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--enable", "gmm,ulysses,ring-attention", "--json"]) == 2
+def test_what_excludes_what_is_in_the_json(
+    install: Install, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(install, "album")
+    offer(install, "circle", plugin_source("circle", "claims=(Claim.SEQUENCE_EXCHANGE,)"))
+    assert run(["plan", "--enable", "album,relay,circle", "--json"]) == 2
 
     told = json.loads(capsys.readouterr().out)
-    assert [conflict["plugins"] for conflict in told["conflicts"]] == [
-        ["ring-attention", "ulysses"]
-    ]
+    assert [conflict["plugins"] for conflict in told["conflicts"]] == [["circle", "relay"]]
     assert told["conflicts"][0]["why"].endswith("which one plugin owns alone")
-    assert told["can_run"] == [["gmm", "ulysses"], ["gmm", "ring-attention"]]
+    assert told["can_run"] == [["album", "relay"], ["album", "circle"]]
 
 
 def test_all_ranks_are_counted_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,14 +33,17 @@ def test_a_run_is_prepared_with_platform_task_and_family_in_the_set(file: Path) 
     assert {*prepared.lock} == {*prepared.resolution.names}
 
 
-def test_every_call_makes_new_instances_with_the_frozen_options(file: Path) -> None:
-    prepared = prepare(file, enable=["relay", "swap-attention"])
+def test_every_call_makes_new_instances_with_the_frozen_options(
+    install: Install, file: Path
+) -> None:
+    offer(install, "album")
+    prepared = prepare(file, enable=["relay", "album"])
 
     first, second = prepared.instances(), prepared.instances()
 
     assert not {id(plugin) for plugin in first} & {id(plugin) for plugin in second}
-    (swap,) = [plugin for plugin in first if plugin.manifest.name == "swap-attention"]
-    assert swap.config is prepared.config.plugins["swap-attention"]
+    (album,) = [plugin for plugin in first if plugin.manifest.name == "album"]
+    assert album.config is prepared.config.plugins["album"]
 
 
 def test_the_command_line_names_features_in_place_of_the_file(file: Path) -> None:
@@ -112,7 +115,10 @@ def test_what_does_not_fit_together_is_refused_together(install: Install, file: 
         assert any(problem in found for found in error.problems), problem
 
 
-@pytest.mark.parametrize("feature", ["relay", "ulysses"])
+@pytest.mark.parametrize(
+    "feature",
+    ["relay", pytest.param("ulysses", marks=pytest.mark.needs_plugins("ulysses"))],
+)
 def test_a_sequence_that_cannot_be_cut_is_one_problem_whoever_cuts_it(
     file: Path, feature: str
 ) -> None:
@@ -122,6 +128,7 @@ def test_a_sequence_that_cannot_be_cut_is_one_problem_whoever_cuts_it(
     assert "data.seq_length=63 cannot be split over parallel.context_parallel_size=2" in problem
 
 
+@pytest.mark.needs_plugins("ulysses")
 def test_heads_that_tensor_parallelism_cannot_split_are_one_problem(file: Path) -> None:
     sizes = ("run.nproc=4", "parallel.tensor_model_parallel_size=2", "model.num_attention_heads=1")
 

@@ -122,7 +122,14 @@ def test_a_name_that_is_too_long_or_begins_as_distributions_do_is_refused(
     assert long == f"the name '{name}' has 51 characters; use at most 40"
 
 
-@pytest.mark.parametrize("taken", ["ulysses", "cpu", "pretrain", "llama", "gloo-free-save"])
+@pytest.mark.parametrize(
+    "taken",
+    [
+        pytest.param("ulysses", marks=pytest.mark.needs_plugins("ulysses")),
+        pytest.param("gloo-free-save", marks=pytest.mark.needs_plugins("gloo-free-save")),
+        *("cpu", "pretrain", "llama", "gpt"),
+    ],
+)
 def test_a_name_of_ours_is_refused_whatever_the_kind(
     here: Path, refusal_of: Callable[..., list[str]], taken: str
 ) -> None:

@@ -42,6 +42,7 @@ VERDICT = Verdict(
 )
 
 
+@pytest.mark.needs_plugins("ulysses")
 def test_two_ranks_are_verified_from_end_to_end(tmp_path: Path) -> None:
     page = tmp_path / "verify.html"
     words = ["verify", "--enable", "ulysses", "cp=2", "--json", "--html", str(page)]
@@ -63,14 +64,14 @@ def test_two_ranks_are_verified_from_end_to_end(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_asked_is_the_users_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", "--enable", "ulysses", "cp=3"]) == 2
-    assert "error:" in capsys.readouterr().err
+    assert run(["verify", "tp=3"]) == 2
+    assert "cannot be split" in capsys.readouterr().err
     assert run(["verify", "tq=2"]) == 2
     assert "'tq=2' is no part of a layout" in capsys.readouterr().err
 
 
 def test_a_refusal_imports_no_torch() -> None:
-    code, modules = imported_by(["verify", "--enable", "ulysses", "cp=3"])
+    code, modules = imported_by(["verify", "tp=3"])
     assert code == 2
     assert not {"torch", "megatron"} & {name.partition(".")[0] for name in modules}
 

@@ -6,6 +6,7 @@ import pytest
 
 from ascend_run.plugin_api.testing.parity import Case, Parity
 from ascend_run.plugin_api.testing.runtime import RankOutcome
+from tests.support.needed_plugins import case
 
 GRAPHS = "compile/graphs"
 MOST_GRAPHS = 8
@@ -57,11 +58,11 @@ def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) ->
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [
-        ((), "dense", {"tp": 2}),
-        (("ulysses",), "dense", {"cp": 2}),
-        (("gmm",), "moe", {"dp": 2, "ep": 2}),
-        (("swap-attention",), "dense", {}),
-        (("ulysses", "swap-attention", "gmm"), "moe", {"cp": 2}),
+        case((), "dense", {"tp": 2}),
+        case(("ulysses",), "dense", {"cp": 2}),
+        case(("gmm",), "moe", {"dp": 2, "ep": 2}),
+        case(("swap-attention",), "dense", {}),
+        case(("ulysses", "swap-attention", "gmm"), "moe", {"cp": 2}),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ from ascend_run.plugin_api.testing.models import MODELS
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
 from ascend_run.plugin_api.testing.tensors import assemble, differences
+from tests.support.needed_plugins import names_of
 
 RANK = 4
 FLAGS = {
@@ -156,7 +157,7 @@ CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = 
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", names_of(CASES, lambda case: case[2]))
 def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) -> None:
     model, layout, beside, config = CASES[case]
     plain = trials(model, {})
@@ -201,7 +202,7 @@ def test_every_adapter_moves_under_full_recomputation(
 
 
 DEEP = {**MODELS["dense"], "model.num_layers": 4}
-STAGES = {
+STAGES: dict[str, dict[str, Any]] = {
     "virtual stages": {
         FLAGS["pp"]: 2,
         "parallel.virtual_pipeline_model_parallel_size": 2,
@@ -215,7 +216,7 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("stages", names_of(STAGES, lambda values: values.get("enable", ())))
 def test_adapters_of_a_cut_pipeline_are_those_of_one_rank(gloo_pool: GlooPool, stages: str) -> None:
     values = {**DEEP, **STAGES[stages]}
     beside = values.pop("enable", ())

@@ -26,7 +26,7 @@ def kernels() -> Iterator[None]:
         ("dense", (), {}),
         ("moe", (), {"dp": 2, "ep": 2}),
         ("dense", (), {"tp": 2}),
-        ("dense", ("ulysses",), {"cp": 2}),
+        pytest.param("dense", ("ulysses",), {"cp": 2}, marks=pytest.mark.needs_plugins("ulysses")),
     ],
     ids=str,
 )
@@ -43,6 +43,7 @@ def test_loss_gradients_and_weights_are_those_of_the_cpu(
         assert calls["npu_swiglu"] == calls.get("npu_swiglu_backward", 0)
 
 
+@pytest.mark.needs_plugins("gmm")
 def test_experts_are_products_of_its_own(parity: Parity) -> None:
     """Where somebody groups them; two forward and four backward."""
     for outcome in parity("npu-kernels", model="moe", beside=("gmm",), layout={"dp": 2, "ep": 2}):

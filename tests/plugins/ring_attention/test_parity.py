@@ -73,6 +73,7 @@ def test_it_takes_a_sliding_window(parity: Parity, window: list[int]) -> None:
     parity(RING, layout={"cp": 2}, config={"model.window_size": window})
 
 
+@pytest.mark.needs_plugins("swap-attention", "gmm")
 @pytest.mark.parametrize("size", [2, 4])
 def test_what_it_keeps_for_backward_may_wait_on_the_host(parity: Parity, size: int) -> None:
     for outcome in parity(

@@ -63,6 +63,7 @@ def test_contiguous_parts_need_only_as_many_as_there_are_ranks(file: Path) -> No
     prepare(file, ["data.seq_length=60", "plugins.ring-attention.cut=contiguous"])
 
 
+@pytest.mark.needs_plugins("ulysses")
 def test_two_owners_of_the_sequence_are_refused_with_the_reason_and_the_way_out(
     file: Path,
 ) -> None:

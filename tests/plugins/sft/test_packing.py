@@ -20,6 +20,7 @@ from ascend_run.plugins.sft import Sft, SftConfig
 from ascend_run.plugins.sft.packing import pack
 from tests.core.train.runs import Ended, whole_run
 from tests.support.chats import CHATML, write_lines, write_tokenizer
+from tests.support.needed_plugins import case, names_of
 from tests.support.small_runs import prepare
 from tests.support.tiny_llama import OPTIMIZER, write_llama
 
@@ -130,7 +131,7 @@ KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", names_of(KINDS, lambda kind: kind[2]))
 def test_steps_on_a_packed_sample_are_steps_on_its_conversations(
     gloo_pool: GlooPool, workplace: Path, apart: Ended, kind: str
 ) -> None:
@@ -151,16 +152,18 @@ def test_steps_on_a_packed_sample_are_steps_on_its_conversations(
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "ranks"),
-    [("train.micro_batch_size", 2, 1), ("parallel.context_parallel_size", 2, 2)],
+    ("enable", "option", "value"),
+    [
+        case((), "train.micro_batch_size", 2),
+        case(("ulysses",), "parallel.context_parallel_size", 2),
+    ],
 )
 def test_where_conversations_cannot_be_kept_apart_it_is_refused(
-    workplace: Path, option: str, value: int, ranks: int
+    workplace: Path, enable: tuple[str, ...], option: str, value: int
 ) -> None:
     values = {**run_values(workplace, "refused", plugins__sft__packing=True), option: value}
-    enable = ("ulysses",) if ranks > 1 else ()
     with pytest.raises(AscendRunError, match=f"packing=true does not go with {option}={value}"):
-        prepare(values, enable, ranks)
+        prepare(values, enable, 2 if enable else 1)
 
 
 def test_files_give_their_shares(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.core.train.runs import assert_same, whole_run
 from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.support.needed_plugins import names_of
 from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
 
 STEPS, BATCH = 10, 4
@@ -109,7 +110,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
 def test_ten_losses_are_those_of_transformers(
     gloo_pool: GlooPool, workplace: Path, reference: list[float], tmp_path: Path, layout: str
 ) -> None:

@@ -1,0 +1,3 @@
+from tests.support.needed_plugins import pytest_collection_modifyitems as deselect_cases
+
+pytest_collection_modifyitems = deselect_cases

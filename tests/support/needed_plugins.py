@@ -1,0 +1,49 @@
+"""``@pytest.mark.needs_plugins("gmm", ...)``: a case that there is only beside those plugins.
+
+A plugin may be deleted, and then nothing of ours speaks of it any more: a test of another that
+enables it too is not skipped but deselected. It is for tests of what two plugins do together;
+one that could do with any plugin takes a made-up one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from ascend_run.registry.discovery import discover
+
+MARKER: Final = "needs_plugins"
+NAMED: Final = pytest.StashKey[frozenset[str]]()
+"""In the config: the plugins that the collected tests need."""
+
+Case = TypeVar("Case")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what needs a plugin that has no entry point."""
+    there = {*discover()}
+    needed = {item: _needed(item) for item in items}
+    config.stash[NAMED] = frozenset().union(*needed.values())
+    left_out = [item for item in items if not needed[item] <= there]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if needed[item] <= there]
+
+
+def _needed(item: pytest.Item) -> frozenset[str]:
+    return frozenset(name for mark in item.iter_markers(MARKER) for name in mark.args)
+
+
+def case(plugins: Sequence[str], *rest: Any, id: str | None = None) -> Any:
+    """A parameter set whose first value are plugins, and which needs them."""
+    return pytest.param(plugins, *rest, id=id, marks=pytest.mark.needs_plugins(*plugins))
+
+
+def names_of(table: Mapping[str, Case], plugins: Callable[[Case], Sequence[str]]) -> list[Any]:
+    """The names of a table's cases, as parameters; each needs the plugins of its case."""
+    return [
+        pytest.param(name, id=name, marks=pytest.mark.needs_plugins(*plugins(found)))
+        for name, found in table.items()
+    ]
