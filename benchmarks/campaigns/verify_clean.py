@@ -7,13 +7,17 @@ sequence only with a feature that exchanges it.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
+
+if TYPE_CHECKING:
+    from ascend_run.entrypoints.verify.verifier import Verifier
 
 COUNT: Final = 200
 _EXCHANGES: Final = ("ulysses", "ring-attention")
@@ -96,13 +100,20 @@ def _draw(draws: random.Random) -> dict[str, Any]:
     return {"enable": sorted(features), "layout": layout, "model": model, "config": settings}
 
 
-def run(case: str) -> Outcome:
-    from ascend_run.entrypoints.verify.questions import Question
+@functools.cache
+def _verifier() -> Verifier:
+    """One for all cases: it keeps the runs that it compares with."""
     from ascend_run.entrypoints.verify.ranks import PoolRanks
     from ascend_run.entrypoints.verify.verifier import Verifier
 
+    return Verifier(PoolRanks(pool()))
+
+
+def run(case: str) -> Outcome:
+    from ascend_run.entrypoints.verify.questions import Question
+
     asked = json.loads(case)
-    verdict = Verifier(PoolRanks(pool()))(
+    verdict = _verifier()(
         Question(
             enable=tuple(asked["enable"]),
             layout=asked["layout"],
