@@ -25,9 +25,13 @@ def lines_of_code(path: Path) -> int:
     )
 
 
-def test_plugin_api_and_registry_have_under_1500_lines_of_code() -> None:
-    """The packages' lists of exported names are no code."""
+def test_plugin_api_and_registry_have_under_1800_lines_of_code() -> None:
+    """The packages' lists of exported names are no code.
+
+    The aim was 1500 and held until plugins answered for their cost (the terms are data, a tenth of
+    the API) and until importing a stranger's plugin had to survive whatever it does.
+    """
     paths = [*PACKAGE.glob("plugin_api/*.py"), *PACKAGE.glob("plugin_api/contracts/*.py")]
     paths += PACKAGE.glob("registry/*.py")
 
-    assert sum(lines_of_code(path) for path in paths if path.name != "__init__.py") < 1500
+    assert sum(lines_of_code(path) for path in paths if path.name != "__init__.py") < 1800
