@@ -35,6 +35,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[misc]
 
     Storages are held weakly and told when they go. What an operation uses inside itself and frees
     again is not seen.
+
+    torch's own ``MemTracker`` refuses modules that are called more than once in a step, as they are
+    with micro-batches.
     """
 
     def __init__(self, there: Iterable[Tensor]) -> None:
