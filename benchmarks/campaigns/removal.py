@@ -2,7 +2,7 @@
 
 Each case is a copy of the tracked tree, in an environment of its own, that never had the feature;
 the tables are written anew. It runs the test files that could notice: those of the contracts, the
-commands, the registry and the kit, and all that name a feature or ask which plugins there are.
+commands, the registry and the kit, and all that name the feature or ask which plugins there are.
 """
 
 from __future__ import annotations
@@ -38,14 +38,11 @@ FEATURES: Final = (
     "tensorboard",
     "ulysses",
 )
+WORDS: Final = ("-q", "-rfE", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider")
 ALWAYS: Final = ("contract", "entrypoints", "registry", "plugin_api")
 """Folders of tests that run whole."""
-ASKS: Final = re.compile(
-    r"discover\(|EXCHANGE\b|\b("
-    + "|".join(name.replace("-", "[-_]") for name in FEATURES if name != "compile")
-    + r")\b|[\"']compile\b|plugins[./]compile\b"
-)
-"""In code that names a feature, or asks which there are."""
+ASKS: Final = r"\bdiscover\(|\bexamples/"
+"""In code that asks which plugins there are, or runs an example, which may enable any."""
 
 
 def cases(seed: int) -> Sequence[str]:
@@ -56,7 +53,7 @@ def cases(seed: int) -> Sequence[str]:
 def run(case: str) -> Outcome:
     """Remove one feature, and run what could notice."""
     with copy_without([case]) as tree:
-        return outcome(tree, noticing(tree), LOGS / f"{case}.log")
+        return outcome(tree, noticing(tree, case), LOGS / f"{case}.log")
 
 
 @contextmanager
@@ -111,18 +108,30 @@ def environment(tree: Path) -> dict[str, str]:
     return {**kept, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def noticing(tree: Path) -> list[str]:
-    """Files of tests that a removal could break; with a helper that asks, all tests beside it."""
-    asking = [path for path in tree.glob("tests/**/*.py") if ASKS.search(path.read_text())]
-    chosen = set()
-    for path in asking:
-        if path.name.startswith("test_"):
-            chosen.add(path)
-        elif path.parent != tree / "tests/support":
-            chosen |= {*path.parent.glob("test_*.py")}
+def noticing(tree: Path, feature: str) -> list[str]:
+    """Files of tests that its removal could break."""
+    word = feature.replace("-", "[-_]")
+    # Names that are words of Python or Megatron too are looked for as names of a plugin.
+    names = rf"[\"'+,/.]{word}\b" if feature in ("compile", "deterministic") else rf"\b{word}\b"
+    asks = re.compile(f"{ASKS}|{names}")
+    texts = {path: path.read_text(encoding="utf-8") for path in tree.glob("tests/**/*.py")}
+    chosen = {path for path, text in texts.items() if asks.search(text)}
+    helpers = [p for p in chosen if not p.name.startswith("test_") and p.stem != "needed_plugins"]
+    for helper in helpers:  # a case that needs a feature names it itself
+        chosen |= {path for path, text in texts.items() if _imports(path, text, helper, tree)}
     for folder in ALWAYS:
-        chosen |= {*(tree / "tests" / folder).rglob("test_*.py")}
-    return sorted(str(path.relative_to(tree)) for path in chosen)
+        chosen |= {*(tree / "tests" / folder).rglob("*.py")}
+    tests = (path for path in chosen if path.name.startswith("test_"))
+    return sorted(str(path.relative_to(tree)) for path in tests)
+
+
+def _imports(path: Path, text: str, helper: Path, tree: Path) -> bool:
+    """Whether a file imports a helper, from beside it or by its whole name."""
+    package = ".".join(helper.parent.relative_to(tree).parts).replace(".", r"\.")
+    roots = package if path.parent != helper.parent else rf"(?:{package}|)"
+    name = helper.stem
+    imports = rf"^\s*(?:from {roots}\.?{name} import|from {roots}\.? ?import .*\b{name}\b)"
+    return re.search(imports, text, re.MULTILINE) is not None
 
 
 def outcome(tree: Path, files: Sequence[str], log: Path) -> Outcome:
@@ -134,32 +143,17 @@ def outcome(tree: Path, files: Sequence[str], log: Path) -> Outcome:
     figures: dict[str, Any] = {"files": len(files), **counts}
     if failing:
         figures["only_at_first"] = sorted({*failing} - {*again})
-    passed = counts.get("passed", 0) > 0 and not again
-    return {"verdict": PASSED, **figures} if passed else {**figures, **_told(again)}
-
-
-def _told(again: Sequence[str]) -> Mapping[str, Any]:
-    return {"verdict": "fails", "failing": [*again]}
+    if counts.get("passed", 0) > 0 and not again:
+        return {"verdict": PASSED, **figures}
+    return {"verdict": "fails", **figures, "failing": again}
 
 
 def pytest(tree: Path, tests: Sequence[str], log: Path) -> tuple[dict[str, int], list[str]]:
     """Counts of what passed, failed and was deselected, and the tests that failed."""
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-rfE",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-        "-p",
-        "no:cacheprovider",
-    ]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as stream:
         subprocess.run(
-            [python_of(tree), *words, *tests],
+            [python_of(tree), "-m", "pytest", *WORDS, *tests],
             cwd=tree,
             env=environment(tree),
             stdout=stream,
@@ -175,7 +169,8 @@ def summary(text: str) -> tuple[dict[str, int], list[str]]:
     last = text.rstrip().rpartition("\n")[2]
     counts = {word: int(count) for count, word in re.findall(r"(\d+) ([a-z]+)", last)}
     known = ("passed", "failed", "errors", "error", "skipped", "deselected")
-    failing = re.findall(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.*?)?)(?: - .*)?$", text, re.M)
+    named = r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::\w+(?:\[.*?\])?)?)(?: - .*)?$"
+    failing = re.findall(named, text, re.MULTILINE)
     return {word: counts[word] for word in known if word in counts}, [*dict.fromkeys(failing)]
 
 

@@ -69,6 +69,7 @@ def _rank(system: str, folder: str) -> dict[str, Any]:
     )
 
 
+@pytest.mark.needs_plugins("ring-attention")
 def test_the_worker_gives_the_same_samples_for_the_ring_and_for_whole_sequences(
     gloo_pool: GlooPool, tmp_path: Any
 ) -> None:

@@ -35,8 +35,13 @@ CODE_FOLDERS = ("", "ascend_run", "ascend_run/plugin_api", "ascend_run/core")
 """Where a path in code type may begin."""
 MADE_BY_RUNS = ("data/", "runs/", "checkpoints/", "build/", "exported")
 
+OF_THE_DEMO = tuple(tomllib.loads((ROOT / "examples/demo.toml").read_text())["enable"])
 SHOWN = {
-    "README.md": ("gmm", "swap-attention", "ulysses"),
+    "README.md": OF_THE_DEMO,
+    "docs/checkpoints.md": ("gloo-offload",),
+    "docs/cost-model.md": OF_THE_DEMO,
+    "docs/plan.md": OF_THE_DEMO,
+    "docs/plugins/npu.md": ("gmm",),
 }
 """Page -> the features whose settings or files it shows; without one of them it must be written
 anew, and is not read until then."""

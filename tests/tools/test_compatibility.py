@@ -82,6 +82,7 @@ def test_platforms_that_are_not_named_are_refused(tool: ModuleType) -> None:
     assert "| some | emulated | refused |" in text
 
 
+@pytest.mark.needs_plugins("gmm")
 def test_the_tool_writes_what_it_checks(tmp_path: Path) -> None:
     target = tmp_path / "compatibility.md"
     assert run_tool("--check", target).returncode == 1
