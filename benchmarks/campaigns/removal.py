@@ -38,7 +38,17 @@ FEATURES: Final = (
     "tensorboard",
     "ulysses",
 )
-WORDS: Final = ("-q", "-rfE", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider")
+WORDS: Final = (
+    "-q",
+    "-rfE",
+    "-n",
+    "2",
+    "--dist",
+    "loadfile",
+    "-p",
+    "no:cacheprovider",
+    "--durations=30",
+)
 ALWAYS: Final = ("contract", "entrypoints", "registry", "plugin_api")
 """Folders of tests that run whole."""
 ASKS: Final = r"\bdiscover\(|\bexamples/"
