@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
-from . import context, experts, others, pipeline, tensor
+from . import blind, context, experts, others, pipeline, tensor
 from .bug import Bug
 from .mutation import mutated
 
 BUGS: Final[Mapping[str, Bug]] = {
-    bug.name: bug for module in (context, tensor, pipeline, experts, others) for bug in module.BUGS
+    bug.name: bug
+    for module in (context, tensor, pipeline, experts, others, blind)
+    for bug in module.BUGS
 }
 
 
