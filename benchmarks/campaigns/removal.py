@@ -63,7 +63,8 @@ def cases(seed: int) -> Sequence[str]:
 def run(case: str) -> Outcome:
     """Remove one feature, and run what could notice."""
     with copy_without([case]) as tree:
-        return outcome(tree, noticing(tree, case), LOGS / f"{case}.log")
+        found = outcome(tree, noticing(tree, case), LOGS / f"{case}.log")
+        return {**found, "tree": (tree / "commit").read_text().strip()}
 
 
 @contextmanager
@@ -73,7 +74,9 @@ def copy_without(features: Sequence[str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="without-", dir=COPIES) as folder:
         tree = Path(folder)
         archive = tree / "tree.tar"
-        subprocess.run(["git", "archive", "--output", archive, "HEAD"], cwd=ROOT, check=True)
+        head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+        (tree / "commit").write_text(head)  # others may commit while a campaign runs
+        subprocess.run(["git", "archive", "--output", archive, head], cwd=ROOT, check=True)
         shutil.unpack_archive(archive, tree, filter="data")
         archive.unlink()
         for feature in features:
@@ -103,7 +106,8 @@ def make_environment(tree: Path) -> None:
     subprocess.run(["cp", "-al", sys.prefix, tree / ".venv"], check=True)
     install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     command = [python_of(tree), *install, "--editable", "."]
-    subprocess.run(command, cwd=tree, env=environment(tree), check=True)
+    # Its warnings are about any editable install.
+    subprocess.run(command, cwd=tree, env=environment(tree), check=True, stderr=subprocess.DEVNULL)
 
 
 def python_of(tree: Path) -> str:
