@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.manifest import Claim
@@ -10,6 +11,13 @@ from ascend_run.plugin_api.working_values import around, divisors, one_of
 
 from .built_in import built_in_problems
 from .value_types import show
+
+_NOT_RECOMPUTED: Final = {
+    "layernorm": "Megatron's way to compute it again needs Transformer Engine, which is not used",
+    "mla_up_proj": "multi-latent attention is not supported yet",
+    "moe_act": "the experts are the kernel's own, and do not compute their activation alone again",
+}
+"""Of Megatron's modules for selective recomputation."""
 
 
 def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> list[str]:
@@ -151,6 +159,13 @@ def _recompute(config: RunConfig) -> Iterator[str]:
             f"model.recompute_num_layers={model.recompute_num_layers} does not go with "
             "model.recompute_granularity='selective', which takes every layer; leave it out"
         )
+    if model.recompute_granularity == "selective":
+        for module in model.recompute_modules or ():
+            if (why := _NOT_RECOMPUTED.get(module)) is not None:
+                yield (
+                    f"model.recompute_modules names {show(module)}: {why}; leave it out, or use "
+                    "core_attn, mlp, moe or shared_experts"
+                )
     if config.parallel.sequence_parallel and model.distribute_saved_activations:
         yield (
             "model.distribute_saved_activations=true does not go with "

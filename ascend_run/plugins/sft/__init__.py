@@ -60,7 +60,9 @@ class Sft:
     """The loss is the mean cross-entropy of the assistant's tokens over the global batch.
 
     One sample is one conversation, or with packing several; none sees another. Which tokens are
-    trained is decided by their position in the rendered text. Source: Ouyang et al. 2022, arXiv:2203.02155, section 3.
+    trained is decided by their position in the rendered text.
+
+    Source: Ouyang et al. 2022, arXiv:2203.02155, section 3.
     """
 
     manifest = Manifest(

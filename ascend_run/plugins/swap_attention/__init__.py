@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm")
 """Of a layer, by Megatron's names, in the order in which it runs them."""
-NORMS: Final = ("input_layernorm", "pre_mlp_layernorm")
 _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm"), strict=True))
 """Module -> its part in the cost model; so for the next."""
 _FEED_FORWARD: Final = ("mlp", "router", "dispatcher", "experts", "shared_experts")
@@ -102,13 +101,6 @@ class SwapAttention:
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
         problems = list(self._recompute_problems(config, layout))
         granularity = config.model.get("recompute_granularity")
-        norms = [name for name in self.config.modules if name in NORMS]
-        again = config.model.get("recompute_modules") or ()
-        if norms and granularity == "selective" and "layernorm" in again:
-            problems.append(
-                f"swap-attention: plugins.swap-attention.modules names {' and '.join(norms)}, "
-                "which model.recompute_modules=layernorm computes again; leave out one"
-            )
         if granularity == "full":
             problems.append(
                 "swap-attention: model.recompute_granularity=full keeps nothing of the attention "

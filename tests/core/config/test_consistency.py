@@ -113,6 +113,17 @@ def problems_of(**values: Any) -> list[str]:
             "model.recompute_granularity='full' needs model.recompute_num_layers",
         ),
         (
+            {
+                "model__recompute_granularity": "selective",
+                "model__recompute_modules": ["mlp", "layernorm"],
+            },
+            (
+                "model.recompute_modules names 'layernorm': Megatron's way to compute it again "
+                "needs Transformer Engine, which is not used; leave it out, or use core_attn, mlp, "
+                "moe or shared_experts"
+            ),
+        ),
+        (
             {"model__recompute_granularity": "selective", "model__recompute_num_layers": 1},
             (
                 "model.recompute_num_layers=1 does not go with "

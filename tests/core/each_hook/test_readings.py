@@ -63,3 +63,42 @@ def test_ascend_report_draws_a_curve_of_a_plugins_own(install: Install, tmp_path
     write_report([read_run(run.folder / "run")], page)
     assert "How high" in page.read_text()
     assert "ells" in page.read_text()
+
+
+def costly(name: str, factor: float) -> str:
+    """A plugin that makes what the norms keep grow, and sends a kibibyte a layer."""
+    return f"""
+    @hookimpl
+    def ascend_cost(self, rank):
+        from ascend_run.plugin_api import CostChange, KeptChange, Messages
+
+        kept = KeptChange(tensors=("input_norm.*",), factor={factor})
+        sent = Messages(
+            operation="all_reduce",
+            group="dp",
+            calls=len(rank.layers),
+            sent_bytes=1024.0 * len(rank.layers),
+            why="{name}",
+        )
+        return CostChange(kept=(kept,), messages=(sent,))
+"""
+
+
+def test_ascend_cost_is_applied_to_the_plain_models_numbers_plugin_after_plugin(
+    install: Install, tmp_path: Path
+) -> None:
+    for name, factor in (("wide", 2.0), ("wider", 3.0)):
+        offer(install, name, plugin_source(name) + costly(name, factor))
+
+    def stage(*enable: str) -> dict[str, Any]:
+        (found,) = prepare(tmp_path, {"enable": list(enable)}).plan["cost"]["stages"]
+        return dict(found)
+
+    plain, one, two = stage(), stage("wide"), stage("wide", "wider")
+    norms = one["memory"]["activations"] - plain["memory"]["activations"]
+    assert norms > 0
+    assert two["memory"]["activations"] - plain["memory"]["activations"] == 5 * norms
+    assert plain["changed_by"] == two["changed_by"][2:]
+    assert two["changed_by"][:2] == ["wide", "wider"]
+    sent = {m["why"]: m["sent_bytes"] for m in two["messages"] if m["why"].startswith("wide")}
+    assert sent == dict.fromkeys(("wide", "wider"), 1024 * two["layers"])

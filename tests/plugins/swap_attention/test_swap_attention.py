@@ -47,13 +47,6 @@ def test_parts_that_a_layer_does_not_have_are_refused(modules: tuple[str, ...]) 
         SwapAttentionConfig(modules=modules)
 
 
-def test_a_norm_is_not_swapped_and_computed_again() -> None:
-    again = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
-    assert problems(**again) == []
-    (problem,) = problems(modules=("input_layernorm", "self_attention"), **again)
-    assert "modules names input_layernorm, which model.recompute_modules=layernorm" in problem
-
-
 def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
     assert problems(recompute_granularity="selective", cpu_offloading=False) == []
     (problem,) = problems(recompute_granularity="full")
