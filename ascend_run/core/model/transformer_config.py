@@ -87,7 +87,8 @@ def make_transformer_config(
         # Megatron's seam for a fused activation, which our SwiGLU enters.
         arguments["use_te_activation_func"] = True
     if arguments.get("num_moe_experts"):
-        arguments.setdefault("moe_token_dispatcher_type", "alltoall")
+        # Asked for or our own default: Megatron's is another, so a value equal to it counts too.
+        arguments["moe_token_dispatcher_type"] = config.model.moe_token_dispatcher_type
         arguments.setdefault("moe_ffn_hidden_size", arguments.get("ffn_hidden_size"))
         if not arguments.get("moe_aux_loss_coeff"):
             arguments["moe_router_load_balancing_type"] = "none"

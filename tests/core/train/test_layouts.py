@@ -106,7 +106,11 @@ def test_experts_may_be_cut_and_tokens_sent_either_way(
     values = {**MODELS["moe"], "model.moe_shared_expert_intermediate_size": 16}
     one = outcomes(gloo_pool, values, 1)
     options = {**layout, "model.moe_token_dispatcher_type": dispatcher}
-    assert_same(outcomes(gloo_pool, {**values, **options}, world_size), one)
+    several = outcomes(gloo_pool, {**values, **options}, world_size)
+    assert_same(several, one)
+    if {*EP} <= {*layout}:
+        exchanges = [any("alltoall" in name for name in o.collectives) for o in several]
+        assert exchanges == [dispatcher == "alltoall"] * world_size
 
 
 @pytest.mark.parametrize("layout", possible((TP,), (CP,), ids=["tp", "cp"]))
