@@ -1,7 +1,7 @@
 """Messages of the plain model in one step, by process group: what one rank puts in.
 
-The rules are Megatron's: tensor parallelism with and without sequence parallelism, the all-to-all
-dispatcher, one reduction of each buffer of gradients, and hidden states between pipeline stages.
+The rules are Megatron's: tensor parallelism with and without sequence parallelism, both of its
+dispatchers, one reduction of each buffer of gradients, and hidden states between pipeline stages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def layer_forward(
         found["mlp"] = list(_entry(config, layout, sizes, runs, "feed-forward"))
         found["mlp"] += _exit(config, layout, sizes, runs, "feed-forward")
         return found
-    found["dispatcher"] = list(_dispatch(layout, sizes, runs))
+    dispatch = _gathered if _gathers(config) else _dispatched
+    found["dispatcher"] = list(dispatch(layout, sizes, runs, "forward"))
     return found
 
 
@@ -62,9 +63,12 @@ def layer_backward(
             yield _times("reduce_scatter", "tp", runs, whole, why)
         else:
             yield _times("all_reduce", "tp", runs, whole, why)
-    if moe:
+    if moe and _gathers(config):
+        yield from _gathered(layout, sizes, runs, "backward")
+    elif moe:
         counts = "all_gather"
-        yield from (m for m in _dispatch(layout, sizes, runs, "backward") if m.operation != counts)
+        found = _dispatched(layout, sizes, runs, "backward")
+        yield from (m for m in found if m.operation != counts)
 
 
 def _entry(
@@ -83,9 +87,30 @@ def _exit(
         yield _times(operation, "tp", runs, whole, f"{why}, forward")
 
 
-def _dispatch(
-    layout: Layout, sizes: Sizes, runs: int, direction: str = "forward"
-) -> Iterator[Messages]:
+def _gathers(config: RunConfig) -> bool:
+    return bool(config.model.moe_token_dispatcher_type == "allgather")
+
+
+def _gathered(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iterator[Messages]:
+    """All tokens of all ranks that share experts to each of them, and the sums of outputs back."""
+    ranks = layout.ep * layout.expt_tp
+    if ranks == 1:
+        return
+    tokens, why = sizes.shared_tokens, f"experts, {direction}"
+    hidden, weights = tokens * sizes.hidden, tokens * sizes.all_experts * WIDE
+    if direction == "forward":
+        yield _times("all_gather", "tp_ep", runs, tokens * sizes.all_experts, f"{why}: choices")
+        yield _times("all_gather", "tp_ep", runs, weights, f"{why}: weights")
+        yield _times("all_gather", "tp_ep", runs, hidden * sizes.item_bytes, f"{why}: tokens")
+        yield _times("reduce_scatter", "tp_ep", runs, ranks * hidden * WIDE, f"{why}: outputs")
+        return
+    yield _times("all_gather", "tp_ep", runs, hidden * WIDE, f"{why}: outputs")
+    whole = ranks * hidden * sizes.item_bytes
+    yield _times("reduce_scatter", "tp_ep", runs, whole, f"{why}: tokens")
+    yield _times("reduce_scatter", "tp_ep", runs, ranks * weights, f"{why}: weights")
+
+
+def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iterator[Messages]:
     """Tokens and their weights to the experts, and the outputs back."""
     tokens = sizes.expert_tokens * sizes.hidden * sizes.item_bytes
     weights = sizes.expert_tokens * WIDE

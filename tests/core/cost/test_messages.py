@@ -31,6 +31,8 @@ _SCALARS = 1024
 _TP = {"parallel.tensor_model_parallel_size": 2}
 _SP = {**_TP, "parallel.sequence_parallel": True}
 _EP = {"parallel.expert_model_parallel_size": 2}
+_CUT = {"parallel.expert_tensor_parallel_size": 2}
+_GATHER = {"model.moe_token_dispatcher_type": "allgather"}
 _PP = {"parallel.pipeline_model_parallel_size": 2}
 _VPP = {**_PP, "parallel.virtual_pipeline_model_parallel_size": 2, "model.num_layers": 4}
 
@@ -54,6 +56,8 @@ def counted(outcome: RankOutcome, operation: str) -> int:
         pytest.param("dense", _TP, id="tp"),
         pytest.param("dense", _SP, id="tp-sequence"),
         pytest.param("moe", _EP, id="ep"),
+        pytest.param("moe", {**_EP, **_GATHER}, id="ep-gathered"),
+        pytest.param("moe", {**_SP, **_CUT, **_GATHER}, id="expert-tp-gathered"),
         pytest.param("dense", {}, id="dp"),
         pytest.param("dense", {"ddp.use_distributed_optimizer": True}, id="dp-spread"),
         pytest.param("dense", _PP, id="pp"),
