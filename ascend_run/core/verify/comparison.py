@@ -266,7 +266,9 @@ class _Comparing:
             )
         common = {round(times, 6) for n in wrong if (times := self.factors.get(n)) is not None}
         total = _num_names(self.reference)
-        if place is None and len(wrong) > 0.9 * total and (total > 1 or len(common) == 1):
+        missing_some = any(map(math.isinf, wrong.values()))
+        whole = len(wrong) > 0.9 * total and (total > 1 or len(common) == 1)
+        if place is None and whole and not missing_some:
             times = f"{common.pop():.6g} times what it should be" if len(common) == 1 else "wrong"
             return Fault(
                 phase=Phase.BACKWARD,

@@ -209,8 +209,9 @@ def _apart(
     module, kind, _ = key.split("|")
     adds = module == ROOT and kind == "out"
     is_experts = module.endswith(".experts") or ".experts." in module
-    # Tensor-parallel ranks of an expert each compute a part of a sum over all of its tokens.
-    may_add = adds or (is_experts and kind == ("in" if backward else "out"))
+    # Tensor-parallel ranks of an expert each compute a part of a sum over all of its tokens; and
+    # ranks that hold the same experts each count their own tokens.
+    may_add = adds or (is_experts and (kind == "in" or not backward))
     found = [
         _row_apart(rows[m], expected[m], may_add=may_add, must_add=adds and not backward)
         for m in rows.keys() & expected.keys()

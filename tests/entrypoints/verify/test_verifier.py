@@ -106,9 +106,7 @@ def test_what_is_right_is_found_right(
             faults.cut_adapters_off,
             Question(enable=("lora",), layout={}),
             Phase.BACKWARD,
-            # Where no gradient comes about at all, the reduction is named and the adapters are its
-            # suspects; the adapter of the last layer would be nearer.
-            "gradient reduction",
+            "decoder.layers.1",
         ),
         with_feature(
             "ulysses",
