@@ -82,6 +82,7 @@ def find_conflicts(names: Iterable[str], classes: Mapping[str, Plugin]) -> Confl
     """
     classes = {**_stand_ins(classes), **classes}
     plugins = {p.manifest.name: p for p in classes.values()}
+    classes = {**plugins, **classes}  # who was asked for by an alias is there by its name too
     asked = frozenset(classes[name].manifest.name for name in names if name in classes)
 
     def fails(subset: Names) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -174,6 +176,8 @@ def pytest(tree: Path, tests: Sequence[str], log: Path) -> tuple[dict[str, int],
             stderr=subprocess.STDOUT,
             timeout=SECONDS,
             check=False,
+            # Started in the background it is ignored, and tests of Ctrl-C need it.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
     return summary(log.read_text(encoding="utf-8", errors="replace"))
 

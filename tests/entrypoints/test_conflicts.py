@@ -122,6 +122,14 @@ def test_a_requirement_can_close_the_circle() -> None:
     assert conflict.way_out == "leave out rival or user"
 
 
+def test_rivals_may_be_asked_for_by_an_alias() -> None:
+    rivals = [plugin(name, aliases=(f"{name}-too",), claims=(Claim.EXPERTS,)) for name in "ab"]
+    classes = {"a-too": rivals[0], "b": rivals[1]}
+    (conflict,) = find_conflicts(["a-too", "b"], classes).found
+
+    assert conflict.plugins == ("a", "b")
+
+
 def test_many_rivals_are_told_in_pairs() -> None:
     universe = named(*(plugin(name, claims=(Claim.EXPERTS,)) for name in "abcdefghijkl"))
     found = find_conflicts("abcdefghijkl", universe)
