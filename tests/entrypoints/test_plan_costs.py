@@ -72,6 +72,7 @@ def test_stages_that_expect_the_same_are_one_row() -> None:
     assert sends[1][1:3] == ["to", "2"]
 
 
+@pytest.mark.needs_plugins("gmm")
 def test_thousands_of_ranks_are_planned_in_no_time() -> None:
     config = {
         **MOE,
