@@ -2,7 +2,8 @@
 
 Each case is a copy of the tracked tree, in an environment of its own, that never had the feature;
 the tables are written anew. It runs the test files that could notice: those of the contracts, the
-commands, the registry and the kit, and all that name the feature or ask which plugins there are.
+commands, the registry, the kit and the benchmarks, and all that name the feature or ask which
+plugins there are.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ WORDS: Final = (
     "no:cacheprovider",
     "--durations=30",
 )
-ALWAYS: Final = ("contract", "entrypoints", "registry", "plugin_api")
+ALWAYS: Final = ("contract", "entrypoints", "registry", "plugin_api", "benchmarks")
 """Folders of tests that run whole."""
 ASKS: Final = r"\bdiscover\(|\bexamples/"
 """In code that asks which plugins there are, or runs an example, which may enable any."""
@@ -77,7 +78,7 @@ def copy_without(features: Sequence[str]) -> Iterator[Path]:
         tree = Path(folder)
         archive = tree / "tree.tar"
         head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
-        (tree / "commit").write_text(head)  # others may commit while a campaign runs
+        (tree / "commit").write_text(head)  # of what was copied, should HEAD move on
         subprocess.run(["git", "archive", "--output", archive, head], cwd=ROOT, check=True)
         shutil.unpack_archive(archive, tree, filter="data")
         archive.unlink()
