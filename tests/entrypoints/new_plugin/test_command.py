@@ -126,7 +126,7 @@ def test_a_name_that_is_too_long_or_begins_as_distributions_do_is_refused(
     "taken",
     [
         pytest.param("ulysses", marks=pytest.mark.needs_plugins("ulysses")),
-        pytest.param("gloo-free-save", marks=pytest.mark.needs_plugins("gloo-free-save")),
+        pytest.param("gloo-free-save", marks=pytest.mark.needs_plugins("gloo-offload")),
         *("cpu", "pretrain", "llama", "gpt"),
     ],
 )
