@@ -44,3 +44,17 @@ def set_environment(prepared: Prepared, nproc: int) -> list[str]:
     # A torch_npu without its libraries would break the import of torch itself.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     return too_late
+
+
+def check_run_data(prepared: Prepared) -> None:
+    """Refuse token files that are missing, corrupt or foreign; a plugin's storage checks its own.
+
+    Raises:
+        DataError: With every problem of every dataset.
+    """
+    from ascend_run.plugin_api.manifest import Claim
+
+    if prepared.config.data.train and Claim.DATASET not in prepared.resolution.owners:
+        from ascend_run.core.data.checks import check_data
+
+        check_data(prepared.config)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .rank_start import set_environment
+from .rank_start import check_run_data, set_environment
 from .run_options import run_options
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def command(
     if print_config:
         _print_config(prepared)
         return
-    _check_data(prepared)
+    check_run_data(prepared)
     too_late = set_environment(prepared, 1 if place else options.nproc)
     if place is not None:
         if too_late and place.rank == 0:
@@ -146,20 +146,6 @@ def _place(environment: Mapping[str, str], starts_own: bool) -> RankEnvironment 
         f"this process is rank {place.rank} of {place.world_size} already, as {place.starter} in "
         "the environment say; leave out --nproc and --nnodes, or unset these variables"
     )
-
-
-def _check_data(prepared: Prepared) -> None:
-    """Refuse token files that are missing, corrupt or foreign; a plugin's storage checks its own.
-
-    Raises:
-        DataError: With every problem of every dataset.
-    """
-    from ascend_run.plugin_api.manifest import Claim
-
-    if prepared.config.data.train and Claim.DATASET not in prepared.resolution.owners:
-        from ascend_run.core.data.checks import check_data
-
-        check_data(prepared.config)
 
 
 def _warn_too_late(names: Sequence[str], place: RankEnvironment) -> None:

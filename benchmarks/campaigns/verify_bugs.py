@@ -2,6 +2,11 @@
 
 A bug is in the code of all runs that are compared, with the plugin and without, in the layout and
 on one rank, as a mistake in a release would be. A rank that raises counts as not found.
+
+Two patches that were written first are not among the bugs, as no number of a run shows them: a
+swapped view read from the beginning of its storage (what is swapped are whole storages), and an
+output layer that the loss reads without waiting for its gathered weight (with one bucket it has
+come by then, with more Megatron raises).
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
+from .seeded_bugs import blind
 from .seeded_bugs.bug import Bug
 from .seeded_bugs.faults import BUGS
 
@@ -69,6 +75,16 @@ def run(case: str) -> Outcome:
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
+    unread = {bug.name for bug in blind.BUGS}
+    return {
+        **_figures(outcomes),
+        "of those by an author who had not read verify": _figures(
+            {name: outcome for name, outcome in outcomes.items() if name in unread}
+        ),
+    }
+
+
+def _figures(outcomes: Mapping[str, Outcome]) -> dict[str, int]:
     found = [o for o in outcomes.values() if o["verdict"] == PASSED]
     return {
         "bugs": len(outcomes),

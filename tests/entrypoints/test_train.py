@@ -66,7 +66,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     for name in (*STARTERS, "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCHELASTIC_ERROR_FILE"):
         os.environ.pop(name, None)
     started = Started()
-    monkeypatch.setattr(train, "_check_data", lambda prepared: None)  # "corpus" is only a name
+    monkeypatch.setattr(train, "check_run_data", lambda prepared: None)  # "corpus" is only a name
     monkeypatch.setattr(train, "_tell_outcome", started.tell)
     monkeypatch.setattr(train, "_train", started.train)
     monkeypatch.setattr(agent, "launch_ranks", started.launch)

@@ -18,25 +18,36 @@ from ascend_run.plugin_api.errors import ConfigError
 _TERA, _GIGA = 1e12, 1e9
 
 
+def _rate(**options: Any) -> Any:
+    above_0 = [attrs.validators.instance_of((int, float)), attrs.validators.gt(0)]
+    return attrs.field(validator=above_0, **options)
+
+
+def _rates(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for precision, rate in dict(value).items():
+        if not isinstance(rate, int | float) or rate <= 0:
+            raise ValueError(f"{attribute.name}.{precision}={rate!r} must be a number above 0")
+
+
 @attrs.frozen(kw_only=True)
 class CostDevice:
     """One device, and how it reaches the others."""
 
-    name: str
-    flops: Mapping[str, float]
+    name: str = attrs.field(validator=attrs.validators.instance_of(str))
+    flops: Mapping[str, float] = attrs.field(validator=_rates)
     """``train.precision`` -> dense matrix products. Unit: FLOP/s."""
-    memory_bandwidth: float
+    memory_bandwidth: float = _rate()
     """Unit: bytes/s."""
-    memory_bytes: float
-    per_node: int
+    memory_bytes: float = _rate()
+    per_node: int = _rate()
     """Devices that the faster links join."""
-    node_bandwidth: float
+    node_bandwidth: float = _rate()
     """Of one device in one direction to others of its node. Unit: bytes/s."""
-    network_bandwidth: float
+    network_bandwidth: float = _rate()
     """The same, to other nodes."""
-    latency: float
+    latency: float = attrs.field(validator=attrs.validators.ge(0))
     """Of one message. Unit: seconds."""
-    reach: float
+    reach: float = attrs.field(validator=[attrs.validators.gt(0), attrs.validators.le(1)])
     """Share of ``flops`` that large products reach."""
     shared: bool = False
     """The rates are those of a machine, which its ranks share."""
@@ -118,13 +129,10 @@ def find_device(name: str) -> CostDevice:
         raise ConfigError(f"--device {name}: expected one of {known}, or a file of your own")
     try:
         values: dict[str, Any] = json.loads(path.read_text())
-        device = CostDevice(**values)
-        sound = all(rate > 0 for rate in (*device.flops.values(), device.memory_bandwidth))
+        return CostDevice(**values)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         fields = ", ".join(attrs.fields_dict(CostDevice))
+        reason = str(error.args[0] if error.args else error).replace("CostDevice.__init__() ", "")
         raise ConfigError(
-            f"--device {name}: not a device ({error}); expected a JSON object with {fields}"
+            f"--device {name}: not a device ({reason}); expected a JSON object with {fields}"
         ) from None
-    if not sound:
-        raise ConfigError(f"--device {name}: rates must be above 0")
-    return device

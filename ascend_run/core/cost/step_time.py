@@ -19,6 +19,7 @@ import attrs
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import Messages
+from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.plugin_api.layout import Layout
 
 from .devices import CostDevice
@@ -46,7 +47,16 @@ class StepTime:
 def step_time(
     config: RunConfig, layout: Layout, costs: Sequence[RankCost], device: CostDevice
 ) -> StepTime:
-    """Of the slowest stage, which the others wait for."""
+    """Of the slowest stage, which the others wait for.
+
+    Raises:
+        ConfigError: The device has no rate for the run's precision.
+    """
+    if config.train.precision not in device.flops:
+        raise ConfigError(
+            f"device {device.name!r} has no rate for train.precision={config.train.precision}; its "
+            f"flops name {', '.join(device.flops) or 'none'}"
+        )
     share = min(config.run.nproc, layout.world_size) if device.shared else 1
     times = [_stage_time(config, layout, cost, device, share) for cost in costs]
     slowest = max(times, key=lambda time: time.total)

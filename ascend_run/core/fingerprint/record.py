@@ -67,7 +67,7 @@ def read_fingerprints(folder: Path) -> Fingerprints:
     """Read the file of a run folder, finished or still growing.
 
     Raises:
-        DataError: It is missing, cannot be read, or has another format.
+        DataError: It is missing, holds nothing that can be read, or has another format.
     """
     path = folder / FILE_NAME
     if not path.exists():
@@ -89,6 +89,8 @@ def read_fingerprints(folder: Path) -> Fingerprints:
             entries[record["step"]] = _entry(record)
         except (KeyError, TypeError, ValueError):
             problems.append(f"the line of step {record['step']} is not a fingerprint; left out")
+    if problems and not entries:
+        raise DataError(f"{path} holds no fingerprint that can be read", problems)
     return Fingerprints(entries=entries, superseded=history.superseded, problems=tuple(problems))
 
 

@@ -66,6 +66,8 @@ class _Comparing:
         """Check -> parameter -> distance, of those above the tolerance."""
         self.factors: dict[str, float | None] = {}
         self.steps = len(reference[0].weights)
+        self.first = len(reference[0].losses) - self.steps + 1
+        """The first step after which weights were kept."""
 
     def checks(self, same_layout: bool) -> Iterator[Check]:
         yield self._tensors("initial weights", lambda r: r.initial, 0.0, FLOAT64_EPS)
@@ -76,7 +78,10 @@ class _Comparing:
         yield self._numbers("gradient norms", lambda r: r.grad_norms, TRAINED, FLOAT32_EPS)
         for step in range(self.steps):
             yield self._tensors(
-                f"weights after step {step + 1}", _weights_after(step), TRAINED, FLOAT32_EPS
+                f"weights after step {self.first + step}",
+                _weights_after(step),
+                TRAINED,
+                FLOAT32_EPS,
             )
         if same_layout:
             yield self._generators()
@@ -208,9 +213,9 @@ class _Comparing:
         if failed & {"counts", "loss", "gradients"}:
             return self._in_the_model(failed)
         for step in range(self.steps):
-            wrong = self.wrong[f"weights after step {step + 1}"]
+            wrong = self.wrong[f"weights after step {self.first + step}"]
             if wrong:
-                why = f"gradients are right, weights after step {step + 1} are not"
+                why = f"gradients are right, weights after step {self.first + step} are not"
                 total = _num_names(self.reference)
                 if 2 * len(wrong) > total and not any(map(math.isinf, wrong.values())):
                     worst = sorted(wrong, key=wrong.__getitem__, reverse=True)
@@ -220,7 +225,7 @@ class _Comparing:
                         suspects=tuple(map(owner, worst))[:_SHOWN],
                         why=f"{why}, of {len(wrong)} tensors",
                     )
-                name = f"weights after step {step + 1}"
+                name = f"weights after step {self.first + step}"
                 return self._at_parameters(name, Phase.OPTIMIZER, why)
         if "gradient norms" in failed:
             return Fault(phase=Phase.OPTIMIZER, module="gradient norm", why="it alone differs")

@@ -113,12 +113,15 @@ def _train(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, step
     )
     results: list[StepResult] = []
     weights = []
-    for _ in range(steps):
+    gathers_late = bool(context.config.ddp.overlap_param_gather)
+    for index in range(steps):
         before(context=context)
         results.append(step(batches, rehearsal.plan.num_micro_batches))
         context.step += 1
         context.consumed_samples += context.config.train.global_batch_size
         after(context=context)
+        if gathers_late and index < steps - 1:
+            continue  # as in training, nobody but the next forward asks for them
         gather_parameters(rehearsal.bundle)
         weights.append([_kept(p.tensor) for p in _pieces(rehearsal, Tensor.detach)])
     record.weights = weights

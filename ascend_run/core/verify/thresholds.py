@@ -1,4 +1,5 @@
-"""How far two runs may lie apart, each with its reason. Fixed before any fault was planted.
+"""How far two runs may lie apart, each with its reason. No tolerance was changed after a
+fault had been planted.
 
 A distance of two tensors is ``max|a - b| / max|b|``: elements near zero carry the rounding of the
 large ones that they were summed with, so an element's own size says nothing.

@@ -60,5 +60,8 @@ def _diff(run_a: Path, run_b: Path) -> Diff:
         fingerprints=(found[0], found[1]),
         steps=compare_steps(found[0].entries, found[1].entries),
         differences=differences(facts[0], facts[1]),
-        problems=(runs[0].problems, runs[1].problems),
+        problems=(
+            (*runs[0].problems, *found[0].problems),
+            (*runs[1].problems, *found[1].problems),
+        ),
     )

@@ -82,7 +82,7 @@ def command(
     ascend-run verify tp=2,ep=2
     """
     from .layouts import parse_layout
-    from .questions import Question
+    from .questions import Question, sides_of
     from .ranks import LaunchedRanks
     from .table import text_of
     from .verifier import Verifier
@@ -99,6 +99,10 @@ def command(
         platform=platform,
         task=task,
     )
+    if file is not None:
+        from ascend_run.entrypoints.rank_start import check_run_data
+
+        check_run_data(sides_of(question).candidate.prepare())
     with _progress() as tell:
         verdict = Verifier(LaunchedRanks(), tell)(question)
     if html is not None:

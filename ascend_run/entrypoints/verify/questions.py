@@ -186,6 +186,9 @@ def sides_of(question: Question) -> Sides:
         notes.append("compared without dropout, as no other run drops the same in this layout")
     if question.file is None:
         notes.append(f"model: the built-in '{model}' with made-up batches; --config takes yours")
+    references = (plain, same_layout, against)
+    if not any(_differs(candidate, side) for side in references if side):
+        notes.append("both runs are the same: this shows only that it repeats itself")
     declared = {name: numerics[name] for name in question.enable}
     return Sides(
         candidate=candidate,
@@ -302,6 +305,10 @@ def _numerics(prepared: Prepared, enabled: tuple[str, ...]) -> dict[str, Numeric
     known = {plugin.manifest.name: plugin.manifest for plugin in prepared.resolution.order}
     aliases = {alias: m for m in known.values() for alias in m.aliases}
     return {name: (known.get(name) or aliases[name]).numerics for name in enabled}
+
+
+def _differs(one: Side, other: Side) -> bool:
+    return attrs.evolve(one, name="") != attrs.evolve(other, name="")
 
 
 def _reason(error: AscendRunError) -> str:

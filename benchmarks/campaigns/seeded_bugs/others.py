@@ -84,7 +84,7 @@ BUGS: Final = (
         old="parameter.requires_grad_(False)",
         new="pass",
         plugins=("lora",),
-        modules=r".*",
+        modules=r"optimizer|gradient norm",
         hides_from_loss=True,
     ),
 )

@@ -87,7 +87,7 @@ BUGS: Final = (
         new="optimizer.grad_stats_parallel_group = kind.norm_group",
         layout={"dp": 2},
         config={"ddp.use_distributed_optimizer": True, "optimizer.clip_grad": 0.1},
-        modules=r".*",
+        modules=r"optimizer|gradient norm",
         hides_from_loss=True,
     ),
 )

@@ -33,16 +33,6 @@ BUGS: Final = (
         hides_from_loss=True,
     ),
     Bug(
-        name="hidden-gradient-partial",
-        what="before the output layer, the ranks' partial gradients are not summed",
-        target="ascend_run.core.model.gpt:GPT._whole_hidden",
-        old="tensor_parallel_output_grad=True",
-        new="tensor_parallel_output_grad=False",
-        layout={"tp": 2, "sp": 1},
-        modules=_OUTPUT,
-        hides_from_loss=True,
-    ),
-    Bug(
         name="hidden-not-copied",
         what="without sequence parallelism, the gradient before the output layer is a rank's own",
         target="ascend_run.core.model.gpt:GPT._whole_hidden",

@@ -72,6 +72,24 @@ def test_a_file_that_is_no_device_is_refused(tmp_path: Path, content: str) -> No
         find_device(str(path))
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("reach", 0), ("reach", 1.5), ("node_bandwidth", 0), ("memory_bytes", "x"), ("latency", -1),
+     ("flops", {"bf16": -1})],
+)  # fmt: skip
+def test_a_value_that_no_device_has_is_named(tmp_path: Path, field: str, value: object) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**attrs.asdict(DEVICE), field: value}))
+    with pytest.raises(ConfigError, match=f"not a device .*{field}"):
+        find_device(str(path))
+
+
+def test_a_precision_that_a_device_has_no_rate_for_is_refused() -> None:
+    prepared, costs = planned({**DENSE, "train.precision": "bf16"})
+    with pytest.raises(ConfigError, match=r"no rate for train\.precision=bf16"):
+        step_time(prepared.config, prepared.layout, costs, DEVICE)
+
+
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigError, match="ascend-910b, h100, h200, cpu"):
         find_device("abacus")

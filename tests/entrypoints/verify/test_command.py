@@ -70,6 +70,17 @@ def test_what_cannot_be_asked_is_the_users_error(capsys: pytest.CaptureFixture[s
     assert "'tq=2' is no part of a layout" in capsys.readouterr().err
 
 
+def test_data_that_are_not_there_are_refused_before_any_rank_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    values = ["num_layers = 2", "hidden_size = 16", "num_attention_heads = 2", "vocab_size = 64"]
+    file.write_text("\n".join(["[model]", *values, "[data]", 'train = ["nowhere"]']))
+
+    assert run(["verify", "--config", str(file), "dp=1"]) == 2
+    assert "nowhere.bin and nowhere.idx not found" in capsys.readouterr().err
+
+
 def test_a_refusal_imports_no_torch() -> None:
     code, modules = imported_by(["verify", "tp=3"])
     assert code == 2
