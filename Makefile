@@ -23,9 +23,10 @@ $(VENV)/.ready: pyproject.toml setup.cfg constraints.txt
 demo: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
-# Two workers, each with its own pool of ranks; the tests of a file stay together.
+# Two workers, each with its own pool of ranks; the tests of a file stay together. One thread each, or
+# they wait for one another's.
 test: venv
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
 test-cuda: venv
