@@ -30,7 +30,7 @@ from ascend_run.plugin_api.testing.models import samples
 from .memory_worker import Measured
 
 
-class LiveStorages(TorchDispatchMode):  # type: ignore[misc]
+class LiveStorages(TorchDispatchMode):
     """Bytes of every storage that an operation has given or that was there before, while it lives.
 
     Storages are held weakly and told when they go. What an operation uses inside itself and frees
@@ -41,13 +41,13 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(self, there: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._sizes: dict[int, int] = {}
         self.live = self.peak = 0
         for tensor in there:
             self._see(tensor)
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):

@@ -58,7 +58,7 @@ def _noted(
         calls.append(Call(hook, plugin, "none" if answer is None else "asked"))
         return _applied(answer, hook, plugin, calls)
 
-    noted.ascend_noted = True  # type: ignore[attr-defined]
+    noted.ascend_noted = True
     return noted
 
 

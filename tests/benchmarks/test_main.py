@@ -40,10 +40,10 @@ def no_gpu(settings: Settings) -> Row:
 def run_with(monkeypatch: pytest.MonkeyPatch, arguments: list[str], *measures: object) -> int:
     found = [
         Benchmark(
-            name=m.__name__,  # type: ignore[attr-defined]
+            name=m.__name__,
             goal="<= 2 s",
-            measure=m,  # type: ignore[arg-type]
-            device=lambda m=m: NO_GPU if m is no_gpu else "cpu",  # type: ignore[misc]
+            measure=m,
+            device=lambda m=m: NO_GPU if m is no_gpu else "cpu",
         )
         for m in measures
     ]

@@ -146,7 +146,7 @@ def _at_positions(batch: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
 
 
 def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _tensors(value: Any) -> list[Tensor]:
