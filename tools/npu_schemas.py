@@ -9,7 +9,7 @@ Schemas and meta kernels are torch_npu's own and need no more.
 
 It writes ``tests/plugins/npu/schemas.json``: the version, the schema of each operator, and the
 shapes and dtypes that its meta kernel answers to ``tests/plugins/npu/calls.py``, which makes each
-call through ``plugins/npu/operators.py``. A call that the schema does not take fails here.
+call through ``plugins/npu/operators``. A call that the schema does not take fails here.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ def describe(value: Any) -> Any:
 
 
 def operators_called() -> Iterator[str]:
-    """Names behind ``torch.ops.npu`` in the one module that calls them."""
-    source = (ROOT / "ascend_run/plugins/npu/operators.py").read_text(encoding="utf-8")
+    """Names behind ``torch.ops.npu`` in the one package that calls them."""
+    modules = (ROOT / "ascend_run/plugins/npu/operators").glob("*.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in modules)
     yield from sorted(set(re.findall(r"torch\.ops\.npu\.(\w+)", source)))
 
 

@@ -1,0 +1,20 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(normalised, reciprocal root mean square in float32, one a row)."""
+    y, inverse = torch.ops.npu.npu_rms_norm(x, weight_H, eps)
+    return y, inverse
+
+
+def rms_norm_backward(
+    dy: Tensor, x: Tensor, weight_H: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(gradient of x, gradient of the weight, in float32)."""
+    dx, dweight = torch.ops.npu.npu_rms_norm_backward(dy, x, weight_H, inverse)
+    return dx, dweight
