@@ -8,7 +8,7 @@ names it needs, in which every symbol that nothing else defines is a function th
 Schemas and meta kernels are torch_npu's own and need no more.
 
 It writes ``tests/plugins/npu/schemas.json``: the version, the schema of each operator, and the
-shapes and dtypes that its meta kernel answers to ``tests/plugins/npu/calls.py``, which makes each
+shapes and dtypes that its meta kernel answers to ``tests/plugins/npu/calls``, which makes each
 call through ``plugins/npu/operators``. A call that the schema does not take fails here.
 """
 

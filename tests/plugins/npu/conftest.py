@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .reference_operators import define_reference_operators
+from .reference import define_reference_operators
 
 
 @pytest.fixture(autouse=True, scope="session")

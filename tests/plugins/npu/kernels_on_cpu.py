@@ -19,7 +19,7 @@ class NpuKernels:
     )
 
     def __init__(self) -> None:
-        from .reference_operators import define_reference_operators
+        from .reference import define_reference_operators
 
         define_reference_operators()
         self._platform = Npu()

@@ -17,7 +17,7 @@ import ascend_run
 from tools.npu_schemas import describe, operators_called
 
 from .calls import CALLS
-from .reference_operators import RECORD
+from .reference import RECORD
 
 PACKAGE = Path(ascend_run.__file__).parent
 

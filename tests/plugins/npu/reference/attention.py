@@ -1,38 +1,13 @@
-"""The NPU's operators on the CPU, each by the formula of its public documentation.
-
-They are defined under ``torch.ops.npu`` with torch_npu's own schemas and run on CPU tensors, so
-that the plugin's very code path computes. Where an operator has limits that its documentation
-states (dtypes aside, so that float64 shows the arithmetic), the reference refuses what breaks them.
-Source: the operator documentation that torch_npu 2.13 carries, and the API reference of Ascend
-Extension for PyTorch.
-"""
+"""Fused attention, forward and backward, as documented."""
 
 # S queries, J keys, B batch, N query heads, G key-value heads, D head width, T tokens
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-RECORD = json.loads((Path(__file__).parent / "schemas.json").read_text(encoding="utf-8"))
-
-
-@functools.cache
-def define_reference_operators() -> torch.library.Library:
-    """Let ``torch.ops.npu`` be as torch_npu declares it, computing on the CPU, in this process."""
-    library = torch.library.Library("npu", "DEF")
-    for name, schema in RECORD["schemas"].items():
-        library.define(schema.removeprefix("npu::"))
-        library.impl(name, IMPLEMENTATIONS[name], "CPU")
-    return library
-
-
-# -- attention --------------------------------------------------------------------------------
 
 
 def visible(
@@ -225,98 +200,3 @@ def npu_fusion_attention_grad(
             target[:, columns] = whole.unflatten(2, (groups, per_group)).sum(3)
     joined = (_join(t.to(query.dtype), input_layout) for t in (dq, dk, dv))
     return *joined, query.new_empty(0), query.new_empty(0)
-
-
-# -- the others -------------------------------------------------------------------------------
-
-
-def npu_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    assert input.dtype == gamma.dtype
-    wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    inverse = 1.0 / (wide.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
-    return (wide * inverse * gamma).to(input.dtype), inverse
-
-
-def npu_rms_norm_backward(
-    dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor]:
-    wide = rstd.dtype
-    normalised, weighted = input.to(wide) * rstd, dy.to(wide) * gamma.to(wide)
-    mean = (weighted * normalised).mean(-1, keepdim=True)
-    dx = (weighted - normalised * mean) * rstd
-    dgamma = (dy.to(wide) * normalised).flatten(0, -2).sum(0)
-    return dx.to(input.dtype), dgamma
-
-
-def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
-    a, b = input.chunk(2, dim)
-    return a * torch.sigmoid(a) * b
-
-
-def npu_swiglu_backward(grad_output: Tensor, input: Tensor, dim: int = -1) -> Tensor:
-    a, b = input.chunk(2, dim)
-    s = torch.sigmoid(a)
-    da = grad_output * b * (s + a * s * (1 - s))
-    return torch.cat((da, grad_output * a * s), dim)
-
-
-def npu_rotary_mul(
-    input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Any = None
-) -> Tensor:
-    assert rotate is None
-    assert input.dim() == r1.dim() == r2.dim() == 4
-    assert input.shape[-1] % 2 == 0
-    assert input.shape[-1] < 896
-    if rotary_mode == "half":
-        x1, x2 = input.chunk(2, -1)
-        turned = torch.cat((-x2, x1), -1)
-    else:
-        assert rotary_mode == "interleave"
-        turned = torch.stack((-input[..., 1::2], input[..., ::2]), -1).flatten(-2)
-    return r1 * input + r2 * turned
-
-
-def npu_grouped_matmul(
-    x: list[Tensor],
-    weight: list[Tensor],
-    *,
-    group_list: Tensor,
-    split_item: int = 0,
-    group_type: int | None = None,
-    group_list_type: int = 0,
-    **options: Any,
-) -> list[Tensor]:
-    (left,), (right,) = x, weight
-    assert split_item in (2, 3), "one tensor comes out"
-    assert group_list_type == 0, "running totals"
-    assert group_list.dtype == torch.int64
-    assert not any(value for value in options.values() if value is not None)
-    ends = group_list.tolist()
-    assert ends[-1] > 0, "there is something to multiply"
-    ranges = list(zip([0, *ends[:-1]], ends, strict=True))
-    if group_type == 0:
-        assert ends[-1] == left.shape[0]
-        return [torch.cat([left[a:b] @ right[i] for i, (a, b) in enumerate(ranges)])]
-    assert group_type == 2
-    assert left.stride(0) == 1, "a transposed view"
-    products = [left[:, a:b] @ right[a:b] for a, b in ranges]
-    # What stands in the place of an empty group is not documented.
-    empty = [a == b for a, b in ranges]
-    return [
-        torch.stack([p.fill_(torch.nan) if e else p for p, e in zip(products, empty, strict=True)])
-    ]
-
-
-IMPLEMENTATIONS = {
-    function.__name__: function
-    for function in (
-        npu_fusion_attention,
-        npu_fusion_attention_grad,
-        npu_grouped_matmul,
-        npu_rms_norm,
-        npu_rms_norm_backward,
-        npu_rotary_mul,
-        npu_swiglu,
-        npu_swiglu_backward,
-    )
-}
