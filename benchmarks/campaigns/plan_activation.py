@@ -137,12 +137,14 @@ def _provided(hook: str, names: Sequence[str], asked: Sequence[Call]) -> Iterato
 def _wrapped(
     hook: str, names: Sequence[str], asked: Sequence[Call], made: Sequence[Call]
 ) -> Iterator[str]:
-    """What those answered who always answer is applied in their order, innermost first; nothing
-    of those who never do."""
+    """What those answered who always answer is applied in their order, innermost first, at least
+    as often as they were asked; nothing of those who never do."""
     silent = {call.plugin for call in asked if call.what == "none"}
     always = [name for name in names if name not in silent]
     applied = [call.plugin for call in made if call.what == "applied"]
-    if not _is_repeated([name for name in applied if name in always], always):
+    answers = sum(call.plugin in always for call in asked)
+    of_always = [name for name in applied if name in always]
+    if len(of_always) < answers or not _is_repeated(of_always, always):
         yield f"{hook} is planned as {names} around one another; applied: {applied}"
     answering = {call.plugin for call in asked if call.what == "asked"}
     for name in sorted(set(applied) - answering):

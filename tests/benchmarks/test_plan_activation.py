@@ -14,7 +14,14 @@ from ascend_run.registry.kinds import Kind
 from benchmarks.campaigns import plan_activation
 from benchmarks.campaigns.called_hooks import Call
 from benchmarks.campaigns.campaign import is_full, read_result, sample
-from benchmarks.campaigns.plan_activation import CAMPAIGN, FEATURES, disagreements
+from benchmarks.campaigns.plan_activation import (
+    CAMPAIGN,
+    FAMILY,
+    FEATURES,
+    PLUGINS,
+    TASK,
+    disagreements,
+)
 
 SAMPLED = 6
 EVERYTHING = "gloo-offload+gmm+lora+noop-layers+swap-attention+tensorboard+ulysses+sft+mixtral"
@@ -41,11 +48,16 @@ def test_the_whole_campaign_was_run_and_every_set_agreed() -> None:
 
 
 @OF_ALL
-def test_the_features_are_the_first_by_name() -> None:
-    ours = [n for n, c in discover().items() if c.first_party and c.kind is Kind.FEATURE]
-    canonical = sorted({p.manifest.name for p in discover().load(ours).values()})
+def test_the_twelve_are_ten_features_by_name_a_task_and_a_family() -> None:
+    catalog = discover()
+    ours = {name: c.kind for name, c in catalog.items() if c.first_party}
+    canonical = {p.manifest.name for p in catalog.load(FEATURES).values()}
 
-    assert [name for name in canonical if name in FEATURES] == [*FEATURES]
+    assert canonical == {*FEATURES}, "an alias would be the same plugin twice"
+    assert [*FEATURES] == sorted(FEATURES)
+    assert {ours[name] for name in FEATURES} == {Kind.FEATURE}
+    assert [ours[TASK], ours[FAMILY]] == [Kind.TASK, Kind.MODEL]
+    assert len({*PLUGINS}) == 12
 
 
 @OF_ALL
@@ -86,11 +98,13 @@ SOUND = [
         ([*SOUND, "ascend_norm two asked"], ["'two' was asked as number 0"]),
         ([*SOUND, "ascend_mlp inner asked"], ["ascend_mlp was called and is not in the plan"]),
         ([*SOUND[:3], *SOUND[4:]], ["around one another; applied"]),
+        ([SOUND[0], SOUND[2], *SOUND[4:]], ["around one another; applied: []"]),
+        ([SOUND[0], SOUND[2], *SOUND], ["around one another; applied"]),
         ([*SOUND, "ascend_loss one asked"], ["not in the plan", "should not come to it"]),
     ],
     ids=[
         *("sound", "one-left-out", "other-order", "nobody", "next-not-asked", "not-its-turn"),
-        *("unplanned", "not-applied", "not-reached"),
+        *("unplanned", "not-applied", "none-applied", "applied-once-of-twice", "not-reached"),
     ],
 )
 def test_what_is_not_as_planned_is_told(calls: Sequence[str], seen: Sequence[str]) -> None:
