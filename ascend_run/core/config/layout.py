@@ -74,7 +74,8 @@ def _world(layout: Layout) -> Iterator[str]:
         unit = math.lcm(*grids.values())
         yield (
             f"{layout.world_size} ranks are not a multiple of the parallel sizes "
-            f"{' and '.join(wrong)}; use --nproc {around(layout.world_size, unit)}"
+            f"{' and '.join(wrong)}; use {around(layout.world_size, unit)} in all (--nproc counts "
+            "those of one node; plan also takes --world, which counts all)"
         )
 
 

@@ -35,7 +35,8 @@ def test_the_layout_has_the_sizes_of_the_config() -> None:
             {TP: 2, CP: 2, "train__global_batch_size": 6},
             (
                 "6 ranks are not a multiple of the parallel sizes tensor * context * pipeline = 4; "
-                "use --nproc 4 or 8"
+                "use 4 or 8 in all (--nproc counts those of one node; plan also takes --world, "
+                "which counts all)"
             ),
         ),
         (
@@ -45,7 +46,8 @@ def test_the_layout_has_the_sizes_of_the_config() -> None:
             (
                 "2 ranks are not a multiple of the parallel sizes expert tensor * expert * "
                 "pipeline "
-                "= 4; use --nproc 4"
+                "= 4; use 4 in all (--nproc counts those of one node; plan also takes --world, "
+                "which counts all)"
             ),
         ),
         (
