@@ -130,13 +130,16 @@ def cost_lines(cost: Mapping[str, Any]) -> Iterator[str]:
     header: _Row = ("pp", "parameters", *_MEMORY, "peak", "on the host", "when")
     yield from _indented(table(header, list(_rows(stages, _memory_rows))))
     if rows := list(_rows(stages, _message_rows)):
+        yield ""
         yield "expected messages of one rank in a step"
         header = ("pp", "group", "ranks", "operation", "calls", "sent")
         yield from _indented(table(header, rows))
+    yield ""
     yield "expected FLOPs of one rank in a step"
     header = ("pp", "computed", "of the model")
     yield from _indented(table(header, list(_rows(stages, _flops_rows))))
     if "time" in cost:
+        yield ""
         yield from _time_lines(cost["time"])
 
 
