@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.testing.effects import count_collectives, count_operations
+from ascend_run.plugin_api.testing.effects import SentMessage, count_collectives, count_operations
 from ascend_run.plugin_api.testing.models import samples
 from ascend_run.plugin_api.testing.runtime import Piece, RankOutcome, Trial
 
@@ -26,6 +26,7 @@ class _Counts:
     operations: Mapping[str, int] = attrs.field(factory=dict)
     calls: Mapping[str, int] = attrs.field(factory=dict)
     sent_bytes: Mapping[str, int] = attrs.field(factory=dict)
+    messages: Sequence[SentMessage] = ()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -33,6 +34,7 @@ class _Counts:
             yield
         self.operations = Counter(operations)
         self.calls, self.sent_bytes = collectives.calls, collectives.sent_bytes
+        self.messages = tuple(collectives.messages)
 
 
 class TrialWork:
@@ -169,6 +171,7 @@ class TrialWork:
             missing=tuple(missing),
             collectives=self.counts.calls,
             sent_bytes=self.counts.sent_bytes,
+            messages=self.counts.messages,
             operations=self.counts.operations,
             metrics=self._metrics(),
         )

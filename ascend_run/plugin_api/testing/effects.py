@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,17 @@ def _graphs_stay_compiled(cls: type) -> bool:
     return True
 
 
+@attrs.frozen
+class SentMessage:
+    """One call of an operation of ``torch.ops.c10d`` on this rank."""
+
+    operation: str
+    ranks: tuple[int, ...]
+    """Of its process group, as the default group numbers them."""
+    nbytes: int
+    """Of the tensors that this rank put in."""
+
+
 @attrs.define
 class Collectives:
     """Messages that this rank took part in."""
@@ -24,6 +35,8 @@ class Collectives:
     """Operation of ``torch.ops.c10d`` (``alltoall_base_``, ``allreduce_``, ``send``) -> calls."""
     sent_bytes: Counter[str] = attrs.field(factory=Counter)
     """Operation -> bytes of the tensors that this rank put in."""
+    messages: list[SentMessage] = attrs.field(factory=list)
+    """Each of them, in order."""
 
 
 @contextmanager
@@ -44,11 +57,13 @@ def count_collectives() -> Iterator[Collectives]:
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             if function.namespace == "c10d":
                 name = function._opname
-                seen.calls[name] += 1
                 sent = args[_sent_argument(function)]
-                seen.sent_bytes[name] += sum(
+                nbytes = sum(
                     leaf.nbytes for leaf in tree_leaves(sent) if isinstance(leaf, torch.Tensor)
                 )
+                seen.calls[name] += 1
+                seen.sent_bytes[name] += nbytes
+                seen.messages.append(SentMessage(name, _group_ranks(args), nbytes))
             return function(*args, **(kwargs or {}))
 
     with Watch():  # type: ignore[no-untyped-call]
@@ -59,6 +74,15 @@ def _sent_argument(function: Any) -> int:
     """Which argument of a collective is put in; in-place ones have but one."""
     names = [argument.name for argument in function._schema.arguments]
     return next((i for i, name in enumerate(names) if name.startswith("input")), 0)
+
+
+def _group_ranks(arguments: Sequence[Any]) -> tuple[int, ...]:
+    """Ranks of the process group among a collective's arguments."""
+    import torch
+    import torch.distributed as dist
+
+    boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
+    return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(boxed)))
 
 
 @contextmanager

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from ascend_run.plugin_api.manifest import Manifest, Numerics
 
+    from .effects import SentMessage
+
 RUNTIME_GROUP: Final = "ascend_run.runtime"
 PLATFORM_VARIABLE: Final = "ASCEND_RUN_TEST_PLATFORM"
 """Names the platform of trials that name none; without it they run on the CPU."""
@@ -70,6 +72,8 @@ class RankOutcome:
     """Every operation of torch's dispatcher there -> calls."""
     metrics: Mapping[str, float]
     """What plugins answered to ``ascend_metrics``, ``<group>/<name>``."""
+    messages: Sequence[SentMessage] = ()
+    """Every call that ``collectives`` counts, with the ranks of its group."""
     state: Mapping[str, Tensor] = attrs.field(factory=dict)
     """With ``checkpoints``: all that a checkpoint holds of this rank, by name and place: weights,
     the optimizer's state, random generators, entries of plugins."""

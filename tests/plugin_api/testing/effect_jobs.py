@@ -17,3 +17,12 @@ def known_messages() -> Collectives:
         dist.all_gather_into_tensor(torch.empty(8), four)
     dist.all_reduce(four)  # outside: not counted
     return seen
+
+
+def messages_of_pairs() -> Collectives:
+    """A reduction with the rank that is two away, and one with all."""
+    pairs = [dist.new_group([first, first + 2]) for first in range(2)]
+    with count_collectives() as seen:
+        dist.all_reduce(torch.ones(4), group=pairs[dist.get_rank() % 2])
+        dist.all_reduce(torch.ones(4))
+    return seen

@@ -17,3 +17,17 @@ def test_each_collective_is_counted_with_the_bytes_that_a_rank_puts_in(
             "alltoall_base_": 64,
             "_allgather_base_": 16,
         }
+        assert [(m.operation, m.nbytes) for m in seen.messages[1:3]] == [
+            ("allreduce_", 16),
+            ("alltoall_base_", 64),
+        ]
+        assert {m.ranks for m in seen.messages} == {(0, 1)}
+
+
+def test_a_message_has_the_ranks_of_its_group(gloo_pool: GlooPool) -> None:
+    for rank, seen in enumerate(gloo_pool.run(effect_jobs.messages_of_pairs, 4)):
+        pair = (rank % 2, rank % 2 + 2)
+        assert [(m.operation, m.ranks) for m in seen.messages] == [
+            ("allreduce_", pair),
+            ("allreduce_", (0, 1, 2, 3)),
+        ]
