@@ -32,10 +32,9 @@ def timed(owner: type, method: str, spent: list[float], seen: dict[type, Any]) -
 
 def train_and_time(file: Path, overrides: list[str]) -> dict[str, Any]:
     """Seconds of each step's fingerprint, the median seconds of a step, and what was sampled."""
-    from ascend_run.core.config.printing import render_toml
     from ascend_run.core.fingerprint.record import read_fingerprints
     from ascend_run.core.log.metrics import read_metrics
-    from ascend_run.core.run import RunRequest, run_training
+    from ascend_run.core.run import run_training
     from ascend_run.core.train.fingerprints import StepFingerprints
     from ascend_run.core.train.loop import Loop
     from ascend_run.entrypoints.planning import prepare
@@ -47,15 +46,7 @@ def train_and_time(file: Path, overrides: list[str]) -> dict[str, Any]:
     timed(StepFingerprints, "add", spent, seen)
     timed(Loop, "_record_fingerprints", spent, seen)
     prepared = prepare(file, overrides)
-    run_training(
-        RunRequest(
-            config=prepared.config,
-            config_toml=render_toml(prepared.resolved),
-            plugins=[*prepared.instances(), before_each_step(lambda: spent.append(0.0))],
-            plan=prepared.plan,
-            lock=prepared.lock,
-        )
-    )
+    run_training(prepared.run_request(before_each_step(lambda: spent.append(0.0))))
     folder = Path(prepared.config.run.output_dir)
     history = read_metrics(folder / "metrics.jsonl")
     seconds = [record["step_seconds"] for record in history.records if "loss" in record]

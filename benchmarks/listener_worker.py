@@ -18,22 +18,13 @@ from .silent_plugins import counting_plugins
 
 def train_and_count(file: Path, overrides: list[str], listeners: int) -> dict[str, Any]:
     """Calls of each event over the run, its steps, and the median seconds of a step."""
-    from ascend_run.core.config.printing import render_toml
     from ascend_run.core.log.metrics import read_metrics
-    from ascend_run.core.run import RunRequest, run_training
+    from ascend_run.core.run import run_training
     from ascend_run.entrypoints.planning import prepare
 
     prepared = prepare(file, overrides)
     calls: Counter[str] = Counter()
-    run_training(
-        RunRequest(
-            config=prepared.config,
-            config_toml=render_toml(prepared.resolved),
-            plugins=[*prepared.instances(), *counting_plugins(listeners, calls)],
-            plan=prepared.plan,
-            lock=prepared.lock,
-        )
-    )
+    run_training(prepared.run_request(*counting_plugins(listeners, calls)))
     history = read_metrics(Path(prepared.config.run.output_dir) / "metrics.jsonl")
     seconds = [record["step_seconds"] for record in history.records if "loss" in record]
     later = seconds[len(seconds) // 3 :]  # the first ones warm up

@@ -14,16 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ascend_run.core.config.raw import Given, RawConfig
-from ascend_run.core.data.batches import micro_batches
-from ascend_run.core.run import (
-    RunRequest,
-    batch_plan,
-    build_models,
-    prepared_rank,
-    seed_everything,
-)
-from ascend_run.core.train.batches import cut_to_rank
-from ascend_run.core.train.step import TrainStep
+from ascend_run.core.run import prepared_rank, seed_everything
+from ascend_run.core.train.rehearsal import Rehearsal
 from ascend_run.entrypoints.planning import prepare_raw
 from ascend_run.plugin_api.testing.models import samples
 
@@ -74,33 +66,20 @@ def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
         values = {"data.train": ["none"], "platform": "cpu", **config, "enable": [*plugins]}
         given = {key: Given(value, "the benchmark") for key, value in values.items()}
         prepared = prepare_raw(RawConfig(values=given), dist.get_world_size())
-        request = RunRequest(
-            config=prepared.config,
-            config_toml="",
-            plugins=prepared.instances(),
-            plan=prepared.plan,
-            lock=prepared.lock,
-        )
-        with prepared_rank(request) as (hooks, context):
+        with prepared_rank(prepared.run_request()) as (hooks, context):
             return _watched(config, hooks, context)
 
 
 def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     config = context.config
     seed_everything(config, context.layout)
-    task = hooks.require("ascend_task", config=config)
-    plan = batch_plan(config, context.layout)
-    build_models(task, hooks, context, plan.num_micro_batches)
-    step = TrainStep(context, task, hooks, task.roles[0])
-    dataset = samples(given, 2 * config.train.global_batch_size)
-    source = hooks.wrap(
-        "ascend_batch", micro_batches(dataset, task.batch_fields, plan), config=config
-    )
-    batches = cut_to_rank(source, hooks, context)
+    rehearsal = Rehearsal(hooks, context)
+    rehearsal.build()
+    step, bundle = rehearsal.train_step(), rehearsal.bundle
+    batches = rehearsal.batches(samples(given, 2 * config.train.global_batch_size))
     before = hooks.event("ascend_before_step")
     before(context=context)
-    step(batches, plan.num_micro_batches)
-    bundle = context.models[task.roles[0]]
+    step(batches, rehearsal.plan.num_micro_batches)
     weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
     buffers = list(_gradient_buffers(bundle.chunks))
     optimizer = list(_optimizer_state(bundle.optimizer, weights))
@@ -108,7 +87,7 @@ def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     bundle.optimizer.zero_grad()
     before(context=context)
     with LiveStorages([*weights, *buffers, *optimizer, *others]) as seen:
-        step(batches, plan.num_micro_batches)
+        step(batches, rehearsal.plan.num_micro_batches)
     return Measured(
         weights=_nbytes(weights),
         gradients=_nbytes(buffers),

@@ -42,31 +42,24 @@ def training(
         enable: Features of the run.
     """
     from ascend_run.core.model.initialization import named_parameters
-    from ascend_run.core.run import RunRequest, build_models, prepared_rank, seed_everything
-    from ascend_run.core.train.step import TrainStep
+    from ascend_run.core.run import prepared_rank, seed_everything
+    from ascend_run.core.train.rehearsal import Rehearsal
     from ascend_run.entrypoints.planning import prepare
     from ascend_run.plugin_api import Batch
 
     prepared = prepare(None, overrides(shape, precision), enable=enable, platform=device)
-    request = RunRequest(
-        config=prepared.config,
-        config_toml="",
-        plugins=prepared.instances(),
-        plan=prepared.plan,
-        lock=prepared.lock,
-    )
-    with prepared_rank(request) as (hooks, context):
-        task = hooks.require("ascend_task", config=prepared.config)
+    with prepared_rank(prepared.run_request()) as (hooks, context):
         seed_everything(prepared.config, context.layout)
-        build_models(task, hooks, context, num_microbatches=1)
-        bundle = context.models[task.roles[0]]
+        rehearsal = Rehearsal(hooks, context)
+        rehearsal.build()
+        bundle, fields = rehearsal.bundle, rehearsal.task.batch_fields
         state = llama.weights(shape)
         with torch.no_grad():
             for name, parameter in named_parameters(bundle.chunks[0].module):
                 parameter.copy_(state.pop(name))
         assert not state, f"weights without a parameter: {sorted(state)}"
         bundle.optimizer.reload_model_params()
-        step = TrainStep(context, task, hooks, task.roles[0])
+        step = rehearsal.train_step()
 
         def run(index: int) -> float:
             tokens, labels = llama.batch(shape, index, device)
@@ -76,6 +69,6 @@ def training(
                 "loss_mask": torch.ones(tokens.shape, device=device),
                 "position_ids": torch.arange(shape.seq_length, device=device).expand_as(tokens),
             }
-            return step(iter([Batch(tensors=tensors, fields=task.batch_fields)]), 1).loss
+            return step(iter([Batch(tensors=tensors, fields=fields)]), 1).loss
 
         yield run

@@ -31,18 +31,16 @@ from .folder import write_run_folder
 from .hooks import Hooks
 from .launch.rank_environment import RankEnvironment
 from .log.setup import configure_logging
-from .model.build import build_model
 from .outcome import told_to_listeners
 from .patches import applied_patches
 from .recorder import RunRecorder, SilentRecorder
 from .settings import process_settings
 from .train.batches import BatchReader
 from .train.checkpointing import Checkpoints
-from .train.data_parallel import wrap_data_parallel
 from .train.fingerprints import StepFingerprints
 from .train.groups import process_groups
 from .train.loop import Loop
-from .train.optimizer import build_optimizer
+from .train.models import build_models
 from .train.readings import Readings
 from .train.step import TrainStep
 
@@ -137,7 +135,7 @@ def _train(
     config = request.config
     with told_to_listeners(hooks, context, log):
         task: c.Task = hooks.require("ascend_task", config=config)
-        plan = batch_plan(config, context.layout)
+        plan = BatchPlan.of_rank(config, context.layout)
         seed_everything(config, context.layout)
         build_models(task, hooks, context, plan.num_micro_batches)
         checkpoints = Checkpoints(hooks, context, folder)
@@ -155,16 +153,6 @@ def _recorder(context: c.RunContext, folder: Path, log: Any) -> RunRecorder | Si
     return RunRecorder(folder, start=context.step, total=total, log=log)
 
 
-def batch_plan(config: RunConfig, layout: Layout) -> BatchPlan:
-    """How a global batch is dealt out to this rank."""
-    return BatchPlan(
-        micro_batch_size=config.train.micro_batch_size,
-        global_batch_size=config.train.global_batch_size,
-        dp_rank=layout.coordinate("dp"),
-        dp_size=layout.dp,
-    )
-
-
 def seed_everything(config: RunConfig, layout: Layout) -> None:
     """One seed for every generator; ranks that hold different parts of a model draw apart."""
     seed = config.run.seed + _SEEDS_OF_A_STAGE * layout.coordinate("pp")
@@ -172,17 +160,6 @@ def seed_everything(config: RunConfig, layout: Layout) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed)
-
-
-def build_models(task: c.Task, hooks: Hooks, context: c.RunContext, num_microbatches: int) -> None:
-    """Every role's model into the context; the first role trains."""
-    config, groups = context.config, context.groups
-    for role in task.roles:
-        bundle = build_model(config, hooks, groups, context.device, role=role)
-        context.models[role] = bundle
-        if role == task.roles[0]:
-            wrap_data_parallel(bundle, config, hooks, groups, num_microbatches)
-            build_optimizer(bundle, config, hooks, groups)
 
 
 def _build_loop(

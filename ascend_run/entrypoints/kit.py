@@ -67,20 +67,13 @@ class KitRuntime:
     def run(self, trial: Trial, at_end: Callable[[], None] | None = None) -> RankOutcome:
         import torch.distributed as dist
 
-        from ascend_run.core.run import RunRequest, prepared_rank, seed_everything
+        from ascend_run.core.run import prepared_rank, seed_everything
 
         from .trial_work import TrialWork
 
         with _rank_environment(dist.get_rank(), dist.get_world_size()):
             prepared = _prepare(trial, dist.get_world_size())
-            request = RunRequest(
-                config=prepared.config,
-                config_toml="",
-                plugins=prepared.instances(),
-                plan=prepared.plan,
-                lock=prepared.lock,
-            )
-            with prepared_rank(request) as (hooks, context):
+            with prepared_rank(prepared.run_request()) as (hooks, context):
                 seed_everything(context.config, context.layout)
                 work = TrialWork(trial, hooks, context)
                 outcome = work.train() if trial.steps else work.gradients()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -36,6 +36,9 @@ from .levels import Bundle, choose_members, without_disabled
 from .levels import Trial as LevelTrial
 from .plan_data import plan_data
 
+if TYPE_CHECKING:
+    from ascend_run.core.run import RunRequest
+
 
 @attrs.frozen(kw_only=True)
 class Prepared:
@@ -56,6 +59,23 @@ class Prepared:
     def instances(self) -> list[Any]:
         """A new instance of every plugin, innermost first."""
         return instances(self.resolution, self.config)
+
+    def run_request(self, *more: Any) -> RunRequest:
+        """What core is asked, with new instances of every plugin.
+
+        Args:
+            more: Instances of plugins that are not installed, outermost.
+        """
+        from ascend_run.core.config.printing import render_toml
+        from ascend_run.core.run import RunRequest
+
+        return RunRequest(
+            config=self.config,
+            config_toml=render_toml(self.resolved),
+            plugins=[*self.instances(), *more],
+            plan=self.plan,
+            lock=self.lock,
+        )
 
 
 def prepare(

@@ -198,22 +198,12 @@ def _train_on_ranks(prepared: Prepared, request: Mapping[str, Any], options: Lau
 
 
 def _train(prepared: Prepared) -> None:
-    from ascend_run.core.config.printing import render_toml
-
     with warnings.catch_warnings():
         # Megatron warns of each optional library that it does without; none is needed here.
         warnings.filterwarnings("ignore", module=r"megatron\.")
-        from ascend_run.core.run import RunRequest, run_training
+        from ascend_run.core.run import run_training
 
-    run_training(
-        RunRequest(
-            config=prepared.config,
-            config_toml=render_toml(prepared.resolved),
-            plugins=prepared.instances(),
-            plan=prepared.plan,
-            lock=prepared.lock,
-        )
-    )
+    run_training(prepared.run_request())
 
 
 def _tell_outcome(prepared: Prepared) -> None:

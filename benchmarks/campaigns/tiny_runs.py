@@ -92,20 +92,12 @@ def train(prepared: Prepared) -> None:
         contextlib.redirect_stderr(io.StringIO()),
     ):
         warnings.simplefilter("ignore")  # Megatron's own, of what it does without
-        from ascend_run.core.run import RunRequest, run_training
+        from ascend_run.core.run import run_training
 
         # Which hooks are called does not depend on what the compiler makes of a layer.
         torch.compiler.set_stance("force_eager")
         try:
-            run_training(
-                RunRequest(
-                    config=prepared.config,
-                    config_toml="",
-                    plugins=prepared.instances(),
-                    plan=prepared.plan,
-                    lock=prepared.lock,
-                )
-            )
+            run_training(prepared.run_request())
         finally:
             torch.compiler.set_stance("default")
             shutil.rmtree(prepared.config.run.output_dir, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import pytest
 import torch.distributed as dist
 
@@ -83,19 +84,13 @@ def test_what_only_other_ranks_have_is_missing_on_the_first(gloo_pool: GlooPool)
 
 def refusal_of_a_run(versions: Sequence[str]) -> str:
     """Job: what a run raises where ranks were installed apart."""
-    from ascend_run.core.run import RunRequest, run_training
+    from ascend_run.core.run import run_training
 
     with rank_environment() as size:
         prepared = prepare({**DENSE, "run.output_dir": "never-made"}, (), size)
-        request = RunRequest(
-            config=prepared.config,
-            config_toml="",
-            plugins=prepared.instances(),
-            plan=prepared.plan,
-            lock={**prepared.lock, "pretrain": entry(versions[dist.get_rank()])},
-        )
+        lock = {**prepared.lock, "pretrain": entry(versions[dist.get_rank()])}
         with pytest.raises(PluginResolutionError) as refused:
-            run_training(request)
+            run_training(attrs.evolve(prepared, lock=lock).run_request())
         return str(refused.value)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.tensors import assemble
+from ascend_run.plugin_api.testing.tensors import whole_of
 from tests.support.loaded_model import largest_difference, loaded_weights, run_loaded_model
 
 TOLERANCE: Final = 1e-5
@@ -136,8 +136,8 @@ def check_two_ranks(
         assert largest_difference(rank.loss, reference.loss) < TOLERANCE
         if rank.logits_BSV is not None:
             assert largest_difference(rank.logits_BSV, reference.logits) < TOLERANCE
-    whole = assemble([rank.pieces for rank in ranks], TOLERANCE)
-    assert whole.problems == ()
+    whole = whole_of(rank.pieces for rank in ranks)
+    assert whole.problems(TOLERANCE) == []
     assert_gradients(
         {name.removeprefix("model/"): got for name, got in whole.tensors.items()},
         {name: times(name) * want for name, want in reference.gradients.items()},
@@ -168,8 +168,8 @@ def check_loaded_weights(
         "train.precision": "fp32",
         **layout,
     }
-    whole = assemble(pool.run(loaded_weights, world_size, values), 0.0)
-    assert whole.problems == ()
+    whole = whole_of(pool.run(loaded_weights, world_size, values))
+    assert whole.problems() == []
     expected = {f"model/{name}": weight for name, weight in reference.weights.items()}
     assert whole.tensors.keys() == expected.keys()
     for name, weight in expected.items():

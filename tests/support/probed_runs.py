@@ -30,11 +30,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from ascend_run.core.run import (
         RunRequest,
-        build_models,
         prepared_rank,
         run_training,
         seed_everything,
     )
+    from ascend_run.core.train.rehearsal import Rehearsal
 
 VALUES: Mapping[str, Any] = {
     "train.train_iters": 1,
@@ -73,13 +73,8 @@ def prepare(folder: Path, values: Values | None = None, model: str = "dense") ->
 
 def request(prepared: Prepared, *probes: Any) -> RunRequest:
     """What training is asked; the probes come before the run's own plugins, so further in."""
-    return RunRequest(
-        config=prepared.config,
-        config_toml="",
-        plugins=[*probes, *prepared.instances()],
-        plan=prepared.plan,
-        lock=prepared.lock,
-    )
+    asked = prepared.run_request()
+    return attrs.evolve(asked, plugins=[*probes, *asked.plugins])
 
 
 @contextmanager
@@ -96,8 +91,7 @@ def built_from(asked: RunRequest) -> Iterator[tuple[Hooks, RunContext]]:
     """The same from a request, which may be for what no installed plugin would allow."""
     with _without_deprecations(), prepared_rank(asked) as (hooks, context):
         seed_everything(context.config, context.layout)
-        task = hooks.require("ascend_task", config=context.config)
-        build_models(task, hooks, context, num_microbatches=1)
+        Rehearsal(hooks, context).build()
         yield hooks, context
 
 

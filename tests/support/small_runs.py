@@ -49,18 +49,11 @@ def standing_rank(
     values: Values, enable: Sequence[str] = ()
 ) -> Iterator[tuple[Hooks, c.RunContext]]:
     """This process as a rank of a run, seeded, without models."""
-    from ascend_run.core.run import RunRequest, prepared_rank, seed_everything
+    from ascend_run.core.run import prepared_rank, seed_everything
 
     with rank_environment() as size:
         prepared = prepare(values, enable, size)
-        request = RunRequest(
-            config=prepared.config,
-            config_toml="",
-            plugins=prepared.instances(),
-            plan=prepared.plan,
-            lock={},
-        )
-        with prepared_rank(request) as (hooks, context):
+        with prepared_rank(prepared.run_request()) as (hooks, context):
             seed_everything(context.config, context.layout)
             yield hooks, context
 
@@ -90,7 +83,7 @@ def initial_weights(values: Values) -> RankOutcome:
 
 
 def outcome_of(pieces: Sequence[c.ShardPiece]) -> RankOutcome:
-    """What ``testing.tensors.assemble`` puts together, from the pieces of a checkpoint."""
+    """What ``testing.tensors.whole_of`` puts together, from the pieces of a checkpoint."""
     return RankOutcome(
         losses=(),
         grad_norms=(),
@@ -103,11 +96,6 @@ def outcome_of(pieces: Sequence[c.ShardPiece]) -> RankOutcome:
             )
             for piece in pieces
         ),
-        missing=(),
-        collectives={},
-        sent_bytes={},
-        operations={},
-        metrics={},
     )
 
 
@@ -115,25 +103,19 @@ class Training:
     """A model, its optimizer and the batches of ``testing.models.samples``, step by step."""
 
     def __init__(self, values: Values, hooks: Hooks, context: c.RunContext) -> None:
-        from ascend_run.core.run import batch_plan, build_models
-        from ascend_run.core.train.step import TrainStep
+        from ascend_run.core.train.rehearsal import Rehearsal
 
         self.values, self.hooks, self.context = values, hooks, context
-        self.task: c.Task = hooks.require("ascend_task", config=context.config)
-        self.plan = batch_plan(context.config, context.layout)
-        build_models(self.task, hooks, context, self.plan.num_micro_batches)
-        self.role = self.task.roles[0]
-        self.bundle = context.models[self.role]
-        self.train_step = TrainStep(context, self.task, hooks, self.role)
+        self.rehearsal = Rehearsal(hooks, context)
+        self.rehearsal.build()
+        self.task, self.plan = self.rehearsal.task, self.rehearsal.plan
+        self.role, self.bundle = self.rehearsal.role, self.rehearsal.bundle
+        self.train_step = self.rehearsal.train_step()
 
     def batches(self) -> Iterator[c.Batch]:
-        """The same global batch over and over."""
-        from ascend_run.core.data.batches import micro_batches
-        from ascend_run.core.train.batches import cut_to_rank
-
+        """The one global batch, from its beginning."""
         count = self.context.config.train.global_batch_size
-        source = micro_batches(samples(self.values, count), self.task.batch_fields, self.plan)
-        return cut_to_rank(source, self.hooks, self.context)
+        return self.rehearsal.batches(samples(self.values, count))
 
     def step(self) -> Any:
         """One optimizer step on the one global batch; its StepResult."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Self
 
 import attrs
 import torch
 from torch import Tensor
 
 from ascend_run.plugin_api import Batch, BatchField, DataError
+from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import SequencePartition
+from ascend_run.plugin_api.layout import Layout
 
 from .samples import Samples
 
@@ -29,6 +32,16 @@ class BatchPlan:
     global_batch_size: int
     dp_rank: int = 0
     dp_size: int = 1
+
+    @classmethod
+    def of_rank(cls, config: RunConfig, layout: Layout) -> Self:
+        """This rank's part of a run's global batches."""
+        return cls(
+            micro_batch_size=config.train.micro_batch_size,
+            global_batch_size=config.train.global_batch_size,
+            dp_rank=layout.coordinate("dp"),
+            dp_size=layout.dp,
+        )
 
     def __attrs_post_init__(self) -> None:
         assert self.global_batch_size % (self.micro_batch_size * self.dp_size) == 0

@@ -69,10 +69,3 @@ def sequence_cutter(
             yield to_device(batch, context.device.torch_device)
 
     return cut
-
-
-def cut_to_rank(
-    batches: Iterator[c.Batch], hooks: Hooks, context: c.RunContext
-) -> Iterator[c.Batch]:
-    """``sequence_cutter``, for once."""
-    return sequence_cutter(hooks, context)(batches)

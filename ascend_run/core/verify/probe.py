@@ -14,12 +14,11 @@ import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from ascend_run.core.checkpoint.parameter_pieces import ParameterPiece, parameter_pieces
 from ascend_run.core.launch.rank import ATTEMPT_VARIABLE
-from ascend_run.core.run import RunRequest, batch_plan, prepared_rank, seed_everything
+from ascend_run.core.run import RunRequest, prepared_rank, seed_everything
 from ascend_run.core.train.data_parallel import gather_parameters
 from ascend_run.core.train.rehearsal import Rehearsal, gradient_of
-from ascend_run.core.train.step import StepResult
+from ascend_run.core.train.step import ForwardBackward, StepResult
 from ascend_run.plugin_api import contracts as c
 
 from .record import Place, Record
@@ -46,7 +45,7 @@ def run_probes(
             seed_everything(context.config, context.layout)
             if record is None:
                 record = _empty_record(context)
-            rehearsal = Rehearsal(hooks, context, batch_plan(context.config, context.layout))
+            rehearsal = Rehearsal(hooks, context)
             part(rehearsal, make_dataset, record, steps)
     assert record is not None
     return record
@@ -79,7 +78,7 @@ def _empty_record(context: c.RunContext) -> Record:
 
 def _gradients(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, steps: int) -> None:
     forward_backward = rehearsal.for_gradients(torch.float64)
-    initial = _pieces(rehearsal, Tensor.detach)
+    initial = rehearsal.pieces(Tensor.detach)
     record.places = [
         Place(name=p.name, offset=p.offset, global_shape=p.global_shape, trains=p.trains)
         for p in initial
@@ -88,7 +87,7 @@ def _gradients(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, 
     counted = _count_forwards(rehearsal)
     record.loss, record.num_tokens = _one_batch(rehearsal, forward_backward, make_dataset)
     record.micro_batches = counted()
-    found = _pieces(rehearsal, gradient_of)
+    found = rehearsal.pieces(gradient_of)
     record.gradients = [None if p.tensor is None else _kept(p.tensor) for p in found]
 
 
@@ -104,26 +103,19 @@ def _watched(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, st
 
 
 def _train(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, steps: int) -> None:
-    step = rehearsal.for_training()
-    hooks, context = rehearsal.hooks, rehearsal.context
-    before, after = hooks.event("ascend_before_step"), hooks.event("ascend_after_step")
+    rehearsal.build()
+    step, config = rehearsal.train_step(), rehearsal.context.config
     peaks = _watch_peaks(rehearsal)
-    batches = rehearsal.batches(
-        make_dataset(rehearsal, steps * context.config.train.global_batch_size)
-    )
+    batches = rehearsal.batches(make_dataset(rehearsal, steps * config.train.global_batch_size))
     results: list[StepResult] = []
     weights = []
-    gathers_late = bool(context.config.ddp.overlap_param_gather)
+    gathers_late = bool(config.ddp.overlap_param_gather)
     for index in range(steps):
-        before(context=context)
-        results.append(step(batches, rehearsal.plan.num_micro_batches))
-        context.step += 1
-        context.consumed_samples += context.config.train.global_batch_size
-        after(context=context)
+        results.append(rehearsal.step(step, batches))
         if gathers_late and index < steps - 1:
             continue  # as in training, nobody but the next forward asks for them
         gather_parameters(rehearsal.bundle)
-        weights.append([_kept(p.tensor) for p in _pieces(rehearsal, Tensor.detach)])
+        weights.append([_kept(p.tensor) for p in rehearsal.pieces(Tensor.detach)])
     record.weights = weights
     record.losses = [result.loss for result in results]
     record.grad_norms = [
@@ -135,19 +127,11 @@ def _train(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, step
 
 
 def _one_batch(
-    rehearsal: Rehearsal, forward_backward: Any, make_dataset: MakeDataset
+    rehearsal: Rehearsal, forward_backward: ForwardBackward, make_dataset: MakeDataset
 ) -> tuple[float, int]:
     samples = rehearsal.context.config.train.global_batch_size
-    rehearsal.hooks.event("ascend_before_step")(context=rehearsal.context)
     batches = rehearsal.batches(make_dataset(rehearsal, samples))
-    result: tuple[float, int] = forward_backward(batches, rehearsal.plan.num_micro_batches)
-    return result
-
-
-def _pieces(rehearsal: Rehearsal, read: Callable[[Tensor], Tensor | None]) -> list[ParameterPiece]:
-    vocab_size = rehearsal.context.config.model.vocab_size
-    found = parameter_pieces(rehearsal.bundle.chunks, vocab_size, read)
-    return [piece for piece in found if piece.is_parameter]
+    return rehearsal.gradients(forward_backward, batches)
 
 
 def _kept(tensor: Tensor | None) -> Tensor:
@@ -179,7 +163,7 @@ def _watch_peaks(rehearsal: Rehearsal) -> Callable[[], list[float]]:
     largest: list[float] = []
 
     def step() -> Any:
-        sizes = [_size(p.tensor) for p in _pieces(rehearsal, gradient_of)]
+        sizes = [_size(p.tensor) for p in rehearsal.pieces(gradient_of)]
         largest[:] = [max(a, b) for a, b in zip(largest or sizes, sizes, strict=True)]
         return inner()
 

@@ -96,7 +96,6 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
     with warnings.catch_warnings():
         # Megatron warns of each optional library that it does without; none is needed here.
         warnings.filterwarnings("ignore", module=r"megatron\.")
-        from ascend_run.core.run import RunRequest
         from ascend_run.core.verify.probe import run_probes
 
     side = Side.of_request(request["side"])
@@ -106,14 +105,7 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
     side = attrs.evolve(side, values=side_values)
 
     def make_request() -> RunRequest:
-        prepared = side.prepare()
-        return RunRequest(
-            config=prepared.config,
-            config_toml="",
-            plugins=prepared.instances(),
-            plan=prepared.plan,
-            lock=prepared.lock,
-        )
+        return side.prepare().run_request()
 
     with _planted(request["fault"]):
         return run_probes(

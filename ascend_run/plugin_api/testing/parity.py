@@ -16,7 +16,7 @@ from ascend_run.plugin_api.manifest import Numerics
 
 from .models import MODELS
 from .runtime import PLATFORM_VARIABLE, RankOutcome, Trial, run_trial
-from .tensors import assemble, differences
+from .tensors import differences, whole_of
 
 if TYPE_CHECKING:
     from .pool import GlooPool
@@ -228,9 +228,9 @@ def compare(
     outcomes: Sequence[RankOutcome], expected: Sequence[RankOutcome], tolerance: float
 ) -> Iterator[str]:
     """Losses and whole tensors of two trials; the second may be in another layout."""
-    got, want = assemble(outcomes, tolerance), assemble(expected, tolerance)
-    yield from got.problems
-    yield from (f"without: {problem}" for problem in want.problems)
+    got, want = whole_of(outcomes), whole_of(expected)
+    yield from got.problems(tolerance)
+    yield from (f"without: {problem}" for problem in want.problems(tolerance))
     for rank, outcome in enumerate(outcomes):
         for what, numbers, wanted in (
             ("loss", outcome.losses, expected[-1].losses),

@@ -47,7 +47,8 @@ class Piece:
 
     name: str
     """Of the parameter in the whole model, the same in every layout."""
-    tensor: Tensor
+    tensor: Tensor | None
+    """None where there is nothing to read: a parameter that needs a gradient and got none."""
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
 
@@ -62,15 +63,13 @@ class RankOutcome:
     """Before clipping, one a step."""
     pieces: tuple[Piece, ...]
     """Gradients, reduced as training reduces them; after steps, weights."""
-    missing: tuple[str, ...]
-    """Parameters that need a gradient and got none."""
-    collectives: Mapping[str, int]
+    collectives: Mapping[str, int] = attrs.field(factory=dict)
     """Operation of ``torch.ops.c10d`` -> calls on this rank in the last forward and backward."""
-    sent_bytes: Mapping[str, int]
+    sent_bytes: Mapping[str, int] = attrs.field(factory=dict)
     """The same -> bytes put in."""
-    operations: Mapping[str, int]
+    operations: Mapping[str, int] = attrs.field(factory=dict)
     """Every operation of torch's dispatcher there -> calls."""
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
     """What plugins answered to ``ascend_metrics``, ``<group>/<name>``."""
     messages: Sequence[SentMessage] = ()
     """Every call that ``collectives`` counts, with the ranks of its group."""

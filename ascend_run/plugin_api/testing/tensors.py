@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -11,62 +11,112 @@ import attrs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .runtime import RankOutcome
+    from .runtime import Piece, RankOutcome
+
+
+@attrs.frozen(kw_only=True)
+class Replica:
+    """Two ranks' copies of one place that are not equal."""
+
+    name: str
+    rank: int
+    other: int
+    apart: float
+    """As ``distance`` has it."""
 
 
 @attrs.frozen
 class Whole:
-    """A trial's tensors over all ranks."""
+    """One reading of a run's tensors over all ranks."""
 
     tensors: Mapping[str, Tensor]
-    problems: tuple[str, ...]
-    """Places that no rank holds, replicas that differ, gradients that are missing."""
+    replicas: tuple[Replica, ...]
+    unheld: Mapping[str, int]
+    """Name -> elements that no rank holds."""
+    missing: tuple[tuple[int, str], ...]
+    """(rank, name) of what has nothing to read."""
+
+    def problems(self, replica_tolerance: float = 0.0) -> list[str]:
+        """Whatever makes it no whole, and copies of one place that lie further apart than this."""
+        return [
+            *self.incomplete(),
+            *(
+                f"rank {r.rank}: its copy of {r.name} lies {r.apart:.2e} from rank {r.other}'s"
+                for r in self.replicas
+                if r.apart > replica_tolerance
+            ),
+        ]
+
+    def incomplete(self) -> Iterator[str]:
+        """A sentence for each place that no rank holds, and for each gradient that is missing."""
+        for name, count in self.unheld.items():
+            yield f"{name}: no rank holds {count} of its elements"
+        for rank, name in self.missing:
+            yield f"rank {rank}: {name} got no gradient"
 
 
-def assemble(outcomes: Sequence[RankOutcome], replica_tolerance: float) -> Whole:
-    """Put every rank's pieces into their places.
+def whole_of(outcomes: Iterable[RankOutcome]) -> Whole:
+    """What a trial's ranks hold together."""
+    return assemble(outcome.pieces for outcome in outcomes)
 
-    Args:
-        replica_tolerance: How far the copies of one place may lie apart, as ``distance`` has it.
-    """
+
+def assemble(ranks: Iterable[Iterable[Piece]]) -> Whole:
+    """Put every rank's pieces into their places."""
     import torch
 
     tensors: dict[str, Tensor] = {}
-    filled: dict[str, Tensor] = {}
-    problems: list[str] = []
-    for rank, outcome in enumerate(outcomes):
-        problems += [f"rank {rank}: {name} got no gradient" for name in outcome.missing]
-        for piece in outcome.pieces:
-            if piece.name not in tensors:
-                tensors[piece.name] = torch.zeros(piece.global_shape, dtype=piece.tensor.dtype)
-                filled[piece.name] = torch.zeros(piece.global_shape, dtype=torch.bool)
-            place = tuple(
-                slice(start, start + length)
-                for start, length in zip(piece.offset, piece.tensor.shape, strict=True)
-            )
-            known = filled[piece.name][place]
-            apart = distance(piece.tensor[known], tensors[piece.name][place][known])
-            if apart > replica_tolerance:
-                problems.append(
-                    f"rank {rank}: its copy of {piece.name} lies {apart:.2e} from another rank's"
-                )
-            tensors[piece.name][place] = piece.tensor
-            filled[piece.name][place] = True
-    for name, where in filled.items():
-        if not where.all():
-            problems.append(f"{name}: no rank holds {int((~where).sum())} of its elements")
-    return Whole(tensors, tuple(problems))
+    holder: dict[str, Tensor] = {}
+    replicas: dict[tuple[str, int, int], Replica] = {}
+    missing: list[tuple[int, str]] = []
+    for rank, pieces in enumerate(ranks):
+        for piece in pieces:
+            name, value = piece.name, piece.tensor
+            if value is None:
+                missing.append((rank, name))
+                continue
+            if name not in tensors:
+                tensors[name] = torch.zeros(piece.global_shape, dtype=value.dtype)
+                holder[name] = torch.full(piece.global_shape, -1, dtype=torch.int32)
+            place = _slices(piece.offset, value.shape)
+            held, known = holder[name][place], tensors[name][place]
+            both = held >= 0
+            if both.any() and not torch.equal(value[both], known[both]):
+                other = int(held[both][0])
+                apart = distance(value[both], known[both])
+                found = replicas.get((name, rank, other))
+                if found is None or found.apart < apart:
+                    replicas[name, rank, other] = Replica(
+                        name=name, rank=rank, other=other, apart=apart
+                    )
+            known.copy_(value)
+            held.fill_(rank)
+    unheld = {name: int((where < 0).sum()) for name, where in holder.items()}
+    return Whole(
+        tensors,
+        tuple(replicas.values()),
+        {name: count for name, count in unheld.items() if count},
+        tuple(missing),
+    )
 
 
-def distance(result: Tensor, expected: Tensor) -> float:
-    """max|a - b| / max|b|; 0 for equal bits, and infinite where one is not a number."""
+def _slices(offset: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    """Where a piece lies in its whole."""
+    return tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
+
+
+def distance(result: Tensor, expected: Tensor, quiet: float = 0.0) -> float:
+    """max|a - b| / max|b|; 0 for equal bits, and infinite where one is not a number.
+
+    Args:
+        quiet: The least that is taken for max|b|.
+    """
     import torch
 
     if result.shape != expected.shape:
         return math.inf
     if torch.equal(result, expected):
         return 0.0
-    scale = expected.abs().max().item()
+    scale = max(expected.abs().max().item(), quiet)
     apart = (result - expected).abs().max().item()
     if not math.isfinite(apart):
         return math.inf

@@ -10,9 +10,8 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from ascend_run.core.data.batches import micro_batches
-from ascend_run.core.run import batch_plan
-from ascend_run.core.train.batches import cut_to_rank
+from ascend_run.core.data.batches import BatchPlan
+from ascend_run.core.train.batches import BatchReader
 from ascend_run.plugin_api import Claim
 from ascend_run.plugin_api.config import FieldSection
 from ascend_run.plugin_api.contracts import ShardPiece
@@ -88,10 +87,9 @@ def cut_backwards(folder: str) -> dict[str, list[int]]:
     asked = attrs.evolve(asked, config=config)
     with built_from(asked) as (hooks, context):
         task = hooks.require("ascend_task", config=context.config)
-        plan = batch_plan(context.config, context.layout)
-        source = micro_batches(samples(DENSE, 1), task.batch_fields, plan)
-        wrapped = hooks.wrap("ascend_batch", source, config=context.config)
-        (batch,) = cut_to_rank(wrapped, hooks, context)
+        plan = BatchPlan.of_rank(context.config, context.layout)
+        read = BatchReader(hooks, context, task.batch_fields, plan)
+        batch = next(read(samples(DENSE, 1), 0, "test's"))
         model = context.models["policy"].chunks[0].module
         return {
             "batch": batch.tensors["position_ids"][0].tolist(),

@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome
-from ascend_run.plugin_api.testing.tensors import assemble
+from ascend_run.plugin_api.testing.tensors import whole_of
 from tests.support.small_runs import initial_weights, standing_model
 
 SHARED_EXPERT = {**MOE, "model.moe_shared_expert_intermediate_size": 16}
@@ -28,8 +28,8 @@ TIED = {"model.share_embeddings_and_output_weights": True}
 
 
 def whole(outcomes: list[RankOutcome]) -> Mapping[str, Tensor]:
-    gathered = assemble(outcomes, 0.0)
-    assert not gathered.problems
+    gathered = whole_of(outcomes)
+    assert not gathered.problems()
     return gathered.tensors
 
 

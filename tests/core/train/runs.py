@@ -73,20 +73,12 @@ _CLOCK = ("time", "tokens_per_second", "step_seconds", "memory_bytes", "memory_p
 
 def whole_run(values: Values, enable: Sequence[str] = ()) -> Ended:
     """Train as an entry point does, on the ranks that are there."""
-    from ascend_run.core.run import RunRequest, run_training
+    from ascend_run.core.run import run_training
 
     watch = Watch()
     with rank_environment() as size:
         prepared = prepare(values, enable, size)
-        run_training(
-            RunRequest(
-                config=prepared.config,
-                config_toml="",
-                plugins=[*prepared.instances(), watch],
-                plan=prepared.plan,
-                lock={},
-            )
-        )
+        run_training(prepared.run_request(watch))
         if dist.is_initialized():
             dist.barrier()
     return Ended(

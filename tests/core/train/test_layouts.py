@@ -8,7 +8,7 @@ import pytest
 
 from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.tensors import assemble, differences
+from ascend_run.plugin_api.testing.tensors import differences, whole_of
 
 from .trials import CP, EP, ETP, EXCHANGE, PP, TP, assert_same, outcomes, possible
 
@@ -74,7 +74,7 @@ def test_the_routers_losses_are_of_the_whole_sequence(
 def test_the_routers_losses_do_change_the_gradients(gloo_pool: GlooPool) -> None:
     """Or the test before compared nothing."""
     without = {**BALANCED, "model.moe_aux_loss_coeff": 0.0, "model.moe_z_loss_coeff": None}
-    found = [assemble(outcomes(gloo_pool, v, 1), 0.0).tensors for v in (BALANCED, without)]
+    found = [whole_of(outcomes(gloo_pool, v, 1)).tensors for v in (BALANCED, without)]
     assert len(list(differences(*found, 1e-3))) > 10
 
 

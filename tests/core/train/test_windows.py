@@ -19,17 +19,11 @@ VALUES = {**DENSE, "model.num_layers": 4, "train.global_batch_size": FULL}
 
 def step_of(values: Values) -> tuple[float, int, float]:
     """Loss, tokens and gradient norm; a job for the pool."""
-    from ascend_run.core.data.batches import micro_batches
-    from ascend_run.core.train.batches import cut_to_rank
-
     with training(values) as run:
         made = samples(values, values["train.global_batch_size"])
         for empty in made[LEFT:]:
             empty["loss_mask"].zero_()
-        source = micro_batches(made, run.task.batch_fields, run.plan)
-        result = run.train_step(
-            cut_to_rank(source, run.hooks, run.context), run.plan.num_micro_batches
-        )
+        result = run.train_step(run.rehearsal.batches(made), run.plan.num_micro_batches)
         return result.loss, result.num_tokens, result.grad_norm
 
 

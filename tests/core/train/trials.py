@@ -12,7 +12,7 @@ import pytest
 from ascend_run.plugin_api import Claim
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
-from ascend_run.plugin_api.testing.tensors import assemble, differences
+from ascend_run.plugin_api.testing.tensors import differences, whole_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 
@@ -75,8 +75,8 @@ def assert_same(several: list[RankOutcome], one: list[RankOutcome]) -> None:
     (loss,) = one[0].losses
     for outcome in several:
         assert outcome.losses == pytest.approx([loss], rel=TOLERANCE)
-    got, want = assemble(several, TOLERANCE), assemble(one, 0.0)
-    assert got.problems == want.problems == ()
+    got, want = whole_of(several), whole_of(one)
+    assert got.problems(TOLERANCE) == want.problems() == []
     assert all(tensor.any() for tensor in want.tensors.values())
     assert list(differences(got.tensors, want.tensors, TOLERANCE)) == []
 
@@ -86,6 +86,6 @@ def assert_trained_alike(several: list[RankOutcome], one: list[RankOutcome]) -> 
     for outcome in several:
         assert outcome.losses == pytest.approx(one[0].losses, rel=TRAINED)
         assert outcome.grad_norms == pytest.approx(one[0].grad_norms, rel=TRAINED)
-    got, want = assemble(several, 0.0), assemble(one, 0.0)
-    assert got.problems == want.problems == ()
+    got, want = whole_of(several), whole_of(one)
+    assert got.problems() == want.problems() == []
     assert list(differences(got.tensors, want.tensors, TRAINED)) == []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 
@@ -44,8 +45,7 @@ def run(
         flip_at: Step after which one bit of one weight flips.
         added_at: Step after which another plugin, which is listed, moves a weight.
     """
-    from ascend_run.core.config.printing import render_toml
-    from ascend_run.core.run import RunRequest, run_training
+    from ascend_run.core.run import run_training
 
     def die(self: Any, context: Any) -> None:
         if context.step == die_at:
@@ -62,20 +62,19 @@ def run(
     probes = [probe("ascend_before_step", die, "die"), probe("ascend_after_step", flip, "flip")]
     with rank_environment() as size:
         prepared = prepare({**VALUES, **values, "run.output_dir": folder}, (), size)
-        plan, lock = prepared.plan, prepared.lock
         if added_at is not None:
             probes.append(plugin("added", {"ascend_after_step": move})())
-            plan = {**plan, "plugins": [{"name": "added"}, *plan["plugins"]]}
-            lock = {**lock, "added": {"distribution": "x", "version": "1", "sha256": "0" * 64}}
-        request = RunRequest(
-            config=prepared.config,
-            config_toml=render_toml(prepared.resolved),
-            plugins=[*prepared.instances(), *probes],
-            plan=plan,
-            lock=lock,
-        )
+            listed = {"distribution": "x", "version": "1", "sha256": "0" * 64}
+            prepared = attrs.evolve(
+                prepared,
+                plan={
+                    **prepared.plan,
+                    "plugins": [{"name": "added"}, *prepared.plan["plugins"]],
+                },
+                lock={**prepared.lock, "added": listed},
+            )
         try:
-            run_training(request)
+            run_training(prepared.run_request(*probes))
         except Died:
             assert die_at is not None
         if dist.is_initialized():

@@ -3,56 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from ascend_run.plugin_api.testing.runtime import Piece, RankOutcome
-from ascend_run.plugin_api.testing.tensors import assemble, differences, distance
+from ascend_run.plugin_api.testing.tensors import differences, distance, whole_of
 
 WHOLE = torch.arange(12, dtype=torch.float64).reshape(4, 3) + 1
 
 
-def outcome(*rows: tuple[int, int], tensor: torch.Tensor = WHOLE, missing: str = "") -> RankOutcome:
-    """A rank that holds some ranges of rows of the parameter ``w``."""
+def outcome(
+    *rows: tuple[int, int], tensor: torch.Tensor = WHOLE, missing: Sequence[str] = ()
+) -> RankOutcome:
+    """A rank that holds some ranges of rows of the parameter ``w``, and others without gradient."""
     pieces = [
         Piece(name="w", tensor=tensor[begin:end], offset=(begin, 0), global_shape=(4, 3))
         for begin, end in rows
     ]
-    return RankOutcome(
-        losses=(1.0,),
-        grad_norms=(),
-        pieces=tuple(pieces),
-        missing=(missing,) if missing else (),
-        collectives={},
-        sent_bytes={},
-        operations={},
-        metrics={},
-    )
+    nothing = [Piece(name=n, tensor=None, offset=(0,), global_shape=(3,)) for n in missing]
+    return RankOutcome(losses=(1.0,), grad_norms=(), pieces=(*pieces, *nothing))
 
 
 def test_pieces_of_several_ranks_make_the_whole_tensor() -> None:
-    whole = assemble([outcome((0, 1), (3, 4)), outcome((1, 3))], 0.0)
-    assert whole.problems == ()
+    whole = whole_of([outcome((0, 1), (3, 4)), outcome((1, 3))])
+    assert whole.problems() == []
     assert torch.equal(whole.tensors["w"], WHOLE)
 
 
 def test_equal_replicas_are_accepted_and_different_ones_named() -> None:
-    assert assemble([outcome((0, 4)), outcome((0, 4))], 0.0).problems == ()
+    assert whole_of([outcome((0, 4)), outcome((0, 4))]).problems() == []
     other = WHOLE.clone()
     other[2, 1] += 0.5
-    (problem,) = assemble([outcome((0, 4)), outcome((2, 4), tensor=other)], 1e-10).problems
-    assert "rank 1" in problem
-    assert "w lies" in problem
+    whole = whole_of([outcome((0, 1)), outcome((0, 4)), outcome((2, 4), tensor=other)])
+    (problem,) = whole.problems(1e-10)
+    assert problem == "rank 2: its copy of w lies 4.17e-02 from rank 1's"
+    assert whole.problems(0.05) == []
 
 
 def test_a_hole_is_named_with_its_size() -> None:
-    (problem,) = assemble([outcome((0, 1)), outcome((2, 4))], 0.0).problems
+    (problem,) = whole_of([outcome((0, 1)), outcome((2, 4))]).problems()
     assert problem == "w: no rank holds 3 of its elements"
 
 
 def test_a_missing_gradient_is_named_with_its_rank() -> None:
-    (problem,) = assemble([outcome((0, 4)), outcome((0, 4), missing="b")], 0.0).problems
+    (problem,) = whole_of([outcome((0, 4)), outcome((0, 4), missing=["b"])]).problems()
     assert problem == "rank 1: b got no gradient"
 
 

@@ -15,7 +15,7 @@ import torch
 from ascend_run.plugin_api.testing.models import MODELS
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
-from ascend_run.plugin_api.testing.tensors import assemble
+from ascend_run.plugin_api.testing.tensors import whole_of
 
 LAYERS, MICRO_BATCHES = 2, 4
 NO_WORSE = 1.05
@@ -47,12 +47,12 @@ def test_its_gradients_are_as_near_to_float64_as_the_plain_loops(
 ) -> None:
     # Seeds of which no token is so near to two experts that rounding chooses the other.
     seed = {"run.seed": 18}
-    exact = assemble(outcomes(gloo_pool, "float64", ranks, **seed), 0.0)
-    plain = assemble(outcomes(gloo_pool, dtype, ranks, **seed), 1.0)
+    exact = whole_of(outcomes(gloo_pool, "float64", ranks, **seed))
+    plain = whole_of(outcomes(gloo_pool, dtype, ranks, **seed))
     grouped = outcomes(gloo_pool, dtype, ranks, ["gmm"], **seed, **{"plugins.gmm.backend": backend})
     allowed = error(plain.tensors, exact.tensors)
     assert 0 < allowed < 16 * torch.finfo(getattr(torch, dtype)).eps
-    assert error(assemble(grouped, 1.0).tensors, exact.tensors) <= NO_WORSE * allowed
+    assert error(whole_of(grouped).tensors, exact.tensors) <= NO_WORSE * allowed
     if backend == "grouped_mm" or (backend == "auto" and dtype == "bfloat16"):
         products = LAYERS * MICRO_BATCHES * 6 // ranks
         assert all(outcome.operations["_grouped_mm"] == products for outcome in grouped)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from ascend_run.plugin_api.testing.models import MODELS
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
-from ascend_run.plugin_api.testing.tensors import assemble, differences
+from ascend_run.plugin_api.testing.tensors import differences, whole_of
 from tests.support.needed_plugins import names_of
 
 RANK = 4
@@ -103,8 +103,8 @@ def trials(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Tri
 def assert_parity(
     outcomes: Sequence[RankOutcome], plain: Sequence[RankOutcome], tolerance: float
 ) -> None:
-    got, want = assemble(outcomes, tolerance), assemble(plain, tolerance)
-    assert got.problems == ()
+    got, want = whole_of(outcomes), whole_of(plain)
+    assert got.problems(tolerance) == []
     assert list(differences(got.tensors, want.tensors, tolerance)) == []
     for outcome in outcomes:
         assert outcome.losses == pytest.approx(plain[0].losses, rel=tolerance)
@@ -194,8 +194,8 @@ def test_every_adapter_moves_under_full_recomputation(
         )
         for steps in (1, 3)
     )
-    before, after = assemble(few, 1e-6), assemble(more, 1e-6)
-    assert (before.problems, after.problems) == ((), ())
+    before, after = whole_of(few), whole_of(more)
+    assert before.problems(1e-6) == after.problems(1e-6) == []
     assert len(after.tensors) == (6 if targets == "linear_fc1" else 4)
     for name, weight in after.tensors.items():
         assert not torch.equal(weight, before.tensors[name]), f"{name} has not moved"
@@ -248,13 +248,13 @@ def test_dropout_leaves_the_copies_of_an_adapter_equal(
         )
         for dropout in (0.3, 0.0)
     )
-    whole = assemble(dropped, 0.0)
-    assert whole.problems == ()
+    whole = whole_of(dropped)
+    assert whole.problems() == []
     assert dropped[0].losses[-1] != kept[0].losses[-1]
 
 
 def initial(ranks: Sequence[RankOutcome]) -> dict[str, torch.Tensor]:
-    return dict(assemble(ranks, 0.0).tensors)
+    return dict(whole_of(ranks).tensors)
 
 
 def test_initial_adapters_do_not_depend_on_the_layout(gloo_pool: GlooPool) -> None:
