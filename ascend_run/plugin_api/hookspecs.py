@@ -169,6 +169,20 @@ def ascend_platform_ops(
     """The platform's fused operators. Answered by the platform."""
 
 
+@wrapper(point=Point.MODEL, wraps="ascend_platform_ops")
+def ascend_fused_operators(
+    config: RunConfig, device: c.Device, groups: Any, role: str
+) -> c.Wrapper[c.PlatformOps] | None:
+    """Change entries of the table of fused operators.
+
+    When: once for each model, before its modules are built. What comes out is what every module,
+    ``ascend_experts`` and ``ascend_linear`` are given.
+
+    Returns:
+        A function from the table to a new one (``attrs.evolve``), or None to leave it alone.
+    """
+
+
 @provider(point=Point.MODEL, claim=Claim.NORM)
 def ascend_norm(
     config: RunConfig, device: c.Device, groups: Any, role: str
@@ -179,12 +193,20 @@ def ascend_norm(
 
 @provider(point=Point.ATTENTION, claim=Claim.ATTENTION_KERNEL)
 def ascend_attention_kernel(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
+    config: RunConfig,
+    device: c.Device,
+    groups: Any,
+    role: str,
+    layer_index: int,
+    ops: c.PlatformOps,
 ) -> c.AttentionKernel:
     """The attention on one rank's device, asked once a layer. Else the platform's.
 
     What the kernel declares in ``features`` is held against what the run needs, here and (where the
     manifest says it too, in ``attention``) before anything starts.
+
+    Args:
+        ops: What ``ascend_platform_ops`` answered; its ``attention_kernels`` may be chosen from.
     """
 
 
@@ -231,7 +253,8 @@ def ascend_experts(
     checkpoints do not depend on the plugin. None keeps the plain loop.
 
     Args:
-        ops: What ``ascend_platform_ops`` answered; a kernel takes from it what it can.
+        ops: What ``ascend_platform_ops`` answered, inside ``ascend_fused_operators``; a kernel
+            takes from it what it can.
     """
 
 
@@ -242,12 +265,19 @@ def ascend_loss(config: RunConfig, device: c.Device, groups: Any, role: str) -> 
 
 @wrapper(point=Point.MODEL)
 def ascend_linear(
-    config: RunConfig, device: c.Device, groups: Any, role: str, name: str, layer_index: int
+    config: RunConfig,
+    device: c.Device,
+    groups: Any,
+    role: str,
+    name: str,
+    layer_index: int,
+    ops: c.PlatformOps,
 ) -> c.Wrapper[nn.Module] | None:
     """Wrap one parallel linear (Megatron's Column- or RowParallelLinear) of a layer.
 
     Args:
         name: Its name in the layer: ``self_attention.linear_qkv``, ``mlp.linear_fc1`` ...
+        ops: The model's table of fused operators.
 
     Returns:
         A function from the module to its replacement. It must keep ``state_dict`` keys of what

@@ -54,7 +54,7 @@ def assemble(
 
     def attention_kernel(layer_index: int) -> c.AttentionKernel:
         place = {**asked, "layer_index": layer_index}
-        owner, inner = hooks.require_named("ascend_attention_kernel", **place)
+        owner, inner = hooks.require_named("ascend_attention_kernel", **place, ops=ops)
         parts = [AttentionPart(plugin=owner, can=declared_by(inner))]
 
         def watch(plugin: str, given: c.AttentionKernel, outer: c.AttentionKernel) -> None:
@@ -65,7 +65,9 @@ def assemble(
         problems.update(dict.fromkeys(attention_problems(config, parts)))
         return outer
 
-    ops = hooks.require("ascend_platform_ops", **asked)
+    ops = hooks.wrap(
+        "ascend_fused_operators", hooks.require("ascend_platform_ops", **asked), **asked
+    )
     return Assembly(
         ops=ops,
         attention_kernel=attention_kernel,
@@ -120,7 +122,7 @@ def build_model(
             vocab_size=config.model.vocab_size,
             groups=groups,
         )
-        bundle.chunks.append(wrap_modules(chunk, hooks, config=config, **asked))
+        bundle.chunks.append(wrap_modules(chunk, hooks, assembly.ops, config=config, **asked))
     return bundle
 
 

@@ -13,6 +13,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import nn
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
 from .places import is_empty
@@ -37,10 +38,11 @@ def _linears(layer: nn.Module) -> list[tuple[str, nn.Module, str]]:
     return found
 
 
-def wrap_modules(model: nn.Module, hooks: Hooks, **arguments: Any) -> nn.Module:
+def wrap_modules(model: nn.Module, hooks: Hooks, ops: c.PlatformOps, **arguments: Any) -> nn.Module:
     """Apply every module wrapper to one model chunk, inner seams first.
 
     Args:
+        ops: The model's table of operators, which wrappers of linears are asked with too.
         arguments: Those that every hook of the model build is asked with.
 
     Raises:
@@ -72,7 +74,7 @@ def wrap_modules(model: nn.Module, hooks: Hooks, **arguments: Any) -> nn.Module:
             continue
         index = layer.layer_number - 1
         for name, parent, attribute in _linears(layer):
-            replace("ascend_linear", parent, attribute, name=name, layer_index=index)
+            replace("ascend_linear", parent, attribute, name=name, layer_index=index, ops=ops)
         for hook, parent, attribute in _layer_seams(layer):
             replace(hook, parent, attribute, layer_index=index)
         replace(

@@ -68,6 +68,40 @@ def test_ascend_platform_ops_compute_the_norms_gates_and_rotations(tmp_path: Pat
     assert sorted(called) == ["rms_norm"] * 5 + ["rotary"] * 4 + ["swiglu"] * 2
 
 
+def test_ascend_fused_operators_are_put_around_those_of_the_platform_in_order(
+    tmp_path: Path,
+) -> None:
+    ran: list[str] = []
+
+    def of(plugin: str) -> Any:
+        def wrap(ops: Any) -> Any:
+            def swiglu(x: Tensor) -> Tensor:
+                ran.append(plugin)
+                return ops.swiglu(x)
+
+            return attrs.evolve(ops, swiglu=swiglu)
+
+        def answer(self: Any, device: Any, role: str) -> Any:
+            assert (device.name, role) == ("cpu", "policy")
+            return wrap
+
+        return probe("ascend_fused_operators", answer, plugin)
+
+    run = train(tmp_path, of("inner"), of("outer"))
+    assert ran == ["outer", "inner"] * 2  # two layers
+    plain = train(tmp_path / "plain", probe("ascend_fused_operators", lambda self: None))
+    assert run.readings()[0]["loss"] == plain.readings()[0]["loss"]
+
+
+def test_ascend_fused_operators_are_what_linears_and_experts_are_given(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    mine = attrs.evolve(platform_ops(), split_qkv_rotary=None)
+    run_with = probe("ascend_fused_operators", lambda self: lambda ops: mine, "table")
+    linears = probe("ascend_linear", lambda self, ops: seen.append(ops), "linears")
+    with built(tmp_path, run_with, linears):
+        assert seen == [mine] * 8
+
+
 class CountingKernel(Passing):
     """Attention as the inner kernel computes it; a mark for each forward."""
 
