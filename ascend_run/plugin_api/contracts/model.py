@@ -6,7 +6,7 @@ Shape letters: see the package.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from .attention import AttentionKernel
     from .moe import GroupedProducts
+
+_Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 @attrs.frozen(kw_only=True)
@@ -38,6 +41,21 @@ class PlatformOps:
     grouped_matmul: Callable[[Sequence[int], torch.device], GroupedProducts] | None = None
     """Products of groups of rows, from the rows of each; None where those of
     ``ops.grouped_matmul`` serve, in torch's own operations."""
+    attention_kernels: Mapping[str, Callable[[], AttentionKernel]] = attrs.field(factory=dict)
+    """The platform's attention kernels by name, to choose one; without a choice the platform's own
+    answer to ``ascend_attention_kernel`` counts."""
+    fused: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict)
+    """Further operators of which the platform has a form of its own, by the name of the torch form
+    in ``ascend_run.ops``, whose arguments and answer each has. ``form`` reads it; the list of them
+    all is docs/operators.md."""
+
+    def form(self, reference: _Form) -> _Form:
+        """The platform's form of an operator, or, where it has none, the torch form itself.
+
+        Args:
+            reference: The torch form, a function of ``ascend_run.ops``.
+        """
+        return cast("_Form", self.fused.get(reference.__name__, reference))
 
 
 class LossKernel(Protocol):
