@@ -32,6 +32,7 @@ def timed(owner: type, method: str, spent: list[float], seen: dict[type, Any]) -
 
 def train_and_time(file: Path, overrides: list[str]) -> dict[str, Any]:
     """Seconds of each step's fingerprint, the median seconds of a step, and what was sampled."""
+    from ascend_run.core.fingerprint.reading import RowHashes
     from ascend_run.core.fingerprint.record import read_fingerprints
     from ascend_run.core.log.metrics import read_metrics
     from ascend_run.core.run import run_training
@@ -44,6 +45,7 @@ def train_and_time(file: Path, overrides: list[str]) -> dict[str, Any]:
     spent = [0.0]
     seen: dict[type, Any] = {}
     timed(StepFingerprints, "add", spent, seen)
+    timed(RowHashes, "_add", spent, seen)
     timed(Loop, "_record_fingerprints", spent, seen)
     prepared = prepare(file, overrides)
     run_training(prepared.run_request(before_each_step(lambda: spent.append(0.0))))

@@ -27,6 +27,7 @@ from .config.layout import layout_of
 from .data.batches import BatchPlan
 from .data.samples import build_datasets
 from .environment import environment_of
+from .fingerprint.reading import RowHashes
 from .folder import write_run_folder
 from .hooks import Hooks
 from .launch.rank_environment import RankEnvironment
@@ -185,7 +186,9 @@ def _build_loop(
     )
     read = BatchReader(hooks, context, task.batch_fields, plan)
     step = TrainStep(context, task, hooks, task.roles[0])
-    fingerprints = StepFingerprints(context, step.bundle, log)
+    first_of_its_kind = not any(context.layout.coordinate(axis) for axis in ("tp", "cp", "pp"))
+    rows = RowHashes(plan, owns=first_of_its_kind)
+    fingerprints = StepFingerprints(context, step.bundle, log, rows)
     validation = datasets.validation if config.train.eval_interval else None
     if validation is not None:
         read.require(validation, 0, config.train.eval_iters, "validation")
@@ -197,7 +200,7 @@ def _build_loop(
         fingerprints=fingerprints,
         recorder=recorder,
         hooks=hooks,
-        train_batches=read(datasets.train, context.consumed_samples, "training"),
+        train_batches=read(datasets.train, context.consumed_samples, "training", rows.watch),
         validation_batches=(
             (lambda: read(validation, 0, "validation")) if validation is not None else None
         ),

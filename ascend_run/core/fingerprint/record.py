@@ -38,6 +38,9 @@ class Entry:
     """Of the sampled elements after the update; 16 hex digits. None where the model does not say
     which part of it a rank holds."""
     consumed_samples: int
+    batch: str | None = None
+    """Of the rows that the step read and their order; 16 hex digits. None before the first step,
+    and in files of earlier versions."""
 
 
 @attrs.frozen(kw_only=True)
@@ -99,7 +102,7 @@ def _entry(record: Mapping[str, Any]) -> Entry:
     Raises:
         KeyError, TypeError, ValueError: It is none.
     """
-    parameters = record["parameters"]
+    parameters, batch = record["parameters"], record.get("batch")
     return Entry(
         step=record["step"],
         fingerprint=_hash(record["fingerprint"]),
@@ -107,6 +110,7 @@ def _entry(record: Mapping[str, Any]) -> Entry:
         grad_norm=_number(record["grad_norm"]),
         parameters=None if parameters is None else _hash(parameters),
         consumed_samples=_count(record["consumed_samples"]),
+        batch=None if batch is None else _hash(batch),
     )
 
 

@@ -41,11 +41,21 @@ class BatchReader:
         """
         require_samples(dataset, self._plan, consumed_samples, steps, f"the {name} dataset")
 
-    def __call__(self, dataset: Any, consumed_samples: int, name: str) -> Iterator[c.Batch]:
-        """This rank's micro-batches on its device; to ask for one too many is a DataError."""
+    def __call__(
+        self,
+        dataset: Any,
+        consumed_samples: int,
+        name: str,
+        watch: Callable[[Iterator[c.Batch]], Iterator[c.Batch]] = lambda batches: batches,
+    ) -> Iterator[c.Batch]:
+        """This rank's micro-batches on its device; to ask for one too many is a DataError.
+
+        Args:
+            watch: Around the micro-batches while they are whole and on the host.
+        """
         source = micro_batches(dataset, self._fields, self._plan, consumed_samples)
         count = 0
-        for batch in self._cut(self._wrap(source)):
+        for batch in self._cut(watch(self._wrap(source))):
             count += 1
             yield batch
         # Bare, the end of the iterator would come out of Megatron's schedule as a StopIteration.

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_run.core.fingerprint.hashing import MASK, Words, combine, float_bits, hash_elements
+from ascend_run.core.fingerprint.reading import RowHashes
 from ascend_run.core.fingerprint.sampling import Samples, bits_of, samples_of
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import CheckpointError
@@ -36,15 +37,23 @@ class _Waiting:
     consumed_samples: int
     loss: float | None
     grad_norm: float | None
+    batch: int | None
+    """This rank's part of what was read."""
     values: Sequence[Tensor]
     """Of each group of samples."""
 
 
 class StepFingerprints:
-    """Collects the steps of a run. Every method is called on all ranks, at the same steps."""
+    """Collects the steps of a run. Every method is called on all ranks, at the same steps.
 
-    def __init__(self, context: c.RunContext, bundle: c.ModelBundle, log: Any) -> None:
-        self.context = context
+    Args:
+        rows: Of what the steps read; None leaves that out.
+    """
+
+    def __init__(
+        self, context: c.RunContext, bundle: c.ModelBundle, log: Any, rows: RowHashes | None = None
+    ) -> None:
+        self.context, self._rows = context, rows
         self.latest: str | None = None
         """Of the last step that is hashed, in hex."""
         self._samples, problem = _samples(context, bundle)
@@ -61,12 +70,14 @@ class StepFingerprints:
     @torch.no_grad()
     def add(self, result: StepResult | None) -> None:
         """Keep what a step came to; None is how the run begins."""
+        batch = None if result is None or self._rows is None else self._rows.take()
         self._waiting.append(
             _Waiting(
                 step=self.context.step,
                 consumed_samples=self.context.consumed_samples,
                 loss=None if result is None else result.loss,
                 grad_norm=None if result is None else result.grad_norm,
+                batch=batch,
                 values=[group.read() for group in self._samples] if self._has_parameters else [],
             )
         )
@@ -77,7 +88,8 @@ class StepFingerprints:
         if not waiting:
             return []
         entries = []
-        for step, (loss, norm, parameters) in zip(waiting, self._over_ranks(waiting), strict=True):
+        table = self._over_ranks(waiting)
+        for step, (loss, norm, parameters, batch) in zip(waiting, table, strict=True):
             known = parameters if self._has_parameters else None
             self.latest = f"{combine(loss, norm, known):016x}"
             entries.append(
@@ -88,17 +100,20 @@ class StepFingerprints:
                     "grad_norm": step.grad_norm,
                     "parameters": None if known is None else f"{known:016x}",
                     "consumed_samples": step.consumed_samples,
+                    "batch": None if step.batch is None else f"{batch:016x}",
                 }
             )
         return entries
 
     def _over_ranks(self, waiting: Sequence[_Waiting]) -> list[list[int]]:
-        """For each step the bits of rank 0's loss and norm, and the sum of all ranks' hashes."""
-        words = np.zeros((len(waiting), 3), dtype=np.uint64)
+        """For each step the bits of rank 0's loss and norm, and the sums of all ranks' hashes of
+        parameters and rows."""
+        words = np.zeros((len(waiting), 4), dtype=np.uint64)
         if self.context.layout.rank == 0:
             words[:, 0] = [float_bits(step.loss) for step in waiting]
             words[:, 1] = [float_bits(step.grad_norm) for step in waiting]
         words[:, 2] = self._hashes(waiting)
+        words[:, 3] = [step.batch or 0 for step in waiting]
         # The sum of signed integers wraps around as that of unsigned ones does.
         table = torch.from_numpy(words.view(np.int64)).to(self.context.device.torch_device)
         dist.all_reduce(table)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.core.fingerprint.record import Entry
 from ascend_run.entrypoints.report.run_folder import RunData, items, mapping
 
 _PLACE_ONLY: Final = frozenset({"run.output_dir"})
@@ -40,14 +41,21 @@ class RunFacts:
         return cls(data, _environment(data.path / "environment.json"))
 
 
-def differences(one: RunFacts, other: RunFacts) -> list[Difference]:
-    """Everything, in the order in which it is most likely to be the cause."""
+def differences(
+    one: RunFacts, other: RunFacts, first_data: tuple[Entry, Entry] | None = None
+) -> list[Difference]:
+    """Everything, in the order in which it is most likely to be the cause.
+
+    Args:
+        first_data: The entries of the first step whose data differ.
+    """
     return [
         *_config(one.data, other.data),
         *_plugins(one.data, other.data),
         *_tables("version", _versions(one), _versions(other)),
         *_tables("device", _device(one), _device(other)),
         *_data(one, other),
+        *(_position(*first_data) if first_data is not None else ()),
         *_tables("layout", _layout(one.data), _layout(other.data)),
         *_tables("environment", _variables(one.data), _variables(other.data)),
     ]
@@ -122,6 +130,16 @@ def _data(one: RunFacts, other: RunFacts) -> Iterator[Difference]:
             if first != second:
                 values = (_content(first), _content(second))
                 yield Difference(kind="data", name=f"{prefix}.{part}", values=values)
+
+
+def _position(one: Entry, other: Entry) -> Iterator[Difference]:
+    """Where the runs stood in their data, and what they read there."""
+    if one.consumed_samples != other.consumed_samples:
+        values = (str(one.consumed_samples), str(other.consumed_samples))
+        yield Difference(kind="data", name=f"position after step {one.step}", values=values)
+    if one.batch != other.batch and one.batch is not None and other.batch is not None:
+        values = (one.batch, other.batch)
+        yield Difference(kind="data", name=f"samples of step {one.step}", values=values)
 
 
 def _content(file: Any) -> str:

@@ -55,11 +55,12 @@ def _diff(run_a: Path, run_b: Path) -> Diff:
     runs = [read_run(path) for path in (run_a, run_b)]
     found = [read_fingerprints(path) for path in (run_a, run_b)]
     facts = [RunFacts.read(run) for run in runs]
+    steps = compare_steps(found[0].entries, found[1].entries)
     return Diff(
         paths=(run_a, run_b),
         fingerprints=(found[0], found[1]),
-        steps=compare_steps(found[0].entries, found[1].entries),
-        differences=differences(facts[0], facts[1]),
+        steps=steps,
+        differences=differences(facts[0], facts[1], steps.first_data),
         problems=(
             (*runs[0].problems, *found[0].problems),
             (*runs[1].problems, *found[1].problems),

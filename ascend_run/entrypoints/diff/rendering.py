@@ -52,7 +52,7 @@ def _lines(diff: Diff, width: int | None) -> Iterator[str]:
         rows = [_cause(difference) for difference in diff.differences]
         yield from table(("kind", "name", "A", "B", "came from"), rows, width=width, flexible=4)
     else:
-        yield "config, plugins, versions, device, data files and layout are the same"
+        yield "config, plugins, versions, device, data and layout are the same"
     for name, problems in zip(_NAMES, diff.problems, strict=True):
         yield from (f"note: {name}: {problem}" for problem in problems)
 
@@ -82,6 +82,8 @@ def _verdict(diff: Diff) -> Iterator[str]:
         yield f"{longer} goes on to step {max(ends)}, with nothing to compare with"
     if all(one.parameters is None or other.parameters is None for one, other in steps.shown):
         yield "parameters were not sampled in both runs, so that they are not compared"
+    if all(None in (one.batch, other.batch) for one, other in steps.shown if one.step):
+        yield "what each step read was not noted in both runs, so that it is not compared"
 
 
 _STEP_HEADER = ("step", "loss A", "loss B", "apart", "norm A", "norm B", "parameters", "samples")
@@ -93,6 +95,8 @@ def _row(one: Entry, other: Entry) -> tuple[str, ...]:
     samples = f"{one.consumed_samples}"
     if "consumed_samples" in different:
         samples += f", {other.consumed_samples}"
+    elif "batch" in different:
+        samples += ", others"
     return (
         str(one.step),
         _number(one.loss),

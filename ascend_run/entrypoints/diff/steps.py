@@ -13,11 +13,14 @@ from ascend_run.plugin_api.errors import DataError
 
 PARTS: Final[Mapping[str, str]] = {
     "consumed_samples": "data position",
+    "batch": "samples read",
     "loss": "loss",
     "grad_norm": "gradient norm",
     "parameters": "parameters",
 }
 """Field of an entry -> its name, in the order in which a step comes to them."""
+_HASHES: Final = ("batch", "parameters")
+_DATA: Final = ("consumed_samples", "batch")
 _ROWS: Final = 9
 
 Entries = Mapping[int, Entry]
@@ -42,6 +45,8 @@ class StepComparison:
     """None where they are the same."""
     largest_loss_difference: tuple[int, float] | None
     """Step and nats per token, from the first difference on."""
+    first_data: Pair | None
+    """The first step that read other samples, or stood elsewhere in them."""
     shown: tuple[Pair, ...]
     """Some of the steps: the last that is the same, the first that differs, and ever fewer of
     those that follow, to the last."""
@@ -70,24 +75,25 @@ def compare_steps(one: Entries, other: Entries) -> StepComparison:
             common=tuple(common),
             first=None,
             largest_loss_difference=None,
+            first_data=None,
             shown=(pairs[-1],),
         )
     return StepComparison(
         common=tuple(common),
         first=FirstDifference(step=common[index], parts=different_parts(*pairs[index])),
         largest_loss_difference=_largest(pairs[index:]),
+        first_data=next((p for p in pairs[index:] if {*different_parts(*p)} & {*_DATA}), None),
         shown=tuple(pairs[i] for i in _shown(index, len(pairs))),
     )
 
 
 def different_parts(one: Entry, other: Entry) -> tuple[str, ...]:
-    """The fields in which two entries differ; parameters that either did not sample do not."""
-    unknown = one.parameters is None or other.parameters is None
+    """The fields in which two entries differ; a hash that either does not have does not."""
     return tuple(
         part
         for part in PARTS
         if _exact(getattr(one, part)) != _exact(getattr(other, part))
-        and not (part == "parameters" and unknown)
+        and not (part in _HASHES and None in (getattr(one, part), getattr(other, part)))
     )
 
 

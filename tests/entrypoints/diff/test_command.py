@@ -29,6 +29,7 @@ def entry(step: int, **fields: Any) -> dict[str, Any]:
         "grad_norm": 0.5 if step else None,
         "parameters": f"{step + 99:016x}",
         "consumed_samples": 8 * step,
+        "batch": f"{step + 7:016x}" if step else None,
         **fields,
     }
 
@@ -82,7 +83,7 @@ def test_the_text_says_where_in_what_and_how_far(
         "5     3.875   4       0.125  0.5     0.5     differ      40",
         "6     3.75    3.75    0      0.5     0.5     the same    48",
         "",
-        "config, plugins, versions, device, data files and layout are the same",
+        "config, plugins, versions, device, data and layout are the same",
     ]
 
 
@@ -95,8 +96,19 @@ def test_the_text_says_where_in_what_and_how_far(
         ({"loss": "NaN"}, ["loss"]),
         ({"fingerprint": "f" * 16, "time": 5}, None),
         ({"parameters": None}, None),
+        ({"batch": "0" * 16, "loss": 1.0}, ["batch", "loss"]),
+        ({"batch": None}, None),
     ],
-    ids=["position", "last digit", "skipped", "nan", "hash alone", "unknown parameters"],
+    ids=[
+        "position",
+        "last digit",
+        "skipped",
+        "nan",
+        "hash alone",
+        "unknown parameters",
+        "other samples",
+        "unknown samples",
+    ],
 )
 def test_parts_are_told_apart_to_the_last_digit(
     tmp_path: Path,
@@ -107,6 +119,27 @@ def test_parts_are_told_apart_to_the_last_digit(
     found = answer(capsys, folder(tmp_path / "a"), folder(tmp_path / "b", changed={3: change}))
     expected = None if parts is None else {"step": 3, "parts": parts}
     assert found["first_difference"] == expected
+
+
+def test_where_the_data_part_is_a_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {3: {"parameters": "0" * 16}, 4: {"batch": "0" * 16}, 6: {"consumed_samples": 7}}
+    one, two = folder(tmp_path / "a"), folder(tmp_path / "b", changed=changes)
+    found = answer(capsys, one, two)
+    assert found["first_difference"] == {"step": 3, "parts": ["parameters"]}
+    assert causes(found) == [("data", "samples of step 4", [f"{11:016x}", "0" * 16])]
+    run(["diff", str(one), str(two)])
+    rows = [line.split()[-2:] for line in capsys.readouterr().out.splitlines()]
+    assert ["32,", "others"] in rows
+    assert ["48,", "7"] in rows
+
+
+def test_runs_of_earlier_versions_say_that_their_samples_are_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = {step: {"batch": None} for step in range(7)}
+    one, two = folder(tmp_path / "a"), folder(tmp_path / "b", changed=unknown)
+    assert run(["diff", str(one), str(two)]) == 0
+    assert "what each step read was not noted in both runs" in capsys.readouterr().out
 
 
 def test_equal_nans_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from ascend_run.entrypoints.cli import run as command_line
@@ -122,7 +123,27 @@ def test_another_seed_begins_with_other_weights(runs: Runs, compare: Compare) ->
     found = compare(runs("seed", values={"run.seed": 18}))
     assert found.code == 1
     assert found.first == (0, ("parameters",))
-    assert found.causes == {"config run.seed": ["17", "18"]}
+    # It shuffles too: the same position is of other samples.
+    assert [*found.causes] == ["config run.seed", "data samples of step 1"]
+    assert found.causes["config run.seed"] == ["17", "18"]
+    assert found.answer["steps"][1]["consumed_samples"] == [2, 2]
+
+
+def test_another_order_of_the_same_samples_is_found_though_all_files_are_the_same(
+    runs: Runs, compare: Compare
+) -> None:
+    """The kept order of an epoch is not what it was, as by another version or a damaged cache."""
+    cache = runs.folder / "cache"
+    kept = runs.folder / "kept-cache"
+    shutil.copytree(cache, kept)
+    for order in cache.glob("*/shuffle.npy"):
+        np.save(order, np.load(order)[::-1])
+    try:
+        found = compare(runs("order"))
+    finally:
+        shutil.copytree(kept, cache, dirs_exist_ok=True)
+    assert found.first == (1, ("batch", "loss", "grad_norm", "parameters"))
+    assert [*found.causes] == ["data samples of step 1"]
 
 
 def test_another_plugin_is_found_where_it_first_acts(runs: Runs, compare: Compare) -> None:
@@ -140,8 +161,8 @@ def test_a_flipped_bit_of_one_weight_is_found(runs: Runs, compare: Compare) -> N
 def test_other_data_is_found_at_the_first_step(runs: Runs, compare: Compare) -> None:
     other = attrs.evolve(runs, data=jobs.tokens(runs.folder / "other-data", seed=2))
     found = compare(other("data"))
-    assert found.first == (1, ("loss", "grad_norm", "parameters"))
-    assert [*found.causes] == ["config data.train"]
+    assert found.first == (1, ("batch", "loss", "grad_norm", "parameters"))
+    assert [*found.causes] == ["config data.train", "data samples of step 1"]
 
 
 def test_other_contents_of_the_same_file_are_a_cause(runs: Runs, compare: Compare) -> None:
@@ -163,6 +184,7 @@ def test_another_batch_size_is_another_data_position(runs: Runs, compare: Compar
     assert found.first[0] == 1
     assert found.first[1][0] == "consumed_samples"
     assert found.answer["steps"][1]["consumed_samples"] == [2, 1]
+    assert found.causes["data position after step 1"] == ["2", "1"]
 
 
 def test_another_layout_begins_alike_and_parts_by_rounding(
@@ -181,6 +203,7 @@ def test_another_layout_begins_alike_and_parts_by_rounding(
         if any(one[part] != two[part] for part in parts)
     )
     assert truth > 0, "initial weights do not depend on the layout"
+    assert [one["batch"] for one in lines[0]] == [two["batch"] for two in lines[1]]
     assert found.code == 1
     assert found.first[0] == truth
     assert found.causes["layout ranks"] == ["1", "2"]

@@ -1,0 +1,62 @@
+"""What the ranks read in a step, as 64 bits: which rows, and where in the global batch each stood.
+
+Each row is hashed with its place, and the hashes are added: the sum does not depend on how a
+global batch is dealt out to ranks and micro-batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ascend_run.core.data.batches import BatchPlan
+from ascend_run.plugin_api import Batch
+
+from .hashing import MASK
+
+
+class RowHashes:
+    """Sees a rank's micro-batches on their way to the model.
+
+    Args:
+        owns: Whether this rank's rows count; of ranks that read the same, one should say so.
+    """
+
+    def __init__(self, plan: BatchPlan, *, owns: bool) -> None:
+        self._plan, self._owns = plan, owns
+        self._total = self._micro_batch = 0
+
+    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same micro-batches."""
+        for batch in batches:
+            if self._owns:
+                self._add(batch)
+            self._micro_batch += 1
+            yield batch
+
+    def take(self) -> int:
+        """The sum of the rows since the last call, modulo 2^64; the next one begins a step."""
+        total = self._total
+        self._total = self._micro_batch = 0
+        return total
+
+    def _add(self, batch: Batch) -> None:
+        place = self._plan.samples(0, self._micro_batch).start
+        hashes: dict[int, hashlib.blake2b] = {}
+        for name, tensor in sorted(batch.tensors.items()):
+            for row, values in enumerate(tensor.unbind() if tensor.dim() else [tensor]):
+                if row not in hashes:
+                    hashes[row] = hashlib.blake2b(f"{place + row}".encode(), digest_size=8)
+                hashes[row].update(name.encode())
+                hashes[row].update(_bytes(values))
+        rows = (int.from_bytes(found.digest(), "little") for found in hashes.values())
+        self._total = (self._total + sum(rows)) & MASK
+
+
+def _bytes(values: Tensor) -> memoryview:
+    """Of a tensor on the host."""
+    flat = values.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
