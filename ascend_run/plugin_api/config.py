@@ -20,11 +20,7 @@ DEFAULT_FAMILY: Final = "llama"
 
 _positive: Any = attrs.validators.gt(0)
 _not_negative: Any = attrs.validators.ge(0)
-
-
-def _fraction(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{attribute.name} must be at least 0 and below 1, got {value}")
+_fraction: Any = attrs.validators.and_(_not_negative, attrs.validators.lt(1))
 
 
 class FrozenMapping(Mapping[str, Any]):

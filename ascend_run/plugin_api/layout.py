@@ -6,13 +6,35 @@ The order is Megatron's default, ``tp-cp-ep-dp-pp`` (innermost first), with the 
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
 RankLists: TypeAlias = tuple[tuple[int, ...], ...]
+
+AXIS_KEYS: Final[Mapping[str, str]] = {
+    "tp": "parallel.tensor_model_parallel_size",
+    "pp": "parallel.pipeline_model_parallel_size",
+    "vpp": "parallel.virtual_pipeline_model_parallel_size",
+    "cp": "parallel.context_parallel_size",
+    "ep": "parallel.expert_model_parallel_size",
+    "expt_tp": "parallel.expert_tensor_parallel_size",
+}
+"""Axis -> the config key of its size; ``dp`` follows from the number of ranks."""
+
+
+def world_size(sizes: Mapping[str, int]) -> int:
+    """Ranks of a layout, whose other axes are 1; experts are spread over ranks that are there."""
+    return math.prod(sizes.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
+
+
+def axis_settings(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Config key -> value of the axes that are named, ``dp`` aside."""
+    return {AXIS_KEYS[axis]: size for axis, size in sizes.items() if axis in AXIS_KEYS}
 
 
 def rank_lists(sizes: Mapping[str, int], axes: Sequence[str]) -> RankLists:
@@ -22,16 +44,20 @@ def rank_lists(sizes: Mapping[str, int], axes: Sequence[str]) -> RankLists:
         sizes: Axis name -> size, innermost (fastest) axis first.
         axes: Axes along which the members of one group differ.
     """
-    strides: dict[str, int] = {}
-    stride = 1
-    for axis, size in sizes.items():
-        strides[axis] = stride
-        stride *= size
+    moved = [step for axis, step in _steps(sizes).items() if axis in axes]
     groups: dict[int, list[int]] = {}
-    for rank in range(stride):
-        origin = rank - sum(rank // strides[a] % sizes[a] * strides[a] for a in axes)
+    for rank in range(math.prod(sizes.values())):
+        origin = rank - sum(rank // stride % size * stride for stride, size in moved)
         groups.setdefault(origin, []).append(rank)
     return tuple(tuple(members) for members in groups.values())
+
+
+def _steps(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Axis -> ranks from one position to the next, and positions."""
+    strides = itertools.accumulate(sizes.values(), operator.mul, initial=1)
+    return {
+        axis: (stride, size) for (axis, size), stride in zip(sizes.items(), strides, strict=False)
+    }
 
 
 @attrs.frozen(kw_only=True)
@@ -86,15 +112,8 @@ class Layout:
             yield {axis: rank // stride % size for axis, stride, size in chosen}
 
     def _steps(self) -> dict[str, tuple[int, int]]:
-        """Axis -> ranks from one position to the next, and positions; ``pp``, which stands in both
-        grids, is the same in both."""
-        steps: dict[str, tuple[int, int]] = {}
-        for grid in (self.expert_axes, self.dense_axes):
-            stride = 1
-            for axis, size in grid.items():
-                steps[axis] = (stride, size)
-                stride *= size
-        return steps
+        """Of both grids; ``pp``, which stands in both, is the same in both."""
+        return _steps(self.expert_axes) | _steps(self.dense_axes)
 
     def divides(self) -> bool:
         """Whether the world splits evenly into both grids."""

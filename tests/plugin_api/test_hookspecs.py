@@ -50,7 +50,7 @@ def test_claims_without_a_hook_are_said_to_be_reserved_or_explained() -> None:
 
 
 def test_a_wrapper_names_a_provider_that_there_is() -> None:
-    wrapped = [p.marks.wraps for p in POINTS.values() if p.marks.wraps]
+    wrapped = [p.wraps for p in POINTS.values() if p.wraps]
     assert wrapped
     assert all(POINTS[name].kind is HookKind.PROVIDER for name in wrapped)
 

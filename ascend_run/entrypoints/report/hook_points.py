@@ -42,7 +42,7 @@ def seams_by_point(plan: Mapping[str, Any]) -> dict[Point, list[Seam]]:
         short = name.removeprefix(PREFIX)
         inside = None
         if kind == HookKind.WRAPPER:
-            inner = owners.get(point.marks.wraps or "", ()) if point else ()
+            inner = owners.get(point.wraps or "", ()) if point else ()
             inside = inner[0] if inner else f"ascend-run's own {short.replace('_', ' ')}"
         seam = Seam(short, kind, owners[name], inside)
         grouped[point.point if point else Point.RUN].append(seam)

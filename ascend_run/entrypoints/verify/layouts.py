@@ -7,16 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ascend_run.plugin_api.errors import ConfigError
+from ascend_run.plugin_api.layout import AXIS_KEYS
 
-KEYS: Final[Mapping[str, str]] = {
-    "tp": "parallel.tensor_model_parallel_size",
-    "pp": "parallel.pipeline_model_parallel_size",
-    "vpp": "parallel.virtual_pipeline_model_parallel_size",
-    "cp": "parallel.context_parallel_size",
-    "ep": "parallel.expert_model_parallel_size",
-    "expt_tp": "parallel.expert_tensor_parallel_size",
-    "sp": "parallel.sequence_parallel",
-}
+KEYS: Final[Mapping[str, str]] = {**AXIS_KEYS, "sp": "parallel.sequence_parallel"}
 OF_STAGES: Final = (
     "model.pipeline_model_parallel_layout",
     "model.num_layers_in_first_pipeline_stage",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from ascend_run.plugin_api.layout import axis_settings
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,6 +46,15 @@ MOE: Final[Mapping[str, Any]] = {
 """The same with four experts, two to a token, and a load-balancing loss."""
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {"dense": DENSE, "moe": MOE}
+
+
+def trial_layout(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Config key -> value of a layout that a trial is made in.
+
+    With sequence parallelism, which experts under tensor parallelism need and training is done in.
+    """
+    split = sizes.get("tp", 1) > 1
+    return axis_settings(sizes) | ({"parallel.sequence_parallel": True} if split else {})
 
 
 def samples(config: Mapping[str, Any], count: int) -> list[dict[str, Tensor]]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from ascend_run.plugin_api.layout import world_size
 from ascend_run.plugin_api.manifest import Numerics
 
-from .models import MODELS
+from .models import MODELS, trial_layout
 from .runtime import PLATFORM_VARIABLE, RankOutcome, Trial, run_trial
 from .tensors import differences, whole_of
 
@@ -27,16 +28,6 @@ TRAINED_TOLERANCE: Final = 1e-5
 """float32, weights and losses after TRAINED_STEPS."""
 TRAINED_STEPS: Final = 5
 TRIAL_SECONDS: Final = 100.0
-
-LAYOUT_KEYS: Final = {
-    "tp": "parallel.tensor_model_parallel_size",
-    "cp": "parallel.context_parallel_size",
-    "pp": "parallel.pipeline_model_parallel_size",
-    "ep": "parallel.expert_model_parallel_size",
-    "vpp": "parallel.virtual_pipeline_model_parallel_size",
-    "expt_tp": "parallel.expert_tensor_parallel_size",
-}
-"""Axis of a layout -> the config key of its size; ``dp`` follows from the number of ranks."""
 
 
 class ParityError(AssertionError):
@@ -72,11 +63,7 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        """Ranks: experts are spread over ranks that the other axes have anyway."""
-        size = 1
-        for axis in ("tp", "cp", "pp", "dp"):
-            size *= self.layout.get(axis, 1)
-        return size
+        return world_size(self.layout)
 
     def __str__(self) -> str:
         layout = " ".join(f"{axis}={size}" for axis, size in self.layout.items()) or "one rank"
@@ -85,13 +72,7 @@ class Case:
 
     def trial(self, plugins: Sequence[str], *, steps: int, sharded: bool) -> Trial:
         """A run of this case's model, with these of its plugins."""
-        sizes: dict[str, Any] = {}
-        if sharded:
-            sizes = {
-                LAYOUT_KEYS[axis]: size for axis, size in self.layout.items() if axis in LAYOUT_KEYS
-            }
-            # Experts under tensor parallelism need it, and it is what is trained with.
-            sizes["parallel.sequence_parallel"] = self.layout.get("tp", 1) > 1
+        sizes = trial_layout(self.layout) if sharded else {}
         prefixes = tuple(f"plugins.{name}." for name in plugins)
         options = {key: value for key, value in self.options.items() if key.startswith(prefixes)}
         return Trial(

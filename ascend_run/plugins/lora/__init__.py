@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -19,11 +19,6 @@ ROLE = "policy"
 """The model that is adapted; a reference model beside it is what it was."""
 
 
-def _fraction(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{attribute.name} must be at least 0 and below 1, got {value}")
-
-
 @attrs.frozen(kw_only=True)
 class LoraOptions:
     """Options, set by ``plugins.lora.<field>=<value>``."""
@@ -34,7 +29,9 @@ class LoraOptions:
     """What an adapter adds is multiplied by ``alpha / rank``."""
     rslora: bool = False
     """Multiply by ``alpha / sqrt(rank)`` instead, arXiv:2312.03732."""
-    dropout: float = attrs.field(default=0.0, validator=_fraction)
+    dropout: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
+    )
     """Share of an adapter's inputs that is dropped in training."""
     target_modules: tuple[str, ...] = ("all-linear",)
     """Which linears are adapted: ``linear_qkv``, ``linear_proj``, ``linear_fc1``, ``linear_fc2``,

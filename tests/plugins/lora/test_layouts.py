@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ascend_run.plugin_api.layout import AXIS_KEYS, axis_settings, world_size
 from ascend_run.plugin_api.testing.models import MODELS
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
@@ -18,12 +19,6 @@ from ascend_run.plugin_api.testing.tensors import differences, whole_of
 from tests.support.needed_plugins import names_of
 
 RANK = 4
-FLAGS = {
-    "tp": "parallel.tensor_model_parallel_size",
-    "cp": "parallel.context_parallel_size",
-    "pp": "parallel.pipeline_model_parallel_size",
-    "ep": "parallel.expert_model_parallel_size",
-}
 
 
 def write_adapter(folder: Path, moe: bool) -> str:
@@ -76,15 +71,13 @@ class Trials:
         steps: int = 0,
         config: Mapping[str, Any] | None = None,
     ) -> list[RankOutcome]:
-        ranks = 1
-        for axis in ("tp", "cp", "pp", "dp"):
-            ranks *= layout.get(axis, 1)
+        ranks = world_size(layout)
         values = {
             **MODELS[model],
             "plugins.lora.rank": RANK,
             "plugins.lora.alpha": 6.0,
             "plugins.lora.load": self.adapters[model],
-            **{FLAGS[axis]: size for axis, size in layout.items() if axis in FLAGS},
+            **axis_settings(layout),
             "parallel.sequence_parallel": bool(layout.get("sp", layout.get("tp", 1) > 1)),
             **(config or {}),
         }
@@ -184,7 +177,7 @@ def test_every_adapter_moves_under_full_recomputation(
         "model.recompute_granularity": "full",
         "model.recompute_method": "uniform",
         "model.recompute_num_layers": 1,
-        **{FLAGS[axis]: size for axis, size in layout.items()},
+        **axis_settings(layout),
         "parallel.sequence_parallel": "tp" in layout,
     }
     ranks = 2 if layout else 1
@@ -204,11 +197,11 @@ def test_every_adapter_moves_under_full_recomputation(
 DEEP = {**MODELS["dense"], "model.num_layers": 4}
 STAGES: dict[str, dict[str, Any]] = {
     "virtual stages": {
-        FLAGS["pp"]: 2,
+        AXIS_KEYS["pp"]: 2,
         "parallel.virtual_pipeline_model_parallel_size": 2,
     },
     "an empty place": {
-        FLAGS["pp"]: 2,
+        AXIS_KEYS["pp"]: 2,
         "model.num_layers": 6,
         "enable": ("noop-layers",),
         "plugins.noop-layers.layers": [1, 5],
@@ -235,7 +228,7 @@ def test_dropout_leaves_the_copies_of_an_adapter_equal(
 ) -> None:
     values = {
         **MODELS["dense"],
-        FLAGS["tp"]: 2,
+        AXIS_KEYS["tp"]: 2,
         "parallel.sequence_parallel": sequence_parallel,
         "plugins.lora.dropout": 0.3,
     }
@@ -270,7 +263,7 @@ def test_initial_adapters_do_not_depend_on_the_layout(gloo_pool: GlooPool) -> No
         )
         for ranks, flags in (
             (1, {}),
-            (2, {FLAGS["tp"]: 2, "parallel.sequence_parallel": True}),
+            (2, {AXIS_KEYS["tp"]: 2, "parallel.sequence_parallel": True}),
         )
     )
     assert one.keys() == two.keys()

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.plugin_api.testing.models import MODELS
-from ascend_run.plugin_api.testing.parity import LAYOUT_KEYS
+from ascend_run.plugin_api.layout import AXIS_KEYS, world_size
+from ascend_run.plugin_api.testing.models import MODELS, trial_layout
 from ascend_run.plugin_api.testing.runtime import Trial
 
 from .check import DoesNotApply
@@ -47,10 +47,7 @@ class Place:
 
     @property
     def world_size(self) -> int:
-        size = 1
-        for axis in ("tp", "cp", "pp", "dp"):
-            size *= self.layout.get(axis, 1)
-        return size
+        return world_size(self.layout)
 
     @property
     def on_one_rank(self) -> Place:
@@ -108,8 +105,8 @@ def refusals(subject: Subject) -> list[str]:
 
 def _allowed(subject: Subject) -> Iterator[Place]:
     for model, layout in _LAYOUTS:
-        trial, world_size = _trial(subject, model, layout)
-        examined = subject.means.examine(trial, world_size)
+        trial, ranks = _trial(subject, model, layout)
+        examined = subject.means.examine(trial, ranks)
         if examined.problems:
             continue
         yield Place(
@@ -123,13 +120,8 @@ def _allowed(subject: Subject) -> Iterator[Place]:
 
 def _trial(subject: Subject, model: str, layout: Mapping[str, int]) -> tuple[Trial, int]:
     chosen = choice_of(subject, model)
-    sizes: dict[str, Any] = {LAYOUT_KEYS[a]: n for a, n in layout.items() if a in LAYOUT_KEYS}
-    if layout.get("tp", 1) > 1:
-        sizes["parallel.sequence_parallel"] = True
-    world_size = 1
-    for axis in ("tp", "cp", "pp", "dp"):
-        world_size *= layout.get(axis, 1)
-    return attrs.evolve(chosen, config={**chosen.config, **sizes}), world_size
+    config = {**chosen.config, **trial_layout(layout)}
+    return attrs.evolve(chosen, config=config), world_size(layout)
 
 
 def _without(subject: Subject, trial: Trial) -> Trial:
@@ -141,6 +133,6 @@ def _without(subject: Subject, trial: Trial) -> Trial:
 
 
 def _without_layout(trial: Trial) -> Trial:
-    layout = {*LAYOUT_KEYS.values(), "parallel.sequence_parallel"}
+    layout = {*AXIS_KEYS.values(), "parallel.sequence_parallel"}
     config = {key: value for key, value in trial.config.items() if key not in layout}
     return attrs.evolve(trial, config=config)
