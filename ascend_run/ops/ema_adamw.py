@@ -1,0 +1,121 @@
+"""AdamW (or Adam) and the exponential moving average of the parameters, in one step.
+
+Source: Loshchilov and Hutter 2019, arXiv:1711.05101; MindSpeed's npu_apply_fused_ema_adamw for the
+order (the average takes the parameters after their update).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def warmed_up_decay(decay: float, step: int) -> float:
+    """``min(decay, (1 + step) / (10 + step))``: an average that forgets its start quickly."""
+    return min(decay, (1 + step) / (10 + step))
+
+
+@torch.no_grad()
+def ema_adamw_step_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    emas: Sequence[Tensor],
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    ema_decay: float,
+    decoupled: bool = True,
+    bias_correction: bool = True,
+) -> None:
+    """One step of all tensors, in place::
+
+        g += weight_decay * p                      where not decoupled (Adam); not in place
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        p -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * p)    the last where decoupled
+        s = ema_decay * s + (1 - ema_decay) * p
+
+    Args:
+        exp_avgs: m; exp_avg_sqs: v; emas: s. Each like its parameter, which is float32 (float64).
+        step: From 1; ``m_hat = m / (1 - beta1 ** step)`` and v_hat alike with bias correction.
+    """
+    beta1, beta2 = betas
+    if weight_decay and not decoupled:
+        grads = torch._foreach_add(grads, params, alpha=weight_decay)
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, value=1 - beta2)
+    first = 1 - beta1**step if bias_correction else 1.0
+    second = 1 - beta2**step if bias_correction else 1.0
+    denominators = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(denominators, second**0.5)
+    torch._foreach_add_(denominators, eps)
+    if weight_decay and decoupled:
+        torch._foreach_mul_(params, 1 - lr * weight_decay)
+    torch._foreach_addcdiv_(params, exp_avgs, denominators, value=-lr / first)
+    torch._foreach_lerp_(emas, params, 1 - ema_decay)
+
+
+@torch.no_grad()
+def fused_ema_adamw_step_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    emas: Sequence[Tensor],
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    ema_decay: float,
+    decoupled: bool = True,
+    bias_correction: bool = True,
+) -> None:
+    """``ema_adamw_step_`` by torch's fused Adam, which CUDA, torch_npu and the CPU each have.
+
+    Without bias correction, which that kernel always makes, it is ``ema_adamw_step_``.
+    """
+    if not bias_correction:
+        ema_adamw_step_(
+            params,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            emas,
+            step=step,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            ema_decay=ema_decay,
+            decoupled=decoupled,
+            bias_correction=False,
+        )
+        return
+    kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    steps = [torch.full((), float(step), device=p.device) for p in params]
+    kernel(
+        list(params),
+        list(grads),
+        list(exp_avgs),
+        list(exp_avg_sqs),
+        [],
+        steps,
+        lr=lr,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+    torch._foreach_lerp_(emas, params, 1 - ema_decay)
