@@ -25,8 +25,9 @@ _HEAD = """\
 
 Which features of ours run together, and on which platform. This page is written by
 `tools/compatibility.py` from the manifests that runs are resolved by. Every pair that it allows is
-run by the test suite and held against the run without them; a feature that changes the model by
-design (its page says `Numerics: model`) stands on both sides.
+run by the [campaign](campaigns.md) `together`, and a sample by the test suite, and held against the
+run without them; a feature that changes the model by design (its page says `Numerics: model`)
+stands on both sides.
 
 What depends on a run's settings (sizes that must divide, options that go together) is on each
 plugin's page, and is refused before anything starts.
