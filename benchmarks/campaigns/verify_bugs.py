@@ -67,8 +67,11 @@ def run(case: str) -> Outcome:
         "says": verdict.sentence(),
         "names the place": re.fullmatch(bug.modules, named) is not None,
         "place": bug.modules,
+        "names the phase": fault is not None and fault.phase in bug.phases,
+        "phases": list(bug.phases),
         "suspects": [] if fault is None else list(fault.suspects),
         "loss is right": all(check.passed for check in loss),
+        "should hide from the loss": bug.hides_from_loss,
         "layout": dict(bug.layout),
         "plugins": list(bug.plugins),
     }
@@ -81,16 +84,31 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
         "of those by an author who had not read verify": _figures(
             {name: outcome for name, outcome in outcomes.items() if name in unread}
         ),
+        "found at another place": _said(outcomes, "names the place"),
+        "found in another phase": _said(outcomes, "names the phase"),
     }
 
 
 def _figures(outcomes: Mapping[str, Outcome]) -> dict[str, int]:
-    found = [o for o in outcomes.values() if o["verdict"] == PASSED]
+    known = [o for o in outcomes.values() if "loss is right" in o]  # others raised
+    found = [o for o in known if o["verdict"] == PASSED]
     return {
         "bugs": len(outcomes),
         "found": len(found),
         "found at the right place": sum(o["names the place"] for o in found),
+        "found in the right phase": sum(o["names the phase"] for o in found),
         "found though the loss is right": sum(o["loss is right"] for o in found),
+        "said to leave the loss right": sum(o["should hide from the loss"] for o in known),
+        "of those, the loss is right": sum(
+            o["should hide from the loss"] and o["loss is right"] for o in known
+        ),
+    }
+
+
+def _said(outcomes: Mapping[str, Outcome], wanted: str) -> dict[str, str]:
+    """What was said of each found bug of which something is not right."""
+    return {
+        name: o["says"] for name, o in outcomes.items() if o["verdict"] == PASSED and not o[wanted]
     }
 
 
@@ -100,6 +118,7 @@ def passes(figures: Mapping[str, Any], counts: Mapping[str, int]) -> bool:
         figures["bugs"] >= _ASKED
         and figures["found"] >= math.ceil(_FOUND * share)
         and figures["found at the right place"] >= math.ceil(_NAMED * share)
+        and figures["of those, the loss is right"] == figures["said to leave the loss right"]
     )
 
 

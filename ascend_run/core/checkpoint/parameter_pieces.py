@@ -24,6 +24,8 @@ class ParameterPiece:
     is_parameter: bool
     """Or a buffer."""
     trains: bool
+    added_by: str | None
+    """The plugin that added it to the model, where one did."""
 
 
 def parameter_pieces(
@@ -49,4 +51,5 @@ def parameter_pieces(
                 global_shape=shape if piece is None else piece.global_shape,
                 is_parameter=isinstance(held.tensor, nn.Parameter),
                 trains=held.tensor.requires_grad,
+                added_by=getattr(held.tensor, "ascend_added_by", None),
             )

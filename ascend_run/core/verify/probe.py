@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,9 +21,13 @@ from ascend_run.core.train.rehearsal import Rehearsal, gradient_of
 from ascend_run.core.train.step import ForwardBackward, StepResult
 from ascend_run.plugin_api import contracts as c
 
+from .copies import stale_parameters
+from .declared import Declared
 from .record import Place, Record
 from .taps import tapped
 
+HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""``train.precision`` -> dtype of the parameters."""
 MakeDataset = Callable[[Rehearsal, int], Any]
 """(rehearsal, how many samples) -> the run's training samples."""
 
@@ -31,7 +35,8 @@ MakeDataset = Callable[[Rehearsal, int], Any]
 def run_probes(
     make_request: Callable[[], RunRequest], make_dataset: MakeDataset, steps: int
 ) -> Record:
-    """Gradients in float64, the same once more with every module watched, and steps in float32.
+    """Gradients in float64, the same once more with every module watched, and steps in float32; of
+    a run in half precision, gradients and steps in that.
 
     Each is a run of its own from the same seed, with new instances of the plugins: what is watched
     may run otherwise (a compiled layer does), so nothing else is read from it.
@@ -40,7 +45,8 @@ def run_probes(
         make_request: Called once for each.
     """
     record: Record | None = None
-    for part in (_gradients, _watched, _train):
+    in_half = make_request().config.train.precision in HALF
+    for part in (_gradients, _train) if in_half else (_gradients, _watched, _train):
         with _meeting_elsewhere(part.__name__), prepared_rank(make_request()) as (hooks, context):
             seed_everything(context.config, context.layout)
             if record is None:
@@ -77,16 +83,25 @@ def _empty_record(context: c.RunContext) -> Record:
 
 
 def _gradients(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, steps: int) -> None:
-    forward_backward = rehearsal.for_gradients(torch.float64)
+    precision = rehearsal.context.config.train.precision
+    forward_backward = rehearsal.for_gradients(HALF.get(precision, torch.float64))
     initial = rehearsal.pieces(Tensor.detach)
+    declared = Declared(rehearsal.hooks, rehearsal.context)
     record.places = [
-        Place(name=p.name, offset=p.offset, global_shape=p.global_shape, trains=p.trains)
+        Place(
+            name=p.name,
+            offset=p.offset,
+            global_shape=p.global_shape,
+            trains=p.trains,
+            should_train=declared.trains(p),
+        )
         for p in initial
     ]
     record.initial = [_kept(p.tensor) for p in initial]
     counted = _count_forwards(rehearsal)
-    record.loss, record.num_tokens = _one_batch(rehearsal, forward_backward, make_dataset)
-    record.micro_batches = counted()
+    record.loss, record.num_tokens, taken = _one_batch(rehearsal, forward_backward, make_dataset)
+    # A schedule of its own may call a model's parts; what it took from the data counts then.
+    record.micro_batches = counted() or taken
     found = rehearsal.pieces(gradient_of)
     record.gradients = [None if p.tensor is None else _kept(p.tensor) for p in found]
 
@@ -123,15 +138,25 @@ def _train(rehearsal: Rehearsal, make_dataset: MakeDataset, record: Record, step
     ]
     record.step_tokens = [result.num_tokens for result in results]
     record.peaks = peaks()
+    record.stale = stale_parameters(rehearsal.bundle, config.model.vocab_size)
     record.generators = generator_fingerprints()
 
 
 def _one_batch(
     rehearsal: Rehearsal, forward_backward: ForwardBackward, make_dataset: MakeDataset
-) -> tuple[float, int]:
+) -> tuple[float, int, int]:
+    """Loss, tokens, and how many micro-batches were taken from the data."""
     samples = rehearsal.context.config.train.global_batch_size
-    batches = rehearsal.batches(make_dataset(rehearsal, samples))
-    return rehearsal.gradients(forward_backward, batches)
+    batches, taken = rehearsal.batches(make_dataset(rehearsal, samples)), 0
+
+    def counted() -> Iterator[c.Batch]:
+        nonlocal taken
+        for batch in batches:
+            taken += 1
+            yield batch
+
+    loss, num_tokens = rehearsal.gradients(forward_backward, counted())
+    return loss, num_tokens, taken
 
 
 def _kept(tensor: Tensor | None) -> Tensor:
@@ -158,14 +183,17 @@ def _count_forwards(rehearsal: Rehearsal) -> Callable[[], int]:
 
 def _watch_peaks(rehearsal: Rehearsal) -> Callable[[], list[float]]:
     """The largest gradient of each place, read where the optimizer is about to take it."""
-    optimizer = rehearsal.bundle.optimizer
+    optimizer, most = rehearsal.bundle.optimizer, rehearsal.context.config.optimizer.clip_grad
     inner = optimizer.step
     largest: list[float] = []
 
     def step() -> Any:
         sizes = [_size(p.tensor) for p in rehearsal.pieces(gradient_of)]
+        updated, norm, more = inner()
+        clipped = min(1.0, most / (norm + 1e-6)) if most > 0 and norm is not None else 1.0
+        sizes = [size * clipped if size > 0 else size for size in sizes]
         largest[:] = [max(a, b) for a, b in zip(largest or sizes, sizes, strict=True)]
-        return inner()
+        return updated, norm, more
 
     optimizer.step = step
     return lambda: largest

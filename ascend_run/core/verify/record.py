@@ -23,6 +23,14 @@ class Place:
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     trains: bool
+    """It asks for a gradient."""
+    should_train: bool | None = None
+    """By what plugins declare; None where nothing is declared."""
+
+    @property
+    def is_trained(self) -> bool:
+        """By the declaration, or where there is none by what it does."""
+        return self.trains if self.should_train is None else self.should_train
 
 
 @attrs.define(kw_only=True)
@@ -48,7 +56,10 @@ class Record:
     grad_norms: Sequence[float] = ()
     step_tokens: Sequence[int] = ()
     peaks: Sequence[float] = ()
-    """Of each place: the largest gradient in any step; -1 where there was never one."""
+    """Of each place: the largest gradient that the optimizer took in any step, clipped; -1 where
+    there was never one."""
+    stale: Sequence[str] = ()
+    """Parameters that after the steps are not what the optimizer has in their place."""
     generators: Mapping[str, str] = attrs.field(factory=dict)
     """Random number stream -> fingerprint of its state after the steps."""
     forward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
@@ -83,6 +94,7 @@ def write_record(record: Record, folder: Path) -> None:
                 "grad_norms",
                 "step_tokens",
                 "peaks",
+                "stale",
                 "generators",
             )
         },
@@ -110,6 +122,7 @@ def _read(folder: Path, rank: int) -> Record:
             offset=tuple(place["offset"]),
             global_shape=tuple(place["global_shape"]),
             trains=place["trains"],
+            should_train=place["should_train"],
         )
         for place in data.pop("places")
     ]

@@ -10,6 +10,8 @@ from typing import Any, Final
 import attrs
 
 VERDICT_SCHEMA: Final = 1
+ITSELF: Final = "itself"
+"""What a check is against that must hold inside of one run."""
 
 
 class Outcome(StrEnum):
@@ -47,7 +49,7 @@ class Check:
 
     name: str
     against: str
-    """Which run, or ``itself`` for what must hold inside of one."""
+    """Which run, or ``ITSELF``."""
     passed: bool
     worst: float = 0.0
     """The largest distance."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from ascend_run.entrypoints.run_options import (
 )
 
 if TYPE_CHECKING:
+    from ascend_run.core.verify.verdict import Verdict
+
     from .verifier import Tell
 
 
@@ -75,47 +78,65 @@ def command(
 
     LAYOUT is tp=2,cp=2,sp and the like (tp, pp, vpp, cp, ep, expt_tp, dp, sp). Loss, every
     gradient, weights after some steps, replicas, tied weights and random streams are compared.
-    Exit code 0: bitwise, or within what the plugins declare; 1: DIVERGES; 2: cannot run.
+    Exit code 0: bitwise, or within what the plugins declare; 1: DIVERGES; 2: cannot be asked;
+    3: no verdict, as a run failed.
 
     \b
     ascend-run verify --enable ulysses cp=2
     ascend-run verify tp=2,ep=2
     """
-    from .layouts import parse_layout
-    from .questions import Question, sides_of
-    from .ranks import LaunchedRanks
+    from ascend_run.plugin_api.errors import AscendRunError
+
+    from .ranks import NoVerdict
     from .table import text_of
-    from .verifier import Verifier
 
     layout, overrides = _sorted_words(words)
-    question = Question(
-        enable=tuple(enable),
-        beside=tuple(beside),
-        layout=None if layout is None else parse_layout(layout),
-        against=None if against is None else parse_layout(against),
-        model=model,
-        file=None if file is None else str(file),
-        overrides=overrides,
-        platform=platform,
-        task=task,
-    )
-    if file is not None:
-        from ascend_run.entrypoints.rank_start import check_run_data
-
-        check_run_data(sides_of(question).candidate.prepare())
-    with _progress() as tell:
-        verdict = Verifier(LaunchedRanks(), tell)(question)
+    asked: dict[str, Any] = {
+        "enable": tuple(enable),
+        "beside": tuple(beside),
+        "model": model,
+        "file": None if file is None else str(file),
+        "overrides": overrides,
+        "platform": platform,
+        "task": task,
+    }
+    try:
+        verdict = _answer(layout, against, asked)
+        text = json.dumps(verdict.as_data(), indent=2) if as_json else "\n".join(text_of(verdict))
+    except AscendRunError:
+        raise
+    except Exception:
+        # Python's own code for it is 1, which is that of a run that diverges.
+        traceback.print_exc()
+        click.echo("error: no verdict, as verify itself failed", err=True)
+        return NoVerdict.exit_code
+    click.echo(text)
     if html is not None:
         from .page import write_page
 
         write_page(verdict, html)
-    if as_json:
-        click.echo(json.dumps(verdict.as_data(), indent=2))
-    else:
-        click.echo("\n".join(text_of(verdict)))
-        if html is not None:
-            click.echo(f"page: {html}")
+        click.echo(f"page: {html}", err=as_json)
     return 0 if verdict.good else 1
+
+
+def _answer(layout: str | None, against: str | None, asked: Mapping[str, Any]) -> Verdict:
+    from .layouts import parse_layout
+    from .questions import Question
+    from .ranks import LaunchedRanks
+    from .sides import sides_of
+    from .verifier import Verifier
+
+    question = Question(
+        layout=None if layout is None else parse_layout(layout),
+        against=None if against is None else parse_layout(against),
+        **asked,
+    )
+    if question.file is not None:
+        from ascend_run.entrypoints.rank_start import check_run_data
+
+        check_run_data(sides_of(question).candidate.prepare())
+    with _progress() as tell:
+        return Verifier(LaunchedRanks(), tell)(question)
 
 
 def _sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

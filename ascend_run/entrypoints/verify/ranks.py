@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+from ascend_run.plugin_api.errors import AscendRunError, RankFailure
 from ascend_run.plugin_api.testing.models import samples
 
 from .questions import Side
@@ -32,8 +33,18 @@ class Ranks(Protocol):
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]: ...
 
 
+class NoVerdict(RankFailure):
+    """A run that is to be compared did not come to its end."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class LaunchedRanks:
-    """Ranks of this machine, started for each run as training starts them."""
+    """Ranks of this machine, started for each run as training starts them.
+
+    Raises:
+        NoVerdict: A rank failed by what is not the user's to mend.
+    """
 
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
         from ascend_run.core.launch.agent import launch_ranks
@@ -46,7 +57,14 @@ class LaunchedRanks:
         try:
             set_environment(side.prepare(), side.world_size)
             request = {"side": side.as_request(), "folder": str(folder), "fault": _name(fault)}
-            launch_ranks(_TARGET, request, LaunchOptions(nproc=side.world_size))
+            try:
+                launch_ranks(_TARGET, request, LaunchOptions(nproc=side.world_size))
+            except RankFailure as error:
+                if error.exit_code == AscendRunError.exit_code:  # the user's to mend
+                    raise
+                raise NoVerdict(
+                    f"no verdict, as this run failed: {side.name}", [str(error)]
+                ) from None
             return read_records(folder, side.world_size)
         finally:
             os.environ.clear()

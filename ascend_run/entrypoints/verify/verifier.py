@@ -11,14 +11,17 @@ import attrs
 from ascend_run.core.verify.verdict import Check, Fault, Outcome, Phase, Verdict
 from ascend_run.plugin_api import Numerics
 
-from .questions import Question, Side, Sides, sides_of
+from .questions import Question, Side
 from .ranks import Fault as Planted
 from .ranks import Ranks
+from .sides import Sides, sides_of
 
 if TYPE_CHECKING:
     from ascend_run.core.verify.comparison import Comparison
     from ascend_run.core.verify.record import Record
 
+Pair = tuple[Side, "list[Record]", "list[Record]"]
+"""A reference, the candidate's records beside it, and its own."""
 Tell = Callable[[str, int, int], None]
 """What is being done, steps done, steps in all."""
 
@@ -47,20 +50,25 @@ class Verifier:
         """
         sides = sides_of(question)
         references = [side for side in (sides.plain, sides.same_layout, sides.against) if side]
-        total = len(references) + (4 if sides.with_dropout else 2)
+        extra = 2 * ((sides.with_dropout is not None) + (sides.own_precision is not None))
+        total = len(references) + 2 + extra
         made = []
         for done, side in enumerate(references):
             self._tell(side.name, done, total)
             made.append((side, self._reference(side)))
         self._tell(sides.candidate.name, len(references), total)
         candidate = self._ranks(sides.candidate, fault)
-        dropping = None
+        dropping = own = None
         if sides.with_dropout is not None:
             mine, its = sides.with_dropout
-            self._tell(f"{mine.name}, with dropout", total - 3, total)
+            self._tell(f"{mine.name}, with dropout", len(references) + 1, total)
             dropping = (its, self._ranks(mine, fault), self._reference(its))
+        if sides.own_precision is not None:
+            mine, its = sides.own_precision.candidate, sides.own_precision.reference
+            self._tell(mine.name, total - 3, total)
+            own = (its, self._ranks(mine, fault), self._reference(its))
         self._tell("comparing", total - 1, total)
-        verdict = judge(sides, candidate, made, dropping)
+        verdict = judge(sides, candidate, made, dropping, own)
         self._tell("done", total, total)
         return verdict
 
@@ -76,15 +84,18 @@ def judge(
     sides: Sides,
     candidate: list[Record],
     references: list[tuple[Side, list[Record]]],
-    dropping: tuple[Side, list[Record], list[Record]] | None = None,
+    dropping: Pair | None = None,
+    own: Pair | None = None,
 ) -> Verdict:
     """Compare, and decide.
 
     Args:
-        dropping: A reference with dropout, the candidate's records with it, and its own.
+        dropping: With dropout.
+        own: In the precision that the run trains in.
     """
     from ascend_run.core.verify.comparison import compare
     from ascend_run.core.verify.invariants import invariants
+    from ascend_run.core.verify.own_precision import compare_own
 
     declares_bitwise = bool(sides.declared) and all(
         numerics is Numerics.BITWISE for numerics in sides.declared.values()
@@ -111,6 +122,20 @@ def judge(
         own_fault = own_fault or more_fault
     checks: list[Check] = [*own_checks, *(c for _, comparison in found for c in comparison.checks)]
     fault = _earliest([comparison.fault for _, comparison in found], own_fault)
+    if own is not None:
+        assert sides.own_precision is not None
+        side, mine, its = own
+        half_checks, half_fault = compare_own(
+            mine,
+            its,
+            references[0][1],
+            against=side.name,
+            precision=sides.own_precision.name,
+            bitwise=declares_bitwise and _is_same_layout(mine, its),
+        )
+        checks += half_checks
+        # What the exact runs have found they name better.
+        fault = fault or half_fault
     nearest = [c for side, c in found if side is sides.same_layout] or [c for _, c in found]
     return Verdict(
         outcome=_outcome(checks, nearest[0].same_bits),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .bug import Bug
+from .bug import BACKWARD, FORWARD, OPTIMIZER, Bug
 
 _FINALIZE: Final = "megatron.core.distributed.finalize_model_grads"
 _BUCKETS: Final = "megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBucketGroup"
@@ -30,6 +30,7 @@ BUGS: Final = (
             "ddp.overlap_grad_reduce": True,
         },
         modules=r"embedding(\.word_embeddings)?|output_layer|gradient reduction",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -40,6 +41,7 @@ BUGS: Final = (
         new="        total_num_tokens = num_tokens\n\n        if forward_only:",
         layout={"pp": 2},
         modules="schedule|loss|gradient reduction",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -51,6 +53,7 @@ BUGS: Final = (
         layout={"pp": 2, "vpp": 2},
         config={"model.num_layers": 4},
         modules=rf"{_SECOND_CHUNK}|schedule|gradient reduction",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -62,6 +65,7 @@ BUGS: Final = (
         layout={"pp": 2, "vpp": 2},
         config={"model.num_layers": 4},
         modules="optimizer",
+        phases=(OPTIMIZER,),
         hides_from_loss=True,
     ),
     Bug(
@@ -77,6 +81,7 @@ BUGS: Final = (
             "ddp.overlap_param_gather": True,
         },
         modules=r"optimizer|embedding(\.word_embeddings)?",
+        phases=(OPTIMIZER,),
         hides_from_loss=True,
     ),
     Bug(
@@ -91,6 +96,7 @@ BUGS: Final = (
             r"optimizer|decoder\.layers\.0\.self_attention\.linear_qkv|"
             r"decoder\.layers\.1\.mlp\.linear_fc1"
         ),
+        phases=(OPTIMIZER,),
         hides_from_loss=True,
     ),
     Bug(
@@ -103,6 +109,7 @@ BUGS: Final = (
         model="moe",
         config={"optimizer.clip_grad": 0.05},
         modules="optimizer",
+        phases=(OPTIMIZER,),
         hides_from_loss=True,
     ),
     Bug(
@@ -113,6 +120,7 @@ BUGS: Final = (
         new="torch.full_like(total, -1.0)",
         layout={"tp": 2, "sp": 1},
         modules="loss|output_layer",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -123,6 +131,7 @@ BUGS: Final = (
         new="tensor_parallel_output_grad=False",
         layout={"tp": 2, "sp": 1},
         modules=r"output_layer|loss|decoder\.final_layernorm",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -134,6 +143,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 2},
         modules="loss",
+        phases=(FORWARD,),
     ),
     Bug(
         name="blind-tokens-of-one-context-rank",
@@ -144,6 +154,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules="loss|gradient reduction",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -155,6 +166,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 4},
         modules=_ATTENTION,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -166,6 +178,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_ATTENTION,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -183,6 +196,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_ATTENTION,
+        phases=(FORWARD,),
     ),
     Bug(
         name="blind-alltoall-restores-by-wrong-sizes",
@@ -193,6 +207,7 @@ BUGS: Final = (
         layout={"ep": 2, "dp": 2},
         model="moe",
         modules=_EXPERTS,
+        phases=(FORWARD,),
     ),
     Bug(
         name="blind-gathered-probabilities-detached",
@@ -206,6 +221,7 @@ BUGS: Final = (
         layout={"tp": 2, "sp": 1, "expt_tp": 2},
         model="moe",
         modules=rf"{_ROUTER}|decoder\.layers\.\d+\.mlp",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -217,6 +233,7 @@ BUGS: Final = (
         layout={"tp": 2, "sp": 1, "expt_tp": 1},
         model="moe",
         modules=rf"{_EXPERTS}|gradient reduction",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -229,6 +246,7 @@ BUGS: Final = (
         layout={"cp": 2},
         model="moe",
         modules=_ROUTER,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -242,6 +260,7 @@ BUGS: Final = (
         model="moe",
         config={"plugins.gmm.gradient_accumulation_fusion": True},
         modules=_EXPERTS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -253,6 +272,7 @@ BUGS: Final = (
         plugins=("swap-attention",),
         config={"plugins.swap-attention.min_bytes": 1},
         modules=_ATTENTION,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -265,6 +285,7 @@ BUGS: Final = (
         layout={"tp": 2, "sp": 1},
         config={"plugins.lora.export": False},
         modules=r"decoder\.layers\.\d+\.(self_attention\.linear_qkv|mlp\.linear_fc1)(\.adapter)?",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -280,6 +301,7 @@ BUGS: Final = (
             "plugins.swap-attention.recompute_mlp_layers": 1,
         },
         modules=r"decoder\.layers\.0\.mlp(\..*)?|embedding(\.word_embeddings)?",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
 )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
+
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+OPTIMIZER: Final = "optimizer"
 
 
 @attrs.frozen(kw_only=True)
@@ -33,5 +37,8 @@ class Bug:
     """More config keys, options of plugins among them."""
     modules: str
     """Regular expression: the modules of the whole model that naming the place may name."""
+    phases: tuple[str, ...]
+    """Where in a step the patched code computes what is wrong first: a value of the model or of the
+    batch, a gradient, or an update. Told by the patch, not by what ``verify`` says of it."""
     hides_from_loss: bool = False
     """Whether the loss of the first step is what it should be all the same."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .bug import Bug
+from .bug import BACKWARD, FORWARD, Bug
 
 _KERNEL = "ascend_run.plugins.ring_attention.kernel:RingKernel"
 _SUMS = "ascend_run.plugins.ring_attention.sums"
@@ -24,6 +24,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 2},
         modules=r"output_layer|loss|whole model|decoder\.final_layernorm",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -35,6 +36,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 4},
         modules=_LAYERS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -46,6 +48,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 2},
         modules=_ATTENTION,
+        phases=(FORWARD,),
     ),
     Bug(
         name="ulysses-heads-interleaved",
@@ -56,6 +59,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 2},
         modules=_ATTENTION,
+        phases=(FORWARD,),
     ),
     Bug(
         name="positions-begin-again",
@@ -66,6 +70,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 2},
         modules=rf"rotary|{_ATTENTION}",
+        phases=(FORWARD,),
     ),
     Bug(
         name="ulysses-gradient-by-cp",
@@ -76,6 +81,7 @@ BUGS: Final = (
         plugins=("ulysses",),
         layout={"cp": 2},
         modules=_LAYERS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -87,6 +93,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_ATTENTION,
+        phases=(FORWARD,),
     ),
     Bug(
         name="ring-lse-of-larger",
@@ -97,6 +104,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_LAYERS,
+        phases=(FORWARD,),
     ),
     Bug(
         name="ring-stale-block",
@@ -107,6 +115,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_ATTENTION,
+        phases=(FORWARD,),
     ),
     Bug(
         name="ring-gradients-forwards",
@@ -117,6 +126,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 4},
         modules=_LAYERS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -128,6 +138,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 4},
         modules=_ATTENTION,
+        phases=(FORWARD,),
     ),
     Bug(
         name="ring-rows-overwritten",
@@ -138,6 +149,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_LAYERS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -149,6 +161,7 @@ BUGS: Final = (
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_LAYERS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .bug import Bug
+from .bug import BACKWARD, FORWARD, OPTIMIZER, Bug
 
 _EXPERTS = r"decoder\.layers\.\d+\.mlp\.experts.*|decoder\.layers\.\d+\.mlp"
 _MOE = r"decoder\.layers\.\d+\.mlp.*"
@@ -21,6 +21,7 @@ BUGS: Final = (
         layout={"dp": 2, "ep": 2},
         model="moe",
         modules=_MOE,
+        phases=(FORWARD,),
     ),
     Bug(
         name="experts-as-dense",
@@ -31,6 +32,7 @@ BUGS: Final = (
         layout={"dp": 2, "ep": 2},
         model="moe",
         modules=_EXPERTS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -43,6 +45,7 @@ BUGS: Final = (
         model="moe",
         config={"model.moe_aux_loss_coeff": 1.0},
         modules=_ROUTER,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -55,6 +58,7 @@ BUGS: Final = (
         layout={"cp": 2},
         model="moe",
         modules=_ROUTER,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -67,6 +71,7 @@ BUGS: Final = (
         model="moe",
         config={"optimizer.clip_grad": 0.1},
         modules=r"optimizer|gradient norm",
+        phases=(OPTIMIZER,),
         hides_from_loss=True,
     ),
     Bug(
@@ -78,6 +83,7 @@ BUGS: Final = (
         plugins=("gmm",),
         model="moe",
         modules=_MOE,
+        phases=(FORWARD,),
     ),
     Bug(
         name="gmm-router-gradient",
@@ -88,6 +94,7 @@ BUGS: Final = (
         plugins=("gmm",),
         model="moe",
         modules=_MOE,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -99,6 +106,7 @@ BUGS: Final = (
         plugins=("gmm",),
         model="moe",
         modules=_MOE,
+        phases=(FORWARD,),
     ),
     Bug(
         name="gmm-silu-of-product",
@@ -109,6 +117,7 @@ BUGS: Final = (
         plugins=("gmm",),
         model="moe",
         modules=_MOE,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
 )

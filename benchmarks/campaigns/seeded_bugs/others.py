@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .bug import Bug
+from .bug import BACKWARD, FORWARD, OPTIMIZER, Bug
 
 _SWAPPER = "ascend_run.plugins.swap_attention.swapper"
 _ADAPTER = "ascend_run.plugins.lora.adapter"
@@ -21,6 +21,7 @@ BUGS: Final = (
         plugins=("swap-attention",),
         config=_SMALL,
         modules=r"decoder\.layers\.\d+\..*",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -32,6 +33,7 @@ BUGS: Final = (
         plugins=("swap-attention",),
         config=_SMALL,
         modules=r"decoder\.layers\.\d+\..*",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -42,6 +44,7 @@ BUGS: Final = (
         new="return out + adapter(x).detach(), bias",
         plugins=("lora",),
         modules=_ADAPTERS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -53,6 +56,7 @@ BUGS: Final = (
         plugins=("lora",),
         layout={"tp": 2},
         modules=_ADAPTERS,
+        phases=(FORWARD, BACKWARD),
         hides_from_loss=True,
     ),
     Bug(
@@ -64,6 +68,7 @@ BUGS: Final = (
         plugins=("lora",),
         layout={"tp": 2, "sp": 1},
         modules=_ADAPTERS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -75,6 +80,7 @@ BUGS: Final = (
         plugins=("lora",),
         layout={"tp": 2, "sp": 1},
         modules=_ADAPTERS,
+        phases=(FORWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -85,6 +91,7 @@ BUGS: Final = (
         new="pass",
         plugins=("lora",),
         modules=r"optimizer|gradient norm",
+        phases=(OPTIMIZER,),
         hides_from_loss=True,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .bug import Bug
+from .bug import BACKWARD, FORWARD, OPTIMIZER, Bug
 
 _GRADS = "megatron.core.distributed.finalize_model_grads"
 _STEP = "ascend_run.core.train.step:ForwardBackward"
@@ -20,6 +20,7 @@ BUGS: Final = (
         new="num_microbatches=num_microbatches - (self.p2p is not None),",
         layout={"pp": 2},
         modules=rf"schedule|{_EVERYTHING}|embedding.*",
+        phases=(FORWARD,),
     ),
     Bug(
         name="weights-untied",
@@ -30,6 +31,7 @@ BUGS: Final = (
         layout={"pp": 2},
         config=_TIED,
         modules=r"embedding.*|output_layer",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -41,6 +43,7 @@ BUGS: Final = (
         layout={"pp": 2},
         config=_TIED,
         modules=rf"embedding.*|{_EVERYTHING}",
+        phases=(FORWARD,),
     ),
     Bug(
         name="layers-numbered-by-stage",
@@ -50,6 +53,7 @@ BUGS: Final = (
         new="int(match[1])",
         layout={"pp": 2},
         modules=r"decoder\.layers\.1.*",
+        phases=(FORWARD,),
     ),
     Bug(
         name="loss-of-own-batch",
@@ -59,6 +63,7 @@ BUGS: Final = (
         new="pass",
         layout={"dp": 2},
         modules=_EVERYTHING,
+        phases=(FORWARD,),
     ),
     Bug(
         name="tokens-of-own-batch",
@@ -68,6 +73,7 @@ BUGS: Final = (
         new="pass",
         layout={"dp": 2},
         modules=rf"gradient reduction|{_EVERYTHING}|embedding.*",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -78,6 +84,7 @@ BUGS: Final = (
         new="first += 0",
         layout={"dp": 2},
         modules=r"batch",
+        phases=(FORWARD,),
     ),
     Bug(
         name="norm-of-own-share",
@@ -88,6 +95,7 @@ BUGS: Final = (
         layout={"dp": 2},
         config={"ddp.use_distributed_optimizer": True, "optimizer.clip_grad": 0.1},
         modules=r"optimizer|gradient norm",
+        phases=(OPTIMIZER,),
         hides_from_loss=True,
     ),
 )

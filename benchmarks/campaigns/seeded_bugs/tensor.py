@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .bug import Bug
+from .bug import BACKWARD, FORWARD, Bug
 
 _LABELS = "ascend_run.ops.linear_cross_entropy:_Labels"
 _GRADS = "megatron.core.distributed.finalize_model_grads"
@@ -20,6 +20,7 @@ BUGS: Final = (
         new="parameter.sequence_parallel = False",
         layout={"tp": 2, "sp": 1},
         modules=_NORMS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -30,6 +31,7 @@ BUGS: Final = (
         new="[torch.distributed.ReduceOp.AVG, torch.distributed.ReduceOp.AVG]",
         layout={"tp": 2, "sp": 1},
         modules=_NORMS,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -40,6 +42,7 @@ BUGS: Final = (
         new="return hidden",
         layout={"tp": 2},
         modules=_OUTPUT,
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
     Bug(
@@ -50,6 +53,7 @@ BUGS: Final = (
         new="pass",
         layout={"tp": 2, "sp": 1},
         modules=_OUTPUT,
+        phases=(FORWARD,),
     ),
     Bug(
         name="largest-of-own",
@@ -59,6 +63,7 @@ BUGS: Final = (
         new="pass",
         layout={"tp": 2, "sp": 1},
         modules=_OUTPUT,
+        phases=(FORWARD,),
     ),
     Bug(
         name="vocabulary-off-by-one-rank",
@@ -68,6 +73,7 @@ BUGS: Final = (
         new="rows_of_ranks[: max(0, tp_group.rank() - 1)]",
         layout={"tp": 2, "sp": 1},
         modules=_OUTPUT,
+        phases=(FORWARD,),
     ),
     Bug(
         name="gate-and-up-cut-as-one",
@@ -77,6 +83,7 @@ BUGS: Final = (
         new="stride = 1  #",
         layout={"tp": 2, "sp": 1},
         modules=r"decoder\.layers\.0\.mlp.*",
+        phases=(FORWARD,),
     ),
     Bug(
         name="router-not-reduced",
@@ -87,6 +94,7 @@ BUGS: Final = (
         layout={"tp": 2, "sp": 1},
         model="moe",
         modules=r".*router.*",
+        phases=(BACKWARD,),
         hides_from_loss=True,
     ),
 )

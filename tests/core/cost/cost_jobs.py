@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from ascend_run.plugin_api.testing.runtime import Trial, run_trial
+from tests.support.small_runs import training
 
 
 def count_flops(trial: Trial) -> tuple[int, int]:
@@ -28,3 +31,14 @@ def count_flops(trial: Trial) -> tuple[int, int]:
     counts = counter.get_flop_counts()["Global"]
     masked = sum(counts.get(operation, 0) for operation in attention)
     return counter.get_total_flops() - masked, masked
+
+
+def built_and_counted(values: Mapping[str, Any]) -> tuple[list[str], Counter[str]]:
+    """Names of a built model's parameters, and the keys of those that its cost counts."""
+    from ascend_run.core.cost.estimate import expected_costs
+
+    with training(values) as run:
+        names = [piece.name for piece in run.rehearsal.pieces(lambda tensor: tensor)]
+        context = run.context
+        (cost,) = expected_costs(context.config, context.layout, run.hooks)
+        return names, Counter(parameter.key for parameter in cost.rank.parameters)

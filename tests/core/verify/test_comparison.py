@@ -67,6 +67,30 @@ def test_a_tensor_that_differs_is_found_and_names_its_module(
     assert comparison.fault.module in ("a.b", "optimizer")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"micro_batches": 0}, {"num_tokens": 0}, {"places": [], "initial": [], "gradients": []}],
+    ids=["no micro-batch", "no token", "no parameter"],
+)
+def test_a_comparison_of_nothing_is_no_agreement(changes: dict[str, Any]) -> None:
+    runs = [records(**changes) for _ in range(2)]
+    if "places" in changes:
+        for run in runs:
+            run[0].weights = [[], []]
+    comparison = compare(runs[0], runs[1], against="plain")
+    told = [detail for check in comparison.checks for detail in check.details]
+    assert any("nothing to compare with" in detail for detail in told)
+    assert comparison.fault is not None
+
+
+def test_a_run_without_a_micro_batch_is_not_one_with_four() -> None:
+    comparison = compare(records(micro_batches=0), records(), against="plain")
+    (counts,) = [check for check in comparison.checks if check.name == "counts"]
+    assert counts.details == ("0 micro-batches were run, expected 4",)
+    assert comparison.fault is not None
+    assert comparison.fault.module == "schedule"
+
+
 def test_rounding_is_within_and_not_bitwise() -> None:
     candidate = records()
     candidate[0].gradients[0][0, 0] *= 1 + 1e-14

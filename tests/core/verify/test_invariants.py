@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 import torch
 
@@ -37,6 +38,23 @@ def thawed(ranks: list[Record]) -> None:
         record.weights[-1][1] += 1.0
 
 
+def frozen_by_mistake(ranks: list[Record]) -> None:
+    for record in ranks:
+        declared = attrs.evolve(record.places[0], trains=False, should_train=True)
+        record.places = [declared, record.places[1]]
+
+
+def trained_by_mistake(ranks: list[Record]) -> None:
+    thawed(ranks)
+    for record in ranks:
+        declared = attrs.evolve(record.places[1], trains=True, should_train=False)
+        record.places = [record.places[0], declared]
+
+
+def not_copied(ranks: list[Record]) -> None:
+    ranks[1].stale = ["a.b.weight"]
+
+
 def stream(ranks: list[Record]) -> None:
     ranks[1].generators = {**ranks[1].generators, "torch": "bb"}
 
@@ -56,6 +74,9 @@ def one_stream(ranks: list[Record]) -> None:
         (start, "dp", "parameters that must move", Phase.OPTIMIZER),
         (silent, "dp", "parameters that must move", Phase.BACKWARD),
         (thawed, "dp", "parameters that must not move", Phase.OPTIMIZER),
+        (frozen_by_mistake, "dp", "parameters that must move", Phase.BACKWARD),
+        (trained_by_mistake, "dp", "parameters that must not move", Phase.OPTIMIZER),
+        (not_copied, "dp", "weights as stepped", Phase.OPTIMIZER),
         (stream, "dp", "random streams", Phase.FORWARD),
         (one_stream, "tp", "random streams", Phase.FORWARD),
     ],
@@ -86,3 +107,25 @@ def test_what_does_not_move_without_the_plugin_either_is_not_held_against_it() -
         silent(run)
     assert invariants(ranks, reference)[1] is None
     assert invariants(ranks, records())[1] is not None
+
+
+@pytest.mark.parametrize(("peak", "held"), [(1e-2, True), (1e-6, False)])
+def test_a_step_that_must_be_seen_is_asked_for_though_the_reference_does_not_move(
+    peak: float, held: bool
+) -> None:
+    ranks, reference = records(), records()
+    for run in (ranks, reference):
+        start(run)
+        for record in run:
+            record.peaks = [peak, -1.0]
+    fault = invariants(ranks, reference)[1]
+    assert (fault is not None) is held
+    if fault is not None:
+        assert (fault.phase, fault.module) == (Phase.OPTIMIZER, "a.b")
+
+
+def test_what_is_declared_frozen_may_ask_for_a_gradient_and_stay_where_it_was() -> None:
+    ranks = records()
+    declared = attrs.evolve(ranks[0].places[1], trains=True, should_train=False)
+    ranks[0].places = [ranks[0].places[0], declared]
+    assert invariants(ranks, None)[1] is None

@@ -157,3 +157,67 @@ def reorder_experts() -> Undo:
         return run
 
     return replace(build, "loop_experts", change)
+
+
+def freeze_nothing() -> Undo:
+    """The base of an adapted model trains along."""
+    from ascend_run.plugins.lora import freezing
+
+    return replace(freezing, "freeze", lambda inner: lambda model: None)
+
+
+def freeze_adapters_too() -> Undo:
+    """Of the first layer's attention."""
+    from ascend_run.plugins.lora import freezing
+
+    def change(inner: Any) -> Any:
+        def freeze(model: Any) -> None:
+            inner(model)
+            for name, parameter in model.named_parameters():
+                if "layers.0.self_attention" in name:
+                    parameter.requires_grad_(False)
+
+        return freeze
+
+    return replace(freezing, "freeze", change)
+
+
+def leave_one_parameter_out() -> Undo:
+    """The last norm is in no group of the optimizer."""
+    from ascend_run.core.train import optimizer
+
+    def change(inner: Any) -> Any:
+        def groups(chunks: Any, config: Any) -> Any:
+            left_out = {id(chunk.module.decoder.final_layernorm.weight) for chunk in chunks}
+            return [
+                {**group, "params": [p for p in group["params"] if id(p) not in left_out]}
+                for group in inner(chunks, config)
+            ]
+
+        return groups
+
+    return replace(optimizer, "parameter_groups", change)
+
+
+def halve_half_gradients() -> Undo:
+    """Where the model is in half precision."""
+    from ascend_run.core.train import step
+
+    def change(inner: Any) -> Any:
+        def finalize(model: Any, *args: Any, **kwargs: Any) -> None:
+            inner(model, *args, **kwargs)
+            for chunk in model:
+                if next(chunk.parameters()).dtype is torch.bfloat16:
+                    chunk.scale_gradients(0.5)
+
+        return finalize
+
+    return replace(step, "finalize_model_grads", change)
+
+
+def forget_the_copies_of_weights() -> Undo:
+    """The float32 copies are stepped, and the model keeps what it had."""
+    from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+
+    name = "_copy_main_params_to_model_params"
+    return replace(Float16OptimizerWithFloat16Params, name, lambda inner: lambda self: None)

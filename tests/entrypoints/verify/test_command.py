@@ -6,15 +6,20 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ascend_run.core.launch import agent
+from ascend_run.core.launch.failures import RankRefusal
 from ascend_run.core.verify.verdict import Check, Fault, ModuleDeviation, Outcome, Phase, Verdict
 from ascend_run.entrypoints.cli import run
 from ascend_run.entrypoints.verify.command import _sorted_words
 from ascend_run.entrypoints.verify.page import render
 from ascend_run.entrypoints.verify.table import text_of
+from ascend_run.plugin_api.errors import RankFailure
 from tests.support.command_line import imported_by
 
 VERDICT = Verdict(
@@ -79,6 +84,37 @@ def test_data_that_are_not_there_are_refused_before_any_rank_starts(
 
     assert run(["verify", "--config", str(file), "dp=1"]) == 2
     assert "nowhere.bin and nowhere.idx not found" in capsys.readouterr().err
+
+
+def failing(error: BaseException) -> Callable[..., None]:
+    def launch(*_: Any) -> None:
+        raise error
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RankFailure("rank 1 failed: RuntimeError: it broke"), 3),
+        (RankRefusal("rank 0 refused: no memory"), 2),
+        (ZeroDivisionError("ours"), 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_run_that_fails_is_no_divergence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+) -> None:
+    monkeypatch.setattr(agent, "launch_ranks", failing(error))
+    assert run(["verify", "dp=2"]) == code
+    told = capsys.readouterr().err
+    assert str(error) in told
+    assert ("no verdict" in told) is (code == 3)
+    if isinstance(error, RankFailure):
+        assert "Traceback" not in told
 
 
 def test_a_refusal_imports_no_torch() -> None:

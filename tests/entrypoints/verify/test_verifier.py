@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from ascend_run.core.verify import modules
+from ascend_run.core.verify.thresholds import MODULE
 from ascend_run.core.verify.verdict import Outcome, Phase
 from ascend_run.entrypoints.verify.layouts import shown
 from ascend_run.entrypoints.verify.questions import Question
 from ascend_run.entrypoints.verify.ranks import PoolRanks
+from ascend_run.entrypoints.verify.sides import sides_of
 from ascend_run.entrypoints.verify.verifier import Verifier
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.plugin_api.testing.offering import offered
@@ -121,7 +124,27 @@ def test_what_is_right_is_found_right(
             faults.train_what_is_frozen,
             Question(enable=("lora",), layout={}),
             Phase.OPTIMIZER,
-            "",
+            "optimizer",
+        ),
+        with_feature(
+            "lora",
+            faults.freeze_nothing,
+            Question(enable=("lora",), layout={}),
+            Phase.OPTIMIZER,
+            "optimizer",
+        ),
+        with_feature(
+            "lora",
+            faults.freeze_adapters_too,
+            Question(enable=("lora",), layout={}),
+            Phase.BACKWARD,
+            "decoder.layers.0.self_attention",
+        ),
+        (
+            faults.leave_one_parameter_out,
+            Question(layout={}, config={"optimizer.lr": 1e-9}),
+            Phase.OPTIMIZER,
+            "decoder.final_layernorm",
         ),
         (
             faults.reorder_experts,
@@ -144,6 +167,99 @@ def test_a_planted_fault_is_found_where_it_is(
     assert verdict.fault is not None
     assert verdict.fault.phase is phase
     assert verdict.fault.module.startswith(module)
+
+
+def test_parameters_move_whatever_the_rate_of_the_run_is(verify: Verifier) -> None:
+    verdict = verify(Question(layout={}, config={"optimizer.lr": 1e-12, "optimizer.min_lr": 1e-13}))
+    assert verdict.good, [check for check in verdict.checks if not check.passed]
+
+
+HALF = ("loss, bf16", "gradients, bf16", "weights after the steps, bf16", "tied weights, bf16")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(layout={"tp": 2, "sp": 1}, model="moe", overrides=("train.precision=bf16",)),
+        Question(
+            layout={"dp": 2},
+            config={"train.precision": "bf16", "ddp.use_distributed_optimizer": True},
+        ),
+        with_feature(
+            "ulysses",
+            Question(
+                enable=("ulysses",), layout={"cp": 2}, config={"train.precision": "bf16", **TIED}
+            ),
+        ),
+        Question(layout={"pp": 2}, config={"train.precision": "fp16", **TIED}),
+    ],
+    ids=["moe", "distributed optimizer", "ulysses", "fp16"],
+)
+def test_a_run_in_half_precision_is_compared_in_it_too(
+    verify: Verifier, question: Question
+) -> None:
+    verdict = verify(question)
+    assert verdict.good, [check for check in verdict.checks if not check.passed]
+    names = {check.name for check in verdict.checks}
+    precision = question.config.get("train.precision", "bf16")
+    assert names >= {name.replace("bf16", precision) for name in HALF} | {"gradients"}
+    assert any(f"the run trains in {precision}" in note for note in verdict.notes)
+
+
+@pytest.mark.needs_plugins("swap-attention")
+def test_plugins_that_are_bitwise_are_so_in_half_precision(verify: Verifier) -> None:
+    question = Question(
+        enable=("swap-attention",), layout={"tp": 2}, config={"train.precision": "bf16"}
+    )
+    verdict = verify(question)
+    assert verdict.outcome is Outcome.BITWISE
+    (gradients,) = [check for check in verdict.checks if check.name == "gradients, bf16"]
+    assert gradients.tolerance == 0.0
+    assert gradients.against == "the same layout without, in bf16"
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "phase"),
+    [
+        (faults.halve_half_gradients, "gradients, bf16", Phase.BACKWARD),
+        (faults.forget_the_copies_of_weights, "weights as stepped, bf16", Phase.OPTIMIZER),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_fault_of_half_precision_alone_is_found(
+    verify: Verifier, fault: Callable[[], Any], check: str, phase: Phase
+) -> None:
+    question = Question(layout={"dp": 2}, config={"train.precision": "bf16"})
+    verdict = verify(question, fault=fault)
+    failed = {c.name for c in verdict.checks if not c.passed}
+    assert check in failed
+    assert all(name.endswith("bf16") for name in failed)
+    assert verdict.fault is not None
+    assert verdict.fault.phase is phase
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2},
+        {"tp": 2, "sp": 1},
+        pytest.param({"cp": 2}, marks=pytest.mark.needs_plugins("ulysses")),
+    ],
+    ids=shown,
+)
+def test_no_module_of_a_right_run_with_experts_seems_to_differ(
+    gloo_pool: GlooPool, layout: dict[str, int]
+) -> None:
+    """Where something else is wrong, the search must not stop at one."""
+    enable = ("ulysses",) if "cp" in layout else ()
+    sides = sides_of(Question(enable=enable, layout=layout, model="moe"))
+    ranks = PoolRanks(gloo_pool)
+    expected = modules.trace(ranks(sides.plain))
+    found = modules.aligned(modules.trace(ranks(sides.candidate)), expected)
+    assert modules.first_forward(found, expected, MODULE) is None
+    assert modules.first_backward(found, expected, MODULE) is None
+    compared = {m.module for m in modules.deviations(found, expected) if m.forward is not None}
+    assert compared >= {"decoder.layers.0.mlp.router", "decoder.layers.1.mlp", "model"}
 
 
 def test_a_planted_fault_is_undone(verify: Verifier) -> None:

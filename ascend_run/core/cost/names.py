@@ -1,0 +1,52 @@
+"""The key (``part.name``) that costs know a parameter by, from its name in the whole model."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_IN_LAYER: Final = re.compile(r"decoder\.layers\.\d+\.(.+)")
+_NORMS: Final = {"input_layernorm": "input_norm", "pre_mlp_layernorm": "mlp_norm"}
+_EXPERTS: Final = {"linear_fc1": "experts.fc1", "linear_fc2": "experts.fc2"}
+
+
+def parameter_key(name: str) -> str | None:
+    """``decoder.layers.0.mlp.linear_fc1.weight`` is ``mlp.linear_fc1``; None where nothing in the
+    plain model has such a name."""
+    owner, _, kind = name.rpartition(".")
+    if match := _IN_LAYER.fullmatch(owner):
+        return _in_layer(match[1].split("."), kind)
+    suffix = _suffix(kind)
+    if suffix is None:
+        return None
+    return {
+        "embedding.word_embeddings": "embedding.word_embeddings",
+        "embedding.position_embeddings": "embedding.position_embeddings",
+        "decoder.final_layernorm": f"final_norm.weight{suffix}",
+        "output_layer": "output_layer.weight",
+    }.get(owner)
+
+
+def _in_layer(words: list[str], kind: str) -> str | None:
+    if words[:2] == ["mlp", "experts"] and len(words) > 2:
+        # Linears of experts are tensors of their own in some models, and one tensor in others.
+        return next((_EXPERTS[word] for word in words[2:] if word in _EXPERTS), None)
+    if words == ["mlp", "shared_experts"] and kind == "gate_weight":
+        return "shared_experts.gate_weight"
+    suffix = _suffix(kind)
+    match words:
+        case _ if suffix is None:
+            return None
+        case [norm] if norm in _NORMS:
+            return f"{_NORMS[norm]}.weight{suffix}"
+        case ["mlp", "router"]:
+            return f"router.weight{suffix}"
+        case ["self_attention" | "mlp" as part, name]:
+            return f"{part}.{name}{suffix}"
+        case ["mlp", "shared_experts", name]:
+            return f"shared_experts.{name}{suffix}"
+    return None
+
+
+def _suffix(kind: str) -> str | None:
+    return {"weight": "", "bias": "_bias"}.get(kind)

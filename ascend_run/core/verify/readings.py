@@ -1,0 +1,190 @@
+"""Each thing that two runs have read, one against the other; where it begins is not asked here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ascend_run.plugin_api.testing.tensors import distance
+
+from .record import Record
+from .thresholds import FLOAT32_EPS, FLOAT64_EPS, GRADIENT, QUIET, TRAINED
+from .verdict import Check
+from .wholes import Read, assemble, factor
+
+SHOWN = 20
+"""Details and suspects that are told of one check."""
+
+
+class Readings:
+    """Compares reading by reading, and keeps what was wrong for whoever looks for the place."""
+
+    def __init__(
+        self, candidate: Sequence[Record], reference: Sequence[Record], against: str, exact: bool
+    ) -> None:
+        self.candidate, self.reference = candidate, reference
+        self.against, self.exact = against, exact
+        self.same_bits = True
+        self.wrong: dict[str, dict[str, float]] = {}
+        """Check -> parameter -> distance, of those above the tolerance."""
+        self.factors: dict[str, float | None] = {}
+        self.steps = len(reference[0].weights)
+        self.first = len(reference[0].losses) - self.steps + 1
+        """The first step after which weights were kept."""
+
+    def checks(self, same_layout: bool) -> Iterator[Check]:
+        yield self._tensors("initial weights", lambda r: r.initial, 0.0, FLOAT64_EPS)
+        yield self._counts()
+        yield self._numbers("loss", lambda r: [r.loss], GRADIENT, FLOAT64_EPS)
+        yield self._tensors("gradients", lambda r: r.gradients, GRADIENT, FLOAT64_EPS)
+        yield self._numbers("losses", lambda r: r.losses, TRAINED, FLOAT32_EPS)
+        yield self._numbers("gradient norms", lambda r: r.grad_norms, TRAINED, FLOAT32_EPS)
+        for step in range(self.steps):
+            yield self._tensors(
+                f"weights after step {self.first + step}",
+                _weights_after(step),
+                TRAINED,
+                FLOAT32_EPS,
+            )
+        if same_layout:
+            yield self._generators()
+
+    def _tensors(self, name: str, read: Read, tolerance: float, eps: float) -> Check:
+        trained = name != "initial weights"
+        result = assemble(self.candidate, read, trained=trained)
+        expected = assemble(self.reference, read, trained=trained)
+        allowed = 0.0 if self.exact else tolerance
+        sizes = [float(t.abs().max()) for t in expected.tensors.values() if t.numel()]
+        quiet = QUIET * max(sizes, default=0.0)
+        wrong: dict[str, float] = {}
+        details: list[str] = [*result.incomplete()]
+        if not expected.tensors:
+            details.append("the reference has none, so there is nothing to compare with")
+        worst, where = 0.0, ""
+        for key in [*expected.tensors, *(result.tensors.keys() - expected.tensors.keys())]:
+            if key not in result.tensors:
+                apart, said = math.inf, "is missing, or does not train"
+            elif key not in expected.tensors:
+                apart, said = math.inf, "is not there without"
+            else:
+                apart = distance(result.tensors[key], expected.tensors[key], quiet)
+                said = f"is off by {apart:.2e} of its largest value ({apart / eps:.3g} eps)"
+                if apart > allowed and name == "gradients":
+                    self.factors[key] = factor(result.tensors[key], expected.tensors[key])
+                    if self.factors[key] is not None:
+                        said += f"; it is {self.factors[key]:.6g} times what it should be"
+            if apart > worst:
+                worst, where = apart, key
+            if apart > allowed:
+                wrong[key] = apart
+                details.append(f"{key} {said}")
+        self.same_bits &= worst == 0.0 and not details
+        for key in result.unheld | dict.fromkeys(name for _, name in result.missing):
+            wrong.setdefault(key, math.inf)
+        self.wrong[name] = wrong
+        return Check(
+            name=name,
+            against=self.against,
+            passed=not details,
+            worst=worst,
+            eps=worst / eps,
+            tolerance=allowed,
+            where=where,
+            details=shortened(details),
+        )
+
+    def _numbers(
+        self, name: str, read: Callable[[Record], Sequence[float]], tolerance: float, eps: float
+    ) -> Check:
+        allowed = 0.0 if self.exact else tolerance
+        worst, where, details = 0.0, "", []
+        expected = read(self.reference[-1])
+        for record in self.candidate:
+            for step, (got, want) in enumerate(zip(read(record), expected, strict=True)):
+                apart = 0.0 if got == want else abs(got - want) / abs(want) if want else math.inf
+                if math.isnan(apart):
+                    apart = 0.0 if math.isnan(got) and math.isnan(want) else math.inf
+                if apart > worst:
+                    worst, where = apart, f"step {step + 1} on rank {record.rank}"
+                if apart > allowed:
+                    details.append(
+                        f"step {step + 1} on rank {record.rank}: {got!r}, expected {want!r}"
+                    )
+        self.same_bits &= worst == 0.0
+        return Check(
+            name=name,
+            against=self.against,
+            passed=not details,
+            worst=worst,
+            eps=worst / eps,
+            tolerance=allowed,
+            where=where,
+            details=shortened(details),
+        )
+
+    def _counts(self) -> Check:
+        """Tokens and micro-batches are counted, so they are equal or wrong."""
+        details = []
+        first = self.reference[-1]
+        for record in self.candidate:
+            for what, got, want in (
+                ("first batch", record.num_tokens, first.num_tokens),
+                *(
+                    (f"step {step + 1}", got, want)
+                    for step, (got, want) in enumerate(
+                        zip(record.step_tokens, first.step_tokens, strict=True)
+                    )
+                ),
+            ):
+                if got != want:
+                    details.append(
+                        f"{what} on rank {record.rank}: {got} trained tokens, expected {want}"
+                    )
+        total, expected = num_micro_batches(self.candidate), num_micro_batches(self.reference)
+        if total != expected:
+            details.append(f"{total} micro-batches were run, expected {expected}")
+        if not expected or not first.num_tokens:
+            details.append(
+                f"the reference ran {expected} micro-batches with {first.num_tokens} trained "
+                "tokens, so there is nothing to compare with"
+            )
+        return Check(
+            name="counts",
+            against=self.against,
+            passed=not details,
+            worst=math.inf if details else 0.0,
+            details=shortened(details),
+        )
+
+    def _generators(self) -> Check:
+        details = [
+            f"rank {mine.rank}: {name} stands elsewhere"
+            for mine, its in zip(self.candidate, self.reference, strict=True)
+            for name in sorted(mine.generators.keys() | its.generators.keys())
+            if mine.generators.get(name) != its.generators.get(name)
+        ]
+        return Check(
+            name="random streams",
+            against=self.against,
+            passed=not details,
+            details=shortened(details),
+        )
+
+
+def _weights_after(step: int) -> Read:
+    return lambda record: record.weights[step]
+
+
+def num_micro_batches(records: Sequence[Record]) -> int:
+    """Micro-batches over the data-parallel ranks."""
+    counts: Mapping[int, int] = {r.coordinates["dp"]: r.micro_batches for r in records}
+    return sum(counts.values())
+
+
+def num_trained(records: Sequence[Record]) -> int:
+    return len({place.name for record in records for place in record.places if place.is_trained})
+
+
+def shortened(details: Sequence[str]) -> tuple[str, ...]:
+    more = len(details) - SHOWN
+    return (*details[:SHOWN], f"and {more} more") if more > 0 else tuple(details)
