@@ -66,6 +66,14 @@ _SETTINGS: Final[Sequence[Mapping[str, Any]]] = (
     {"optimizer.clip_grad": 0.1},
     {"train.micro_batch_size": 2, "train.global_batch_size": 8},
 )  # fmt: skip
+_DROPOUT: Final[Sequence[Mapping[str, Any]]] = (
+    {},
+    {},
+    {"model.hidden_dropout": 0.1},
+    {"model.attention_dropout": 0.1},
+    {"model.hidden_dropout": 0.2, "model.attention_dropout": 0.1},
+)
+"""Compared where a reference draws the same numbers; elsewhere ``verify`` goes without."""
 
 
 def cases(seed: int) -> Sequence[str]:
@@ -97,6 +105,7 @@ def _draw(draws: random.Random) -> dict[str, Any]:
     if "noop-layers" in features:
         stages = layout.get("pp", 1) * layout.get("vpp", 1)
         settings["model.num_layers"] = 4 if stages > 1 else 3
+    settings |= draws.choice(_DROPOUT)
     return {"enable": sorted(features), "layout": layout, "model": model, "config": settings}
 
 
@@ -129,6 +138,7 @@ def run(case: str) -> Outcome:
         "says": verdict.sentence(),
         "alarms": alarms,
         "compared": list(verdict.references),
+        "with dropout": any(check.name.endswith(", dropout") for check in verdict.checks),
     }
 
 
@@ -136,6 +146,7 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
     return {
         "combinations": len(outcomes),
         "false alarms": sum(o["verdict"] == "false alarm" for o in outcomes.values()),
+        "compared with dropout": sum(bool(o.get("with dropout")) for o in outcomes.values()),
         "bitwise": sum(o.get("says") == "bitwise" for o in outcomes.values()),
     }
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
 
+from ascend_run.core.verify.verdict import Phase
 from ascend_run.plugin_api.testing.pool import GlooPool
 from benchmarks.campaigns import verify_bugs, verify_clean
 from benchmarks.campaigns.campaign import PASSED, is_full, read_result, sample
@@ -34,6 +36,13 @@ def ranks(gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch) -> None:
     verify_clean._verifier.cache_clear()
 
 
+def test_clean_draws_have_dropout_of_both_kinds() -> None:
+    draws = [json.loads(case)["config"] for case in verify_clean.CAMPAIGN.cases(20261122)]
+    assert len(draws) == verify_clean.COUNT
+    for kind in ("model.hidden_dropout", "model.attention_dropout"):
+        assert sum(kind in config for config in draws) > 20
+
+
 @pytest.mark.parametrize("module", [verify_bugs, verify_clean], ids=lambda m: m.CAMPAIGN.name)
 def test_the_committed_result_is_full_and_passes(module: object) -> None:
     campaign = module.CAMPAIGN  # type: ignore[attr-defined]
@@ -51,7 +60,52 @@ def test_there_are_as_many_bugs_as_asked_and_twenty_by_one_who_had_not_read_veri
 @pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize("case", names_of({c: BUGS[c] for c in SAMPLED}, plugins_of))
 def test_seeded_bugs_are_found_again(case: str) -> None:
-    assert verify_bugs.CAMPAIGN.run(case)["verdict"] == PASSED
+    outcome = verify_bugs.CAMPAIGN.run(case)
+    assert outcome["verdict"] == PASSED
+    assert outcome["loss is right"] or not BUGS[case].hides_from_loss
+
+
+def test_bugs_that_are_said_to_leave_the_loss_right_do() -> None:
+    figures = read_result("verify-bugs")["figures"]
+    said = sum(bug.hides_from_loss for bug in BUGS.values())
+    assert figures["said to leave the loss right"] == said
+    assert figures["of those, the loss is right"] == said
+
+
+def test_every_bug_says_in_which_phase_it_acts() -> None:
+    for bug in BUGS.values():
+        assert bug.phases
+        assert {*bug.phases} <= {*Phase}, bug.name
+
+
+def test_an_outcome_counts_for_detected_place_phase_and_loss_by_itself() -> None:
+    good = {
+        "verdict": PASSED,
+        "says": "DIVERGES",
+        "names the place": True,
+        "names the phase": True,
+        "loss is right": True,
+        "should hide from the loss": True,
+    }
+    outcomes = {
+        "good": good,
+        "elsewhere": {**good, "names the place": False},
+        "other phase": {**good, "names the phase": False, "should hide from the loss": False},
+        "claims too much": {**good, "loss is right": False},
+        "not found": {**good, "verdict": "undetected", "names the phase": False},
+        "raised": {"verdict": "error"},
+    }
+    figures = verify_bugs.figures(outcomes)
+    assert figures["bugs"] == 6
+    assert figures["found"] == 4
+    assert figures["found at the right place"] == 3
+    assert figures["found in the right phase"] == 3
+    assert figures["found though the loss is right"] == 3
+    assert figures["said to leave the loss right"] == 4
+    assert figures["of those, the loss is right"] == 3
+    assert figures["found at another place"] == {"elsewhere": "DIVERGES"}
+    assert figures["found in another phase"] == {"other phase": "DIVERGES"}
+    assert not verify_bugs.passes({**figures, "bugs": 60, "found": 60}, {})
 
 
 @pytest.mark.usefixtures("ranks")

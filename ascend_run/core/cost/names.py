@@ -7,7 +7,6 @@ from typing import Final
 
 _IN_LAYER: Final = re.compile(r"decoder\.layers\.\d+\.(.+)")
 _NORMS: Final = {"input_layernorm": "input_norm", "pre_mlp_layernorm": "mlp_norm"}
-_EXPERTS: Final = {"linear_fc1": "experts.fc1", "linear_fc2": "experts.fc2"}
 
 
 def parameter_key(name: str) -> str | None:
@@ -28,9 +27,8 @@ def parameter_key(name: str) -> str | None:
 
 
 def _in_layer(words: list[str], kind: str) -> str | None:
-    if words[:2] == ["mlp", "experts"] and len(words) > 2:
-        # Linears of experts are tensors of their own in some models, and one tensor in others.
-        return next((_EXPERTS[word] for word in words[2:] if word in _EXPERTS), None)
+    if words == ["mlp", "experts"]:  # one tensor for a linear of all of them
+        return f"experts.{kind}" if kind in ("fc1", "fc2") else None
     if words == ["mlp", "shared_experts"] and kind == "gate_weight":
         return "shared_experts.gate_weight"
     suffix = _suffix(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ascend_run.plugin_api.testing.tensors import Replica
@@ -57,8 +58,23 @@ def _copies(name: str, records: Sequence[Record], kind: Kind) -> tuple[Check, Fa
         details=tuple(details[:20]),
     )
     suspects = [*dict.fromkeys(owner(r.name) for r in found)]
+    names = {r.name for r in found}
+    if phase is Phase.OPTIMIZER and len(names) > 1 and 2 * len(names) > _num_copied(records):
+        # Most of them at once are no module's fault, but of what steps them all.
+        suspects.insert(0, "optimizer")
     why = "ranks that hold one tensor do not agree on it"
     return check, Fault(phase=phase, module=suspects[0], suspects=tuple(suspects[1:20]), why=why)
+
+
+def _num_copied(records: Sequence[Record]) -> int:
+    """Trained parameters of which several ranks hold the same part."""
+    held = Counter(
+        (place.name, place.offset)
+        for record in records
+        for place in record.places
+        if place.is_trained
+    )
+    return len({name for (name, _), count in held.items() if count > 1})
 
 
 def _weights(records: Sequence[Record], kind: Kind) -> list[Replica]:
