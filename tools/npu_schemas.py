@@ -3,114 +3,35 @@
     python tools/npu_schemas.py FOLDER
 
 FOLDER holds an unpacked torch_npu wheel for the torch of this environment. It is never installed:
-torch would load it by itself. Without CANN it imports beside stand-ins: shared libraries of the
-names it needs, in which every symbol that nothing else defines is a function that returns 0.
-Schemas and meta kernels are torch_npu's own and need no more.
+torch would load it by itself. Without CANN it imports beside stand-ins
+(``ascend_run/plugins/npu/proof/stand_ins.py``). Schemas and meta kernels are torch_npu's own and
+need no more.
 
-It writes ``tests/plugins/npu/schemas.json``: the version, the schema of each operator, and the
-shapes and dtypes that its meta kernel answers to ``tests/plugins/npu/calls``, which makes each
-call through ``plugins/npu/operators``. A call that the schema does not take fails here.
+It writes two files. ``tests/plugins/npu/schemas.json``: the version, the schema of each operator,
+and the shapes and dtypes that its meta kernel answers to ``tests/plugins/npu/calls``, which makes
+each call through ``plugins/npu/operators``; where there is no answer, null, and under
+``without_meta`` the reason. ``ascend_run/plugins/npu/proof/calls.json``: the calls themselves,
+which a machine's own torch_npu can be asked about. A call that the schema does not take fails here.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ascend_run.plugins.npu.proof import probe, stand_ins
+from ascend_run.plugins.npu.proof.answers import describe
+from ascend_run.plugins.npu.proof.calls import Call
+from ascend_run.plugins.npu.proof.releases import REFERENCE
+
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "tests/plugins/npu/schemas.json"
-_READY = "ASCEND_RUN_STAND_INS"
-
-
-def undefined_symbols(library: Path) -> set[str]:
-    """Dynamic symbols that a library expects from elsewhere."""
-    return _symbols(library, "--undefined-only")
-
-
-def _symbols(library: Path, which: str) -> set[str]:
-    answer = subprocess.run(
-        ["nm", "-D", which, str(library)], capture_output=True, text=True, check=True
-    ).stdout
-    return {line.split()[-1].partition("@")[0] for line in answer.splitlines() if line.strip()}
-
-
-def needed_libraries(library: Path) -> set[str]:
-    """File names of the libraries that a library is linked to."""
-    answer = subprocess.run(
-        ["readelf", "-d", str(library)], capture_output=True, text=True, check=True
-    ).stdout
-    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", answer))
-
-
-def build_stand_ins(package: Path, folder: Path) -> None:
-    """Libraries that torch_npu is linked to and that are nowhere, with what it wants of them."""
-    import torch
-
-    names = ("libtorch_npu.so", "libnpu_profiler.so", "libtensorpipe.so")
-    libraries = [package / "torch_npu/lib" / name for name in names]
-    libraries += (package / "torch_npu").glob("_C*.so")
-    torch_folder = Path(torch.__file__).parent / "lib"
-    present = [*libraries, *torch_folder.glob("*.so*"), *(package / "torch_npu/lib").glob("*.so")]
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    loaded = {Path(line.split()[-1]) for line in maps if ".so" in line}
-    defined: set[str] = set()
-    for library in {*present, *loaded}:
-        if library.exists():
-            defined |= _symbols(library, "--defined-only")
-    defined |= _symbols(Path(sys.executable).resolve(), "--defined-only")
-    missing = {s for library in libraries for s in undefined_symbols(library)} - defined
-    # Thread-local initialisers are found by their absence; weak hooks of the C runtime are none.
-    missing = {s for s in missing if not s.startswith(("_ZTH", "__gmon", "_ITM", "__cxa_fin"))}
-    source = folder / "stand_ins.c"
-    source.write_text("".join(f"long {symbol}() {{ return 0; }}\n" for symbol in sorted(missing)))
-    wanted = {name for library in libraries for name in needed_libraries(library)}
-    wanted -= {path.name for path in present}
-    absent = [name for name in sorted(wanted) if not _is_found(name)]
-    for number, name in enumerate(absent):
-        content = [str(source)] if number == 0 else ["-x", "c", "/dev/null"]
-        command = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{name}"]
-        subprocess.run([*command, "-o", str(folder / name), *content], check=True)
-
-
-def _is_found(name: str) -> bool:
-    import ctypes
-
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
-
-
-def start_again(package: Path) -> None:
-    """This program, with the stand-ins where the loader looks."""
-    with tempfile.TemporaryDirectory() as folder:
-        build_stand_ins(package, Path(folder))
-        environment = {
-            **os.environ,
-            _READY: "1",
-            "LD_LIBRARY_PATH": folder,
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)]),
-        }
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment).returncode)
-
-
-def describe(value: Any) -> Any:
-    """Shapes and dtypes of an answer, as JSON."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return [list(value.shape), str(value.dtype).removeprefix("torch.")]
-    return [describe(item) for item in value]
+_INSIDE = "--beside-torch-npu"
 
 
 def operators_called() -> Iterator[str]:
@@ -120,26 +41,72 @@ def operators_called() -> Iterator[str]:
     yield from sorted(set(re.findall(r"torch\.ops\.npu\.(\w+)", source)))
 
 
-def main() -> None:
-    package = Path(sys.argv[1])
-    if _READY not in os.environ:
-        start_again(package)
+def inside() -> dict[str, Any]:
+    """Every call on meta tensors, where torch_npu can be imported."""
     import torch
-    import torch_npu  # noqa: F401
-    from torch_npu.op_plugin.meta import _meta_registrations
 
-    # Before it warns, once, it asks the device for its generation.
-    _meta_registrations._npu_fusion_attention_warning_printed = True
-
+    torch_npu: Any = importlib.import_module("torch_npu")
+    registrations: Any = importlib.import_module("torch_npu.op_plugin.meta._meta_registrations")
+    # Before it warns, once, of its own attention, it asks the device for its generation.
+    registrations._npu_fusion_attention_warning_printed = True
+    from ascend_run.plugins.npu.proof.recording import recorded_calls
     from tests.plugins.npu.calls import CALLS
 
-    schemas = {
+    content: dict[str, Any] = {"version": torch_npu.__version__, "calls": {}, "meta": {}}
+    content["without_meta"] = {}
+    for name, call in CALLS.items():
+        with recorded_calls() as recorder:
+            try:
+                content["meta"][name] = describe(call(torch.device("meta")))
+            except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+                content["meta"][name] = None
+                words = " ".join(str(error).split())
+                registered = not isinstance(error, NotImplementedError)
+                why = f"its meta kernel fails: {words[:160]}" if registered else "it has none"
+                content["without_meta"][name] = why
+        for number, made in enumerate(recorder.calls, start=1):
+            key = name if number == 1 else f"{name} #{number}"
+            content["calls"][key] = made.to_json()
+    content["schemas"] = {
         name: str(getattr(torch.ops.npu, name).default._schema) for name in operators_called()
     }
-    answers = {name: describe(call(torch.device("meta"))) for name, call in CALLS.items()}
-    (metadata,) = importlib.metadata.distributions(name="torch_npu", path=[str(package)])
-    content = {"torch_npu": metadata.version, "schemas": schemas, "meta": answers}
-    OUTPUT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return content
+
+
+def in_lines(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each entry of its tables, so that a change is seen where it is."""
+    parts = []
+    for key, value in content.items():
+        if isinstance(value, dict) and not {"operator", "positional"} <= value.keys():
+            lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(value.items())]
+            table = ",\n".join(lines)
+            parts.append(f" {json.dumps(key)}: {{\n{table}\n }}")
+        else:
+            parts.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main() -> None:
+    if sys.argv[1] == _INSIDE:
+        print(json.dumps(inside()))
+        return
+    package = Path(sys.argv[1])
+    done = stand_ins.run_beside(package, [__file__, _INSIDE], extra_path=[ROOT])
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    content = json.loads(done.stdout.splitlines()[-1])
+    version = content["version"].partition("+")[0]
+    if version != REFERENCE:
+        sys.exit(f"{package} holds torch_npu {version}; the calls are recorded with {REFERENCE}")
+    calls = {name: Call.from_json(call) for name, call in content["calls"].items()}
+    again = probe.asked(package, calls)
+    if again["answers"].keys() != calls.keys():
+        sys.exit("the recorded calls are not those that torch_npu was asked about")
+    written = {"torch_npu": version, "schemas": content["schemas"], "meta": content["meta"]}
+    written["without_meta"] = content["without_meta"]
+    OUTPUT.write_text(in_lines(written), encoding="utf-8")
+    probe.RECORD.write_text(in_lines(content["calls"]), encoding="utf-8")
+    print(f"{OUTPUT.relative_to(ROOT)}: {len(content['meta'])} calls")
 
 
 if __name__ == "__main__":

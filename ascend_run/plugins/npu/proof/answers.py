@@ -1,0 +1,63 @@
+"""What torch_npu answers to calls on meta tensors; runs in a process beside stand-ins (probe.py).
+
+    python -m ascend_run.plugins.npu.proof.answers CALLS
+
+CALLS is JSON, name -> call. The answer is the last line on standard output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .calls import Call
+
+
+def describe(value: Any) -> Any:
+    """Shapes and dtypes of an answer, as JSON."""
+    if isinstance(value, torch.Tensor):
+        return [[*value.shape], str(value.dtype).removeprefix("torch.")]
+    if isinstance(value, (list, tuple)):
+        return [describe(item) for item in value]
+    return value
+
+
+def answer(call: Call) -> Any:
+    """What a meta kernel gives, or why there is none."""
+    device = torch.device("meta")
+    args = [value.rebuilt(device) for value in call.positional]
+    kwargs = {name: value.rebuilt(device) for name, value in call.by_name}
+    try:
+        return describe(getattr(torch.ops.npu, call.operator)(*args, **kwargs))
+    except NotImplementedError:
+        return {"none": "torch_npu registers none"}
+    except Exception as error:  # whatever a meta kernel raises is what there is to know of it
+        return {"none": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+
+
+def main(words: str) -> None:
+    torch_npu: Any = importlib.import_module("torch_npu")
+    registrations: Any = importlib.import_module("torch_npu.op_plugin.meta._meta_registrations")
+    # Before it warns, once, of its own attention, it asks the device for its generation.
+    registrations._npu_fusion_attention_warning_printed = True
+    calls: Mapping[str, Any] = json.loads(words)
+    operators = {call["operator"] for call in calls.values()}
+    content = {
+        "version": torch_npu.__version__,
+        "schemas": {
+            name: [str(getattr(packet, overload)._schema) for overload in packet.overloads()]
+            for name in sorted(operators)
+            for packet in (getattr(torch.ops.npu, name),)
+        },
+        "answers": {name: answer(Call.from_json(call)) for name, call in calls.items()},
+    }
+    print(json.dumps(content))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

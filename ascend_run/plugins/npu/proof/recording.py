@@ -1,0 +1,64 @@
+"""Every call of an NPU operator inside a block, recorded as it is written, and checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .calls import Call
+
+Check = Callable[[Call], None]
+
+
+class Recorder:
+    """Stands in the place of ``torch.ops.npu`` and passes each call on.
+
+    Args:
+        operators: ``torch.ops.npu`` itself.
+        check: Told of each call of a new description, before it is made; may raise.
+    """
+
+    def __init__(self, operators: Any, check: Check | None = None) -> None:
+        self._operators = operators
+        self._check = check
+        self.calls: Counter[Call] = Counter()
+        """Call -> how often it was made."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operator = getattr(self._operators, name)
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            call = Call.of(name, args, kwargs)
+            if self._check is not None and call not in self.calls:
+                self._check(call)
+            self.calls[call] += 1
+            return operator(*args, **kwargs)
+
+        return recorded
+
+
+def install(check: Check | None = None) -> tuple[Recorder, Callable[[], None]]:
+    """(the recorder, what takes it away again). Recorders may be stacked."""
+    before: Any = torch.ops.npu
+    recorder = Recorder(before, check)
+    operators: Any = torch.ops
+    operators.npu = recorder
+
+    def remove() -> None:
+        operators.npu = before
+
+    return recorder, remove
+
+
+@contextmanager
+def recorded_calls(check: Check | None = None) -> Iterator[Recorder]:
+    """Record inside the block."""
+    recorder, remove = install(check)
+    try:
+        yield recorder
+    finally:
+        remove()

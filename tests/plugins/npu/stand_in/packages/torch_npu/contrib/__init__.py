@@ -1,0 +1,1 @@
+"""Additions to torch_npu."""
