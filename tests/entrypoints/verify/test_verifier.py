@@ -105,7 +105,8 @@ def test_what_is_right_is_found_right(
             Phase.FORWARD,
             "random streams",
         ),
-        (
+        with_feature(
+            "lora",
             faults.cut_adapters_off,
             Question(enable=("lora",), layout={}),
             Phase.BACKWARD,
