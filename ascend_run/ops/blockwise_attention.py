@@ -1,4 +1,4 @@
-"""Attention whose scores are at hand: bias, softcap and dropout, a block of queries at a time.
+"""Attention whose scores are at hand: biases, softcap and dropout, a block of queries at a time.
 
 The scores are computed again in backward, from the log-sum-exp, so that only one block of them
 exists at any time. All arithmetic is float32 (float64 for float64 inputs). A softcap bounds the
@@ -29,6 +29,15 @@ class DropoutRules(Protocol):
     def seed(self) -> int: ...
 
 
+class PositionRules(Protocol):
+    """What is read of plugin_api's PositionBias."""
+
+    @property
+    def slopes(self) -> Tensor: ...
+    @property
+    def root(self) -> bool: ...
+
+
 class ScoreRules(Protocol):
     """What is read of plugin_api's AttentionSpec, which says what each field means."""
 
@@ -39,6 +48,8 @@ class ScoreRules(Protocol):
     @property
     def bias(self) -> Tensor | None: ...
     @property
+    def position_bias(self) -> PositionRules | None: ...
+    @property
     def softcap(self) -> float | None: ...
     @property
     def dropout(self) -> DropoutRules | None: ...
@@ -46,7 +57,8 @@ class ScoreRules(Protocol):
 
 def needs_scores(spec: ScoreRules) -> bool:
     """Whether a spec changes scores or probabilities in ways that fused kernels cannot follow."""
-    return spec.bias is not None or spec.softcap is not None or spec.dropout is not None
+    changes = (spec.bias, spec.position_bias, spec.softcap, spec.dropout)
+    return any(change is not None for change in changes)
 
 
 def band(part: Rectangle, like: Tensor) -> Tensor:
@@ -58,6 +70,15 @@ def band(part: Rectangle, like: Tensor) -> Tensor:
     if part.shape is Shape.BAND:
         hidden |= columns < rows + part.low
     return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
+
+
+def distances(mask: MaskRules, part: Rectangle, like: Tensor) -> Tensor:
+    """How far apart the positions of a rectangle's queries and keys are, [S, J], at least 0."""
+    first, last = part.query_start + mask.query_start, part.query_end + mask.query_start
+    rows = torch.arange(first, last, device=like.device)
+    first, last = part.key_start + mask.key_start, part.key_end + mask.key_start
+    columns = torch.arange(first, last, device=like.device)
+    return (rows[:, None] - columns).abs().to(like.dtype)
 
 
 class _Scores:
@@ -92,9 +113,17 @@ class _Scores:
             capped = scores = torch.tanh(scores / self.spec.softcap) * self.spec.softcap
         if self._bias is not None:
             scores = scores + _cut(self._bias, part).to(self.dtype)
+        if self.spec.position_bias is not None:
+            scores = scores - self._slanted(self.spec.position_bias, part, scores)
         if part.shape is not Shape.FULL:
             scores = scores + band(part, scores)
         return scores, capped
+
+    def _slanted(self, rules: PositionRules, part: Rectangle, like: Tensor) -> Tensor:
+        """Slope times distance, [N, S, J]."""
+        away = distances(self.spec.mask, part, like)
+        slopes = rules.slopes.to(device=like.device, dtype=like.dtype)
+        return slopes[:, None, None] * (away.sqrt_() if rules.root else away)
 
     def keep_masks(self) -> Iterator[tuple[Rectangle, Tensor | None]]:
         """Each rectangle with its dropout factors, drawn anew from the seed in the same order."""
@@ -168,6 +197,26 @@ def backward(
         dk[:, :, part.keys] += dscores_rows.mT @ scores.grouped(q[:, :, part.queries])
     gradients = (dq, dk.to(k.dtype), dv.to(v.dtype))
     return gradients if dbias is None else (*gradients, dbias.to(spec.bias.dtype))
+
+
+def bias_gradient(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: ScoreRules
+) -> Tensor:
+    """The gradient of a bias alone, for a kernel that answers the others; without dropout."""
+    assert spec.bias is not None
+    assert spec.dropout is None
+    scores = _Scores(q, k, spec)
+    v = v.to(scores.dtype)
+    dbias = torch.zeros_like(spec.bias, dtype=scores.dtype)
+    for part in scores.parts:
+        block, _ = scores.of(part)
+        probabilities = _probabilities(block, lse[:, :, part.queries])
+        rows = scores.grouped(dout[:, :, part.queries])
+        dprobabilities = scores.by_head(rows @ v[:, :, part.keys].mT, part)
+        dot = (dout[:, :, part.queries].to(scores.dtype) * out[:, :, part.queries]).sum(-1, True)
+        target = _cut(_four_axes(dbias), part)
+        target += (probabilities * (dprobabilities - dot)).sum_to_size(target.shape)
+    return dbias.to(spec.bias.dtype)
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api import AttentionKernel, AttentionSpec, Mask
+from ascend_run.plugin_api import AttentionKernel, AttentionSpec, Mask, PositionBias
 
 from .attention_reference import attend
 
@@ -27,6 +27,8 @@ class Problem:
     value_width: int = 8
     mask: Mask = attrs.field(factory=Mask)
     bias: tuple[int, ...] | None = None
+    positions: str = ""
+    """What a bias of positions is proportional to: ``distance`` or ``root``; empty: none."""
     sinks: bool = False
     softcap: float | None = None
     seed: int = 0
@@ -52,9 +54,21 @@ class Problem:
         sinks = leaf(self.heads) if self.sinks else None
         leaves.extend(extra for extra in (bias, sinks) if extra is not None)
         spec = AttentionSpec(
-            scale=SCALE, mask=self.mask, bias=bias, sinks=sinks, softcap=self.softcap
+            scale=SCALE,
+            mask=self.mask,
+            bias=bias,
+            position_bias=self._position_bias(),
+            sinks=sinks,
+            softcap=self.softcap,
         )
         return leaves, spec
+
+    def _position_bias(self) -> PositionBias | None:
+        if not self.positions:
+            return None
+        # Numbers that float32 has too, since an operator may want slopes in it.
+        slopes = torch.tensor([(3 + n) / 16 for n in range(self.heads)], dtype=torch.float64)
+        return PositionBias(slopes=slopes, root=self.positions == "root")
 
 
 def run_kernel(
@@ -133,6 +147,19 @@ PROBLEMS = {
     "softcap": Problem(softcap=1.3),
     "softcap-bias-sinks-window": Problem(
         softcap=1.3, bias=(4, 12, 12), sinks=True, mask=Mask(window=(5, 0))
+    ),
+    "distances": Problem(positions="distance"),
+    "roots-of-distances": Problem(positions="root"),
+    "distances-across-chunks": Problem(
+        positions="distance", mask=Mask(causal=False, query_start=12, key_start=3)
+    ),
+    "roots-in-a-window": Problem(positions="root", mask=Mask(window=(4, 0), query_start=2)),
+    "distances-in-documents": Problem(positions="distance", mask=Mask(document_ends=(5, 9))),
+    "distances-bias-sinks-softcap": Problem(
+        positions="distance", bias=(4, 1, 12), sinks=True, softcap=1.3
+    ),
+    "distances-over-several-blocks": Problem(
+        queries=300, keys=300, batch=1, positions="distance", mask=Mask(window=(280, 0))
     ),
     "softcap-over-several-blocks": Problem(queries=300, keys=300, softcap=0.9),
 }

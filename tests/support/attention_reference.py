@@ -42,6 +42,12 @@ def attend(
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if spec.bias is not None:
         scores = scores + spec.bias
+    if spec.position_bias is not None:
+        query = torch.arange(q.shape[0])[:, None] + spec.mask.query_start
+        away = (query - torch.arange(k.shape[0]) - spec.mask.key_start).abs().to(scores.dtype)
+        away = away**0.5 if spec.position_bias.root else away
+        slopes = spec.position_bias.slopes.to(scores.dtype)
+        scores = scores - torch.einsum("n,sj->nsj", slopes, away)
     seen = visible(spec.mask, q.shape[0], k.shape[0])
     largest = scores.detach().masked_fill(~seen, -1e4).amax(-1, keepdim=True)
     largest = torch.where(seen.any(-1, keepdim=True), largest, 0.0)

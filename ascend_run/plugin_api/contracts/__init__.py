@@ -13,6 +13,7 @@ from .attention import (
     AttentionSpec,
     Dropout,
     Mask,
+    PositionBias,
     SequencePartition,
 )
 from .checkpoint import (
@@ -103,6 +104,7 @@ __all__ = [
     "Patch",
     "Place",
     "PlatformOps",
+    "PositionBias",
     "RankKind",
     "Reading",
     "Recomputation",

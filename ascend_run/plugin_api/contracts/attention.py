@@ -41,6 +41,20 @@ class Dropout:
 
 
 @attrs.frozen(kw_only=True)
+class PositionBias:
+    """A bias that follows from how far apart a query and a key are: ``-slope * distance``.
+
+    The distance is that of the mask's positions, ``query_start + i`` and ``key_start + j``. Nobody
+    holds the whole matrix: a kernel makes the part that it works on.
+    """
+
+    slopes: Tensor
+    """One a head, [N], at least 0; a constant, without a gradient."""
+    root: bool = False
+    """Take the square root of the distance."""
+
+
+@attrs.frozen(kw_only=True)
 class AttentionSpec:
     """What one call of an attention kernel has to compute, beside its tensors."""
 
@@ -49,6 +63,8 @@ class AttentionSpec:
     mask: Mask = attrs.field(factory=Mask)
     bias: Tensor | None = None
     """Added to the scaled scores; broadcasts to [B, N, S_q, S_k]."""
+    position_bias: PositionBias | None = None
+    """Added to the scaled scores as well."""
     sinks: Tensor | None = None
     """One extra logit a head, [N], that takes probability and gives no value."""
     softcap: float | None = None
@@ -76,6 +92,7 @@ class AttentionFeatures:
     window: bool = False
     documents: bool = False
     bias: bool = False
+    position_bias: bool = False
     sinks: bool = False
     softcap: bool = False
     dropout: bool = False

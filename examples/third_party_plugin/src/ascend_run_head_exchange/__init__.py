@@ -51,7 +51,7 @@ class HeadExchange:
         numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL},
         level=2,
-        attention=AttentionFeatures.all_but("bias"),
+        attention=AttentionFeatures.all_but("bias", "position_bias"),
         source="DeepSpeed-Ulysses, arXiv:2309.14509",
     )
 

@@ -39,7 +39,7 @@ class HeadExchangeKernel:
 
     def __init__(self, inner: AttentionKernel, group: dist.ProcessGroup) -> None:
         self.inner, self.group = inner, group
-        self.features = inner.features & AttentionFeatures.all_but("bias")
+        self.features = inner.features & AttentionFeatures.all_but("bias", "position_bias")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         copies = 1 if k.shape[HEADS] % self.group.size() == 0 else q.shape[HEADS] // k.shape[HEADS]
