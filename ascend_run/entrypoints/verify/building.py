@@ -13,6 +13,7 @@ from ascend_run.core.config.reading import read_raw
 from ascend_run.core.verify.thresholds import ADAM_EPSILON, LEARNING_RATE, WARMUP
 from ascend_run.entrypoints.planning import prepare_raw
 from ascend_run.plugin_api import AscendRunError
+from ascend_run.plugin_api.layout import world_size
 from ascend_run.plugin_api.testing.models import MODELS
 
 from . import layouts
@@ -103,7 +104,7 @@ def make_side(
     values = {**question.config, **layouts.settings(sizes), **_PROBES}
     return Side(
         name=name,
-        world_size=layouts.world_size(sizes),
+        world_size=world_size(sizes),
         enable=enable,
         values=values,
         base=base,

@@ -57,11 +57,6 @@ def with_dp(sizes: Mapping[str, int]) -> dict[str, int]:
     return {**sizes, "dp": math.lcm(experts, dense) // dense}
 
 
-def world_size(sizes: Mapping[str, int]) -> int:
-    """Ranks; experts are spread over ranks that the other axes have anyway."""
-    return math.prod(sizes.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
-
-
 def settings(sizes: Mapping[str, int]) -> dict[str, Any]:
     """Config key -> value. Every axis is given, so that a file's do not remain."""
     values: dict[str, Any] = {

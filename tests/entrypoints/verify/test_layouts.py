@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ascend_run.entrypoints.verify.layouts import parse_layout, shown, with_dp, world_size
+from ascend_run.entrypoints.verify.layouts import parse_layout, shown, with_dp
 from ascend_run.plugin_api import ConfigError
+from ascend_run.plugin_api.layout import world_size
 
 
 def test_a_layout_is_read_and_shown() -> None:
