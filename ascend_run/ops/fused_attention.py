@@ -1,6 +1,6 @@
 """Attention of the kernel contract's layouts by a fused kernel that wants heads before sequence.
 
-Bias, softcap and dropout change the scores in ways that a fused kernel cannot follow in backward:
+Biases, softcap and dropout change the scores in ways that a fused kernel cannot follow in backward:
 those run in ``blockwise_attention``. Sinks are a correction of the log-sum-exp.
 """
 
@@ -17,7 +17,7 @@ from .pieced_attention import FusedKernel
 
 
 def forward(
-    kernel: FusedKernel, q: Tensor, k: Tensor, v: Tensor, spec: Any, *, in_blocks: bool
+    kernel: FusedKernel | None, q: Tensor, k: Tensor, v: Tensor, spec: Any, *, in_blocks: bool
 ) -> tuple[Tensor, Tensor]:
     """[S, B, N, D] or packed [T, N, D] -> output alike, and log-sum-exp [B, N, S] or [N, T]."""
     if q.dim() == 3:
@@ -25,7 +25,7 @@ def forward(
         out, lse = forward(kernel, *single, spec, in_blocks=in_blocks)
         return out.squeeze(1), lse.squeeze(0)
     tensors = [_heads_first(t) for t in (q, k, v)]
-    if in_blocks:
+    if in_blocks or kernel is None:
         out, lse = blockwise_attention.forward(*tensors, spec)
     else:
         out, lse = pieced_attention.forward(kernel, *tensors, spec.mask, spec.scale)
@@ -35,7 +35,7 @@ def forward(
 
 
 def backward(
-    kernel: FusedKernel,
+    kernel: FusedKernel | None,
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -53,7 +53,7 @@ def backward(
         return dq.squeeze(1), dk.squeeze(1), dv.squeeze(1), *extras
     tensors = [_heads_first(t) for t in (dout, q, k, v, out)]
     extras = []
-    if in_blocks:
+    if in_blocks or kernel is None:
         dq, dk, dv, *extras = blockwise_attention.backward(*tensors, lse, spec)
     else:
         dq, dk, dv = pieced_attention.backward(kernel, *tensors, lse, spec.mask, spec.scale)
@@ -62,6 +62,18 @@ def backward(
             pieced_attention.sink_gradient(tensors[0], tensors[4], lse, spec.sinks, axis=2)
         )
     return (*(_sequence_first(t) for t in (dq, dk, dv)), *extras)
+
+
+def in_blocks_forward(q: Tensor, k: Tensor, v: Tensor, spec: Any) -> tuple[Tensor, Tensor]:
+    """``forward`` without any fused kernel."""
+    return forward(None, q, k, v, spec, in_blocks=True)
+
+
+def in_blocks_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: Any
+) -> tuple[Tensor, ...]:
+    """``backward`` without any fused kernel."""
+    return backward(None, dout, q, k, v, out, lse, spec, in_blocks=True)
 
 
 def _heads_first(x_SBND: Tensor) -> Tensor:

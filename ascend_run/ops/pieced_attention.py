@@ -36,7 +36,8 @@ class FusedKernel(Protocol):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, part: Rectangle, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """(out, log-sum-exp) of tensors that are cut to the rectangle."""
+        """(out, log-sum-exp) of tensors that are cut to the rectangle; where it starts says where
+        they were cut from."""
         ...
 
     def backward(
@@ -73,9 +74,7 @@ def forward(
     lse = q.new_full((*heads, q.shape[axis]), -torch.inf, dtype=_wide(q.dtype))
     for part in parts:
         keys = (_cut(k, part.keys, axis), _cut(v, part.keys, axis))
-        part_out, part_lse = kernel.forward(
-            _cut(q, part.queries, axis), *keys, _from_its_corner(part), scale
-        )
+        part_out, part_lse = kernel.forward(_cut(q, part.queries, axis), *keys, part, scale)
         _cut(out, part.queries, axis).copy_(part_out[..., :width])
         lse[:, :, part.queries] = part_lse
     return out, lse
@@ -114,7 +113,7 @@ def backward(
             *keys,
             out_rows,
             lse[:, :, part.queries].contiguous(),
-            _from_its_corner(part),
+            part,
             scale,
         )
         _cut(dq, part.queries, axis).copy_(part_dq)
@@ -161,11 +160,6 @@ def _covers_all(parts: Sequence[Rectangle], num_queries: int, num_keys: int) -> 
         return False
     (part,) = parts
     return part.queries == slice(0, num_queries) and part.keys == slice(0, num_keys)
-
-
-def _from_its_corner(part: Rectangle) -> Rectangle:
-    """As seen by tensors that are cut to it."""
-    return Rectangle(0, part.num_queries, 0, part.num_keys, part.shape, part.low, part.high)
 
 
 def _cut(x: Tensor, where: slice, axis: int) -> Tensor:

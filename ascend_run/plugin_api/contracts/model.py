@@ -41,9 +41,10 @@ class PlatformOps:
     grouped_matmul: Callable[[Sequence[int], torch.device], GroupedProducts] | None = None
     """Products of groups of rows, from the rows of each; None where those of
     ``ops.grouped_matmul`` serve, in torch's own operations."""
-    attention_kernels: Mapping[str, Callable[[], AttentionKernel]] = attrs.field(factory=dict)
-    """The platform's attention kernels by name, to choose one; without a choice the platform's own
-    answer to ``ascend_attention_kernel`` counts."""
+    attention_kernels: Mapping[str, Callable[..., AttentionKernel]] = attrs.field(factory=dict)
+    """Name -> builder of each attention kernel that the platform has, for a plugin to choose from;
+    the first is what the platform answers to ``ascend_attention_kernel`` itself. Keywords are the
+    kernel's own."""
     fused: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict)
     """Further operators of which the platform has a form of its own, by the name of the torch form
     in ``ascend_run.ops``, whose arguments and answer each has. ``form`` reads it; the list of them

@@ -2,7 +2,7 @@
 
 The fused kernel is ``_scaled_dot_product_flash_attention_for_cpu`` (torch, aten/src/ATen/native/
 cpu/FlashAttentionKernel.cpp), forward and backward, for the rectangles that ``ops.visibility``
-cuts. Bias, softcap and dropout change the scores in ways it cannot follow in backward: those run
+cuts. Biases, softcap and dropout change the scores in ways it cannot follow in backward: those run
 in ``ops.blockwise_attention``. Sinks are a correction of the log-sum-exp, and cost nothing more.
 """
 
@@ -65,26 +65,20 @@ class FusedCpuAttention:
     fused kernel are float32 for the half precisions, and so is the log-sum-exp.
     Numerics: exact softmax (no approximation); float64 agrees with the formula to 1e-10.
     A query that sees no key gives zeros, a log-sum-exp of -inf (or the sink) and no gradient.
+
+    Args:
+        in_blocks: Never use the fused kernel.
     """
 
-    features = AttentionFeatures(
-        window=True,
-        documents=True,
-        bias=True,
-        sinks=True,
-        softcap=True,
-        dropout=True,
-        packed=True,
-        unequal_lengths=True,
-        unequal_widths=True,
-    )
+    features = AttentionFeatures.all_but()
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
+
+    def __init__(self, *, in_blocks: bool = False) -> None:
+        self.in_blocks = in_blocks
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         return AttentionResult(
-            *fused_attention.forward(
-                _FUSED, q, k, v, spec, in_blocks=blockwise_attention.needs_scores(spec)
-            )
+            *fused_attention.forward(_FUSED, q, k, v, spec, in_blocks=self._runs_in_blocks(spec))
         )
 
     def backward(
@@ -100,8 +94,11 @@ class FusedCpuAttention:
     ) -> tuple[Tensor, ...]:
         assert not any(t is None for t in (q, k, v, out, lse))  # see backward_reads
         return fused_attention.backward(
-            _FUSED, dout, q, k, v, out, lse, spec, in_blocks=blockwise_attention.needs_scores(spec)
+            _FUSED, dout, q, k, v, out, lse, spec, in_blocks=self._runs_in_blocks(spec)
         )
+
+    def _runs_in_blocks(self, spec: AttentionSpec) -> bool:
+        return self.in_blocks or blockwise_attention.needs_scores(spec)
 
 
 def _options(part: Rectangle, q: Tensor, scale: float) -> dict[str, Any]:

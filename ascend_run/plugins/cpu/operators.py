@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch.nn import functional as F
 
 from ascend_run.ops.rms_norm import rms_norm
 from ascend_run.ops.rotary import rotary, split_qkv_rotary
 from ascend_run.ops.swiglu import swiglu
 from ascend_run.plugin_api import PlatformOps
+
+from .attention import FusedCpuAttention
 
 
 def platform_ops() -> PlatformOps:
@@ -18,4 +22,8 @@ def platform_ops() -> PlatformOps:
         swiglu=swiglu,
         rotary=rotary,
         split_qkv_rotary=split_qkv_rotary,
+        attention_kernels={
+            "fused": FusedCpuAttention,
+            "blocks": partial(FusedCpuAttention, in_blocks=True),
+        },
     )

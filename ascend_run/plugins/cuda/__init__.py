@@ -31,17 +31,7 @@ class Cuda:
         platforms={"cuda": Support.UNVERIFIED},
         level=0,
         maturity=Maturity.EXPERIMENTAL,
-        attention=AttentionFeatures(
-            window=True,
-            documents=True,
-            bias=True,
-            sinks=True,
-            softcap=True,
-            dropout=True,
-            packed=True,
-            unequal_lengths=True,
-            unequal_widths=True,
-        ),
+        attention=AttentionFeatures.all_but(),
         source="torch.nn.attention; FlashAttention-2, arXiv:2307.08691",
     )
 

@@ -2,7 +2,7 @@
 
 FlashAttention-2 takes half precisions and what is full or causal; the memory-efficient kernel
 takes float32 too, and any mask as a bias, which is how a band is given. float64 and what changes
-the scores (bias, softcap, dropout) run in exact blocks.
+the scores (biases, softcap, dropout) run in exact blocks.
 """
 
 # S queries, J keys, B batch, N query heads, G key-value heads, D width of q, k and v
@@ -51,24 +51,23 @@ class FusedCudaAttention:
     Shapes and dtypes: as in the contract; sums and the log-sum-exp are float32, float64 for
     float64. Numerics: exact softmax (no approximation). A query that sees no key gives zeros, a
     log-sum-exp of -inf (or the sink) and no gradient.
+
+    Args:
+        flash: Use FlashAttention-2 where it takes the rectangle.
+        in_blocks: Use neither fused kernel.
     """
 
-    features = AttentionFeatures(
-        window=True,
-        documents=True,
-        bias=True,
-        sinks=True,
-        softcap=True,
-        dropout=True,
-        packed=True,
-        unequal_lengths=True,
-        unequal_widths=True,
-    )
+    features = AttentionFeatures.all_but()
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
+    def __init__(self, *, flash: bool = True, in_blocks: bool = False) -> None:
+        self.in_blocks = in_blocks
+        self._rectangles = _Rectangles(flash=flash)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+        in_blocks = self._runs_in_blocks(q, spec)
         return AttentionResult(
-            *fused_attention.forward(_RECTANGLES, q, k, v, spec, in_blocks=_in_blocks(q, spec))
+            *fused_attention.forward(self._rectangles, q, k, v, spec, in_blocks=in_blocks)
         )
 
     def backward(
@@ -83,13 +82,14 @@ class FusedCudaAttention:
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         assert not any(t is None for t in (q, k, v, out, lse))  # see backward_reads
+        in_blocks = self._runs_in_blocks(q, spec)
         return fused_attention.backward(
-            _RECTANGLES, dout, q, k, v, out, lse, spec, in_blocks=_in_blocks(q, spec)
+            self._rectangles, dout, q, k, v, out, lse, spec, in_blocks=in_blocks
         )
 
-
-def _in_blocks(q: Tensor, spec: AttentionSpec) -> bool:
-    return q.dtype is torch.float64 or blockwise_attention.needs_scores(spec)
+    def _runs_in_blocks(self, q: Tensor, spec: AttentionSpec) -> bool:
+        scores = q.dtype is torch.float64 or blockwise_attention.needs_scores(spec)
+        return self.in_blocks or scores
 
 
 class _Rectangles:
@@ -97,6 +97,12 @@ class _Rectangles:
 
     sequence_axis = 2
     band_block = BAND_BLOCK
+
+    def __init__(self, *, flash: bool) -> None:
+        self._flash = flash
+
+    def _runs_flash(self, q: Tensor, part: Rectangle) -> bool:
+        return self._flash and choose(q.dtype, q.shape[-1], part.shape) is Fused.FLASH
 
     def cut(self, part: Rectangle) -> Sequence[Rectangle]:
         """A causal rectangle must be square: kernels differ in the corner they count from. The
@@ -115,7 +121,7 @@ class _Rectangles:
         width = q.shape[-1]
         q, k, v = (_aligned(t) for t in (q, k, v))
         causal = part.shape is Shape.CAUSAL
-        if choose(q.dtype, q.shape[-1], part.shape) is Fused.FLASH:
+        if self._runs_flash(q, part):
             out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
                 q, k, v, 0.0, causal, scale=scale
             )
@@ -140,7 +146,7 @@ class _Rectangles:
         width, groups = q.shape[-1], k.shape[1]
         dout, q, k, v, out = (_aligned(t) for t in (dout, q, k, v, out))
         causal = part.shape is Shape.CAUSAL
-        if choose(q.dtype, q.shape[-1], part.shape) is Fused.FLASH:
+        if self._runs_flash(q, part):
             # Without dropout its random state is read by nobody; lengths are the tensors' own.
             none = torch.empty(0, dtype=torch.int64, device=q.device)
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -160,9 +166,6 @@ class _Rectangles:
             )
             dk, dv = (t.unflatten(1, (groups, -1)).sum(2) for t in (dk, dv))
         return dq[..., :width], dk[..., :width], dv[..., :width]
-
-
-_RECTANGLES: Final = _Rectangles()
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch.nn import functional as F
 
 from ascend_run.ops.rotary import rotary
 from ascend_run.ops.swiglu import swiglu
 from ascend_run.plugin_api import PlatformOps
+
+from .attention import FusedCudaAttention
 
 
 def platform_ops() -> PlatformOps:
@@ -19,4 +23,9 @@ def platform_ops() -> PlatformOps:
         layer_norm=lambda x, weight, bias, eps: F.layer_norm(x, (x.shape[-1],), weight, bias, eps),
         swiglu=swiglu,
         rotary=rotary,
+        attention_kernels={
+            "flash": FusedCudaAttention,
+            "efficient": partial(FusedCudaAttention, flash=False),
+            "blocks": partial(FusedCudaAttention, in_blocks=True),
+        },
     )

@@ -16,7 +16,7 @@ from ascend_run.plugin_api import (
 )
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api import AttentionKernel, Patch, PlatformOps, RunConfig
+    from ascend_run.plugin_api import AttentionKernel, Patch, PlatformOps
     from ascend_run.plugin_api.contracts import Device
 
 
@@ -35,30 +35,12 @@ class Npu:
         platforms={"npu": Support.UNVERIFIED},
         level=0,
         maturity=Maturity.EXPERIMENTAL,
-        attention=AttentionFeatures(
-            window=True,
-            documents=True,
-            sinks=True,
-            packed=True,
-            unequal_lengths=True,
-            unequal_widths=True,
-        ),
+        attention=AttentionFeatures.all_but(),
         source="torch_npu, Ascend Extension for PyTorch",
     )
 
     def __init__(self) -> None:
         self._kernel: AttentionKernel | None = None
-
-    @hookimpl
-    def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        dropout = config.model.get("attention_dropout")
-        if not dropout:
-            return []
-        problem = (
-            f"npu: model.attention_dropout={dropout} cannot be replayed from a seed by the fused "
-            "attention; set it to 0"
-        )
-        return [problem]
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from ascend_run.plugin_api import PlatformOps
 
 from . import operators
+from .attention import FusedNpuAttention
 
 
 def platform_ops() -> PlatformOps:
@@ -27,6 +29,11 @@ def platform_ops() -> PlatformOps:
         swiglu=swiglu,
         rotary=rotary,
         grouped_matmul=NpuGroups,
+        attention_kernels={
+            "v1": FusedNpuAttention,
+            "v2": partial(FusedNpuAttention, version=2),
+            "blocks": partial(FusedNpuAttention, in_blocks=True),
+        },
     )
 
 

@@ -67,6 +67,7 @@ def test_any_shape_and_mask_follows_the_formula(data: Any) -> None:
                 key_start=data.draw(lengths),
             ),
             bias=data.draw(st.none() | shapes),
+            positions=data.draw(st.sampled_from(["", "distance", "root"])),
             sinks=data.draw(st.booleans()),
             softcap=data.draw(st.none() | st.just(1.1)),
             seed=data.draw(st.integers(0, 9)),

@@ -168,7 +168,8 @@ def test_fused_operators_are_given_what_makes_the_formula(
     want = run_kernel(KERNEL, exact, exact_spec, dout.double())
     assert [t.dtype for t in got] == [dtype, torch.float32, *(leaf.dtype for leaf in leaves)]
     assert_same(got, want, 2e-5 if dtype is torch.float32 else 3e-2)
-    fused = problem.bias is None and problem.softcap is None and name != "future-chunk"
+    plain = problem.bias is None and problem.softcap is None and not problem.positions
+    fused = plain and name != "future-chunk"
     assert bool(calls.seen.total()) == fused
     if dtype is torch.float32:
         assert not calls.seen[FLASH]
@@ -177,7 +178,7 @@ def test_fused_operators_are_given_what_makes_the_formula(
 
 
 def test_a_causal_rectangle_is_cut_to_a_square_and_the_rest() -> None:
-    (square, rest) = attention._RECTANGLES.cut(Rectangle(3, 10, 2, 6, Shape.CAUSAL))
+    (square, rest) = attention._Rectangles(flash=True).cut(Rectangle(3, 10, 2, 6, Shape.CAUSAL))
     assert square == Rectangle(3, 7, 2, 6, Shape.CAUSAL)
     assert rest == Rectangle(7, 10, 2, 6, Shape.FULL)
 
@@ -197,6 +198,18 @@ def test_torchs_own_meta_kernels_answer_in_the_shapes_of_the_contract(
     gradients = KERNEL.backward(out, q, k, v, out, lse, saved, spec)
     assert [g.shape for g in gradients] == [q.shape, k.shape, v.shape]
     assert {g.dtype for g in gradients} == {dtype}
+
+
+@pytest.mark.parametrize("options", [{"flash": False}, {"in_blocks": True}], ids=str)
+def test_a_kernel_can_be_left_out(options: dict[str, bool], calls: Calls) -> None:
+    leaves, spec = PROBLEMS["causal"].draw(torch.bfloat16)
+    dout = torch.randn(12, 2, 4, 8).bfloat16()
+    want = run_kernel(KERNEL, leaves, spec, dout)
+    calls.seen.clear()
+    assert_same(run_kernel(FusedCudaAttention(**options), leaves, spec, dout), want, 3e-2)
+    assert set(calls.seen) == (
+        {EFFICIENT, f"{EFFICIENT}_backward"} if "flash" in options else set()
+    )
 
 
 def test_dropout_is_replayed_from_its_seed() -> None:

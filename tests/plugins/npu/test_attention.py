@@ -10,9 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ascend_run.plugin_api import AttentionSpec, Dropout, Mask, PlatformError
+from ascend_run.plugin_api import Dropout, Mask
 from ascend_run.plugins.npu import operators
 from ascend_run.plugins.npu.attention import FusedNpuAttention
+from ascend_run.plugins.npu.masks import SharedMasks
 from tests.support.attention_problems import (
     PROBLEMS,
     Problem,
@@ -23,30 +24,37 @@ from tests.support.attention_problems import (
 )
 
 KERNEL = FusedNpuAttention()
-TAKEN = {
-    name: problem
-    for name, problem in PROBLEMS.items()
-    if problem.bias is None and problem.softcap is None
+KERNELS = {
+    **{f"v1 {layout}": FusedNpuAttention(layout=layout) for layout in operators.LAYOUTS},
+    "v1, whole masks": FusedNpuAttention(masks=SharedMasks(compressed=False)),
+    "v2": FusedNpuAttention(version=2),
+    "v2 BNSD": FusedNpuAttention(version=2, layout="BNSD"),
 }
+KERNELS_OFTEN = ("v1 SBH", "v2")
+"""On every problem; the others on those where they differ."""
+FEW = ("multi-query", "window-across-chunks", "wide-values", "bias", "distances", "documents")
+CASES = [
+    (kernel, name) for kernel in KERNELS for name in (PROBLEMS if kernel in KERNELS_OFTEN else FEW)
+]
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[operators.Call]:
     """What the forward operator was asked for."""
-    seen: list[dict[str, Any]] = []
+    seen: list[operators.Call] = []
     plain = operators.fusion_attention
 
-    def watch(*tensors: torch.Tensor, **options: Any) -> operators.AttentionOut:
-        seen.append(options)
-        return plain(*tensors, **options)
+    def watch(*tensors_and_call: Any) -> operators.AttentionOut:
+        seen.append(tensors_and_call[-1])
+        return plain(*tensors_and_call)
 
     monkeypatch.setattr(operators, "fusion_attention", watch)
     return seen
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_output_log_sum_exp_and_every_gradient_follow_the_formula(name: str) -> None:
-    check(KERNEL, TAKEN[name])
+@pytest.mark.parametrize(("kernel", "name"), CASES)
+def test_output_log_sum_exp_and_every_gradient_follow_the_formula(kernel: str, name: str) -> None:
+    check(KERNELS[kernel], PROBLEMS[name])
 
 
 @settings(
@@ -56,12 +64,15 @@ def test_output_log_sum_exp_and_every_gradient_follow_the_formula(name: str) -> 
 def test_any_shape_and_mask_follows_the_formula(data: Any) -> None:
     lengths, bounds = st.integers(1, 20), st.integers(-1, 6)
     ends = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
+    queries, keys = data.draw(lengths), data.draw(lengths)
     check(
-        KERNEL,
+        KERNELS[data.draw(st.sampled_from([*KERNELS]))],
         Problem(
-            queries=data.draw(lengths),
-            keys=data.draw(lengths),
+            queries=queries,
+            keys=keys,
             batch=data.draw(st.integers(1, 2)),
+            bias=data.draw(st.none() | st.sampled_from([(queries, keys), (1, keys), (queries, 1)])),
+            positions=data.draw(st.sampled_from(["", "distance", "root"])),
             groups=data.draw(st.integers(1, 3)),
             heads_per_group=data.draw(st.integers(1, 3)),
             width=data.draw(st.integers(1, 9)),
@@ -92,13 +103,13 @@ def test_documents_of_one_sequence_are_one_call_and_what_they_are_alone(calls: l
     out, lse, dq, dk, dv, dsinks = run_kernel(KERNEL, packed, spec, dout.squeeze(1))
     restored = [out.unsqueeze(1), lse.unsqueeze(0), *(g.unsqueeze(1) for g in (dq, dk, dv)), dsinks]
     assert_same(restored, want)
-    assert [call["layout"] for call in calls] == ["TND", "TND"]
-    assert calls[0]["sparsity"].query_ends == ends
+    assert [call.layout for call in calls] == ["TND", "TND"]
+    assert calls[0].sparsity.query_ends == ends
 
 
 def test_a_band_of_any_length_is_one_call(calls: list[Any]) -> None:
     check(KERNEL, PROBLEMS["window-longer-than-a-block"])
-    assert [call["sparsity"].mode for call in calls] == [operators.BAND]
+    assert [call.sparsity.mode for call in calls] == [operators.BAND]
 
 
 def test_a_merged_log_sum_exp_gives_the_gradients_of_the_whole() -> None:
@@ -124,17 +135,110 @@ def test_statistics_are_float32_and_dtypes_are_kept(dtype: torch.dtype) -> None:
     assert [t.dtype for t in got] == [dtype, torch.float32, dtype, dtype, dtype]
 
 
+def test_a_soft_cap_runs_without_the_operator(calls: list[Any]) -> None:
+    check(KERNEL, PROBLEMS["softcap"])
+    assert not calls
+
+
+@pytest.mark.parametrize("kernel", ["v1 SBH", "v1 BNSD", "v2"])
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("bias", torch.zeros(1)),
-        ("softcap", 1.0),
-        ("dropout", Dropout(probability=0.1, seed=0)),
-    ],
+    "mask",
+    [Mask(), Mask(window=(5, 0)), Mask(document_ends=(7, 12, 20))],
+    ids=["causal", "window", "documents"],
 )
-def test_what_it_does_not_declare_it_refuses(name: str, value: Any) -> None:
-    assert not getattr(KERNEL.features, name)
-    q = torch.ones(2, 1, 1, 4)
-    spec = attrs.evolve(AttentionSpec(scale=1.0), **{name: value})
-    with pytest.raises(PlatformError, match=f"no {name}.*--platform cpu"):
-        KERNEL.forward(q, q, q, spec)
+def test_dropout_is_the_operators_and_is_replayed(kernel: str, mask: Mask) -> None:
+    """Values that are the unit vectors give the probabilities themselves, and so what was kept."""
+    size = 40
+    problem = Problem(queries=size, keys=size, batch=1, width=4, value_width=size, mask=mask)
+    (q, k, _), spec = problem.draw()
+    identity = torch.eye(size, dtype=torch.float64)[:, None, None, :].expand(-1, 1, 2, -1)
+    leaves = [q, k, identity.clone().requires_grad_()]
+    dropped = attrs.evolve(spec, dropout=Dropout(probability=0.4, seed=5))
+    dout = torch.randn(size, 1, 4, size, dtype=torch.float64)
+    before = torch.get_rng_state()
+    got = run_kernel(KERNELS[kernel], leaves, dropped, dout)
+    assert torch.equal(torch.get_rng_state(), before), "the generator is as it was"
+    plain = run_kernel(KERNELS[kernel], leaves, spec, dout)[0]
+    kept = torch.where(plain == 0, 0.0, got[0] / plain).permute(1, 2, 0, 3)
+    seen = plain.permute(1, 2, 0, 3) > 0
+    assert set(kept.round(decimals=6).unique().tolist()) == {0.0, round(1 / 0.6, 6)}
+    assert abs((kept[seen] > 0).double().mean().item() - 0.6) < 0.1
+    assert_same(got, run_reference(leaves, dropped, dout, (kept > 0).double() / 0.6))
+    torch.rand(3)  # what else is drawn changes nothing
+    assert torch.equal(run_kernel(KERNELS[kernel], leaves, dropped, dout)[0], got[0])
+    other = attrs.evolve(spec, dropout=Dropout(probability=0.4, seed=6))
+    assert not torch.equal(run_kernel(KERNELS[kernel], leaves, other, dout)[0], got[0])
+
+
+@pytest.mark.parametrize("change", [{"bias": torch.zeros(1, dtype=torch.float64)}, {}], ids=str)
+def test_what_dropout_leaves_to_torch_is_dropped_all_the_same(
+    change: dict[str, Any], calls: list[Any]
+) -> None:
+    (q, k, v), spec = Problem().draw()
+    probability = 0.5 if change else 1.0
+    dropped = attrs.evolve(spec, dropout=Dropout(probability=probability, seed=3), **change)
+    out = KERNEL.forward(q.detach(), k.detach(), v.detach(), dropped).out
+    assert not calls
+    assert (
+        (out == 0).all()
+        if probability == 1.0
+        else not torch.allclose(out, KERNEL.forward(q.detach(), k.detach(), v.detach(), spec).out)
+    )
+
+
+def test_slopes_and_starts_are_given_to_the_second_version_as_they_are(calls: list[Any]) -> None:
+    problem = Problem(positions="root", mask=Mask(query_start=7, key_start=7))
+    check(KERNELS["v2"], problem)
+    (call,) = calls
+    assert call.bias.kind == operators.ROOT_SLOPES
+    assert (call.bias.query_start, call.bias.key_start) == (7, 7)
+    assert call.bias.pse.shape == (4,)
+
+
+@pytest.mark.parametrize(("kernel", "kind"), [("v1 SBH", 1), ("v2", 0)])
+def test_other_biases_come_before_or_after_the_scale(
+    kernel: str, kind: int, calls: list[Any]
+) -> None:
+    check(KERNELS[kernel], PROBLEMS["bias"])
+    assert [call.bias.kind for call in calls] == [kind]
+
+
+def test_of_a_long_bias_of_positions_the_first_version_is_given_the_last_rows(
+    calls: list[Any],
+) -> None:
+    (q, k, v), spec = Problem(
+        queries=1100, keys=1100, batch=1, groups=1, width=2, value_width=2, positions="distance"
+    ).draw()
+    dout = torch.randn(1100, 1, 2, 2, dtype=torch.float64)
+    got = run_kernel(KERNEL, [q, k, v], spec, dout)
+    assert calls[0].bias.pse.shape == (1, 2, 1024, 1100)
+    assert_same(got, run_kernel(KERNELS["v2"], [q, k, v], spec, dout))
+
+
+def test_all_layers_and_calls_share_one_mask_of_4_mebibytes() -> None:
+    """Whatever the lengths and the number of calls."""
+    kernel = FusedNpuAttention()
+    for queries in (3, 12, 40):
+        for mask in (Mask(), Mask(window=(4, 0)), Mask(document_ends=(2,))):
+            check(kernel, Problem(queries=queries, keys=queries, batch=1, mask=mask))
+    assert sum(mask.nbytes for mask in kernel.masks.tensors) == 4 * 2**20
+
+
+def test_whole_masks_are_made_once_for_each_shape() -> None:
+    kernel = FusedNpuAttention(masks=SharedMasks(compressed=False))
+    for _ in range(3):
+        check(kernel, Problem(queries=12, keys=12))
+        check(kernel, Problem(queries=6, keys=6))
+    assert [mask.shape for mask in kernel.masks.tensors] == [(12, 12), (6, 6)]
+
+
+@pytest.mark.parametrize("kernel", ["v1 SBH", "v2"])
+@pytest.mark.parametrize("name", ["causal", "bias", "distances"])
+def test_float32_follows_the_formula_to_its_rounding(kernel: str, name: str) -> None:
+    leaves, spec = PROBLEMS[name].draw(torch.float32)
+    dout = torch.randn(12, 2, 4, 8, generator=torch.Generator().manual_seed(3))
+    got = run_kernel(KERNELS[kernel], leaves, spec, dout)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    bias = exact[3] if spec.bias is not None else None
+    want = run_reference(exact, attrs.evolve(spec, bias=bias), dout.double())
+    assert_same(got, want, 1e-6)

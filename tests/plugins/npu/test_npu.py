@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ascend_run.entrypoints.planning import prepare
-from ascend_run.plugin_api import AscendRunError, PlatformError
+from ascend_run.plugin_api import PlatformError
 from ascend_run.plugins.npu.device import NpuDevice
 from tests.core.train.runs import write_tokens
 from tests.support.fake_streams import FakeStreams
@@ -32,9 +32,9 @@ def test_a_run_is_planned_without_the_device() -> None:
     assert prepare(None, RUN, platform="npu").config.platform == "npu"
 
 
-def test_dropout_in_the_attention_is_refused_before_anything_runs() -> None:
-    with pytest.raises(AscendRunError, match=r"npu: model.attention_dropout=0\.1"):
-        prepare(None, [*RUN, "model.attention_dropout=0.1"], platform="npu")
+def test_dropout_and_a_bias_of_positions_are_planned() -> None:
+    run = [*RUN, "model.attention_dropout=0.1", "model.window_size=[4,0]"]
+    assert prepare(None, run, platform="npu").config.model.attention_dropout == 0.1
 
 
 def test_a_run_without_torch_npu_ends_with_one_message(tmp_path: Path) -> None:

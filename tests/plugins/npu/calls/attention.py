@@ -1,4 +1,4 @@
-"""Fused attention."""
+"""Fused attention: both versions, every layout, mask, bias and dropout that the plugin uses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ import torch
 from torch import Tensor
 
 from ascend_run.plugins.npu import operators
-from ascend_run.plugins.npu.operators import Sparsity
+from ascend_run.plugins.npu.operators import Bias, Call, Drawn, Sparsity
 
 from .draws import B, D, G, J, N, S, T, draw
 
 SCALE = 0.25
+
+SHAPES = {
+    "SBH": ((S, B, N * D), (J, B, G * D)),
+    "BSH": ((B, S, N * D), (B, J, G * D)),
+    "BSND": ((B, S, N, D), (B, J, G, D)),
+    "BNSD": ((B, N, S, D), (B, G, J, D)),
+    "TND": ((T, N, D), (T, G, D)),
+}
+SQUARE = {"SBH": ((S, B, N * D), (S, B, G * D))}
+"""With as many keys as queries, for slopes."""
 
 
 def _triangle(device: torch.device) -> Tensor:
@@ -21,43 +31,80 @@ def _triangle(device: torch.device) -> Tensor:
     return torch.ones(side, side, dtype=torch.bool, device=device).triu(1)
 
 
-def _sparsity(device: torch.device, kind: str) -> Sparsity:
-    mask = None if kind == "full" else _triangle(device)
+def _call(device: torch.device, kind: str, layout: str, version: int) -> Call:
+    mask = _triangle(device)
+    plain = Call(heads=N, layout=layout, scale=SCALE, version=version)
+    ends = {"query_ends": (3, 10), "key_ends": (3, 10)}
+    documents = Sparsity(operators.LEFT_UP_CAUSAL, mask, **ends)
+    if layout == "TND":
+        keep = 0.5 if kind == "dropout" else 1.0
+        return plain._replace(sparsity=documents, keep_probability=keep)
+    after = operators.BEFORE_SCALE if version == 1 else operators.AFTER_SCALE
+    causal = Sparsity(operators.LEFT_UP_CAUSAL, mask)
+    whole = torch.ones(S, J, dtype=torch.bool, device=device).triu(1)
+    slopes = torch.ones(N, device=device)
     return {
-        "full": Sparsity(),
-        "causal": Sparsity(operators.LEFT_UP_CAUSAL, mask),
-        "band": Sparsity(operators.BAND, mask, pre_tokens=4, next_tokens=1),
-        "documents": Sparsity(operators.LEFT_UP_CAUSAL, mask, query_ends=(3, 10), key_ends=(3, 10)),
+        "full": plain,
+        "causal": plain._replace(sparsity=causal),
+        "whole mask": plain._replace(sparsity=Sparsity(operators.WHOLE_MASK, whole)),
+        "band": plain._replace(
+            sparsity=Sparsity(operators.BAND, mask, pre_tokens=4, next_tokens=1)
+        ),
+        "bias": plain._replace(bias=Bias(draw(device, 1, N, S, J), after)),
+        "bias of keys": plain._replace(bias=Bias(draw(device, B, N, 1, J), after)),
+        "bias before scale": plain._replace(
+            bias=Bias(draw(device, B, N, S, J), operators.BEFORE_SCALE)
+        ),
+        "slopes": plain._replace(
+            sparsity=causal, bias=Bias(slopes, operators.SLOPES, query_start=8, key_start=2)
+        ),
+        "root slopes": plain._replace(
+            sparsity=causal, bias=Bias(slopes, operators.ROOT_SLOPES, query_start=2, key_start=8)
+        ),
+        "dropout": plain._replace(sparsity=causal, keep_probability=0.5),
     }[kind]
 
 
-def attention(device: torch.device, *, kind: str, backward: bool) -> Any:
-    packed = kind == "documents"
-    heads = {"heads": N, "layout": "TND" if packed else "SBH", "scale": SCALE}
-    query_shape = (T, N, D) if packed else (S, B, N * D)
-    key_shape = (T, G, D) if packed else (J, B, G * D)
-    statistics = (T, N, 8) if packed else (B, N, S, 8)
+def attention(device: torch.device, *, kind: str, layout: str, version: int, backward: bool) -> Any:
+    shapes = SQUARE if "slopes" in kind else SHAPES
+    query_shape, key_shape = shapes[layout]
     q, k, v = (draw(device, *shape) for shape in (query_shape, key_shape, key_shape))
-    sparsity = _sparsity(device, kind)
+    call = _call(device, kind, layout, version)
     if not backward:
-        return operators.fusion_attention(q, k, v, **heads, sparsity=sparsity)
+        return operators.fusion_attention(q, k, v, call)[:3]
+    statistics = (T, N, 8) if layout == "TND" else (B, N, S, 8)
+    pairs = 3 * 3 + 7 * 7 if layout == "TND" else B * S * J
     return operators.fusion_attention_grad(
         q,
         k,
         v,
         draw(device, *query_shape),
-        **heads,
-        sparsity=sparsity,
+        call,
         out=draw(device, *query_shape),
         softmax_max=draw(device, *statistics),
         softmax_sum=draw(device, *statistics).abs() + 1,
+        drawn=Drawn(3, 4, N * pairs) if kind == "dropout" else Drawn(),
     )
 
+
+KINDS = {
+    1: (
+        *(("full", layout) for layout in SHAPES),
+        *((kind, "SBH") for kind in ("causal", "whole mask", "band", "bias", "bias of keys")),
+        *(("dropout", layout) for layout in ("SBH", "TND")),
+    ),
+    2: (
+        *(("full", layout) for layout in ("SBH", "TND")),
+        *((kind, "SBH") for kind in ("band", "bias", "bias before scale", "dropout")),
+        *((kind, "SBH") for kind in ("slopes", "root slopes")),
+    ),
+}
 
 CALLS = {
-    f"attention {kind} {'backward' if backward else 'forward'}": partial(
-        attention, kind=kind, backward=backward
+    f"attention v{version} {layout} {kind} {'backward' if backward else 'forward'}": partial(
+        attention, kind=kind, layout=layout, version=version, backward=backward
     )
-    for kind in ("full", "causal", "band", "documents")
+    for version, kinds in KINDS.items()
+    for kind, layout in kinds
     for backward in (False, True)
 }

@@ -1,0 +1,108 @@
+"""Flash attention: choose among the attention kernels that the platform has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import attrs
+
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    AttentionKernel,
+    Claim,
+    ConfigError,
+    Manifest,
+    Maturity,
+    Numerics,
+    PlatformOps,
+    RunConfig,
+    Support,
+    hookimpl,
+)
+
+KERNELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "cpu": ("fused", "blocks"),
+    "cuda": ("flash", "efficient", "blocks"),
+    "npu": ("v1", "v2", "blocks"),
+}
+"""Platform -> the names of its kernels, the one that it takes by itself first."""
+
+
+@attrs.frozen(kw_only=True)
+class FlashAttentionConfig:
+    """Options, set by ``plugins.flash-attention.<field>=<value>``."""
+
+    kernel: str = "auto"
+    """Which kernel: ``fused`` on cpu, ``flash`` or ``efficient`` on cuda, ``v1`` or ``v2`` on npu;
+    ``blocks`` (exact blocks of torch's operations) everywhere; ``auto`` is the platform's first."""
+    layout: Literal["auto", "SBH", "BSH", "BSND", "BNSD"] = "auto"
+    """How q, k and v lie in a call of the NPU's operator; ``auto`` is SBH, as they are."""
+
+
+class FlashAttention:
+    """The platform's kernel by name; what the kernel cannot do runs in exact blocks.
+
+    Without it the platform answers its first kernel. Numerics: exact softmax, whichever kernel;
+    they differ in the order of sums. Source: arXiv:2205.14135, arXiv:2307.08691.
+    """
+
+    manifest = Manifest(
+        name="flash-attention",
+        summary="choose which of the platform's attention kernels computes, and how it is called",
+        claims=(Claim.ATTENTION_KERNEL,),
+        numerics=Numerics.ROUNDING,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
+        attention=AttentionFeatures.all_but(),
+        level=2,
+        maturity=Maturity.EXPERIMENTAL,
+        legacy_flags=("--use-flash-attn", "--shape-order"),
+        source="FlashAttention, arXiv:2205.14135; FlashAttention-2, arXiv:2307.08691",
+    )
+    config_class = FlashAttentionConfig
+
+    def __init__(self, config: FlashAttentionConfig) -> None:
+        self.config = config
+        self._kernel: AttentionKernel | None = None
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        """A platform of somebody else's is asked once it is there."""
+        kernel, layout, platform = self.config.kernel, self.config.layout, config.platform
+        problems = []
+        names = KERNELS.get(platform)
+        if names and kernel not in ("auto", *names):
+            problems.append(_unknown(kernel, platform, names))
+        if names and layout != "auto" and (platform != "npu" or kernel == "blocks"):
+            problems.append(
+                f"flash-attention: plugins.flash-attention.layout={layout} is for the NPU's "
+                "operator; leave it out"
+            )
+        return problems
+
+    @hookimpl
+    def ascend_attention_kernel(self, config: RunConfig, ops: PlatformOps) -> AttentionKernel:
+        if self._kernel is None:  # one for all layers: they share its masks
+            names, wanted = tuple(ops.attention_kernels), self.config.kernel
+            if not names or wanted not in ("auto", *names):
+                raise ConfigError(_unknown(wanted, config.platform, names))
+            build = ops.attention_kernels[names[0] if wanted == "auto" else wanted]
+            layout = self.config.layout
+            self._kernel = build() if layout == "auto" else build(layout=layout)
+        return self._kernel
+
+
+def _unknown(kernel: str, platform: str, names: Sequence[str]) -> str:
+    if not names:
+        return (
+            f"flash-attention: platform {platform} names no attention kernels to choose from; "
+            "leave the plugin out"
+        )
+    return (
+        f"flash-attention: plugins.flash-attention.kernel={kernel}: platform {platform} has "
+        f"{', '.join(names)}; choose one of them, or auto"
+    )
