@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ascend_run.plugin_api import Batch, BatchField, DataError
 from ascend_run.plugin_api.config import RunConfig
-from ascend_run.plugin_api.contracts import SequencePartition
+from ascend_run.plugin_api.contracts import SequencePartition, partition_of
 from ascend_run.plugin_api.layout import Layout
 
 from .samples import Samples
@@ -138,15 +138,17 @@ def cut_sequence(batch: Batch, partition: SequencePartition, cp_rank: int, cp_si
     """What one context-parallel rank keeps of a micro-batch.
 
     Every field with a ``sequence`` axis is cut along it, position ids among them, so that
-    positions can be read from the batch; fields declared ``replicated`` stay whole.
+    positions can be read from the batch; fields declared ``replicated`` stay whole. Documents still
+    end where they end in the whole sequence.
     """
     if cp_size == 1:
         return batch
+    partition = partition_of(partition, batch.document_ends)
     tensors = {
         name: _cut(tensor, batch.fields[name], partition, cp_rank, cp_size)
         for name, tensor in batch.tensors.items()
     }
-    return Batch(tensors=tensors, fields=batch.fields)
+    return attrs.evolve(batch, tensors=tensors)
 
 
 def _cut(
@@ -165,4 +167,4 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if all(tensor.device == device for tensor in batch.tensors.values()):
         return batch
     moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-    return Batch(tensors=moved, fields=batch.fields)
+    return attrs.evolve(batch, tensors=moved)

@@ -11,10 +11,12 @@ from .attention import (
     AttentionKernel,
     AttentionResult,
     AttentionSpec,
+    DocumentPartition,
     Dropout,
     Mask,
     PositionBias,
     SequencePartition,
+    partition_of,
 )
 from .checkpoint import (
     CheckpointEntry,
@@ -84,6 +86,7 @@ __all__ = [
     "CostChange",
     "Datasets",
     "Device",
+    "DocumentPartition",
     "Dropout",
     "ExpertActivation",
     "ExpertWeights",
@@ -118,4 +121,5 @@ __all__ = [
     "TokenBlend",
     "WorkingMemory",
     "Wrapper",
+    "partition_of",
 ]

@@ -6,7 +6,7 @@ Shape letters: see the package.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import attrs
 
@@ -161,3 +161,21 @@ class SequencePartition(Protocol):
     def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[tuple[int, int]]:
         """Half-open position ranges that one rank holds, in the order in which it holds them."""
         ...
+
+
+@runtime_checkable
+class DocumentPartition(SequencePartition, Protocol):
+    """A partition that cuts a batch of several documents in its own way."""
+
+    def of_documents(self, document_ends: tuple[int, ...]) -> SequencePartition:
+        """How such a batch is cut: batch, rotary tables and scores alike."""
+        ...
+
+
+def partition_of(
+    partition: SequencePartition, document_ends: tuple[int, ...] | None
+) -> SequencePartition:
+    """What cuts a batch with these documents."""
+    if document_ends and isinstance(partition, DocumentPartition):
+        return partition.of_documents(document_ends)
+    return partition

@@ -29,6 +29,9 @@ class Batch:
 
     tensors: Mapping[str, Tensor]
     fields: Mapping[str, BatchField]
+    document_ends: tuple[int, ...] | None = None
+    """Positions at which documents end, in each of its sequences, whole as they are; None where
+    all is one. Who sets them does it before the sequence is cut, and on every rank."""
 
 
 @attrs.frozen
