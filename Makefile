@@ -71,6 +71,7 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/plugin_table.py --check
+	$(BIN)/python tools/platform_table.py --check
 	$(BIN)/towncrier build --draft >/dev/null
 
 clean:

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from ascend_run.registry.discovery import Candidate, Catalogue
     from ascend_run.registry.kinds import Plugin
 
-_MARKS = {"real": "", "emulated": "~", "unverified": "?"}
-_LEGEND = "platforms: ~ emulated there, ? not verified there"
+_MARKS = {"real": "", "emulated": "~", "arithmetic": "=", "schema": ":", "unverified": "?"}
+_LEGEND = (
+    "platforms: ~ emulated there; without its device: = proven by arithmetic, : by schema, "
+    "? not verified"
+)
 _HEADER = ("name", "kind", "summary", "numerics", "maturity", "platforms", "from")
 
 

@@ -26,6 +26,7 @@ class Claim(enum.StrEnum):
     """
 
     ATTENTION_KERNEL = "attention-kernel"
+    POSITION_BIAS = "position-bias"
     SEQUENCE_EXCHANGE = "sequence-exchange"
     EXPERTS = "experts"
     TOKEN_DISPATCHER = "token-dispatcher"
@@ -67,12 +68,23 @@ class Maturity(enum.StrEnum):
 
 
 class Support(enum.StrEnum):
-    """How a plugin runs on one platform."""
+    """How a plugin runs on one platform, and how that is known."""
 
     REAL = "real"
+    """Its suite has run on that device."""
     EMULATED = "emulated"
+    """Its suite has run there, on a stand-in of what it is for: a copy to the host, where device
+    and host are one memory."""
+    ARITHMETIC = "arithmetic"
+    """The device has not been seen. Every operator of it that is called is taken by the device
+    library's own schema, and over reference kernels of these operators, on ranks, the very code
+    computes what it computes on the CPU."""
+    SCHEMA = "schema"
+    """The same without the arithmetic: calls are taken by the schema, and that is all."""
     UNVERIFIED = "unverified"
+    """It is written for that platform, and nothing has been shown."""
     REFUSED = "refused"
+    """It cannot run there."""
 
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
