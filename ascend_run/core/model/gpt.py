@@ -69,7 +69,7 @@ class GPT(GPTModel):
         hidden = self.decoder(
             hidden_states=embedded,
             attention_mask=attention_mask,
-            rotary_pos_emb=self._rotary_tables(input_ids),
+            rotary_pos_emb=self._rotary_tables(input_ids, document_ends),
             packed_seq_params=None if document_ends is None else Documents(document_ends),
             **kwargs,
         )
@@ -84,11 +84,14 @@ class GPT(GPTModel):
             )
         return self.loss.from_logits(self._logits(hidden), labels, loss_mask)
 
-    def _rotary_tables(self, input_ids: Tensor) -> Tensor | None:
+    def _rotary_tables(
+        self, input_ids: Tensor, document_ends: tuple[int, ...] | None
+    ) -> Tensor | None:
         if self.rotary is None:
             return None
         whole_length = input_ids.shape[1] * self.cp_size
-        return self.rotary(whole_length, self.config.params_dtype, input_ids.device)
+        dtype, device = self.config.params_dtype, input_ids.device
+        return self.rotary(whole_length, dtype, device, document_ends)
 
     def _tied_weight(self) -> Tensor | None:
         if self.share_embeddings_and_output_weights:

@@ -37,29 +37,48 @@ class RotaryTable(nn.Module):
         self.width, self.base, self.interleaved = width, base, interleaved
         self.partition, self.cp_rank, self.cp_size = partition, cp_rank, cp_size
         self._cache: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+        self._whole: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    def positions(self, seq_length: int) -> Tensor:
+    def positions(self, seq_length: int, document_ends: tuple[int, ...] | None = None) -> Tensor:
         """[S] int64: global positions of this rank's tokens, in the order it holds them."""
         if self.partition is None or self.cp_size == 1:
             return torch.arange(seq_length)
-        chunks = self.partition.chunks(seq_length, self.cp_rank, self.cp_size)
+        partition = c.partition_of(self.partition, document_ends)
+        chunks = partition.chunks(seq_length, self.cp_rank, self.cp_size)
         return torch.cat([torch.arange(start, stop) for start, stop in chunks])
 
-    def forward(self, seq_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def forward(
+        self,
+        seq_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        document_ends: tuple[int, ...] | None = None,
+    ) -> Tensor:
         """[2, S, R]: cosines, then sines; angles are taken in float64 and rounded once.
 
         Args:
             seq_length: The whole sequence's, over all context-parallel ranks.
+            document_ends: Of this batch, whose sequence may be cut by them.
         """
         key = (seq_length, dtype, device)
+        if self.partition is not None and self.cp_size > 1 and document_ends:
+            # Every batch has other documents: the whole table is kept, and a part of it taken.
+            if key not in self._whole:
+                tables = self._tables(torch.arange(seq_length))
+                self._whole[key] = tables.to(device=device, dtype=dtype)
+            places = self.positions(seq_length, document_ends).to(device)
+            return self._whole[key].index_select(1, places)
         if key not in self._cache:
-            exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
-            angles_SP = torch.outer(self.positions(seq_length).double(), self.base**-exponents)
-            angles_SR = (
-                angles_SP.repeat_interleave(2, dim=-1)
-                if self.interleaved
-                else torch.cat((angles_SP, angles_SP), dim=-1)
-            )
-            tables = torch.stack((angles_SR.cos(), angles_SR.sin()))
+            tables = self._tables(self.positions(seq_length))
             self._cache[key] = tables.to(device=device, dtype=dtype)
         return self._cache[key]
+
+    def _tables(self, positions_S: Tensor) -> Tensor:
+        exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
+        angles_SP = torch.outer(positions_S.double(), self.base**-exponents)
+        angles_SR = (
+            angles_SP.repeat_interleave(2, dim=-1)
+            if self.interleaved
+            else torch.cat((angles_SP, angles_SP), dim=-1)
+        )
+        return torch.stack((angles_SR.cos(), angles_SR.sin()))
