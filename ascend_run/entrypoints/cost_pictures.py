@@ -11,7 +11,7 @@ from .plan_costs import flops, seconds, size
 from .report.markup import Markup, details, element, join, table
 
 _PARTS: Final = ("weights", "gradients", "optimizer", "activations", "buffers")
-_TIMES: Final = ("products", "memory", "messages", "bubble")
+_TIMES: Final = ("products", "memory", "operations", "messages", "bubble")
 _WIDTH: Final = 1000
 _NAME: Final = 150
 """Of the names at the left, and below of the values at the right."""

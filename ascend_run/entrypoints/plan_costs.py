@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from ascend_run.core.cost.devices import DEVICES, CostDevice, find_device
+from ascend_run.core.cost.devices import CostDevice, device_of, find_device
 from ascend_run.core.cost.estimate import RankCost, expected_costs
 from ascend_run.core.cost.step_time import StepTime, group_shape, message_time, step_time
 from ascend_run.core.hooks import Hooks
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _Row: TypeAlias = tuple[str, ...]
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "buffers")
+_TIMES = ("products", "memory", "operations", "messages", "bubble")
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _COUNTS = ("", "thousand", "million", "billion", "trillion")
 _FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
@@ -39,7 +40,7 @@ def cost_data(
         ConfigError: There is no such device.
     """
     costs = expected_costs(config, layout, hooks)
-    chosen = DEVICES.get(config.platform) if device is None else find_device(device)
+    chosen = device_of(config.platform) if device is None else find_device(device)
     data: dict[str, Any] = {
         "unit": "bytes and FLOPs of one optimizer step on one rank",
         "tokens": config.train.global_batch_size * config.data.seq_length,
@@ -144,9 +145,7 @@ def cost_lines(cost: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _time_lines(time: Mapping[str, Any]) -> Iterator[str]:
-    parts = ", ".join(
-        f"{name} {seconds(time[name])}" for name in ("products", "memory", "messages", "bubble")
-    )
+    parts = ", ".join(f"{name} {seconds(time[name])}" for name in _TIMES)
     yield f"expected step on {time['device']}: {seconds(time['step'])} ({parts})"
     yield f"  {time['tokens_per_second']:,.0f} tokens/s, {time['mfu']:.1%} of the peak"
     if not time["fits"]:

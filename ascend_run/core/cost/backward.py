@@ -14,7 +14,7 @@ import attrs
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.layout import Layout
 
-from .kept import hidden_bytes
+from .kept import gathered_tokens, hidden_bytes
 from .sizes import Sizes
 
 _WIDE = 4
@@ -42,7 +42,11 @@ def layer_backward(
 ) -> tuple[Step, ...]:
     """The steps of one layer, in the order in which backward runs them."""
     return (
-        *(_moe(config, sizes) if moe else _feed_forward(config, layout, sizes, "mlp", sizes.ffn)),
+        *(
+            _moe(config, layout, sizes)
+            if moe
+            else _feed_forward(config, layout, sizes, "mlp", sizes.ffn)
+        ),
         _norm(config, sizes, "mlp_norm"),
         *_attention(config, layout, sizes),
         _norm(config, sizes, "input_norm"),
@@ -63,7 +67,7 @@ def _norm(config: RunConfig, sizes: Sizes, part: str) -> Step:
 
 
 def _gathered(config: RunConfig, layout: Layout, sizes: Sizes) -> float:
-    """A hidden state gathered from the ranks that share a sequence, for one product."""
+    """A gradient gathered from the ranks that share a sequence, for one product."""
     if layout.tp == 1 or not config.parallel.sequence_parallel:
         return 0.0
     return sizes.tokens * sizes.hidden * sizes.item_bytes
@@ -79,7 +83,7 @@ def _feed_forward(
     inner = sizes.fc1_rows * one
     yield Step(part, "activation", one + inner, ("hidden", "activated"))
     below = sizes.tokens * sizes.hidden * item
-    yield Step(part, "fc1", inner + below + gathered + sizes.fc1_rows * weight, ("input",))
+    yield Step(part, "fc1", inner + below + sizes.fc1_rows * weight, ("input",))
 
 
 def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step]:
@@ -93,15 +97,20 @@ def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step
     yield Step(part, "split", 2 * mixed, ("projected", "statistics"))
     rows = sizes.query_width + 2 * sizes.key_width
     below = sizes.tokens * sizes.hidden * item
-    yield Step(part, "qkv", mixed + below + gathered + rows * sizes.hidden * item, ("input",))
+    yield Step(part, "qkv", mixed + below + rows * sizes.hidden * item, ("input",))
 
 
-def _moe(config: RunConfig, sizes: Sizes) -> Iterator[Step]:
+def _moe(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step]:
     """The plain loop over experts: what the first of them holds, then all weights' gradients."""
     item = sizes.item_bytes
     outer = sizes.expert_rows * sizes.hidden * item
     inner = sizes.expert_rows * sizes.expert_ffn * item
-    yield Step("dispatcher", "combine", 2 * outer)
+    gathered = gathered_tokens(config, layout, sizes) * sizes.hidden
+    if gathered:  # summed in float32, and taken in the model's dtype
+        own = sizes.shared_tokens * sizes.hidden * _WIDE
+        yield Step("dispatcher", "combine", own + gathered * (_WIDE + item))
+    else:
+        yield Step("dispatcher", "combine", 2 * outer)
     first = inner / max(1, sizes.experts)
     yield Step("experts", "activation", outer + (2 + sizes.fc1_rows) * first)
     weights = sizes.experts * sizes.expert_ffn * sizes.hidden * (1 + sizes.fc1_rows) * item
@@ -111,5 +120,7 @@ def _moe(config: RunConfig, sizes: Sizes) -> Iterator[Step]:
         outer + 2 * weights,
         ("hidden", "activated", "product", "weighted", "input"),
     )
+    if gathered:
+        yield Step("dispatcher", "dispatch", outer + gathered * item)
     wide = sizes.shared_tokens * sizes.hidden * _WIDE
     yield Step("router", "gate", outer + wide + hidden_bytes(sizes), ("input", "scores"))

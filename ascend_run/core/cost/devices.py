@@ -1,7 +1,9 @@
-"""Devices that a step's time can be estimated on: published constants, each with its source.
+"""Devices that a step's time can be estimated on: published constants, each with its source, and a
+processor that was measured.
 
-A rate is the vendor's peak. ``reach`` is the share of it that large products get in practice, and
-the one number here that is not published: see docs/cost-model.md.
+Of an accelerator a rate is the vendor's peak, and ``reach``, the share of it that the products of a
+step get, is assumed. Of the processor both are what ``benchmarks.cpu_calibration`` measured and
+wrote into ``cpu.json`` beside this module. See docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -29,6 +31,21 @@ def _rates(instance: object, attribute: attrs.Attribute[Any], value: Any) -> Non
             raise ValueError(f"{attribute.name}.{precision}={rate!r} must be a number above 0")
 
 
+def _share(shares: float | Mapping[str, float], precision: str) -> float:
+    return shares if isinstance(shares, int | float) else shares[precision]
+
+
+def _shares(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    shares = dict.fromkeys(instance.flops, value) if isinstance(value, int | float) else value
+    for precision in instance.flops:
+        share = shares.get(precision)
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(
+                f"{attribute.name}={value!r} must be above 0 and at most 1, as one number or for "
+                "each precision of flops"
+            )
+
+
 @attrs.frozen(kw_only=True)
 class CostDevice:
     """One device, and how it reaches the others."""
@@ -47,19 +64,35 @@ class CostDevice:
     """The same, to other nodes."""
     latency: float = attrs.field(validator=attrs.validators.ge(0))
     """Of one message. Unit: seconds."""
-    reach: float = attrs.field(validator=[attrs.validators.gt(0), attrs.validators.le(1)])
-    """Share of ``flops`` that large products reach."""
+    reach: float | Mapping[str, float] = attrs.field(validator=_shares)
+    """Share of ``flops`` that the products of a step reach; one number, or one a precision."""
+    attention: float | Mapping[str, float] | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_shares)
+    )
+    """The same, of the products inside the attention; None: as the others."""
+    operation: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    """Time of an operation beside its arithmetic that nothing hides: 0 where operations are queued
+    ahead of the device. Unit: seconds."""
     shared: bool = False
     """The rates are those of a machine, which its ranks share."""
     source: str = ""
 
+    def products(self, precision: str) -> float:
+        """FLOP/s that the products of a step get."""
+        return self.flops[precision] * _share(self.reach, precision)
 
-DEVICES: Final[Mapping[str, CostDevice]] = {
+    def attention_products(self, precision: str) -> float:
+        """The same, inside the attention."""
+        share = self.reach if self.attention is None else self.attention
+        return self.flops[precision] * _share(share, precision)
+
+
+_PUBLISHED: Final[Mapping[str, CostDevice]] = {
     device.name: device
     for device in (
         CostDevice(
             name="ascend-910b",
-            flops={"bf16": 376 * _TERA, "fp16": 376 * _TERA, "fp32": 94 * _TERA},
+            flops={"bf16": 353.9 * _TERA, "fp16": 353.9 * _TERA, "fp32": 88.5 * _TERA},
             memory_bandwidth=1600 * _GIGA,
             memory_bytes=64 * 2**30,
             per_node=8,
@@ -67,9 +100,11 @@ DEVICES: Final[Mapping[str, CostDevice]] = {
             network_bandwidth=25 * _GIGA,
             latency=10e-6,
             reach=0.7,
-            source="arXiv:2506.12708, table of the Ascend 910C, whose two dies are the 910B's: "
-            "each 376 TFLOPS in half precision, 64 GB at 1.6 TB/s; links of the Atlas 800T A2 "
-            "server: HCCS 392 GB/s in both directions together, RoCE 200 Gb/s for each device",
+            source="CANN's platform_config of the Ascend910B2C: 24 cube cores of 16 x 16 x 16 half-"
+            "precision products a cycle at 1.8 GHz (arXiv:2506.12708 counts the vector cores too: "
+            "376 TFLOPS a die of the 910C), 64 GB at 1.6 TB/s; fp32 is published nowhere that we "
+            "found, and assumed to be a quarter; links of the Atlas 800T A2 server: HCCS 392 GB/s "
+            "in both directions together, RoCE 200 Gb/s for each device",
         ),
         CostDevice(
             name="h100",
@@ -97,22 +132,19 @@ DEVICES: Final[Mapping[str, CostDevice]] = {
             source="NVIDIA, H200 Tensor Core GPU datasheet (SXM) and DGX H200 datasheet "
             "(ConnectX-7, 400 Gb/s each)",
         ),
-        CostDevice(
-            name="cpu",
-            flops={"bf16": 2000 * _GIGA, "fp16": 340 * _GIGA, "fp32": 332 * _GIGA},
-            memory_bandwidth=13 * _GIGA,
-            memory_bytes=23 * 2**30,
-            per_node=2**20,
-            node_bandwidth=1.3 * _GIGA,
-            network_bandwidth=1.3 * _GIGA,
-            latency=136e-6,
-            reach=0.63,
-            shared=True,
-            source="measured: 2 cores with AMX; python -m benchmarks.cpu_calibration measures "
-            "another machine and writes a file that --device takes",
-        ),
     )
 }
+
+
+CALIBRATED: Final = "cpu"
+CALIBRATION: Final = Path(__file__).with_name("cpu.json")
+"""What ``benchmarks.cpu_calibration`` wrote of the machine that it last ran on."""
+DEVICE_NAMES: Final = (*_PUBLISHED, CALIBRATED)
+
+
+def device_of(platform: str) -> CostDevice | None:
+    """A platform's own device; None where there is none of its name."""
+    return find_device(platform) if platform in DEVICE_NAMES else None
 
 
 def find_device(name: str) -> CostDevice:
@@ -121,10 +153,10 @@ def find_device(name: str) -> CostDevice:
     Raises:
         ConfigError: Neither is there, or the file holds something else.
     """
-    if name in DEVICES:
-        return DEVICES[name]
-    path = Path(name)
-    known = ", ".join(DEVICES)
+    if name in _PUBLISHED:
+        return _PUBLISHED[name]
+    path = CALIBRATION if name == CALIBRATED else Path(name)
+    known = ", ".join(DEVICE_NAMES)
     if not path.is_file():
         raise ConfigError(f"--device {name}: expected one of {known}, or a file of your own")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -16,11 +16,12 @@ from ascend_run.plugin_api.layout import Layout
 
 from . import traffic
 from .backward import layer_backward, norm_backward
-from .flops import forward_flops, step_flops
-from .kept import hidden_bytes, layer_kept
+from .flops import forward_flops, step_attention_flops, step_flops
+from .kept import gather_buffer, hidden_bytes, layer_kept
 from .ledger import Kept, Ledger
 from .loss import kept_by_loss, loss_working
 from .memory import Ends, Memory, peak_memory
+from .operations import step_operations
 from .parameters import rank_parameters
 from .recompute import recompute_as_configured
 from .schedule import in_flight
@@ -45,6 +46,10 @@ class RankCost:
     """That it computes, recomputation included."""
     model_flops: float
     """That the model asks for: the numerator of MFU."""
+    attention_flops: float
+    """Of ``flops``: the scores and their products with the values, without recomputation."""
+    operations: float
+    """Of a step, about."""
     changes: Mapping[str, CostChange]
     """Plugin -> what it changes."""
 
@@ -93,7 +98,9 @@ def _rank_cost(
     parameters = rank_parameters(
         config, layout, sizes, layers, moe, is_first=is_first, is_last=is_last
     )
-    kept = {flag: layer_kept(config, sizes, moe=flag) for flag in {n in moe for n in layers}}
+    kept = {
+        flag: layer_kept(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
+    }
     rank = RankKind(
         pp_rank=pp_rank,
         layers=layers,
@@ -111,6 +118,7 @@ def _rank_cost(
     )
     ledger = _plain(config, layout, sizes, rank, len(chunks))
     ledger.buffers["rotary tables"] = _rotary_bytes(config, sizes)
+    ledger.buffers["gathered hidden states"] = gather_buffer(config, layout, sizes, moe=bool(moe))
     recompute_as_configured(config, ledger, chunks)
     changes = {}
     for plugin, change in hooks.contributions(
@@ -120,8 +128,19 @@ def _rank_cost(
             raise HookError(f"'{plugin}' answers {change!r} to ascend_cost; expected a CostChange")
         changes[plugin] = change
         ledger.apply(change)
-    state = held_state(config, layout, ledger.parameters, sizes.item_bytes, sizes.num_micro_batches)
-    ledger.messages += traffic.gradients(config, layout, sizes, ledger.parameters)
+    state = held_state(
+        config,
+        layout,
+        ledger.parameters,
+        sizes.item_bytes,
+        sizes.num_micro_batches,
+        pp_rank=pp_rank,
+        chunks=chunks,
+    )
+    ledger.messages += _of_what_is_trained(config, layout, sizes, rank, ledger.parameters)
+    ledger.messages += traffic.gradients(
+        config, layout, sizes, ledger.parameters, pp_rank=pp_rank, chunks=chunks
+    )
     by_layer = {n: forward_flops(config, sizes, parameters, n) for n in layers}
     return RankCost(
         rank=rank,
@@ -138,6 +157,8 @@ def _rank_cost(
         messages=_summed(ledger.messages),
         flops=ledger.flops,
         model_flops=step_flops(config, sizes, by_layer, has_output=is_last, model_only=True),
+        attention_flops=step_attention_flops(config, sizes, len(layers)),
+        operations=step_operations(sizes, dense=len(layers) - len(moe), moe=len(moe)),
         changes=changes,
     )
 
@@ -152,9 +173,6 @@ def _plain(
         flag: layer_backward(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
     }
     messages = [m for parts in forward.values() for group in parts.values() for m in group]
-    for layer in layers:
-        messages += traffic.layer_backward(config, layout, sizes, moe=layer in moe)
-    messages += traffic.ends(config, layout, sizes, is_first=rank.is_first, is_last=rank.is_last)
     messages += traffic.between_stages(layout, sizes, rank.pp_rank, num_chunks)
     return Ledger(
         kept={
@@ -177,6 +195,32 @@ def _plain(
         part_flops=by_layer,
         part_messages=forward,
         num_micro_batches=sizes.num_micro_batches,
+    )
+
+
+def _of_what_is_trained(
+    config: RunConfig,
+    layout: Layout,
+    sizes: Sizes,
+    rank: RankKind,
+    parameters: Sequence[ParameterCost],
+) -> Iterator[Messages]:
+    """Messages of the layers' backward and of both ends: some only serve a weight's gradient."""
+    trained: dict[int | None, set[str]] = {layer: set() for layer in (None, *rank.layers)}
+    for parameter in parameters:
+        if parameter.trained:
+            trained[parameter.layer].add(parameter.key)
+    for layer in rank.layers:
+        yield from traffic.layer_backward(
+            config, layout, sizes, moe=layer in rank.moe_layers, trained=trained[layer]
+        )
+    yield from traffic.ends(
+        config,
+        layout,
+        sizes,
+        is_first=rank.is_first,
+        is_last=rank.is_last,
+        trained=trained[None],
     )
 
 

@@ -42,6 +42,12 @@ def attention_flops(config: RunConfig, sizes: Sizes) -> float:
     return 4.0 * sizes.tokens * keys * sizes.query_width
 
 
+def step_attention_flops(config: RunConfig, sizes: Sizes, layers: int) -> float:
+    """The same, forward and backward of all micro-batches of a step."""
+    passes = sizes.num_micro_batches * (1 + _ATTENTION_BACKWARD)
+    return layers * passes * attention_flops(config, sizes)
+
+
 def keys_seen(sequence: int, window: Sequence[int] | None) -> float:
     """How many keys a query sees, on average, under a causal mask."""
     reach = sequence if not window or window[0] < 0 else min(sequence, window[0] + 1)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import KeptTensor
+from ascend_run.plugin_api.layout import Layout
 
 from .sizes import Sizes
 
@@ -19,7 +20,9 @@ _INDEX = 8
 """Bytes of float32 and of int64."""
 
 
-def layer_kept(config: RunConfig, sizes: Sizes, *, moe: bool) -> tuple[KeptTensor, ...]:
+def layer_kept(
+    config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool
+) -> tuple[KeptTensor, ...]:
     """Of one layer and one micro-batch, in the order of the forward."""
     parts: dict[str, Iterable[tuple[str, float]]] = {
         "input_norm": _norm(config, sizes),
@@ -29,7 +32,7 @@ def layer_kept(config: RunConfig, sizes: Sizes, *, moe: bool) -> tuple[KeptTenso
     if moe:
         parts |= {
             "router": _router(sizes),
-            "dispatcher": _dispatcher(sizes),
+            "dispatcher": _dispatcher(config, layout, sizes),
             "experts": _experts(config, sizes),
         }
         if sizes.shared_ffn:
@@ -42,6 +45,21 @@ def layer_kept(config: RunConfig, sizes: Sizes, *, moe: bool) -> tuple[KeptTenso
         for name, nbytes in tensors
         if nbytes
     )
+
+
+def gathered_tokens(config: RunConfig, layout: Layout, sizes: Sizes) -> int:
+    """Tokens of all ranks that share experts, where the dispatcher gathers them; else 0."""
+    ranks = layout.ep * layout.expt_tp
+    gathers = config.model.moe_token_dispatcher_type == "allgather"
+    return ranks * sizes.shared_tokens if gathers and ranks > 1 else 0
+
+
+def gather_buffer(config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool) -> float:
+    """Megatron's one buffer that hidden states are gathered into, the largest of them. It stays."""
+    tokens = gathered_tokens(config, layout, sizes) if moe else 0
+    if layout.tp > 1 and config.parallel.sequence_parallel:
+        tokens = max(tokens, sizes.tokens)
+    return tokens * sizes.hidden * sizes.item_bytes
 
 
 def _dropped(config: RunConfig, sizes: Sizes) -> float:
@@ -110,8 +128,10 @@ def _router(sizes: Sizes) -> Iterator[tuple[str, float]]:
     yield "scores", sizes.shared_tokens * (by_expert + by_choice)
 
 
-def _dispatcher(sizes: Sizes) -> Iterator[tuple[str, float]]:
+def _dispatcher(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[tuple[str, float]]:
     yield "indices", sizes.expert_tokens * (_INDEX + _WIDE)
+    # Where tokens are gathered: which of them go to this rank's experts, and with what weight.
+    yield "chosen", gathered_tokens(config, layout, sizes) * sizes.experts * (_WIDE + 2)
 
 
 def _experts(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:

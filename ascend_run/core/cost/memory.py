@@ -47,6 +47,8 @@ class Memory:
 
     weights: float
     gradients: float
+    gradient_buffers: float
+    """Of the gradients: what is held for the length of the run."""
     optimizer: float
     activations: float
     """At the peak, with what is held for a moment only."""
@@ -94,6 +96,7 @@ def peak_memory(
     return Memory(
         weights=state.weights,
         gradients=state.gradients + most.gradients,
+        gradient_buffers=state.gradients,
         optimizer=state.optimizer,
         activations=most.activations + (host if ledger.host_is_device else 0.0),
         buffers=buffers,

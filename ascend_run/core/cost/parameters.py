@@ -77,8 +77,9 @@ def _layer(
     model, hidden = config.model, sizes.hidden
     biases = bool(model.add_bias_linear)
     yield from _norm(config, "input_norm", hidden, layer)
+    bias = hidden if biases else 0
     yield from _linear(
-        "self_attention", "linear_proj", sizes.query_width, hidden, layer, hidden if biases else 0
+        "self_attention", "linear_proj", sizes.query_width, hidden, layer, bias, whole_bias=True
     )
     rows = sizes.query_width + 2 * sizes.key_width
     qkv_bias = rows if biases or model.add_qkv_bias else 0
@@ -91,7 +92,9 @@ def _layer(
         yield from _feed_forward("mlp", sizes, sizes.ffn, layer, biases=biases)
         return
     rows = sizes.all_experts
-    yield ParameterCost(part="router", name="weight", numel=rows * hidden, layer=layer)
+    yield ParameterCost(
+        part="router", name="weight", numel=rows * hidden, layer=layer, sees_own_tokens=True
+    )
     # Ranks that share tensors but do not cut experts hold copies of them.
     apart = not (layout.ep == 1 and layout.expt_tp == layout.tp)
     for name, numel in (
@@ -103,7 +106,11 @@ def _layer(
         yield from _feed_forward("shared_experts", sizes, sizes.shared_ffn, layer, biases=biases)
         if model.moe_shared_expert_gate:
             yield ParameterCost(
-                part="shared_experts", name="gate_weight", numel=hidden, layer=layer
+                part="shared_experts",
+                name="gate_weight",
+                numel=hidden,
+                layer=layer,
+                sees_own_tokens=True,
             )
 
 
@@ -112,24 +119,43 @@ def _feed_forward(
 ) -> Iterator[ParameterCost]:
     rows, hidden = sizes.fc1_rows * width, sizes.hidden
     yield from _linear(part, "linear_fc1", hidden, rows, layer, rows if biases else 0)
-    yield from _linear(part, "linear_fc2", width, hidden, layer, hidden if biases else 0)
+    bias = hidden if biases else 0
+    yield from _linear(part, "linear_fc2", width, hidden, layer, bias, whole_bias=True)
 
 
 def _linear(
-    part: str, name: str, columns: int, rows: int, layer: int, bias: int
+    part: str,
+    name: str,
+    columns: int,
+    rows: int,
+    layer: int,
+    bias: int,
+    *,
+    whole_bias: bool = False,
 ) -> Iterator[ParameterCost]:
+    """A weight, and its bias, which is whole on every rank where the weight's columns are split."""
     yield ParameterCost(part=part, name=name, numel=rows * columns, layer=layer)
     if bias:
         yield ParameterCost(
-            part=part, name=f"{name}_bias", numel=bias, is_matrix=False, layer=layer
+            part=part,
+            name=f"{name}_bias",
+            numel=bias,
+            is_matrix=False,
+            layer=layer,
+            sees_own_tokens=whole_bias,
         )
 
 
 def _norm(
     config: RunConfig, part: str, width: int, layer: int | None, name: str = "weight"
 ) -> Iterator[ParameterCost]:
-    yield ParameterCost(part=part, name=name, numel=width, is_matrix=False, layer=layer)
-    if config.model.normalization == "LayerNorm":
+    names = [name, f"{name}_bias"] if config.model.normalization == "LayerNorm" else [name]
+    for own in names:
         yield ParameterCost(
-            part=part, name=f"{name}_bias", numel=width, is_matrix=False, layer=layer
+            part=part,
+            name=own,
+            numel=width,
+            is_matrix=False,
+            layer=layer,
+            sees_own_tokens=True,
         )

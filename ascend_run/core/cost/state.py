@@ -22,6 +22,7 @@ _ALIGNED = 64
 _BUCKET_UNIT = 128
 _DEFAULT_BUCKET = 40_000_000
 _BUCKET_OF_RANK = 1_000_000
+_AFTER_LAYERS = ("final_norm", "output_layer")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,11 +45,14 @@ def held_state(
     parameters: Sequence[ParameterCost],
     item_bytes: int,
     num_micro_batches: int,
+    *,
+    pp_rank: int,
+    chunks: Sequence[Sequence[int]],
 ) -> State:
     """The state of one kind of rank.
 
     Args:
-        parameters: Of each chunk, one after the other; buffers are counted as if they were one.
+        chunks: Layers of each chunk of its model.
     """
     trained = [p for p in parameters if p.trained]
     fixed = sum(p.numel for p in parameters if not p.trained)
@@ -64,10 +68,13 @@ def held_state(
             main_gradients=numel * WIDE if half else 0,
         )
     weights, gradients, optimizer = fixed * item_bytes, 0.0, 0.0
+    limit = bucket_size(config, layout, pp_rank)
     for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
         own = [p for p in trained if p.is_expert is is_expert]
         numel = sum(p.numel for p in own)
-        padded = buffer_numel(own, ranks, config) if spread else numel
+        padded = sum(
+            sum(buckets(part, ranks, limit, spread=spread)) for part in by_chunk(own, chunks)
+        )
         weights += padded * item_bytes
         gradients += padded * WIDE
         optimizer += _adam(numel / ranks if spread else numel, len(own), half)
@@ -87,27 +94,63 @@ def keeps_own_gradients(config: RunConfig, layout: Layout, num_micro_batches: in
     )
 
 
-def buffer_numel(parameters: Sequence[ParameterCost], ranks: int, config: RunConfig) -> int:
-    """Numbers in Megatron's buffer of parameters that a distributed optimizer spreads: parameters
-    begin at multiples of 64, buckets end at multiples of 128 and of the ranks."""
-    bucket, end, start = bucket_size(config, ranks), 0, 0
-    unit = math.lcm(ranks, _BUCKET_UNIT)
+def buckets(
+    parameters: Sequence[ParameterCost], ranks: int, limit: int | None, *, spread: bool
+) -> list[int]:
+    """Numbers in each bucket of one of Megatron's buffers of gradients.
+
+    Where a distributed optimizer spreads them, parameters begin at multiples of 64, buckets end at
+    multiples of 128 and of the ranks, and the shared embedding is a bucket of its own.
+
+    Args:
+        ranks: That share the parameters.
+        limit: From ``bucket_size``.
+    """
+    unit, aligned = (math.lcm(ranks, _BUCKET_UNIT), _ALIGNED) if spread else (1, 1)
+    found, start, end = [], 0, 0
+
+    def close() -> None:
+        nonlocal start, end
+        if end > start:
+            end = _up(end, unit)
+            found.append(end - start)
+            start = end
+
     for parameter in reversed(parameters):
-        begin = _up(end, _ALIGNED)
-        if parameter.is_shared_embedding and end > start:
-            begin = start = _up(end, unit)
-        end = begin + parameter.numel
-        full = bucket is not None and end - start >= bucket
-        if full or parameter.is_shared_embedding:
-            end = start = _up(end, unit)
-    return _up(end, unit)
+        alone = spread and parameter.is_shared_embedding
+        if alone:
+            close()
+        end = _up(end, aligned) + parameter.numel
+        if alone or (limit is not None and end - start >= limit):
+            close()
+    close()
+    return found
 
 
-def bucket_size(config: RunConfig, ranks: int) -> int | None:
-    """Parameters that are reduced at once; None for all."""
-    if not config.ddp.overlap_grad_reduce:
+def bucket_size(config: RunConfig, layout: Layout, pp_rank: int) -> int | None:
+    """Parameters after which a bucket is full; None for one bucket. Megatron has several on the
+    first pipeline stage only: no other waits for them."""
+    if not config.ddp.overlap_grad_reduce or pp_rank > 0:
         return None
-    return config.ddp.bucket_size or max(_DEFAULT_BUCKET, _BUCKET_OF_RANK * ranks)
+    return config.ddp.bucket_size or max(_DEFAULT_BUCKET, _BUCKET_OF_RANK * layout.dp)
+
+
+def by_chunk(
+    parameters: Sequence[ParameterCost], chunks: Sequence[Sequence[int]]
+) -> list[list[ParameterCost]]:
+    """Parameters of each chunk of the model, which has buffers of its own.
+
+    Args:
+        chunks: Layers of each.
+    """
+    places = {layer: place for place, layers in enumerate(chunks) for layer in layers}
+    found: list[list[ParameterCost]] = [[] for _ in chunks]
+    for parameter in parameters:
+        is_end = parameter.part in _AFTER_LAYERS
+        beside = len(chunks) - 1 if is_end else 0
+        place = beside if parameter.layer is None else places[parameter.layer]
+        found[place].append(parameter)
+    return found
 
 
 def _up(number: int, unit: int) -> int:

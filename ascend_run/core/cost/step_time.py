@@ -1,6 +1,8 @@
-"""How long a step takes on a device: products, memory, messages, the pipeline's bubble.
+"""How long a step takes on a device: products, memory, operations, messages, the pipeline's bubble.
 
-    compute   flops / (peak * reach)  +  bytes moved / memory bandwidth
+    compute   flops / (peak * reach), the attention's with a reach of its own
+              +  bytes moved / memory bandwidth
+              +  operations * what the device takes for each beside its arithmetic
     messages  for each group: bytes on the wire / the bandwidth of the link that the group spans,
               and a latency for each message; what travels beside the computation counts only as
               far as it takes longer than that
@@ -35,13 +37,14 @@ class StepTime:
 
     products: float
     memory: float
+    operations: float
     messages: float
     """That nothing hides."""
     bubble: float
 
     @property
     def total(self) -> float:
-        return self.products + self.memory + self.messages + self.bubble
+        return self.products + self.memory + self.operations + self.messages + self.bubble
 
 
 def step_time(
@@ -67,8 +70,9 @@ def step_time(
 def _stage_time(
     config: RunConfig, layout: Layout, cost: RankCost, device: CostDevice, share: int
 ) -> StepTime:
-    peak = device.flops[config.train.precision] / share
-    products = cost.flops / (peak * device.reach)
+    precision, attention = config.train.precision, min(cost.attention_flops, cost.flops)
+    products = (cost.flops - attention) * share / device.products(precision)
+    products += attention * share / device.attention_products(precision)
     kept = sum(t.nbytes for tensors in cost.rank.kept.values() for t in tensors)
     moved = _PASSES * kept * cost.rank.num_micro_batches + 2 * cost.memory.optimizer
     memory = moved / (device.memory_bandwidth / share)
@@ -77,7 +81,13 @@ def _stage_time(
         seconds = message_time(layout, message, device)
         hidden, seen = (hidden + seconds, seen) if message.hidden else (hidden, seen + seconds)
     uncovered = max(0.0, hidden - products - memory)
-    return StepTime(products=products, memory=memory, messages=seen + uncovered, bubble=0.0)
+    return StepTime(
+        products=products,
+        memory=memory,
+        operations=cost.operations * device.operation,
+        messages=seen + uncovered,
+        bubble=0.0,
+    )
 
 
 def message_time(layout: Layout, message: Messages, device: CostDevice) -> float:

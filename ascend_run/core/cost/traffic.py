@@ -6,7 +6,7 @@ dispatchers, one reduction of each buffer of gradients, and hidden states betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import Messages, ParameterCost
@@ -14,7 +14,7 @@ from ascend_run.plugin_api.layout import Layout
 
 from .kept import hidden_bytes
 from .sizes import Sizes
-from .state import WIDE, bucket_size, buffer_numel, keeps_own_gradients
+from .state import WIDE, bucket_size, buckets, by_chunk, keeps_own_gradients
 
 _INDEX = 8
 
@@ -46,29 +46,43 @@ def layer_forward(
         return found
     dispatch = _gathered if _gathers(config) else _dispatched
     found["dispatcher"] = list(dispatch(layout, sizes, runs, "forward"))
+    if sizes.shared_ffn:
+        found["shared_experts"] = list(_entry(config, layout, sizes, runs, "shared experts"))
+        found["shared_experts"] += _exit(config, layout, sizes, runs, "shared experts")
     return found
 
 
 def layer_backward(
-    config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool
+    config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool, trained: Collection[str]
 ) -> Iterator[Messages]:
-    """Of one layer, over all micro-batches of a step."""
-    runs, parts = sizes.num_micro_batches, ("attention",) if moe else ("attention", "feed-forward")
+    """Of one layer, over all micro-batches of a step.
+
+    Args:
+        trained: ``part.name`` of its parameters that are.
+    """
+    runs, parts = sizes.num_micro_batches, ["attention"]
+    if not moe or sizes.shared_ffn:
+        parts.append("shared experts" if moe else "feed-forward")
+    first = {
+        "attention": "self_attention.linear_qkv",
+        "feed-forward": "mlp.linear_fc1",
+        "shared experts": "shared_experts.linear_fc1",
+    }
     part, whole = hidden_bytes(sizes), sizes.tokens * sizes.hidden * sizes.item_bytes
     for name in parts if layout.tp > 1 else ():
         why = f"{name}, backward"
         if config.parallel.sequence_parallel:
-            # The gradient that leaves, and once more the input of the first product.
-            yield _times("all_gather", "tp", 2 * runs, part, why)
+            # The gradient that leaves and, for the gradient of its weight, once more the input of
+            # the first product.
+            gathers = 2 if first[name] in trained else 1
+            yield _times("all_gather", "tp", gathers * runs, part, why)
             yield _times("reduce_scatter", "tp", runs, whole, why)
         else:
             yield _times("all_reduce", "tp", runs, whole, why)
     if moe and _gathers(config):
         yield from _gathered(layout, sizes, runs, "backward")
     elif moe:
-        counts = "all_gather"
-        found = _dispatched(layout, sizes, runs, "backward")
-        yield from (m for m in found if m.operation != counts)
+        yield from _dispatched(layout, sizes, runs, "backward")
 
 
 def _entry(
@@ -111,36 +125,53 @@ def _gathered(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iterat
 
 
 def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iterator[Messages]:
-    """Tokens and their weights to the experts, and the outputs back."""
+    """Tokens and their weights to the experts, and the outputs back; gradients go the other way."""
     tokens = sizes.expert_tokens * sizes.hidden * sizes.item_bytes
     weights = sizes.expert_tokens * WIDE
-    why = f"experts, {direction}"
+    why, forward = f"experts, {direction}", direction == "forward"
     if layout.ep > 1:
         yield _times("all_to_all", "ep", 2 * runs, tokens, f"{why}: tokens")
         yield _times("all_to_all", "ep", runs, weights, f"{why}: weights")
-    if layout.ep > 1 or layout.expt_tp > 1:
+    if forward and (layout.ep > 1 or layout.expt_tp > 1):
         counts = sizes.all_experts * _INDEX
         yield _times("all_gather", "tp_ep", runs, counts, f"{why}: counts")
     if layout.expt_tp > 1:
-        gather, scatter = ("all_gather", "reduce_scatter")
-        rows = sizes.expert_rows * sizes.hidden * sizes.item_bytes
-        yield _times(gather, "expt_tp", runs, tokens, f"{why}: tokens of one expert")
-        yield _times(gather, "expt_tp", runs, weights, f"{why}: weights of one expert")
-        yield _times(scatter, "expt_tp", runs, rows, f"{why}: outputs of one expert")
+        there, back = (
+            ("all_gather", "reduce_scatter") if forward else ("reduce_scatter", "all_gather")
+        )
+        # Gathered they are those of all ranks that cut an expert.
+        of_all = 1 if forward else layout.expt_tp
+        rows = tokens * (layout.expt_tp if forward else 1)
+        yield _times(there, "expt_tp", runs, tokens * of_all, f"{why}: tokens of one expert")
+        yield _times(there, "expt_tp", runs, weights * of_all, f"{why}: weights of one expert")
+        yield _times(back, "expt_tp", runs, rows, f"{why}: outputs of one expert")
 
 
 def ends(
-    config: RunConfig, layout: Layout, sizes: Sizes, *, is_first: bool, is_last: bool
+    config: RunConfig,
+    layout: Layout,
+    sizes: Sizes,
+    *,
+    is_first: bool,
+    is_last: bool,
+    trained: Collection[str],
 ) -> Iterator[Messages]:
-    """The embedding and the loss under tensor parallelism."""
+    """The embedding and the loss under tensor parallelism.
+
+    Args:
+        trained: ``part.name`` of the parameters beside the layers that are.
+    """
     if layout.tp == 1:
         return
     runs, sequence_parallel = sizes.num_micro_batches, config.parallel.sequence_parallel
     part, whole = hidden_bytes(sizes), sizes.tokens * sizes.hidden * sizes.item_bytes
     if is_first:
-        operation = "reduce_scatter" if sequence_parallel else "all_reduce"
+        # Where positions are added to it the sum is taken whole, and cut afterwards.
+        added = config.model.position_embedding_type == "learned_absolute"
+        scatters = sequence_parallel and not added
+        operation = "reduce_scatter" if scatters else "all_reduce"
         yield _times(operation, "tp", runs, whole, "embedding, forward")
-        if sequence_parallel:
+        if sequence_parallel and "embedding.word_embeddings" in trained:
             yield _times("all_gather", "tp", runs, part, "embedding, backward")
     if is_last:
         if sequence_parallel:
@@ -165,55 +196,52 @@ def between_stages(layout: Layout, sizes: Sizes, pp_rank: int, chunks: int) -> I
 
 
 def gradients(
-    config: RunConfig, layout: Layout, sizes: Sizes, parameters: Sequence[ParameterCost]
+    config: RunConfig,
+    layout: Layout,
+    sizes: Sizes,
+    parameters: Sequence[ParameterCost],
+    *,
+    pp_rank: int,
+    chunks: Sequence[Sequence[int]],
 ) -> Iterator[Messages]:
     """What the ranks that hold the same parameters reduce and gather once a step."""
     trained = [p for p in parameters if p.trained]
-    overlaps = config.ddp.overlap_grad_reduce
     if not keeps_own_gradients(config, layout, sizes.num_micro_batches):
+        limit = bucket_size(config, layout, pp_rank)
         for is_expert, group, ranks in (
             (False, "dp_cp", layout.dp * layout.cp),
             (True, "expt_dp", layout.expt_dp),
         ):
-            own = [p for p in trained if p.is_expert is is_expert]
-            if ranks > 1 and own:
-                yield from _reduction(config, sizes, own, group, ranks, overlaps=overlaps)
+            if ranks > 1:
+                own = [p for p in trained if p.is_expert is is_expert]
+                yield from _reduction(config, sizes, by_chunk(own, chunks), group, ranks, limit)
     if layout.tp > 1 and config.parallel.sequence_parallel:
-        shared = sum(p.numel for p in trained if _is_of_a_sequence_part(p)) * WIDE
-        yield _times("all_reduce", "tp", 1, shared, "gradients of norms and routers")
+        shared = sum(p.numel for p in trained if p.sees_own_tokens) * WIDE
+        if shared:
+            yield _times("all_reduce", "tp", 1, shared, "gradients of norms and routers")
     if layout.pp > 1 and (tied := [p for p in trained if p.is_shared_embedding]):
         nbytes = sum(p.numel for p in tied) * WIDE
         yield _times("all_reduce", "embd", 1, nbytes, "gradient of the tied embedding")
 
 
-def _is_of_a_sequence_part(parameter: ParameterCost) -> bool:
-    return parameter.part == "router" or "norm" in parameter.key
-
-
 def _reduction(
     config: RunConfig,
     sizes: Sizes,
-    own: Sequence[ParameterCost],
+    own: Sequence[Sequence[ParameterCost]],
     group: str,
     ranks: int,
-    *,
-    overlaps: bool,
+    limit: int | None,
 ) -> Iterator[Messages]:
-    numel = sum(p.numel for p in own)
-    bucket = bucket_size(config, ranks)
-    calls = 1 if bucket is None else max(1, -(-numel // bucket))
-    if not config.ddp.use_distributed_optimizer:
-        yield _times("all_reduce", group, calls, numel * WIDE / calls, "gradients", hidden=overlaps)
+    """Of each bucket of each chunk's buffer."""
+    options = config.ddp
+    spread, overlaps = options.use_distributed_optimizer, options.overlap_grad_reduce
+    found = [numel for part in own for numel in buckets(part, ranks, limit, spread=spread)]
+    if not found:
         return
-    padded = buffer_numel(own, ranks, config)
-    yield _times(
-        "reduce_scatter", group, calls, padded * WIDE / calls, "gradients", hidden=overlaps
-    )
-    yield _times(
-        "all_gather",
-        group,
-        calls,
-        padded * sizes.item_bytes / ranks / calls,
-        "parameters",
-        hidden=config.ddp.overlap_param_gather,
-    )
+    calls, numel = len(found), sum(found)
+    operation = "reduce_scatter" if spread else "all_reduce"
+    yield _times(operation, group, calls, numel * WIDE / calls, "gradients", hidden=overlaps)
+    if spread:
+        own_bytes = numel * sizes.item_bytes / ranks
+        hidden = options.overlap_param_gather
+        yield _times("all_gather", group, calls, own_bytes / calls, "parameters", hidden=hidden)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
 from megatron.core.optimizer.optimizer import (
     ChainedOptimizer,
@@ -169,6 +170,18 @@ class _Chained(ChainedOptimizer):
         for part in self.chained_optimizers:
             _clip(part, norm)
         return self.step_with_ready_grads(), norm, None
+
+    @torch.no_grad()
+    def step_with_ready_grads(self) -> bool:
+        """As Megatron's, but parameters that ranks spread are gathered once: each part would
+        gather those of all of them."""
+        *before, last = self.chained_optimizers
+        succeeded = True
+        for part in before:
+            is_spread = isinstance(part, DistributedOptimizer)
+            own = super(DistributedOptimizer, part) if is_spread else part
+            succeeded &= own.step_with_ready_grads()
+        return succeeded & last.step_with_ready_grads()
 
 
 def _clip(part: MegatronOptimizer, norm: float) -> None:

@@ -84,6 +84,9 @@ class ParameterCost:
     """Index in the whole model; None beside the layers."""
     is_shared_embedding: bool = False
     """The first and the last pipeline stage hold copies, whose gradients are summed."""
+    sees_own_tokens: bool = False
+    """Whole on every tensor-parallel rank, which under sequence parallelism adds its own tokens
+    to the gradient only, so that it is summed over them."""
 
     @property
     def key(self) -> str:

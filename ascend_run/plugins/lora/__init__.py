@@ -12,7 +12,7 @@ from ascend_run.plugin_api import Manifest, Maturity, Numerics, Support, hookimp
 if TYPE_CHECKING:
     from torch import nn
 
-    from ascend_run.plugin_api import RunConfig, RunContext
+    from ascend_run.plugin_api import Layout, RunConfig, RunContext
     from ascend_run.plugin_api import contracts as c
 
 ROLE = "policy"
@@ -88,10 +88,10 @@ class Lora:
         return problems(config, self.config)
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, rank: c.RankKind) -> c.CostChange:
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: c.RankKind) -> c.CostChange:
         from .cost import adapter_cost
 
-        return adapter_cost(config, rank, self.config)
+        return adapter_cost(config, layout, rank, self.config)
 
     @hookimpl
     def ascend_linear(

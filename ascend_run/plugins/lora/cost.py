@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ascend_run.plugin_api import CostChange, KeptTensor, ParameterCost
+from ascend_run.plugin_api import CostChange, KeptTensor, Messages, ParameterCost
 
 from .targets import LINEARS, wanted_parts
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api import RankKind, RunConfig
+    from ascend_run.plugin_api import Layout, RankKind, RunConfig
 
     from . import LoraOptions
 
+_SPLIT_COLUMNS = ("linear_proj", "linear_fc2")
+"""Linears whose inputs tensor-parallel ranks share; of the others it is the outputs."""
 
-def adapter_cost(config: RunConfig, rank: RankKind, options: LoraOptions) -> CostChange:
+
+def adapter_cost(
+    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+) -> CostChange:
     """Nothing of the base is trained; each adapted part has two narrow matrices, whose first
     product is kept for backward."""
     parameters = tuple(_parameters(config, rank, options))
@@ -26,7 +31,46 @@ def adapter_cost(config: RunConfig, rank: RankKind, options: LoraOptions) -> Cos
         frozen=("*",),
         parameters=parameters,
         kept_added=(KeptTensor(part="self_attention", name="adapters", nbytes=width * narrow),),
+        messages=tuple(_messages(config, layout, rank, options)),
     )
+
+
+def _messages(
+    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+) -> Iterator[Messages]:
+    """The narrow products, which travel between tensor-parallel ranks as Megatron's linears send
+    their wide ones."""
+    if layout.tp == 1:
+        return
+    one = rank.tokens * options.rank * rank.item_bytes
+    for weight in rank.parameters:
+        if weight.layer is None or weight.key not in LINEARS:
+            continue
+        parts = len(wanted_parts(options.target_modules, weight.key, config))
+        is_summed = "forward" if weight.name in _SPLIT_COLUMNS else "backward"
+        for operation, direction, nbytes in _exchanges(config, layout, is_summed, parts * one):
+            yield Messages(
+                operation=operation,
+                group="tp",
+                calls=rank.num_micro_batches,
+                sent_bytes=rank.num_micro_batches * nbytes,
+                why=f"adapters, {direction}",
+            )
+
+
+def _exchanges(
+    config: RunConfig, layout: Layout, is_summed: str, nbytes: float
+) -> Iterator[tuple[str, str, float]]:
+    """A sum over the ranks in one direction and, under sequence parallelism, a gathering in the
+    other."""
+    if not nbytes:
+        return
+    if not config.parallel.sequence_parallel:
+        yield "all_reduce", is_summed, nbytes
+        return
+    yield "reduce_scatter", is_summed, nbytes
+    other = "backward" if is_summed == "forward" else "forward"
+    yield "all_gather", other, nbytes / layout.tp
 
 
 def _parts_of(name: str, config: RunConfig, options: LoraOptions, part: str) -> int:
@@ -44,19 +88,25 @@ def _parameters(config: RunConfig, rank: RankKind, options: LoraOptions) -> Iter
         columns = _columns(rank, weight)
         shares = _rows(config, rank, weight.numel // columns)
         rows = sum(shares.get(part, weight.numel // columns) for part in parts)
+        # Of the two the one that is not split over tensor-parallel ranks.
+        whole = "lora_B" if weight.name in _SPLIT_COLUMNS else "lora_A"
         for name, numel in (
             ("lora_A", len(parts) * options.rank * columns),
             ("lora_B", rows * options.rank),
         ):
             yield ParameterCost(
-                part=weight.part, name=f"{weight.name}.{name}", numel=numel, layer=weight.layer
+                part=weight.part,
+                name=f"{weight.name}.{name}",
+                numel=numel,
+                layer=weight.layer,
+                sees_own_tokens=name == whole,
             )
 
 
 def _columns(rank: RankKind, weight: ParameterCost) -> int:
     """Inputs of a linear on this rank: the hidden size where its output is what is split."""
     hidden = next(p.numel for p in rank.parameters if p.key == "input_norm.weight")
-    return weight.numel // hidden if weight.name in ("linear_proj", "linear_fc2") else hidden
+    return weight.numel // hidden if weight.name in _SPLIT_COLUMNS else hidden
 
 
 def _rows(config: RunConfig, rank: RankKind, rows: int) -> Mapping[str, int]:

@@ -8,10 +8,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from ascend_run.core.cost.devices import DEVICES, CostDevice, find_device
+from ascend_run.core.cost.devices import DEVICE_NAMES, CostDevice, find_device
 from ascend_run.core.cost.step_time import group_shape, message_time, step_time
 from ascend_run.plugin_api import ConfigError, Layout, Messages
-from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.models import DENSE, MODELS
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import Trial, run_trial
 from tests.support.costs import planned
 
 DEVICE = CostDevice(
@@ -24,6 +26,7 @@ DEVICE = CostDevice(
     network_bandwidth=10.0,
     latency=0.5,
     reach=0.5,
+    operation=1e-5,
 )
 
 
@@ -41,21 +44,40 @@ def test_a_group_is_timed_by_the_link_that_it_spans() -> None:
     assert message_time(layout, all_reduce("cp"), DEVICE) == 0
 
 
-def test_a_step_is_its_products_its_memory_and_the_bubble() -> None:
+def test_a_step_is_its_products_its_memory_its_operations_and_the_bubble() -> None:
     config = {**DENSE, "parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
     prepared, costs = planned(config, world_size=2)
     time = step_time(prepared.config, prepared.layout, costs, DEVICE)
-    assert time.products == costs[1].flops / 0.5e9  # the last stage has the vocabulary
-    busy = time.products + time.memory + time.messages
+    assert time.products == pytest.approx(
+        costs[1].flops / 0.5e9
+    )  # the last stage has the vocabulary
+    assert time.operations == costs[1].operations * DEVICE.operation > 0
+    busy = time.products + time.memory + time.operations + time.messages
     assert time.bubble == pytest.approx(busy * (2 - 1) / 4)
     assert time.total == pytest.approx(busy + time.bubble)
 
 
-@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
-def test_every_device_names_the_source_of_its_constants(device: CostDevice) -> None:
+@pytest.mark.parametrize("name", DEVICE_NAMES)
+def test_every_device_names_the_source_of_its_constants(name: str) -> None:
+    device = find_device(name)
     assert len(device.source) > 20
     assert {*device.flops} == {"bf16", "fp16", "fp32"}
-    assert 0 < device.reach < 1
+    for precision, peak in device.flops.items():
+        assert 0 < device.products(precision) < peak
+
+
+def test_the_rate_of_the_910b_is_that_of_its_cube_cores() -> None:
+    cores, products_a_cycle, frequency = 24, 16**3, 1.8e9
+    rate = find_device("ascend-910b").flops["bf16"]
+    assert rate == pytest.approx(2 * cores * products_a_cycle * frequency, rel=1e-3)
+
+
+def test_a_share_can_be_one_for_each_precision() -> None:
+    both = attrs.evolve(DEVICE, flops={"fp32": 1e9, "bf16": 4e9}, reach={"fp32": 0.5, "bf16": 0.25})
+    assert both.products("fp32") == 0.5e9
+    assert both.products("bf16") == 1e9
+    with pytest.raises(ValueError, match="for each precision"):
+        attrs.evolve(both, reach={"fp32": 0.5})
 
 
 def test_a_device_can_be_a_file(tmp_path: Path) -> None:
@@ -93,3 +115,24 @@ def test_a_precision_that_a_device_has_no_rate_for_is_refused() -> None:
 def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigError, match="ascend-910b, h100, h200, cpu"):
         find_device("abacus")
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_operations_are_about_as_many_as_torch_dispatches(gloo_pool: GlooPool, model: str) -> None:
+    config = {**MODELS[model], "model.num_layers": 3, "train.global_batch_size": 2}
+    _, (cost,) = planned(config)
+    (outcome,) = gloo_pool.run(run_trial, 1, Trial(config=config, steps=1))
+
+    assert cost.operations == pytest.approx(sum(outcome.operations.values()), rel=0.1)
+
+
+def test_the_attention_can_have_a_share_of_its_own() -> None:
+    prepared, (cost,) = planned(DENSE)
+    slower = attrs.evolve(DEVICE, attention=0.1)
+    assert 0 < cost.attention_flops < cost.flops
+    one = step_time(prepared.config, prepared.layout, [cost], DEVICE)
+    other = step_time(prepared.config, prepared.layout, [cost], slower)
+    assert one.products == pytest.approx(cost.flops / 0.5e9)
+    assert other.products - one.products == pytest.approx(
+        cost.attention_flops * (1 / 0.1e9 - 1 / 0.5e9)
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.pool import GlooPool
 from tests.support.costs import planned
+from tests.support.messages import differences
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,15 @@ def test_only_adapters_are_trained(targets: list[str], width: int) -> None:
     assert cost.trained_parameters == 2 * 4 * width
     assert cost.parameters == plain.parameters + cost.trained_parameters
     assert cost.memory.optimizer < plain.memory.optimizer / 2
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_adapters_send_what_was_expected(gloo_pool: GlooPool, sequence_parallel: bool) -> None:
+    config = {
+        **DENSE,
+        "data.seq_length": 64,
+        "parallel.tensor_model_parallel_size": 2,
+        "parallel.sequence_parallel": sequence_parallel,
+        "plugins.lora.target_modules": ["linear_q", "linear_proj", "linear_fc1"],
+    }
+    assert differences(gloo_pool, config, ("lora",)) == []
