@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import attrs
 
-from . import strict_json
+from ascend_run.core import strict_json
+
 from .boxes import Box, tiling_problem
 
 FORMAT_VERSION: Final = 1

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ascend_run.core import strict_json
 from ascend_run.core.files import sync_folder
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.plugin_api.contracts import ShardPiece
 
-from . import folders, strict_json
+from . import folders
 from .boxes import Box, tiling_problem
 from .manifest import MANIFEST_NAME, Manifest, StoredFile, StoredPiece, StoredTensor
 from .ranks import Ranks, together

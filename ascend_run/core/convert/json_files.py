@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ascend_run.core.strict_json import unique_keys
 from ascend_run.plugin_api.errors import AscendRunError, CheckpointError, ConfigError
 
 _LARGEST_JSON_BYTES: Final = 64 * 2**20  # an index of a model with 200,000 tensors is 20 MB
@@ -35,7 +35,7 @@ def read_object(file: Path, error: type[AscendRunError] = CheckpointError) -> di
         size = file.stat().st_size
         if size > _LARGEST_JSON_BYTES:
             raise error(f"{file}: {size} bytes are too many for this file; it is not what it seems")
-        content = json.loads(file.read_text("utf-8"), object_pairs_hook=_unique)
+        content = json.loads(file.read_text("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as problem:  # UnicodeDecodeError is a ValueError
         raise error(f"{file}: not valid JSON: {problem}") from None
     except OSError as problem:
@@ -43,12 +43,3 @@ def read_object(file: Path, error: type[AscendRunError] = CheckpointError) -> di
     if not isinstance(content, dict):
         raise error(f"{file}: expected a JSON object, found {type(content).__name__}")
     return content
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"key {', '.join(map(repr, twice))} stands twice")
-    return result

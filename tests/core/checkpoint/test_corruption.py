@@ -14,7 +14,7 @@ import torch
 
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.checkpoint.manifest import Manifest
-from ascend_run.core.checkpoint.strict_json import render
+from ascend_run.core.strict_json import render
 from ascend_run.plugin_api import CheckpointError, ShardPiece
 
 from .tensors import blank, numbers, part, rows, whole_piece

@@ -33,8 +33,8 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         (b"[" * 100_000, "not valid JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b"[1]", "expected a JSON object, found list"),
-        (b'{"hidden_size": 1, "hidden_size": 2}', "'hidden_size' stands twice"),
-        (b'{"rope": {"theta": 1, "theta": 2}}', "'theta' stands twice"),
+        (b'{"hidden_size": 1, "hidden_size": 2}', "'hidden_size' is given twice"),
+        (b'{"rope": {"theta": 1, "theta": 2}}', "'theta' is given twice"),
     ],
     ids=["empty", "cut", "utf-16", "deep", "long-number", "list", "twice", "twice-inside"],
 )

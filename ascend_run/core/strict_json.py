@@ -20,7 +20,7 @@ def parse(data: bytes) -> Any:
     """
     try:
         return json.loads(
-            data.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+            data.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
@@ -46,7 +46,12 @@ def value_problems(value: Any, name: str) -> list[str]:
     return [f"{name}: {kind} is not JSON; use None, bool, int, float, str, list, dict, or a piece"]
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``json.loads``: an object that gives no key twice.
+
+    Raises:
+        ValueError: It gives one twice.
+    """
     table = dict(pairs)
     if len(table) != len(pairs):
         keys = [key for key, _ in pairs]
