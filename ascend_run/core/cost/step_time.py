@@ -123,5 +123,5 @@ def group_shape(layout: Layout, message: Messages) -> tuple[int, int]:
         "ep": (layout.ep, layout.expt_tp),
         "tp_ep": (expert, 1),
         "expt_dp": (layout.expt_dp, expert),
-    }.get(message.group, (message.group_size, 1))
+    }.get(message.group, (message.group_size, message.group_stride))
     return size, (size - 1) * stride + 1

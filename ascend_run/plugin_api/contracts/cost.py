@@ -123,6 +123,8 @@ class Messages:
     """Whether it travels beside the computation."""
     group_size: int = 0
     """Ranks of a group that is not an axis of the layout; 0: the axis says it."""
+    group_stride: int = 1
+    """From one rank of such a group to the next."""
 
 
 @attrs.frozen(kw_only=True)
