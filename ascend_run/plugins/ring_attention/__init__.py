@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from ascend_run.ops.ring_attention.cut import CUTS
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
@@ -24,7 +25,6 @@ from ascend_run.plugin_api import (
 )
 
 from .cost import ring_cost
-from .partition import PARTITIONS
 
 LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
 """A bias would have to be cut along its queries and its keys; sinks come in after the merge."""
@@ -35,8 +35,8 @@ class RingAttentionConfig:
     """Options, set by ``plugins.ring-attention.<field>=<value>``."""
 
     cut: Literal["zig-zag", "contiguous"] = "zig-zag"
-    """How the ranks share a sequence: an early and a late part each, which gives them equal work
-    under a causal mask, or one part each."""
+    """How the ranks share a sequence: an early and a late part each, of every document where
+    documents are known, which gives them equal work under a causal mask; or one part each."""
     keep: Literal["nothing", "keys", "all"] = "nothing"
     """What a rank keeps for backward of the keys and values that it received; what it keeps does
     not travel again."""
@@ -87,7 +87,7 @@ class RingAttention:
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
         if config.parallel.context_parallel_size <= 1:
             return None
-        return PARTITIONS[self.config.cut]
+        return CUTS[self.config.cut]
 
     @hookimpl
     def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
@@ -104,5 +104,5 @@ class RingAttention:
         from .kernel import RingKernel
 
         keep = "nothing" if layer_index % self.config.keep_every else self.config.keep
-        partition = PARTITIONS[self.config.cut]
-        return lambda inner: RingKernel(inner, groups.cp, partition, keep=keep)
+        cut = CUTS[self.config.cut]
+        return lambda inner: RingKernel(inner, groups.cp, cut, keep=keep)

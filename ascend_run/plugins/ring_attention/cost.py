@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ascend_run.ops.ring_attention.volume import Ring
 from ascend_run.plugin_api import CostChange, KeptChange, KeptTensor, Layout, Messages, RankKind
-
-_SUM_BYTES = 4
 
 
 def ring_cost(
@@ -17,39 +16,38 @@ def ring_cost(
     What is kept of them here does not go round again. A window may stop the ring early; this is
     the whole ring.
     """
-    others = layout.cp - 1
-    keys = rank.tokens * rank.query_groups * rank.head_width * rank.item_bytes
-    gradients = 2 * keys * _SUM_BYTES / rank.item_bytes
-    keeping = [layer for layer in rank.layers if layer % keep_every == 0] if others else []
-    keeping = [] if keep == "nothing" else keeping
-    runs = rank.num_micro_batches
-    plain = (len(rank.layers) - len(keeping)) * runs
-    kept_runs = len(keeping) * runs
-    messages = [
-        _sends(others * (plain + kept_runs), 2 * keys, "keys and values, forward"),
-        _sends(others * plain, 2 * keys, "keys and values, backward"),
-        _sends(others * (plain + kept_runs), gradients, "gradients of keys and values"),
+    ring = Ring(
+        tokens=rank.tokens,
+        groups=rank.query_groups,
+        width=rank.head_width,
+        item_bytes=rank.item_bytes,
+        size=layout.cp,
+        window=layout.cp,
+    )
+    keeping = tuple(i for i in rank.layers if i % keep_every == 0) if keep != "nothing" else ()
+    hops, _ = ring.hops
+    plain = (len(rank.layers) - len(keeping)) * rank.num_micro_batches
+    counted = [
+        (runs, sends)
+        for runs, kept in ((plain, "nothing"), (len(keeping) * rank.num_micro_batches, keep))
+        for sends in ring.sends(hops, kept)
+        if runs
     ]
-    if keep == "keys":
-        messages.append(_sends(others * kept_runs, keys, "values, backward"))
-    held = {"keys": layout.cp * keys + keys, "all": layout.cp * 2 * keys}.get(keep, 0.0)
+    received = KeptTensor(part="self_attention", name="received", nbytes=ring.held_bytes(keep))
     own = ("self_attention.k", "self_attention.v")
     return CostChange(
-        kept=(KeptChange(tensors=own, layers=tuple(keeping), factor=0.0),) if keeping else (),
-        kept_added=(KeptTensor(part="self_attention", name="received", nbytes=held),)
-        if keeping
-        else (),
-        kept_added_layers=tuple(keeping),
-        messages=tuple(m for m in messages if m.calls),
-    )
-
-
-def _sends(calls: float, nbytes: float, why: str) -> Messages:
-    return Messages(
-        operation="send",
-        group="cp",
-        calls=calls,
-        sent_bytes=calls * nbytes,
-        why=why,
-        hidden=True,
+        kept=(KeptChange(tensors=own, layers=keeping, factor=0.0),) if keeping else (),
+        kept_added=(received,) if keeping else (),
+        kept_added_layers=keeping,
+        messages=tuple(
+            Messages(
+                operation="send",
+                group="cp",
+                calls=runs * sends.calls,
+                sent_bytes=runs * sends.calls * sends.nbytes,
+                why=sends.why,
+                hidden=True,
+            )
+            for runs, sends in counted
+        ),
     )

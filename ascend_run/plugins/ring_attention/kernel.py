@@ -1,180 +1,35 @@
-"""An attention kernel around another: keys and values go round a ring of ranks, queries stay."""
+"""The ring as an attention kernel of this package's contract."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
-
-import attrs
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops.ring import Packing, Passing, pass_on
+from ascend_run.ops.ring_attention.cut import Cut
+from ascend_run.ops.ring_attention.kernel import RingAttention, lacking
+from ascend_run.ops.ring_attention.received import Keep
 from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec, HookError
 
-from . import LETS_THROUGH
-from .blocks import Block, ring_steps
-from .received import Keep, Received
-from .sums import Attended, KeySums, RowSums, sink_gradient
 
-if TYPE_CHECKING:
-    from .partition import Contiguous, ZigZag
-
-# P ranks of the group; s positions of one of them; B micro-batch; N query heads, G key-value
-# heads; D width of q and k, E width of v. Packed: no B.
-
-_READABLE = ("q", "k", "v", "out", "lse")
-_GRADIENTS = 1
-"""The tag of the ring of gradients, which turns beside that of keys and values."""
-
-
-class RingKernel:
+class RingKernel(RingAttention):
     """contracts.AttentionKernel on this rank's chunks of the sequence, [s, B, N, D].
 
-    Forward: while a rank attends to the keys that it holds, they travel to the next rank and those
-    of the rank before come in; what the parts give is merged by their log-sum-exps. Backward goes
-    the other way round, from the keys held last: the gradients of each part follow from the merged
-    output and log-sum-exp, and the sums for a block of keys travel one step behind it, until both
-    are home.
-
-    Args:
-        inner: Its backward takes the output and log-sum-exp that it is given for those of the
-            whole softmax.
-        keep: See ``Received``.
-
-    Numerics: sums over blocks are float32, or float64 for float64 inputs, in a fixed order.
-    Source: arXiv:2310.01889; a backward that begins where forward ended is MindSpeed's.
+    Raises:
+        HookError: The inner kernel cannot compute the blocks of a ring.
     """
-
-    backward_reads = frozenset({"q", "out", "lse"})
 
     def __init__(
         self,
         inner: AttentionKernel,
         group: dist.ProcessGroup,
-        partition: ZigZag | Contiguous,
+        cut: Cut,
         *,
         keep: Keep = "nothing",
     ) -> None:
-        lacking = [
-            f"its backward does not read {name}, and would take a part for the whole softmax"
-            for name in ("out", "lse")
-            if name not in inner.backward_reads
-        ]
-        if not inner.features.unequal_lengths:
-            lacking.append("it takes only as many keys as queries")
-        if lacking:
+        if problems := lacking(inner):
             name = type(inner).__name__
-            raise HookError(f"ring-attention cannot compute its blocks by {name}", lacking)
-        self.inner, self.group, self.partition, self.keep = inner, group, partition, keep
-        self.features = attrs.evolve(inner.features & LETS_THROUGH, sinks=True)
+            raise HookError(f"ring-attention cannot compute its blocks by {name}", problems)
+        super().__init__(inner, group, cut, keep=keep)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
-        assert spec.bias is None, "see features"
-        steps = self._steps(spec, q.shape[0], k.shape[0])
-        packing = Packing([k.shape, v.shape])
-        received = Received(self.keep, num_keys=k.numel(), num_steps=len(steps))
-        attended = Attended(q, v.shape[-1])
-        inner_saved: list[Tensor] = []
-        held = packing.pack([k, v])
-        for step, blocks in enumerate(steps):
-            coming = pass_on(held, self.group) if step < len(steps) - 1 else None
-            received.add(held)
-            held_k, held_v = packing.views(held)
-            for index, block in enumerate(blocks):
-                keys, values = held_k[block.columns], held_v[block.columns]
-                block_spec = self._block_spec(spec, block, step, index)
-                result = self.inner.forward(q[block.rows], keys, values, block_spec)
-                inner_saved += result.saved
-                attended.add(block, result)
-            held = coming.wait() if coming else held
-        # Backward sees no k and no v, but must know their shapes.
-        shape_carrier = k.new_empty((*k.shape[:-1], 0))
-        out, lse = attended.result(spec.sinks)
-        return AttentionResult(out, lse, (shape_carrier, *received.tensors(), *inner_saved))
-
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        out: Tensor | None,
-        lse: Tensor | None,
-        saved: tuple[Tensor, ...],
-        spec: AttentionSpec,
-    ) -> tuple[Tensor, ...]:
-        assert q is not None
-        assert out is not None
-        assert lse is not None
-        shape_carrier, *rest = saved
-        key_shape = (*shape_carrier.shape[:-1], q.shape[-1])
-        value_shape = (*shape_carrier.shape[:-1], dout.shape[-1])
-        steps = self._steps(spec, q.shape[0], key_shape[0])
-        packing = Packing([key_shape, value_shape])
-        received = Received(
-            self.keep, num_keys=math.prod(key_shape), num_steps=len(steps), saved=tuple(rest)
-        )
-        inner_saved = _by_block(rest[received.num_tensors :], steps)
-        row_sums = RowSums(q)
-        sums_coming: Passing | None = None
-        for step in reversed(range(len(steps))):
-            moving = received.moving
-            coming = pass_on(moving, self.group, by=-1) if step and moving is not None else None
-            held_k, held_v = packing.views(received.at(step))
-            key_sums = KeySums(packing, q)
-            for index, block in enumerate(steps[step]):
-                given = (
-                    q[block.rows],
-                    held_k[block.columns],
-                    held_v[block.columns],
-                    out[block.rows],
-                    lse[..., block.rows].contiguous(),  # kernels want rows without gaps
-                )
-                dq, dk, dv = self.inner.backward(
-                    dout[block.rows],
-                    *self._read(given),
-                    inner_saved[step, index],
-                    self._block_spec(spec, block, step, index),
-                )
-                row_sums.add(block, dq)
-                key_sums.add(block, dk, dv)
-            total = key_sums.onto(sums_coming.wait() if sums_coming else None)
-            sums_coming = pass_on(total, self.group, by=-1, tag=_GRADIENTS) if step else None
-            received.moving = coming.wait() if coming else moving
-        dk, dv = (sums.to(q.dtype) for sums in packing.views(total))
-        extras = () if spec.sinks is None else (sink_gradient(dout, out, lse, spec.sinks),)
-        return (row_sums.result(), dk, dv, *extras)
-
-    def _steps(
-        self, spec: AttentionSpec, num_queries: int, num_keys: int
-    ) -> tuple[tuple[Block, ...], ...]:
-        """The mask speaks of the whole sequence, wherever the caller says that this part begins."""
-        rank, size = self.group.rank(), self.group.size()
-        mask = attrs.evolve(spec.mask, query_start=0, key_start=0)
-        return ring_steps(mask, self.partition, num_queries * size, num_keys * size, rank, size)
-
-    def _block_spec(
-        self, spec: AttentionSpec, block: Block, step: int, index: int
-    ) -> AttentionSpec:
-        dropout = spec.dropout
-        if dropout is not None:
-            # Equal seeds would drop the same places in every block. A step has 4 blocks at most.
-            size = self.group.size()
-            place = ((dropout.seed * size + self.group.rank()) * size + step) * 4 + index
-            dropout = attrs.evolve(dropout, seed=place % 2**62)
-        return attrs.evolve(spec, mask=block.mask, sinks=None, dropout=dropout)
-
-    def _read(self, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
-        """q, k, v, out and lse, as far as the inner backward reads them."""
-        reads = self.inner.backward_reads
-        return [x if name in reads else None for name, x in zip(_READABLE, tensors, strict=True)]
-
-
-def _by_block(
-    tensors: list[Tensor], steps: tuple[tuple[Block, ...], ...]
-) -> dict[tuple[int, int], tuple[Tensor, ...]]:
-    """What the inner kernel saved, equally many tensors a block: (step, index) -> its own."""
-    places = [(step, index) for step, blocks in enumerate(steps) for index in range(len(blocks))]
-    each = len(tensors) // max(len(places), 1)
-    return {place: tuple(tensors[i * each : (i + 1) * each]) for i, place in enumerate(places)}
+        return AttentionResult(*super().forward(q, k, v, spec))

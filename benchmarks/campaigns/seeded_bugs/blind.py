@@ -11,7 +11,7 @@ _BUCKETS: Final = "megatron.core.distributed.param_and_grad_buffer:_ParamAndGrad
 _SPREAD: Final = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _SCHEDULES: Final = "megatron.core.pipeline_parallel.schedules"
 _DISPATCHERS: Final = "megatron.core.transformer.moe.token_dispatcher"
-_RING: Final = "ascend_run.plugins.ring_attention"
+_RING: Final = "ascend_run.ops.ring_attention"
 _ATTENTION: Final = r"decoder\.layers\.\d+\.self_attention(\.(core_attention|linear_qkv))?"
 _EXPERTS: Final = r"decoder\.layers\.\d+\.mlp(\.experts)?"
 _ROUTER: Final = r"decoder\.layers\.\d+\.mlp\.router"
@@ -160,7 +160,7 @@ BUGS: Final = (
     Bug(
         name="blind-ulysses-mixes-repeated-heads",
         what="the gradients of repeated key-value heads are summed in the wrong order of axes",
-        target="ascend_run.plugins.ulysses.kernel:_sum_repeats",
+        target="ascend_run.ops.head_exchange:_sum_repeats",
         old="gradient.unflatten(-2, (-1, repeat)).sum(-2)",
         new="gradient.unflatten(-2, (repeat, -1)).sum(-3)",
         plugins=("ulysses",),

@@ -6,9 +6,9 @@ from typing import Final
 
 from .bug import BACKWARD, FORWARD, Bug
 
-_KERNEL = "ascend_run.plugins.ring_attention.kernel:RingKernel"
-_SUMS = "ascend_run.plugins.ring_attention.sums"
-_ULYSSES = "ascend_run.plugins.ulysses"
+_KERNEL = "ascend_run.ops.ring_attention.kernel:RingAttention"
+_SUMS = "ascend_run.ops.ring_attention.sums"
+_EXCHANGE = "ascend_run.ops.head_exchange"
 _ATTENTION = r"decoder\.layers\.0\.(self_attention|input_layernorm).*"
 _LAYERS = r"decoder\.layers\.\d+\.(self_attention|input_layernorm).*"
 _EMBEDDED = r"embedding.*|decoder\.layers\.0(\.(self_attention|input_layernorm).*)?"
@@ -30,7 +30,7 @@ BUGS: Final = (
     Bug(
         name="ulysses-repeats-mean",
         what="the gradients of repeated key-value heads are averaged, not summed",
-        target=f"{_ULYSSES}.kernel:_sum_repeats",
+        target=f"{_EXCHANGE}:_sum_repeats",
         old=".sum(-2)",
         new=".mean(-2)",
         plugins=("ulysses",),
@@ -42,7 +42,7 @@ BUGS: Final = (
     Bug(
         name="ulysses-rank-off-by-one",
         what="a rank holds the part of the sequence of the next one",
-        target=f"{_ULYSSES}.partition:ContiguousPartition.chunks",
+        target="ascend_run.plugins.ulysses.partition:ContiguousPartition.chunks",
         old="((rank * part, (rank + 1) * part),)",
         new="(((rank + 1) % size * part, ((rank + 1) % size + 1) * part),)",
         plugins=("ulysses",),
@@ -75,7 +75,7 @@ BUGS: Final = (
     Bug(
         name="ulysses-gradient-by-cp",
         what="the gradient of the queries is divided by the ranks of the exchange",
-        target=f"{_ULYSSES}.kernel:UlyssesKernel.backward",
+        target=f"{_EXCHANGE}:HeadExchange.backward",
         old="return dq, _sum_repeats",
         new="return dq / self.group.size(), _sum_repeats",
         plugins=("ulysses",),
@@ -132,9 +132,9 @@ BUGS: Final = (
     Bug(
         name="ring-keys-of-next",
         what="a step is masked as if the keys of the rank ahead had come",
-        target="ascend_run.plugins.ring_attention.blocks:ring_steps",
-        old="(of_rank - step) % size",
-        new="(of_rank + step) % size",
+        target="ascend_run.ops.ring_attention.blocks:holder",
+        old="(place - hop) % window",
+        new="(place + hop) % window",
         plugins=("ring-attention",),
         layout={"cp": 4},
         modules=_ATTENTION,

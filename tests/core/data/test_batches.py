@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -171,6 +172,37 @@ def test_the_cut_parts_put_together_are_the_batch(
     for name in ("tokens", "weights"):
         held = torch.cat([part.tensors[name] for part in parts], dim=-1)
         assert torch.equal(held, tensors[name][..., places])
+
+
+@attrs.frozen
+class OfDocuments(Partition):
+    """Cuts each document as it would cut it alone."""
+
+    document_ends: tuple[int, ...] = ()
+
+    def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[tuple[int, int]]:
+        documents = pairwise((0, *self.document_ends))
+        return tuple(
+            (start + first, start + end)
+            for start, stop in documents
+            for first, end in super(OfDocuments, self).chunks(stop - start, rank, size)
+        )
+
+    def of_documents(self, document_ends: tuple[int, ...]) -> OfDocuments:
+        return attrs.evolve(self, document_ends=document_ends)
+
+
+def test_a_partition_that_knows_documents_is_told_them_and_a_batch_keeps_them() -> None:
+    ends = (4, 12)
+    tensors = {"tokens": torch.arange(12)[None]}
+    fields = {"tokens": BatchField(axes=("batch", "sequence"))}
+    batch = Batch(tensors=tensors, fields=fields, document_ends=ends)
+    part = cut_sequence(batch, OfDocuments(2, True), 0, 2)
+    assert part.tensors["tokens"].tolist() == [[0, 3, 4, 5, 10, 11]]
+    assert part.document_ends == ends
+    assert to_device(part, torch.device("meta")).document_ends == ends
+    by_position = cut_sequence(batch, Partition(1, False), 0, 2)
+    assert by_position.tensors["tokens"].tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_one_context_parallel_rank_keeps_the_very_batch() -> None:

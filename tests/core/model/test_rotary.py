@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -43,6 +44,34 @@ def test_a_rank_holds_the_rows_of_its_own_positions_in_its_own_order() -> None:
         part = RotaryTable(WIDTH, BASE, partition=Zigzag(), cp_rank=rank, cp_size=2)
         assert part.positions(LENGTH).tolist() == rows
         assert torch.equal(part(LENGTH, torch.float64, device), whole[:, rows])
+
+
+class InTurn(Zigzag):
+    """Every document is cut in two halves, one a rank."""
+
+    document_ends = (LENGTH,)
+
+    def chunks(self, seq_length: int, rank: int, size: int) -> list[tuple[int, int]]:
+        halves = [((a + (b - a) // 2 * rank), a + (b - a) // 2 * (rank + 1)) for a, b in self._all]
+        return halves
+
+    @property
+    def _all(self) -> list[tuple[int, int]]:
+        return list(pairwise((0, *self.document_ends)))
+
+    def of_documents(self, document_ends: tuple[int, ...]) -> InTurn:
+        told = InTurn()
+        told.document_ends = document_ends
+        return told
+
+
+def test_where_documents_decide_what_a_rank_holds_so_they_do_of_its_rows() -> None:
+    device = torch.device("cpu")
+    whole = RotaryTable(WIDTH, BASE)(LENGTH, torch.float64, device)
+    table = RotaryTable(WIDTH, BASE, partition=InTurn(), cp_rank=1, cp_size=2)
+    for ends, rows in (((4, 12), [2, 3, 8, 9, 10, 11]), ((6, 12), [3, 4, 5, 9, 10, 11])):
+        assert torch.equal(table(LENGTH, torch.float64, device, ends), whole[:, rows])
+    assert torch.equal(table(LENGTH, torch.float64, device), whole[:, 6:])
 
 
 def test_bfloat16_tables_are_rounded_once_from_exact_angles() -> None:

@@ -1,4 +1,4 @@
-"""Attention by the formula, with a dense mask from positions; shares nothing with the plugin."""
+"""Attention by the formula, with a dense mask from positions; shares nothing with any plugin."""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ def attention(
     scores = torch.einsum("sbnd,tbnd->bnst", q, k) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if spec.position_bias is not None:
+        scores = (
+            scores - _distances(spec, *scores.shape[2:]) * spec.position_bias.slopes[:, None, None]
+        )
     weights = scores.exp() * allowed
     total = weights.sum(-1)
     if spec.sinks is not None:
@@ -64,6 +68,12 @@ def attention(
     return out, total.log()
 
 
+def _distances(spec: c.AttentionSpec, num_queries: int, num_keys: int) -> Tensor:
+    rows = spec.mask.query_start + torch.arange(num_queries, dtype=torch.float64)
+    columns = spec.mask.key_start + torch.arange(num_keys, dtype=torch.float64)
+    return (rows[:, None] - columns).abs()
+
+
 class FormulaKernel:
     """contracts.AttentionKernel on blocks; backward from the output and log-sum-exp it is given.
 
@@ -71,7 +81,12 @@ class FormulaKernel:
     """
 
     features = c.AttentionFeatures(
-        window=True, documents=True, packed=True, unequal_lengths=True, unequal_widths=True
+        window=True,
+        documents=True,
+        position_bias=True,
+        packed=True,
+        unequal_lengths=True,
+        unequal_widths=True,
     )
 
     def __init__(self, reads: frozenset[str] = frozenset({"q", "k", "v", "out", "lse"})) -> None:
@@ -125,6 +140,9 @@ class FormulaKernel:
         groups, repeat = k.shape[2], q.shape[2] // k.shape[2]
         wide_k, wide_v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
         scores = torch.einsum("sbnd,tbnd->bnst", q, wide_k) * spec.scale
+        if spec.position_bias is not None:
+            slopes = spec.position_bias.slopes[:, None, None]
+            scores = scores - _distances(spec, *scores.shape[2:]) * slopes
         shift = torch.where(lse == -torch.inf, 0.0, lse).unsqueeze(-1)
         probabilities = (scores - shift).exp() * allowed
         dot = torch.einsum("sbne,sbne->bns", dout, out).unsqueeze(-1)
@@ -159,15 +177,23 @@ class Case:
     mask: c.Mask = attrs.field(factory=c.Mask)
     sinks: bool = False
     softcap: float | None = None
-    cut: str = "zig-zag"
-    keep: str = "nothing"
+    slopes: bool = False
+    """Whether a bias follows from the distance."""
+    dtype: torch.dtype = torch.float64
     reads: frozenset[str] = frozenset({"q", "k", "v", "out", "lse"})
     """What the inner kernel's backward reads."""
 
     @property
     def spec(self) -> c.AttentionSpec:
         sinks = draw(self.heads, seed=9) if self.sinks else None
-        return c.AttentionSpec(scale=0.3, mask=self.mask, sinks=sinks, softcap=self.softcap)
+        slopes = 0.1 * (1 + torch.arange(self.heads, dtype=torch.float64))
+        return c.AttentionSpec(
+            scale=0.3,
+            mask=self.mask,
+            sinks=sinks,
+            softcap=self.softcap,
+            position_bias=c.PositionBias(slopes=slopes) if self.slopes else None,
+        )
 
     @property
     def num_keys(self) -> int:
@@ -182,12 +208,6 @@ class Case:
             draw(self.num_keys, *batch, self.groups, self.value_width, seed=3),
             draw(self.length, *batch, self.heads, self.value_width, seed=4),
         )
-
-    def rows(self, rank: int, size: int) -> list[int]:
-        return positions(self.length, rank, size, self.cut)
-
-    def columns(self, rank: int, size: int) -> list[int]:
-        return positions(self.num_keys, rank, size, self.cut)
 
 
 def draw(*shape: int, seed: int) -> Tensor:

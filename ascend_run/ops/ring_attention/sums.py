@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ascend_run.ops.log_sum_exp import as_column, merge_into
 from ascend_run.ops.ring import Packing
-from ascend_run.plugin_api import AttentionResult
 
-from .blocks import Block, Span
+from .blocks import Block
+from .cut import Span
 
 # s positions of this rank, B micro-batch (absent in packed layout), N query heads, E width of v
 
@@ -28,13 +28,13 @@ class Attended:
         self._out: Tensor | None = None
         self._lse: Tensor | None = None
 
-    def add(self, block: Block, result: AttentionResult) -> None:
+    def add(self, block: Block, part: Tensor, part_lse: Tensor) -> None:
         """Merge one block; where it is the first and of all queries, it is taken as it is."""
         if self._out is None and block.queries == (0, self._q.shape[0]):
-            self._out, self._lse = result.out.to(self._dtype), result.lse.to(self._dtype)
+            self._out, self._lse = part.to(self._dtype), part_lse.to(self._dtype)
             return
         out, lse = self._sums()
-        merge_into(out[block.rows], lse[..., block.rows], result.out, result.lse)
+        merge_into(out[block.rows], lse[..., block.rows], part, part_lse)
 
     def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output in the queries' dtype, and log-sum-exp; each sink [N] counted once."""

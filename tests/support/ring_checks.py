@@ -1,0 +1,197 @@
+"""Comparison of a shared sequence's attention with that of the whole sequence, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.testing.pool import GlooPool
+
+from . import ring_formula as formula
+from . import ring_jobs as jobs
+from .ring_formula import Case
+
+TOLERANCE = 1e-10
+FREE = c.Mask(causal=False)
+DOCUMENTS = (5, 6, 13, 27)
+
+CASES: Mapping[str, Case] = {
+    "multi-head": Case(),
+    "grouped": Case(groups=2),
+    "multi-query": Case(groups=1),
+    "odd-batch": Case(batch=3, groups=2),
+    "packed": Case(batch=None, groups=2),
+    "wider-values": Case(width=3, value_width=6, groups=2),
+    "narrower-values": Case(width=6, value_width=3, groups=2),
+    "sinks": Case(sinks=True, groups=2),
+    "sinks-packed": Case(sinks=True, batch=None),
+    "slopes": Case(slopes=True, groups=2),
+    "slopes-and-documents": Case(slopes=True, mask=c.Mask(document_ends=DOCUMENTS)),
+    "slopes-not-causal": Case(slopes=True, mask=FREE),
+    "not-causal": Case(mask=FREE, groups=2),
+    "other-keys-than-queries": Case(mask=FREE, key_length=48),
+    "narrow-window": Case(mask=c.Mask(window=(2, 0))),
+    "wide-window": Case(mask=c.Mask(window=(17, 0)), groups=2),
+    "window-to-both-sides": Case(mask=c.Mask(causal=False, window=(3, 5))),
+    "documents": Case(mask=c.Mask(document_ends=DOCUMENTS), groups=2),
+    "documents-packed": Case(mask=c.Mask(document_ends=DOCUMENTS), batch=None),
+    "documents-and-window": Case(mask=c.Mask(document_ends=DOCUMENTS, window=(4, 0))),
+    "documents-not-causal": Case(mask=c.Mask(causal=False, document_ends=DOCUMENTS)),
+    "a-document-for-each-rank": Case(mask=c.Mask(document_ends=(4, 8, 16, 24, 28))),
+    "documents-of-one-token": Case(mask=c.Mask(document_ends=(*range(1, 32),))),
+    "queries-that-see-no-key": Case(mask=c.Mask(causal=False, window=(1, 1)), key_length=16),
+}
+OWN: Mapping[str, Case] = {
+    "inner-reads-no-inputs": Case(reads=frozenset({"out", "lse"}), groups=2),
+    "inner-saves-keys-in-a-window": Case(
+        reads=frozenset({"q", "out", "lse"}), mask=c.Mask(window=(9, 0))
+    ),
+}
+"""Of an inner kernel that is told what to read."""
+PLATFORM: Mapping[str, Case] = {"softcap": Case(softcap=0.7, groups=2)}
+
+
+@st.composite
+def cases(draw: st.DrawFn, multiple: int = 8) -> Case:
+    """Any problem whose length ``multiple`` divides and whose heads two ranks can share."""
+    heads_per_group = draw(st.sampled_from([1, 2, 3]))
+    groups = draw(st.sampled_from([2, 4]))
+    length = multiple * draw(st.integers(1, 5))
+    ends = draw(st.none() | st.sets(st.integers(1, length - 1), max_size=6).map(sorted))
+    return Case(
+        heads=groups * heads_per_group,
+        groups=groups,
+        batch=draw(st.sampled_from([None, 1, 2])),
+        length=length,
+        width=draw(st.integers(1, 5)),
+        value_width=draw(st.integers(1, 5)),
+        sinks=draw(st.booleans()),
+        slopes=draw(st.booleans()),
+        mask=c.Mask(
+            causal=draw(st.booleans()),
+            window=draw(st.none() | st.tuples(st.integers(-1, 20), st.integers(-1, 20))),
+            document_ends=tuple(ends) if ends else None,
+        ),
+    )
+
+
+def reference(case: Case) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Output, log-sum-exp and gradients on the whole sequence, in float64."""
+    *inputs, dout = case.tensors()
+    leaves = [x.requires_grad_() for x in inputs]
+    spec = case.spec
+    if spec.sinks is not None:
+        leaves.append(spec.sinks.requires_grad_())
+    allowed = formula.seen(case.mask, range(case.length), range(case.num_keys))
+    out, lse = formula.attention(*leaves[:3], spec, allowed)
+    return out.detach(), lse.detach(), list(torch.autograd.grad(out, leaves, dout))
+
+
+def whole(parts: Sequence[Tensor], places: Sequence[Sequence[int]]) -> Tensor:
+    """The ranks' rows, each at its position."""
+    order = torch.tensor([place for rank in places for place in rank])
+    assert sorted(order.tolist()) == list(range(len(order)))
+    return torch.cat([*parts])[order.argsort()]
+
+
+def assert_at_parity(
+    gloo_pool: GlooPool,
+    plugin: Any,
+    named: Mapping[str, Case],
+    world_size: int,
+    platform: bool = False,
+) -> list[list[jobs.Outcome]]:
+    """Output, log-sum-exp and every gradient of each case; answers the outcomes, rank by rank."""
+    outcomes = gloo_pool.run(jobs.attend, world_size, plugin, [*named.values()], platform)
+    for index, (name, case) in enumerate(named.items()):
+        _assert_same(name, plugin, case, [of_rank[index] for of_rank in outcomes])
+    return outcomes
+
+
+def _assert_same(name: str, plugin: Any, case: Case, outcomes: Sequence[jobs.Outcome]) -> None:
+    size = len(outcomes)
+    rows = [jobs.held(plugin, case, case.length, rank, size) for rank in range(size)]
+    columns = [jobs.held(plugin, case, case.num_keys, rank, size) for rank in range(size)]
+    out, lse, (dq, dk, dv, *dsinks) = reference(case)
+    assert_close(f"{name}: out", whole([o.out for o in outcomes], rows), out)
+    found = whole([o.lse.movedim(-1, 0) for o in outcomes], rows)
+    assert_close(f"{name}: lse", found, lse.movedim(-1, 0))
+    expected = (("dq", rows, dq), ("dk", columns, dk), ("dv", columns, dv))
+    for i, (what, places, gradient) in enumerate(expected):
+        assert_close(f"{name}: {what}", whole([o.gradients[i] for o in outcomes], places), gradient)
+    for gradient in dsinks:  # each rank holds the share of its queries; training sums over ranks
+        summed = torch.stack([o.gradients[3] for o in outcomes]).sum(0)
+        assert_close(f"{name}: dsinks", summed, gradient)
+
+
+def assert_close(name: str, result: Tensor, expected: Tensor) -> None:
+    assert result.shape == expected.shape, name
+    finite = expected.isfinite()
+    assert torch.equal(result[~finite], expected[~finite]), name
+    error = distance(result[finite], expected[finite])
+    assert error <= TOLERANCE, f"{name}: {error:.1e}"
+
+
+def distance(result: Tensor, expected: Tensor) -> float:
+    """max|a - b| / max|b|, a tensor of nothing but noise taken as it is."""
+    if not expected.numel():
+        return 0.0
+    scale = max(expected.abs().max().item(), 1e-3)
+    return (result.double() - expected).abs().max().item() / scale
+
+
+def assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
+    gloo_pool: GlooPool, plugin: Any, world_size: int
+) -> None:
+    """Against float64: of the whole sequence by the platform's kernel, and shared by the plugin."""
+    case = Case(length=128, heads=4, groups=2, width=16, value_width=16)
+    (alone,) = gloo_pool.run(jobs.attend_whole, 1, case)
+    shared = gloo_pool.run(jobs.attend, world_size, plugin, [_halved(case)], True)
+    rows = [jobs.held(plugin, case, case.length, rank, world_size) for rank in range(world_size)]
+    out, _, gradients = reference(_rounded(case))
+    for index, expected in enumerate((out, *gradients)):
+        parts = [(o.out, *o.gradients)[index] for (o,) in shared]
+        allowed = 2 * distance((alone.out, *alone.gradients)[index], expected)
+        assert distance(whole(parts, rows), expected) <= allowed, index
+
+
+def _halved(case: Case) -> Case:
+    return attrs.evolve(case, dtype=torch.bfloat16)
+
+
+class _Rounded(Case):
+    """The same problem, of the numbers that bfloat16 has."""
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, k, v, dout = super().tensors()
+        return tuple(x.bfloat16().double() for x in (q, k, v, dout))  # type: ignore[return-value]
+
+
+def _rounded(case: Case) -> Case:
+    return _Rounded(**attrs.asdict(case, recurse=False))
+
+
+def assert_every_block_drops_other_places_and_backward_replays_them(
+    gloo_pool: GlooPool, plugin: Any, num_blocks: int, case: Case | None = None
+) -> None:
+    """On 4 ranks, each of which has so many blocks."""
+    case = case or Case()
+    outcomes = gloo_pool.run(jobs.dropped, 4, plugin, case, 5)
+    for _, _, forward, backward in outcomes:
+        assert sorted(forward) == sorted(backward)
+    seeds = [seed for _, _, forward, _ in outcomes for seed in forward]
+    assert len({*seeds}) == len(seeds) == 4 * num_blocks
+    # What is attended to is linear in v, so a gradient through the same places is exact.
+    v, dout = case.tensors()[2:]
+    rows = [jobs.held(plugin, case, case.length, rank, 4) for rank in range(4)]
+    out, dv = (whole([o[i] for o in outcomes], rows) for i in (0, 1))
+    first, second = (dv * v).sum().item(), (dout * out).sum().item()
+    assert abs(first - second) <= TOLERANCE * abs(second)
+    undropped, _, _ = reference(case)
+    assert (out - undropped).abs().max() > 0.1

@@ -1,0 +1,214 @@
+"""Plugins that pass keys and values round, on the ranks of a pool, against the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import FieldSection, Layout, RunConfig
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.testing.effects import Collectives, count_collectives
+
+from .ring_formula import Case, FormulaKernel
+
+Wrap = Callable[[c.AttentionKernel], c.AttentionKernel]
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """What one rank gives back."""
+
+    out: Tensor
+    lse: Tensor
+    gradients: tuple[Tensor, ...]
+    saved_bytes: int
+    peak_bytes: int
+    """Most that was live at a time, with the inputs, over forward and backward."""
+    forward: Collectives
+    backward: Collectives
+    visible: list[int]
+    """Scores that count in each block of forward."""
+    specs: list[c.AttentionSpec]
+
+
+def run_of(size: int) -> RunConfig:
+    """Of one rank too an exchange is asked for: it must be right, with nothing to pass."""
+    return RunConfig(
+        model=FieldSection({"num_attention_heads": 8}),
+        parallel=FieldSection({"context_parallel_size": max(2, size)}),
+    )
+
+
+def held(plugin: Any, case: Case, length: int, rank: int, size: int) -> list[int]:
+    """Positions of a rank, as the plugin's partition says."""
+    partition = plugin.ascend_sequence_partition(config=run_of(size))
+    if case.mask.document_ends:
+        partition = partition.of_documents(case.mask.document_ends)
+    return [p for chunk in partition.chunks(length, rank, size) for p in range(*chunk)]
+
+
+def wrapping(plugin: Any) -> Wrap:
+    """What the plugin puts around a kernel in a run on these ranks."""
+    hooks, config = Hooks([plugin]), run_of(dist.get_world_size())
+    layout = Layout(
+        world_size=dist.get_world_size(), rank=dist.get_rank(), cp=dist.get_world_size()
+    )
+    groups = SimpleNamespace(cp=dist.group.WORLD)
+    planned = hooks.merge("ascend_process_groups", config=config, layout=layout)
+    for name in sorted(planned):
+        for ranks in planned[name]:
+            group = dist.new_group(list(ranks))
+            if layout.rank in ranks:
+                setattr(groups, name, group)
+    return lambda inner: hooks.wrap(
+        "ascend_attention", inner, config=config, groups=groups, layer_index=0
+    )
+
+
+def platform_kernel() -> c.AttentionKernel:
+    """The CPU's own."""
+    (entry,) = entry_points(group="ascend_run.platforms", name="cpu")
+    plugin = entry.load()
+    config = RunConfig(model=FieldSection({}), parallel=FieldSection({}))
+    return Hooks([plugin()]).require("ascend_attention_kernel", config=config)
+
+
+def attend(plugin: Any, cases: Sequence[Case], platform: bool = False) -> list[Outcome]:
+    """Forward and backward of this rank's part of each."""
+    wrap = wrapping(plugin)
+    return [
+        attend_with(wrap, platform_kernel() if platform else FormulaKernel(c.reads), plugin, c)
+        for c in cases
+    ]
+
+
+def attend_with(wrap: Wrap, inner: c.AttentionKernel, plugin: Any, case: Case) -> Outcome:
+    from benchmarks.memory_run import LiveStorages
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rows = held(plugin, case, case.length, rank, size)
+    columns = held(plugin, case, case.num_keys, rank, size)
+    q, k, v, dout = case.tensors()
+    q, dout, k, v = (x.to(case.dtype) for x in (q[rows], dout[rows], k[columns], v[columns]))
+    kernel = wrap(inner)
+    with LiveStorages([q, k, v, dout]) as storages:
+        with count_collectives() as forward:
+            result = kernel.forward(q, k, v, case.spec)
+        named = {"q": q, "k": k, "v": v, "out": result.out, "lse": result.lse}
+        given = [x if name in kernel.backward_reads else None for name, x in named.items()]
+        with count_collectives() as backward:
+            gradients = kernel.backward(dout, *given, result.saved, case.spec)
+    saved = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in result.saved}
+    return Outcome(
+        out=result.out,
+        lse=result.lse,
+        gradients=gradients,
+        saved_bytes=sum(saved.values()),
+        peak_bytes=storages.peak,
+        forward=forward,
+        backward=backward,
+        visible=getattr(inner, "visible", []),
+        specs=getattr(inner, "specs", []),
+    )
+
+
+class Noting:
+    """The platform's kernel, and the seeds that it sees."""
+
+    def __init__(self) -> None:
+        self._inner = platform_kernel()
+        self.features, self.backward_reads = self._inner.features, self._inner.backward_reads
+        self.seeds: list[int] = []
+
+    def forward(self, *arguments: Any) -> c.AttentionResult:
+        self.seeds.append(arguments[-1].dropout.seed)
+        return self._inner.forward(*arguments)
+
+    def backward(self, *arguments: Any) -> tuple[Tensor, ...]:
+        self.seeds.append(arguments[-1].dropout.seed)
+        return self._inner.backward(*arguments)
+
+
+def dropped(plugin: Any, case: Case, seed: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """Output, gradient of v, and the seeds of the blocks in forward and backward."""
+    spec = attrs.evolve(case.spec, dropout=c.Dropout(probability=0.5, seed=seed))
+    rows = held(plugin, case, case.length, dist.get_rank(), dist.get_world_size())
+    q, k, v, dout = (x[rows] for x in case.tensors())
+    inner = Noting()
+    kernel = wrapping(plugin)(inner)
+    result = kernel.forward(q, k, v, spec)
+    forward = list(inner.seeds)
+    inner.seeds.clear()
+    named = {"q": q, "k": k, "v": v, "out": result.out, "lse": result.lse}
+    given = [x if name in kernel.backward_reads else None for name, x in named.items()]
+    _, _, dv = kernel.backward(dout, *given, result.saved, spec)
+    return result.out, dv, forward, inner.seeds
+
+
+class GatheringKernel:
+    """What no exchange may be: every rank gathers the whole sequence and attends to all of it."""
+
+    backward_reads = frozenset({"q", "k", "v", "out", "lse"})
+
+    def __init__(self, inner: c.AttentionKernel) -> None:
+        self.inner, self.features = inner, inner.features
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec) -> c.AttentionResult:
+        whole = [_gathered(x) for x in (q, k, v)]
+        result = self.inner.forward(*whole, spec)
+        mine = slice(dist.get_rank() * q.shape[0], (dist.get_rank() + 1) * q.shape[0])
+        return c.AttentionResult(
+            result.out[mine], result.lse[..., mine], (*whole, result.out, result.lse)
+        )
+
+    def backward(self, dout: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        saved, spec = rest[-2:]
+        gradients = self.inner.backward(_gathered(dout), *saved, (), spec)
+        size = dist.get_world_size()
+        return tuple(x.chunk(size)[dist.get_rank()].clone() for x in gradients)
+
+
+def _gathered(part: Tensor) -> Tensor:
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part.contiguous())
+    return torch.cat(parts)
+
+
+def attend_gathering(plugin: Any, case: Case) -> Outcome:
+    """The same by gathering everything, on contiguous parts."""
+    return attend_with(GatheringKernel, platform_kernel(), plugin, case)
+
+
+def attend_whole(case: Case) -> Outcome:
+    """The platform's kernel on the whole sequence, in bfloat16."""
+    q, k, v, dout = (x.bfloat16() for x in case.tensors())
+    kernel = platform_kernel()
+    result = kernel.forward(q, k, v, case.spec)
+    gradients = kernel.backward(
+        dout,
+        *(
+            x if name in kernel.backward_reads else None
+            for name, x in (("q", q), ("k", k), ("v", v), ("out", result.out), ("lse", result.lse))
+        ),
+        result.saved,
+        case.spec,
+    )
+    return Outcome(
+        out=result.out,
+        lse=result.lse,
+        gradients=gradients,
+        saved_bytes=0,
+        peak_bytes=0,
+        forward=Collectives(),
+        backward=Collectives(),
+        visible=[],
+        specs=[],
+    )
