@@ -1,0 +1,129 @@
+"""Double ring attention: rings inside windows of fast links, and one ring from window to window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import attrs
+
+from ascend_run.ops.ring_attention.cut import CUTS
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    AttentionKernel,
+    Claim,
+    Condition,
+    CostChange,
+    Layout,
+    Manifest,
+    Numerics,
+    RankKind,
+    RunConfig,
+    SequencePartition,
+    Support,
+    Wrapper,
+    divisors,
+    hookimpl,
+    one_of,
+)
+
+from .cost import double_ring_cost
+from .groups import WINDOW, WINDOWS, rank_lists
+
+LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
+"""A bias would have to be cut along its queries and its keys; sinks come in after the merge."""
+
+
+@attrs.frozen(kw_only=True)
+class DoubleRingConfig:
+    """Options, set by ``plugins.double-ring.<field>=<value>``."""
+
+    window: int = attrs.field(default=2, validator=attrs.validators.ge(1))
+    """Neighbours that pass keys and values among themselves before they take those of another
+    window: best the ranks that one node has of the sequence. It divides
+    ``parallel.context_parallel_size``. Unit: ranks."""
+    cut: Literal["zig-zag", "contiguous"] = "zig-zag"
+    """How the ranks share a sequence: an early and a late part each, of every document where
+    documents are known, which gives them equal work under a causal mask; or one part each."""
+    keep: Literal["nothing", "keys", "all"] = "nothing"
+    """What a rank keeps for backward of the keys and values that it received; what it keeps does
+    not travel again."""
+    keep_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Keep in one layer of this many. Unit: layers."""
+
+
+class DoubleRing:
+    """Keys and values go round each window while those of the next window are already coming.
+
+    Cost: the messages of a ring, but only one in W of them crosses windows, and that one has the
+    time of W steps. Numerics: sums over keys are taken in another order.
+    Source: LoongTrain, arXiv:2406.18485, section 4.3.
+    """
+
+    manifest = Manifest(
+        name="double-ring",
+        summary="split sequences over ranks as rings of neighbours, and one ring of those rings",
+        claims=(Claim.SEQUENCE_EXCHANGE,),
+        idle=Condition(
+            "parallel.context_parallel_size",
+            "<=",
+            1,
+            why="there is nobody to pass anything to",
+            fix="set parallel.context_parallel_size",
+        ),
+        numerics=Numerics.ROUNDING,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
+        attention=LETS_THROUGH,
+        attention_needs=AttentionFeatures(unequal_lengths=True),
+        level=2,
+        legacy_flags=("--cp-window-size",),
+        source="LoongTrain, arXiv:2406.18485",
+    )
+    config_class = DoubleRingConfig
+
+    def __init__(self, config: DoubleRingConfig) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_check(self, layout: Layout) -> Sequence[str]:
+        if layout.cp <= 1 or layout.cp % self.config.window == 0:
+            return []
+        problem = (
+            f"double-ring: plugins.double-ring.window={self.config.window} does not divide "
+            f"parallel.context_parallel_size={layout.cp}; use a window of "
+            f"{one_of(divisors(layout.cp))}"
+        )
+        return [problem]
+
+    @hookimpl
+    def ascend_process_groups(self, layout: Layout) -> Mapping[str, Sequence[Sequence[int]]]:
+        return rank_lists(layout, self.config.window)
+
+    @hookimpl
+    def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
+        if config.parallel.context_parallel_size <= 1:
+            return None
+        return CUTS[self.config.cut]
+
+    @hookimpl
+    def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
+        if layout.cp <= 1:
+            return None
+        return double_ring_cost(layout, rank, self.config)
+
+    @hookimpl
+    def ascend_attention(
+        self, config: RunConfig, groups: Any, layer_index: int
+    ) -> Wrapper[AttentionKernel] | None:
+        if config.parallel.context_parallel_size <= 1:
+            return None
+        from .kernel import DoubleRingKernel
+
+        keep = "nothing" if layer_index % self.config.keep_every else self.config.keep
+        window, windows = getattr(groups, WINDOW), getattr(groups, WINDOWS)
+        cut = CUTS[self.config.cut]
+        return lambda inner: DoubleRingKernel(inner, window, windows, cut, keep=keep)

@@ -1,0 +1,36 @@
+"""The double ring as an attention kernel of this package's contract."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.ops.ring_attention.cut import Cut
+from ascend_run.ops.ring_attention.kernel import RingAttention, lacking
+from ascend_run.ops.ring_attention.received import Keep
+from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec, HookError
+
+
+class DoubleRingKernel(RingAttention):
+    """contracts.AttentionKernel on this rank's chunks of the sequence, [s, B, N, D].
+
+    Raises:
+        HookError: The inner kernel cannot compute the blocks of a ring.
+    """
+
+    def __init__(
+        self,
+        inner: AttentionKernel,
+        window: dist.ProcessGroup,
+        windows: dist.ProcessGroup,
+        cut: Cut,
+        *,
+        keep: Keep = "nothing",
+    ) -> None:
+        if problems := lacking(inner):
+            name = type(inner).__name__
+            raise HookError(f"double-ring cannot compute its blocks by {name}", problems)
+        super().__init__(inner, window, cut, windows=windows, keep=keep)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+        return AttentionResult(*super().forward(q, k, v, spec))

@@ -1,0 +1,100 @@
+"""What the exchange and the ring cost together. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ascend_run.ops.ring_attention.volume import Ring
+from ascend_run.plugin_api import CostChange, KeptChange, KeptTensor, Layout, Messages, RankKind
+
+from .groups import HEADS, WINDOW, WINDOWS
+
+if TYPE_CHECKING:
+    from . import HybridCpConfig
+
+_LSE_BYTES = 4
+
+
+def hybrid_cost(layout: Layout, rank: RankKind, options: HybridCpConfig) -> CostChange:
+    """Two messages each way among the neighbours; the ring's of all their positions, and of the
+    heads that one of them has of all."""
+    degree = options.ulysses_degree
+    repeat = math.lcm(rank.query_groups, degree) // rank.query_groups
+    size = layout.cp // degree
+    ring = Ring(
+        tokens=rank.tokens * degree,
+        groups=rank.query_groups * repeat / degree,
+        width=rank.head_width,
+        item_bytes=rank.item_bytes,
+        size=size,
+        window=options.window or size,
+    )
+    keeping = (
+        tuple(i for i in rank.layers if i % options.keep_every == 0)
+        if options.keep != "nothing"
+        else ()
+    )
+    others = tuple(i for i in rank.layers if i not in keeping)
+    own = ("self_attention.k", "self_attention.v")
+    changes = (
+        KeptChange(tensors=own, layers=keeping, factor=0.0),
+        KeptChange(tensors=own, layers=others, factor=repeat),
+    )
+    received = KeptTensor(
+        part="self_attention", name="received", nbytes=ring.held_bytes(options.keep)
+    )
+    return CostChange(
+        kept=tuple(c for c in changes if c.layers and c.factor != 1),
+        kept_added=(received,) if keeping else (),
+        kept_added_layers=keeping,
+        messages=(
+            *_exchange(layout, rank, degree, repeat),
+            *_round(layout, rank, ring, options, len(keeping)),
+        ),
+    )
+
+
+def _exchange(layout: Layout, rank: RankKind, degree: int, repeat: int) -> Iterator[Messages]:
+    item = rank.tokens * rank.head_width * rank.item_bytes
+    both = 2 * rank.heads * item + 2 * rank.query_groups * repeat * item
+    lse = rank.tokens * rank.heads * _LSE_BYTES
+    for nbytes, direction in ((both + lse, "forward"), (both, "backward")):
+        yield Messages(
+            operation="all_to_all",
+            group=HEADS,
+            calls=2 * rank.layer_passes,
+            sent_bytes=rank.layer_passes * nbytes,
+            why=f"heads for sequence, {direction}",
+            group_size=degree,
+            group_stride=layout.tp,
+        )
+
+
+def _round(
+    layout: Layout, rank: RankKind, ring: Ring, options: HybridCpConfig, num_keeping: int
+) -> Iterator[Messages]:
+    inside, across = ring.hops
+    apart = layout.tp * options.ulysses_degree
+    runs = (
+        ((len(rank.layers) - num_keeping) * rank.num_micro_batches, "nothing"),
+        (num_keeping * rank.num_micro_batches, options.keep),
+    )
+    for group, hops, size, stride in (
+        (WINDOW, inside, ring.window, apart),
+        (WINDOWS, across, ring.size // ring.window, apart * ring.window),
+    ):
+        for times, kept in runs:
+            for sends in ring.sends(hops, kept):
+                if times and hops:
+                    yield Messages(
+                        operation="send",
+                        group=group,
+                        calls=times * sends.calls,
+                        sent_bytes=times * sends.calls * sends.nbytes,
+                        why=sends.why,
+                        hidden=True,
+                        group_size=size,
+                        group_stride=stride,
+                    )

@@ -1,0 +1,41 @@
+"""The exchange of heads around the ring, as an attention kernel of this package's contract."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.ops.head_exchange import HeadExchange
+from ascend_run.ops.ring_attention.cut import Cut
+from ascend_run.ops.ring_attention.kernel import RingAttention, lacking
+from ascend_run.ops.ring_attention.received import Keep
+from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec, HookError
+
+
+class HybridKernel(HeadExchange):
+    """contracts.AttentionKernel on this rank's part of the sequence, [s, B, N, D].
+
+    U neighbours give each other all that they hold together and a U-th of the heads; on those the
+    ring of P / U attends.
+
+    Raises:
+        HookError: The inner kernel cannot compute the blocks of a ring.
+    """
+
+    def __init__(
+        self,
+        inner: AttentionKernel,
+        heads: dist.ProcessGroup,
+        window: dist.ProcessGroup,
+        windows: dist.ProcessGroup,
+        cut: Cut,
+        *,
+        keep: Keep = "nothing",
+    ) -> None:
+        if problems := lacking(inner):
+            name = type(inner).__name__
+            raise HookError(f"hybrid-cp cannot compute its blocks by {name}", problems)
+        super().__init__(RingAttention(inner, window, cut, windows=windows, keep=keep), heads)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+        return AttentionResult(*super().forward(q, k, v, spec))

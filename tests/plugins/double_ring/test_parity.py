@@ -1,0 +1,48 @@
+"""Runs with the double ring against the unsharded run without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.parity import Parity
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import Trial, run_trial
+from tests.support.costs import calls, planned, sent_bytes
+
+PLUGIN = "double-ring"
+GROUPS = ("double_ring_window", "double_ring_windows")
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
+    parity: Parity, window: int, model: str
+) -> None:
+    options = {f"plugins.{PLUGIN}.window": window}
+    for outcome in parity(PLUGIN, model=model, layout={"cp": 4}, options=options):
+        assert outcome.collectives["send"] == 2 * 4 * 3 * 3  # layers, micro-batches, rings, hops
+
+
+@pytest.mark.parametrize("layout", [{"cp": 2, "tp": 2}, {"cp": 2, "pp": 2, "ep": 2}], ids=str)
+def test_it_goes_with_tensor_expert_and_pipeline_parallelism(
+    parity: Parity, layout: dict[str, int]
+) -> None:
+    parity(PLUGIN, model="moe" if "ep" in layout else "dense", layout=layout)
+
+
+@pytest.mark.parametrize("keep", ["nothing", "keys", "all"])
+def test_messages_and_bytes_are_those_that_the_plan_says(gloo_pool: GlooPool, keep: str) -> None:
+    config = {
+        **DENSE,
+        "parallel.context_parallel_size": 4,
+        f"plugins.{PLUGIN}.keep": keep,
+        f"plugins.{PLUGIN}.keep_every": 2,
+    }
+    _, (cost,) = planned(config, (PLUGIN,), 4)
+    trial = Trial(plugins=(PLUGIN,), config=config, steps=1)
+    outcome = gloo_pool.run(run_trial, 4, trial)[0]
+    for name, ranks in zip(GROUPS, ((0, 1), (0, 2)), strict=True):
+        sent = [m for m in outcome.messages if m.operation == "send" and m.ranks == ranks]
+        assert calls(cost, "send", name) == len(sent)
+        assert sent_bytes(cost, "send", name) == sum(m.nbytes for m in sent)
