@@ -1,15 +1,16 @@
-# make demo | test | test-cuda | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
+# make demo | test | test-cuda | test-liger | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
 VENV := .venv
 PEERS := .venv-peers
 GPU_PEERS := .venv-peers-gpu
+LIGER := .venv-liger
 BIN := $(VENV)/bin
 WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test test-cuda third-party bench campaign peers peers-gpu check clean
+.PHONY: venv demo test test-cuda test-liger third-party bench campaign peers peers-gpu check clean
 
 venv: $(VENV)/.ready
 
@@ -31,6 +32,15 @@ test: venv
 # The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
 test-cuda: venv
 	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs tests/plugins tests/contract
+
+# Liger's kernels by Triton's interpreter, on the CPU: 650 MB beside .venv, which has no Triton.
+test-liger: venv $(LIGER)/.ready
+	TRITON_INTERPRET=1 PYTHONPATH=$(LIGER) $(BIN)/python -m pytest tests/ops/liger_kernels.py
+
+$(LIGER)/.ready: benchmarks/liger.txt
+	rm -rf $(LIGER)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(LIGER) --requirement benchmarks/liger.txt
+	touch $@
 
 # Plugins outside the tree: wheels of them and of ours, installed into an empty environment under
 # build/third_party and tested there; and a new package of each kind.

@@ -22,10 +22,15 @@ def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     In a graph of torch.compile it is the plain composition, which the compiler fuses.
     """
     if torch.compiler.is_compiling():
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-        return (wide * inverse * weight_H).to(x.dtype)
+        return plain_rms_norm(x, weight_H, eps)
     return _RmsNorm.apply(x, weight_H, eps)
+
+
+def plain_rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """The same as a composition of torch's operations, differentiated by autograd."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * inverse * weight_H).to(x.dtype)
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -24,7 +24,7 @@ def rotary(x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) ->
     torch.compile it is the plain composition, which the compiler fuses; so below.
     """
     if torch.compiler.is_compiling():
-        return _plain_rotary(x_SBND, cos_SR, sin_SR, interleaved)
+        return plain_rotary(x_SBND, cos_SR, sin_SR, interleaved)
     return _Rotary.apply(x_SBND, cos_SR, sin_SR, interleaved)
 
 
@@ -47,14 +47,34 @@ def split_qkv_rotary(
         the CPU reads fastest. The gradient of ``mixed_SBM`` is written into one buffer.
     """
     if torch.compiler.is_compiling():
-        parts = [part.flatten(2, 3) for part in _by_group(mixed_SBM, sizes)]
-        rotated = [_plain_rotary(part, cos_SR, sin_SR, interleaved) for part in parts[:2]]
-        q, k, v = (_in_order_of_heads(part) for part in (*rotated, parts[2]))
-        return q, k, v
+        return plain_split_qkv_rotary(mixed_SBM, cos_SR, sin_SR, sizes, interleaved)
     return _SplitQkvRotary.apply(mixed_SBM, cos_SR, sin_SR, sizes, interleaved)
 
 
-def _plain_rotary(x: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
+def plain_split_qkv_rotary(
+    mixed_SBM: Tensor,
+    cos_SR: Tensor,
+    sin_SR: Tensor,
+    sizes: tuple[int, int, int],
+    interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as a composition of torch's operations; head by head on the CPU only."""
+    parts = split_qkv(mixed_SBM, sizes)
+    rotated = [plain_rotary(part, cos_SR, sin_SR, interleaved) for part in parts[:2]]
+    q, k, v = (*rotated, parts[2])
+    if mixed_SBM.device.type != "cpu":
+        return q, k, v
+    return _in_order_of_heads(q), _in_order_of_heads(k), _in_order_of_heads(v)
+
+
+def split_qkv(mixed_SBM: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """q [S, B, N, D], k and v [S, B, G, D] of a projection; views where they can be."""
+    q, k, v = (part.flatten(2, 3) for part in _by_group(mixed_SBM, sizes))
+    return q, k, v
+
+
+def plain_rotary(x: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
+    """``rotary`` as a composition of torch's operations, differentiated by autograd."""
     width = cos_SR.shape[-1]
     cos, sin = (table.to(x.dtype)[:, None, None] for table in (cos_SR, sin_SR))
     first, second = _pairs(x, width, interleaved)

@@ -23,9 +23,14 @@ def swiglu(gate_up: Tensor) -> Tensor:
     graph of torch.compile it is the plain composition, which the compiler fuses.
     """
     if torch.compiler.is_compiling():
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return plain_swiglu(gate_up)
     return _SwiGlu.apply(gate_up)
+
+
+def plain_swiglu(gate_up: Tensor) -> Tensor:
+    """The same as a composition of torch's operations, differentiated by autograd."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 class _SwiGlu(torch.autograd.Function):

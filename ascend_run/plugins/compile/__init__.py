@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from ascend_run.ops.compilers import missing_compiler
 from ascend_run.plugin_api import Manifest, Maturity, Numerics, Support, hookimpl
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 MODES: Final = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_CUDA_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 REGIONS: Final = ("layer", "parts")
-COMPILERS: Final = ("g++", "c++", "clang++")
-"""What torch looks for on the CPU, unless ``CXX`` names another."""
 
 
 @attrs.frozen(kw_only=True)
@@ -90,10 +87,9 @@ class Compile:
                 f"compile: plugins.compile.mode={self.config.mode} records CUDA graphs, which the "
                 "CPU does not have; use default or max-autotune-no-cudagraphs"
             )
-        named = os.environ.get("CXX")
-        if not any(shutil.which(name) for name in ([named] if named else COMPILERS)):
+        if missing := missing_compiler():
             problems.append(
-                f"compile: no C++ compiler ({named or ', '.join(COMPILERS)}) is on the PATH; "
+                f"compile: no C++ compiler ({missing}) is on the PATH; "
                 "install one, set CXX to it, or leave compile out"
             )
         return problems

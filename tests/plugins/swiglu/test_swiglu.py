@@ -1,0 +1,83 @@
+"""SwiGLU by each kernel against the run without the plugin, forward and every gradient."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api import AscendRunError, Numerics
+from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.offering import offered
+from ascend_run.plugin_api.testing.parity import Parity
+from ascend_run.plugins.swiglu import Swiglu
+from tests.plugins.npu.kernels_on_cpu import NpuKernels
+from tests.support.costs import planned
+from tests.support.needed_plugins import case
+from tests.support.tiny_options import planned_with
+
+LAYERS, MICRO_BATCHES = 2, 4
+GATES = LAYERS * MICRO_BATCHES
+
+
+@pytest.mark.parametrize(("kernel", "gates"), [("auto", GATES), ("torch", GATES), ("compile", 0)])
+def test_it_keeps_loss_gradients_and_weights(parity: Parity, kernel: str, gates: int) -> None:
+    """A compiled one is in a graph, where no operator of it is seen."""
+    (outcome,) = parity("swiglu", options={"plugins.swiglu.kernel": kernel})
+    assert outcome.operations.get("silu", 0) == outcome.operations.get("silu_backward", 0) == gates
+
+
+@pytest.mark.parametrize(
+    ("beside", "model", "layout"),
+    [
+        ((), "dense", {"tp": 2}),
+        case(("compile",), "dense", {}),
+        case(("lora", "swap-attention"), "dense", {"dp": 2}),
+        case(("ulysses", "deterministic"), "dense", {"cp": 2}),
+    ],
+    ids=str,
+)
+def test_the_plain_formula_goes_with_other_plugins_and_layouts(
+    parity: Parity, beside: tuple[str, ...], model: str, layout: dict[str, int]
+) -> None:
+    options = {"plugins.swiglu.kernel": "torch", "plugins.swap-attention.min_bytes": 1}
+    parity("swiglu", beside=beside, model=model, layout=layout, options=options)
+
+
+def test_shared_experts_are_its_too_and_experts_are_the_experts_kernels(parity: Parity) -> None:
+    config = {"model.moe_shared_expert_intermediate_size": 32}
+    options = {"plugins.swiglu.kernel": "compile"}
+    (outcome,) = parity("swiglu", model="moe", config=config, options=options)
+    (plain,) = parity("swiglu", model="moe", config=config)
+    assert plain.operations["silu"] - outcome.operations["silu"] == GATES
+
+
+@pytest.mark.parametrize(("kernel", "calls"), [("auto", GATES), ("torch", 0)])
+def test_on_the_npu_it_is_the_operator_of_the_npu(parity: Parity, kernel: str, calls: int) -> None:
+    with offered(NpuKernels):
+        options = {"plugins.swiglu.kernel": kernel}
+        (outcome,) = parity("swiglu", beside=("npu-kernels",), options=options)
+    assert outcome.operations.get("npu_swiglu", 0) == calls
+    assert outcome.operations.get("npu_swiglu_backward", 0) == calls
+
+
+def test_a_compiled_one_keeps_one_width_a_token_less() -> None:
+    sizes = {"data.seq_length": 256, "train.micro_batch_size": 4, "model.vocab_size": 4096}
+    config = {**DENSE, **sizes}
+    _, (plain,) = planned(config)
+    _, (cost,) = planned({**config, "plugins.swiglu.kernel": "compile"}, ("swiglu",))
+    assert plain.memory.moment == cost.memory.moment == "loss"
+    assert plain.memory.peak - cost.memory.peak == LAYERS * 256 * 4 * 48 * 4  # tokens, F, float32
+
+
+def test_it_says_what_it_is_and_is_idle_without_a_gate() -> None:
+    assert Swiglu.manifest.numerics is Numerics.ROUNDING
+    assert Swiglu.manifest.level == 1
+    for gated, idle in (("true", set()), ("false", {"swiglu"})):
+        plan = planned_with("swiglu", f"model.gated_linear_unit={gated}").plan
+        assert {*plan["idle"]} == idle
+
+
+def test_what_is_no_swiglu_and_what_is_not_there_are_refused_before_anything_starts() -> None:
+    with pytest.raises(AscendRunError, match=r"swiglu.*model\.activation == silu"):
+        planned_with("swiglu", "model.activation=gelu")
+    with pytest.raises(AscendRunError, match=r"swiglu\.kernel=liger is for platform cuda"):
+        planned_with("swiglu", "plugins.swiglu.kernel=liger")
