@@ -30,7 +30,7 @@ def row_with(monkeypatch: pytest.MonkeyPatch, index: int, samples: dict[str, lis
     return benchmarks()[index].measure(Settings(pairs=2))
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, 1, 2])
 def test_equal_outputs_give_the_ratio_of_the_times(
     monkeypatch: pytest.MonkeyPatch, index: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_difference_is_in_parts_of_its_own_tensor_and_missing_samples_are_no_a
 
 
 def test_the_goals_are_those_asked() -> None:
-    assert [b.goal for b in benchmarks()] == [">= 0.85 x", ">= 1 x"]
+    assert [b.goal for b in benchmarks()] == [">= 0.85 x", ">= 1 x", ">= 0.75 x"]
 
 
 def _rank(system: str, folder: str) -> dict[str, Any]:

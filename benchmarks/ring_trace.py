@@ -1,0 +1,203 @@
+"""What a kernel of a shared sequence does, in the order in which it does it: recorded, not told.
+
+The calls of torch.distributed are taken note of where they are made, and so are the blocks that the
+inner kernel is given. Nothing here knows how a ring turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest import mock
+
+import attrs
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.ops.visibility import Rectangle, Shape, rectangles
+from ascend_run.plugin_api import AttentionSpec, FieldSection, Layout, RunConfig
+from ascend_run.registry.discovery import discover
+
+Event = tuple[Any, ...]
+"""``("send" | "recv", id, other rank, bytes, channel)``, ``("wait", id)``, ``("compute", flops)``.
+
+Messages of one channel between two ranks arrive in the order in which they were sent."""
+
+HEADS, GROUPS, WIDTH = 8, 4, 16
+BACKWARD: Final = 2.5
+"""Products of backward, in parts of those of forward: five matrices against two."""
+
+
+class Recorder:
+    """Events of one rank."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._ids = itertools.count()
+
+    def posted(self, kind: str, other: int, nbytes: int, channel: str) -> int:
+        number = next(self._ids)
+        self.events.append((kind, number, other, nbytes, channel))
+        return number
+
+    def batch_isend_irecv(self, operations: Sequence[Any]) -> list[Any]:
+        """``dist.batch_isend_irecv``, noted."""
+        works = _batch_isend_irecv([*operations])
+        assert len(works) == len(operations)
+        return [
+            _Noted(self, self._of(op), work) for op, work in zip(operations, works, strict=True)
+        ]
+
+    def _of(self, operation: Any) -> int:
+        kind = "send" if operation.op is dist.isend else "recv"
+        group = dist.get_process_group_ranks(operation.group)
+        nbytes = operation.tensor.numel() * operation.tensor.element_size()
+        return self.posted(kind, operation.peer, nbytes, f"{group}/{operation.tag}")
+
+    def all_to_all_single(self, received: Tensor, sent: Tensor, group: Any = None) -> None:
+        """``dist.all_to_all_single``, noted as the messages that it is made of."""
+        ranks = dist.get_process_group_ranks(group)
+        part = sent.numel() * sent.element_size() // len(ranks)
+        others = [rank for rank in ranks if rank != dist.get_rank()]
+        posted = [
+            self.posted(kind, r, part, f"{ranks}") for r in others for kind in ("send", "recv")
+        ]
+        _all_to_all_single(received, sent, group=group)
+        self.events += [("wait", number) for number in posted]
+
+
+_batch_isend_irecv = dist.batch_isend_irecv
+_all_to_all_single = dist.all_to_all_single
+
+
+@attrs.frozen(eq=False)
+class _Noted:
+    """A message under way."""
+
+    recorder: Recorder
+    number: int
+    work: Any
+
+    def wait(self) -> None:
+        self.recorder.events.append(("wait", self.number))
+        self.work.wait()
+
+
+class _Inner:
+    """The platform's kernel, with a note of each block's products."""
+
+    def __init__(self, inner: Any, recorder: Recorder) -> None:
+        self._inner, self._recorder = inner, recorder
+        self.features, self.backward_reads = inner.features, inner.backward_reads
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Any:
+        self._note(q, k, v, spec, 1.0)
+        return self._inner.forward(q, k, v, spec)
+
+    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        self._note(q, k, v, rest[-1], BACKWARD)
+        return self._inner.backward(dout, q, k, v, *rest)
+
+    def _note(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, factor: float) -> None:
+        visible = sum(scores(part) for part in rectangles(spec.mask, q.shape[0], k.shape[0]))
+        products = 2 * visible * q.shape[1] * q.shape[2] * (k.shape[-1] + v.shape[-1])
+        self._recorder.events.append(("compute", factor * products))
+
+
+def scores(part: Rectangle) -> int:
+    """Visible scores of a rectangle."""
+    if part.shape is Shape.FULL:
+        return part.num_queries * part.num_keys
+    low = part.low if part.shape is Shape.BAND else -part.num_queries
+    return sum(
+        max(0, min(i + part.high, part.num_keys - 1) - max(i + low, 0) + 1)
+        for i in range(part.num_queries)
+    )
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Note every message of this process."""
+    recorder = Recorder()
+    with (
+        mock.patch.object(dist, "batch_isend_irecv", recorder.batch_isend_irecv),
+        mock.patch.object(dist, "all_to_all_single", recorder.all_to_all_single),
+    ):
+        yield recorder
+
+
+@contextmanager
+def without_overlap() -> Iterator[None]:
+    """Every message is waited for as soon as it is posted: what a ring does that hides nothing."""
+    from ascend_run.ops.ring_attention import kernel
+
+    def blocking(*arguments: Any, **named: Any) -> Any:
+        received = pass_on(*arguments, **named).wait()
+        return SimpleNamespace(wait=lambda: received)
+
+    pass_on: Callable[..., Any] = kernel.pass_on
+    with mock.patch.object(kernel, "pass_on", blocking):
+        yield
+
+
+def record(plugin: str, options: dict[str, Any], part: int, overlaps: bool = True) -> list[Event]:
+    """This rank's events of one causal attention, forward and backward, in bfloat16.
+
+    Args:
+        plugin: Who owns the exchange of the sequence.
+        options: The plugin's.
+        part: Positions of one rank.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = discover().load([plugin])[plugin]
+    built = found(found.config_class(**options)) if hasattr(found, "config_class") else found()
+    config = RunConfig(
+        model=FieldSection({"num_attention_heads": HEADS}),
+        parallel=FieldSection({"context_parallel_size": size}),
+    )
+    hooks = Hooks([built])
+    groups = _groups(hooks, config, Layout(world_size=size, rank=rank, cp=size))
+    platform = Hooks([discover().load(["cpu"])["cpu"]()])
+    kernel = platform.require("ascend_attention_kernel", config=config)
+    shapes = ((part, 1, heads, WIDTH) for heads in (HEADS, GROUPS, GROUPS, HEADS))
+    q, k, v, dout = (torch.randn(shape).bfloat16() for shape in shapes)
+    spec = AttentionSpec(scale=WIDTH**-0.5)
+    with recording() as recorder:
+        ring = hooks.wrap(
+            "ascend_attention",
+            _Inner(kernel, recorder),
+            config=config,
+            groups=groups,
+            layer_index=0,
+        )
+        if overlaps:
+            _forward_and_backward(ring, q, k, v, dout, spec)
+        else:
+            with without_overlap():
+                _forward_and_backward(ring, q, k, v, dout, spec)
+    return recorder.events
+
+
+def _groups(hooks: Hooks, config: RunConfig, layout: Layout) -> SimpleNamespace:
+    groups = SimpleNamespace(cp=dist.group.WORLD)
+    planned = hooks.merge("ascend_process_groups", config=config, layout=layout)
+    for name in sorted(planned):
+        for ranks in planned[name]:
+            group = dist.new_group([*ranks])
+            if layout.rank in ranks:
+                setattr(groups, name, group)
+    return groups
+
+
+def _forward_and_backward(
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, spec: AttentionSpec
+) -> None:
+    out, lse, saved = kernel.forward(q, k, v, spec)
+    named = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    given = (x if name in kernel.backward_reads else None for name, x in named.items())
+    kernel.backward(dout, *given, saved, spec)
