@@ -1,44 +1,80 @@
-"""``python -m benchmarks.cpu_calibration FILE``: this machine as a device for ``plan --device``.
+"""``python -m benchmarks.cpu_calibration``: this machine as a device of the cost model.
 
-Measures large products in each precision, a copy larger than the caches, and gloo between two
-ranks; each is the best of some runs. A minute on two cores.
+Measures large products in each precision, the products of a layer's forward and backward and those
+inside its attention as shares of these, a copy larger than the caches, an operation with nothing
+to do, and gloo between two ranks; each is the best of some runs. A minute on two quiet cores.
+
+Without a file it writes ``ascend_run/core/cost/cpu.json``, where the cost model finds the device
+``cpu``; with one, a device for ``plan --device FILE``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ascend_run.core.cost.devices import CALIBRATED, CALIBRATION
 from ascend_run.plugin_api.testing.pool import GlooPool
+
+from .cpu_calibration_rank import best, reduction
 
 _PRECISIONS: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _WIDTH: Final = 2048
+_TOKENS: Final = 2048
+_LINEARS: Final = ((128, 384), (256, 512), (256, 1024), (512, 1408), (1408, 512))
+"""Inputs and outputs of weights such as small models have; none is an example's own."""
+_ATTENTION: Final = (4, 8, 512, 64)
+"""Sequences, heads, tokens, width of a head."""
+_BACKWARD: Final = 2.5
+"""Times the forward's products: five for two, as the scores are computed again."""
 _COPIED_BYTES: Final = 2**30
-_REDUCED_BYTES: Final = 64 * 2**20
-_RUNS: Final = 4
+_OPERATIONS: Final = 1000
 
 
-def machine() -> dict[str, Any]:
+def machine(name: str) -> dict[str, Any]:
     """The fields of ``core.cost.devices.CostDevice``."""
+    import torch
+
+    # Ranks that measure gloo have a thread each; the rest is of the whole machine.
     with GlooPool() as pool:
-        bandwidth, latency = pool.run(_reduction, 2, timeout=120)[0]
+        bandwidth, latency = pool.run(reduction, 2, timeout=120)[0]
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    flops = {precision: _products(dtype) for precision, dtype in _PRECISIONS.items()}
     return {
-        "name": "this machine",
-        "flops": {name: _products(dtype) for name, dtype in _PRECISIONS.items()},
+        "name": name,
+        "flops": flops,
         "memory_bandwidth": _copy(),
         "memory_bytes": _memory_bytes(),
         "per_node": 2**20,
         "node_bandwidth": bandwidth,
         "network_bandwidth": bandwidth,
         "latency": latency,
-        "reach": 0.63,
+        "reach": {
+            precision: min(1.0, _layer_products(dtype) / flops[precision])
+            for precision, dtype in _PRECISIONS.items()
+        },
+        "attention": {
+            precision: min(1.0, _attention(dtype) / flops[precision])
+            for precision, dtype in _PRECISIONS.items()
+        },
+        "operation": _operation(),
         "shared": True,
-        "source": "python -m benchmarks.cpu_calibration",
+        "source": f"measured by python -m benchmarks.cpu_calibration, "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}: {processor()}, {cores} cores",
     }
+
+
+def processor() -> str:
+    """What the machine calls its processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "a processor without a name")
 
 
 def _products(dtype: str) -> float:
@@ -46,7 +82,45 @@ def _products(dtype: str) -> float:
     import torch
 
     a, b = (torch.randn(_WIDTH, _WIDTH).to(getattr(torch, dtype)) for _ in range(2))
-    return 2 * _WIDTH**3 / _best(lambda: torch.mm(a, b))
+    return 2 * _WIDTH**3 / best(lambda: torch.mm(a, b))
+
+
+def _layer_products(dtype: str) -> float:
+    """FLOP/s of a layer's products: forward, and both gradients."""
+    seconds, flops = 0.0, 0
+    for columns, rows in _LINEARS:
+        for work in _of_a_linear(dtype, columns, rows):
+            seconds += best(work)
+            flops += 2 * _TOKENS * columns * rows
+    return flops / seconds
+
+
+def _of_a_linear(dtype: str, columns: int, rows: int) -> Iterator[Callable[[], Any]]:
+    import torch
+
+    kind = getattr(torch, dtype)
+    x, weight = torch.randn(_TOKENS, columns).to(kind), torch.randn(rows, columns).to(kind)
+    gradient = torch.randn(_TOKENS, rows).to(kind)
+    yield lambda: torch.mm(x, weight.t())
+    yield lambda: torch.mm(gradient, weight)
+    yield lambda: torch.mm(gradient.t(), x)
+
+
+def _attention(dtype: str) -> float:
+    """FLOP/s of a causal attention, forward and backward, counted as the cost model does."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    batch, heads, tokens, width = _ATTENTION
+    shape, kind = (batch, heads, tokens, width), getattr(torch, dtype)
+    tensors = [torch.randn(shape, dtype=kind, requires_grad=True) for _ in range(3)]
+    gradient = torch.randn(shape, dtype=kind)
+
+    def work() -> None:
+        scaled_dot_product_attention(*tensors, is_causal=True).backward(gradient)
+
+    pairs = batch * heads * tokens * (tokens + 1) / 2
+    return 4 * width * pairs * (1 + _BACKWARD) / best(work)
 
 
 def _copy() -> float:
@@ -55,27 +129,21 @@ def _copy() -> float:
 
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
-    return 2 * _COPIED_BYTES / _best(lambda: target.copy_(source))
+    return 2 * _COPIED_BYTES / best(lambda: target.copy_(source))
 
 
-def _reduction() -> tuple[float, float]:
-    """(bytes on the wire in a second, seconds of a message) of an all-reduce of two ranks."""
+def _operation() -> float:
+    """Seconds of an operation on one number, in forward or in backward."""
     import torch
-    import torch.distributed as dist
 
-    large, small = torch.zeros(_REDUCED_BYTES // 4), torch.zeros(1)
-    wire = _REDUCED_BYTES  # 2 (n - 1) / n of the tensor
-    return wire / _best(lambda: dist.all_reduce(large)), _best(lambda: dist.all_reduce(small)) / 2
+    def work() -> None:
+        x = torch.ones(1, requires_grad=True)
+        y = x
+        for _ in range(_OPERATIONS):
+            y = y * 1.0
+        y.backward()
 
-
-def _best(work: Callable[[], Any]) -> float:
-    work()
-    seconds = []
-    for _ in range(_RUNS):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return best(work) / (2 * _OPERATIONS)
 
 
 def _memory_bytes() -> int:
@@ -84,12 +152,31 @@ def _memory_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
+def _rounded(value: Any) -> Any:
+    """Four digits of what was timed; what follows is noise."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def calibrate(path: Path) -> None:
+    """Measure, and write the device."""
+    name = CALIBRATED if path == CALIBRATION else "this machine"
+    path.write_text(json.dumps(_rounded(machine(name)), indent=2) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_calibration")
-    parser.add_argument("file", type=Path, help="where to write the device, as JSON")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cpu_calibration",
+        description="Measure this machine as a device of the cost model.",
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", default=CALIBRATION, help=f"default: {CALIBRATION.name}, "
+        "where the cost model finds the device cpu",
+    )  # fmt: skip
     path: Path = parser.parse_args(arguments).file
-    path.write_text(json.dumps(machine(), indent=2) + "\n")
-    print(f"{path}: use it as plan --device {path}")
+    calibrate(path)
+    print(f"{path}: plan {'--device cpu' if path == CALIBRATION else f'--device {path}'}")
 
 
 if __name__ == "__main__":

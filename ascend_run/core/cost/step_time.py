@@ -80,11 +80,12 @@ def _stage_time(
     for message in cost.messages:
         seconds = message_time(layout, message, device)
         hidden, seen = (hidden + seconds, seen) if message.hidden else (hidden, seen + seconds)
-    uncovered = max(0.0, hidden - products - memory)
+    operations = cost.operations * device.operation
+    uncovered = max(0.0, hidden - products - memory - operations)
     return StepTime(
         products=products,
         memory=memory,
-        operations=cost.operations * device.operation,
+        operations=operations,
         messages=seen + uncovered,
         bubble=0.0,
     )

@@ -1,0 +1,45 @@
+"""Expected against measured step time, and the calibration that it stands on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend_run.core.cost.devices import CALIBRATION, CostDevice, find_device
+from benchmarks import cpu_calibration, step_times
+
+
+@pytest.mark.parametrize(("predicted", "measured", "percent"), [(110, 100, 10), (80, 100, 20)])
+def test_an_error_counts_in_both_directions(
+    predicted: float, measured: float, percent: float
+) -> None:
+    assert step_times.off_by(predicted, measured) == pytest.approx(percent)
+
+
+def test_a_step_is_the_median_after_a_third_that_warms_up(tmp_path: Path) -> None:
+    seconds = [9.0, 8.0, 3.0, 1.0, 2.0, 4.0]
+    lines = [json.dumps({"loss": 1.0, "step_seconds": s}) for s in seconds]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step_seconds": 77.0}']) + "\n")
+
+    assert step_times._step_seconds(tmp_path) == 2.5
+
+
+def test_the_processors_constants_are_what_the_calibration_wrote() -> None:
+    values = json.loads(CALIBRATION.read_text())
+
+    assert find_device("cpu") == CostDevice(**values)
+    assert values["source"].startswith("measured")
+
+
+def test_a_calibration_writes_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_calibration, "machine", lambda name: {
+        **json.loads(CALIBRATION.read_text()), "name": name, "latency": 1.23456789e-5,
+    })  # fmt: skip
+    path = tmp_path / "mine.json"
+
+    cpu_calibration.main([str(path)])
+
+    found = find_device(str(path))
+    assert (found.name, found.latency) == ("this machine", 1.235e-5)
