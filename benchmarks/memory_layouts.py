@@ -1,11 +1,17 @@
-"""The runs that ``memory_prediction`` measures: two small models in twenty layouts."""
+"""The runs that ``memory_prediction`` measures: the examples, and two small models in layouts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
+
+from ascend_run.core.config.reading import read_raw
+
+EXAMPLES: Final = Path(__file__).parent.parent / "examples"
+_MODEL_SECTIONS: Final = ("model.", "parallel.", "train.", "optimizer.", "ddp.", "plugins.")
 
 _DENSE: Final[Mapping[str, Any]] = {
     "model.family": "llama",
@@ -43,13 +49,32 @@ class Case:
 
     name: str
     model: str = "dense"
+    """One of ``MODELS``, or the example whose values these are."""
     ranks: int = 1
     plugins: tuple[str, ...] = ()
     values: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def config(self) -> dict[str, Any]:
-        return {**MODELS[self.model], **self.values}
+        return {**MODELS.get(self.model, {}), **self.values}
+
+
+def _example(name: str) -> Case:
+    """A run of one of the examples: its model, batch, layout and features."""
+    raw = read_raw(EXAMPLES / f"{name}.toml", ())
+    given = {key: value.value for key, value in raw.values.items()}
+    values = {key: v for key, v in given.items() if key.startswith(_MODEL_SECTIONS)}
+    return Case(
+        name=f"examples/{name}.toml",
+        model=name,
+        ranks=raw.nproc,
+        plugins=tuple(raw.enable),
+        values={
+            **values,
+            "data.seq_length": given["data.seq_length"],
+            "train.eval_interval": 0,  # the batches are made here
+        },
+    )
 
 
 _TP: Final = {"parallel.tensor_model_parallel_size": 2}
@@ -64,9 +89,12 @@ _FULL: Final = {
     "model.recompute_method": "uniform",
     "model.recompute_num_layers": 2,
 }
+_GATHER: Final = {"model.moe_token_dispatcher_type": "allgather"}
 _SWAP: Final = {"plugins.swap-attention.min_bytes": 1024}
 
 CASES: Final = (
+    _example("dense"),
+    _example("demo"),
     Case(name="dense"),
     Case(name="dense, fp32, 4 micro-batches", values={**_BATCH, "train.precision": "fp32"}),
     Case(name="tp 2", ranks=2, values=_TP),
@@ -114,5 +142,13 @@ CASES: Final = (
         model="moe",
         ranks=4,
         values={**_SP, **_EP, **_BATCH, **_SPREAD},
+    ),
+    Case(name="ep 2, all-gather", model="moe", ranks=2, values={**_EP, **_GATHER, **_BATCH}),
+    Case(
+        name="tp 2, ep 2, all-gather, dp 2",
+        model="moe",
+        ranks=4,
+        plugins=("gmm",),
+        values={**_SP, **_EP, **_GATHER, **_BATCH},
     ),
 )

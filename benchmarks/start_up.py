@@ -11,16 +11,31 @@ import time
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from .protocol import Benchmark, NotMeasured, Settings, alternating, device, run, wall_seconds
 from .rows import Row, bounded, compared
 from .tiny_data import make_tiny_data
 
 LIMIT_COMMAND_SECONDS: Final = 0.15
+LIMIT_PLAN_SECONDS: Final = 0.3
+LIMIT_LARGE_PLAN_SECONDS: Final = 3.0
 LIMIT_FIRST_STEP: Final = 1.5
 """Times the bare import of Megatron-core."""
 ASCEND_RUN: Final = Path(sys.executable).with_name("ascend-run")
 FIRST_STEP_ROW: Final = "command to first step vs import megatron.core"
 PEER_RUNS: Final = 3
+
+DEMO: Final = ("--config", "examples/demo.toml")
+LARGE: Final = (
+    *(*DEMO, "--world", "7968", "--disable", "ulysses"),
+    *("parallel.tensor_model_parallel_size=8", "parallel.pipeline_model_parallel_size=4"),
+    *("parallel.context_parallel_size=1", "parallel.expert_model_parallel_size=3"),
+    *("parallel.expert_tensor_parallel_size=1", "parallel.sequence_parallel=true"),
+    *("train.global_batch_size=1992", "model.num_query_groups=8"),
+    *("model.num_moe_experts=6", "model.num_layers=32"),
+)
+"""The demo's model, larger, on 7,968 devices."""
 
 _IMPORT = "import time; import megatron.core; print(time.time())"
 _CONFIG = """
@@ -43,15 +58,33 @@ save_interval = 0
 """
 
 
+@attrs.frozen
+class Command:
+    """A command that only reads, and how long it may take."""
+
+    name: str
+    words: tuple[str, ...]
+    limit: float
+    """Unit: seconds."""
+
+
+COMMANDS: Final = (
+    Command("ascend-run --help", ("--help",), LIMIT_COMMAND_SECONDS),
+    Command("ascend-run plugins", ("plugins",), LIMIT_COMMAND_SECONDS),
+    Command("ascend-run plan, the demo", ("plan", *DEMO), LIMIT_PLAN_SECONDS),
+    Command("ascend-run plan, 7968 devices", ("plan", *LARGE), LIMIT_LARGE_PLAN_SECONDS),
+)
+
+
 def benchmarks() -> list[Benchmark]:
-    """Two commands that only read, and the start of a training run."""
+    """Commands that only read, and the start of a training run."""
     commands = [
         Benchmark(
-            name=_name(word),
-            goal=f"<= {LIMIT_COMMAND_SECONDS:g} s",
-            measure=functools.partial(_measure_command, word),
+            name=command.name,
+            goal=f"<= {command.limit:g} s",
+            measure=functools.partial(_measure_command, command),
         )
-        for word in ("--help", "plugins")
+        for command in COMMANDS
     ]
     first_step = Benchmark(
         name=FIRST_STEP_ROW,
@@ -61,22 +94,19 @@ def benchmarks() -> list[Benchmark]:
     return [*commands, first_step]
 
 
-def _name(word: str) -> str:
-    return f"ascend-run {word}"
-
-
-def _measure_command(word: str, settings: Settings) -> Row:
-    settings.tell(_name(word))
-    wall_seconds([ASCEND_RUN, word])  # once, for the disk cache and the compiled modules
-    seconds = [wall_seconds([ASCEND_RUN, word]) for _ in range(settings.repeats)]
+def _measure_command(command: Command, settings: Settings) -> Row:
+    settings.tell(command.name)
+    words = [ASCEND_RUN, *command.words]
+    wall_seconds(words)  # once, for the disk cache and the compiled modules
+    seconds = [wall_seconds(words) for _ in range(settings.repeats)]
     notes = [f"median of {len(seconds)}, {min(seconds):.3f} to {max(seconds):.3f} s"]
-    if word == "--help":
+    if command.words == ("--help",):
         notes.append(_peer_help(settings))
     return bounded(
-        name=_name(word),
+        name=command.name,
         value=statistics.median(seconds),
         unit="s",
-        limit=LIMIT_COMMAND_SECONDS,
+        limit=command.limit,
         note="; ".join(notes),
         device=device(),
     )
