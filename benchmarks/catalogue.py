@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import fnmatch
 
-from . import end_to_end, fingerprints, gpu_step, listeners, ring_attention, start_up
+from . import (
+    end_to_end,
+    fingerprints,
+    gpu_step,
+    listeners,
+    ring_attention,
+    start_up,
+    step_times,
+)
 from .protocol import Benchmark
 
 
 def all_benchmarks() -> list[Benchmark]:
-    modules = (end_to_end, gpu_step, ring_attention, listeners, fingerprints, start_up)
+    modules = (
+        end_to_end,
+        gpu_step,
+        ring_attention,
+        listeners,
+        fingerprints,
+        step_times,
+        start_up,
+    )
     return [benchmark for module in modules for benchmark in module.benchmarks()]
 
 
