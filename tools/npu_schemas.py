@@ -34,19 +34,6 @@ OUTPUT = ROOT / "tests/plugins/npu/schemas.json"
 _INSIDE = "--beside-torch-npu"
 
 
-def answer_of(call: Callable[[Any], Any]) -> Any:
-    """What torch_npu's meta kernel answers; None where the kernel itself is at fault."""
-    import torch
-
-    try:
-        return describe(call(torch.device("meta")))
-    except TypeError as error:
-        # Version 2.13 asks for empty_like([0]) in npu_fusion_attention_grad_v2.
-        if "empty_like" not in str(error):
-            raise
-        return None
-
-
 def operators_called() -> Iterator[str]:
     """Names behind ``torch.ops.npu`` in the one package that calls them."""
     modules = (ROOT / "ascend_run/plugins/npu/operators").glob("*.py")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
+import re
+from typing import Any, Final
 
 import torch
 
 from ascend_run.ops.stream_copier import StreamCopier
 from ascend_run.plugin_api import PlatformError
 
+OLDEST: Final = (2, 7)
+"""torch_npu's oldest release whose operators take the calls that are made here; which later ones
+lack which operator stands in ``proof/releases.py``."""
 _INSTALL = (
     "pip install 'ascend-run[npu]' on a machine with CANN (source its set_env.sh first), or run on "
     "another platform: --platform cpu"
@@ -27,7 +31,7 @@ class NpuDevice:
         local_rank: Which of this machine's NPUs.
 
     Raises:
-        PlatformError: torch_npu or the device is missing.
+        PlatformError: torch_npu or the device is missing, or torch_npu is too old.
     """
 
     name = "npu"
@@ -65,12 +69,13 @@ def _require_npu(local_rank: int) -> Any:
     if importlib.util.find_spec("torch_npu") is None:
         raise PlatformError(f"platform npu: torch_npu is not installed; {_INSTALL}")
     try:
-        importlib.import_module("torch_npu")
+        module = importlib.import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise PlatformError(
             f"platform npu: torch_npu cannot be imported: {reason}; {_INSTALL}"
         ) from error
+    _refuse_old(str(getattr(module, "__version__", "")))
     npu: Any = torch.npu
     count = npu.device_count() if npu.is_available() else 0
     if local_rank >= count:
@@ -79,3 +84,14 @@ def _require_npu(local_rank: int) -> Any:
             "start at most so many ranks here, or run on another platform: --platform cpu"
         )
     return npu
+
+
+def _refuse_old(version: str) -> None:
+    """One that does not say what it is passes."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match and (int(match[1]), int(match[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise PlatformError(
+            f"platform npu: torch_npu {version} is too old; its operators are known from {oldest} "
+            f"on: pip install 'torch-npu>={oldest}' with the torch of the same number"
+        )

@@ -1,8 +1,8 @@
 """What torch_npu answers to calls on meta tensors; runs in a process beside stand-ins (probe.py).
 
-    python -m ascend_run.plugins.npu.proof.answers CALLS
+    python -m ascend_run.plugins.npu.proof.answers FILE
 
-CALLS is JSON, name -> call. The answer is the last line on standard output.
+FILE holds JSON, name -> call. The answer is the last line on standard output.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,12 +41,12 @@ def answer(call: Call) -> Any:
         return {"none": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
 
 
-def main(words: str) -> None:
+def main(file: Path) -> None:
     torch_npu: Any = importlib.import_module("torch_npu")
     registrations: Any = importlib.import_module("torch_npu.op_plugin.meta._meta_registrations")
     # Before it warns, once, of its own attention, it asks the device for its generation.
     registrations._npu_fusion_attention_warning_printed = True
-    calls: Mapping[str, Any] = json.loads(words)
+    calls: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     operators = {call["operator"] for call in calls.values()}
     content = {
         "version": torch_npu.__version__,
@@ -60,4 +61,4 @@ def main(words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

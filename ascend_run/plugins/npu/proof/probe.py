@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -52,10 +53,11 @@ def asked(package: Path, calls: Mapping[str, Call]) -> dict[str, Any]:
     Raises:
         AscendRunError: It cannot be imported.
     """
-    words = json.dumps({name: call.to_json() for name, call in calls.items()})
-    root = Path(__file__).parents[4]
-    module = "ascend_run.plugins.npu.proof.answers"
-    done = run_beside(package, ["-m", module, words], extra_path=[root])
+    module, root = "ascend_run.plugins.npu.proof.answers", Path(__file__).parents[4]
+    with tempfile.TemporaryDirectory() as folder:
+        asked_of_it = Path(folder) / "calls.json"
+        asked_of_it.write_text(json.dumps({name: call.to_json() for name, call in calls.items()}))
+        done = run_beside(package, ["-m", module, str(asked_of_it)], extra_path=[root])
     if done.returncode != 0:
         reason = " ".join(done.stderr.split()[-60:])
         raise AscendRunError(f"torch_npu in {package} cannot be asked: {reason}")

@@ -1,0 +1,57 @@
+"""The device object on the stand-in: what it asks torch.npu for, and copies beside computation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ascend_run.plugin_api import PlatformError
+from ascend_run.plugins.npu import Npu
+from ascend_run.plugins.npu.proof.releases import releases
+
+from .stand_in import npu_on_the_cpu
+
+
+def test_the_device_is_the_ranks_own_and_answers_for_its_memory() -> None:
+    with npu_on_the_cpu(count=2) as seen:
+        device = Npu().ascend_device(local_rank=1)
+        device.activate()
+        assert device.memory_bytes() == (4096, 8192)
+        device.reset_peak_memory()
+        assert device.memory_bytes() == (4096, 4096)
+        device.synchronize()
+        assert torch.cuda.memory_allocated() == 4096, "torch.cuda means the NPU"
+        device.deactivate()
+    assert (device.name, device.backend, seen.devices) == ("npu", "hccl", ["npu:1"])
+    assert seen.calls["set_device"] == seen.calls["synchronize"] == 1
+    assert not hasattr(torch, "npu"), "the stand-in is gone"
+
+
+def test_copies_to_the_host_are_there_when_they_were_waited_for_and_no_sooner() -> None:
+    with npu_on_the_cpu(count=1) as seen:
+        copier = Npu().ascend_device(local_rank=0).host_copier()
+        tensor = torch.arange(4.0)
+        host = copier.to_host(tensor).fill_(-1)
+        assert host.tolist() == [-1.0] * 4
+        copier.wait_host()
+        assert host.tolist() == tensor.tolist()
+        back = torch.zeros(4)
+        copier.to_device(host, back)
+        assert back.tolist() == [0.0] * 4
+        copier.wait_device()
+        assert back.tolist() == tensor.tolist()
+    assert seen.pinned == 1
+
+
+def test_a_torch_npu_that_is_too_old_is_refused() -> None:
+    with (
+        npu_on_the_cpu(version="2.6.0.post5"),
+        pytest.raises(PlatformError, match=r"torch_npu 2\.6\.0\.post5 is too old.*>=2\.7"),
+    ):
+        Npu().ascend_device(local_rank=0)
+
+
+def test_every_release_that_is_recorded_is_young_enough() -> None:
+    for release in releases().names:
+        with npu_on_the_cpu(version=release):
+            Npu().ascend_device(local_rank=0)

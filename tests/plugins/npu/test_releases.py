@@ -1,0 +1,112 @@
+"""Every recorded call against every release of torch_npu from 2.7 on."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ascend_run.plugins.npu.proof import probe
+from ascend_run.plugins.npu.proof.binding import parse
+from ascend_run.plugins.npu.proof.calls import Call
+from ascend_run.plugins.npu.proof.releases import (
+    KNOWN_GAPS,
+    RECORD,
+    REFERENCE,
+    Releases,
+    as_ranges,
+    releases,
+)
+from tools.npu_schemas import operators_called
+
+from .reference import RECORD as ASKED
+
+CALLS = probe.known_calls()
+
+
+def test_every_call_binds_in_every_release_but_for_the_gaps_that_are_listed() -> None:
+    gaps = {(gap.operator, gap.problem): gap.releases for gap in releases().gaps(CALLS.values())}
+    assert gaps == KNOWN_GAPS
+
+
+def test_the_record_of_calls_has_every_operator() -> None:
+    assert {call.operator for call in CALLS.values()} == {*operators_called()}
+    assert {*operators_called()} <= releases().operators
+
+
+def test_the_library_says_what_torch_npu_itself_says() -> None:
+    """Of the release that can be imported here: the strings are the schemas."""
+    for name, schema in ASKED["schemas"].items():
+        assert parse(schema) in releases().overloads(name, REFERENCE)
+
+
+def altered(operator: str, old: str, new: str, *, until: str) -> Releases:
+    """The releases, had an argument been another in one of them and those before it."""
+    record = copy.deepcopy(json.loads(RECORD.read_text(encoding="utf-8")))
+    names: list[str] = record["releases"]
+    before, after = names[: names.index(until) + 1], names[names.index(until) + 1 :]
+    everywhere = releases().ranges(names)
+    variants: dict[str, Any] = record["operators"][operator]
+    for schema, ranges in [*variants.items()]:
+        assert tuple(ranges) == everywhere, "an operator of one schema, for this test"
+        assert old in schema
+        variants[schema] = releases().ranges(after)
+        variants[schema.replace(old, new)] = releases().ranges(before)
+    return Releases(record)
+
+
+@pytest.mark.parametrize(
+    ("operator", "old", "new", "problem"),
+    [
+        ("npu_rms_norm", ", float epsilon=1e-06", "", "takes 2 arguments by position, not 3"),
+        ("npu_rms_norm", "Tensor gamma", "Tensor weight", "has 'weight' in place 2, not 'gamma'"),
+        (
+            "npu_rms_norm",
+            "float epsilon=1e-06",
+            "bool x=False",
+            "takes bool as 'x', not float",
+        ),
+        ("npu_swiglu", "int dim=-1", "int dim=-1, *, Tensor up", "is not given 'up'"),
+    ],
+)
+def test_a_changed_argument_is_found_with_its_releases(
+    operator: str, old: str, new: str, problem: str
+) -> None:
+    changed = altered(operator, old, new, until="2.9.1")
+    found = [gap for gap in changed.gaps(CALLS.values()) if gap.operator == operator]
+    assert [str(gap) for gap in found] == [f"{operator} {problem} in torch_npu 2.7.1 - 2.9.1"]
+
+
+def test_an_operator_that_is_gone_is_found_with_its_releases() -> None:
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    ((schema, _),) = record["operators"]["npu_swiglu"].items()
+    record["operators"]["npu_swiglu"] = {schema: ["2.8.0 - 2.13.0"]}
+    found = [gap for gap in Releases(record).gaps(CALLS.values()) if gap.operator == "npu_swiglu"]
+    assert [str(gap) for gap in found] == [
+        "npu_swiglu is not there in torch_npu 2.7.1 - 2.7.1.post11, 2.14.0"
+    ]
+
+
+def test_another_default_of_what_is_left_out_is_found() -> None:
+    call = Call.of("npu_swiglu", (torch.ones(2, 4),), {})
+    other = altered("npu_swiglu", "dim=-1", "dim=0", until="2.9.1")
+    assert other.problems(call, "2.9.1") == ["takes 0 for a missing 'dim', not -1"]
+    assert other.problems(call, "2.13.0") == []
+
+
+def test_neighbours_are_one_range() -> None:
+    names = ("1", "2", "3", "4", "5")
+    assert as_ranges(names, {"1", "2", "4"}) == ("1 - 2", "4")
+    assert as_ranges(names, {*names}) == ("1 - 5",)
+
+
+def test_the_page_gives_their_number_and_every_gap() -> None:
+    page = (Path(__file__).parents[3] / "docs/npu-proof.md").read_text(encoding="utf-8")
+    names = releases().names
+    assert f"{len(names)} releases are\nrecorded, {names[0]} to {names[-1]}" in page
+    for operator, _ in KNOWN_GAPS:
+        assert operator.replace("_grad", "") in page
