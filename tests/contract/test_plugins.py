@@ -24,13 +24,19 @@ OURS = sorted({plugin.manifest.name for plugin in LOADED.values()})
 SETTINGS: Mapping[str, Any] = {
     "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
     "plugins.noop-layers.layers": [1],
+    "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
     "plugins.compile.regions": "parts",  # the same code in smaller graphs, in half the time
 }
 """What a plugin needs to be at work on tiny models."""
+MODELS_OF: Mapping[str, Mapping[str, Any]] = {
+    "alibi": {"model.position_embedding_type": "none"},
+}
+"""What the model must be for a plugin."""
 REASONS = {
     "KIT-OPTIONS": "it has no options",
     "KIT-BOUNDS": "it has no options",
     "KIT-PATCH": "a platform's device may stand in for torch's own while it is active",
+    "KIT-DRAWS": "it does not declare that it changes no bit",
     "KIT-IDLE": "its manifest names no condition under which it is idle",
 }
 """Check -> the one reason for which it may say nothing, beside a device that is not here."""
@@ -47,8 +53,11 @@ def subjects(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> d
         "model.vocab_size": 512,
     }
     means = Means(load_runtime(), lambda: gloo_pool, SETTINGS)
-    of_chats = Means(load_runtime(), lambda: gloo_pool, {**SETTINGS, **chats})
-    return {name: Subject(name, of_chats if name == "sft" else means) for name in OURS}
+    others = {
+        name: Means(load_runtime(), lambda: gloo_pool, {**SETTINGS, **settings})
+        for name, settings in {"sft": chats, **MODELS_OF}.items()
+    }
+    return {name: Subject(name, others.get(name, means)) for name in OURS}
 
 
 def plugin(name: str) -> Plugin:

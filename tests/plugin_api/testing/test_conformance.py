@@ -15,7 +15,9 @@ from tests.support.fake_distributions import make_distribution
 
 SOURCES = Path(__file__).with_name("bad_plugins")
 PACKAGE = "ascend_run_bad_plugins"
-RUNNING = {"KIT-PATCH", "KIT-UNDO", "KIT-AGAIN", "KIT-IDLE", "KIT-PARITY", "KIT-RESUME"}
+RUNNING = {
+    f"KIT-{name}" for name in ["PATCH", "UNDO", "AGAIN", "DRAWS", "IDLE", "PARITY", "RESUME"]
+}
 
 BEFORE_A_RUN = [
     ("static:HasAnotherName", "has-another-name", "KIT-LOAD", "has a manifest for other names"),
@@ -70,6 +72,24 @@ BEFORE_A_RUN = [
         "size takes any number from",
     ),
     (
+        "static:OptionsWithoutLeast",
+        "options-without-least",
+        "KIT-BOUNDS",
+        "size takes -1.09951e+12 and whatever is below 1.09951e+12",
+    ),
+    (
+        "static:CrashesAtItsBound",
+        "crashes-at-its-bound",
+        "KIT-BOUNDS",
+        "plugins.crashes-at-its-bound.size=0 is taken, and a run with it fails: ZeroDivisionError",
+    ),
+    (
+        "static:MisspellsAnother",
+        "misspells-another",
+        "KIT-MANIFEST",
+        "names 'swap-atention', which is not installed; did you mean 'swap-attention'?",
+    ),
+    (
         "static:SharesState",
         "shares-state",
         "KIT-STATE",
@@ -87,7 +107,15 @@ IN_A_RUN = [
         "replaces_a_function:ReplacesAFunction",
         "replaces-a-function",
         "KIT-PATCH",
-        "it replaces megatron.core.utils.divide; return a Patch from ascend_patches",
+        "\n".join(
+            f"  it replaces {name}; return a Patch from ascend_patches, which is undone"
+            for name in (
+                "ascend_run.core.train.step.evaluate",
+                "megatron.core.package_info.PRE_RELEASE",
+                "megatron.core.utils.divide",
+                "os.getlogin",
+            )
+        ),
     ),
     (
         "running:LeavesAVariable",
@@ -108,6 +136,9 @@ IN_A_RUN = [
         "dense, one rank, where parallel.tensor_model_parallel_size <= 1 and so it should be idle",
     ),
     ("running:RoundsOnce", "rounds-once", "KIT-PARITY", "against one rank without it: "),
+    ("running:BreaksExperts", "breaks-experts", "KIT-PARITY", "moe, one rank, gradients, against"),
+    ("running:FlipsABit", "flips-a-bit", "KIT-PARITY", "is off by "),
+    ("running:DrawsANumber", "draws-a-number", "KIT-DRAWS", "it draws from the generator "),
     (
         "running:ForgetsItsSteps",
         "forgets-its-steps",
@@ -115,7 +146,12 @@ IN_A_RUN = [
         "the loss of step 3 is ",
     ),
 ]
-EVERY = [("static:IsRight", "is-right", "", ""), *BEFORE_A_RUN, *IN_A_RUN]
+EVERY = [
+    ("static:IsRight", "is-right", "", ""),
+    ("running:LeavesMuch", "leaves-much", "", ""),
+    *BEFORE_A_RUN,
+    *IN_A_RUN,
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -175,6 +211,25 @@ def test_what_is_wrong_in_a_run_is_found_by_one_check(
 
     assert [*found] == [code], found
     assert message in found[code]
+
+
+def test_whatever_a_run_leaves_is_named(means: Means) -> None:
+    (check,) = (check for check in CHECKS if check.code == "KIT-UNDO")
+    found = check.judge(Subject("leaves-much", means)).problems
+
+    left = [problem.partition(": ")[2].partition(";")[0].partition(" (was")[0] for problem in found]
+    assert {place.partition(" /")[0] for place in left} == {
+        "an alarm",
+        "numpy's treatment of errors",
+        "the default socket timeout",
+        "the handler of signal 12",
+        "the open file",
+        "the process groups",
+        "the threads",
+        "torch's number of threads",
+        "torch.nn.modules.module._global_forward_hooks",
+        "what runs at exit (atexit)",
+    }
 
 
 def test_no_two_bad_plugins_get_one_message(means: Means) -> None:

@@ -43,6 +43,9 @@ CHECKS: Final = (
     ),
     Check("KIT-UNDO", "a run leaves the process as it was", footprint.leaves_no_trace),
     Check("KIT-AGAIN", "a second run in one process is the first one again", footprint.runs_twice),
+    Check(
+        "KIT-DRAWS", "a plugin that changes no bit draws no random number", footprint.draws_nothing
+    ),
     Check("KIT-IDLE", "where it says that it is idle it changes nothing", numbers.idle),
     Check("KIT-PARITY", "the numbers of a run are what its manifest declares", numbers.at_parity),
     Check("KIT-RESUME", "a run in two halves is the run in one piece", resuming.resumes),

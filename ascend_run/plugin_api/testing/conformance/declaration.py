@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 from collections.abc import Iterator
 
@@ -56,9 +57,14 @@ def manifest(subject: Subject) -> Iterator[str]:
         yield f"the summary has {len(summary)} characters, at most {SUMMARY_LENGTH} fit in a table"
     elif summary.endswith("."):
         yield f"the summary is no sentence and needs no stop, got {summary!r}"
-    for other in (*subject.manifest.after, *subject.manifest.conflicts):
+    offered = subject.facts.entry_points
+    needed = [other for other in subject.manifest.requires if isinstance(other, str)]
+    for other in (*subject.manifest.after, *subject.manifest.conflicts, *needed):
         if other in (subject.manifest.name, *subject.manifest.aliases):
-            yield f"the manifest orders or excludes '{other}', which is the plugin itself"
+            yield f"the manifest orders, excludes or requires '{other}', which is the plugin itself"
+        # Another's that is not installed may be named; what is nearly one that is, is misspelt.
+        elif other not in offered and (near := difflib.get_close_matches(other, offered, 1, 0.85)):
+            yield f"the manifest names '{other}', which is not installed; did you mean '{near[0]}'?"
 
 
 def hooks(subject: Subject) -> Iterator[str]:

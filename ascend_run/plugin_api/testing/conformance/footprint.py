@@ -10,12 +10,13 @@ from typing import Any
 
 import attrs
 
+from ascend_run.plugin_api.manifest import Numerics
 from ascend_run.plugin_api.testing.parity import compare
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, load_runtime
 
 from .check import DoesNotApply
 from .numbers import tried
-from .snapshot import attributes, changed_settings, made_in, replaced, settings
+from .snapshot import PROCESS_GROUPS, attributes, changed_settings, made_in, replaced, settings
 from .subject import Subject
 
 
@@ -24,15 +25,19 @@ class Footprint:
     """What one rank saw of two runs with a plugin, after one without."""
 
     touched: tuple[str, ...]
-    """Attributes of torch and Megatron that it replaced without declaring a patch."""
+    """What others' modules hold that it replaced without declaring a patch."""
+    kept: tuple[str, ...]
+    """What of that, and of the patches it declares, is not undone."""
     left: tuple[str, ...]
-    """What differs after the first run, beside those."""
+    """Settings that differ after the first run."""
+    plain: RankOutcome
+    """The second run without it."""
     first: RankOutcome
     second: RankOutcome
 
 
 def patches_are_declared(subject: Subject) -> Iterator[str]:
-    """It replaces nothing of torch or Megatron but by ``ascend_patches``."""
+    """It replaces nothing of torch, Megatron or ascend-run but by ``ascend_patches``."""
     if subject.facts.kind == "platform":
         raise DoesNotApply("a platform's device may stand in for torch's own while it is active")
     for name in sorted({name for seen in footprints(subject) for name in seen.touched}):
@@ -41,7 +46,15 @@ def patches_are_declared(subject: Subject) -> Iterator[str]:
 
 def leaves_no_trace(subject: Subject) -> Iterator[str]:
     """After the run, everything that can be seen of the process is what it was."""
-    for what in sorted({what for seen in footprints(subject) for what in seen.left}):
+    is_platform = subject.facts.kind == "platform"
+    found = set[str]()
+    for seen in footprints(subject):
+        # What no patch declares is KIT-PATCH's, which does not judge platforms.
+        found |= {*seen.left, *(n for n in seen.kept if is_platform or n not in seen.touched)}
+    own_groups = "ascend_process_groups" in subject.facts.hooks  # the kernel makes them
+    for what in sorted(found):
+        if own_groups and what.startswith(PROCESS_GROUPS):
+            continue
         yield f"it leaves changed: {what}; undo it in ascend_after_run, or use a hook that undoes"
 
 
@@ -50,6 +63,31 @@ def runs_twice(subject: Subject) -> Iterator[str]:
     seen = footprints(subject)
     second, first = [rank.second for rank in seen], [rank.first for rank in seen]
     yield from (f"in its second run, {problem}" for problem in compare(second, first, 0.0))
+
+
+def draws_nothing(subject: Subject) -> Iterator[str]:
+    """The random numbers of a run are drawn as without it.
+
+    Dropout would otherwise drop other values; trials of parity are made without.
+    """
+    if subject.manifest.numerics is not Numerics.BITWISE or subject.facts.kind == "platform":
+        raise DoesNotApply("it does not declare that it changes no bit")
+    if tried(subject)[0].world_size > 1:
+        return  # ranks of another layout draw otherwise anyway
+    (seen,) = footprints(subject)
+    for name, held in seen.plain.state.items():
+        generator = name.partition(" ")[0].rpartition("/")[2]
+        # Python's is drawn from by what is imported in a first run.
+        if not name.startswith("rng/") or generator.startswith("python"):
+            continue
+        if not _equal(seen.second.state.get(name), held):
+            yield f"it draws from the generator {generator}; let it have one of its own"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    import torch
+
+    return one is not None and torch.equal(one, other)
 
 
 def footprints(subject: Subject) -> list[Footprint]:
@@ -69,7 +107,7 @@ def _look(subject: Subject) -> list[Footprint]:
         attrs.evolve(place.chosen, steps=1, checkpoints=str(subject.scratch / "once")),
         attrs.evolve(place.chosen, steps=1, checkpoints=str(subject.scratch / "again")),
     )
-    if any(footprint.touched or footprint.left for footprint in seen):
+    if any(footprint.touched or footprint.kept or footprint.left for footprint in seen):
         subject.means.pool_of_ranks().close()  # these processes are no longer what they were
     return seen
 
@@ -83,8 +121,8 @@ def footprint(plugin: str, plain: Trial, once: Trial, again: Trial) -> Footprint
         standing.append(attributes())
 
     runtime.run(plain)  # what any first run imports and sets for good
-    before = attributes()
-    runtime.run(plain, look)
+    before, earlier = attributes(), settings()
+    without = runtime.run(plain, look)
     of_every_run = replaced(before, standing.pop())
     before, set_before = attributes(), settings()
     first = runtime.run(once, look)
@@ -98,7 +136,9 @@ def footprint(plugin: str, plain: Trial, once: Trial, again: Trial) -> Footprint
     second = runtime.run(again)
     return Footprint(
         touched=tuple(sorted(during | (remaining - declared))),
-        left=(*changed_settings(set_before, set_after), *sorted(remaining & declared)),
+        kept=tuple(sorted(remaining)),
+        left=tuple(changed_settings(earlier, set_before, set_after)),
+        plain=without,
         first=first,
         second=second,
     )

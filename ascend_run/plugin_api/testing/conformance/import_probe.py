@@ -11,15 +11,33 @@ import sys
 
 MARK = "ascend-run import probe: "
 _WRITING = ("w", "a", "x", "+")
+_ON_FILES = frozenset(
+    f"os.{call}"
+    for call in (
+        "mkdir",
+        "remove",
+        "rename",
+        "rmdir",
+        "chmod",
+        "chown",
+        "link",
+        "symlink",
+        "truncate",
+    )
+)
 
 
-def _state() -> dict[str, object]:
+def process_state() -> dict[str, object]:
     """What a process has one of, name -> a value that compares."""
     import atexit
     import builtins
+    import faulthandler
     import gc
+    import locale
     import logging
     import os
+    import random
+    import resource
     import signal
     import socket
     import threading
@@ -36,6 +54,7 @@ def _state() -> dict[str, object]:
         "sys.stderr": sys.stderr,
         "the recursion limit": sys.getrecursionlimit(),
         "the trace function": (sys.gettrace(), sys.getprofile()),
+        "the thread switch interval": sys.getswitchinterval(),
         "the working directory": os.getcwd(),
         "the mask of file modes": mask,
         "warnings.filters": tuple(warnings.filters),
@@ -45,12 +64,24 @@ def _state() -> dict[str, object]:
             tuple(map(id, logging.root.handlers)),
             logging.root.manager.disable,
         ),
-        "the threads": tuple(thread.name for thread in threading.enumerate()),
+        "the threads": tuple(sorted(thread.name for thread in threading.enumerate())),
         "threading.excepthook": threading.excepthook,
         "what runs at exit (atexit)": atexit._ncallbacks(),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "the default socket timeout": socket.getdefaulttimeout(),
+        "faulthandler": faulthandler.is_enabled(),
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "random.random": random.random,
+        "an alarm": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        "the priority": os.getpriority(os.PRIO_PROCESS, 0),
+        "the limits of resources": tuple(
+            resource.getrlimit(n) for name, n in vars(resource).items() if name[:7] == "RLIMIT_"
+        ),
     }
+    if hasattr(os, "sched_getaffinity"):
+        state["the processors that it may use"] = tuple(sorted(os.sched_getaffinity(0)))
+    for place, count in open_files().items():
+        state[f"the open file {place}"] = count
     for number in signal.valid_signals():
         state[f"the handler of signal {number}"] = signal.getsignal(number)
     for name, value in os.environ.items():
@@ -59,6 +90,22 @@ def _state() -> dict[str, object]:
         if name != "_":
             state[f"builtins.{name}"] = id(value)
     return state
+
+
+def open_files() -> dict[str, int]:
+    """How often each file is open; empty where the system does not tell."""
+    import os
+
+    counts: dict[str, int] = {}
+    folder = "/proc/self/fd"
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except OSError:  # the folder itself
+            continue
+        if target.startswith("/"):  # or a socket or pipe, which threads open as they need them
+            counts[target] = counts.get(target, 0) + 1
+    return counts
 
 
 def main() -> None:
@@ -87,7 +134,7 @@ def main() -> None:
             writes = writes and not isinstance(path, int)
             if writes and "__pycache__" not in str(path) and str(path) != os.devnull:
                 events.append(f"writes the file {path}")
-        elif event in ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.chmod"):
+        elif event.startswith("os.") and event[3:] in _ON_FILES:
             if "__pycache__" not in str(arguments[0]):
                 events.append(f"calls {event} on {arguments[0]}")
         elif event in ("subprocess.Popen", "os.system", "os.fork", "os.exec", "os.posix_spawn"):
@@ -99,11 +146,11 @@ def main() -> None:
 
     sys.addaudithook(watch)
     loaded = set(sys.modules)
-    before = _state()
+    before = process_state()
     watching, start = True, time.perf_counter()
     importlib.import_module(name)
     seconds, watching = time.perf_counter() - start, False
-    after = _state()
+    after = process_state()
     changes = [n for n in {**before, **after} if before.get(n, MARK) != after.get(n, MARK)]
     tops = sorted({module.partition(".")[0] for module in set(sys.modules) - loaded})
     sys.stdout.flush()

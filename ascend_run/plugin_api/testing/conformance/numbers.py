@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import attrs
 
+from ascend_run.plugin_api.hook_kinds import Point
+from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.manifest import Numerics
 from ascend_run.plugin_api.testing.parity import (
     GRADIENT_TOLERANCE,
@@ -65,7 +67,8 @@ def idle(subject: Subject) -> Iterator[str]:
 
 
 def tried(subject: Subject) -> list[Place]:
-    """One rank and one layout: those where it is at work, where there are any.
+    """One rank and one layout: those where it is at work, where there are any; and a model with
+    experts, where it has hooks for those.
 
     Raises:
         DoesNotApply: It is a platform whose device is not here, or it refuses every trial.
@@ -77,7 +80,15 @@ def tried(subject: Subject) -> list[Place]:
     active = [place for place in found if not place.idle] or found
     alone = [place for place in active if place.world_size == 1][:1]
     spread = [place for place in active if place.world_size > 1][:1]
-    return [*alone, *spread]
+    chosen = [*alone, *spread]
+    if _has_hooks_for_experts(subject) and not any(place.model == "moe" for place in chosen):
+        chosen += [place for place in active if place.model == "moe"][:1]
+    return chosen
+
+
+def _has_hooks_for_experts(subject: Subject) -> bool:
+    points = hook_points()
+    return any(points[hook].point is Point.MOE for hook in subject.facts.hooks & points.keys())
 
 
 def not_allowed(subject: Subject) -> str:

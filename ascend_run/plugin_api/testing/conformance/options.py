@@ -8,8 +8,12 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.plugin_api.testing.pool import PoolError
+
 from .check import DoesNotApply
-from .places import choice_of
+from .numbers import require_device
+from .places import choice_of, places
+from .resuming import run_or_refuse
 from .subject import Subject
 
 _SEVERAL: Final = re.compile(r"tuple|list|dict|Mapping|Sequence|set\[")
@@ -57,11 +61,16 @@ def bounded(subject: Subject) -> Iterator[str]:
         type_name = types.get(field.name, "")
         probes = _probes(type_name)
         refused = [value for value in probes if _refusal(options, field.name, value) is not None]
-        if probes and not refused and not _UNBOUNDED.search(help_of.get(field.name, "")):
+        if probes and probes[0] not in refused and not _UNBOUNDED.search(help_of[field.name]):
+            least = f"any number from {probes[0]:g} to {probes[-1]:g}"
+            least = f"{probes[0]:g} and whatever is below {refused[0]:g}" if refused else least
             yield (
-                f"{field.name} takes any number from {min(probes):g} to {max(probes):g}; give it a "
-                "validator, or say 'unbounded' and why in its documentation"
+                f"{field.name} takes {least}; give it a validator, or say 'unbounded' and why in "
+                "its documentation"
             )
+        taken = [value for value in probes[1:3] if value not in refused]
+        if taken:
+            yield from _crashes(subject, field.name, taken[0])
         if not probes and field.validator is not None and _is_text(type_name):
             choice = [_NO_CHOICE] if _SEVERAL.search(type_name) else _NO_CHOICE
             refused = [choice] if _refusal(options, field.name, choice) else []
@@ -103,6 +112,25 @@ def _refusal(options: type[Any], field: str, value: Any) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def _crashes(subject: Subject, field: str, value: Any) -> Iterator[str]:
+    """Whether a run with a value that the class takes ends otherwise than well or refused."""
+    key = f"plugins.{subject.manifest.name}.{field}"
+    try:
+        alone = [place for place in places(subject) if place.world_size == 1]
+        if not alone:
+            return
+        require_device(subject)
+        trial = attrs.evolve(alone[0].chosen, config={**alone[0].chosen.config, key: value})
+        if not subject.means.examine(trial, 1).problems:
+            subject.means.job(run_or_refuse, 1, trial)
+    except DoesNotApply:
+        return  # no run can have it, for a reason that is another check's
+    except PoolError as error:
+        yield f"{key}={value} is taken, and a run with it fails: {error.kind}: {error.message}"
+    except Exception as error:
+        yield f"{key}={value} is taken, and a plan with it fails: {type(error).__name__}: {error}"
 
 
 def _told_badly(subject: Subject, field: str, value: Any) -> Iterator[str]:

@@ -3,36 +3,42 @@ modules, by identity, and settings that a process has one of."""
 
 from __future__ import annotations
 
-import atexit
-import logging
+import gc
 import os
-import random
-import signal
 import sys
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from functools import partial
+from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, Final
 
-_WATCHED: Final = ("torch", "megatron")
-_LAZY: Final = ("torch.ops", "torch.classes")
-"""Modules that grow by being used."""
+from .import_probe import process_state
+
+_HOMES: Final = ("torch", "megatron", "numpy")
+_WATCHED: Final = frozenset({*_HOMES, "ascend_run"})
+_ALSO: Final = ("builtins", "json", "logging", "os", "pickle", "random", "signal", "time")
+"""Modules of the standard library that are watched too."""
+PROCESS_GROUPS: Final = "the process groups"
+_NOT: Final = ("torch.ops", "torch.classes", "ascend_run.plugins")
+"""Modules that grow by being used, and those of plugins themselves."""
+_PLAIN: Final = (bool, int, float, str, NoneType)
 _HELD: Final = (staticmethod, classmethod, property)
 _ABSENT: Final = "absent"
+_COMPILED: Final = "frames that torch.compile has seen"
 _OF_COMPILE: Final = {"the threads", "what runs at exit (atexit)"}
 """What torch.compile keeps for the life of a process that has used it, beside a variable or two."""
 
 
 def attributes() -> dict[str, object]:
-    """Every function, class, method and module that a watched module holds, by dotted name."""
+    """Every function, class, method, module and public constant that a watched module holds, by
+    dotted name."""
     found: dict[str, object] = {}
     for name, module in list(sys.modules.items()):
-        watched = name.partition(".")[0] in _WATCHED and not name.startswith(_LAZY)
-        if not watched or not isinstance(module, ModuleType):
+        watched = name.partition(".")[0] in _WATCHED or name in _ALSO
+        if not watched or name.startswith(_NOT) or not isinstance(module, ModuleType):
             continue
         for attribute, value in list(vars(module).items()):
-            if not callable(value) and not isinstance(value, ModuleType):
+            constant = isinstance(value, _PLAIN) and not attribute.startswith("_")
+            if not constant and not callable(value) and not isinstance(value, ModuleType):
                 continue
             found[f"{name}.{attribute}"] = value
             if isinstance(value, type) and value.__module__ == name:
@@ -53,7 +59,7 @@ def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[s
     changed = {
         name
         for name, value in before.items()
-        if (held := after.get(name, _ABSENT)) is not value and (not grown or _is_foreign(held))
+        if not _same(held := after.get(name, _ABSENT), value) and (not grown or _is_foreign(held))
     }
     gained = {
         name
@@ -61,6 +67,11 @@ def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[s
         if name.rpartition(".")[0] in parents and _is_foreign(after[name])
     }
     return changed | gained
+
+
+def _same(one: object, other: object) -> bool:
+    plain = isinstance(one, _PLAIN) and type(one) is type(other)
+    return one is other or (plain and one == other)
 
 
 def _modules(found: Mapping[str, object]) -> set[str]:
@@ -84,7 +95,7 @@ def _is_foreign(value: object) -> bool:
     file = _file_of(value)
     homes = [
         str(getattr(sys.modules[top], "__path__", [_ABSENT])[0])
-        for top in _WATCHED
+        for top in _HOMES
         if top in sys.modules
     ]
     own = ("<", *homes, os.path.dirname(os.__file__))
@@ -93,53 +104,53 @@ def _is_foreign(value: object) -> bool:
 
 def settings() -> dict[str, object]:
     """Name -> value of what a run must leave as it was; values compare."""
-    mask = os.umask(0)
-    os.umask(mask)
-    state: dict[str, object] = {
-        "the working directory": os.getcwd(),
-        "the mask of file modes": mask,
-        "sys.path": tuple(sys.path),
-        "sys.meta_path": tuple(map(id, sys.meta_path)),
-        "sys.excepthook": sys.excepthook,
-        "sys.stdout": sys.stdout,
-        "the recursion limit": sys.getrecursionlimit(),
-        "warnings.filters": tuple(warnings.filters),
-        "the root logger": (logging.root.level, tuple(map(id, logging.root.handlers))),
-        "the threads": tuple(sorted(thread.name for thread in threading.enumerate())),
-        "what runs at exit (atexit)": atexit._ncallbacks(),
-        "random.random": random.random,
-    }
-    for number in signal.valid_signals():
-        state[f"the handler of signal {number}"] = signal.getsignal(number)
-    state |= {f"the environment variable {name}": value for name, value in os.environ.items()}
-    state |= {name: read() for name, read in _torch_settings()}
-    return state
+    gc.collect()  # what waits to be collected holds files and groups open
+    return process_state() | {name: read() for name, read in _torch_settings()}
 
 
-def changed_settings(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[str]:
-    """A phrase for each setting that differs."""
-    compiling = "torch._inductor" in sys.modules
+def changed_settings(
+    earlier: Mapping[str, object], before: Mapping[str, object], after: Mapping[str, object]
+) -> Iterator[str]:
+    """A phrase for each setting that differs.
+
+    Args:
+        earlier: One run without the plugin before ``before``; every run leaves some groups.
+    """
+    allowed = {PROCESS_GROUPS: _count(before) - _count(earlier)}
+    compiling = before.get(_COMPILED) != after.get(_COMPILED)
     for name in {**before, **after}:
-        if compiling and (name in _OF_COMPILE or "TORCHINDUCTOR_" in name):
+        if name == _COMPILED or (compiling and (name in _OF_COMPILE or "TORCHINDUCTOR_" in name)):
             continue
         was, now = before.get(name, _ABSENT), after.get(name, _ABSENT)
-        if was != now:
+        if was != now and not (name in allowed and _count(after) <= _count(before) + allowed[name]):
             plain = isinstance(was, str | int | float) and isinstance(now, str | int | float)
             yield f"{name} (was {was!r}, is {now!r})" if plain else name
+
+
+def _count(seen: Mapping[str, object]) -> int:
+    found = seen.get(PROCESS_GROUPS, 0)
+    return found if isinstance(found, int) else 0
 
 
 def _torch_settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     if "torch" not in sys.modules:
         return
+    import numpy as np
     import torch
     import torch.utils.deterministic as fills
+    from torch import _tensor_str as printing
+    from torch import distributed as dist
     from torch import overrides as _overrides
+    from torch.nn.modules import module as _module
+    from torch.optim import optimizer as _optimizer
     from torch.utils import _python_dispatch as dispatch
 
+    backends = torch.backends
     yield "torch's default dtype", lambda: str(torch.get_default_dtype())
     yield "torch's default device", lambda: str(torch.get_default_device())
     yield "torch's number of threads", torch.get_num_threads
     yield "torch.is_grad_enabled()", torch.is_grad_enabled
+    yield "torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled
     yield "torch.is_anomaly_enabled()", torch.is_anomaly_enabled
     yield "torch's deterministic algorithms", torch.get_deterministic_debug_mode
     yield (
@@ -148,10 +159,33 @@ def _torch_settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     )
     yield "torch's float32 matmul precision", torch.get_float32_matmul_precision
     yield "torch.is_autocast_enabled('cpu')", lambda: torch.is_autocast_enabled("cpu")
-    yield "torch.backends.cudnn.benchmark", lambda: torch.backends.cudnn.benchmark
-    yield "torch.backends.cudnn.deterministic", lambda: torch.backends.cudnn.deterministic
-    yield "torch.backends.mkldnn.enabled", lambda: torch.backends.mkldnn.enabled
+    yield "torch's print options", lambda: str(vars(printing.PRINT_OPTS))
+    yield "torch.backends.cudnn.benchmark", lambda: backends.cudnn.benchmark
+    yield "torch.backends.cudnn.deterministic", lambda: backends.cudnn.deterministic
+    yield "torch.backends.mkldnn.enabled", lambda: backends.mkldnn.enabled
+    for name in ("flash", "mem_efficient", "math", "cudnn"):
+        yield (
+            f"torch.backends.cuda.{name}_sdp_enabled()",
+            getattr(backends.cuda, f"{name}_sdp_enabled"),
+        )
     overrides: Any = _overrides
     yield "torch's function modes", lambda: len(overrides._get_current_function_mode_stack())
     yield "torch's dispatch modes", lambda: len(dispatch._get_current_dispatch_mode_stack())
-    yield "torch.distributed.is_initialized()", torch.distributed.is_initialized
+    for home in (_module, _optimizer):
+        for name, held in vars(home).items():
+            if name.startswith("_global_") and isinstance(held, dict):
+                yield f"{home.__name__}.{name}", partial(len, held)
+    autograd: Any = vars(torch._C)["_autograd"]
+    yield (
+        "torch's hooks for saved tensors",
+        lambda: (
+            autograd._saved_tensors_hooks_is_enabled(),
+            autograd._top_saved_tensors_default_hooks(True) is None,
+        ),
+    )
+    yield "torch.distributed.is_initialized()", dist.is_initialized
+    yield PROCESS_GROUPS, lambda: len(dist.distributed_c10d._world.pg_map)
+    if dynamo := sys.modules.get("torch._dynamo.utils"):
+        yield _COMPILED, lambda: dynamo.counters["frames"]["total"]
+    yield "numpy's treatment of errors", np.geterr
+    yield "numpy's print options", lambda: str(np.get_printoptions())

@@ -1,4 +1,4 @@
-"""Wrong: Megatron's function replaced behind everybody's back."""
+"""Wrong: functions and a constant of others replaced behind everybody's back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ class ReplacesAFunction(Listens):
 
     @hookimpl
     def ascend_configure(self) -> Any:
+        import os
+
+        import megatron.core.package_info
         import megatron.core.utils
 
+        import ascend_run.core.train.step
+
+        ascend_run.core.train.step.evaluate = replacement
+        megatron.core.package_info.PRE_RELEASE = "mine"
         megatron.core.utils.divide = replacement
+        os.getlogin = replacement
         return lambda arguments: arguments

@@ -74,6 +74,37 @@ class OptionsWithoutBound(Listens):
         self.config = config
 
 
+@attrs.frozen
+class HalfBounded:
+    size: int = attrs.field(default=1, validator=attrs.validators.le(8))
+    """How many rows at once."""
+
+
+class OptionsWithoutLeast(OptionsWithoutBound):
+    manifest = declared("options-without-least")
+    config_class = HalfBounded
+
+
+@attrs.frozen
+class Zero:
+    size: int = attrs.field(default=1, validator=attrs.validators.ge(0))
+    """How many rows at once."""
+
+
+class CrashesAtItsBound(OptionsWithoutBound):
+    manifest = declared("crashes-at-its-bound")
+    config_class = Zero
+
+    @hookimpl
+    def ascend_configure(self) -> Any:
+        rows = 8 // self.config.size
+        return lambda arguments: {**arguments} if rows else arguments
+
+
+class MisspellsAnother(Listens):
+    manifest = declared("misspells-another", after=("swap-atention",))
+
+
 class SharesState(Listens):
     manifest = declared("shares-state", numerics=Numerics.BITWISE)
     seen: list[int] = []  # noqa: RUF012 - the fault
