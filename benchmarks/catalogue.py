@@ -9,9 +9,9 @@ from . import (
     fingerprints,
     gpu_step,
     listeners,
+    new_plugin,
     ring_attention,
     start_up,
-    step_times,
 )
 from .protocol import Benchmark
 
@@ -23,8 +23,8 @@ def all_benchmarks() -> list[Benchmark]:
         ring_attention,
         listeners,
         fingerprints,
-        step_times,
         start_up,
+        new_plugin,
     )
     return [benchmark for module in modules for benchmark in module.benchmarks()]
 
