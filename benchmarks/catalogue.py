@@ -12,6 +12,7 @@ from . import (
     new_plugin,
     ring_attention,
     start_up,
+    step_times,
 )
 from .protocol import Benchmark
 
@@ -23,6 +24,7 @@ def all_benchmarks() -> list[Benchmark]:
         ring_attention,
         listeners,
         fingerprints,
+        step_times,
         start_up,
         new_plugin,
     )
