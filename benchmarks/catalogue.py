@@ -7,6 +7,7 @@ import fnmatch
 from . import (
     end_to_end,
     fingerprints,
+    gpu_operators,
     gpu_step,
     listeners,
     new_plugin,
@@ -21,6 +22,7 @@ def all_benchmarks() -> list[Benchmark]:
     modules = (
         end_to_end,
         gpu_step,
+        gpu_operators,
         ring_attention,
         listeners,
         fingerprints,

@@ -64,16 +64,16 @@ def _name(peer: Peer) -> str:
 
 
 def _against(peer: Peer, settings: Settings) -> Row:
-    _require_gpu()
-    return against(peer, _name(peer), _words(settings), LOSS_TOLERANCE["bf16"], settings)
+    require_gpu()
+    return against(peer, _name(peer), words_of(settings), LOSS_TOLERANCE["bf16"], settings)
 
 
 def _utilisation(settings: Settings) -> Row:
-    _require_gpu()
+    require_gpu()
     answers = []
     for number in range(1, settings.pairs + 1):
         settings.tell(f"{MFU_NAME}: {number} of {settings.pairs}")
-        words = ("--system", "ascend-run-compiled", *_words(settings))
+        words = ("--system", "ascend-run-compiled", *words_of(settings))
         answers.append(worker("end_to_end_worker", *words))
     speeds = [answer["tokens_per_second"] for answer in answers]
     full = [tflops(speed, SHAPE, causal=False) / PEAK_TFLOPS for speed in speeds]
@@ -94,7 +94,7 @@ def tflops(tokens_per_second: float, shape: llama.Shape, *, causal: bool = True)
     return tokens_per_second * shape.flops_per_token(causal=causal) / 1e12
 
 
-def _words(settings: Settings) -> list[str]:
+def words_of(settings: Settings) -> list[str]:
     steps, warmup = settings.steps * STEPS_FACTOR, settings.warmup * STEPS_FACTOR
     return [*WORDS, "--steps", str(steps), "--warmup", str(warmup)]
 
@@ -104,7 +104,7 @@ def device() -> str:
     return _gpu()[0] or NO_GPU
 
 
-def _require_gpu() -> None:
+def require_gpu() -> None:
     name, reason = _gpu()
     if not name:
         raise NotMeasured(f"{reason}; unverified, as no GPU has run this row yet")
