@@ -65,6 +65,8 @@ class Lora:
             "npu": Support.UNVERIFIED,
         },
         level=2,
+        # It adds to what a linear answers, however that computes.
+        after=("coc", "matmul-add", "mc2"),
         maturity=Maturity.BETA,
         legacy_flags=(
             "--lora-r",
