@@ -31,9 +31,13 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
     "plugins.noop-layers.layers": [1],
     "plugins.lora.export": False,
+    "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
 }
 """Options of features under which they do their work on a tiny model."""
-CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {"noop-layers": {"model.num_layers": 3}}
+CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
+    "alibi": {"model.position_embedding_type": "none"},
+    "noop-layers": {"model.num_layers": 3},
+}
 """Feature -> what the model must be for it."""
 RECOMPUTED: Final = {
     "model.recompute_granularity": "full",
@@ -119,11 +123,16 @@ def allowed_pairs() -> list[tuple[str, ...]]:
 
 
 def layout_of(names: tuple[str, ...], ranks: int) -> dict[str, int]:
-    """Experts spread over two ranks; the sequence too where somebody owns its exchange."""
+    """Experts spread over two ranks; the sequence too where somebody owns its exchange, and tensors
+    where somebody owns what linears send. Both take four ranks."""
     resolution = resolution_of(names)
     assert resolution is not None
     if ranks == 1:
         return {}
+    if Claim.LINEAR_COMM in resolution.owners:
+        if Claim.SEQUENCE_EXCHANGE in resolution.owners:
+            return {"tp": 2, "cp": 2, "ep": 2}
+        return {"tp": 2, "dp": ranks // 2, "ep": 2}
     if Claim.SEQUENCE_EXCHANGE in resolution.owners:
         return {"cp": 2, "dp": ranks // 2, "ep": 2}
     return {"dp": ranks, "ep": 2}

@@ -1,0 +1,90 @@
+"""Linears with their messages inside the product against the run without, with every gradient."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api import AscendRunError, Claim
+from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.parity import Case, Parity
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.plugins.mc2 import Mc2
+from tests.support.needed_plugins import case
+from tests.support.tiny_options import planned_with
+
+LAYERS, MICRO_BATCHES = 2, 4
+PASSES = LAYERS * MICRO_BATCHES
+GATHER, SCATTER = "_allgather_base_", "_reduce_scatter_base_"
+
+
+def more(outcome: RankOutcome, without: RankOutcome, name: str) -> int:
+    return outcome.collectives.get(name, 0) - without.collectives.get(name, 0)
+
+
+@pytest.mark.parametrize(("ranks", "hops"), [(2, 1), (4, 3)])
+def test_blocks_go_round_a_ring_in_the_place_of_collectives(
+    parity: Parity, ranks: int, hops: int
+) -> None:
+    """Forward each gather and scatter, and backward the gather of a row-parallel linear; where the
+    gradient of a weight hides a message, it stays one."""
+    outcomes = parity("mc2", layout={"tp": ranks}, config={"model.num_query_groups": 4})
+    case = Case(plugins=(), layout={"tp": ranks}, config={"model.num_query_groups": 4})
+    for outcome, plain in zip(outcomes, parity.outcomes(case), strict=True):
+        assert more(outcome, plain, GATHER) == -4 * PASSES
+        assert more(outcome, plain, SCATTER) == -2 * PASSES
+        assert more(outcome, plain, "send") == more(outcome, plain, "recv_") == 6 * PASSES * hops
+
+
+def test_what_is_kept_gathered_is_not_gathered_again(parity: Parity) -> None:
+    options = {"plugins.mc2.keep_gathered": True}
+    outcomes = parity("mc2", layout={"tp": 2}, options=options)
+    without = parity.outcomes(Case(plugins=("mc2",), layout={"tp": 2}))
+    for outcome, again in zip(outcomes, without, strict=True):
+        assert more(outcome, again, GATHER) == -2 * PASSES
+
+
+def test_without_sequence_parallelism_sums_go_round(gloo_pool: GlooPool) -> None:
+    config = {**DENSE, "parallel.tensor_model_parallel_size": 2}
+    ours, plain = (
+        gloo_pool.run(run_trial, 2, Trial(plugins=plugins, config=config))[0]
+        for plugins in (("mc2",), ())
+    )
+    assert ours.losses == pytest.approx(plain.losses, rel=1e-12)
+    assert more(ours, plain, "allreduce_") == -2 * PASSES
+    assert more(ours, plain, "send") == more(ours, plain, GATHER) == 2 * PASSES
+
+
+@pytest.mark.parametrize(
+    ("beside", "model", "layout"),
+    [
+        ((), "dense", {"tp": 2, "pp": 2}),
+        ((), "moe", {"tp": 2, "dp": 2, "ep": 2}),
+        case(("gmm",), "moe", {"tp": 2, "expt_tp": 2}),
+        case(("lora",), "dense", {"tp": 2}),
+        case(("ulysses", "swap-attention"), "dense", {"tp": 2, "cp": 2}),
+        case(("compile", "deterministic"), "dense", {"tp": 2}),
+    ],
+    ids=str,
+)
+def test_it_goes_with_other_plugins_and_layouts(
+    parity: Parity, beside: tuple[str, ...], model: str, layout: dict[str, int]
+) -> None:
+    options = {"plugins.swap-attention.min_bytes": 1, "plugins.lora.export": False}
+    parity("mc2", beside=beside, model=model, layout=layout, options=options)
+
+
+def test_biases_are_added_after(parity: Parity) -> None:
+    config = {"model.add_bias_linear": True, "model.normalization": "LayerNorm"}
+    parity("mc2", layout={"tp": 2}, config=config)
+
+
+def test_it_owns_what_linears_send_and_is_idle_where_they_send_nothing() -> None:
+    assert Mc2.manifest.claims == (Claim.LINEAR_COMM,)
+    assert {*planned_with("mc2").plan["idle"]} == {"mc2"}
+
+
+@pytest.mark.needs_plugins("coc")
+def test_beside_coc_it_is_refused_by_the_claim() -> None:
+    with pytest.raises(AscendRunError, match=r"both claim 'linear-comm'"):
+        planned_with("mc2,coc")
