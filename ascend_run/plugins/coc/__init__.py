@@ -1,0 +1,100 @@
+"""Linears of tensor parallelism in slices: one travels while the next is computed."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ascend_run.plugin_api import (
+    Claim,
+    Condition,
+    CostChange,
+    KeptChange,
+    Layout,
+    Manifest,
+    Maturity,
+    Numerics,
+    RunConfig,
+    Support,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ascend_run.plugin_api import contracts as c
+
+
+@attrs.frozen(kw_only=True)
+class CocOptions:
+    """Options, set by ``plugins.coc.<field>=<value>``."""
+
+    parallel_num: int = attrs.field(default=2, validator=attrs.validators.in_((1, 2, 4, 8)))
+    """Slices of the rows of a product; 1 does not slice. Fewer rows than that are one each."""
+    recompute_all_gather: bool = True
+    """With sequence parallelism: gather the input of a column-parallel linear again in backward;
+    else keep it gathered, which takes as much memory as there are tensor-parallel ranks."""
+
+
+class Coc:
+    """Communication over computation: a product is cut along its rows, and the collective of one
+    slice is under way while the next is multiplied.
+
+    Cost: the same bytes, in ``parallel_num`` messages. Numerics: as without, but for how a library
+    sums a product of fewer rows. Source: MindSpeed's CoC.
+    """
+
+    manifest = Manifest(
+        name="coc",
+        summary="overlap the messages of tensor-parallel linears with slices of their products",
+        claims=(Claim.LINEAR_COMM,),
+        idle=Condition(
+            "parallel.tensor_model_parallel_size",
+            "<=",
+            1,
+            why="linears send no messages",
+            fix="set parallel.tensor_model_parallel_size",
+        ),
+        numerics=Numerics.ROUNDING,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
+        level=2,
+        maturity=Maturity.BETA,
+        legacy_flags=("--use-ascend-coc", "--coc-parallel-num"),
+        source="MindSpeed, communication over computation",
+    )
+    config_class = CocOptions
+
+    def __init__(self, config: CocOptions) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout) -> CostChange | None:
+        again = self.config.recompute_all_gather
+        if layout.tp == 1 or again or not config.parallel.sequence_parallel:
+            return None
+        gathered = ("self_attention.input", "mlp.input")
+        return CostChange(kept=(KeptChange(tensors=gathered, factor=layout.tp),))
+
+    @hookimpl
+    def ascend_linear(self, config: RunConfig) -> c.Wrapper[nn.Module] | None:
+        if config.parallel.tensor_model_parallel_size == 1:
+            return None
+        from ascend_run.ops import sliced_matmul
+        from ascend_run.ops.parallel_linear import Products, change_way
+
+        number = self.config.parallel_num
+        products = Products(
+            all_gather_matmul=functools.partial(sliced_matmul.all_gather_matmul, number=number),
+            matmul_reduce_scatter=functools.partial(
+                sliced_matmul.matmul_reduce_scatter, number=number
+            ),
+            matmul_all_reduce=functools.partial(sliced_matmul.matmul_all_reduce, number=number),
+        )
+        keep = not self.config.recompute_all_gather
+        return lambda linear: change_way(linear, products=products, keep_gathered=keep)
