@@ -20,8 +20,10 @@ from .calls import Call
 
 
 def describe(value: Any) -> Any:
-    """Shapes and dtypes of an answer, as JSON."""
+    """Shapes and dtypes of an answer, as JSON; null for a result that is left empty."""
     if isinstance(value, torch.Tensor):
+        if value.shape == (0,):
+            return None
         return [[*value.shape], str(value.dtype).removeprefix("torch.")]
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]

@@ -80,11 +80,15 @@ class Call:
 
     def forms(self) -> set[str]:
         """What may be right or wrong of it whatever the sizes: which arguments of which kinds it
-        gives, and each word among them."""
+        gives, and each word among them; a word with a digit is the name of a group of ranks."""
         named = {name: value.kind for name, value in self.by_name if value.kind != "None"}
         kinds = [value.kind for value in self.positional]
         given = [*enumerate(self.positional), *self.by_name]
-        words = {f"{place}={value.content!r}" for place, value in given if value.kind == "str"}
+        words = {
+            f"{place}={value.content!r}"
+            for place, value in given
+            if value.kind == "str" and not any(letter.isdigit() for letter in value.content)
+        }
         return {f"{self.operator} {text}" for text in (f"{kinds} {named}", *words)}
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +103,9 @@ class Call:
 
 
 def _says_something(attribute: attrs.Attribute[Any], value: Any) -> bool:
-    return value is not None and value not in ((), "")
+    if attribute.name == "content":
+        return value is not None  # an empty word says something
+    return value not in ((), "")
 
 
 def _value(data: Mapping[str, Any]) -> Value:
