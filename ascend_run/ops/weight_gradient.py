@@ -25,7 +25,7 @@ def matmul_add_fp32(sum_NK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
     """
     if sum_NK.dtype == a_TN.dtype:
         sum_NK.addmm_(a_TN.t(), b_TK)
-    elif sum_NK.is_cuda and sum_NK.dtype == torch.float32:
+    elif sum_NK.device.type == "cuda" and sum_NK.dtype == torch.float32:
         torch.addmm(sum_NK, a_TN.t(), b_TK, out_dtype=torch.float32, out=sum_NK)
     else:
         sum_NK.addmm_(a_TN.t().to(sum_NK.dtype), b_TK.to(sum_NK.dtype))
