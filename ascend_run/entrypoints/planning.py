@@ -285,18 +285,22 @@ def _misfits(config: RunConfig, layout: Layout, resolution: Resolution, hooks: H
 
 
 def _attention_parts(config: RunConfig, resolution: Resolution) -> list[AttentionPart]:
-    """The plugins around one another in the attention, as their manifests declare them."""
+    """The plugins around one another in the attention, as their manifests declare them, and
+    outermost those that only ask something of it."""
     unused = idle(resolution, config)
     active = [plugin for plugin in resolution.order if plugin.manifest.name not in unused]
     kernels = [p for p in active if "ascend_attention_kernel" in implementations(p)]
     # The platform is asked last, as the default.
     kernels.sort(key=lambda plugin: kind_of(plugin.manifest) is Kind.PLATFORM)
     wrappers = [plugin for plugin in active if "ascend_attention" in implementations(plugin)]
+    asking = [
+        p for p in active if p not in (*kernels, *wrappers) and p.manifest.attention_needs.names()
+    ]
     return [
         AttentionPart(
             plugin=plugin.manifest.name,
             can=plugin.manifest.attention,
             needs=plugin.manifest.attention_needs,
         )
-        for plugin in (*kernels[:1], *wrappers)
+        for plugin in (*kernels[:1], *wrappers, *asking)
     ]

@@ -221,9 +221,21 @@ def ascend_attention(
     """
 
 
+@provider(point=Point.ATTENTION, claim=Claim.POSITION_BIAS)
+def ascend_position_bias(
+    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
+) -> c.PositionBias | None:
+    """A bias of positions, added to the scores of one layer; asked once a layer.
+
+    It has the slopes of this tensor-parallel rank's heads, and reaches the attention outside of
+    every wrapper, so that who exchanges heads or sequences exchanges it as well. What adds one says
+    so in its manifest's ``attention_needs``. None adds nothing.
+    """
+
+
 @provider(point=Point.ATTENTION, claim=Claim.SEQUENCE_EXCHANGE, torch_free=True)
 def ascend_sequence_partition(config: RunConfig) -> c.SequencePartition | None:
-    """How context-parallel ranks cut a sequence.
+    """How context-parallel ranks cut a sequence; a DocumentPartition cuts each document for itself.
 
     The owner's cut is applied to the batch and to the rotary tables alike. Without an owner a
     context-parallel size above 1 is refused.
@@ -368,8 +380,15 @@ def ascend_dataset(config: RunConfig) -> Callable[..., Any] | None:
 
 
 @wrapper(point=Point.RUN)
-def ascend_batch(config: RunConfig) -> c.Wrapper[c.BatchIterator] | None:
-    """Wrap the iterator of micro-batches, before the sequence is cut."""
+def ascend_batch(
+    config: RunConfig, end_of_document: Callable[[], int]
+) -> c.Wrapper[c.BatchIterator] | None:
+    """Wrap the iterator of micro-batches, before the sequence is cut.
+
+    Args:
+        end_of_document: Answers the id of the token that ends a document, from the tokenizer or the
+            record beside the data; a DataError says that neither names one.
+    """
 
 
 @wrapper(point=Point.OPTIMIZER)

@@ -16,8 +16,14 @@ from ascend_run.plugin_api.contracts import AttentionFeatures
 
 from .value_types import show
 
-_OPTIONS: Final[Mapping[str, str]] = {"window": "window_size", "dropout": "attention_dropout"}
-"""Feature -> the option of ``[model]`` that needs it wherever it is set and not 0."""
+_OPTIONS: Final[Mapping[str, str]] = {
+    "window": "window_size",
+    "dropout": "attention_dropout",
+    "sinks": "softmax_type",
+    "softcap": "attn_logit_softcapping",
+}
+"""Feature -> the option of ``[model]`` that needs it wherever it is set and not neutral."""
+_NEUTRAL: Final = (None, 0, "vanilla")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +50,7 @@ def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Ite
         needs = {
             name: (f"model.{option}={show(value)} needs", "leave the option out, or that plugin")
             for name, option in _OPTIONS.items()
-            if (value := config.model.get(option))
+            if (value := config.model.get(option)) not in _NEUTRAL
         }
         for outer in parts[position + 1 :]:
             for name in sorted(outer.needs.names()):

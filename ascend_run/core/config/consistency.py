@@ -10,6 +10,7 @@ from ascend_run.plugin_api.manifest import Claim
 from ascend_run.plugin_api.working_values import around, divisors, one_of
 
 from .built_in import built_in_problems
+from .rotary_keys import rotary_problems
 from .value_types import show
 
 _NOT_RECOMPUTED: Final = {
@@ -30,6 +31,7 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
     return [
         *built_in_problems(config.model, claimed),
         *_attention(config),
+        *rotary_problems(config),
         *_experts(config),
         *_chosen_experts(config),
         *(_router(config) if Claim.ROUTER in claimed else ()),
@@ -230,7 +232,8 @@ def _schedule(config: RunConfig) -> Iterator[str]:
 
 def _data(config: RunConfig) -> Iterator[str]:
     data, longest = config.data, config.model.max_position_embeddings
-    if longest is not None and data.seq_length > longest:
+    stretches = config.model.rope_scaling_type == "dynamic"  # by how much longer a sequence is
+    if longest is not None and data.seq_length > longest and not stretches:
         yield (
             f"data.seq_length={data.seq_length} is more than "
             f"model.max_position_embeddings={longest}; use at most {longest}"

@@ -8,6 +8,8 @@ import attrs
 
 from ascend_run.plugin_api.config import DEFAULT_FAMILY
 
+from .rotary_keys import RotaryScalingKeys
+
 _positive: Any = attrs.validators.gt(0)
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
@@ -19,7 +21,7 @@ def _proper_share(instance: object, attribute: attrs.Attribute[Any], value: floa
 
 
 @attrs.frozen(kw_only=True)
-class ModelKeys:
+class ModelKeys(RotaryScalingKeys):
     """Merged into ``config.model``; a family's defaults may set any of them."""
 
     family: str = DEFAULT_FAMILY
@@ -31,8 +33,9 @@ class ModelKeys:
     make_vocab_size_divisible_by: int = attrs.field(default=128, validator=_positive)
     """Rows of the embedding are padded to a multiple of this times the tensor-parallel size."""
     position_embedding_type: str = attrs.field(
-        default="rope", validator=attrs.validators.in_(("rope", "learned_absolute"))
+        default="rope", validator=attrs.validators.in_(("rope", "learned_absolute", "none"))
     )
+    """``none`` leaves positions to a plugin that adds a bias, or to nobody."""
     rotary_base: float = attrs.field(default=10000.0, validator=_positive)
     rotary_percent: float = attrs.field(default=1.0, validator=_proper_share)
     """Share of a head's width that is rotated."""
@@ -43,3 +46,7 @@ class ModelKeys:
     """Longest sequence that the model is meant for; default: ``data.seq_length``. Unit: tokens."""
     activation: str = attrs.field(default="silu", validator=attrs.validators.in_(ACTIVATIONS))
     """Of the feed-forward, in place of Megatron's ``activation_func``, which is a function."""
+    attn_logit_softcapping: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_positive)
+    )
+    """Bound of the attention's scores: ``c * tanh(score / c)`` in place of each."""

@@ -90,7 +90,6 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "perform_initialization": "our own initialisation is used",
     "persist_layer_norm": "it needs APEX, which is not used here",
     "qk_clip": _NOT_YET,
-    "softmax_type": _NOT_YET,
     "symmetric_ar_type": _ENGINE,
     "tp_comm_overlap": _ENGINE,
     "tp_only_amax_red": _LOW_PRECISION,

@@ -33,8 +33,8 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
     """
     remaining = dict(config_json)
     problems = _identity_problems(family, remaining)
-    problems += take_rope(remaining)
     values: dict[str, Any] = {}
+    problems += take_rope(remaining, values)
     for key in family.keys:
         if key.hf not in remaining and key.default is attrs.NOTHING:
             problems.append(f"{key.hf} is missing; {family.architecture} needs it")
@@ -71,6 +71,8 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, Any]:
         ConfigError: Every field of the model that the family's Hugging Face class cannot have.
     """
     mapped = {key.field for key in family.keys}
+    if any(key.hf == "rope_theta" for key in family.keys):
+        mapped.add("model.rope_scaling_type")
     expected = {field: value for field, value in family.defaults.items() if field not in mapped}
     for name, neutral in NEUTRAL.items():
         if f"model.{name}" not in mapped:
@@ -94,7 +96,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, Any]:
     result |= {key.hf: _value(config, key.field, None) for key in family.keys}
     result |= family.fixed
     if "rope_theta" in result:
-        result |= rope_keys(result["rope_theta"])
+        result |= rope_keys(result["rope_theta"], config)
     config_from_hf(family, result)  # what cannot be read back is not written
     return dict(sorted(result.items()))
 

@@ -77,6 +77,14 @@ def _layer(
     model, hidden = config.model, sizes.hidden
     biases = bool(model.add_bias_linear)
     yield from _norm(config, "input_norm", hidden, layer)
+    if model.softmax_type == "learnable":
+        yield ParameterCost(
+            part="self_attention",
+            name="softmax_offset",
+            numel=sizes.query_width // sizes.head_width,
+            is_matrix=False,
+            layer=layer,
+        )
     bias = hidden if biases else 0
     yield from _linear(
         "self_attention", "linear_proj", sizes.query_width, hidden, layer, bias, whole_bias=True

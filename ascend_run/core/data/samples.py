@@ -75,7 +75,7 @@ def build_blend(
         seq_length=config.data.seq_length,
         seed=config.run.seed,
         eod_mask_loss=config.data.eod_mask_loss,
-        eod=_end_of_document(config, blend) if config.data.eod_mask_loss else None,
+        eod=end_of_document(config, blend.prefixes) if config.data.eod_mask_loss else None,
         vocab_size=config.model.get("vocab_size"),
     )
     sources = [TokenStream(prefix, storage(prefix), settings, cache) for prefix in blend.prefixes]
@@ -138,19 +138,23 @@ def _interleave(shares: Sequence[float], samples: int) -> Arrays:
     return {"source": source, "position": position}
 
 
-def _end_of_document(config: RunConfig, blend: TokenBlend) -> int:
-    """The id of the end-of-document token, from the tokenizer or a dataset's record."""
+def end_of_document(config: RunConfig, prefixes: Sequence[str]) -> int:
+    """The id of the end-of-document token, from the tokenizer or a dataset's record.
+
+    Raises:
+        DataError: Neither names one.
+    """
     if config.data.tokenizer is not None:
         eod = load_tokenizer(config.data.tokenizer).eod
         if eod is not None:
             return eod
-    for prefix in blend.prefixes:
+    for prefix in prefixes:
         sidecar = read_sidecar(prefix)
         if sidecar is not None and sidecar.eod is not None:
             return sidecar.eod
     raise DataError(
-        "data.eod_mask_loss: no end-of-document token is known; name the tokenizer with "
-        "data.tokenizer=PATH, or set data.eod_mask_loss=false"
+        "no end-of-document token is known, and this run needs it; name the tokenizer with "
+        "data.tokenizer=PATH, or leave out what asks for it (data.eod_mask_loss, or a plugin)"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -20,6 +20,8 @@ class Assembly:
     ops: c.PlatformOps
     attention_kernel: Callable[[int], c.AttentionKernel]
     """Layer index -> the platform's kernel inside every wrapper."""
+    position_biases: Mapping[int, c.PositionBias | None] = attrs.field(factory=dict)
+    """Layer index -> what is added to its scores; there once its kernel is."""
     attention_problems: dict[str, None] = attrs.field(factory=dict)
     """What the kernels built so far do not declare and the run asks of them: a set, in order.
     Raised in one where the modules are built, which would put words of theirs to it."""
@@ -34,5 +36,7 @@ class Assembly:
     wraps_output_layer: bool = False
     """A plugin wraps the output projection, so the loss may not bypass it."""
     activation: str = "silu"
+    softcap: float | None = None
+    """Of the attention's scores."""
     groups: Any = None
     """Megatron's ProcessGroupCollection."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import torch
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention as MegatronSelfAttention
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -88,6 +89,9 @@ class CoreAttention(MegatronModule):
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         window = getattr(config, "window_size", None)
         self.mask = c.Mask(causal=True, window=tuple(window) if window else None)
+        self.softcap = assembly.softcap
+        self.position_bias = assembly.position_biases[layer_number - 1]
+        self._add_sinks(config)
 
     def forward(
         self,
@@ -111,9 +115,26 @@ class CoreAttention(MegatronModule):
             scale=self.scale,
             mask=self._mask(packed_seq_params),
             bias=attention_bias,
+            position_bias=self.position_bias,
+            sinks=self.softmax_offset,
+            softcap=self.softcap,
             dropout=self._dropout(),
         )
         return attend(self.kernel, query, key, value, spec).flatten(2)
+
+    def _add_sinks(self, config: TransformerConfig) -> None:
+        """``softmax_offset``, as Megatron names and cuts it: one logit a head, trained, or 0 with
+        ``off-by-one``; None with ``vanilla``."""
+        heads = config.num_attention_heads // self.tp_group.size()
+        if config.softmax_type == "vanilla":
+            self.softmax_offset = None
+        elif config.softmax_type == "off-by-one":
+            zeros = torch.zeros(heads, dtype=config.params_dtype)
+            self.register_buffer("softmax_offset", zeros, persistent=False)
+        else:
+            assert config.softmax_type == "learnable"
+            self.softmax_offset = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
     def _mask(self, documents: Documents | None) -> c.Mask:
         if documents is None:

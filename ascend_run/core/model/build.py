@@ -23,6 +23,7 @@ from ascend_run.core.config.attention_needs import (
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import RunConfig
+from ascend_run.plugin_api.contracts import AttentionFeatures
 from ascend_run.plugin_api.errors import ConfigError
 
 from .assembly import Assembly
@@ -32,6 +33,7 @@ from .initialization import initialize_weights
 from .loss import CrossEntropy
 from .places import layer_numbers
 from .rotary import RotaryTable
+from .rotary_scaling import RotaryScaling
 from .seams import wrap_modules
 from .spec import block_spec
 from .transformer_config import PRECISIONS, make_transformer_config
@@ -51,6 +53,7 @@ def assemble(
 
     needs = {plugin.manifest.name: plugin.manifest.attention_needs for plugin in hooks.plugins}
     problems: dict[str, None] = {}
+    biases: dict[int, c.PositionBias | None] = {}
 
     def attention_kernel(layer_index: int) -> c.AttentionKernel:
         place = {**asked, "layer_index": layer_index}
@@ -62,6 +65,11 @@ def assemble(
             parts.append(AttentionPart(plugin=plugin, can=can, needs=needs[plugin]))
 
         outer = hooks.wrap("ascend_attention", inner, watch, **place)
+        biasing, bias = hooks.provide_named("ascend_position_bias", **place)
+        biases[layer_index] = bias
+        if bias is not None:
+            added = AttentionFeatures(position_bias=True)
+            parts.append(AttentionPart(plugin=biasing, can=None, needs=added))
         problems.update(dict.fromkeys(attention_problems(config, parts)))
         return outer
 
@@ -71,6 +79,7 @@ def assemble(
     return Assembly(
         ops=ops,
         attention_kernel=attention_kernel,
+        position_biases=biases,
         attention_problems=problems,
         experts_kernel=hooks.provide("ascend_experts", **asked, ops=ops) or loop_experts,
         loss_kernel=hooks.provide("ascend_loss", **asked) or CrossEntropy(groups.tp),
@@ -80,6 +89,7 @@ def assemble(
         partition=hooks.provide("ascend_sequence_partition", config=config),
         wraps_output_layer=hooks.implements("ascend_output_layer"),
         activation=config.model.activation,
+        softcap=config.model.attn_logit_softcapping,
         groups=groups,
     )
 
@@ -155,6 +165,7 @@ def _build_chunk(
         pg_collection=groups,
         assembly=assembly,
         rotary=_rotary_table(config, transformer_config, assembly),
+        learns_positions=model.position_embedding_type == "learned_absolute",
         valid_rows=min(rows, max(0, model.vocab_size - groups.tp.rank() * rows)),
     )
 
@@ -168,6 +179,7 @@ def _rotary_table(
         int(transformer_config.kv_channels * config.model.rotary_percent),
         config.model.rotary_base,
         interleaved=transformer_config.rotary_interleaved,
+        scaling=RotaryScaling.of(config),
         partition=assembly.partition,
         cp_rank=assembly.groups.cp.rank(),
         cp_size=assembly.groups.cp.size(),

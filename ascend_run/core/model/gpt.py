@@ -26,15 +26,23 @@ class GPT(GPTModel):
     the tables follow the owner of the sequence's cut.
 
     Args:
+        learns_positions: Whether there is an embedding for each position.
         valid_rows: How many of this rank's vocabulary rows are true tokens; the rows after them
             pad the vocabulary and take no probability.
     """
 
     def __init__(
-        self, *, assembly: Assembly, rotary: RotaryTable | None, valid_rows: int, **kwargs: Any
+        self,
+        *,
+        assembly: Assembly,
+        rotary: RotaryTable | None,
+        learns_positions: bool,
+        valid_rows: int,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(position_embedding_type="none" if rotary else "learned_absolute", **kwargs)
-        if self.pre_process and rotary is None:
+        kind = "learned_absolute" if learns_positions else "none"
+        super().__init__(position_embedding_type=kind, **kwargs)
+        if self.pre_process and learns_positions:
             # Megatron's is float32 whatever the model, and would widen all that comes after it.
             self.embedding.position_embeddings.to(self.config.params_dtype)
         self.valid_rows = valid_rows

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ascend_run.plugin_api import contracts as c
 
+from .rotary_scaling import RotaryScaling, frequencies
+
 # S sequence on this rank, R rotated width (rotary_percent of the head)
 
 
@@ -19,6 +21,7 @@ class RotaryTable(nn.Module):
     Args:
         width: R, rotated entries of a head; even.
         base: Angle of pair i at position p is ``p * base ** (-2 i / R)``.
+        scaling: How these angles are stretched, or None.
         partition: The owner of the sequence's cut, or None.
         cp_rank, cp_size: This rank's place among those that share a sequence.
     """
@@ -29,12 +32,14 @@ class RotaryTable(nn.Module):
         base: float,
         *,
         interleaved: bool = False,
+        scaling: RotaryScaling | None = None,
         partition: c.SequencePartition | None = None,
         cp_rank: int = 0,
         cp_size: int = 1,
     ) -> None:
         super().__init__()
         self.width, self.base, self.interleaved = width, base, interleaved
+        self.scaling = scaling
         self.partition, self.cp_rank, self.cp_size = partition, cp_rank, cp_size
         self._cache: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
         self._whole: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
@@ -64,21 +69,25 @@ class RotaryTable(nn.Module):
         if self.partition is not None and self.cp_size > 1 and document_ends:
             # Every batch has other documents: the whole table is kept, and a part of it taken.
             if key not in self._whole:
-                tables = self._tables(torch.arange(seq_length))
+                tables = self._tables(torch.arange(seq_length), seq_length)
                 self._whole[key] = tables.to(device=device, dtype=dtype)
             places = self.positions(seq_length, document_ends).to(device)
             return self._whole[key].index_select(1, places)
         if key not in self._cache:
-            tables = self._tables(self.positions(seq_length))
+            tables = self._tables(self.positions(seq_length), seq_length)
             self._cache[key] = tables.to(device=device, dtype=dtype)
         return self._cache[key]
 
-    def _tables(self, positions_S: Tensor) -> Tensor:
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64) / self.width
-        angles_SP = torch.outer(positions_S.double(), self.base**-exponents)
+    def _tables(self, positions_S: Tensor, seq_length: int) -> Tensor:
+        width, base, scaling = self.width, self.base, self.scaling
+        if scaling is None:
+            angle_P, magnitude = frequencies(width, base), 1.0
+        else:
+            angle_P, magnitude = scaling.frequencies(width, base, seq_length), scaling.magnitude
+        angles_SP = torch.outer(positions_S.double(), angle_P)
         angles_SR = (
             angles_SP.repeat_interleave(2, dim=-1)
             if self.interleaved
             else torch.cat((angles_SP, angles_SP), dim=-1)
         )
-        return torch.stack((angles_SR.cos(), angles_SR.sin()))
+        return torch.stack((angles_SR.cos(), angles_SR.sin())) * magnitude

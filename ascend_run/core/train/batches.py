@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ascend_run.core.data.batches import (
@@ -12,6 +13,7 @@ from ascend_run.core.data.batches import (
     require_samples,
     to_device,
 )
+from ascend_run.core.data.samples import end_of_document
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import DataError
@@ -29,7 +31,9 @@ class BatchReader:
     ) -> None:
         self._fields, self._plan = fields, plan
         self._wrap: Callable[[Iterator[c.Batch]], Iterator[c.Batch]] = hooks.composed(
-            "ascend_batch", config=context.config
+            "ascend_batch",
+            config=context.config,
+            end_of_document=partial(end_of_document, context.config, context.config.data.train),
         )
         self._cut = sequence_cutter(hooks, context)
 

@@ -15,8 +15,9 @@ _WIDE: Final = 4
 def blocks_of_scores(
     config: RunConfig, layout: Layout, rank: RankKind
 ) -> tuple[WorkingMemory, ...]:
-    """Dropout changes the probabilities, which no fused kernel here follows in backward."""
-    if not config.model.attention_dropout:
+    """Dropout and a soft cap change what no fused kernel here follows in backward."""
+    model = config.model
+    if not model.attention_dropout and not model.get("attn_logit_softcapping"):
         return ()
     length = config.data.seq_length // layout.cp
     pairs = config.train.micro_batch_size * rank.heads * min(_QUERY_BLOCK, length) * length

@@ -76,12 +76,70 @@ def test_every_spelling_of_a_default_rope_is_read(spelling: dict) -> None:
     assert config_from_hf(DENSE_FAMILY, config_json | spelling)["model.rotary_base"] == 500000.0
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "longrope", "llama3"])
-def test_a_scaled_rope_is_refused_by_name(kind: str) -> None:
-    message = refusal(DENSE, rope_parameters={"rope_theta": 1e4, "rope_type": kind, "factor": 8.0})
-    assert f"rope_parameters.rope_type is '{kind}'; only 'default'" in message
-    message = refusal(DENSE, rope_parameters=..., rope_scaling={"type": kind, "factor": 8.0})
-    assert f"rope_scaling.type is '{kind}'; only 'default'" in message
+SCALED = {
+    "linear": {"factor": 8.0},
+    "dynamic": {"factor": 8.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16, "truncate": False},
+    "yarn of deepseek": {
+        "rope_type": "yarn", "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.7,
+        "mscale_all_dim": 0.7, "original_max_position_embeddings": 16,
+    },
+    "llama3": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "longrope": {
+        "short_factor": [1.0, 1.5], "long_factor": [1.0, 4.0], "attention_factor": 1.1,
+        "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling", "type"])
+def test_a_scaled_rope_becomes_our_fields_and_goes_back(name: str, spelling: str) -> None:
+    parameters = {"rope_type": name, **SCALED[name]}
+    if spelling == "type":
+        parameters["type"] = parameters.pop("rope_type")
+    key = "rope_parameters" if spelling == "rope_parameters" else "rope_scaling"
+    config_json = {k: v for k, v in DENSE.config_json().items() if k != "rope_parameters"}
+    config_json |= {"rope_theta": 1e4, key: parameters}
+    values = config_from_hf(DENSE_FAMILY, config_json)
+    kind = parameters.get("rope_type", parameters.get("type"))
+    assert values["model.rope_scaling_type"] == kind
+    for field, value in SCALED[name].items():
+        if field != "rope_type":
+            want = tuple(value) if isinstance(value, list) else value
+            assert values[f"model.rope_scaling_{field}"] == want
+    written = config_to_hf(DENSE_FAMILY, as_run_config(DENSE_FAMILY, values))
+    assert written["rope_parameters"] == written["rope_scaling"]
+    assert written["rope_parameters"]["rope_type"] == kind
+    assert config_from_hf(DENSE_FAMILY, written) == values
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"rope_type": "su"}, "rope_parameters.rope_type is 'su'; only 'default' and 'linear'"),
+        ({"rope_type": "yarn", "type": "linear"}, "rope_parameters has two types"),
+        ({"rope_type": "linear"}, "rope_parameters.factor is missing; linear positions need it"),
+        ({"rope_type": "linear", "factor": -1}, "rope_parameters.factor is -1; expected a number"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 1.0}, "unknown key rope_parameters.b"),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0], "long_factor": 2.0},
+            "rope_parameters.long_factor is 2.0; expected a list",
+        ),
+    ],
+    ids=str,
+)
+def test_a_scaled_rope_that_would_be_read_wrong_is_refused(parameters: dict, expected: str) -> None:
+    assert expected in refusal(DENSE, rope_parameters={"rope_theta": 1e4, **parameters})
+
+
+def test_two_scalings_of_one_model_are_refused() -> None:
+    linear, other = ({"rope_type": "linear", "factor": factor} for factor in (2.0, 4.0))
+    message = refusal(DENSE, rope_parameters={"rope_theta": 1e4, **linear}, rope_scaling=other)
+    assert "stretch positions differently" in message
 
 
 @pytest.mark.parametrize(

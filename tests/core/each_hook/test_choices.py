@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ascend_run.core.model.experts import loop_experts
 from ascend_run.core.model.loss import CrossEntropy
 from ascend_run.core.model.router import Router
-from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError
+from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError, PositionBias
 from ascend_run.plugins.cpu.attention import FusedCpuAttention
 from ascend_run.plugins.cpu.operators import platform_ops
 from ascend_run.plugins.pretrain.task import PretrainTask
@@ -143,6 +143,31 @@ def test_ascend_attention_kernel_that_cannot_do_what_the_run_asks_is_refused_bef
     for probes, chosen in (((plain,), {}), ((), values)):
         with built(tmp_path, *probes, values=chosen):
             pass
+
+
+def test_ascend_position_bias_reaches_the_kernel_of_each_layer_from_outside(
+    tmp_path: Path,
+) -> None:
+    """And what cannot add it is refused, by the name of who asks."""
+    seen: list[Any] = []
+
+    class Looking(Passing):
+        def forward(self, q: Any, k: Any, v: Any, spec: Any) -> Any:
+            seen.append(spec.position_bias)
+            return self.inner.forward(q, k, v, spec)
+
+    bias = PositionBias(slopes=torch.ones(8, dtype=torch.float64))
+    biased = probe("ascend_position_bias", lambda self: bias, "biased")
+    looking = probe("ascend_attention", lambda self: lambda inner: Looking(inner), "looking")
+    train(tmp_path, biased, looking)
+    assert len(seen) == 2
+    assert all(given is bias for given in seen)
+    plain = probe("ascend_attention_kernel", lambda self: Plain(FusedCpuAttention()), "plain")
+    with (
+        pytest.raises(ConfigError, match="'plain' does not do 'position_bias', which 'biased'"),
+        built(tmp_path, biased, plain),
+    ):
+        raise AssertionError("it was built all the same")
 
 
 def test_ascend_attention_that_lets_less_through_is_refused_by_its_name(tmp_path: Path) -> None:

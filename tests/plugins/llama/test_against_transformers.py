@@ -50,9 +50,8 @@ def random_llama(**changes: Any) -> LlamaForCausalLM:
         hidden_size=32,
         intermediate_size=40,
         num_attention_heads=HEADS,
-        max_position_embeddings=64,
         initializer_range=0.2,
-        **{"num_hidden_layers": 2, **changes},
+        **{"num_hidden_layers": 2, "max_position_embeddings": 64, **changes},
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():

@@ -1,0 +1,84 @@
+"""Sinks, soft cap and dropout as options of ``[model]``: they reach the kernel, in every layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
+from ascend_run.plugin_api import AttentionFeatures, AttentionSpec
+from ascend_run.plugin_api.testing.parity import Parity
+from ascend_run.plugin_api.testing.tensors import whole_of
+from tests.core.config.runs import config_with
+from tests.support.attention_reference import attend
+from tests.support.needed_plugins import case
+from tests.support.probed_runs import built
+
+SINKS = {"model.softmax_type": "learnable"}
+CAP = {"model.attn_logit_softcapping": 0.2}
+
+
+@pytest.mark.parametrize("kind", ["learnable", "off-by-one", "vanilla"])
+@pytest.mark.parametrize("cap", [None, 0.3])
+def test_core_attention_follows_the_formula(tmp_path: Path, kind: str, cap: float | None) -> None:
+    values = {"model.softmax_type": kind, "model.attn_logit_softcapping": cap}
+    with built(tmp_path, values={k: v for k, v in values.items() if v is not None}) as (_, context):
+        layer = context.models["policy"].chunks[0].module.decoder.layers[0]
+        core = layer.self_attention.core_attention.eval()
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(7, 2, heads, 4, generator=generator) for heads in (8, 2, 2))
+        found = core(q, k, v)
+        sinks = {
+            "learnable": core.softmax_offset,
+            "off-by-one": torch.zeros(8),
+            "vanilla": None,
+        }[kind]
+    spec = AttentionSpec(scale=0.5, sinks=sinks, softcap=cap)
+    want, _ = attend(q, k, v, spec)
+    assert torch.allclose(found, want.flatten(2), atol=1e-5)
+    names = [name for name, _ in core.named_parameters()]
+    assert names == (["softmax_offset"] if kind == "learnable" else [])
+    assert not list(core.state_dict()) or kind == "learnable"
+
+
+LAYOUTS = [
+    case((), {"tp": 2}),
+    case((), {"pp": 2}),
+    case(("ulysses",), {"cp": 2, "tp": 2}),
+    case(("ring-attention",), {"cp": 2}),
+]
+
+
+@pytest.mark.parametrize(("plugins", "layout"), LAYOUTS, ids=str)
+def test_every_layout_trains_sinks_and_caps_scores_alike(
+    parity: Parity, plugins: tuple[str, ...], layout: dict[str, int]
+) -> None:
+    outcomes = parity(plugins, layout=layout, config={**SINKS, **CAP})
+    tensors = whole_of(outcomes).tensors
+    sinks = [tensor for name, tensor in tensors.items() if name.endswith("softmax_offset")]
+    assert [tensor.shape for tensor in sinks] == [(8,), (8,)]
+    assert all((tensor != 0).all() for tensor in sinks)
+
+
+def test_recomputed_sinks_have_the_same_gradients(parity: Parity) -> None:
+    recomputed = {"model.recompute_granularity": "selective"}
+    parity((), layout={"tp": 2}, config={**SINKS, **CAP, **recomputed})
+
+
+@pytest.mark.parametrize(
+    ("values", "feature"),
+    [
+        ({"model__softmax_type": "learnable"}, "sinks"),
+        ({"model__attn_logit_softcapping": 2.0}, "softcap"),
+    ],
+)
+def test_a_kernel_that_cannot_is_refused_when_planned(values: dict[str, Any], feature: str) -> None:
+    config = config_with(model__attention_dropout=0, **values)
+    can = AttentionFeatures.all_but(feature)
+    (problem,) = attention_problems(config, [AttentionPart(plugin="kernel", can=can)])
+    assert f"does not do '{feature}'" in problem
+    every = [AttentionPart(plugin="kernel", can=AttentionFeatures.all_but())]
+    assert not list(attention_problems(config, every))
