@@ -1,0 +1,203 @@
+"""Documents of one sequence: what they come to together is the sum of what each is alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ascend_run.core.run import prepared_rank, seed_everything
+from ascend_run.core.train.rehearsal import Rehearsal, gradient_of
+from ascend_run.plugin_api import AscendRunError, Batch, BatchField, DataError
+from ascend_run.plugin_api.testing.parity import Parity
+from ascend_run.plugins.eod_reset import EodReset, EodResetConfig
+from ascend_run.plugins.eod_reset.documents import ends, positions
+from tests.support.needed_plugins import case
+from tests.support.probed_runs import prepare, request
+
+EOD = 1
+TOKENS = [5, 8, EOD, EOD, 7, 9, 11, 3, EOD, 4, 6, 2, 9, 10, 13, 12]
+ENDS = (3, 4, 9, 16)
+"""Of the documents of TOKENS; the second has nothing but its end, the last goes on elsewhere."""
+ON: dict[str, Any] = {
+    "enable": ["eod-reset"],
+    "plugins.eod-reset.eod_token_id": EOD,
+    "model.attention_dropout": 0.0,
+    "model.hidden_dropout": 0.0,
+}
+
+documents = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+
+
+@given(documents)
+def test_documents_end_behind_their_last_token(tokens: list[int]) -> None:
+    found = ends(torch.tensor(tokens), EOD)
+    assert found[-1] == len(tokens)
+    assert [*found] == sorted({*found})
+    want = [i + 1 for i, token in enumerate(tokens) if token == EOD]
+    assert [*found] == sorted({*want, len(tokens)})
+
+
+@given(st.lists(documents.map(lambda row: (row * 30)[:30]), min_size=1, max_size=3))
+def test_positions_count_from_the_beginning_of_a_document(rows: list[list[int]]) -> None:
+    want = []
+    for row in rows:
+        count, line = 0, []
+        for token in row:
+            line.append(count)
+            count = 0 if token == EOD else count + 1
+        want.append(line)
+    assert positions(torch.tensor(rows), EOD).tolist() == want
+
+
+def sample(tokens: list[int], labels: list[int]) -> dict[str, Tensor]:
+    """Every label counts, that of a document's last token too."""
+    return {
+        "tokens": torch.tensor(tokens),
+        "labels": torch.tensor(labels),
+        "loss_mask": torch.ones(len(tokens)),
+        "position_ids": torch.arange(len(tokens)),
+    }
+
+
+def gradients(
+    folder: Path, data: dict[str, Tensor], values: Mapping[str, Any]
+) -> tuple[float, dict[str, Tensor]]:
+    """Sum of the losses of one sequence in float64, and every gradient of it."""
+    length = len(data["tokens"])
+    given = {
+        "data.seq_length": length,
+        "model.max_position_embeddings": len(TOKENS),
+        "model.attention_dropout": 0.0,
+        "model.hidden_dropout": 0.0,
+        **values,
+    }
+    with (
+        warnings.catch_warnings(),
+        prepared_rank(request(prepare(folder, given))) as (hooks, context),
+    ):
+        warnings.simplefilter("ignore")  # Megatron's own
+        seed_everything(context.config, context.layout)
+        rehearsal = Rehearsal(hooks, context)
+        forward_backward = rehearsal.for_gradients(torch.float64)
+        loss, count = rehearsal.gradients(forward_backward, rehearsal.batches([data]))
+        assert count == length
+        found = {p.name: p.tensor.detach().clone() for p in rehearsal.pieces(gradient_of)}
+    return loss * length, {name: gradient * length for name, gradient in found.items()}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"model.position_embedding_type": "learned_absolute"},
+        {"model.window_size": [2, 0]},
+        {"model.recompute_granularity": "selective"},
+    ],
+    ids=["rotary", "learned positions", "window", "recomputed"],
+)
+def test_a_sequence_is_the_sum_of_its_documents(tmp_path: Path, values: dict[str, Any]) -> None:
+    labels = [*TOKENS[1:], 3]
+    loss, found = gradients(tmp_path / "all", sample(TOKENS, labels), {**ON, **values})
+    total, sums = 0.0, {name: torch.zeros_like(g) for name, g in found.items()}
+    begin = 0
+    for number, end in enumerate(ENDS):
+        part = sample(TOKENS[begin:end], labels[begin:end])
+        alone, pieces = gradients(tmp_path / str(number), part, values)
+        total += alone
+        for name, gradient in pieces.items():
+            sums[name] += gradient
+        begin = end
+    assert loss == pytest.approx(total, rel=1e-10)
+    for name, want in sums.items():
+        difference = (found[name] - want).abs().max() / want.abs().max()
+        assert difference < 1e-10, name
+    plain, _ = gradients(tmp_path / "plain", sample(TOKENS, labels), values)
+    assert abs(plain - loss) > 1e-3 * abs(loss), "together they would have been another"
+
+
+LAYOUTS = [
+    case((), {"tp": 2}),
+    case((), {"pp": 2}),
+    case((), {"dp": 2}),
+    case(("ulysses",), {"cp": 2}),
+    case(("ulysses",), {"cp": 2, "pp": 2}),
+    case(("ring-attention",), {"cp": 2}),
+    case(("ring-attention",), {"cp": 4}),
+]
+
+
+@pytest.mark.parametrize(("beside", "layout"), LAYOUTS, ids=str)
+def test_every_layout_computes_what_one_rank_does(
+    parity: Parity, beside: tuple[str, ...], layout: dict[str, int]
+) -> None:
+    """The vocabulary is small, so that documents end in every sample."""
+    parity(
+        "eod-reset",
+        beside=beside,
+        layout=layout,
+        config={"model.vocab_size": 6},
+        options={"plugins.eod-reset.eod_token_id": EOD},
+    )
+
+
+def test_positions_alone_can_be_reset(tmp_path: Path) -> None:
+    values = {**ON, "model.position_embedding_type": "learned_absolute"}
+    only = {**values, "plugins.eod-reset.reset_attention_mask": False}
+    data = sample(TOKENS, [*TOKENS[1:], 3])
+    both, _ = gradients(tmp_path / "both", data, values)
+    alone, _ = gradients(tmp_path / "alone", data, only)
+    plain, _ = gradients(
+        tmp_path / "plain", data, {"model.position_embedding_type": "learned_absolute"}
+    )
+    assert len({round(loss, 6) for loss in (both, alone, plain)}) == 3
+
+
+def test_a_batch_says_where_its_documents_end() -> None:
+    fields = {"tokens": BatchField(axes=("batch", "sequence"))}
+
+    def batches() -> Iterator[Batch]:
+        yield Batch(tensors={"tokens": torch.tensor([TOKENS])}, fields=fields)
+
+    wrap = EodReset(EodResetConfig()).ascend_batch(end_of_document=lambda: EOD)
+    (batch,) = wrap(batches())
+    assert batch.document_ends == ENDS
+    assert batch.tensors["position_ids"][0, :6].tolist() == [0, 1, 2, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"train.micro_batch_size": 2}, "train.micro_batch_size=2.*set it to 1"),
+        ({"plugins.eod-reset.eod_token_id": 90}, "eod_token_id=90 is no token"),
+        (
+            {
+                "plugins.eod-reset.reset_attention_mask": False,
+                "plugins.eod-reset.reset_position_ids": False,
+            },
+            "both false, so it changes nothing",
+        ),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_do_is_refused_when_planned(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AscendRunError, match=message):
+        prepare(tmp_path, {**ON, "train.global_batch_size": 2, **values})
+
+
+def test_a_run_whose_data_name_no_end_of_document_is_told_so(tmp_path: Path) -> None:
+    with prepared_rank(request(prepare(tmp_path, {"enable": ["eod-reset"]}))) as (hooks, context):
+        rehearsal = Rehearsal(hooks, context)
+        rehearsal.for_gradients(torch.float64)
+        data = sample(TOKENS, TOKENS)
+        with pytest.raises(DataError, match="no end-of-document token is known"):
+            next(rehearsal.batches([data]))
