@@ -18,6 +18,9 @@ OTHER_MEANING = {
     "cuda": "torch's module, behind which Megatron works on every platform",
     "npu": "torch's word for a device of that kind",
     "compile": "Python's and re's function",
+    "rms-norm": "the operator of that name in the platform's table",
+    "rotary": "the operator of that name, and the part of the model that it serves",
+    "swiglu": "the operator of that name, and Megatron's option",
 }
 """Name -> what else it means in code that does not mean the plugin."""
 NAMES = {
