@@ -28,17 +28,30 @@ class Recorder:
         self.calls: Counter[Call] = Counter()
         """Call -> how often it was made."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        operator = getattr(self._operators, name)
+    def __getattr__(self, name: str) -> RecordedOperator:
+        return RecordedOperator(getattr(self._operators, name), name, self._note)
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            call = Call.of(name, args, kwargs)
-            if self._check is not None and call not in self.calls:
-                self._check(call)
-            self.calls[call] += 1
-            return operator(*args, **kwargs)
+    def _note(self, call: Call) -> None:
+        if self._check is not None and call not in self.calls:
+            self._check(call)
+        self.calls[call] += 1
 
-        return recorded
+
+class RecordedOperator:
+    """One operator, told of before it is called.
+
+    It has its overloads too: under a dispatch mode torch finds them by this way, by name.
+    """
+
+    def __init__(self, operator: Any, name: str, note: Check) -> None:
+        self._operator, self._name, self._note = operator, name, note
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._note(Call.of(self._name, args, kwargs))
+        return self._operator(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
 
 
 def install(check: Check | None = None) -> tuple[Recorder, Callable[[], None]]:
