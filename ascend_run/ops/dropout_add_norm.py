@@ -54,7 +54,7 @@ def dropout_add_layer_norm(
     Numerics: in float32 (float64 for float64); the norm is of the sum as it is returned, rounded.
     Differentiable in all floating inputs; also through ``summed``.
     """
-    mask = _drawn(x, p, mask)
+    mask = drawn_mask(x, p, mask)
     dtype = sum_dtype(x, residual, residual_in_fp32)
     scales = (rowscale, layerscale_H, mask)
     out, summed = _apply(x, residual, weight_H, bias_H, *scales, p, eps, dtype, False)
@@ -75,7 +75,7 @@ def dropout_add_rms_norm(
     mask: Tensor | None = None,
 ) -> DropoutAddNorm:
     """``dropout_add_layer_norm`` with the root-mean-square norm: no mean is taken away."""
-    mask = _drawn(x, p, mask)
+    mask = drawn_mask(x, p, mask)
     dtype = sum_dtype(x, residual, residual_in_fp32)
     scales = (rowscale, layerscale_H, mask)
     out, summed = _apply(x, residual, weight_H, bias_H, *scales, p, eps, dtype, True)
@@ -100,7 +100,8 @@ def scaled_and_dropped(
     return x if mask is None else x * mask * (1 / (1 - p))
 
 
-def _drawn(x: Tensor, p: float, mask: Tensor | None) -> Tensor | None:
+def drawn_mask(x: Tensor, p: float, mask: Tensor | None) -> Tensor | None:
+    """What to keep of x: the mask that is given, or a new one; None without dropout."""
     if not 0 <= p < 1:
         raise ValueError(f"dropout p={p}; expected 0 <= p < 1")
     if p == 0 or mask is not None:

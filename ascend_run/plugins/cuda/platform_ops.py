@@ -10,6 +10,7 @@ from ascend_run.ops.rotary import rotary
 from ascend_run.ops.swiglu import swiglu
 from ascend_run.plugin_api import PlatformOps
 
+from . import forms
 from .attention import FusedCudaAttention
 
 
@@ -28,4 +29,5 @@ def platform_ops() -> PlatformOps:
             "efficient": partial(FusedCudaAttention, flash=False),
             "blocks": partial(FusedCudaAttention, in_blocks=True),
         },
+        fused=forms.fused(),
     )

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ascend_run.plugin_api import PlatformOps
 
-from . import operators
+from . import forms, operators
 from .attention import FusedNpuAttention
 
 
@@ -34,6 +34,7 @@ def platform_ops() -> PlatformOps:
             "v2": partial(FusedNpuAttention, version=2),
             "blocks": partial(FusedNpuAttention, in_blocks=True),
         },
+        fused=forms.fused(),
     )
 
 
@@ -129,4 +130,6 @@ class NpuGroups:
         return products
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        sum_XNK.add_(self.outer(a_TN, b_TK))
+        if self.num_rows == 0:
+            return
+        forms.groups.grouped_matmul_add_(sum_XNK, a_TN, b_TK, self.ends_X, cumulative=True)

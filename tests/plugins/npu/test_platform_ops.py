@@ -108,5 +108,6 @@ def test_grouped_products_are_added_to_a_wider_sum() -> None:
     a, b = draw(5, 3, dtype=torch.bfloat16).detach(), draw(5, 2, dtype=torch.bfloat16).detach()
     total = torch.ones(2, 3, 2)
     NpuGroups((5, 0), a.device).add_outer(total, a, b)
-    assert torch.equal(total[0], 1 + (a.t() @ b).float())
+    torch.testing.assert_close(total[0], 1 + a.float().t() @ b.float(), rtol=0, atol=1e-6)
+    assert not torch.equal(total[0], 1 + (a.t() @ b).float())  # nothing is rounded in between
     assert torch.equal(total[1], torch.ones(3, 2))

@@ -18,3 +18,21 @@ def rms_norm_backward(
     """(gradient of x, gradient of the weight, in float32)."""
     dx, dweight = torch.ops.npu.npu_rms_norm_backward(dy, x, weight_H, inverse)
     return dx, dweight
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(normalised sum, its reciprocal root mean square in float32, one a row, the sum)."""
+    y, inverse, summed = torch.ops.npu.npu_add_rms_norm(x, residual, weight_H, eps)
+    return y, inverse, summed
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(normalised sum, its mean and reciprocal deviation in float32, one a row, the sum)."""
+    y, mean, inverse, summed = torch.ops.npu.npu_add_layer_norm(
+        x, residual, weight_H, bias_H, eps, additional_output=True
+    )
+    return y, mean, inverse, summed

@@ -13,3 +13,11 @@ def draw(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) 
         return torch.empty(shape, dtype=dtype, device=device)
     generator = torch.Generator(device=device).manual_seed(sum(shape))
     return torch.randn(shape, dtype=dtype, device=device, generator=generator)
+
+
+def integers(device: torch.device, *shape: int) -> Tensor:
+    """int8, of all values."""
+    if device.type == "meta":
+        return torch.empty(shape, dtype=torch.int8, device=device)
+    generator = torch.Generator(device=device).manual_seed(sum(shape))
+    return torch.randint(-128, 128, shape, dtype=torch.int8, device=device, generator=generator)
