@@ -55,6 +55,16 @@ OWN: Mapping[str, Case] = {
 }
 """Of an inner kernel that is told what to read."""
 PLATFORM: Mapping[str, Case] = {"softcap": Case(softcap=0.7, groups=2)}
+BIASED: Mapping[str, Case] = {
+    "bias": Case(bias=(2, 4, 32, 32), groups=2),
+    "bias-of-heads-and-keys": Case(bias=(4, 1, 32), mask=FREE),
+    "bias-of-queries": Case(bias=(32, 1), sinks=True),
+    "bias-of-keys": Case(bias=(32,)),
+    "bias-of-heads": Case(bias=(4, 1, 1), mask=c.Mask(document_ends=DOCUMENTS)),
+    "bias-and-documents": Case(bias=(32, 32), mask=c.Mask(document_ends=DOCUMENTS)),
+    "bias-and-a-window": Case(bias=(4, 32, 32), mask=c.Mask(window=(5, 0)), softcap=0.9),
+}
+"""By the platform's kernel; where the plugin lets a bias through."""
 
 
 @st.composite
@@ -86,8 +96,7 @@ def reference(case: Case) -> tuple[Tensor, Tensor, list[Tensor]]:
     *inputs, dout = case.tensors()
     leaves = [x.requires_grad_() for x in inputs]
     spec = case.spec
-    if spec.sinks is not None:
-        leaves.append(spec.sinks.requires_grad_())
+    leaves += [x.requires_grad_() for x in (spec.bias, spec.sinks) if x is not None]
     allowed = formula.seen(case.mask, range(case.length), range(case.num_keys))
     out, lse = formula.attention(*leaves[:3], spec, allowed)
     return out.detach(), lse.detach(), list(torch.autograd.grad(out, leaves, dout))
@@ -118,16 +127,17 @@ def _assert_same(name: str, plugin: Any, case: Case, outcomes: Sequence[jobs.Out
     size = len(outcomes)
     rows = [jobs.held(plugin, case, case.length, rank, size) for rank in range(size)]
     columns = [jobs.held(plugin, case, case.num_keys, rank, size) for rank in range(size)]
-    out, lse, (dq, dk, dv, *dsinks) = reference(case)
+    out, lse, (dq, dk, dv, *extras) = reference(case)
     assert_close(f"{name}: out", whole([o.out for o in outcomes], rows), out)
     found = whole([o.lse.movedim(-1, 0) for o in outcomes], rows)
     assert_close(f"{name}: lse", found, lse.movedim(-1, 0))
     expected = (("dq", rows, dq), ("dk", columns, dk), ("dv", columns, dv))
     for i, (what, places, gradient) in enumerate(expected):
         assert_close(f"{name}: {what}", whole([o.gradients[i] for o in outcomes], places), gradient)
-    for gradient in dsinks:  # each rank holds the share of its queries; training sums over ranks
-        summed = torch.stack([o.gradients[3] for o in outcomes]).sum(0)
-        assert_close(f"{name}: dsinks", summed, gradient)
+    # Each rank holds the share of its queries; training sums over ranks.
+    for i, gradient in enumerate(extras, start=3):
+        summed = torch.stack([o.gradients[i] for o in outcomes]).sum(0)
+        assert_close(f"{name}: gradient {i}", summed, gradient)
 
 
 def assert_close(name: str, result: Tensor, expected: Tensor) -> None:

@@ -55,6 +55,8 @@ def attention(
     scores = torch.einsum("sbnd,tbnd->bnst", q, k) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if spec.bias is not None:
+        scores = scores + spec.bias
     if spec.position_bias is not None:
         scores = (
             scores - _distances(spec, *scores.shape[2:]) * spec.position_bias.slopes[:, None, None]
@@ -177,6 +179,8 @@ class Case:
     mask: c.Mask = attrs.field(factory=c.Mask)
     sinks: bool = False
     softcap: float | None = None
+    bias: tuple[int, ...] | None = None
+    """Its shape."""
     slopes: bool = False
     """Whether a bias follows from the distance."""
     dtype: torch.dtype = torch.float64
@@ -192,6 +196,7 @@ class Case:
             mask=self.mask,
             sinks=sinks,
             softcap=self.softcap,
+            bias=None if self.bias is None else draw(*self.bias, seed=8),
             position_bias=c.PositionBias(slopes=slopes) if self.slopes else None,
         )
 

@@ -78,7 +78,9 @@ def platform_kernel() -> c.AttentionKernel:
     (entry,) = entry_points(group="ascend_run.platforms", name="cpu")
     plugin = entry.load()
     config = RunConfig(model=FieldSection({}), parallel=FieldSection({}))
-    return Hooks([plugin()]).require("ascend_attention_kernel", config=config)
+    hooks = Hooks([plugin()])
+    ops = hooks.require("ascend_platform_ops")
+    return hooks.require("ascend_attention_kernel", config=config, ops=ops)
 
 
 def attend(plugin: Any, cases: Sequence[Case], platform: bool = False) -> list[Outcome]:

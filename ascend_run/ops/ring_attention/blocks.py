@@ -126,7 +126,7 @@ def blocks(
     by_document = documents.index(rows)
     for column in columns:
         near = {row: None for d in documents.of(column) for row in by_document.get(d, ())}
-        seen = [(row, _visible(mask, row, column)) for row in near]
+        seen = [(row, _visible(mask, documents, row, column)) for row in near]
         free = attrs.evolve(mask, causal=False, window=None, document_ends=None)
         full = [_block(row, column, free, placed) for row, s in seen if s is _Seen.ALL]
         found += full if placed else _joined_rows(full)
@@ -182,6 +182,11 @@ class _Documents:
         first = bisect.bisect_right(self._ends, chunk.start)
         return range(first, bisect.bisect_left(self._ends, chunk.end, lo=first) + 1)
 
+    def bounds(self, first: int, end: int) -> list[int]:
+        """Both, and where documents end between them."""
+        begin = bisect.bisect_right(self._ends, first)
+        return [first, *self._ends[begin : bisect.bisect_left(self._ends, end, lo=begin)], end]
+
     def index(self, chunks: Sequence[_Chunk]) -> dict[int, list[_Chunk]]:
         """Number of a document -> chunks with a part in it."""
         found: dict[int, list[_Chunk]] = {}
@@ -191,13 +196,13 @@ class _Documents:
         return found
 
 
-def _visible(mask: Mask, queries: _Chunk, keys: _Chunk) -> _Seen:
+def _visible(mask: Mask, documents: _Documents, queries: _Chunk, keys: _Chunk) -> _Seen:
     left, right = mask.window or (-1, -1)
     if mask.causal:
         right = 0
-    documents = list(_documents(mask, queries, keys))
-    sees_all, sees_any = len(documents) == 1, False
-    for start, end in documents:
+    bounds = documents.bounds(min(queries.start, keys.start), max(queries.end, keys.end))
+    sees_all, sees_any = len(bounds) == 2, False
+    for start, end in pairwise(bounds):
         q0, q1 = max(queries.start, start), min(queries.end, end)
         k0, k1 = max(keys.start, start), min(keys.end, end)
         if q0 >= q1 or k0 >= k1:
@@ -209,12 +214,6 @@ def _visible(mask: Mask, queries: _Chunk, keys: _Chunk) -> _Seen:
     if not sees_any:
         return _Seen.NOTHING
     return _Seen.ALL if sees_all else _Seen.PART
-
-
-def _documents(mask: Mask, queries: _Chunk, keys: _Chunk) -> Iterator[Span]:
-    first, end = min(queries.start, keys.start), max(queries.end, keys.end)
-    inner = {e for e in mask.document_ends or () if first < e < end}
-    yield from pairwise((first, *sorted(inner), end))
 
 
 def _joined_rows(found: Sequence[Block]) -> Iterator[Block]:

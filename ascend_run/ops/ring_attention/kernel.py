@@ -11,7 +11,8 @@ from torch import distributed as dist
 
 from ascend_run.ops.ring import Packing, Passing, pass_on
 
-from .blocks import Block, ring_steps
+from .bias import Bias
+from .blocks import Block, holder, ring_steps
 from .cut import Cut
 from .received import Keep, Received
 from .sums import Attended, KeySums, RowSums, sink_gradient
@@ -80,13 +81,13 @@ class RingAttention:
         assert not lacking(inner), "see lacking"
         self.inner, self.group, self.windows = inner, group, windows
         self.cut, self.keep = cut, keep
-        self.features = attrs.evolve(inner.features, bias=False, sinks=True)
+        self.features = attrs.evolve(inner.features, sinks=True)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: Spec
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        assert spec.bias is None, "see features"
         steps = self._steps(spec, q.shape[0], k.shape[0])
+        bias = self._bias(spec, q.shape[0], k.shape[0])
         packing = Packing([k.shape, v.shape])
         received = Received(self.keep, num_keys=k.numel(), num_steps=len(steps))
         attended = Attended(q, v.shape[-1])
@@ -104,7 +105,7 @@ class RingAttention:
             held_k, held_v = packing.views(held)
             for index, block in enumerate(blocks):
                 keys, values = held_k[block.columns], held_v[block.columns]
-                block_spec = self._block_spec(spec, block, step, index)
+                block_spec = self._block_spec(spec, block, step, index, bias)
                 part, part_lse, part_saved = self.inner.forward(
                     q[block.rows], keys, values, block_spec
                 )
@@ -136,6 +137,7 @@ class RingAttention:
         key_shape = (*shape_carrier.shape[:-1], q.shape[-1])
         value_shape = (*shape_carrier.shape[:-1], dout.shape[-1])
         steps = self._steps(spec, q.shape[0], key_shape[0])
+        bias = self._bias(spec, q.shape[0], key_shape[0])
         packing = Packing([key_shape, value_shape])
         received = Received(
             self.keep, num_keys=math.prod(key_shape), num_steps=len(steps), saved=tuple(rest)
@@ -162,12 +164,14 @@ class RingAttention:
                     out[block.rows],
                     lse[..., block.rows].contiguous(),  # kernels want rows without gaps
                 )
-                dq, dk, dv = self.inner.backward(
+                dq, dk, dv, *dbias = self.inner.backward(
                     dout[block.rows],
                     *self._read(given),
                     inner_saved[step, index],
-                    self._block_spec(spec, block, step, index),
+                    self._block_spec(spec, block, step, index, bias),
                 )
+                if bias is not None:
+                    bias.add(step, block, *dbias)
                 row_sums.add(block, dq)
                 key_sums.add(block, dk, dv)
             total = key_sums.onto(sums_coming.wait() if sums_coming else None)
@@ -184,7 +188,9 @@ class RingAttention:
                 coming, next_window = next_window, None
             received.moving = coming.wait() if coming else moving
         dk, dv = (sums.to(q.dtype) for sums in packing.views(total))
-        extras = () if spec.sinks is None else (sink_gradient(dout, out, lse, spec.sinks),)
+        extras = [] if bias is None else [bias.gradient()]
+        if spec.sinks is not None:
+            extras.append(sink_gradient(dout, out, lse, spec.sinks))
         return (row_sums.result(), dk, dv, *extras)
 
     def _steps(self, spec: Spec, num_queries: int, num_keys: int) -> tuple[tuple[Block, ...], ...]:
@@ -195,6 +201,21 @@ class RingAttention:
         lengths = num_queries * size, num_keys * size
         return ring_steps(mask, self.cut, *lengths, rank, size, window, placed)
 
+    def _bias(self, spec: Spec, num_queries: int, num_keys: int) -> Bias | None:
+        """Like the mask, it speaks of the whole sequence."""
+        if spec.bias is None:
+            return None
+        rank, size = self._rank_and_size()
+        cut, ends = self.cut, spec.mask.document_ends
+        if ends:
+            cut = cut.of_documents(ends)
+        window = self.group.size()
+        return Bias(
+            spec.bias,
+            cut.chunks(num_queries * size, rank, size),
+            lambda step: cut.chunks(num_keys * size, holder(rank, step, size, window), size),
+        )
+
     def _rank_and_size(self) -> tuple[int, int]:
         """Among the ranks of all windows."""
         rank, size = self.group.rank(), self.group.size()
@@ -202,14 +223,17 @@ class RingAttention:
             return rank, size
         return rank + self.windows.rank() * size, size * self.windows.size()
 
-    def _block_spec(self, spec: Spec, block: Block, step: int, index: int) -> Spec:
+    def _block_spec(
+        self, spec: Spec, block: Block, step: int, index: int, bias: Bias | None
+    ) -> Spec:
         dropout = spec.dropout
         if dropout is not None:
             # Equal seeds would drop the same places in every block.
             rank, size = self._rank_and_size()
             place = ((dropout.seed * size + rank) * size + step) * _MOST_BLOCKS + index
             dropout = attrs.evolve(dropout, seed=place % 2**62)
-        return attrs.evolve(spec, mask=block.mask, sinks=None, dropout=dropout)
+        part = None if bias is None else bias.of(step, block)
+        return attrs.evolve(spec, mask=block.mask, bias=part, sinks=None, dropout=dropout)
 
     def _read(self, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
         """q, k, v, out and lse, as far as the inner backward reads them."""

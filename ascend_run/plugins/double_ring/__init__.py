@@ -30,8 +30,8 @@ from ascend_run.plugin_api import (
 from .cost import double_ring_cost
 from .groups import WINDOW, WINDOWS, rank_lists
 
-LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
-"""A bias would have to be cut along its queries and its keys; sinks come in after the merge."""
+LETS_THROUGH: Final = AttentionFeatures.all_but()
+"""Sinks come in after the merge, whatever the inner kernel can do."""
 
 
 @attrs.frozen(kw_only=True)

@@ -26,8 +26,8 @@ from ascend_run.plugin_api import (
 
 from .cost import ring_cost
 
-LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
-"""A bias would have to be cut along its queries and its keys; sinks come in after the merge."""
+LETS_THROUGH: Final = AttentionFeatures.all_but()
+"""Sinks come in after the merge, whatever the inner kernel can do."""
 
 
 @attrs.frozen(kw_only=True)

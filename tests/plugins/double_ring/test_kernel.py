@@ -12,7 +12,7 @@ from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.double_ring import DoubleRing, DoubleRingConfig
 from ascend_run.plugins.double_ring.kernel import DoubleRingKernel
 from tests.support import ring_checks as checks
-from tests.support.ring_checks import CASES, FREE, OWN, PLATFORM
+from tests.support.ring_checks import BIASED, CASES, FREE, OWN, PLATFORM
 from tests.support.ring_formula import Case, FormulaKernel
 
 FEW = {
@@ -43,7 +43,7 @@ def test_output_log_sum_exp_and_every_gradient_are_those_of_the_whole_sequence(
 
 def test_so_they_are_by_the_platforms_kernel(gloo_pool: GlooPool) -> None:
     plugin = DoubleRing(DoubleRingConfig())
-    checks.assert_at_parity(gloo_pool, plugin, CASES | PLATFORM, 4, platform=True)
+    checks.assert_at_parity(gloo_pool, plugin, CASES | PLATFORM | BIASED, 4, platform=True)
 
 
 @settings(max_examples=8, deadline=None)

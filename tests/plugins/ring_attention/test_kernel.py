@@ -15,7 +15,7 @@ from ascend_run.plugins.ring_attention import RingAttention, RingAttentionConfig
 from ascend_run.plugins.ring_attention.kernel import RingKernel
 from tests.support import ring_checks as checks
 from tests.support import ring_jobs as jobs
-from tests.support.ring_checks import CASES, FREE, OWN, PLATFORM
+from tests.support.ring_checks import BIASED, CASES, FREE, OWN, PLATFORM
 from tests.support.ring_formula import Case, FormulaKernel
 
 OPTIONS = {
@@ -52,7 +52,7 @@ def test_output_log_sum_exp_and_every_gradient_are_those_of_the_whole_sequence(
 ) -> None:
     config, named = OPTIONS[options]
     if platform:
-        named = {name: case for name, case in named.items() if name not in OWN} | PLATFORM
+        named = {name: case for name, case in named.items() if name not in OWN} | PLATFORM | BIASED
     checks.assert_at_parity(gloo_pool, RingAttention(config), named, world_size, platform)
 
 
@@ -88,6 +88,10 @@ def test_where_the_caller_says_that_its_part_begins_does_not_matter(gloo_pool: G
 def test_every_block_drops_other_places_and_backward_replays_them(gloo_pool: GlooPool) -> None:
     plugin = RingAttention(RingAttentionConfig())
     checks.assert_every_block_drops_other_places_and_backward_replays_them(gloo_pool, plugin, 4)
+    four = Case(mask=c.Mask(document_ends=(8, 16, 24)))  # a call each, but one at the first step
+    checks.assert_every_block_drops_other_places_and_backward_replays_them(
+        gloo_pool, plugin, 1 + 3 * 4, four
+    )
 
 
 class Unfit(FormulaKernel):
@@ -100,9 +104,10 @@ def test_an_inner_kernel_that_cannot_do_blocks_is_refused_with_the_reasons() -> 
     assert len(refused.value.problems) == 2
 
 
-def test_it_takes_what_the_inner_kernel_takes_sinks_too_and_no_bias() -> None:
+def test_it_takes_what_the_inner_kernel_takes_and_sinks_too() -> None:
     kernel = RingKernel(jobs.platform_kernel(), None, ZigZag())  # type: ignore[arg-type]
     assert kernel.features.window
     assert kernel.features.documents
-    assert not kernel.features.bias
+    assert kernel.features.bias
+    assert not RingKernel(FormulaKernel(), None, ZigZag()).features.bias  # type: ignore[arg-type]
     assert RingKernel(FormulaKernel(), None, ZigZag()).features.sinks  # type: ignore[arg-type]
