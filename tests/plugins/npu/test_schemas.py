@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import ascend_run
-from tools.npu_schemas import describe, operators_called
+from ascend_run.plugins.npu.proof.answers import describe
+from tests.support.npu_calls import UnprovenCall
+from tools.npu_schemas import operators_called
 
 from .calls import CALLS
 from .reference import RECORD
@@ -30,7 +32,7 @@ def test_each_call_is_taken_and_answered_as_torch_npu_does(name: str) -> None:
     answer = describe(CALLS[name](torch.device("cpu")))
     recorded = RECORD["meta"][name]
     if recorded is None:
-        assert "v2" in name, "one operator's meta kernel of torch_npu 2.13 is at fault"
+        assert RECORD["without_meta"][name], "torch_npu's meta kernel is at fault, or there is none"
     elif name in OTHERWISE_DOCUMENTED:
         assert recorded[0] == json.loads(json.dumps(answer))[0]
         assert json.loads(json.dumps(answer))[1:] == OTHERWISE_DOCUMENTED[name]
@@ -47,7 +49,8 @@ def test_operators_are_called_in_one_package_only() -> None:
     naming = [
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        if any(
+        if path.parent.name != "proof"  # which stands in their place, and asks them on meta tensors
+        and any(
             isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.ops.npu")
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         )
@@ -57,5 +60,5 @@ def test_operators_are_called_in_one_package_only() -> None:
 
 def test_an_argument_that_torch_npu_does_not_have_is_refused() -> None:
     x, weight = torch.ones(2, 4), torch.ones(4)
-    with pytest.raises(RuntimeError, match="Unknown keyword argument 'eps'"):
+    with pytest.raises(UnprovenCall, match="npu_rms_norm has no argument 'eps'"):
         torch.ops.npu.npu_rms_norm(x, weight, eps=1e-5)
