@@ -71,10 +71,8 @@ class Cpu:
         return CpuDevice(local_rank)
 
     @hookimpl
-    def ascend_attention_kernel(self) -> AttentionKernel:
-        from .attention import FusedCpuAttention
-
-        return FusedCpuAttention()
+    def ascend_attention_kernel(self, ops: PlatformOps) -> AttentionKernel:
+        return next(iter(ops.attention_kernels.values()))()
 
     @hookimpl
     def ascend_platform_ops(self) -> PlatformOps:

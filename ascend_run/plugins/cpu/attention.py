@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ascend_run.ops import blockwise_attention, fused_attention
+from ascend_run.ops.shared_bands import SharedBands
 from ascend_run.ops.visibility import BAND_BLOCK, Rectangle, Shape
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
 
@@ -30,6 +31,9 @@ class _Fused:
     sequence_axis = 2
     band_block = BAND_BLOCK
 
+    def __init__(self, masks: SharedBands | None) -> None:
+        self._band = blockwise_attention.band if masks is None else masks.of
+
     def cut(self, part: Rectangle) -> Sequence[Rectangle]:
         """It takes them all: its causal mask starts at the top left corner."""
         return (part,)
@@ -37,7 +41,7 @@ class _Fused:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, part: Rectangle, scale: float
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(q, k, v, **_options(part, q, scale))
+        out, lse = _forward(q, k, v, **self._options(part, q, scale))
         return out, lse
 
     def backward(
@@ -51,11 +55,14 @@ class _Fused:
         part: Rectangle,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        options = _options(part, q, scale)
+        options = self._options(part, q, scale)
         return _backward(dout, q, k, v, out, lse, 0.0, options.pop("is_causal"), **options)
 
-
-_FUSED = _Fused()
+    def _options(self, part: Rectangle, q: Tensor, scale: float) -> dict[str, Any]:
+        options: dict[str, Any] = {"is_causal": part.shape is Shape.CAUSAL, "scale": scale}
+        if part.shape is Shape.BAND:
+            options["attn_mask"] = self._band(part, q)
+        return options
 
 
 class FusedCpuAttention:
@@ -68,17 +75,21 @@ class FusedCpuAttention:
 
     Args:
         in_blocks: Never use the fused kernel.
+        masks: Of bands, shared with others; default: made for each call.
     """
 
     features = AttentionFeatures.all_but()
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
-    def __init__(self, *, in_blocks: bool = False) -> None:
+    def __init__(self, *, in_blocks: bool = False, masks: SharedBands | None = None) -> None:
         self.in_blocks = in_blocks
+        self._fused = _Fused(masks)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         return AttentionResult(
-            *fused_attention.forward(_FUSED, q, k, v, spec, in_blocks=self._runs_in_blocks(spec))
+            *fused_attention.forward(
+                self._fused, q, k, v, spec, in_blocks=self._runs_in_blocks(spec)
+            )
         )
 
     def backward(
@@ -94,15 +105,8 @@ class FusedCpuAttention:
     ) -> tuple[Tensor, ...]:
         assert not any(t is None for t in (q, k, v, out, lse))  # see backward_reads
         return fused_attention.backward(
-            _FUSED, dout, q, k, v, out, lse, spec, in_blocks=self._runs_in_blocks(spec)
+            self._fused, dout, q, k, v, out, lse, spec, in_blocks=self._runs_in_blocks(spec)
         )
 
     def _runs_in_blocks(self, spec: AttentionSpec) -> bool:
         return self.in_blocks or blockwise_attention.needs_scores(spec)
-
-
-def _options(part: Rectangle, q: Tensor, scale: float) -> dict[str, Any]:
-    options: dict[str, Any] = {"is_causal": part.shape is Shape.CAUSAL, "scale": scale}
-    if part.shape is Shape.BAND:
-        options["attn_mask"] = blockwise_attention.band(part, q)
-    return options

@@ -48,10 +48,8 @@ class Cuda:
         return transformer_engine_patches()
 
     @hookimpl
-    def ascend_attention_kernel(self) -> AttentionKernel:
-        from .attention import FusedCudaAttention
-
-        return FusedCudaAttention()
+    def ascend_attention_kernel(self, ops: PlatformOps) -> AttentionKernel:
+        return next(iter(ops.attention_kernels.values()))()
 
     @hookimpl
     def ascend_platform_ops(self) -> PlatformOps:

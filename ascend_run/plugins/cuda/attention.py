@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ascend_run.ops import blockwise_attention, fused_attention
+from ascend_run.ops.shared_bands import SharedBands
 from ascend_run.ops.visibility import BAND_BLOCK, Rectangle, Shape
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
 
@@ -55,14 +56,17 @@ class FusedCudaAttention:
     Args:
         flash: Use FlashAttention-2 where it takes the rectangle.
         in_blocks: Use neither fused kernel.
+        masks: Of bands, shared with others; default: made for each call.
     """
 
     features = AttentionFeatures.all_but()
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
-    def __init__(self, *, flash: bool = True, in_blocks: bool = False) -> None:
+    def __init__(
+        self, *, flash: bool = True, in_blocks: bool = False, masks: SharedBands | None = None
+    ) -> None:
         self.in_blocks = in_blocks
-        self._rectangles = _Rectangles(flash=flash)
+        self._rectangles = _Rectangles(flash=flash, masks=masks)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         in_blocks = self._runs_in_blocks(q, spec)
@@ -98,8 +102,18 @@ class _Rectangles:
     sequence_axis = 2
     band_block = BAND_BLOCK
 
-    def __init__(self, *, flash: bool) -> None:
+    def __init__(self, *, flash: bool, masks: SharedBands | None = None) -> None:
         self._flash = flash
+        self._band = blockwise_attention.band if masks is None else masks.of
+
+    def _bias(self, q: Tensor, k: Tensor, part: Rectangle) -> Tensor | None:
+        """A band as what is added to the scores, [B, N, S, J]: one matrix for all heads."""
+        if part.shape is not Shape.BAND:
+            return None
+        rows, columns = part.num_queries, part.num_keys
+        padded = q.new_zeros(rows, columns + -columns % BIAS_MULTIPLE)
+        band = padded[:, :columns].copy_(self._band(part, q))
+        return band.expand(*q.shape[:2], rows, columns)
 
     def _runs_flash(self, q: Tensor, part: Rectangle) -> bool:
         return self._flash and choose(q.dtype, q.shape[-1], part.shape) is Fused.FLASH
@@ -128,7 +142,7 @@ class _Rectangles:
         else:
             k, v = (_repeated(t, q) for t in (k, v))
             out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-                q, k, v, _bias(q, k, part), True, 0.0, causal, scale=scale
+                q, k, v, self._bias(q, k, part), True, 0.0, causal, scale=scale
             )
         return out[..., :width], lse[..., : part.num_queries]
 
@@ -159,7 +173,7 @@ class _Rectangles:
             padded = F.pad(lse, (0, -lse.shape[-1] % LSE_MULTIPLE), value=torch.inf)
             none = torch.empty((), dtype=torch.int64, device=q.device)
             dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-                *(dout, q, k, v, _bias(q, k, part), out, padded, none, none, 0.0),
+                *(dout, q, k, v, self._bias(q, k, part), out, padded, none, none, 0.0),
                 [True, True, True, False],
                 causal,
                 scale=scale,
@@ -179,13 +193,3 @@ def _repeated(x_BGJD: Tensor, q: Tensor) -> Tensor:
     """Key-value heads as often as query heads, for the kernel that knows no groups."""
     times = q.shape[1] // x_BGJD.shape[1]
     return x_BGJD if times == 1 else x_BGJD.repeat_interleave(times, dim=1)
-
-
-def _bias(q: Tensor, k: Tensor, part: Rectangle) -> Tensor | None:
-    """A band as what is added to the scores, [B, N, S, J]: one matrix for all heads."""
-    if part.shape is not Shape.BAND:
-        return None
-    rows, columns = part.num_queries, part.num_keys
-    padded = q.new_zeros(rows, columns + -columns % BIAS_MULTIPLE)
-    band = padded[:, :columns].copy_(blockwise_attention.band(part, q))
-    return band.expand(*q.shape[:2], rows, columns)

@@ -55,11 +55,9 @@ class Npu:
         return transformer_engine_patches()
 
     @hookimpl
-    def ascend_attention_kernel(self) -> AttentionKernel:
+    def ascend_attention_kernel(self, ops: PlatformOps) -> AttentionKernel:
         if self._kernel is None:  # one for all layers: they share its mask
-            from .attention import FusedNpuAttention
-
-            self._kernel = FusedNpuAttention()
+            self._kernel = next(iter(ops.attention_kernels.values()))()
         return self._kernel
 
     @hookimpl

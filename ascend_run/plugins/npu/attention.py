@@ -14,7 +14,7 @@ blocks of torch's operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ class FusedNpuAttention:
         version: Of the operator; 2 makes biases of positions itself, from slopes.
         layout: Of q, k and v in a call, one of ``operators.LAYOUTS``.
         in_blocks: Never use the operator.
-        masks: What the calls are given as masks; default: one compressed mask for all of them.
+        masks: What the calls are given: one compressed mask for all, or a whole one for each shape
+            of call.
     """
 
     features = AttentionFeatures.all_but()
@@ -53,10 +54,10 @@ class FusedNpuAttention:
         version: int = 1,
         layout: str = "SBH",
         in_blocks: bool = False,
-        masks: SharedMasks | None = None,
+        masks: Literal["compressed", "whole"] = "compressed",
     ) -> None:
         self.version, self.layout, self.in_blocks = version, layout, in_blocks
-        self.masks = masks or SharedMasks()
+        self.masks = SharedMasks(compressed=masks == "compressed")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         if self.in_blocks or _beyond_the_operator(spec):

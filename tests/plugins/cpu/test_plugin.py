@@ -28,7 +28,7 @@ def test_the_entry_point_names_the_platform() -> None:
 
 
 def test_the_kernel_declares_every_feature_of_the_contract() -> None:
-    features = Cpu().ascend_attention_kernel().features
+    features = Cpu().ascend_attention_kernel(ops=Cpu().ascend_platform_ops()).features
     assert all(getattr(features, field) for field in AttentionFeatures.__annotations__)
 
 

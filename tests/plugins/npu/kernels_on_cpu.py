@@ -25,8 +25,8 @@ class NpuKernels:
         self._platform = Npu()
 
     @hookimpl
-    def ascend_attention_kernel(self) -> Any:
-        return self._platform.ascend_attention_kernel()
+    def ascend_attention_kernel(self, ops: Any) -> Any:
+        return self._platform.ascend_attention_kernel(ops=ops)
 
     @hookimpl
     def ascend_platform_ops(self) -> Any:

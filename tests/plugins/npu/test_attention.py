@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ascend_run.plugin_api import Dropout, Mask
 from ascend_run.plugins.npu import operators
 from ascend_run.plugins.npu.attention import FusedNpuAttention
-from ascend_run.plugins.npu.masks import SharedMasks
 from tests.support.attention_problems import (
     PROBLEMS,
     Problem,
@@ -26,7 +25,7 @@ from tests.support.attention_problems import (
 KERNEL = FusedNpuAttention()
 KERNELS = {
     **{f"v1 {layout}": FusedNpuAttention(layout=layout) for layout in operators.LAYOUTS},
-    "v1, whole masks": FusedNpuAttention(masks=SharedMasks(compressed=False)),
+    "v1, whole masks": FusedNpuAttention(masks="whole"),
     "v2": FusedNpuAttention(version=2),
     "v2 BNSD": FusedNpuAttention(version=2, layout="BNSD"),
 }
@@ -225,7 +224,7 @@ def test_all_layers_and_calls_share_one_mask_of_4_mebibytes() -> None:
 
 
 def test_whole_masks_are_made_once_for_each_shape() -> None:
-    kernel = FusedNpuAttention(masks=SharedMasks(compressed=False))
+    kernel = FusedNpuAttention(masks="whole")
     for _ in range(3):
         check(kernel, Problem(queries=12, keys=12))
         check(kernel, Problem(queries=6, keys=6))

@@ -72,8 +72,8 @@ class MeteredCpu:
         return MeteredDevice(local_rank, self.meter)
 
     @hookimpl
-    def ascend_attention_kernel(self) -> AttentionKernel:
-        return _cpu().ascend_attention_kernel()
+    def ascend_attention_kernel(self, ops: PlatformOps) -> AttentionKernel:
+        return _cpu().ascend_attention_kernel(ops=ops)
 
     @hookimpl
     def ascend_platform_ops(self) -> PlatformOps:

@@ -1,0 +1,39 @@
+"""Additive masks of bands, made once for all that ask for the same: layers and micro-batches."""
+
+# S queries, J keys
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from torch import Tensor
+
+from .blockwise_attention import band
+from .visibility import Rectangle, Shape
+
+KEPT: Final = 16
+"""Masks at most; those of a window are all alike but for its first and its last."""
+
+
+class SharedBands:
+    """``blockwise_attention.band``, which may not be written to."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that are held."""
+        return tuple(self._made.values())
+
+    def of(self, part: Rectangle, like: Tensor) -> Tensor:
+        """[S, J], as ``band`` makes it."""
+        borders = (part.low, part.high) if part.shape is Shape.BAND else part.shape
+        key = (part.num_queries, part.num_keys, borders, like.dtype, like.device)
+        if key not in self._made:
+            self._made[key] = band(part, like)
+            while len(self._made) > KEPT:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return self._made[key]

@@ -1,0 +1,97 @@
+"""Attention masks that are made once, for all layers and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal
+
+import attrs
+
+from ascend_run.plugin_api import (
+    AttentionKernel,
+    Manifest,
+    Maturity,
+    Numerics,
+    PlatformOps,
+    RunConfig,
+    Support,
+    Wrapper,
+    hookimpl,
+)
+
+COMPRESSING: Final = ("npu",)
+"""Platforms whose operator reads a triangle of fixed size for a mask of any size."""
+BANDING: Final = ("cpu", "cuda")
+"""Platforms whose kernels are given a band as what is added to the scores."""
+
+
+@attrs.frozen(kw_only=True)
+class GenerateMaskConfig:
+    """Options, set by ``plugins.generate-mask.<field>=<value>``."""
+
+    form: Literal["compressed", "whole"] = "compressed"
+    """On the npu: one triangle of 4 MiB for every call, or a whole mask for each shape of call."""
+
+
+class GenerateMask:
+    """No layer and no micro-batch makes a mask that another one has made.
+
+    What is held does not grow with layers, micro-batches or, compressed, with the sequence.
+    Source: the behaviour of MindSpeed's mask normalisation.
+    """
+
+    manifest = Manifest(
+        name="generate-mask",
+        summary="make attention masks once, for all layers and micro-batches",
+        numerics=Numerics.BITWISE,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
+        level=2,
+        maturity=Maturity.EXPERIMENTAL,
+        legacy_flags=("--sparse-mode", "--no-create-attention-mask-in-dataloader"),
+        source="MindSpeed's mask normalisation",
+    )
+    config_class = GenerateMaskConfig
+
+    def __init__(self, config: GenerateMaskConfig) -> None:
+        self.config = config
+        self.masks: Any = None
+        """On platforms of bands, what is shared."""
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        platform, form = config.platform, self.config.form
+        problem = ""
+        if platform not in (*COMPRESSING, *BANDING):
+            problem = f"it does not know the masks of platform {platform}"
+        elif form == "whole" and platform not in COMPRESSING:
+            problem = (
+                f"plugins.generate-mask.form={form}: no kernel of platform {platform} is given "
+                "whole masks"
+            )
+        return [f"generate-mask: {problem}; leave it out"] if problem else []
+
+    @hookimpl
+    def ascend_fused_operators(self, config: RunConfig) -> Wrapper[PlatformOps]:
+        given = self._masks(config.platform)
+
+        def share(ops: PlatformOps) -> PlatformOps:
+            kernels: Mapping[str, Callable[..., AttentionKernel]] = {
+                name: partial(build, masks=given) for name, build in ops.attention_kernels.items()
+            }
+            return attrs.evolve(ops, attention_kernels=kernels)
+
+        return share
+
+    def _masks(self, platform: str) -> Any:
+        if platform in COMPRESSING:
+            return self.config.form
+        if self.masks is None:
+            from ascend_run.ops.shared_bands import SharedBands
+
+            self.masks = SharedBands()
+        return self.masks

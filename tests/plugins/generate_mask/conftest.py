@@ -1,0 +1,10 @@
+"""Megatron's datasets, imported before the first test module asks for them."""
+
+from __future__ import annotations
+
+import warnings
+
+# Megatron and what it imports warn of what they deprecate or miss, once, when first imported.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import megatron.core.datasets.gpt_dataset  # noqa: F401
