@@ -101,11 +101,14 @@ class Sft:
 
     @hookimpl
     def ascend_batch(self, config: RunConfig) -> c.Wrapper[c.BatchIterator]:
-        from .padding import shorten
+        from .padding import shorten, tell_documents
 
-        if not pads_to_longest(config, self.config):
-            return lambda batches: batches
-        return lambda batches: shorten(batches, config, self.config.pad_to_multiple_of)
+        def wrap(batches: c.BatchIterator) -> c.BatchIterator:
+            if pads_to_longest(config, self.config):
+                batches = shorten(batches, config, self.config.pad_to_multiple_of)
+            return tell_documents(batches) if self.config.packing else batches
+
+        return wrap
 
 
 def pads_to_longest(config: RunConfig, options: SftConfig) -> bool:
@@ -158,11 +161,4 @@ def _packing_problems(config: RunConfig) -> Iterator[str]:
             f"sft: plugins.sft.packing=true does not go with train.micro_batch_size="
             f"{micro_batch_size}: the rows of a micro-batch would end their conversations at the "
             "same places; set it to 1, and make data.seq_length longer instead"
-        )
-    ranks = config.parallel.context_parallel_size
-    if ranks > 1:
-        yield (
-            f"sft: plugins.sft.packing=true does not go with parallel.context_parallel_size={ranks}"
-            ": a rank sees a part of the sequence, and not where its conversations end; leave "
-            "packing out"
         )

@@ -1,9 +1,11 @@
-"""Micro-batches as long as their longest sample."""
+"""What becomes of micro-batches: as long as their longest sample, and with their documents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+
+import attrs
 
 from ascend_run.plugin_api import Batch, RunConfig
 
@@ -25,4 +27,13 @@ def shorten(
         needed = int(counts[-1]) + 1 if len(counts) else 1
         length = min(needed + -needed % multiple, batch.tensors["tokens"].shape[1])
         cut = {name: tensor[:, :length].contiguous() for name, tensor in batch.tensors.items()}
-        yield Batch(tensors=cut, fields=batch.fields)
+        yield attrs.evolve(batch, tensors=cut)
+
+
+def tell_documents(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Where the conversations of the one sample end: each begins at position 0. Padding belongs to
+    the last one, which does not look at what comes after it."""
+    for batch in batches:
+        position_ids_1S = batch.tensors["position_ids"]
+        starts = (position_ids_1S[0] == 0).nonzero().flatten().tolist()
+        yield attrs.evolve(batch, document_ends=(*starts[1:], position_ids_1S.shape[1]))

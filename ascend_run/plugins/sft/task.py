@@ -98,7 +98,7 @@ class SftTask:
         tensors = batch.tensors
         packed = {}
         if self.options.packing:
-            packed["document_ends"] = _ends(tensors["position_ids"])
+            packed["document_ends"] = batch.document_ends
         output: Tensor = model(
             input_ids=tensors["tokens"],
             position_ids=tensors["position_ids"],
@@ -109,13 +109,6 @@ class SftTask:
         if output.dim():  # only the last stage reduces to a scalar
             return output
         return LossSum(output, tensors["loss_mask"].sum(dtype=torch.int64))
-
-
-def _ends(position_ids_1S: Tensor) -> tuple[int, ...]:
-    """Where the conversations of the one sample end: each begins at position 0. Padding belongs to
-    the last one, which does not look at what comes after it."""
-    starts = (position_ids_1S[0] == 0).nonzero().flatten().tolist()
-    return (*starts[1:], position_ids_1S.shape[1])
 
 
 class Conversations:

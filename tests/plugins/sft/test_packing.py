@@ -20,7 +20,7 @@ from ascend_run.plugins.sft import Sft, SftConfig
 from ascend_run.plugins.sft.packing import pack
 from tests.core.train.runs import Ended, whole_run
 from tests.support.chats import CHATML, write_lines, write_tokenizer
-from tests.support.needed_plugins import case, names_of
+from tests.support.needed_plugins import names_of
 from tests.support.small_runs import prepare
 from tests.support.tiny_llama import OPTIMIZER, write_llama
 
@@ -109,6 +109,7 @@ def apart(gloo_pool: GlooPool, workplace: Path) -> Ended:
     return ended
 
 
+CP = {"parallel__context_parallel_size": 2}
 PP = {"parallel__pipeline_model_parallel_size": 2}
 KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "one": (1, {}, ()),
@@ -128,6 +129,19 @@ KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
         ("swap-attention",),
     ),
     "compiled": (1, {}, ("compile",)),
+    "heads exchanged": (2, CP, ("ulysses",)),
+    "ring": (2, CP, ("ring-attention",)),
+    "ring of contiguous parts": (
+        2,
+        {**CP, "plugins__ring-attention__cut": "contiguous"},
+        ("ring-attention",),
+    ),
+    "double ring": (
+        4,
+        {"parallel__context_parallel_size": 4, "plugins__double-ring__keep": "all"},
+        ("double-ring",),
+    ),
+    "ring and heads": (4, {"parallel__context_parallel_size": 4}, ("hybrid-cp",)),
 }
 
 
@@ -151,19 +165,12 @@ def test_steps_on_a_packed_sample_are_steps_on_its_conversations(
     assert len({line["loss"] for line in ended.readings}) == 4
 
 
-@pytest.mark.parametrize(
-    ("enable", "option", "value"),
-    [
-        case((), "train.micro_batch_size", 2),
-        case(("ulysses",), "parallel.context_parallel_size", 2),
-    ],
-)
-def test_where_conversations_cannot_be_kept_apart_it_is_refused(
-    workplace: Path, enable: tuple[str, ...], option: str, value: int
-) -> None:
-    values = {**run_values(workplace, "refused", plugins__sft__packing=True), option: value}
-    with pytest.raises(AscendRunError, match=f"packing=true does not go with {option}={value}"):
-        prepare(values, enable, 2 if enable else 1)
+def test_where_conversations_cannot_be_kept_apart_it_is_refused(workplace: Path) -> None:
+    values = run_values(workplace, "refused", plugins__sft__packing=True)
+    values["train.micro_batch_size"] = 2
+    wanted = "packing=true does not go with train.micro_batch_size=2"
+    with pytest.raises(AscendRunError, match=wanted):
+        prepare(values, (), 1)
 
 
 def test_files_give_their_shares(tmp_path: Path) -> None:
