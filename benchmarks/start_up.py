@@ -71,8 +71,8 @@ class Command:
 COMMANDS: Final = (
     Command("ascend-run --help", ("--help",), LIMIT_COMMAND_SECONDS),
     Command("ascend-run plugins", ("plugins",), LIMIT_COMMAND_SECONDS),
-    Command("ascend-run plan, the demo", ("plan", *DEMO), LIMIT_PLAN_SECONDS),
-    Command("ascend-run plan, 7968 devices", ("plan", *LARGE), LIMIT_LARGE_PLAN_SECONDS),
+    Command("plan of the demo", ("plan", *DEMO), LIMIT_PLAN_SECONDS),
+    Command("plan of 7968 devices", ("plan", *LARGE), LIMIT_LARGE_PLAN_SECONDS),
 )
 
 
