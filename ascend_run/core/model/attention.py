@@ -11,6 +11,7 @@ from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention as MegatronSelfAttention
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from ascend_run.core.config.attention_needs import declared_by
@@ -86,6 +87,7 @@ class CoreAttention(MegatronModule):
         super().__init__(config=config)
         self.kernel = assembly.attention_kernel(layer_number - 1)
         self.tp_group = assembly.groups.tp
+        self.dp_cp_group = getattr(assembly.groups, "dp_cp", None)
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         window = getattr(config, "window_size", None)
         self.mask = c.Mask(causal=True, window=tuple(window) if window else None)
@@ -135,6 +137,23 @@ class CoreAttention(MegatronModule):
             assert config.softmax_type == "learnable"
             self.softmax_offset = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
             set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
+
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: tuple[tuple[int, int, int], ...] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The trained sinks, cut along their heads."""
+        found: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=self.dp_cp_group,
+        )
+        return found
 
     def _mask(self, documents: Documents | None) -> c.Mask:
         if documents is None:

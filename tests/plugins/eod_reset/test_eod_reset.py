@@ -23,9 +23,10 @@ from tests.support.needed_plugins import case
 from tests.support.probed_runs import prepare, request
 
 EOD = 1
-TOKENS = [5, 8, EOD, EOD, 7, 9, 11, 3, EOD, 4, 6, 2, 9, 10, 13, 12]
-ENDS = (3, 4, 9, 16)
-"""Of the documents of TOKENS; the second has nothing but its end, the last goes on elsewhere."""
+TOKENS = [5, 8, 7, EOD, EOD, 7, 9, 11, 3, 4, 6, 2, EOD, 9, EOD, 12]
+ENDS = (4, 5, 13, 15, 16)
+"""Of the documents of TOKENS; the second has nothing but its end, the last goes on elsewhere. Their
+lengths are powers of two, by which a mean is divided exactly."""
 ON: dict[str, Any] = {
     "enable": ["eod-reset"],
     "plugins.eod-reset.eod_token_id": EOD,
@@ -169,7 +170,7 @@ def test_a_batch_says_where_its_documents_end() -> None:
     wrap = EodReset(EodResetConfig()).ascend_batch(end_of_document=lambda: EOD)
     (batch,) = wrap(batches())
     assert batch.document_ends == ENDS
-    assert batch.tensors["position_ids"][0, :6].tolist() == [0, 1, 2, 0, 0, 1]
+    assert batch.tensors["position_ids"][0, :6].tolist() == [0, 1, 2, 3, 0, 0]
 
 
 @pytest.mark.parametrize(
