@@ -42,6 +42,9 @@ def test_one_band_serves_all_that_are_alike() -> None:
         assert torch.equal(bands.of(part, like), band(part, like))
     assert len(parts) == 12
     assert len(bands.tensors) == 3, "the first two are cut off by the beginning"
+    for window in ((7, 0), (3, 0)):  # of one size
+        for part in rectangles(Mask(window=window), 20, 20):
+            assert torch.equal(bands.of(part, like), band(part, like))
 
 
 def test_no_more_bands_are_held_than_a_few() -> None:

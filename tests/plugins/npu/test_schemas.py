@@ -22,9 +22,12 @@ from .calls import CALLS
 from .reference import RECORD
 
 PACKAGE = Path(ascend_run.__file__).parent
-OTHERWISE_DOCUMENTED = {"attention v2 TND full forward": [[[10, 4, 8], "float32"]] * 2}
-"""Answers where torch_npu's documentation stands against its meta kernel, which takes [T, N, D] for
-[B, N, S, D]: the statistics of packed documents are [T, N, 8]."""
+OTHERWISE_DOCUMENTED = {
+    "attention v2 TND full forward": [[[10, 4, 8], "float32"]] * 2,
+    "attention v2 BSND full forward": [[[2, 4, 6, 8], "float32"]] * 2,
+}
+"""Answers where torch_npu's documentation stands against its meta kernel, which takes [T, N, D] and
+[B, S, N, D] for [B, N, S, D]: statistics are [T, N, 8] and [B, N, S, 8]."""
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -55,6 +55,8 @@ def _call(device: torch.device, kind: str, layout: str, version: int) -> Call:
         "bias before scale": plain._replace(
             bias=Bias(draw(device, B, N, S, J), operators.BEFORE_SCALE)
         ),
+        "causal bias": plain._replace(sparsity=causal, bias=Bias(draw(device, 1, N, S, J), after)),
+        "slopes without a mask": plain._replace(bias=Bias(slopes, operators.SLOPES)),
         "slopes": plain._replace(
             sparsity=causal, bias=Bias(slopes, operators.SLOPES, query_start=8, key_start=2)
         ),
@@ -91,10 +93,13 @@ KINDS = {
     1: (
         *(("full", layout) for layout in SHAPES),
         *((kind, "SBH") for kind in ("causal", "whole mask", "band", "bias", "bias of keys")),
+        ("causal bias", "SBH"),
         *(("dropout", layout) for layout in ("SBH", "TND")),
     ),
     2: (
-        *(("full", layout) for layout in ("SBH", "TND")),
+        *(("full", layout) for layout in SHAPES),
+        ("causal bias", "SBH"),
+        ("slopes without a mask", "SBH"),
         *((kind, "SBH") for kind in ("band", "bias", "bias before scale", "dropout")),
         *((kind, "SBH") for kind in ("slopes", "root slopes")),
     ),
