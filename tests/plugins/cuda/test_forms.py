@@ -39,6 +39,7 @@ def test_dropout_and_norm_are_one_graph_with_the_same_gradients(norm: Callable[.
     torch.testing.assert_close(got, results(norm, leaves, mask), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # inductor's own
 def test_a_ring_update_is_compiled_code() -> None:
     outs = [draw(6, 2, 12, seed=seed).detach() for seed in (0, 1)]
     statistics = [draw(2, 3, 6, 1, seed=seed).detach().repeat(1, 1, 1, 8) for seed in (2, 3)]

@@ -29,7 +29,11 @@ class Recorder:
         """Call -> how often it was made."""
 
     def __getattr__(self, name: str) -> RecordedOperator:
-        return RecordedOperator(getattr(self._operators, name), name, self._note)
+        operator = RecordedOperator(getattr(self._operators, name), name, self._note)
+        # Kept, as torch keeps its own: under a dispatch mode its C++ looks the operator up without
+        # holding it, and a fresh one would be gone before it is used.
+        setattr(self, name, operator)
+        return operator
 
     def _note(self, call: Call) -> None:
         if self._check is not None and call not in self.calls:
