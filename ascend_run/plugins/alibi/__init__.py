@@ -57,7 +57,7 @@ class Alibi:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         attention_needs=AttentionFeatures(position_bias=True),
         level=2,

@@ -41,7 +41,7 @@ class Deterministic:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=2,
         maturity=Maturity.BETA,

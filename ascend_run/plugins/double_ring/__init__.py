@@ -75,7 +75,7 @@ class DoubleRing:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         attention=LETS_THROUGH,
         attention_needs=AttentionFeatures(unequal_lengths=True),

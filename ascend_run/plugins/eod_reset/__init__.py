@@ -55,7 +55,7 @@ class EodReset:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         attention_needs=AttentionFeatures(documents=True),
         level=2,

@@ -55,7 +55,7 @@ class FlashAttention:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         attention=AttentionFeatures.all_but(),
         level=2,

@@ -39,7 +39,7 @@ class FusionAttentionV2:
         platforms={
             "cpu": Support.EMULATED,
             "cuda": Support.UNVERIFIED,
-            NPU: Support.UNVERIFIED,
+            NPU: Support.ARITHMETIC,
         },
         attention=AttentionFeatures.all_but(),
         level=2,

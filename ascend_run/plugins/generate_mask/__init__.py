@@ -48,7 +48,7 @@ class GenerateMask:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=2,
         maturity=Maturity.EXPERIMENTAL,

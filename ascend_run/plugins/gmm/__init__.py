@@ -67,7 +67,7 @@ class Gmm:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=2,
         legacy_flags=("--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),

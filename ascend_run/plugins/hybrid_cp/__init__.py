@@ -80,7 +80,7 @@ class HybridCp:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         attention=LETS_THROUGH,
         attention_needs=AttentionFeatures(unequal_lengths=True),

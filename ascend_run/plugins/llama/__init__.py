@@ -40,7 +40,7 @@ class Llama:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         maturity=Maturity.BETA,
         source="arXiv:2302.13971, arXiv:2307.09288",

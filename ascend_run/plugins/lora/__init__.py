@@ -62,7 +62,7 @@ class Lora:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=2,
         # It adds to what a linear answers, however that computes.

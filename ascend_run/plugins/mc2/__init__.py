@@ -59,7 +59,7 @@ class Mc2:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=2,
         maturity=Maturity.BETA,

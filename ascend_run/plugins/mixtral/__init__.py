@@ -47,7 +47,7 @@ class Mixtral:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         maturity=Maturity.BETA,
         source="arXiv:2401.04088",

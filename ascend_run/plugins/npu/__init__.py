@@ -32,7 +32,7 @@ class Npu:
         summary="train on Ascend NPUs, with hccl between the ranks",
         claims=(Claim.PLATFORM,),
         numerics=Numerics.ROUNDING,
-        platforms={"npu": Support.UNVERIFIED},
+        platforms={"npu": Support.ARITHMETIC},
         level=0,
         maturity=Maturity.EXPERIMENTAL,
         attention=AttentionFeatures.all_but(),

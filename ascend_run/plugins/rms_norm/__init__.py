@@ -40,7 +40,7 @@ class RmsNorm:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=1,
         maturity=Maturity.BETA,

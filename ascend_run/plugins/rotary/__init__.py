@@ -41,7 +41,7 @@ class Rotary:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=1,
         maturity=Maturity.BETA,

@@ -75,7 +75,7 @@ class Sft:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=0,
         maturity=Maturity.BETA,

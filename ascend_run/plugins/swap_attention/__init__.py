@@ -84,7 +84,7 @@ class SwapAttention:
         platforms={
             "cpu": Support.EMULATED,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=2,
         legacy_flags=("--swap-attention", "--swap-modules"),

@@ -53,7 +53,7 @@ class Swiglu:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=1,
         maturity=Maturity.BETA,

@@ -39,7 +39,7 @@ class TensorBoard:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=2,
         maturity=Maturity.BETA,

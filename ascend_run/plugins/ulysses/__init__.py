@@ -49,7 +49,7 @@ class Ulysses:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         attention=LETS_THROUGH,
         level=2,
