@@ -19,15 +19,24 @@ class NpuKernels:
     )
 
     def __init__(self) -> None:
-        from .reference import define_reference_operators
-
-        define_reference_operators()
         self._platform = Npu()
 
     @hookimpl
     def ascend_attention_kernel(self, ops: Any) -> Any:
+        _operators()
         return self._platform.ascend_attention_kernel(ops=ops)
 
     @hookimpl
     def ascend_platform_ops(self) -> Any:
+        _operators()
         return self._platform.ascend_platform_ops()
+
+
+def _operators() -> None:
+    """On a rank: the references, each call of one checked from now on."""
+    from tests.support.npu_calls import check_from_now_on
+
+    from .reference import define_reference_operators
+
+    define_reference_operators()
+    check_from_now_on()
