@@ -132,9 +132,10 @@ BUGS: Final = (
     Bug(
         name="ring-keys-of-next",
         what="a step is masked as if the keys of the rank ahead had come",
-        target="ascend_run.ops.ring_attention.blocks:holder",
-        old="(place - hop) % window",
-        new="(place + hop) % window",
+        # Not in holder itself, whose answers ring_steps keeps.
+        target="ascend_run.ops.ring_attention.blocks:ring_steps",
+        old="holder(of_rank, step, size, window)",
+        new="holder(of_rank, -step, size, window)",
         plugins=("ring-attention",),
         layout={"cp": 4},
         modules=_ATTENTION,
