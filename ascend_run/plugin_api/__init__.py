@@ -54,6 +54,7 @@ from .contracts import (
     TokenBlend,
     WorkingMemory,
     Wrapper,
+    partition_of,
 )
 from .errors import (
     AscendRunError,
@@ -170,4 +171,5 @@ __all__ = [
     "divisors",
     "hookimpl",
     "one_of",
+    "partition_of",
 ]

@@ -32,7 +32,7 @@ NAMES = ("x", "manifest", LONG)
 """The shortest, one that a template uses itself, and the longest."""
 WITHOUT_RANKS = (
     *("KIT-LOAD", "KIT-NAMES", "KIT-MANIFEST", "KIT-HOOKS", "KIT-IMPORT"),
-    *("KIT-OPTIONS", "KIT-BOUNDS", "KIT-STATE"),
+    *("KIT-OPTIONS", "KIT-STATE"),
 )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ascend_run.core.convert.config_keys import config_from_hf
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import Claim, ConfigError
+from ascend_run.plugin_api import Claim
 from ascend_run.plugins.llama import Llama
 from ascend_run.plugins.llama.family import FAMILY
 from tests.support import family_checks
@@ -109,11 +109,11 @@ def test_a_published_config_is_understood() -> None:
     assert config_from_hf(FAMILY, unscaled)["model.rotary_base"] == 500000.0
 
 
-def test_a_scaled_rope_is_the_one_fault_of_llama_3_1() -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_from_hf(FAMILY, LLAMA_3_1_8B)
-    assert len(caught.value.problems) == 1
-    assert "rope_scaling.rope_type is 'llama3'" in str(caught.value)
+def test_the_scaled_rope_of_llama_3_1_is_understood() -> None:
+    values = config_from_hf(FAMILY, LLAMA_3_1_8B)
+    assert values["model.rope_scaling_type"] == "llama3"
+    assert values["model.rope_scaling_factor"] == 8.0
+    assert values["model.rope_scaling_original_max_position_embeddings"] == 8192
 
 
 def test_every_key_is_named_once() -> None:
