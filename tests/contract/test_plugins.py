@@ -35,7 +35,7 @@ MODELS_OF: Mapping[str, Mapping[str, Any]] = {
 IDLE_IN: Mapping[str, Mapping[str, Any]] = {
     "rms-norm": {"model.normalization": "LayerNorm"},
     "rotary": {"model.position_embedding_type": "none"},
-    "swiglu": {"model.activation": "gelu", "model.gated_linear_unit": False},
+    "swiglu": {"model.gated_linear_unit": False},
 }
 """A model in which a plugin is idle, where no model of the kit is one."""
 REASONS = {
