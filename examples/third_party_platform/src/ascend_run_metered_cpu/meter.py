@@ -32,7 +32,7 @@ class Meter:
         there = {
             field.name: function
             for field in attrs.fields(PlatformOps)
-            if (function := getattr(operators, field.name)) is not None
+            if callable(function := getattr(operators, field.name))
         }
         counted = {name: self._counted(name, function) for name, function in there.items()}
         return attrs.evolve(operators, **counted)
