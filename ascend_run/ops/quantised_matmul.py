@@ -48,10 +48,7 @@ def quant_grouped_matmul(
         RuntimeError: A gradient is asked for.
     """
     refuse_gradient("quant_grouped_matmul", scale_XN, per_token_scale_T)
-    if output_dtype is torch.int8 and (activation or per_token_scale_T is not None):
-        raise ValueError(
-            "quant_grouped_matmul: an int8 output takes no per-token scale and no activation"
-        )
+    check_int8_output(output_dtype, per_token_scale_T, activation)
     sizes = group_sizes(group_list, cumulative, x_TK.shape[0])
     y = products(x_TK.double(), matrices_XKN.double(), sizes)
     if bias_XN is not None:
@@ -62,6 +59,20 @@ def quant_grouped_matmul(
     if activation is not None:
         y = activate(y, activation)
     return to_int8(y) if output_dtype is torch.int8 else y.to(output_dtype)
+
+
+def check_int8_output(
+    output_dtype: torch.dtype, per_token_scale_T: Tensor | None, activation: str | None
+) -> None:
+    """Whether an int8 output is asked for with what it does not take; see above.
+
+    Raises:
+        ValueError: It is.
+    """
+    if output_dtype is torch.int8 and (activation or per_token_scale_T is not None):
+        raise ValueError(
+            "quant_grouped_matmul: an int8 output takes no per-token scale and no activation"
+        )
 
 
 def weight_quant_grouped_matmul(

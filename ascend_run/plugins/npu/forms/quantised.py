@@ -15,6 +15,7 @@ from ascend_run.ops.activations import GATED
 from ascend_run.ops.feed_forward import expert_sizes
 from ascend_run.ops.forward_only import refuse_gradient
 from ascend_run.ops.group_lists import GroupList
+from ascend_run.ops.quantised_matmul import check_int8_output
 from ascend_run.plugin_api import PlatformError
 from ascend_run.plugins.npu.operators import quantised as operators
 
@@ -46,10 +47,7 @@ def quant_grouped_matmul(
     refuse_gradient("quant_grouped_matmul", scale_XN, per_token_scale_T)
     _refuse_output("quant_grouped_matmul", output_dtype, OUTPUTS)
     is_int8 = output_dtype is torch.int8
-    if is_int8 and (activation or per_token_scale_T is not None):
-        raise ValueError(
-            "quant_grouped_matmul: an int8 output takes no per-token scale and no activation"
-        )
+    check_int8_output(output_dtype, per_token_scale_T, activation)
     if activation is not None and per_token_scale_T is None:  # the operator has it beside those
         per_token_scale_T = torch.ones(x_TK.shape[0], device=x_TK.device)
     return operators.quant_grouped_matmul(
