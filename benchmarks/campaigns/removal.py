@@ -52,6 +52,8 @@ WORDS: Final = (
     "no:cacheprovider",
     "--durations=30",
 )
+TABLES: Final = ("plugin_table", "compatibility", "platform_table")
+"""Tools that write what names every plugin."""
 ALWAYS: Final = ("contract", "entrypoints", "registry", "plugin_api", "benchmarks")
 """Folders of tests that run whole."""
 ASKS: Final = r"\bdiscover\(|\bexamples/"
@@ -85,7 +87,7 @@ def copy_without(features: Sequence[str]) -> Iterator[Path]:
         for feature in features:
             remove(tree, feature)
         make_environment(tree)
-        for tool in ("plugin_table", "compatibility"):
+        for tool in TABLES:
             command = [python_of(tree), f"tools/{tool}.py"]
             subprocess.run(command, cwd=tree, env=environment(tree), check=True)
         yield tree
