@@ -48,7 +48,7 @@ def stored(folder: Path, step: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("ranks", "model", "layout", "writers"), LAYOUTS, ids=str)
-def test_its_checkpoints_are_those_of_the_run_without_it(
+def test_its_checkpoints_are_those_of_the_run_without_it_and_either_goes_on(
     gloo_pool: GlooPool,
     tmp_path: Path,
     ranks: int,
@@ -56,8 +56,12 @@ def test_its_checkpoints_are_those_of_the_run_without_it(
     layout: dict[str, Any],
     writers: list[int],
 ) -> None:
-    for name, values in {"plain": {}, "gathered": WITH}.items():
-        gloo_pool.run(jobs.run, ranks, str(tmp_path / name), 2, {**layout, **values}, model)
+    def run(name: str, iterations: int, values: dict[str, Any]) -> list[dict[str, Any]]:
+        folder = str(tmp_path / name)
+        return gloo_pool.run(jobs.run, ranks, folder, iterations, {**layout, **values}, model)
+
+    run("plain", 2, {})
+    run("gathered", 2, WITH)
     plain, gathered = stored(tmp_path / "plain", 2), stored(tmp_path / "gathered", 2)
     assert any(key.startswith("optimizer/exp_avg/") for key in plain)
     assert plain.keys() == gathered.keys()
@@ -66,27 +70,23 @@ def test_its_checkpoints_are_those_of_the_run_without_it(
     files = sorted(FileStore(tmp_path / "gathered/run/checkpoints").manifest(2).files)
     assert files == [f"rank_{rank:04d}.safetensors" for rank in writers]
 
+    through = run("through", 4, {})
+    for resumed in run("plain", 4, WITH), run("gathered", 4, {}):
+        assert resumed[0]["losses"] == through[0]["losses"]
+        for one, other in zip(resumed, through, strict=True):
+            for name, weight in other["weights"].items():
+                assert torch.equal(one["weights"][name], weight), name
 
-@pytest.mark.parametrize(("first", "second"), [(WITH, {}), ({}, WITH), (WITH, WITH)], ids=str)
-@pytest.mark.parametrize(("ranks", "model", "layout", "writers"), LAYOUTS[1:], ids=str)
-def test_a_run_goes_on_with_it_and_without_it(
-    gloo_pool: GlooPool,
-    tmp_path: Path,
-    ranks: int,
-    model: str,
-    layout: dict[str, Any],
-    writers: list[int],
-    first: dict[str, Any],
-    second: dict[str, Any],
+
+def test_a_run_that_saved_through_it_goes_on_through_it(
+    gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
-    through = gloo_pool.run(jobs.run, ranks, str(tmp_path / "through"), 4, layout, model)
-    moved = str(tmp_path / "moved")
-    gloo_pool.run(jobs.run, ranks, moved, 2, {**layout, **first}, model)
-    resumed = gloo_pool.run(jobs.run, ranks, moved, 4, {**layout, **second}, model)
+    values = {EP: 2, SPREAD: True}
+    through = gloo_pool.run(jobs.run, 4, str(tmp_path / "through"), 4, values, "moe")
+    for iterations in (2, 4):
+        folder = str(tmp_path / "moved")
+        resumed = gloo_pool.run(jobs.run, 4, folder, iterations, {**values, **WITH}, "moe")
     assert resumed[0]["losses"] == through[0]["losses"]
-    for one, other in zip(resumed, through, strict=True):
-        for name, weight in other["weights"].items():
-            assert torch.equal(one["weights"][name], weight), name
 
 
 def test_states_that_are_spread_travel_and_those_of_the_first_rank_do_not(
