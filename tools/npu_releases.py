@@ -24,8 +24,8 @@ from pathlib import Path
 import click
 from packaging.version import Version
 
+from ascend_run.plugins.npu.gaps import RECORD, as_ranges
 from ascend_run.plugins.npu.proof.libraries import LIBRARIES, merged, schema_strings
-from ascend_run.plugins.npu.proof.releases import RECORD, as_ranges
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / "build/npu_releases"

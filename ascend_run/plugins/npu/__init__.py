@@ -62,6 +62,7 @@ class Npu:
 
     @hookimpl
     def ascend_platform_ops(self) -> PlatformOps:
+        from .gaps import installed_release
         from .platform_ops import platform_ops
 
-        return platform_ops()
+        return platform_ops(installed_release())

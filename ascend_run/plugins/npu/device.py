@@ -14,7 +14,7 @@ from ascend_run.plugin_api import PlatformError
 
 OLDEST: Final = (2, 7)
 """torch_npu's oldest release whose operators take the calls that are made here; which later ones
-lack which operator stands in ``proof/releases.py``."""
+lack which operator stands in ``gaps.py``."""
 _INSTALL = (
     "pip install 'ascend-run[npu]' on a machine with CANN (source its set_env.sh first), or run on "
     "another platform: --platform cpu"

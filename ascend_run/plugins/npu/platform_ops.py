@@ -15,14 +15,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ascend_run.plugin_api import PlatformOps
+from ascend_run.ops import swiglu as torch_form
+from ascend_run.plugin_api import PlatformError, PlatformOps
 
 from . import forms, operators
 from .attention import FusedNpuAttention
+from .gaps import lacking, taking
 
 
-def platform_ops() -> PlatformOps:
-    """torch_npu runs torch's own layer norm as one kernel; the others are its own operators."""
+def platform_ops(release: str = "") -> PlatformOps:
+    """torch_npu runs torch's own layer norm as one kernel; the others are its own operators.
+
+    Args:
+        release: Of torch_npu; what it lacks is the torch form, or is refused when it is asked for.
+    """
     return PlatformOps(
         rms_norm=rms_norm,
         layer_norm=lambda x, weight, bias, eps: F.layer_norm(x, (x.shape[-1],), weight, bias, eps),
@@ -31,11 +37,26 @@ def platform_ops() -> PlatformOps:
         grouped_matmul=NpuGroups,
         attention_kernels={
             "v1": FusedNpuAttention,
-            "v2": partial(FusedNpuAttention, version=2),
+            "v2": partial(_second_version, release),
             "blocks": partial(FusedNpuAttention, in_blocks=True),
         },
-        fused=forms.fused(),
+        fused=forms.fused(lacking(release)),
     )
+
+
+def _second_version(release: str, **options: Any) -> FusedNpuAttention:
+    """The attention kernel by the second version of the operator.
+
+    Raises:
+        PlatformError: The release of torch_npu has another one.
+    """
+    name = "npu_fusion_attention_v2"
+    if (problem := lacking(release).get(name)) is not None:
+        raise PlatformError(
+            f"platform npu: attention kernel v2 calls {name}, which {problem} in torch_npu "
+            f"{release}; install torch_npu {taking(name)}, or take kernel v1"
+        )
+    return FusedNpuAttention(version=2, **options)
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -59,8 +80,9 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """PlatformOps.swiglu."""
-    return _SwiGlu.apply(gate_up)
+    """PlatformOps.swiglu. What the operator makes of no rows, as an expert may have, is not
+    documented: it is not asked."""
+    return _SwiGlu.apply(gate_up) if gate_up.numel() else torch_form.swiglu(gate_up)
 
 
 class _SwiGlu(torch.autograd.Function):

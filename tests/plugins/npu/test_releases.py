@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from ascend_run.plugin_api import PlatformError
+from ascend_run.plugins.npu import Npu
+from ascend_run.plugins.npu.forms import FORMS
+from ascend_run.plugins.npu.gaps import KNOWN_GAPS, RECORD, as_ranges, lacking, taking
 from ascend_run.plugins.npu.proof import probe
 from ascend_run.plugins.npu.proof.binding import parse
 from ascend_run.plugins.npu.proof.calls import Call
-from ascend_run.plugins.npu.proof.releases import (
-    KNOWN_GAPS,
-    RECORD,
-    REFERENCE,
-    Releases,
-    as_ranges,
-    releases,
-)
+from ascend_run.plugins.npu.proof.releases import REFERENCE, Releases, releases
 from tools.npu_schemas import operators_called
 
 from .reference import RECORD as ASKED
+from .stand_in import npu_on_the_cpu
 
 CALLS = probe.known_calls()
 
@@ -110,3 +108,43 @@ def test_the_page_gives_their_number_and_every_gap() -> None:
     assert f"{len(names)} releases are\nrecorded, {names[0]} to {names[-1]}" in page
     for operator, _ in KNOWN_GAPS:
         assert operator.replace("_grad", "") in page
+
+
+@pytest.mark.parametrize("operator", sorted({operator for operator, _ in KNOWN_GAPS}))
+def test_what_a_release_lacks_is_known_by_its_name(operator: str) -> None:
+    """As the record has it, repaired ones and local builds too; an unknown name is not guessed."""
+    of_it = [call for call in CALLS.values() if call.operator == operator]
+    for release in releases().names:
+        fails = any(releases().problems(call, release) for call in of_it)
+        assert (operator in lacking(release)) == (operator in lacking(f"{release}+abc")) == fails
+    assert operator not in lacking("")
+    assert operator not in lacking("nightly")
+
+
+def test_a_run_asks_no_release_for_what_it_lacks() -> None:
+    """The torch form stands in the place of an operator; a kernel that has none is refused."""
+    for release in releases().names:
+        gaps = lacking(release)
+        with npu_on_the_cpu(version=release):
+            Npu().ascend_device(local_rank=0)
+            ops = Npu().ascend_platform_ops()
+        assert ops.fused.keys() == {
+            n for n, form in FORMS.items() if not gaps.keys() & {*form.calls}
+        }
+        assert ops.attention_kernels["v1"]().version == 1
+        second = ops.attention_kernels["v2"]
+        if "npu_fusion_attention_v2" not in gaps:
+            assert second(layout="BNSD").version == 2
+            continue
+        with pytest.raises(PlatformError) as refusal:
+            second(layout="BNSD")
+        assert str(refusal.value) == (
+            "platform npu: attention kernel v2 calls npu_fusion_attention_v2, which has no "
+            f"argument 'softmax_layout' in torch_npu {release}; install torch_npu "
+            "2.7.1.post2 - 2.7.1.post11, 2.8.0.post2 or later, or take kernel v1"
+        )
+
+
+def test_a_message_names_the_releases_that_have_an_operator() -> None:
+    ring = "2.7.1.post8 - 2.7.1.post11, 2.9.0.post6 - 2.9.0.post9, 2.10.0.post4 or later"
+    assert taking("npu_ring_attention_update") == ring

@@ -7,7 +7,7 @@ torch_npu runs one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import attrs
@@ -65,6 +65,7 @@ FORMS: Final[Mapping[str, Form]] = {
 """By the name of the torch form."""
 
 
-def fused() -> dict[str, Callable[..., Any]]:
-    """PlatformOps.fused."""
-    return {name: form.function for name, form in FORMS.items()}
+def fused(missing: Collection[str] = ()) -> dict[str, Callable[..., Any]]:
+    """PlatformOps.fused, without the forms that need an operator which is missing: there the torch
+    form serves."""
+    return {name: form.function for name, form in FORMS.items() if not {*missing} & {*form.calls}}

@@ -9,30 +9,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
+from ascend_run.plugins.npu.gaps import RECORD, as_ranges
+
 from .binding import Schema, chosen, parse, problems_of
 from .calls import Call
 
-RECORD: Final = Path(__file__).parent / "releases.json"
 REFERENCE: Final = "2.13.0"
 """The release whose own Python is asked for schemas and meta kernels; the others are compared with
 it."""
-
-KNOWN_GAPS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
-    ("npu_fusion_attention_grad_v2", "has no argument 'softmax_layout'"): ("2.7.1", "2.8.0"),
-    ("npu_fusion_attention_v2", "has no argument 'softmax_layout'"): ("2.7.1", "2.8.0"),
-    ("npu_ring_attention_update", "is not there"): (
-        "2.7.1 - 2.7.1.post6",
-        "2.8.0 - 2.9.0.post4",
-        "2.9.1 - 2.10.0.post2",
-    ),
-}
-"""(operator, problem) -> the releases that do not take a call of ours. What uses these operators
-needs another release; a test holds that there are no more. docs/plugins/npu.md says so to users."""
 
 
 @attrs.frozen
@@ -103,19 +91,6 @@ class Releases:
     def ranges(self, releases: Iterable[str]) -> tuple[str, ...]:
         """Releases as ranges of neighbours."""
         return as_ranges(self.names, set(releases))
-
-
-def as_ranges(names: Sequence[str], chosen_names: set[str]) -> tuple[str, ...]:
-    """``2.7.1 - 2.8.0`` for three neighbours of an ordered list, a name alone for a single one."""
-    spans: list[list[str]] = []
-    open_span = False
-    for name in names:
-        if name in chosen_names and open_span:
-            spans[-1].append(name)
-        elif name in chosen_names:
-            spans.append([name])
-        open_span = name in chosen_names
-    return tuple(s[0] if len(s) == 1 else f"{s[0]} - {s[-1]}" for s in spans)
 
 
 def _differences(call: Call, schema: Schema, reference: Schema) -> list[str]:
