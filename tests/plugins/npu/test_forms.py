@@ -20,38 +20,32 @@ from ascend_run.ops import (
     ring_update,
 )
 from ascend_run.plugin_api import PlatformError
+from ascend_run.plugin_api.testing.effects import count_operations
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.npu.forms import FORMS
 from ascend_run.plugins.npu.proof.recording import recorded_calls
 
 from . import forms_jobs as jobs
+from . import test_linear as linear_tests
 
 SEEN: dict[str, set[str]] = {}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def operators_of_each(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What the forms called in all tests of this file is what they declare."""
-    SEEN.clear()
-    yield
-    some_left_out = request.config.getoption("keyword") or "::" in "".join(request.config.args)
-    for name, seen in SEEN.items():
-        of_torch = {call for call in FORMS[name].calls if call.startswith("torch.")}
-        of_npu = set(FORMS[name].calls) - of_torch
-        assert seen <= of_npu if some_left_out else seen == of_npu, name
-        assert all(hasattr(torch.ops.aten, call.removeprefix("torch.")) for call in of_torch)
+"""Form -> what it has called so far in this process."""
 
 
 @contextmanager
 def operators_seen() -> Iterator[set[str]]:
-    """Names of torch_npu's operators called inside the block."""
+    """Operators called inside the block: torch_npu's by name, torch's own as ``torch.name``."""
     seen: set[str] = set()
-    with recorded_calls() as recorder:
+    with recorded_calls() as recorder, count_operations() as operations:
         yield seen
     seen.update(call.operator for call in recorder.calls)
+    seen.update(f"torch.{name}" for name in operations)
 
 
 def note(name: str, seen: set[str]) -> None:
+    """A form calls no operator of torch_npu but those that it declares."""
+    of_npu = {call for call in seen if not call.startswith("torch.")}
+    assert of_npu <= {*FORMS[name].calls}, name
     SEEN.setdefault(name, set()).update(seen)
 
 
@@ -377,3 +371,25 @@ def test_groups_summed_over_ranks(gloo_pool: GlooPool, split_item: int) -> None:
     for difference, seen in gloo_pool.run(jobs.grouped, 2, split_item):
         assert difference < 1e-6
         note("grouped_matmul_all_reduce", seen)
+
+
+def test_each_form_calls_every_operator_that_it_declares(gloo_pool: GlooPool) -> None:
+    """As few of the tests above as come to all of them; those of linears look at their own."""
+    SEEN.clear()
+    test_dropout_add_norm("layer_norm", (), True)
+    test_dropout_add_norm("rms_norm", (), True)
+    test_grouped_products(COUNTS[0], True)
+    test_token_permutation(None)
+    test_ring_update("SBH")
+    for decoupled in (True, False):
+        test_ema_adamw(decoupled)
+    test_quantised_products(torch.int8, None)
+    test_products_of_int8_matrices()
+    test_feed_forwards(None, "relu")
+    for in_place in (False, True):
+        for case in (("wide", torch.float32, 1e-6), ("int8", torch.float16, 2e-3)):
+            test_products_summed_over_ranks(gloo_pool, *case, in_place)
+    test_groups_summed_over_ranks(gloo_pool, 0)
+    assert {*SEEN, *linear_tests.PRODUCTS, "matmul_add_fp32"} == FORMS.keys()
+    for name, seen in SEEN.items():
+        assert seen >= {*FORMS[name].calls}, name
