@@ -154,7 +154,7 @@ def _rank_cost(
             state,
             _ends(config, layout, sizes, rank, ledger.parameters),
         ),
-        messages=_summed(ledger.messages),
+        messages=_summed(ledger.sent()),
         flops=ledger.flops,
         model_flops=step_flops(config, sizes, by_layer, has_output=is_last, model_only=True),
         attention_flops=step_attention_flops(config, sizes, len(layers)),

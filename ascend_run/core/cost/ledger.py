@@ -62,6 +62,8 @@ class Ledger:
     buffers: dict[str, float] = attrs.field(factory=dict)
     host_buffers: dict[str, float] = attrs.field(factory=dict)
     host_is_device: bool = False
+    in_their_place: list[Messages] = attrs.field(factory=list)
+    """Of plugins: what stands in the place of some of the messages."""
 
     def apply(self, change: CostChange) -> None:
         """One plugin's change; ``CostChange`` says what each field means."""
@@ -83,8 +85,19 @@ class Ledger:
             for p in self.parameters
         ]
         self.parameters += change.parameters
-        self.messages += change.messages
+        self.messages += [m for m in change.messages if not m.instead_of]
+        self.in_their_place += [m for m in change.messages if m.instead_of]
         self.flops += change.flops
+
+    def sent(self) -> list[Messages]:
+        """All messages, with what plugins send in the place of some."""
+        found: list[Messages] = []
+        for plain in self.messages:
+            others = [new for new in self.in_their_place if _replaces(new, plain)]
+            found += (
+                [_in_place_of(plain, new) for new in others if new.calls] if others else [plain]
+            )
+        return found
 
     def recompute(self, parts: Sequence[str], groups: Iterable[Sequence[int]]) -> None:
         """Keep of the parts only what enters the first of them; each group of layers runs again as
@@ -133,6 +146,21 @@ class Ledger:
 
     def _layers(self, wanted: tuple[int, ...] | None) -> list[int]:
         return [layer for layer in self.kept if wanted is None or layer in wanted]
+
+
+def _replaces(new: Messages, plain: Messages) -> bool:
+    is_its = (new.instead_of, new.group) == (plain.operation, plain.group)
+    return is_its and fnmatchcase(plain.why, new.why)
+
+
+def _in_place_of(plain: Messages, new: Messages) -> Messages:
+    return attrs.evolve(
+        plain,
+        operation=new.operation,
+        calls=plain.calls * new.calls,
+        sent_bytes=plain.sent_bytes * new.sent_bytes,
+        hidden=new.hidden,
+    )
 
 
 def _kept(tensor: KeptTensor) -> Kept:

@@ -13,6 +13,7 @@ from ascend_run.plugin_api.contracts import Messages, ParameterCost
 from ascend_run.plugin_api.layout import Layout
 
 from .kept import hidden_bytes
+from .latent_traffic import latent_backward, latent_forward
 from .sizes import Sizes
 from .state import WIDE, bucket_size, buckets, by_chunk, keeps_own_gradients
 
@@ -38,7 +39,13 @@ def layer_forward(
 ) -> dict[str, list[Messages]]:
     """Part of a layer -> messages of its forward over all micro-batches of a step."""
     runs = sizes.num_micro_batches
-    found = {"self_attention": list(_entry(config, layout, sizes, runs, "attention"))}
+    found = {
+        "self_attention": list(
+            latent_forward(config, layout, sizes, runs)
+            if sizes.key_latent
+            else _entry(config, layout, sizes, runs, "attention")
+        )
+    }
     found["self_attention"] += _exit(config, layout, sizes, runs, "attention")
     if not moe:
         found["mlp"] = list(_entry(config, layout, sizes, runs, "feed-forward"))
@@ -69,16 +76,21 @@ def layer_backward(
         "shared experts": "shared_experts.linear_fc1",
     }
     part, whole = hidden_bytes(sizes), sizes.tokens * sizes.hidden * sizes.item_bytes
+    if sizes.key_latent:
+        parts.remove("attention")
+        yield from latent_backward(config, layout, sizes, runs, trained)
     for name in parts if layout.tp > 1 else ():
-        why = f"{name}, backward"
+        why, trains = f"{name}, backward", first[name] in trained
+        leaving = why if trains else f"{why}: frozen"
         if config.parallel.sequence_parallel:
-            # The gradient that leaves and, for the gradient of its weight, once more the input of
+            # The gradient that arrives and, for the gradient of its weight, once more the input of
             # the first product.
-            gathers = 2 if first[name] in trained else 1
-            yield _times("all_gather", "tp", gathers * runs, part, why)
-            yield _times("reduce_scatter", "tp", runs, whole, why)
+            yield _times("all_gather", "tp", runs, part, why)
+            if trains:
+                yield _times("all_gather", "tp", runs, part, f"{why}: input")
+            yield _times("reduce_scatter", "tp", runs, whole, leaving)
         else:
-            yield _times("all_reduce", "tp", runs, whole, why)
+            yield _times("all_reduce", "tp", runs, whole, leaving)
     if moe and _gathers(config):
         yield from _gathered(layout, sizes, runs, "backward")
     elif moe:

@@ -9,7 +9,8 @@ Parts of a layer, and what each keeps for backward in the plain model:
     input_norm      input, statistics
     self_attention  input (of the projection in), projected (before heads are split, where kept),
                     q, k, v, out, lse, attended (the projection out's input, where it is not out),
-                    dropped (with hidden dropout, in the feed-forward and the experts too)
+                    dropped (with hidden dropout, in the feed-forward and the experts too); with
+                    latent attention no projected but latents, and normed_latents
     mlp_norm        input, statistics
     mlp             input, hidden (first product), activated (non-linearity), product (second
                     product's input)
@@ -20,6 +21,10 @@ Parts of a layer, and what each keeps for backward in the plain model:
 
 and beside the layers ``embedding``, ``final_norm`` and ``loss``. A tensor is ``part.name``;
 patterns are those of fnmatch (``self_attention.*``, ``*.input``).
+
+Why the plain model's linears send: ``attention``, ``feed-forward`` or ``shared experts``, then
+``, forward``; ``, backward``; ``, backward: input`` (gathered again for the gradient of a weight);
+``, backward: frozen`` (a gradient that no gradient of a weight hides).
 """
 
 from __future__ import annotations
@@ -125,6 +130,10 @@ class Messages:
     """Ranks of a group that is not an axis of the layout; 0: the axis says it."""
     group_stride: int = 1
     """From one rank of such a group to the next."""
+    instead_of: str = ""
+    """Of a plugin's: an operation. These stand in the place of the plain model's messages of that
+    operation over the group, for each reason that ``why`` matches as a pattern, and ``calls`` and
+    ``sent_bytes`` are factors of theirs; of several for one, all stand there."""
 
 
 @attrs.frozen(kw_only=True)
@@ -209,6 +218,9 @@ class RankKind:
     """Query heads of this tensor-parallel rank; so for the next."""
     query_groups: int
     head_width: int
+    """Of a query and a key."""
+    value_width: int
+    """Of a head of the values and of the output; that of a key but for latent attention."""
     kept: Mapping[int, tuple[KeptTensor, ...]] = attrs.field(factory=dict)
     """Layer -> what it keeps of one micro-batch."""
     parameters: tuple[ParameterCost, ...] = ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ascend_run.ops.linear_messages import GATHERED, in_slices
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -15,7 +16,9 @@ from ascend_run.plugin_api import (
     Layout,
     Manifest,
     Maturity,
+    Messages,
     Numerics,
+    RankKind,
     RunConfig,
     Support,
     hookimpl,
@@ -74,12 +77,17 @@ class Coc:
         self.config = config
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout) -> CostChange | None:
-        again = self.config.recompute_all_gather
-        if layout.tp == 1 or again or not config.parallel.sequence_parallel:
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+        if layout.tp == 1:
             return None
-        gathered = ("self_attention.input", "mlp.input")
-        return CostChange(kept=(KeptChange(tensors=gathered, factor=layout.tp),))
+        split = config.parallel.sequence_parallel
+        rows = rank.tokens // layout.tp if split else rank.tokens
+        messages = in_slices(self.config.parallel_num, rows)
+        keeps = split and not self.config.recompute_all_gather
+        return CostChange(
+            kept=(KeptChange(tensors=GATHERED, factor=layout.tp),) if keeps else (),
+            messages=tuple(Messages(**m) for m in messages.changes(keep_gathered=keeps)),
+        )
 
     @hookimpl
     def ascend_linear(self, config: RunConfig) -> c.Wrapper[nn.Module] | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ascend_run.ops.linear_messages import GATHERED, inside_the_product, round_a_ring
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -14,8 +15,10 @@ from ascend_run.plugin_api import (
     Layout,
     Manifest,
     Maturity,
+    Messages,
     Numerics,
     PlatformOps,
+    RankKind,
     RunConfig,
     Support,
     hookimpl,
@@ -72,11 +75,17 @@ class Mc2:
         self.config = config
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout) -> CostChange | None:
-        if layout.tp == 1 or not (self.config.keep_gathered and config.parallel.sequence_parallel):
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+        if layout.tp == 1:
             return None
-        gathered = ("self_attention.input", "mlp.input")
-        return CostChange(kept=(KeptChange(tensors=gathered, factor=layout.tp),))
+        # The NPU's operators communicate themselves; elsewhere the torch form is the ring.
+        on_npu = config.platform == "npu"
+        messages = inside_the_product() if on_npu else round_a_ring(layout.tp, rank.tokens)
+        keeps = self.config.keep_gathered and config.parallel.sequence_parallel
+        return CostChange(
+            kept=(KeptChange(tensors=GATHERED, factor=layout.tp),) if keeps else (),
+            messages=tuple(Messages(**m) for m in messages.changes(keep_gathered=keeps)),
+        )
 
     @hookimpl
     def ascend_linear(self, config: RunConfig, ops: PlatformOps) -> c.Wrapper[nn.Module] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from ascend_run.core.cost.ledger import Kept, Ledger
@@ -100,3 +101,34 @@ def test_frozen_parameters_are_not_trained_and_added_ones_are(ledger: Ledger) ->
         ("linear_fc1", False),
         ("adapter", True),
     ]
+
+
+def test_messages_stand_in_the_place_of_others_and_come_twice_with_them(ledger: Ledger) -> None:
+    """Factors of what is there in the end, whether it came before the change or after."""
+
+    def sent(operation: str, calls: float, nbytes: float, why: str = "mlp") -> Messages:
+        return Messages(operation=operation, group="tp", calls=calls, sent_bytes=nbytes, why=why)
+
+    def instead(operation: str, calls: float, nbytes: float, why: str) -> Messages:
+        return attrs.evolve(sent(operation, calls, nbytes, why), instead_of="all_reduce")
+
+    ledger.messages = [sent("all_reduce", 2, 16), sent("all_gather", 1, 4)]
+    ledger.apply(
+        CostChange(
+            recomputed=(Recomputation(parts=("mlp",)),),
+            messages=(instead("send", 3, 0.75, "ml*"), instead("all_gather", 1, 0.25, "mlp")),
+        )
+    )
+    ledger.messages.append(sent("all_reduce", 1, 8, why="loss"))
+    calls = [(m.operation, m.calls, m.sent_bytes, m.why) for m in ledger.sent()]
+    again = [("send", 3, 6, "mlp"), ("all_gather", 1, 2, "mlp")]
+    assert calls == [
+        ("send", 6, 12, "mlp"),
+        ("all_gather", 2, 4, "mlp"),
+        ("all_gather", 1, 4, "mlp"),
+        *again,
+        *again,
+        ("all_reduce", 1, 8, "loss"),
+    ]
+    ledger.apply(CostChange(messages=(instead("all_reduce", 0, 0, "loss"),)))
+    assert "loss" not in {m.why for m in ledger.sent()}

@@ -13,12 +13,21 @@ from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
 from ascend_run.plugins.coc import Coc
 from tests.support.costs import planned
+from tests.support.messages import differences
 from tests.support.needed_plugins import case
 from tests.support.tiny_options import planned_with
 
 LAYERS, MICRO_BATCHES = 2, 4
 PASSES = LAYERS * MICRO_BATCHES
 GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+
+
+RECOMPUTED = {
+    "model.recompute_granularity": "full",
+    "model.recompute_method": "uniform",
+    "model.recompute_num_layers": 1,
+}
+FROZEN = {"plugins.lora.export": False, "plugins.coc.recompute_all_gather": False}
 
 
 def counts(outcome: RankOutcome, without: RankOutcome) -> tuple[Mapping[str, int], int]:
@@ -90,11 +99,7 @@ def test_it_goes_with_other_plugins_and_layouts(
     "config",
     [
         {"model.add_bias_linear": True, "model.normalization": "LayerNorm"},
-        {
-            "model.recompute_granularity": "full",
-            "model.recompute_method": "uniform",
-            "model.recompute_num_layers": 1,
-        },
+        RECOMPUTED,
     ],
     ids=lambda config: "+".join(key.partition(".")[2] for key in config),
 )
@@ -124,3 +129,19 @@ def test_what_is_kept_gathered_is_expected_to_take_its_room() -> None:
     _, (cost,) = planned({**config, **keeps}, ("coc",), 2)
     part = 256 * 4 * 32 * 4 // 2  # tokens, H, float32, of one rank
     assert cost.memory.peak - plain.memory.peak == 2 * LAYERS * part
+
+
+@pytest.mark.parametrize(
+    ("beside", "values"),
+    [
+        ((), {"parallel.sequence_parallel": True, **RECOMPUTED}),
+        ((), {"plugins.coc.parallel_num": 4}),
+        case(("lora",), {"parallel.sequence_parallel": True, **FROZEN}),
+    ],
+    ids=["sequence-recomputed", "tensors", "frozen-kept-gathered"],
+)
+def test_messages_are_those_that_were_expected(
+    gloo_pool: GlooPool, beside: tuple[str, ...], values: dict[str, object]
+) -> None:
+    config = {**DENSE, "data.seq_length": 64, "parallel.tensor_model_parallel_size": 2, **values}
+    assert differences(gloo_pool, config, (*beside, "coc")) == []

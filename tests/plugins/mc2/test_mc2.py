@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 
 from ascend_run.plugin_api import AscendRunError, Claim
-from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.parity import Case, Parity
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
 from ascend_run.plugins.mc2 import Mc2
+from tests.support.costs import planned
+from tests.support.messages import differences
 from tests.support.needed_plugins import case
 from tests.support.tiny_options import planned_with
 
 LAYERS, MICRO_BATCHES = 2, 4
 PASSES = LAYERS * MICRO_BATCHES
 GATHER, SCATTER = "_allgather_base_", "_reduce_scatter_base_"
+KEPT = {"plugins.lora.export": False, "plugins.mc2.keep_gathered": True}
 
 
 def more(outcome: RankOutcome, without: RankOutcome, name: str) -> int:
@@ -88,3 +91,36 @@ def test_it_owns_what_linears_send_and_is_idle_where_they_send_nothing() -> None
 def test_beside_coc_it_is_refused_by_the_claim() -> None:
     with pytest.raises(AscendRunError, match=r"both claim 'linear-comm'"):
         planned_with("mc2,coc")
+
+
+SHARED = {"model.moe_shared_expert_intermediate_size": 48, "model.num_moe_experts": 16}
+
+
+@pytest.mark.parametrize(
+    ("beside", "ranks", "values"),
+    [
+        ((), 2, {**MOE, **SHARED, "parallel.sequence_parallel": True}),
+        ((), 4, {**DENSE, "model.num_query_groups": 4}),
+        case(("lora",), 2, {**DENSE, "parallel.sequence_parallel": True, **KEPT}),
+    ],
+    ids=["sequence-shared-experts", "tensors-over-four", "frozen-kept-gathered"],
+)
+def test_messages_are_those_that_were_expected(
+    gloo_pool: GlooPool, beside: tuple[str, ...], ranks: int, values: dict[str, object]
+) -> None:
+    config = {**values, "data.seq_length": 64, "parallel.tensor_model_parallel_size": ranks}
+    assert differences(gloo_pool, config, (*beside, "mc2")) == []
+
+
+def test_on_the_npu_the_operators_send_what_the_collectives_would() -> None:
+    split = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
+    config = {**DENSE, **split, "platform": "npu"}
+    (_, (plain,)), (_, (cost,)) = (planned(config, plugins, 2) for plugins in ((), ("mc2",)))
+    counted = [
+        {(m.operation, m.group, m.why): (m.calls, m.sent_bytes) for m in expected.messages}
+        for expected in (plain, cost)
+    ]
+    assert counted[0] == counted[1]
+    hidden = {m.why for m in cost.messages if m.hidden}
+    assert hidden >= {"attention, forward", "attention, backward", "feed-forward, forward"}
+    assert not [m for m in plain.messages if m.hidden]
