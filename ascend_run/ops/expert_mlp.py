@@ -1,7 +1,8 @@
 """The feed-forward of all experts as one differentiable operation with a backward by hand.
 
-It keeps the tokens, the first product and, for SwiGLU, the non-linearity of the gate: 3 F values a
-token beside the tokens, where autograd keeps 5 F. What is cheap is computed again in backward.
+It keeps the tokens, the first product and, for SwiGLU by hand, the non-linearity of the gate: 3 F
+values a token beside the tokens, where autograd keeps 5 F. What is cheap is computed again in
+backward.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def expert_mlp(
     function: Callable[[Tensor], Tensor] = F.silu,
     gated: bool = True,
     is_silu: bool = True,
+    fused: Callable[[Tensor], Tensor] | None = None,
     backend: Backend | MakeGroups | None = None,
     accumulate: bool = False,
 ) -> Tensor:
@@ -45,6 +47,8 @@ def expert_mlp(
         fc2: [X, H, F].
         function: The non-linearity; of the gate where gated.
         is_silu: Whether it is SiLU, which then is differentiated by hand.
+        fused: The whole activation, [t, 2F] -> [t, F], by a differentiable operator that takes the
+            place of both; it is computed again in backward.
         backend: By name, or what makes the products of a partition; default: what
             ``grouped_matmul.choose`` says.
         accumulate: Add the weights' gradients straight to their ``main_grad``, where data
@@ -56,7 +60,10 @@ def expert_mlp(
     if backend is None:
         widths = (*fc1.shape[1:], *fc2.shape[1:])
         backend = choose(counts, tokens_TH.device, tokens_TH.dtype, widths)
-    activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
+    if fused is not None:
+        activation: SwiGlu | AutogradActivation = AutogradActivation(fused, gated=False)
+    else:
+        activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
     make = GROUPS[backend] if isinstance(backend, str) else backend
     groups = make(counts, tokens_TH.device)
     return _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation, accumulate)
@@ -168,7 +175,8 @@ class SwiGlu:
 
 
 class AutogradActivation:
-    """Any other non-linearity: its own backward is autograd's, block by block."""
+    """Any other non-linearity, or an operator that is all of it (which then is not gated here): its
+    own backward is autograd's, block by block."""
 
     keeps = False
 

@@ -87,6 +87,24 @@ def test_output_and_every_gradient_are_those_of_each_token(
         assert error(result, right) <= 1e-10
 
 
+def test_an_operator_that_is_the_whole_activation_stands_in_its_place() -> None:
+    widths = []
+
+    def fused(gate_up: Tensor) -> Tensor:
+        widths.append(gate_up.shape[1])
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate) * up
+
+    inputs, dy = leaves(COUNTS, gated=True)
+    out = expert_mlp(inputs[0], COUNTS, *inputs[1:], fused=fused)
+    gradients = torch.autograd.grad(out, inputs, dy)
+    assert widths == [2 * WIDTH] * 2, "forward, and again in backward"
+    plain = token_by_token(inputs, COUNTS, F.silu, True)
+    assert error(out.detach(), plain.detach()) <= 1e-10
+    for result, right in zip(gradients, torch.autograd.grad(plain, inputs, dy), strict=True):
+        assert error(result, right) <= 1e-10
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", ["grouped_mm", "bmm", "loop"])
 def test_every_backend_agrees_with_the_formula_in_lower_precision(

@@ -46,14 +46,18 @@ def loop_experts(
         strict=True,
     )
     for x, prob, fc1, fc2 in parts:
-        hidden = x @ fc1.t()
-        if activation.gated:
-            gate, up = hidden.chunk(2, dim=-1)
-            hidden = activation.function(gate) * up
-        else:
-            hidden = activation.function(hidden)
+        hidden = _activated(x @ fc1.t(), activation)
         outputs.append((hidden * prob.unsqueeze(-1).to(hidden.dtype)) @ fc2.t())
     return torch.cat(outputs)
+
+
+def _activated(hidden: Tensor, activation: c.ExpertActivation) -> Tensor:
+    if activation.fused is not None:
+        return activation.fused(hidden)
+    if not activation.gated:
+        return activation.function(hidden)
+    gate, up = hidden.chunk(2, dim=-1)
+    return activation.function(gate) * up
 
 
 class Experts(MegatronModule):
@@ -79,10 +83,12 @@ class Experts(MegatronModule):
         self.num_local_experts = num_local_experts
         self.groups = pg_collection
         self.compute = assembly.experts_kernel
+        gated, is_silu = config.gated_linear_unit, assembly.activation == "silu"
         self.activation = c.ExpertActivation(
             function=config.activation_func,
-            gated=config.gated_linear_unit,
-            is_silu=assembly.activation == "silu",
+            gated=gated,
+            is_silu=is_silu,
+            fused=assembly.ops.swiglu if gated and is_silu else None,
         )
         tp_size = get_pg_size(pg_collection.expt_tp)
         width = (config.moe_ffn_hidden_size or config.ffn_hidden_size) // tp_size

@@ -80,3 +80,6 @@ class ExpertActivation:
     gated: bool = True
     is_silu: bool = True
     """Whether it is SiLU, so that a fused SwiGLU may stand in for it."""
+    fused: Callable[[Tensor], Tensor] | None = None
+    """All of it, [..., 2F] (gate, then up) -> [..., F], by the operator of the table: what plugins
+    made of ``PlatformOps.swiglu``. None where the activation is another."""

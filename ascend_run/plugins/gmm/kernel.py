@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ascend_run.ops.expert_mlp import expert_mlp
 from ascend_run.ops.grouped_matmul import Backend, MakeGroups
+from ascend_run.ops.swiglu import swiglu
 from ascend_run.plugin_api import (
     ExpertActivation,
     ExpertWeights,
@@ -44,6 +45,8 @@ class GroupedExperts:
             function=activation.function,
             gated=activation.gated,
             is_silu=activation.is_silu,
+            # The torch form's own is by hand here, with the tokens' weights in it.
+            fused=None if activation.fused is swiglu else activation.fused,
             backend=self.backend,
             accumulate=self.accumulate,
         )

@@ -23,7 +23,7 @@ from ascend_run.plugin_api import (
 
 
 class Swiglu:
-    """The gated activation of dense feed-forwards and shared experts by one fused kernel, or by the
+    """The gated activation of feed-forwards, those of experts too, by one fused kernel, or by the
     plain formula.
 
     Cost: no messages; a compiled one keeps its input alone for backward. Numerics: the products of
@@ -73,7 +73,7 @@ class Swiglu:
     def ascend_cost(self, config: RunConfig) -> CostChange | None:
         if choose("swiglu", self.config.kernel, config.platform) not in ("compile", "liger"):
             return None
-        computed_again = ("mlp.activated", "shared_experts.activated")
+        computed_again = ("mlp.activated", "shared_experts.activated", "experts.activated")
         return CostChange(kept=(KeptChange(tensors=computed_again, place=Place.NOWHERE),))
 
     @hookimpl

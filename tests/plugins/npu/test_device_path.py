@@ -23,10 +23,7 @@ from .stand_in import Seen, npu_on_the_cpu
 
 FEATURES = ("ulysses", "gmm", "swap-attention")
 DEMO = {**MOE, **trial_layout({"cp": 2}), "plugins.swap-attention.min_bytes": 1}
-"""The layers of examples/demo.toml: experts, grouped queries, RMS norm, rotary.
-
-An expert's gated activation carries its token's weight, so it is Megatron's, not npu_swiglu.
-"""
+"""The layers of examples/demo.toml: gated experts, grouped queries, RMS norm, rotary."""
 PLAIN = {**MOE, "platform": "cpu"}
 
 
@@ -70,6 +67,8 @@ OF_THE_DEMO = {
     "npu_rms_norm_backward",
     "npu_rotary_mul",
     "npu_grouped_matmul",
+    "npu_swiglu",
+    "npu_swiglu_backward",
 }
 
 RUN = ["model.family=llama", "data.train=x", "model.num_layers=2", "model.hidden_size=32",

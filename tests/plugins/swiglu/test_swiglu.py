@@ -42,21 +42,33 @@ def test_the_plain_formula_goes_with_other_plugins_and_layouts(
     parity("swiglu", beside=beside, model=model, layout=layout, options=options)
 
 
-def test_shared_experts_are_its_too_and_experts_are_the_experts_kernels(parity: Parity) -> None:
-    config = {"model.moe_shared_expert_intermediate_size": 32}
-    options = {"plugins.swiglu.kernel": "compile"}
-    (outcome,) = parity("swiglu", model="moe", config=config, options=options)
-    (plain,) = parity("swiglu", model="moe", config=config)
-    assert plain.operations["silu"] - outcome.operations["silu"] == GATES
+@pytest.mark.parametrize(
+    ("beside", "model"),
+    [((), "dense"), ((), "moe"), case(("gmm",), "moe")],
+    ids=["dense", "experts", "experts-gmm"],
+)
+def test_on_the_npu_it_is_the_operator_of_the_npu(
+    parity: Parity, beside: tuple[str, ...], model: str
+) -> None:
+    """Of feed-forwards, shared experts and experts; ``torch`` takes it away from all of them."""
+    config = {"model.moe_shared_expert_intermediate_size": 32} if model == "moe" else {}
 
+    def calls(kernel: str) -> tuple[int, int]:
+        with offered(NpuKernels):
+            options = {"plugins.swiglu.kernel": kernel}
+            names = (*beside, "npu-kernels")
+            (outcome,) = parity("swiglu", beside=names, model=model, config=config, options=options)
+        seen = outcome.operations
+        return seen.get("npu_swiglu", 0), seen.get("npu_swiglu_backward", 0)
 
-@pytest.mark.parametrize(("kernel", "calls"), [("auto", GATES), ("torch", 0)])
-def test_on_the_npu_it_is_the_operator_of_the_npu(parity: Parity, kernel: str, calls: int) -> None:
-    with offered(NpuKernels):
-        options = {"plugins.swiglu.kernel": kernel}
-        (outcome,) = parity("swiglu", beside=("npu-kernels",), options=options)
-    assert outcome.operations.get("npu_swiglu", 0) == calls
-    assert outcome.operations.get("npu_swiglu_backward", 0) == calls
+    forward, backward = calls("auto")
+    assert calls("torch") == (0, 0)
+    if model == "dense":
+        assert (forward, backward) == (GATES, GATES)
+    elif beside:  # one call for all experts, and in backward once more
+        assert (forward, backward) == (3 * GATES, 2 * GATES)
+    else:  # a call an expert that has tokens
+        assert forward == backward > 2 * GATES
 
 
 def test_a_compiled_one_keeps_one_width_a_token_less() -> None:
