@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.campaigns import removal
-from benchmarks.campaigns.removal import noticing, outcome, remove, summary
+from benchmarks.campaigns.campaign import is_full, read_result
+from benchmarks.campaigns.removal import CAMPAIGN, noticing, outcome, remove, summary
 
 SETUP = """
 ascend_run.plugins =
@@ -33,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
     files = {f"tests/{name}": text for name, text in TESTS.items()} | {
         "setup.cfg": SETUP,
         "docs/plugins/gloo-offload.md": "",
-        "docs/plugins/gmm.md": "",
+        "docs/plugins/gmm.md": "see [it](gloo-offload.md#why) or [that](more/gmm.md)",
         "ascend_run/plugins/gloo_offload/__init__.py": "",
         "ascend_run/plugins/gmm/__init__.py": "",
     }
@@ -53,6 +54,7 @@ def test_everything_of_a_feature_is_deleted_and_nothing_else(tree: Path) -> None
         "ascend_run/plugins/gloo_offload/__init__.py",
         "tests/plugins/gloo_offload/test_itself.py",
     }
+    assert (tree / "docs/plugins/gmm.md").read_text() == "see it or [that](more/gmm.md)"
     assert (tree / "setup.cfg").read_text() == "".join(
         line for line in SETUP.splitlines(keepends=True) if "gloo" not in line
     )
@@ -111,3 +113,13 @@ def test_what_fails_twice_is_the_verdict(
     assert found["verdict"] == verdict
     assert found.get("failing", ["t"]) in (["t"], [])
     assert [*left] == []
+
+
+def test_the_whole_campaign_was_run_and_what_was_left_passed() -> None:
+    result = read_result(CAMPAIGN.name)
+
+    assert is_full(CAMPAIGN, result)
+    assert result["passes"]
+    for feature, found in result["figures"]["without"].items():
+        assert found["passed"] > 1000, feature
+        assert found["verdict"] == "passed", feature
