@@ -40,7 +40,13 @@ def test_the_examples_are_measured_as_they_are() -> None:
         assert f"\nseq_length = {case.config['data.seq_length']}\n" in text
 
 
-@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=pytest.mark.needs_plugins(*case.plugins))
+        for case in SAMPLE
+    ],
+)
 def test_a_run_takes_what_was_expected(gloo_pool: GlooPool, case: object) -> None:
     for row in compare(case, gloo_pool):  # type: ignore[arg-type]
         assert is_exact(row), row
