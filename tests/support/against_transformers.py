@@ -96,8 +96,13 @@ class Reference:
         return self.in_our_layout(theirs, self.model.config)
 
 
-def check_one_rank(reference: Reference, pool: GlooPool) -> None:
-    """Logits, loss and every gradient."""
+def check_one_rank(
+    reference: Reference,
+    pool: GlooPool,
+    overrides: Sequence[str] = (),
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Logits, loss and every gradient, in the dtype of the reference."""
     (ours,) = pool.run(
         run_loaded_model,
         1,
@@ -105,10 +110,12 @@ def check_one_rank(reference: Reference, pool: GlooPool) -> None:
         str(reference.folder),
         reference.tokens,
         reference.labels,
+        overrides,
+        reference.logits.dtype,
     )
-    assert largest_difference(ours.logits_BSV, reference.logits) < TOLERANCE
-    assert largest_difference(ours.loss, reference.loss) < TOLERANCE
-    assert_gradients(ours.gradients, reference.gradients)
+    assert largest_difference(ours.logits_BSV, reference.logits) < tolerance
+    assert largest_difference(ours.loss, reference.loss) < tolerance
+    assert_gradients(ours.gradients, reference.gradients, tolerance)
 
 
 def check_two_ranks(
@@ -144,14 +151,16 @@ def check_two_ranks(
     )
 
 
-def assert_gradients(ours: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def assert_gradients(
+    ours: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = TOLERANCE
+) -> None:
     assert ours.keys() == expected.keys()
     for name, want in expected.items():
         got = ours[name]
         if name.endswith(VOCABULARY):
             assert not got[VOCAB:].any(), "rows that pad the vocabulary get no gradient"
             got = got[:VOCAB]
-        assert largest_difference(got, want) < TOLERANCE, name
+        assert largest_difference(got, want) < tolerance, name
 
 
 def check_loaded_weights(

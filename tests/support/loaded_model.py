@@ -42,9 +42,14 @@ def largest_difference(got: Tensor, want: Tensor) -> float:
 
 
 def run_loaded_model(
-    family_name: str, folder: str, tokens: Tensor, labels: Tensor, overrides: Sequence[str] = ()
+    family_name: str,
+    folder: str,
+    tokens: Tensor,
+    labels: Tensor,
+    overrides: Sequence[str] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> Outcome:
-    """Load, forward, backward in float32, through the same steps as a run.
+    """Load, forward, backward, through the same steps as a run.
 
     Args:
         tokens: [B, S] int64.
@@ -80,7 +85,7 @@ def run_loaded_model(
     try:
         with applied_patches(hooks), process_groups(config, layout, device, hooks) as groups:
             model_parallel_cuda_manual_seed(config.run.seed)
-            bundle = build_model(config, hooks, groups, device, dtype=torch.float32)
+            bundle = build_model(config, hooks, groups, device, dtype=dtype)
             load_model(folder, family, config, bundle)
             (model,) = bundle.chunks
             places = torch.arange(tokens.shape[1]).expand_as(tokens)

@@ -14,6 +14,7 @@ import attrs
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import AttentionFeatures
 
+from .latent_attention import head_widths
 from .value_types import show
 
 _OPTIONS: Final[Mapping[str, str]] = {
@@ -52,6 +53,14 @@ def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Ite
             for name, option in _OPTIONS.items()
             if (value := config.model.get(option)) not in _NEUTRAL
         }
+        if config.model.get("multi_latent_attention"):
+            widths = head_widths(config.model)
+            if widths.key != widths.value:
+                who = f"model.multi_latent_attention=true needs for keys {widths.key} wide and"
+                needs["unequal_widths"] = (
+                    f"{who} values {widths.value} wide",
+                    "make model.v_head_dim their width, or leave that plugin out",
+                )
         for outer in parts[position + 1 :]:
             for name in sorted(outer.needs.names()):
                 needs.setdefault(name, (f"'{outer.plugin}' needs", "leave out one of the two"))

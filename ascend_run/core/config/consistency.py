@@ -10,12 +10,13 @@ from ascend_run.plugin_api.manifest import Claim
 from ascend_run.plugin_api.working_values import around, divisors, one_of
 
 from .built_in import built_in_problems
+from .latent_attention import latent_problems
 from .rotary_keys import rotary_problems
 from .value_types import show
 
 _NOT_RECOMPUTED: Final = {
     "layernorm": "Megatron's way to compute it again needs Transformer Engine, which is not used",
-    "mla_up_proj": "multi-latent attention is not supported yet",
+    "mla_up_proj": "attention keeps what it read, whose memory cannot be given up and filled again",
     "moe_act": "the experts are the kernel's own, and do not compute their activation alone again",
 }
 """Of Megatron's modules for selective recomputation."""
@@ -30,7 +31,8 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
     """
     return [
         *built_in_problems(config.model, claimed),
-        *_attention(config),
+        *([] if config.model.get("multi_latent_attention") else _attention(config)),
+        *latent_problems(config),
         *rotary_problems(config),
         *_experts(config),
         *_chosen_experts(config),

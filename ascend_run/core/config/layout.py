@@ -87,6 +87,10 @@ def _tensor_parallel(config: RunConfig, layout: Layout) -> Iterator[str]:
         "ffn_hidden_size": model.ffn_hidden_size,
         "moe_shared_expert_intermediate_size": model.moe_shared_expert_intermediate_size,
     }
+    if model.get("multi_latent_attention"):
+        sizes["q_lora_rank"] = model.q_lora_rank
+        both = model.kv_lora_rank + model.qk_pos_emb_head_dim  # rows of one matrix
+        sizes["kv_lora_rank plus model.qk_pos_emb_head_dim"] = both
     for name, size in sizes.items():
         if size is not None and size % tp:
             yield (

@@ -1,7 +1,8 @@
 """The fields of the installed Megatron's config classes, read from its source.
 
 Importing megatron.core takes seconds and torch; parsing the two files takes a few hundredths of a
-second and neither. What is read: name, annotation, default, docstring.
+second and neither. What is read: name, annotation, default, docstring. The fields that only a model
+with multi-latent attention has (MLATransformerConfig) stand with the others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from ascend_run.plugin_api.errors import ConfigError
 
 _PARALLEL_FILE: Final = Path("core/model_parallel_config.py")
 _MODEL_FILE: Final = Path("core/transformer/transformer_config.py")
+_NULLABLE: Final = frozenset({"q_lora_rank"})
+"""Fields that Megatron's code asks for None, though its annotation leaves that out."""
+_OURS: Final = frozenset({"rotary_base", "rotary_percent"})
+"""Fields of that class alone which every model has here, as keys of our own."""
 _ATOMS: Final[Mapping[str, Any]] = {
     "int": int,
     "float": float,
@@ -36,7 +41,7 @@ _ATOMS: Final[Mapping[str, Any]] = {
 
 @attrs.frozen(kw_only=True)
 class MegatronField:
-    """One field of TransformerConfig."""
+    """One field of TransformerConfig, or of MLATransformerConfig."""
 
     name: str
     section: str
@@ -47,6 +52,8 @@ class MegatronField:
     """The part of the annotation that a file can hold; None where it can hold none of it."""
     default: Any = None
     doc: str = ""
+    latent: bool = False
+    """Of MLATransformerConfig alone: nothing reads it without multi-latent attention."""
 
 
 def find_megatron() -> Path:
@@ -64,7 +71,8 @@ def find_megatron() -> Path:
 
 @functools.cache
 def megatron_fields() -> Mapping[str, MegatronField]:
-    """Every public field of TransformerConfig by its name, inherited ones first.
+    """Every public field of TransformerConfig by its name, inherited ones first; then those that
+    MLATransformerConfig adds.
 
     Raises:
         ConfigError: megatron-core is not installed, or its source is not what we can read.
@@ -74,7 +82,14 @@ def megatron_fields() -> Mapping[str, MegatronField]:
     model = _class_fields(folder / _MODEL_FILE, "TransformerConfig", "model")
     for name in parallel.keys() & model.keys():  # declared again: a new default, the old section
         parallel[name] = attrs.evolve(model.pop(name), section="parallel")
-    return MappingProxyType(parallel | model)
+    latent = {
+        name: attrs.evolve(field, latent=True)
+        for name, field in _class_fields(
+            folder / _MODEL_FILE, "MLATransformerConfig", "model"
+        ).items()
+        if name not in parallel and name not in model and name not in _OURS
+    }
+    return MappingProxyType(parallel | model | latent)
 
 
 def _class_fields(path: Path, class_name: str, section: str) -> dict[str, MegatronField]:
@@ -97,11 +112,12 @@ def _body_fields(body: list[ast.stmt], section: str) -> dict[str, MegatronField]
         if name.startswith("_"):
             continue
         known, default = _default(statement.value)
+        held = _holdable(statement.annotation) if known else None
         fields[name] = MegatronField(
             name=name,
             section=section,
             annotation=ast.unparse(statement.annotation),
-            type=_holdable(statement.annotation) if known else None,
+            type=held | None if name in _NULLABLE else held,
             default=default,
             doc=_text(following),
         )

@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.plugin_api.config import RunConfig
 
+from .latent_attention import head_widths
 from .value_types import show
 
 _above_0: Any = attrs.validators.optional(attrs.validators.gt(0))
@@ -107,7 +108,7 @@ def rotary_problems(config: RunConfig) -> Iterator[str]:
             f"model.rope_scaling_low_freq_factor={low} must be below "
             f"model.rope_scaling_high_freq_factor={high}"
         )
-    width = _rotated_width(config)
+    width = head_widths(model).rotated
     if kind == "dynamic" and width <= 2:
         yield f"model.rope_scaling_type=dynamic needs 2 pairs in a head, not {width // 2}"
     for name in ("short_factor", "long_factor"):
@@ -118,9 +119,3 @@ def rotary_problems(config: RunConfig) -> Iterator[str]:
                 yield f"{numbers}; a head has {width // 2} pairs"
             if not all(factor > 0 for factor in factors):
                 yield f"model.{PREFIX}{name}={show(factors)} must be above 0 throughout"
-
-
-def _rotated_width(config: RunConfig) -> int:
-    model = config.model
-    width = model.kv_channels or model.hidden_size // model.num_attention_heads
-    return int(width * model.rotary_percent)

@@ -45,6 +45,7 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "attention_output_gate": _NOT_YET,
     "batch_invariant_mode": _ENGINE,
     "bias_activation_fusion": "a fused activation is the platform's operator, taken by itself",
+    "cache_mla_latents": "it is for inference",
     "cpu_offloading": _ENGINE,
     "cross_entropy_loss_fusion": "the loss kernel is a plugin's; see: ascend-run plugins",
     "cuda_graph_impl": _CUDA_GRAPHS,
@@ -82,7 +83,6 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "moe_use_legacy_grouped_gemm": "grouped experts are a plugin's; see: ascend-run plugins",
     "mtp_num_layers": "multi-token prediction is not supported yet",
     "mtp_standalone": _RUNTIME,
-    "multi_latent_attention": _NOT_YET,
     "no_rope_freq": _NOT_YET,
     "num_microbatches_with_partial_activation_checkpoints": _NOT_YET,
     "overlap_moe_expert_parallel_comm": _NOT_YET,
@@ -110,6 +110,7 @@ _LOW_PRECISION_PREFIXES: Final = ("fp8", "fp4")
 _CHOICES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "cross_entropy_fusion_impl": (("native",), _ENGINE),
     "moe_token_dispatcher_type": (("allgather", "alltoall"), "'flex' needs DeepEP"),
+    "rope_type": (("rope", "yarn"), "Megatron knows 'rope' and 'yarn' only"),
 }
 """Name -> the values that are supported, and why no other is."""
 
@@ -131,6 +132,9 @@ def refusal(field: MegatronField, value: Any) -> str | None:
 OWN_DEFAULTS: Final[Mapping[str, Any]] = {
     "expert_tensor_parallel_size": 1,
     "moe_token_dispatcher_type": "alltoall",
+    "q_lora_rank": None,
+    "rope_type": "rope",
 }
 """Where ours is another than Megatron's: an expert is small, and is not cut unless asked for; of
-the dispatchers that need nothing else, the one that sends the least."""
+the dispatchers that need nothing else, the one that sends the least; latent queries and stretched
+positions are asked for too."""

@@ -14,6 +14,8 @@ from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
 from ascend_run.plugin_api.errors import ConfigError
 
 from .derived_fields import UNREPRESENTED, derived_value, model_value
+from .key_forms import FROM_ZERO, to_ours, to_theirs
+from .latent_rope import latent_rope, latent_rope_problems
 from .neutral_fields import NEUTRAL, TRAINING_ONLY
 from .rope import rope_keys, take_rope
 
@@ -35,6 +37,9 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
     problems = _identity_problems(family, remaining)
     values: dict[str, Any] = {}
     problems += take_rope(remaining, values)
+    if family.defaults.get("model.multi_latent_attention"):
+        problems += latent_rope(values)
+    counts: list[tuple[ConfigKey, int]] = []
     for key in family.keys:
         if key.hf not in remaining and key.default is attrs.NOTHING:
             problems.append(f"{key.hf} is missing; {family.architecture} needs it")
@@ -42,6 +47,9 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
         value = remaining.pop(key.hf, key.default)
         if expected := _expectation(key, value):
             problems.append(f"{key.hf} is {value!r}; expected {expected}")
+            continue
+        if key.form != "copy":
+            counts.append((key, value))
             continue
         value = float(value) if isinstance(key.default, float) else value
         if values.setdefault(key.field, value) != value:
@@ -56,6 +64,7 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
     for name in sorted(set(remaining) - family.ignored):
         problems.append(_unknown(name, family))
     if not problems:
+        values |= {key.field: to_ours(key, count, values) for key, count in counts}
         problems += _head_problems(family, values)
     if problems:
         raise ConfigError(
@@ -85,6 +94,20 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, Any]:
         for field, only in expected.items()
         if field not in TRAINING_ONLY and not _same(value := _value(config, field, only), only)
     ]
+    counts: dict[str, int] = {}
+    for key in family.keys:
+        try:
+            if key.form != "copy":
+                counts[key.hf] = to_theirs(key, config)
+        except ValueError as problem:
+            problems.append(str(problem))
+    problems += latent_rope_problems(config)
+    problems += [
+        f"{key.field} is None; {family.architecture} needs it"
+        for key in family.keys
+        if not (key.default is None or key.nullable or key.form != "copy")
+        and _value(config, key.field, None) is None
+    ]
     if problems:
         raise ConfigError(
             f"this model cannot be written as a Hugging Face {family.model_type}", problems
@@ -93,7 +116,10 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, Any]:
         "architectures": [family.architecture],
         "model_type": family.model_type,
     }
-    result |= {key.hf: _value(config, key.field, None) for key in family.keys}
+    result |= {
+        key.hf: counts[key.hf] if key.hf in counts else _value(config, key.field, None)
+        for key in family.keys
+    }
     result |= family.fixed
     if "rope_theta" in result:
         result |= rope_keys(result["rope_theta"], config)
@@ -129,7 +155,9 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
         return None if sound and 0 <= value <= 1e30 and math.isfinite(value) else "a number >= 0"
     if isinstance(default, str):
         return None if isinstance(value, str) else "a string"
-    if value is None and default is None:
+    if value is None and (default is None or key.nullable):
+        return None
+    if key.form in FROM_ZERO and value == 0:
         return None
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return None if is_count and 0 < value <= _LARGEST_COUNT else "a whole number above 0"

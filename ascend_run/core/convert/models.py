@@ -8,6 +8,7 @@ from typing import Final
 import attrs
 
 from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors, unwrapped
+from ascend_run.core.config.expert_layers import moe_layers
 from ascend_run.core.model.places import count_layers
 from ascend_run.plugin_api.config import FieldSection, RunConfig
 from ascend_run.plugin_api.contracts import ModelBundle, ModelFamily
@@ -38,5 +39,11 @@ def load_model(
         for piece in model_pieces(tensors, _PREFIX)
     ]
     # The folder has no empty places.
-    layers = {**config.model, "num_layers": count_layers(unwrapped(bundle.chunks[0]))}
+    model, experts = unwrapped(bundle.chunks[0]), moe_layers(config)
+    layers = {**config.model, "num_layers": count_layers(model)}
+    if experts:
+        numbers = enumerate(model.layer_numbers)
+        layers["moe_layer_freq"] = [
+            int(p in experts) for p, number in numbers if number is not None
+        ]
     load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), pieces)

@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from ascend_run.core.config.expert_layers import moe_layers
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import ModelFamily, TensorMap
 
@@ -60,6 +61,7 @@ def parameter_sources(family: ModelFamily, config: RunConfig) -> dict[str, Param
         source.name: source
         for tensor_map in family.tensors
         if not (tied and tensor_map.megatron == OUTPUT_LAYER)
+        and (tensor_map.condition is None or tensor_map.condition.holds(config))
         for source in _expand(tensor_map, config)
     }
 
@@ -122,7 +124,7 @@ def stored_shapes(runs: Sequence[RowRun], shape: Sequence[int]) -> Mapping[str, 
 
 
 def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSource]:
-    layers = range(config.model.num_layers) if "{layer}" in tensor_map.megatron else range(1)
+    layers = _layers(tensor_map, config) if "{layer}" in tensor_map.megatron else (0,)
     stacked = tensor_map.form == "stack_experts"
     experts = range(config.model.num_moe_experts or 0) if stacked else range(1)
     for layer in layers:
@@ -135,6 +137,15 @@ def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSourc
                 for expert in experts
             ),
         )
+
+
+def _layers(tensor_map: TensorMap, config: RunConfig) -> Sequence[int]:
+    every = range(config.model.num_layers)
+    if tensor_map.layers == "all":
+        return every
+    assert tensor_map.layers in ("dense", "experts"), f"{tensor_map.megatron}: {tensor_map.layers}"
+    experts, wanted = moe_layers(config), tensor_map.layers == "experts"
+    return [layer for layer in every if (layer in experts) is wanted]
 
 
 def _grouped_rows(names: Sequence[str], rows: int, config: RunConfig) -> tuple[RowRun, ...]:

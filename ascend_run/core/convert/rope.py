@@ -12,6 +12,8 @@ from typing import Any, Final
 from ascend_run.core.config.rotary_keys import NAMES, PARAMETERS, PREFIX, REQUIRED, SCALINGS
 from ascend_run.plugin_api.config import RunConfig
 
+from .latent_rope import latent_parameters
+
 _SCALING_KEYS: Final = ("rope_parameters", "rope_scaling")
 _TYPE_KEYS: Final = ("rope_type", "type")
 _DEFAULT: Final = "default"
@@ -63,13 +65,14 @@ def take_rope(config_json: dict[str, Any], scaling: dict[str, Any]) -> list[str]
 def rope_keys(theta: float, config: RunConfig) -> dict[str, Any]:
     """What is written: the new spelling and the old one, for older readers."""
     model = config.model
-    kind = model.get("rope_scaling_type")
+    latent = latent_parameters(config)
+    kind = "yarn" if latent else model.get("rope_scaling_type")
     if kind is None:
         return {
             "rope_theta": theta,
             "rope_parameters": {"rope_theta": theta, "rope_type": _DEFAULT},
         }
-    given = {name.removeprefix(PREFIX): model.get(name) for name in NAMES[1:]}
+    given = latent or {name.removeprefix(PREFIX): model.get(name) for name in NAMES[1:]}
     parameters = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in given.items()

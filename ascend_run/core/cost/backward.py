@@ -91,6 +91,9 @@ def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step
     query = sizes.tokens * sizes.query_width * item
     mixed = query + 2 * sizes.tokens * sizes.key_width * item
     part = "self_attention"
+    if sizes.key_latent:
+        yield from _latents(config, layout, sizes)
+        return
     weight = sizes.hidden * sizes.query_width * item
     yield Step(part, "proj", query + gathered + weight, ("attended",))
     yield Step(part, "core", query + mixed, ("q", "k", "v", "out", "lse"))
@@ -98,6 +101,26 @@ def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step
     rows = sizes.query_width + 2 * sizes.key_width
     below = sizes.tokens * sizes.hidden * item
     yield Step(part, "qkv", mixed + below + rows * sizes.hidden * item, ("input",))
+
+
+def _latents(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step]:
+    item, gathered = sizes.item_bytes, _gathered(config, layout, sizes)
+    part, hidden = "self_attention", sizes.hidden
+    latents = sizes.query_latent + sizes.key_latent
+    out, query = sizes.tokens * sizes.out_width * item, sizes.tokens * sizes.query_width * item
+    heads = 2 * query + sizes.tokens * sizes.values_width * item
+    yield Step(part, "proj", out + gathered + hidden * sizes.out_width * item, ("attended",))
+    yield Step(part, "core", out + heads, ("q", "k", "v", "out", "lse"))
+    unturned = sizes.key_width - sizes.query_groups * sizes.rotated_width
+    above = sizes.query_width * sizes.query_latent
+    above += (unturned + sizes.values_width) * sizes.key_latent
+    narrow = sizes.tokens * latents * item
+    yield Step(part, "up", heads + narrow + above * item, ("normed_latents",))
+    yield Step(part, "norms", 3 * narrow, ("latents", "statistics"))
+    below = (latents + sizes.rotated_width) / layout.tp
+    below += 0 if sizes.query_latent else sizes.query_width
+    inputs = 2 * sizes.tokens * hidden  # gradients of both products' input
+    yield Step(part, "down", narrow + (inputs + below * hidden) * item, ("input",))
 
 
 def _moe(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step]:

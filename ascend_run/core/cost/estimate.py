@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from ascend_run.core.config.expert_layers import moe_layers
 from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.config import RunConfig
@@ -73,17 +74,6 @@ def expected_costs(config: RunConfig, layout: Layout, hooks: Hooks) -> tuple[Ran
     )
 
 
-def moe_layers(config: RunConfig) -> frozenset[int]:
-    """Places of the whole model whose layers have experts (``moe_layer_freq``)."""
-    model = config.model
-    if model.num_moe_experts is None:
-        return frozenset()
-    frequency = model.moe_layer_freq
-    if isinstance(frequency, int):
-        return frozenset(range(0, model.num_layers, frequency))
-    return frozenset(place for place, flag in enumerate(frequency) if flag)
-
-
 def _rank_cost(
     config: RunConfig,
     layout: Layout,
@@ -113,6 +103,7 @@ def _rank_cost(
         heads=sizes.heads,
         query_groups=sizes.query_groups,
         head_width=sizes.head_width,
+        value_width=sizes.value_width,
         kept={layer: kept[layer in moe] for layer in layers},
         parameters=parameters,
     )
@@ -254,8 +245,7 @@ def _rotary_bytes(config: RunConfig, sizes: Sizes) -> float:
     """Cosines and sines for the positions of this rank."""
     if config.model.position_embedding_type != "rope":
         return 0.0
-    width = sizes.head_width * config.model.rotary_percent
-    return 2 * sizes.tokens / sizes.micro_batch * width * sizes.item_bytes
+    return 2 * sizes.tokens / sizes.micro_batch * sizes.rotated_width * sizes.item_bytes
 
 
 def _summed(messages: Sequence[Messages]) -> tuple[Messages, ...]:

@@ -2,7 +2,8 @@
 
 A product of [T, H] with a weight of n numbers is 2 n T FLOPs in forward and twice that in
 backward. Attention adds two products over the pairs of a query and a key that it sees, half of all
-pairs under a causal mask; a fused kernel takes five in backward, as it computes the scores again.
+pairs under a causal mask; a fused kernel takes five in backward, as it computes the scores again:
+three of them over the width of a key, and two over that of a value.
 What is elementwise is not counted. Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1,
 halved for the causal mask.
 """
@@ -17,9 +18,7 @@ from ascend_run.plugin_api.contracts import ParameterCost
 from .sizes import Sizes
 
 _BACKWARD = 2.0
-_ATTENTION_BACKWARD = 2.5
-_MODEL_BACKWARD = 2.0
-"""Times the forward: what a kernel computes, and what the model asks for (as MFU counts)."""
+"""Times the forward; what a kernel computes again is not in it, nor is it in MFU."""
 
 
 def forward_flops(
@@ -39,13 +38,19 @@ def forward_flops(
 def attention_flops(config: RunConfig, sizes: Sizes) -> float:
     """Scores and their product with the values, forward, one layer and micro-batch."""
     keys = keys_seen(sizes.sequence, config.model.window_size)
-    return 4.0 * sizes.tokens * keys * sizes.query_width
+    return 2.0 * sizes.tokens * keys * (sizes.query_width + sizes.out_width)
+
+
+def scores_flops(config: RunConfig, sizes: Sizes) -> float:
+    """The scores alone, which backward computes again."""
+    keys = keys_seen(sizes.sequence, config.model.window_size)
+    return 2.0 * sizes.tokens * keys * sizes.query_width
 
 
 def step_attention_flops(config: RunConfig, sizes: Sizes, layers: int) -> float:
     """The same, forward and backward of all micro-batches of a step."""
-    passes = sizes.num_micro_batches * (1 + _ATTENTION_BACKWARD)
-    return layers * passes * attention_flops(config, sizes)
+    one = (1 + _BACKWARD) * attention_flops(config, sizes) + scores_flops(config, sizes)
+    return layers * sizes.num_micro_batches * one
 
 
 def keys_seen(sequence: int, window: Sequence[int] | None) -> float:
@@ -83,8 +88,7 @@ def step_flops(
     forward = sum(sum(parts.values()) for parts in by_layer.values())
     total = forward * (1 + _BACKWARD)
     if not model_only:
-        extra = _ATTENTION_BACKWARD - _MODEL_BACKWARD
-        total += extra * attention_flops(config, sizes) * len(by_layer)
+        total += scores_flops(config, sizes) * len(by_layer)
     if has_output:
         total += output_flops(sizes) * (1 + _BACKWARD)
     return total * sizes.num_micro_batches

@@ -26,7 +26,7 @@ def layer_kept(
     """Of one layer and one micro-batch, in the order of the forward."""
     parts: dict[str, Iterable[tuple[str, float]]] = {
         "input_norm": _norm(config, sizes),
-        "self_attention": _attention(config, sizes),
+        "self_attention": _attention(config, layout, sizes),
         "mlp_norm": _norm(config, sizes),
     }
     if moe:
@@ -78,10 +78,13 @@ def _norm(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
     yield "statistics", sizes.shared_tokens * _WIDE * statistics
 
 
-def _attention(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
+def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[tuple[str, float]]:
     model, item = config.model, sizes.tokens * sizes.item_bytes
     query, key = sizes.query_width * item, sizes.key_width * item
     yield "input", hidden_bytes(sizes)
+    if sizes.key_latent:
+        yield from _latents(config, layout, sizes)
+        return
     rotated = model.position_embedding_type == "rope"
     shared = sizes.heads != sizes.query_groups
     if rotated and not model.qk_layernorm:  # split and rotated into tensors of their own
@@ -98,6 +101,30 @@ def _attention(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
         if shared:
             yield "q", query
     yield "out", query
+    yield "lse", sizes.tokens * sizes.heads * _WIDE
+    yield "dropped", _dropped(config, sizes)
+
+
+def _latents(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[tuple[str, float]]:
+    """Latents, what their norms make of them, and heads, which are copied together."""
+    item = sizes.tokens * sizes.item_bytes
+    # With sequence parallelism the latent is copied out of what was gathered; else it is a part of
+    # its projection, shared key and all, or the whole of it.
+    shares = layout.tp > 1 and config.parallel.sequence_parallel
+    key = sizes.key_latent if shares else sizes.key_latent + sizes.rotated_width
+    rows = sizes.shared_tokens * sizes.item_bytes
+    yield "latents", sizes.query_latent * item + key * (rows if shares else item)
+    if config.model.qk_layernorm:
+        yield "normed_latents", (sizes.query_latent + sizes.key_latent) * rows
+        statistics = 2 if config.model.normalization == "LayerNorm" else 1
+        norms = 2 if sizes.query_latent else 1
+        yield "statistics", sizes.shared_tokens * _WIDE * statistics * norms
+    value, out = sizes.values_width * item, sizes.out_width * item
+    yield from (("q", sizes.query_width * item), ("k", sizes.key_width * item), ("v", value))
+    if sizes.value_width == sizes.head_width:
+        yield "out", out
+    else:  # kernels answer in the width of a key, of which the values' part is copied
+        yield from (("out", max(out, sizes.query_width * item)), ("attended", out))
     yield "lse", sizes.tokens * sizes.heads * _WIDE
     yield "dropped", _dropped(config, sizes)
 

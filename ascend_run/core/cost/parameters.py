@@ -81,20 +81,18 @@ def _layer(
         yield ParameterCost(
             part="self_attention",
             name="softmax_offset",
-            numel=sizes.query_width // sizes.head_width,
+            numel=sizes.heads,
             is_matrix=False,
             layer=layer,
         )
     bias = hidden if biases else 0
     yield from _linear(
-        "self_attention", "linear_proj", sizes.query_width, hidden, layer, bias, whole_bias=True
+        "self_attention", "linear_proj", sizes.out_width, hidden, layer, bias, whole_bias=True
     )
-    rows = sizes.query_width + 2 * sizes.key_width
-    qkv_bias = rows if biases or model.add_qkv_bias else 0
-    yield from _linear("self_attention", "linear_qkv", hidden, rows, layer, qkv_bias)
-    if model.qk_layernorm:
-        for name in ("q_layernorm", "k_layernorm"):
-            yield from _norm(config, "self_attention", sizes.head_width, layer, name)
+    if sizes.key_latent:
+        yield from _latents(config, layout, sizes, layer)
+    else:
+        yield from _projections(config, sizes, layer)
     yield from _norm(config, "mlp_norm", hidden, layer)
     if not has_experts:
         yield from _feed_forward("mlp", sizes, sizes.ffn, layer, biases=biases)
@@ -120,6 +118,42 @@ def _layer(
                 layer=layer,
                 sees_own_tokens=True,
             )
+
+
+def _projections(config: RunConfig, sizes: Sizes, layer: int) -> Iterator[ParameterCost]:
+    """Of queries, keys and values in one."""
+    model = config.model
+    rows = sizes.query_width + sizes.key_width + sizes.values_width
+    bias = rows if model.add_bias_linear or model.add_qkv_bias else 0
+    yield from _linear("self_attention", "linear_qkv", sizes.hidden, rows, layer, bias)
+    if model.qk_layernorm:
+        for name in ("q_layernorm", "k_layernorm"):
+            yield from _norm(config, "self_attention", sizes.head_width, layer, name)
+
+
+def _latents(
+    config: RunConfig, layout: Layout, sizes: Sizes, layer: int
+) -> Iterator[ParameterCost]:
+    """Down to the latents and up from them, each cut along its rows; norms are whole."""
+
+    def norm(name: str, width: int) -> Iterator[ParameterCost]:
+        if config.model.qk_layernorm:
+            yield from _norm(config, "self_attention", width, layer, name)
+
+    def linear(name: str, columns: int, rows: int) -> Iterator[ParameterCost]:
+        yield from _linear("self_attention", name, columns, rows, layer, 0)
+
+    hidden, query, key = sizes.hidden, sizes.query_latent, sizes.key_latent
+    if query:
+        yield from linear("linear_q_down_proj", hidden, query // layout.tp)
+        yield from norm("q_layernorm", query)
+        yield from linear("linear_q_up_proj", query, sizes.query_width)
+    else:
+        yield from linear("linear_q_proj", hidden, sizes.query_width)
+    yield from linear("linear_kv_down_proj", hidden, (key + sizes.rotated_width) // layout.tp)
+    yield from norm("kv_layernorm", key)
+    unturned = sizes.key_width - sizes.query_groups * sizes.rotated_width
+    yield from linear("linear_kv_up_proj", key, unturned + sizes.values_width)
 
 
 def _feed_forward(

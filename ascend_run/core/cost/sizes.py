@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from ascend_run.core.config.latent_attention import head_widths
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.layout import Layout
 
@@ -24,6 +25,15 @@ class Sizes:
     """Query heads of one tensor-parallel rank; so ``query_groups``, ``ffn`` and ``vocab``."""
     query_groups: int
     head_width: int
+    """Of a query and a key."""
+    value_width: int
+    """Of a head of the values and of the output."""
+    rotated_width: int
+    """Of a head; with latent attention, that of the key that all heads share."""
+    query_latent: int
+    """Width of the latent that queries are made of, on every rank; 0 where there is none."""
+    key_latent: int
+    """The same of keys and values; 0 without latent attention."""
     ffn: int
     expert_ffn: int
     """Of one expert on one rank, divided by the expert tensor-parallel size."""
@@ -59,6 +69,16 @@ class Sizes:
         return self.query_groups * self.head_width
 
     @property
+    def values_width(self) -> int:
+        """Of all values of a token."""
+        return self.query_groups * self.value_width
+
+    @property
+    def out_width(self) -> int:
+        """Of what the attention answers for a token."""
+        return self.heads * self.value_width
+
+    @property
     def fc1_rows(self) -> int:
         """Rows of the first product for each column of the second."""
         return 2 if self.gated else 1
@@ -86,14 +106,20 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
     model, tp = config.model, layout.tp
     heads = model.num_attention_heads
     rows = padded_vocab(model.vocab_size, model.make_vocab_size_divisible_by, tp) // tp
-    tokens = config.data.seq_length // layout.cp * config.train.micro_batch_size
-    ffn = _ffn(model)
+    # Of a rank that holds the longest part, where a plugin cuts sequences unevenly.
+    tokens = math.ceil(config.data.seq_length / layout.cp) * config.train.micro_batch_size
+    ffn, widths = _ffn(model), head_widths(model)
+    latent = bool(model.get("multi_latent_attention"))
     return Sizes(
         item_bytes=ITEM_BYTES[config.train.precision],
         hidden=model.hidden_size,
         heads=heads // tp,
         query_groups=max(1, (model.num_query_groups or heads) // tp),
-        head_width=model.kv_channels or model.hidden_size // heads,
+        head_width=widths.key,
+        value_width=widths.value,
+        rotated_width=widths.rotated,
+        query_latent=model.q_lora_rank or 0 if latent else 0,
+        key_latent=model.kv_lora_rank if latent else 0,
         ffn=ffn // tp,
         expert_ffn=(model.moe_ffn_hidden_size or ffn) // layout.expt_tp,
         expert_tp=layout.expt_tp,

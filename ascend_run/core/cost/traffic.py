@@ -13,6 +13,7 @@ from ascend_run.plugin_api.contracts import Messages, ParameterCost
 from ascend_run.plugin_api.layout import Layout
 
 from .kept import hidden_bytes
+from .latent_traffic import latent_backward, latent_forward
 from .sizes import Sizes
 from .state import WIDE, bucket_size, buckets, by_chunk, keeps_own_gradients
 
@@ -38,7 +39,13 @@ def layer_forward(
 ) -> dict[str, list[Messages]]:
     """Part of a layer -> messages of its forward over all micro-batches of a step."""
     runs = sizes.num_micro_batches
-    found = {"self_attention": list(_entry(config, layout, sizes, runs, "attention"))}
+    found = {
+        "self_attention": list(
+            latent_forward(config, layout, sizes, runs)
+            if sizes.key_latent
+            else _entry(config, layout, sizes, runs, "attention")
+        )
+    }
     found["self_attention"] += _exit(config, layout, sizes, runs, "attention")
     if not moe:
         found["mlp"] = list(_entry(config, layout, sizes, runs, "feed-forward"))
@@ -69,6 +76,9 @@ def layer_backward(
         "shared experts": "shared_experts.linear_fc1",
     }
     part, whole = hidden_bytes(sizes), sizes.tokens * sizes.hidden * sizes.item_bytes
+    if sizes.key_latent:
+        parts.remove("attention")
+        yield from latent_backward(config, layout, sizes, runs, trained)
     for name in parts if layout.tp > 1 else ():
         why, trains = f"{name}, backward", first[name] in trained
         leaving = why if trains else f"{why}: frozen"

@@ -175,10 +175,13 @@ def _rotary_table(
 ) -> RotaryTable | None:
     if config.model.position_embedding_type != "rope":
         return None
+    is_latent = transformer_config.multi_latent_attention
     return RotaryTable(
-        int(transformer_config.kv_channels * config.model.rotary_percent),
+        transformer_config.qk_pos_emb_head_dim
+        if is_latent
+        else int(transformer_config.kv_channels * config.model.rotary_percent),
         config.model.rotary_base,
-        interleaved=transformer_config.rotary_interleaved,
+        interleaved=is_latent or transformer_config.rotary_interleaved,
         scaling=RotaryScaling.of(config),
         partition=assembly.partition,
         cp_rank=assembly.groups.cp.rank(),

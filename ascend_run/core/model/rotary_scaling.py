@@ -15,6 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from ascend_run.core.config.latent_attention import yarn_magnitude
 from ascend_run.core.config.rotary_keys import NAMES, PREFIX
 from ascend_run.plugin_api.config import RunConfig
 
@@ -42,6 +43,8 @@ class RotaryScaling:
     def of(cls, config: RunConfig) -> Self | None:
         """What a run's model asks for; None where its positions are not scaled."""
         model = config.model
+        if model.get("multi_latent_attention"):
+            return cls._of_latent(config)
         if model.rope_scaling_type is None:
             return None
         given = {name.removeprefix(PREFIX): model.get(name) for name in NAMES}
@@ -50,6 +53,25 @@ class RotaryScaling:
         original = given.setdefault("original_max_position_embeddings", longest)
         given.setdefault("factor", longest / original)
         return cls(max_position_embeddings=longest, **given)
+
+    @classmethod
+    def _of_latent(cls, config: RunConfig) -> Self | None:
+        """Megatron's fields for multi-latent attention: yarn, and what becomes of both magnitudes
+        where ``mscale_all_dim`` is 0."""
+        model = config.model
+        if model.rope_type != "yarn":
+            return None
+        factor = model.rotary_scaling_factor
+        return cls(
+            type="yarn",
+            max_position_embeddings=model.max_position_embeddings or config.data.seq_length,
+            original_max_position_embeddings=model.original_max_position_embeddings,
+            factor=factor,
+            attention_factor=yarn_magnitude(factor, model.mscale)
+            / yarn_magnitude(factor, model.mscale_all_dim),
+            beta_fast=model.beta_fast,
+            beta_slow=model.beta_slow,
+        )
 
     def frequencies(self, width: int, base: float, seq_length: int) -> Tensor:
         """[P] float64: the angle of each pair at position 1, in a sequence of this length."""
@@ -79,12 +101,13 @@ class RotaryScaling:
             return self.attention_factor
         if self.factor <= 1.0:
             return 1.0
-        growth = math.log(self.factor)
         if self.type == "longrope":
+            growth = math.log(self.factor)
             return math.sqrt(1.0 + growth / math.log(self.original_max_position_embeddings))
         if self.mscale and self.mscale_all_dim:
-            return (0.1 * self.mscale * growth + 1.0) / (0.1 * self.mscale_all_dim * growth + 1.0)
-        return 0.1 * growth + 1.0
+            both = (yarn_magnitude(self.factor, m) for m in (self.mscale, self.mscale_all_dim))
+            return next(both) / next(both)
+        return yarn_magnitude(self.factor, 1.0)
 
     def _kept(self, width: int, base: float) -> Tensor:
         """[P], yarn: 1 for pairs that turn often over the original length, 0 for those that hardly

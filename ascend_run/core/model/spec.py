@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .assembly import Assembly
 from .attention import CoreAttention, SelfAttention
 from .experts import Experts
+from .latent_attention import latent_attention_spec
 from .norm import Norm
 from .places import EmptyLayer
 from .router import Router
@@ -70,25 +71,33 @@ def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
     )
 
 
+def attention_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
+    """Of queries, keys and values, or of latents that these are made from."""
+    norm = norm_spec(assembly)
+    if config.multi_latent_attention:
+        return latent_attention_spec(config, assembly, norm)
+    per_head_norm = norm if config.qk_layernorm else None
+    return ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal, "assembly": assembly},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=ModuleSpec(module=CoreAttention, params={"assembly": assembly}),
+            linear_proj=RowParallelLinear,
+            q_layernorm=per_head_norm,
+            k_layernorm=per_head_norm,
+        ),
+    )
+
+
 def layer_spec(config: TransformerConfig, assembly: Assembly, *, moe: bool) -> ModuleSpec:
     """One transformer layer, dense or with experts."""
     norm = norm_spec(assembly)
-    per_head_norm = norm if config.qk_layernorm else None
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
-            self_attention=ModuleSpec(
-                module=SelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal, "assembly": assembly},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=ModuleSpec(module=CoreAttention, params={"assembly": assembly}),
-                    linear_proj=RowParallelLinear,
-                    q_layernorm=per_head_norm,
-                    k_layernorm=per_head_norm,
-                ),
-            ),
+            self_attention=attention_spec(config, assembly),
             self_attn_bda=get_bias_dropout_add,
             pre_cross_attn_layernorm=IdentityOp,
             pre_mlp_layernorm=norm,

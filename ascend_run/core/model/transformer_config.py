@@ -9,9 +9,13 @@ from typing import Any, Final, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import (
+    MLATransformerConfig,
+    TransformerConfig,
+)
 from torch import Tensor
 
+from ascend_run.core.config.latent_attention import latent_softmax_scale
 from ascend_run.core.config.megatron_fields import megatron_fields
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.config import RunConfig
@@ -59,7 +63,9 @@ def make_transformer_config(
         HookError: A plugin changed the arguments that it was given to answer others.
         ConfigError: Megatron refuses the values.
     """
-    known = {field.name: field for field in dataclasses.fields(TransformerConfig) if field.init}
+    is_latent = bool(config.model.get("multi_latent_attention"))
+    kind = MLATransformerConfig if is_latent else TransformerConfig
+    known = {field.name: field for field in dataclasses.fields(kind) if field.init}
     chosen = {
         name: _as_megatron_has_it(name, value)
         for section in (config.model, config.parallel)
@@ -92,9 +98,15 @@ def make_transformer_config(
         arguments.setdefault("moe_ffn_hidden_size", arguments.get("ffn_hidden_size"))
         if not arguments.get("moe_aux_loss_coeff"):
             arguments["moe_router_load_balancing_type"] = "none"
+    if is_latent:
+        # None says that queries have no latent, which Megatron's default has.
+        arguments["q_lora_rank"] = config.model.q_lora_rank
+        # What Megatron's plain attention, which ours is built on, makes its own parts of.
+        arguments["kv_channels"] = config.model.v_head_dim
+        arguments["softmax_scale"] = latent_softmax_scale(config.model)
     arguments = _configured(arguments, config, hooks, asked)
     try:
-        return TransformerConfig(**arguments)
+        return kind(**arguments)
     except (AssertionError, TypeError, ValueError) as error:
         # Its own checks of how fields go together; they name the fields.
         raise ConfigError("Megatron refuses this model", [str(error)]) from error
@@ -102,8 +114,10 @@ def make_transformer_config(
 
 def _as_megatron_has_it(name: str, value: Any) -> Any:
     """A sequence, which a config keeps as a tuple, as the list that Megatron's type asks for."""
+    if not isinstance(value, tuple):
+        return value
     takes_tuple = any(get_origin(t) is tuple for t in get_args(megatron_fields()[name].type))
-    return list(value) if isinstance(value, tuple) and not takes_tuple else value
+    return value if takes_tuple else list(value)
 
 
 def _configured(

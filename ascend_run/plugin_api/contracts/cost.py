@@ -9,7 +9,8 @@ Parts of a layer, and what each keeps for backward in the plain model:
     input_norm      input, statistics
     self_attention  input (of the projection in), projected (before heads are split, where kept),
                     q, k, v, out, lse, attended (the projection out's input, where it is not out),
-                    dropped (with hidden dropout, in the feed-forward and the experts too)
+                    dropped (with hidden dropout, in the feed-forward and the experts too); with
+                    latent attention no projected but latents, and normed_latents
     mlp_norm        input, statistics
     mlp             input, hidden (first product), activated (non-linearity), product (second
                     product's input)
@@ -217,6 +218,9 @@ class RankKind:
     """Query heads of this tensor-parallel rank; so for the next."""
     query_groups: int
     head_width: int
+    """Of a query and a key."""
+    value_width: int
+    """Of a head of the values and of the output; that of a key but for latent attention."""
     kept: Mapping[int, tuple[KeptTensor, ...]] = attrs.field(factory=dict)
     """Layer -> what it keeps of one micro-batch."""
     parameters: tuple[ParameterCost, ...] = ()

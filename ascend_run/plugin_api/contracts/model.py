@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ascend_run.plugin_api.manifest import Condition
+
     from .attention import AttentionKernel
     from .moe import GroupedProducts
 
@@ -90,6 +92,12 @@ class ConfigKey:
     """``model.num_layers``."""
     default: Any = attrs.field(factory=lambda: attrs.NOTHING)
     """What Hugging Face assumes where the key is missing; ``attrs.NOTHING``: it must be there."""
+    nullable: bool = False
+    """It may be null, whatever a missing one means."""
+    form: str = "copy"
+    """``copy``; of counts, ``dense_layers_first`` (``model.moe_layer_freq`` as the number of layers
+    before the first with experts), ``expert_widths`` (the shared experts' width as a number of
+    experts' widths)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -107,6 +115,10 @@ class TensorMap:
     ``stack_experts`` (each expert's, concatenated, stacked on axis 0)."""
     transposed: bool = False
     """The stored matrices are [in, out], as GPT-2's Conv1D has them; ours are [out, in]."""
+    layers: str = "all"
+    """Which have it: ``all``, ``dense`` or ``experts`` (those without and with experts)."""
+    condition: Condition | None = None
+    """Only a model of which this holds has it."""
 
 
 @attrs.frozen(kw_only=True)

@@ -19,11 +19,15 @@ def test_every_public_field_and_plain_default_is_that_of_megatrons_dataclass() -
         import dataclasses, json, warnings
         warnings.simplefilter("ignore")
         from megatron.core.model_parallel_config import ModelParallelConfig
-        from megatron.core.transformer.transformer_config import TransformerConfig
+        from megatron.core.transformer.transformer_config import (
+            MLATransformerConfig, TransformerConfig
+        )
         inherited = {field.name for field in dataclasses.fields(ModelParallelConfig)}
         answer = {}
-        for field in dataclasses.fields(TransformerConfig):
-            if field.name.startswith("_"):
+        fields = {field.name: field for field in dataclasses.fields(MLATransformerConfig)}
+        fields |= {field.name: field for field in dataclasses.fields(TransformerConfig)}
+        for field in fields.values():
+            if field.name.startswith("_") or field.name in ("rotary_base", "rotary_percent"):
                 continue
             default = field.default
             if default is dataclasses.MISSING:
@@ -72,6 +76,8 @@ def test_reading_the_fields_imports_neither_torch_nor_megatron() -> None:
         ("activation_func", None),
         ("params_dtype", None),
         ("attention_backend", None),
+        ("kv_lora_rank", int),
+        ("q_lora_rank", int | None),
         ("timers", None),
     ],
 )
