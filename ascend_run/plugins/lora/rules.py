@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 def problems(config: RunConfig, options: LoraOptions) -> list[str]:
     """A sentence for each."""
+    if config.model.get("multi_latent_attention"):
+        return [
+            (
+                "lora: the linears of model.multi_latent_attention=true take no adapters; leave "
+                "lora out, or choose a model without it"
+            )
+        ]
     found = [*_target_problems(config, options)]
     if not found:
         found += _peft_problems(config, options)
