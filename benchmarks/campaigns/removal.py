@@ -94,11 +94,16 @@ def copy_without(features: Sequence[str]) -> Iterator[Path]:
 
 
 def remove(tree: Path, feature: str) -> None:
-    """Delete what is a feature's own."""
+    """Delete what is a feature's own; a link to its page becomes the words that it was made of."""
     module = feature.replace("-", "_")
     for part in ("ascend_run", "tests"):
         shutil.rmtree(tree / part / "plugins" / module)
     (tree / f"docs/plugins/{feature}.md").unlink()
+    link = re.compile(rf"\[([^\]]*)\]\((?:[\w./]*/)?{feature}\.md(?:#[^)]*)?\)")
+    for page in (tree / "docs").rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if link.search(text):
+            page.write_text(link.sub(r"\1", text), encoding="utf-8")
     setup = tree / "setup.cfg"
     lines = setup.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if f" = ascend_run.plugins.{module}:" not in line]

@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
     files = {f"tests/{name}": text for name, text in TESTS.items()} | {
         "setup.cfg": SETUP,
         "docs/plugins/gloo-offload.md": "",
-        "docs/plugins/gmm.md": "",
+        "docs/plugins/gmm.md": "see [it](gloo-offload.md#why) or [that](more/gmm.md)",
         "ascend_run/plugins/gloo_offload/__init__.py": "",
         "ascend_run/plugins/gmm/__init__.py": "",
     }
@@ -53,6 +53,7 @@ def test_everything_of_a_feature_is_deleted_and_nothing_else(tree: Path) -> None
         "ascend_run/plugins/gloo_offload/__init__.py",
         "tests/plugins/gloo_offload/test_itself.py",
     }
+    assert (tree / "docs/plugins/gmm.md").read_text() == "see it or [that](more/gmm.md)"
     assert (tree / "setup.cfg").read_text() == "".join(
         line for line in SETUP.splitlines(keepends=True) if "gloo" not in line
     )
