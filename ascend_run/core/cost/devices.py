@@ -102,9 +102,10 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             reach=0.7,
             source="CANN's platform_config of the Ascend910B2C: 24 cube cores of 16 x 16 x 16 half-"
             "precision products a cycle at 1.8 GHz (arXiv:2506.12708 counts the vector cores too: "
-            "376 TFLOPS a die of the 910C), 64 GB at 1.6 TB/s; fp32 is published nowhere that we "
-            "found, and assumed to be a quarter; links of the Atlas 800T A2 server: HCCS 392 GB/s "
-            "in both directions together, RoCE 200 Gb/s for each device",
+            "376 TFLOPS a die of the 910C), 64 GB at 1.6 TB/s; fp32 a quarter, of which large "
+            "products reached 87 TFLOPS (github.com/gameofdimension/limulidae); links of the Atlas "
+            "800T A2 server: HCCS 392 GB/s in both directions together, RoCE 200 Gb/s for each "
+            "device",
         ),
         CostDevice(
             name="h100",
