@@ -17,7 +17,13 @@ from ascend_run.plugin_api.layout import Layout
 
 from . import traffic
 from .backward import layer_backward, norm_backward
-from .flops import forward_flops, step_attention_flops, step_flops
+from .flops import (
+    changed_flops,
+    forward_flops,
+    output_flops,
+    step_attention_flops,
+    step_flops,
+)
 from .kept import gather_buffer, hidden_bytes, layer_kept
 from .ledger import Kept, Ledger
 from .loss import kept_by_loss, loss_working
@@ -133,6 +139,10 @@ def _rank_cost(
         config, layout, sizes, ledger.parameters, pp_rank=pp_rank, chunks=chunks
     )
     by_layer = {n: forward_flops(config, sizes, parameters, n) for n in layers}
+    computed, asked = changed_flops(sizes, ledger.parameters, len(parameters), ledger.repeated)
+    if is_last and not trains_output(config, ledger.parameters):
+        computed, asked = (flops - output_flops(sizes) for flops in (computed, asked))
+    passes = sizes.num_micro_batches
     return RankCost(
         rank=rank,
         chunks=tuple(chunks),
@@ -146,8 +156,9 @@ def _rank_cost(
             _ends(config, layout, sizes, rank, ledger.parameters),
         ),
         messages=_summed(ledger.sent()),
-        flops=ledger.flops,
-        model_flops=step_flops(config, sizes, by_layer, has_output=is_last, model_only=True),
+        flops=ledger.flops + passes * computed,
+        model_flops=step_flops(config, sizes, by_layer, has_output=is_last, model_only=True)
+        + passes * asked,
         attention_flops=step_attention_flops(config, sizes, len(layers)),
         operations=step_operations(sizes, dense=len(layers) - len(moe), moe=len(moe)),
         changes=changes,
@@ -224,21 +235,32 @@ def _ends(
 ) -> Ends:
     hidden, pipelined = hidden_bytes(sizes), layout.pp > 1
     is_last, tied = rank.is_last, bool(config.model.share_embeddings_and_output_weights)
-    ends_trained = {p.part for p in parameters if p.layer is None and p.trained}
-    trains_output = bool(ends_trained & {"embedding" if tied else "output_layer"})
+    ends_trained = _trained_ends(parameters)
+    trains = trains_output(config, parameters)
     table = sizes.vocab * sizes.hidden * sizes.item_bytes
     return Ends(
         hidden=hidden,
         final_norm=hidden + sizes.shared_tokens * _WIDE if is_last else 0.0,
         final_norm_backward=norm_backward(config, sizes) if is_last else 0.0,
-        loss=loss_working(config, layout, sizes, trains=trains_output) if is_last else 0.0,
-        loss_kept=sum(kept_by_loss(config, sizes, trains=trains_output)) if is_last else 0.0,
-        output_gradient=table if trains_output and is_last and tied and not pipelined else 0.0,
+        loss=loss_working(config, layout, sizes, trains=trains) if is_last else 0.0,
+        loss_kept=sum(kept_by_loss(config, sizes, trains=trains)) if is_last else 0.0,
+        output_gradient=table if trains and is_last and tied and not pipelined else 0.0,
         embedding_gradient=table if rank.is_first and "embedding" in ends_trained else 0.0,
         batch=sizes.tokens * (3 * _INDEX + _WIDE),
         has_next=not is_last,
         pipelined=pipelined,
     )
+
+
+def trains_output(config: RunConfig, parameters: Sequence[ParameterCost]) -> bool:
+    """Whether the output layer's weight is trained; it may be the embedding's."""
+    tied = bool(config.model.share_embeddings_and_output_weights)
+    # A stage after the first holds a copy of its own of a tied table.
+    return bool(_trained_ends(parameters) & {"output_layer", *(["embedding"] if tied else [])})
+
+
+def _trained_ends(parameters: Sequence[ParameterCost]) -> set[str]:
+    return {p.part for p in parameters if p.layer is None and p.trained}
 
 
 def _rotary_bytes(config: RunConfig, sizes: Sizes) -> float:

@@ -10,7 +10,7 @@ halved for the causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import ParameterCost
@@ -29,7 +29,7 @@ def forward_flops(
     for parameter in parameters:
         if parameter.layer == layer and parameter.is_matrix:
             found[parameter.part] = found.get(parameter.part, 0.0) + (
-                2.0 * parameter.numel * rows_of(parameter.part, sizes)
+                2.0 * parameter.numel * rows_of(parameter, sizes)
             )
     found["self_attention"] = found.get("self_attention", 0.0) + attention_flops(config, sizes)
     return found
@@ -64,11 +64,43 @@ def output_flops(sizes: Sizes) -> float:
     return 2.0 * sizes.tokens * sizes.hidden * sizes.valid_vocab
 
 
-def rows_of(part: str, sizes: Sizes) -> float:
+def changed_flops(
+    sizes: Sizes,
+    parameters: Sequence[ParameterCost],
+    num_plain: int,
+    repeated: Collection[tuple[int | None, str]],
+) -> tuple[float, float]:
+    """What plugins change in the products of one micro-batch by what they freeze and add.
+
+    A frozen weight has no gradient, but what enters it has one, for what is trained before it.
+
+    Args:
+        parameters: After all changes; the plain model's first, in its order.
+        num_plain: How many of them are the plain model's.
+        repeated: (layer, part) of every forward that runs again in backward.
+
+    Returns:
+        FLOPs more than the plain model's: computed, and asked for by the model.
+    """
+    computed = asked = 0.0
+    for place, parameter in enumerate(parameters):
+        if not parameter.is_matrix or parameter.layer is None:
+            continue
+        product = 2.0 * parameter.numel * rows_of(parameter, sizes)
+        gradient = product if parameter.trained else 0.0
+        if place < num_plain:
+            asked += gradient - product
+            continue
+        asked += 2 * product + gradient  # forward, and the gradient of what enters
+        computed += product if (parameter.layer, parameter.part) in repeated else 0.0
+    return computed + asked, asked
+
+
+def rows_of(parameter: ParameterCost, sizes: Sizes) -> float:
     """Rows that each number of a weight is multiplied with; of an expert's, those sent to it."""
-    if part == "experts":
+    if parameter.part == "experts":
         return sizes.expert_rows / sizes.experts
-    return sizes.shared_tokens if part == "router" else sizes.tokens
+    return sizes.shared_tokens if parameter.sees_own_tokens else sizes.tokens
 
 
 def step_flops(

@@ -57,6 +57,8 @@ class Ledger:
     part_messages: dict[int, dict[str, list[Messages]]]
     """Layer -> part -> messages of its forward in one step."""
     num_micro_batches: int
+    repeated: set[tuple[int | None, str]] = attrs.field(factory=set)
+    """(layer, part) of every forward that runs again in backward."""
     working: list[WorkingMemory] = attrs.field(factory=list)
     removed: list[str] = attrs.field(factory=list)
     buffers: dict[str, float] = attrs.field(factory=dict)
@@ -114,6 +116,7 @@ class Ledger:
                     if tensor is not first and tensor.place is not Place.NOWHERE:
                         tensor.place, tensor.again = Place.NOWHERE, group[-1]
                 repeated = [p for p in self.part_flops[layer] if _matches(p, parts)]
+                self.repeated.update((layer, part) for part in repeated)
                 self.flops += self.num_micro_batches * sum(
                     self.part_flops[layer].pop(part) for part in repeated
                 )

@@ -189,8 +189,8 @@ class CostChange:
     parameters: tuple[ParameterCost, ...] = ()
     messages: tuple[Messages, ...] = ()
     flops: float = 0.0
-    """Added in one step on one rank; negative where less is computed. Recomputation counts
-    itself."""
+    """Added in one step on one rank; negative where less is computed. Recomputation, ``frozen`` and
+    ``parameters`` count themselves."""
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from ascend_run.core.cost.flops import attention_flops, keys_seen
@@ -28,6 +31,47 @@ def test_they_are_what_torch_counts_in_a_step(gloo_pool: GlooPool, model: str) -
     length = config["data.seq_length"]
     assert attention == unmasked * (length + 1) / (2 * length)  # causal, the diagonal with it
     assert cost.model_flops == cost.flops - attention / 7  # backward's scores, computed again
+
+
+_TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
+_PP = {"parallel.pipeline_model_parallel_size": 2}
+_CP = {"parallel.context_parallel_size": 2}
+_EP = {"parallel.expert_model_parallel_size": 2}
+_SHARED = {"model.moe_shared_expert_intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "plugin"),
+    [
+        pytest.param(DENSE, {**_TP, **_PP}, None, id="tp-pp"),
+        pytest.param(MOE, {**_TP, **_EP, **_SHARED}, None, id="tp-ep-shared-experts"),
+        pytest.param(
+            DENSE, {**_TP, **_CP}, "ulysses", id="tp-cp", marks=pytest.mark.needs_plugins("ulysses")
+        ),
+        pytest.param(
+            DENSE, {**_TP, **_PP}, "lora", id="adapters", marks=pytest.mark.needs_plugins("lora")
+        ),
+    ],
+)
+def test_ranks_compute_their_part_of_it(
+    gloo_pool: GlooPool, model: Mapping[str, Any], values: Mapping[str, Any], plugin: str | None
+) -> None:
+    """The mean over a stage: which expert has more tokens is the routing's affair."""
+    # Every rank has as many rows of the vocabulary.
+    config = {**model, **values, "model.vocab_size": 96}
+    plugins = () if plugin is None else (plugin,)
+    prepared, costs = planned(config, plugins, world_size=4)
+
+    counted = gloo_pool.run(count_flops, 4, Trial(config=config, plugins=plugins))
+
+    length = config["data.seq_length"]
+    for stage, cost in enumerate(costs):
+        found = [
+            products + unmasked * (length + 1) / (2 * length)
+            for rank, (products, unmasked) in enumerate(counted)
+            if prepared.layout.coordinate("pp", rank) == stage
+        ]
+        assert cost.flops == pytest.approx(sum(found) / len(found), rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugin_api.testing.runtime import Trial
+from tests.core.cost.cost_jobs import count_flops
 from tests.support.costs import planned
 from tests.support.messages import differences
 
@@ -38,3 +43,36 @@ def test_adapters_send_what_was_expected(gloo_pool: GlooPool, sequence_parallel:
         "plugins.lora.target_modules": ["linear_q", "linear_proj", "linear_fc1"],
     }
     assert differences(gloo_pool, config, ("lora",)) == []
+
+
+_NARROW = {"plugins.lora.rank": 2}
+_AGAIN = {
+    "model.recompute_granularity": "full",
+    "model.recompute_method": "uniform",
+    "model.recompute_num_layers": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (DENSE, _NARROW),
+        ({**DENSE, **_AGAIN}, {**_NARROW, "plugins.lora.target_modules": ["linear_q"]}),
+        ({**MOE, "model.share_embeddings_and_output_weights": True}, _NARROW),
+    ],
+    ids=["every-linear", "queries-computed-again", "beside-experts"],
+)
+def test_frozen_weights_take_no_product_for_their_gradient(
+    gloo_pool: GlooPool, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """As torch counts them; the attention is that of the plain model."""
+    _, (plain,) = planned(config)
+    _, (cost,) = planned({**config, **options}, ("lora",))
+
+    (((products, _),), ((plain_products, _),)) = (
+        gloo_pool.run(count_flops, 1, trial)
+        for trial in (Trial(config={**config, **options}, plugins=("lora",)), Trial(config=config))
+    )
+
+    assert cost.flops - plain.flops == products - plain_products
+    assert cost.model_flops < plain.model_flops
