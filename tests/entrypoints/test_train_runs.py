@@ -295,7 +295,10 @@ def test_a_signal_ends_the_run_without_a_traceback(
     process = start(workplace, *words, f"run.output_dir=runs/{name}")
     wait_for_steps(workplace, name)
     ranks = children_of(process.pid)
-    process.send_signal(number)
+    if number is signal.SIGINT:  # a terminal's Ctrl-C is for the whole group
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     code, errors = finish(process)
     assert code == exit_code, errors
     assert "Traceback" not in errors
