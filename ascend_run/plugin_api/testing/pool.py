@@ -125,7 +125,13 @@ class GlooPool:
         team = self._workers[:world_size]
         for rank, worker in enumerate(team):
             worker.connection.send_bytes(pickle.dumps(attrs.evolve(job, rank=rank)))
-        return self._collect(team, timeout)
+        try:
+            return self._collect(team, timeout)
+        except BaseException:
+            # Whoever interrupts this, as a test's own time limit does, leaves answers on their way,
+            # which the next job would take for its own.
+            self.close()
+            raise
 
     def close(self) -> None:
         """End every process and remove their files; the pool can be used again."""

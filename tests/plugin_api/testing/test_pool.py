@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
+import psutil
 import pytest
 import torch
 
@@ -77,10 +82,24 @@ def test_a_hang_fails_with_the_stack_and_the_next_job_gets_new_ranks() -> None:
         assert not set(pool.run(pool_jobs.process_id, 2)) & set(before)
 
 
-def test_a_dead_rank_is_named_with_its_exit_code() -> None:
+class HadEnough(Exception):
+    """What a test's time limit raises in the middle of anything."""
+
+
+def give_up(*_: object) -> None:
+    raise HadEnough
+
+
+def test_a_dead_rank_is_named_with_its_exit_code_and_an_interrupted_job_leaves_no_rank() -> None:
     with GlooPool() as pool:
         with pytest.raises(PoolError) as caught:
             pool.run(pool_jobs.die_on, 2, 1)
         assert (caught.value.rank, caught.value.kind) == (1, "Death")
         assert "exit code 7" in caught.value.message
-        assert pool.run(pool_jobs.sum_of_ranks, 2)
+        ranks = pool.run(pool_jobs.process_id, 2)
+        before = signal.signal(signal.SIGUSR1, give_up)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(HadEnough):
+            pool.run(pool_jobs.hang_on, 2, 1, timeout=20.0)
+        signal.signal(signal.SIGUSR1, before)
+        assert not any(map(psutil.pid_exists, ranks)), "a late answer would be the next job's"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
 from ascend_run.plugin_api import PlatformError
-from ascend_run.plugins.npu import Npu
+from ascend_run.plugins.npu import Npu, communicators
 from ascend_run.plugins.npu.proof.releases import releases
 
 from .stand_in import npu_on_the_cpu
@@ -55,3 +57,15 @@ def test_every_release_that_is_recorded_is_young_enough() -> None:
     for release in releases().names:
         with npu_on_the_cpu(version=release):
             Npu().ascend_device(local_rank=0)
+
+
+def test_a_communicator_has_the_name_that_hccl_gives_this_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its rank in all, whatever its place in the group."""
+    hccl, group = mock.Mock(), mock.Mock()
+    hccl.get_hccl_comm_name.side_effect = "hccl of rank {}".format
+    group._get_backend.side_effect = {"npu:0": hccl}.__getitem__
+    monkeypatch.setattr(communicators.dist, "get_rank", lambda: 5)
+    monkeypatch.setattr(communicators, "torch", mock.Mock(device="{}:0".format))
+    assert communicators.communicator_name(group) == "hccl of rank 5"
