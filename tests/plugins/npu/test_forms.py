@@ -174,6 +174,19 @@ def test_grouped_products(counts: tuple[int, ...], cumulative: bool) -> None:
         same(group_lists.grouped_matmul_add_, draw(4, 5, 6, seed=3).detach(), a, b, **options)
 
 
+@pytest.mark.parametrize("learns", [0, 1], ids=["rows alone", "matrices alone"])
+def test_a_gradient_that_nobody_asks_for_is_not_computed(learns: int) -> None:
+    """A product backward, not two."""
+    leaves = [draw(9, 5, seed=0), draw(4, 5, 6, seed=1)]
+    leaves[1 - learns].requires_grad_(False)
+    groups = torch.tensor(COUNTS[0])
+    same(group_lists.listed_grouped_matmul, *leaves, group_list=groups, cumulative=False)
+    form = FORMS["listed_grouped_matmul"].function
+    with recorded_calls() as recorder:
+        form(*leaves, groups, cumulative=False).sum().backward()
+    assert recorder.calls.total() == 2
+
+
 def test_a_list_on_the_host_is_checked() -> None:
     with pytest.raises(ValueError, match="ends with 5"):
         FORMS["listed_grouped_matmul"].function(
@@ -371,6 +384,11 @@ def test_groups_summed_over_ranks(gloo_pool: GlooPool, split_item: int) -> None:
     for difference, seen in gloo_pool.run(jobs.grouped, 2, split_item):
         assert difference < 1e-6
         note("grouped_matmul_all_reduce", seen)
+
+
+def test_no_rows_at_all_are_no_product(gloo_pool: GlooPool) -> None:
+    for difference, seen in gloo_pool.run(jobs.grouped, 2, 0, (0, 0, 0)):
+        assert (difference, seen) == (0.0, set())
 
 
 def test_each_form_calls_every_operator_that_it_declares(gloo_pool: GlooPool) -> None:

@@ -104,6 +104,12 @@ def test_experts_by_grouped_products_follow_the_formula(counts: tuple[int, ...])
     )
 
 
+def test_no_rows_add_nothing() -> None:
+    total = torch.ones(2, 3, 2)
+    NpuGroups((0, 0), total.device).add_outer(total, torch.empty(0, 3), torch.empty(0, 2))
+    assert torch.equal(total, torch.ones(2, 3, 2))
+
+
 def test_grouped_products_are_added_to_a_wider_sum() -> None:
     a, b = draw(5, 3, dtype=torch.bfloat16).detach(), draw(5, 2, dtype=torch.bfloat16).detach()
     total = torch.ones(2, 3, 2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ascend_run.plugin_api import PlatformError
-from ascend_run.plugins.npu import Npu
+from ascend_run.plugins.npu import Npu, gaps
 from ascend_run.plugins.npu.forms import FORMS
 from ascend_run.plugins.npu.gaps import KNOWN_GAPS, RECORD, as_ranges, lacking, taking
 from ascend_run.plugins.npu.proof import probe
@@ -124,16 +124,16 @@ def test_what_a_release_lacks_is_known_by_its_name(operator: str) -> None:
 def test_a_run_asks_no_release_for_what_it_lacks() -> None:
     """The torch form stands in the place of an operator; a kernel that has none is refused."""
     for release in releases().names:
-        gaps = lacking(release)
+        missing = lacking(release)
         with npu_on_the_cpu(version=release):
             Npu().ascend_device(local_rank=0)
             ops = Npu().ascend_platform_ops()
         assert ops.fused.keys() == {
-            n for n, form in FORMS.items() if not gaps.keys() & {*form.calls}
+            n for n, form in FORMS.items() if not missing.keys() & {*form.calls}
         }
         assert ops.attention_kernels["v1"]().version == 1
         second = ops.attention_kernels["v2"]
-        if "npu_fusion_attention_v2" not in gaps:
+        if "npu_fusion_attention_v2" not in missing:
             assert second(layout="BNSD").version == 2
             continue
         with pytest.raises(PlatformError) as refusal:
@@ -145,6 +145,10 @@ def test_a_run_asks_no_release_for_what_it_lacks() -> None:
         )
 
 
-def test_a_message_names_the_releases_that_have_an_operator() -> None:
+def test_a_message_names_the_releases_that_have_an_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ring = "2.7.1.post8 - 2.7.1.post11, 2.9.0.post6 - 2.9.0.post9, 2.10.0.post4 or later"
     assert taking("npu_ring_attention_update") == ring
+    monkeypatch.setattr(gaps, "KNOWN_GAPS", {("npu_gone", "is not there"): ("2.13.0 - 2.14.0",)})
+    assert taking("npu_gone") == "2.7.1 - 2.12.0.post3"
