@@ -115,6 +115,15 @@ class Condition:
     why: str = ""
     fix: str = ""
 
+    @classmethod
+    def one_rank(cls, size: str, why: str) -> Condition:
+        """That an axis of parallelism has one rank, where whatever goes over it is idle.
+
+        Args:
+            size: A key of ``parallel``, such as ``context_parallel_size``.
+        """
+        return cls(f"parallel.{size}", "<=", 1, why=why, fix=f"set parallel.{size}")
+
     def holds(self, config: Any) -> bool:
         """Whether the condition is true of a RunConfig."""
         section, _, name = self.field.partition(".")

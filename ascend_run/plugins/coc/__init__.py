@@ -53,13 +53,7 @@ class Coc:
         name="coc",
         summary="overlap the messages of tensor-parallel linears with slices of their products",
         claims=(Claim.LINEAR_COMM,),
-        idle=Condition(
-            "parallel.tensor_model_parallel_size",
-            "<=",
-            1,
-            why="linears send no messages",
-            fix="set parallel.tensor_model_parallel_size",
-        ),
+        idle=Condition.one_rank("tensor_model_parallel_size", why="linears send no messages"),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,

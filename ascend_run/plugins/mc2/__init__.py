@@ -51,13 +51,7 @@ class Mc2:
         name="mc2",
         summary="fuse the messages of tensor-parallel linears with their matrix products",
         claims=(Claim.LINEAR_COMM,),
-        idle=Condition(
-            "parallel.tensor_model_parallel_size",
-            "<=",
-            1,
-            why="linears send no messages",
-            fix="set parallel.tensor_model_parallel_size",
-        ),
+        idle=Condition.one_rank("tensor_model_parallel_size", why="linears send no messages"),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
