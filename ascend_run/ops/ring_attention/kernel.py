@@ -9,38 +9,24 @@ import attrs
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.ops.ring import Packing, Passing, pass_on
 
 from .bias import Bias
 from .blocks import Block, holder, ring_steps
 from .cut import Cut
-from .received import Keep, Received
+from .inner import Spec, block_spec, lacking, read_by
+from .received import Received
 from .sums import Attended, KeySums, RowSums, sink_gradient
 
 # P ranks of all windows, W of one; s positions of one rank; B micro-batch; N query heads, G
 # key-value heads; D width of q and k, E width of v. Packed: no B.
 
-_READABLE = ("q", "k", "v", "out", "lse")
 _GRADIENTS = 1
 """The tag of the ring of gradients, which turns beside that of keys and values."""
 
 _MOST_BLOCKS = 2**16
 """Of one step; there are as many as documents."""
-
-Spec = Any
-"""plugin_api's AttentionSpec, which says what each field means."""
-
-
-def lacking(inner: Any) -> list[str]:
-    """Why a kernel cannot compute the blocks of a ring; empty where it can."""
-    found = [
-        f"its backward does not read {name}, and would take a part for the whole softmax"
-        for name in ("out", "lse")
-        if name not in inner.backward_reads
-    ]
-    if not inner.features.unequal_lengths:
-        found.append("it takes only as many keys as queries")
-    return found
 
 
 class RingAttention:
@@ -60,7 +46,7 @@ class RingAttention:
         group: The ranks of one window, neighbours in the sequence.
         windows: The ranks in the same place of every window; None where there is but one window,
             which is the plain ring.
-        keep: See ``Received``.
+        kv_cache: See ``Received``.
 
     Numerics: sums over blocks are float32, or float64 for float64 inputs, in a fixed order.
     Source: arXiv:2310.01889; windows: arXiv:2406.18485; a backward that begins where forward ended
@@ -76,11 +62,11 @@ class RingAttention:
         cut: Cut,
         *,
         windows: dist.ProcessGroup | None = None,
-        keep: Keep = "nothing",
+        kv_cache: KvCache = "none",
     ) -> None:
         assert not lacking(inner), "see lacking"
         self.inner, self.group, self.windows = inner, group, windows
-        self.cut, self.keep = cut, keep
+        self.cut, self.kv_cache = cut, kv_cache
         self.features = attrs.evolve(inner.features, sinks=True)
 
     def forward(
@@ -89,7 +75,7 @@ class RingAttention:
         steps = self._steps(spec, q.shape[0], k.shape[0])
         bias = self._bias(spec, q.shape[0], k.shape[0])
         packing = Packing([k.shape, v.shape])
-        received = Received(self.keep, num_keys=k.numel(), num_steps=len(steps))
+        received = Received(self.kv_cache, num_keys=k.numel(), num_steps=len(steps))
         attended = Attended(q, v.shape[-1])
         inner_saved: list[Tensor] = []
         held = packing.pack([k, v])
@@ -140,7 +126,7 @@ class RingAttention:
         bias = self._bias(spec, q.shape[0], key_shape[0])
         packing = Packing([key_shape, value_shape])
         received = Received(
-            self.keep, num_keys=math.prod(key_shape), num_steps=len(steps), saved=tuple(rest)
+            self.kv_cache, num_keys=math.prod(key_shape), num_steps=len(steps), saved=tuple(rest)
         )
         inner_saved = _by_block(rest[received.num_tensors :], steps)
         row_sums = RowSums(q)
@@ -166,7 +152,7 @@ class RingAttention:
                 )
                 dq, dk, dv, *dbias = self.inner.backward(
                     dout[block.rows],
-                    *self._read(given),
+                    *read_by(self.inner, given),
                     inner_saved[step, index],
                     self._block_spec(spec, block, step, index, bias),
                 )
@@ -226,19 +212,10 @@ class RingAttention:
     def _block_spec(
         self, spec: Spec, block: Block, step: int, index: int, bias: Bias | None
     ) -> Spec:
-        dropout = spec.dropout
-        if dropout is not None:
-            # Equal seeds would drop the same places in every block.
-            rank, size = self._rank_and_size()
-            place = ((dropout.seed * size + rank) * size + step) * _MOST_BLOCKS + index
-            dropout = attrs.evolve(dropout, seed=place % 2**62)
-        part = None if bias is None else bias.of(step, block)
-        return attrs.evolve(spec, mask=block.mask, bias=part, sinks=None, dropout=dropout)
-
-    def _read(self, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
-        """q, k, v, out and lse, as far as the inner backward reads them."""
-        reads = self.inner.backward_reads
-        return [x if name in reads else None for name, x in zip(_READABLE, tensors, strict=True)]
+        rank, size = self._rank_and_size()
+        seed = 0 if spec.dropout is None else spec.dropout.seed
+        place = ((seed * size + rank) * size + step) * _MOST_BLOCKS + index
+        return block_spec(spec, block, place, None if bias is None else bias.of(step, block))
 
 
 def _by_block(

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Keep = Literal["nothing", "keys", "all"]
-"""What is kept of the keys and values that come in."""
+from ascend_run.ops.kv_cache import KvCache
 
 
 class Received:
     """Keys and values step by step, each step's in a flat buffer, the keys first.
 
     Args:
-        keep: ``nothing``: the last step's stay, and go round again; ``keys``: every step's keys
-            stay, and the values go round; ``all``: everything stays, and nothing goes round.
+        kv_cache: ``none``: the last step's stay, and go round again; ``half``: every step's keys
+            stay, and the values go round; ``full``: everything stays, and nothing goes round.
         num_keys: Numbers in the keys of a buffer.
         num_steps: Of the ring.
         saved: What ``tensors`` gave in forward; none at its beginning.
     """
 
     def __init__(
-        self, keep: Keep, *, num_keys: int, num_steps: int, saved: tuple[Tensor, ...] = ()
+        self, kv_cache: KvCache, *, num_keys: int, num_steps: int, saved: tuple[Tensor, ...] = ()
     ) -> None:
-        self._keep, self._num_keys = keep, num_keys
-        moving = 0 if keep == "all" else 1
+        self._kv_cache, self._num_keys = kv_cache, num_keys
+        moving = 0 if kv_cache == "full" else 1
         self.moving: Tensor | None = saved[0] if saved and moving else None
         """What goes round in backward."""
         self._kept = [*saved[moving:]]
-        self.num_tensors = moving + (0 if keep == "nothing" else num_steps)
+        self.num_tensors = moving + (0 if kv_cache == "none" else num_steps)
 
     def add(self, held: Tensor) -> None:
         """One more step of forward."""
-        if self._keep == "all":
+        if self._kv_cache == "full":
             self._kept.append(held)
             return
-        if self._keep == "keys":
+        if self._kv_cache == "half":
             self._kept.append(held[: self._num_keys].clone())
         self.moving = held
 
@@ -45,11 +42,13 @@ class Received:
         """What backward needs, ``num_tensors`` of them."""
         if self.moving is None:
             return self._kept
-        values = self.moving[self._num_keys :].clone() if self._keep == "keys" else self.moving
+        values = self.moving[self._num_keys :].clone() if self._kv_cache == "half" else self.moving
         return [values, *self._kept]
 
     def at(self, step: int) -> Tensor:
         """Keys and values of a step, in backward."""
         if self.moving is None:
             return self._kept[step]
-        return torch.cat((self._kept[step], self.moving)) if self._keep == "keys" else self.moving
+        return (
+            torch.cat((self._kept[step], self.moving)) if self._kv_cache == "half" else self.moving
+        )

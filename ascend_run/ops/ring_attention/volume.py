@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
+
+from ascend_run.ops.kv_cache import KvCache
 
 SUM_BYTES = 4
 """Of one number of a gradient's sum."""
@@ -51,22 +51,22 @@ class Ring:
         windows = self.size // self.window
         return windows * (self.window - 1), windows - 1
 
-    def sends(self, hops: int, keep: Literal["nothing", "keys", "all"]) -> tuple[Sends, ...]:
+    def sends(self, hops: int, kv_cache: KvCache) -> tuple[Sends, ...]:
         """What goes over one kind of hop, forward and backward."""
         keys, sums = self.key_bytes, 2 * self.key_bytes * SUM_BYTES / self.item_bytes
         back = {
-            "nothing": [Sends(calls=hops, nbytes=2 * keys, why="keys and values, backward")],
-            "keys": [Sends(calls=hops, nbytes=keys, why="values, backward")],
-            "all": [],
-        }[keep]
+            "none": [Sends(calls=hops, nbytes=2 * keys, why="keys and values, backward")],
+            "half": [Sends(calls=hops, nbytes=keys, why="values, backward")],
+            "full": [],
+        }[kv_cache]
         return (
             Sends(calls=hops, nbytes=2 * keys, why="keys and values, forward"),
             *back,
             Sends(calls=hops, nbytes=sums, why="gradients of keys and values"),
         )
 
-    def held_bytes(self, keep: Literal["nothing", "keys", "all"]) -> float:
+    def held_bytes(self, kv_cache: KvCache) -> float:
         """Of what was received, from forward to backward."""
-        if keep == "nothing":
+        if kv_cache == "none":
             return 2 * self.key_bytes
-        return (self.size + 1 if keep == "keys" else 2 * self.size) * self.key_bytes
+        return (self.size + 1 if kv_cache == "half" else 2 * self.size) * self.key_bytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.ring_attention.cut import CUTS
+from ascend_run.ops.ring_attention.options import SharedSequenceOptions
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
@@ -35,21 +35,13 @@ LETS_THROUGH: Final = AttentionFeatures.all_but()
 
 
 @attrs.frozen(kw_only=True)
-class DoubleRingConfig:
+class DoubleRingConfig(SharedSequenceOptions):
     """Options, set by ``plugins.double-ring.<field>=<value>``."""
 
     window: int = attrs.field(default=2, validator=attrs.validators.ge(1))
     """Neighbours that pass keys and values among themselves before they take those of another
     window: best the ranks that one node has of the sequence. It divides
     ``parallel.context_parallel_size``. Unit: ranks."""
-    cut: Literal["zig-zag", "contiguous"] = "zig-zag"
-    """How the ranks share a sequence: an early and a late part each, of every document where
-    documents are known, which gives them equal work under a causal mask; or one part each."""
-    keep: Literal["nothing", "keys", "all"] = "nothing"
-    """What a rank keeps for backward of the keys and values that it received; what it keeps does
-    not travel again."""
-    keep_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Keep in one layer of this many. Unit: layers."""
 
 
 class DoubleRing:
@@ -64,13 +56,7 @@ class DoubleRing:
         name="double-ring",
         summary="split sequences over ranks as rings of neighbours, and one ring of those rings",
         claims=(Claim.SEQUENCE_EXCHANGE,),
-        idle=Condition(
-            "parallel.context_parallel_size",
-            "<=",
-            1,
-            why="there is nobody to pass anything to",
-            fix="set parallel.context_parallel_size",
-        ),
+        idle=Condition.one_rank("context_parallel_size", why="there is nobody to pass anything to"),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
@@ -107,7 +93,7 @@ class DoubleRing:
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
         if config.parallel.context_parallel_size <= 1:
             return None
-        return CUTS[self.config.cut]
+        return self.config.sharing
 
     @hookimpl
     def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
@@ -123,7 +109,7 @@ class DoubleRing:
             return None
         from .kernel import DoubleRingKernel
 
-        keep = "nothing" if layer_index % self.config.keep_every else self.config.keep
+        kv_cache = self.config.kv_cache_of(layer_index)
         window, windows = getattr(groups, WINDOW), getattr(groups, WINDOWS)
-        cut = CUTS[self.config.cut]
-        return lambda inner: DoubleRingKernel(inner, window, windows, cut, keep=keep)
+        cut = self.config.sharing
+        return lambda inner: DoubleRingKernel(inner, window, windows, cut, kv_cache=kv_cache)

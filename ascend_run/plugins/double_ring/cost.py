@@ -23,13 +23,9 @@ def double_ring_cost(layout: Layout, rank: RankKind, options: DoubleRingConfig) 
         size=layout.cp,
         window=options.window,
     )
-    keeping = (
-        tuple(i for i in rank.layers if i % options.keep_every == 0)
-        if options.keep != "nothing"
-        else ()
-    )
+    keeping = options.caching(rank.layers)
     received = KeptTensor(
-        part="self_attention", name="received", nbytes=ring.held_bytes(options.keep)
+        part="self_attention", name="received", nbytes=ring.held_bytes(options.kv_cache)
     )
     inside, across = ring.hops
     links = (
@@ -37,8 +33,8 @@ def double_ring_cost(layout: Layout, rank: RankKind, options: DoubleRingConfig) 
         (WINDOWS, across, layout.cp // options.window, layout.tp * options.window),
     )
     runs = (
-        ((len(rank.layers) - len(keeping)) * rank.num_micro_batches, "nothing"),
-        (len(keeping) * rank.num_micro_batches, options.keep),
+        ((len(rank.layers) - len(keeping)) * rank.num_micro_batches, "none"),
+        (len(keeping) * rank.num_micro_batches, options.kv_cache),
     )
     return CostChange(
         kept=(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.ring_attention.cut import CUTS, Nested
+from ascend_run.ops.ring_attention.cut import Nested
+from ascend_run.ops.ring_attention.options import SharedSequenceOptions
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
@@ -34,7 +35,7 @@ LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
 
 
 @attrs.frozen(kw_only=True)
-class HybridCpConfig:
+class HybridCpConfig(SharedSequenceOptions):
     """Options, set by ``plugins.hybrid-cp.<field>=<value>``."""
 
     ulysses_degree: int = attrs.field(default=2, validator=attrs.validators.ge(1))
@@ -46,15 +47,6 @@ class HybridCpConfig:
     )
     """Members of the ring that pass keys among themselves before they take those of another window,
     as in ``double-ring``; default: all of them. Unit: ranks."""
-    cut: Literal["zig-zag", "contiguous"] = "zig-zag"
-    """How the groups of neighbours share a sequence: an early and a late part each, of every
-    document where documents are known, which gives them equal work under a causal mask; or one
-    part each."""
-    keep: Literal["nothing", "keys", "all"] = "nothing"
-    """What a rank keeps for backward of the keys and values that came round the ring; what it keeps
-    does not travel again."""
-    keep_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Keep in one layer of this many. Unit: layers."""
 
 
 class HybridCp:
@@ -69,13 +61,7 @@ class HybridCp:
         name="hybrid-cp",
         summary="split sequences over ranks: heads exchanged among neighbours, keys round a ring",
         claims=(Claim.SEQUENCE_EXCHANGE,),
-        idle=Condition(
-            "parallel.context_parallel_size",
-            "<=",
-            1,
-            why="there is nothing to exchange",
-            fix="set parallel.context_parallel_size",
-        ),
+        idle=Condition.one_rank("context_parallel_size", why="there is nothing to exchange"),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
@@ -105,7 +91,7 @@ class HybridCp:
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
         if config.parallel.context_parallel_size <= 1:
             return None
-        return Nested(CUTS[self.config.cut], self.config.ulysses_degree)
+        return Nested(self.config.sharing, self.config.ulysses_degree)
 
     @hookimpl
     def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
@@ -121,7 +107,7 @@ class HybridCp:
             return None
         from .kernel import HybridKernel
 
-        keep = "nothing" if layer_index % self.config.keep_every else self.config.keep
+        kv_cache = self.config.kv_cache_of(layer_index)
         heads, window, windows = (getattr(groups, name) for name in (HEADS, WINDOW, WINDOWS))
-        cut = CUTS[self.config.cut]
-        return lambda inner: HybridKernel(inner, heads, window, windows, cut, keep=keep)
+        cut = self.config.sharing
+        return lambda inner: HybridKernel(inner, heads, window, windows, cut, kv_cache=kv_cache)

@@ -31,11 +31,7 @@ def hybrid_cost(layout: Layout, rank: RankKind, options: HybridCpConfig) -> Cost
         size=size,
         window=options.window or size,
     )
-    keeping = (
-        tuple(i for i in rank.layers if i % options.keep_every == 0)
-        if options.keep != "nothing"
-        else ()
-    )
+    keeping = options.caching(rank.layers)
     others = tuple(i for i in rank.layers if i not in keeping)
     own = ("self_attention.k", "self_attention.v")
     changes = (
@@ -43,7 +39,7 @@ def hybrid_cost(layout: Layout, rank: RankKind, options: HybridCpConfig) -> Cost
         KeptChange(tensors=own, layers=others, factor=repeat),
     )
     received = KeptTensor(
-        part="self_attention", name="received", nbytes=ring.held_bytes(options.keep)
+        part="self_attention", name="received", nbytes=ring.held_bytes(options.kv_cache)
     )
     return CostChange(
         kept=tuple(c for c in changes if c.layers and c.factor != 1),
@@ -78,8 +74,8 @@ def _round(
     inside, across = ring.hops
     apart = layout.tp * options.ulysses_degree
     runs = (
-        ((len(rank.layers) - num_keeping) * rank.num_micro_batches, "nothing"),
-        (num_keeping * rank.num_micro_batches, options.keep),
+        ((len(rank.layers) - num_keeping) * rank.num_micro_batches, "none"),
+        (num_keeping * rank.num_micro_batches, options.kv_cache),
     )
     for group, hops, size, stride in (
         (WINDOW, inside, ring.window, apart),

@@ -6,9 +6,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ascend_run.ops.head_exchange import HeadExchange
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.ops.ring_attention.cut import Cut
-from ascend_run.ops.ring_attention.kernel import RingAttention, lacking
-from ascend_run.ops.ring_attention.received import Keep
+from ascend_run.ops.ring_attention.inner import lacking
+from ascend_run.ops.ring_attention.kernel import RingAttention
 from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec, HookError
 
 
@@ -30,12 +31,14 @@ class HybridKernel(HeadExchange):
         windows: dist.ProcessGroup,
         cut: Cut,
         *,
-        keep: Keep = "nothing",
+        kv_cache: KvCache = "none",
     ) -> None:
         if problems := lacking(inner):
             name = type(inner).__name__
             raise HookError(f"hybrid-cp cannot compute its blocks by {name}", problems)
-        super().__init__(RingAttention(inner, window, cut, windows=windows, keep=keep), heads)
+        super().__init__(
+            RingAttention(inner, window, cut, windows=windows, kv_cache=kv_cache), heads
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         return AttentionResult(*super().forward(q, k, v, spec))

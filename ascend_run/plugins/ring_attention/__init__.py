@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.ring_attention.cut import CUTS
+from ascend_run.ops.ring_attention.options import SharedSequenceOptions
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
@@ -31,17 +31,8 @@ LETS_THROUGH: Final = AttentionFeatures.all_but()
 
 
 @attrs.frozen(kw_only=True)
-class RingAttentionConfig:
+class RingAttentionConfig(SharedSequenceOptions):
     """Options, set by ``plugins.ring-attention.<field>=<value>``."""
-
-    cut: Literal["zig-zag", "contiguous"] = "zig-zag"
-    """How the ranks share a sequence: an early and a late part each, of every document where
-    documents are known, which gives them equal work under a causal mask; or one part each."""
-    keep: Literal["nothing", "keys", "all"] = "nothing"
-    """What a rank keeps for backward of the keys and values that it received; what it keeps does
-    not travel again."""
-    keep_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Keep in one layer of this many. Unit: layers."""
 
 
 class RingAttention:
@@ -55,13 +46,7 @@ class RingAttention:
         name="ring-attention",
         summary="split sequences over ranks, passing keys and values round during the attention",
         claims=(Claim.SEQUENCE_EXCHANGE,),
-        idle=Condition(
-            "parallel.context_parallel_size",
-            "<=",
-            1,
-            why="there is nobody to pass anything to",
-            fix="set parallel.context_parallel_size",
-        ),
+        idle=Condition.one_rank("context_parallel_size", why="there is nobody to pass anything to"),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
@@ -87,13 +72,13 @@ class RingAttention:
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
         if config.parallel.context_parallel_size <= 1:
             return None
-        return CUTS[self.config.cut]
+        return self.config.sharing
 
     @hookimpl
     def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
         if layout.cp <= 1:
             return None
-        return ring_cost(layout, rank, self.config.keep, self.config.keep_every)
+        return ring_cost(layout, rank, self.config)
 
     @hookimpl
     def ascend_attention(
@@ -103,6 +88,6 @@ class RingAttention:
             return None
         from .kernel import RingKernel
 
-        keep = "nothing" if layer_index % self.config.keep_every else self.config.keep
-        cut = CUTS[self.config.cut]
-        return lambda inner: RingKernel(inner, groups.cp, cut, keep=keep)
+        kv_cache = self.config.kv_cache_of(layer_index)
+        cut = self.config.sharing
+        return lambda inner: RingKernel(inner, groups.cp, cut, kv_cache=kv_cache)

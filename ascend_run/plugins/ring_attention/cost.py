@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from ascend_run.ops.kv_cache import KvCacheOptions
 from ascend_run.ops.ring_attention.volume import Ring
 from ascend_run.plugin_api import CostChange, KeptChange, KeptTensor, Layout, Messages, RankKind
 
 
-def ring_cost(
-    layout: Layout, rank: RankKind, keep: Literal["nothing", "keys", "all"], keep_every: int
-) -> CostChange:
+def ring_cost(layout: Layout, rank: RankKind, options: KvCacheOptions) -> CostChange:
     """Keys and values go round in forward and again in backward, their gradients in float32.
 
     What is kept of them here does not go round again. A window may stop the ring early; this is
@@ -24,16 +21,21 @@ def ring_cost(
         size=layout.cp,
         window=layout.cp,
     )
-    keeping = tuple(i for i in rank.layers if i % keep_every == 0) if keep != "nothing" else ()
+    keeping = options.caching(rank.layers)
     hops, _ = ring.hops
     plain = (len(rank.layers) - len(keeping)) * rank.num_micro_batches
     counted = [
         (runs, sends)
-        for runs, kept in ((plain, "nothing"), (len(keeping) * rank.num_micro_batches, keep))
+        for runs, kept in (
+            (plain, "none"),
+            (len(keeping) * rank.num_micro_batches, options.kv_cache),
+        )
         for sends in ring.sends(hops, kept)
         if runs
     ]
-    received = KeptTensor(part="self_attention", name="received", nbytes=ring.held_bytes(keep))
+    received = KeptTensor(
+        part="self_attention", name="received", nbytes=ring.held_bytes(options.kv_cache)
+    )
     own = ("self_attention.k", "self_attention.v")
     return CostChange(
         kept=(KeptChange(tensors=own, layers=keeping, factor=0.0),) if keeping else (),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.ops.ring_attention.cut import Cut
-from ascend_run.ops.ring_attention.kernel import RingAttention, lacking
-from ascend_run.ops.ring_attention.received import Keep
+from ascend_run.ops.ring_attention.inner import lacking
+from ascend_run.ops.ring_attention.kernel import RingAttention
 from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec, HookError
 
 
@@ -24,12 +25,12 @@ class RingKernel(RingAttention):
         group: dist.ProcessGroup,
         cut: Cut,
         *,
-        keep: Keep = "nothing",
+        kv_cache: KvCache = "none",
     ) -> None:
         if problems := lacking(inner):
             name = type(inner).__name__
             raise HookError(f"ring-attention cannot compute its blocks by {name}", problems)
-        super().__init__(inner, group, cut, keep=keep)
+        super().__init__(inner, group, cut, kv_cache=kv_cache)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         return AttentionResult(*super().forward(q, k, v, spec))

@@ -53,13 +53,15 @@ def test_it_sends_what_a_ring_sends_and_all_but_a_few_messages_within_windows(
                 assert sends(seen) == wanted
 
 
-@pytest.mark.parametrize(("keep", "returning"), [("nothing", 7), ("keys", 3), ("all", 0)])
-def test_what_is_kept_does_not_travel_again(gloo_pool: GlooPool, keep: str, returning: int) -> None:
+@pytest.mark.parametrize(("kv_cache", "returning"), [("none", 7), ("half", 3), ("full", 0)])
+def test_what_is_kept_does_not_travel_again(
+    gloo_pool: GlooPool, kv_cache: str, returning: int
+) -> None:
     """Keys are four wide and values three."""
     case = Case(width=4, value_width=3)
     sent = (SIZE - 1) * block_bytes(case, returning + 4 + 3)
-    steps = {"nothing": (4 + 3), "keys": SIZE * 4 + 3, "all": SIZE * (4 + 3)}[keep]
-    plugin = DoubleRing(DoubleRingConfig(keep=keep))  # type: ignore[arg-type]
+    steps = {"none": (4 + 3), "half": SIZE * 4 + 3, "full": SIZE * (4 + 3)}[kv_cache]
+    plugin = DoubleRing(DoubleRingConfig(kv_cache=kv_cache))  # type: ignore[arg-type]
     for (outcome,) in gloo_pool.run(jobs.attend, SIZE, plugin, [case]):
         assert outcome.backward.sent_bytes["send"] == sent
         assert outcome.backward.calls["send"] == (SIZE - 1) * (2 if returning else 1)

@@ -25,10 +25,10 @@ FEW = {
 OPTIONS = {
     "zig-zag": (DoubleRingConfig(), CASES | OWN),
     "contiguous": (DoubleRingConfig(cut="contiguous"), FEW),
-    "keeping-keys": (DoubleRingConfig(keep="keys"), FEW | OWN),
-    "keeping-all": (DoubleRingConfig(keep="all"), FEW),
+    "keeping-keys": (DoubleRingConfig(kv_cache="half"), FEW | OWN),
+    "keeping-all": (DoubleRingConfig(kv_cache="full"), FEW),
     "windows-of-one": (DoubleRingConfig(window=1), FEW),
-    "windows-of-one-keeping-keys": (DoubleRingConfig(window=1, keep="keys"), FEW),
+    "windows-of-one-keeping-keys": (DoubleRingConfig(window=1, kv_cache="half"), FEW),
 }
 
 
@@ -49,13 +49,13 @@ def test_so_they_are_by_the_platforms_kernel(gloo_pool: GlooPool) -> None:
 @settings(max_examples=8, deadline=None)
 @given(
     drawn=st.lists(checks.cases(), min_size=4, max_size=4),
-    keep=st.sampled_from(["nothing", "keys", "all"]),
+    kv_cache=st.sampled_from(["none", "half", "full"]),
     cut=st.sampled_from(["zig-zag", "contiguous"]),
 )
 def test_any_problem_is_at_parity(
-    gloo_pool: GlooPool, drawn: list[Case], keep: str, cut: str
+    gloo_pool: GlooPool, drawn: list[Case], kv_cache: str, cut: str
 ) -> None:
-    plugin = DoubleRing(DoubleRingConfig(keep=keep, cut=cut))  # type: ignore[arg-type]
+    plugin = DoubleRing(DoubleRingConfig(kv_cache=kv_cache, cut=cut))  # type: ignore[arg-type]
     checks.assert_at_parity(gloo_pool, plugin, {str(case): case for case in drawn}, 4)
 
 

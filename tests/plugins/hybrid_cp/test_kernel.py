@@ -25,8 +25,8 @@ FEW = {
 OPTIONS = {
     "two": (HybridCpConfig(), CASES | OWN),
     "contiguous": (HybridCpConfig(cut="contiguous"), FEW),
-    "keeping-keys": (HybridCpConfig(keep="keys"), FEW),
-    "keeping-all": (HybridCpConfig(keep="all"), FEW),
+    "keeping-keys": (HybridCpConfig(kv_cache="half"), FEW),
+    "keeping-all": (HybridCpConfig(kv_cache="full"), FEW),
     "a-double-ring-alone": (HybridCpConfig(ulysses_degree=1, window=2), FEW),
     "a-double-ring-of-one": (HybridCpConfig(ulysses_degree=2, window=1), FEW),
     "heads-alone": (HybridCpConfig(ulysses_degree=4), FEW),
@@ -55,13 +55,13 @@ def test_so_they_are_by_the_platforms_kernel(gloo_pool: GlooPool) -> None:
 @settings(max_examples=8, deadline=None)
 @given(
     drawn=st.lists(checks.cases(), min_size=4, max_size=4),
-    keep=st.sampled_from(["nothing", "keys", "all"]),
+    kv_cache=st.sampled_from(["none", "half", "full"]),
     cut=st.sampled_from(["zig-zag", "contiguous"]),
 )
 def test_any_problem_is_at_parity(
-    gloo_pool: GlooPool, drawn: list[Case], keep: str, cut: str
+    gloo_pool: GlooPool, drawn: list[Case], kv_cache: str, cut: str
 ) -> None:
-    plugin = HybridCp(HybridCpConfig(keep=keep, cut=cut))  # type: ignore[arg-type]
+    plugin = HybridCp(HybridCpConfig(kv_cache=kv_cache, cut=cut))  # type: ignore[arg-type]
     checks.assert_at_parity(gloo_pool, plugin, {str(case): case for case in drawn}, 4)
 
 

@@ -31,13 +31,15 @@ def test_it_goes_with_tensor_expert_and_pipeline_parallelism(
     parity(PLUGIN, model="moe" if "ep" in layout else "dense", layout=layout)
 
 
-@pytest.mark.parametrize("keep", ["nothing", "keys", "all"])
-def test_messages_and_bytes_are_those_that_the_plan_says(gloo_pool: GlooPool, keep: str) -> None:
+@pytest.mark.parametrize("kv_cache", ["none", "half", "full"])
+def test_messages_and_bytes_are_those_that_the_plan_says(
+    gloo_pool: GlooPool, kv_cache: str
+) -> None:
     config = {
         **DENSE,
         "parallel.context_parallel_size": 4,
-        f"plugins.{PLUGIN}.keep": keep,
-        f"plugins.{PLUGIN}.keep_every": 2,
+        f"plugins.{PLUGIN}.kv_cache": kv_cache,
+        f"plugins.{PLUGIN}.kv_cache_every": 2,
     }
     _, (cost,) = planned(config, (PLUGIN,), 4)
     trial = Trial(plugins=(PLUGIN,), config=config, steps=1)

@@ -10,13 +10,13 @@ from ascend_run.plugin_api.testing.runtime import Trial, run_trial
 from tests.support.costs import calls, planned, sent_bytes
 
 
-@pytest.mark.parametrize("keep", ["nothing", "keys", "all"])
-def test_messages_and_bytes_are_those_of_the_ring(gloo_pool: GlooPool, keep: str) -> None:
+@pytest.mark.parametrize("kv_cache", ["none", "half", "full"])
+def test_messages_and_bytes_are_those_of_the_ring(gloo_pool: GlooPool, kv_cache: str) -> None:
     config = {
         **DENSE,
         "parallel.context_parallel_size": 2,
-        "plugins.ring-attention.keep": keep,
-        "plugins.ring-attention.keep_every": 2,
+        "plugins.ring-attention.kv_cache": kv_cache,
+        "plugins.ring-attention.kv_cache_every": 2,
     }
     _, (cost,) = planned(config, ("ring-attention",), 2)
 

@@ -41,13 +41,15 @@ def test_forward_sends_each_block_to_every_other_rank_and_backward_brings_it_hom
                 assert seen.sent_bytes["send"] == rings * (size - 1) * block
 
 
-@pytest.mark.parametrize(("keep", "returning"), [("nothing", 7), ("keys", 3), ("all", 0)])
-def test_what_is_kept_does_not_travel_again(gloo_pool: GlooPool, keep: str, returning: int) -> None:
+@pytest.mark.parametrize(("kv_cache", "returning"), [("none", 7), ("half", 3), ("full", 0)])
+def test_what_is_kept_does_not_travel_again(
+    gloo_pool: GlooPool, kv_cache: str, returning: int
+) -> None:
     """Keys are four wide and values three."""
     case, size = Case(width=4, value_width=3), 4
     sent = (size - 1) * block_bytes(case, size, returning + 4 + 3)
-    steps = {"nothing": (4 + 3), "keys": size * 4 + 3, "all": size * (4 + 3)}[keep]
-    plugin = RingAttention(RingAttentionConfig(keep=keep))  # type: ignore[arg-type]
+    steps = {"none": (4 + 3), "half": size * 4 + 3, "full": size * (4 + 3)}[kv_cache]
+    plugin = RingAttention(RingAttentionConfig(kv_cache=kv_cache))  # type: ignore[arg-type]
     for (outcome,) in gloo_pool.run(jobs.attend, size, plugin, [case]):
         assert outcome.backward.sent_bytes["send"] == sent
         assert outcome.backward.calls["send"] == (size - 1) * (2 if returning else 1)

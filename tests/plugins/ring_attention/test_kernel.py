@@ -31,14 +31,14 @@ OPTIONS = {
         },
     ),
     "keeping-keys": (
-        RingAttentionConfig(keep="keys"),
+        RingAttentionConfig(kv_cache="half"),
         {
             "grouped": Case(groups=2, width=6, value_width=3),
             "inner-reads-no-keys": OWN["inner-saves-keys-in-a-window"],
         },
     ),
     "keeping-all": (
-        RingAttentionConfig(keep="all"),
+        RingAttentionConfig(kv_cache="full"),
         {"grouped": Case(groups=2), "window": Case(mask=c.Mask(window=(9, 0)))},
     ),
 }
@@ -59,13 +59,13 @@ def test_output_log_sum_exp_and_every_gradient_are_those_of_the_whole_sequence(
 @settings(max_examples=8, deadline=None)
 @given(
     drawn=st.lists(checks.cases(), min_size=4, max_size=4),
-    keep=st.sampled_from(["nothing", "keys", "all"]),
+    kv_cache=st.sampled_from(["none", "half", "full"]),
     cut=st.sampled_from(["zig-zag", "contiguous"]),
 )
 def test_any_problem_is_at_parity(
-    gloo_pool: GlooPool, drawn: list[Case], keep: str, cut: str
+    gloo_pool: GlooPool, drawn: list[Case], kv_cache: str, cut: str
 ) -> None:
-    plugin = RingAttention(RingAttentionConfig(keep=keep, cut=cut))  # type: ignore[arg-type]
+    plugin = RingAttention(RingAttentionConfig(kv_cache=kv_cache, cut=cut))  # type: ignore[arg-type]
     checks.assert_at_parity(gloo_pool, plugin, {str(case): case for case in drawn}, 4)
 
 

@@ -51,17 +51,17 @@ def test_it_takes_any_number_of_key_value_heads(parity: Parity, groups: int) -> 
     "options",
     [
         {"cut": "contiguous"},
-        {"keep": "keys"},
-        {"keep": "all"},
-        {"keep": "all", "keep_every": 2},
+        {"kv_cache": "half"},
+        {"kv_cache": "full"},
+        {"kv_cache": "full", "kv_cache_every": 2},
     ],
     ids=str,
 )
 def test_its_options_change_no_number(parity: Parity, options: dict[str, str]) -> None:
     named = {f"plugins.{RING}.{name}": value for name, value in options.items()}
     outcomes = parity(RING, layout={"cp": 4}, options=named)
-    rings = {"all": 2, "keys": 3}.get(options.get("keep", ""), 3)
-    if "keep_every" in options:
+    rings = {"full": 2, "half": 3}.get(options.get("kv_cache", ""), 3)
+    if "kv_cache_every" in options:
         expected = MICRO_BATCHES * 3 * (2 + 3)  # the first of the two layers keeps
     else:
         expected = MICRO_BATCHES * 3 * rings * LAYERS

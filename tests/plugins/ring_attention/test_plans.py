@@ -74,7 +74,7 @@ def test_two_owners_of_the_sequence_are_refused_with_the_reason_and_the_way_out(
 
 @pytest.mark.parametrize(
     ("option", "expected"),
-    [("cut=stripes", "zig-zag"), ("keep=values", "nothing"), ("keep_every=0", "1")],
+    [("cut=stripes", "zig-zag"), ("kv_cache=values", "none"), ("kv_cache_every=0", "1")],
 )
 def test_an_option_out_of_range_is_refused_with_what_there_is(
     file: Path, option: str, expected: str

@@ -29,7 +29,7 @@ KINDS = {
         ("ring-attention", "gmm", "swap-attention"),
     ),
     "bf16, keys kept": (
-        {**DENSE, **COMMON, "train.precision": "bf16", "plugins.ring-attention.keep": "keys"},
+        {**DENSE, **COMMON, "train.precision": "bf16", "plugins.ring-attention.kv_cache": "half"},
         2,
         ("ring-attention",),
     ),
