@@ -138,9 +138,10 @@ KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     ),
     "double ring": (
         4,
-        {"parallel__context_parallel_size": 4, "plugins__double-ring__keep": "all"},
+        {"parallel__context_parallel_size": 4, "plugins__double-ring__kv_cache": "full"},
         ("double-ring",),
     ),
+    "gathered": (2, CP, ("kv-allgather-cp",)),
     "ring and heads": (4, {"parallel__context_parallel_size": 4}, ("hybrid-cp",)),
 }
 
