@@ -3,24 +3,31 @@
 ``arithmetic`` is shown by a trial with platform npu itself, over the reference operators and a
 stand-in of its device, on two gloo ranks: at parity with the CPU, and every call taken by
 torch_npu's schema. ``real`` and ``emulated`` cannot be shown here.
+
+Features that claim different seams share a trial; one that changes the model has its own, since it
+may leave the others nothing to do (adapters freeze what they compute gradients of).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from ascend_run.plugin_api import Numerics, Support
+from ascend_run.plugin_api import Claim, Numerics, Support
 from ascend_run.plugin_api.testing.models import MODELS, trial_layout
 from ascend_run.plugin_api.testing.parity import GRADIENT_TOLERANCE, compare
 from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import Trial, load_runtime
+from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, load_runtime
 from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind
 from benchmarks.campaigns.together import CONFIG, OPTIONS, features, layout_of
 from tests.plugins.npu.test_device_path import on_the_cpu, on_the_npu
+from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
+from tests.support.latent_models import LATENT
 
 ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
@@ -28,49 +35,131 @@ OURS = CATALOGUE.load(name for name, found in CATALOGUE.items() if found.first_p
 MANIFESTS = {plugin.manifest.name: plugin.manifest for plugin in OURS.values()}
 CLAIMING = sorted(n for n, m in MANIFESTS.items() if m.platforms.get("npu") is Support.ARITHMETIC)
 
-FAMILIES = {"gpt2": "dense", "llama": "dense", "mixtral": "moe"}
-SHOWN_ELSEWHERE = {
-    "npu": "tests/plugins/npu",
-    "pretrain": "the task of every trial",
+FAMILIES = {"deepseek_v2": "moe", "gpt2": "dense", "llama": "dense", "mixtral": "moe"}
+OF_A_FAMILY: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {**LATENT},
+    # Ranks that split the batch draw other masks than one rank draws.
+    "gpt2": {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0},
 }
-"""What is no feature -> where it is shown."""
-EXPECTED: dict[str, Any] = {}
-"""Plain trials that were made."""
+"""Family -> what its trial must set, as the tiny models do not or as it sets something else."""
+SHOWN_ELSEWHERE = {"npu": "tests/plugins/npu"}
+"""What is no feature, family or task -> where it is shown."""
 
 
-def trial_of(name: str, plugins: tuple[str, ...], *, sharded: bool) -> Trial:
-    model = FAMILIES.get(name, "moe")
-    family = {"model.family": name} if name in FAMILIES else {}
-    sizes: Any = layout_of((name,), 2) if name in features() else {"dp": 2}
+def bundles(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each name where it fits first."""
+    found: list[tuple[str, ...]] = []
+    for name in names:
+        fitting = (i for i, those in enumerate(found) if all(_fit(name, one) for one in those))
+        if (place := next(fitting, None)) is None:
+            found.append((name,))
+        else:
+            found[place] += (name,)
+    return found
+
+
+def _fit(name: str, other: str) -> bool:
+    ours, theirs = MANIFESTS[name], MANIFESTS[other]
+    alone = Numerics.MODEL in (ours.numerics, theirs.numerics)
+    conflict = name in theirs.conflicts or other in ours.conflicts
+    four_ranks = {*ours.claims, *theirs.claims} >= {Claim.LINEAR_COMM, Claim.SEQUENCE_EXCHANGE}
+    return not (alone or conflict or four_ranks or {*ours.claims} & {*theirs.claims})
+
+
+@pytest.fixture(scope="module")
+def expected(gloo_pool: GlooPool) -> Callable[[Trial], list[RankOutcome]]:
+    """A plain trial's outcome; each is made once."""
+    made: dict[str, list[RankOutcome]] = {}
+
+    def outcome(trial: Trial) -> list[RankOutcome]:
+        if str(trial) not in made:
+            made[str(trial)] = gloo_pool.run(on_the_cpu, 1, trial, timeout=100)
+        return made[str(trial)]
+
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What ``[data]`` names where a task reads conversations."""
+    folder = tmp_path_factory.mktemp("chats")
+    return {
+        "data.tokenizer": str(write_tokenizer(folder / "tokenizer", template=CHATML)),
+        "data.train": [write_lines(folder / "train.jsonl", [{"messages": SHORT}])],
+        "model.vocab_size": 512,
+    }
+
+
+def trial_of(names: tuple[str, ...], *, sharded: bool, plugins: tuple[str, ...]) -> Trial:
+    """The model and layout that these are shown on, with some of them enabled."""
+    (name, *_) = names
+    family = {"model.family": name} | OF_A_FAMILY.get(name, {}) if name in FAMILIES else {}
+    sizes: Any = layout_of(names, 2) if name in features() else {"dp": 2}
     layout = trial_layout(sizes) if sharded else {}
     options = {
         k: v for k, v in OPTIONS.items() if k.startswith(tuple(f"plugins.{p}." for p in plugins))
     }
-    config = {**MODELS[model], **CONFIG.get(name, {}), **family, **layout, **options}
+    wanted = {key: value for one in names for key, value in CONFIG.get(one, {}).items()}
+    config = {**MODELS[FAMILIES.get(name, "moe")], **wanted, **family, **layout, **options}
     return Trial(plugins=plugins, config=config)
 
 
-@pytest.mark.parametrize("name", [n for n in CLAIMING if n not in SHOWN_ELSEWHERE])
-def test_its_arithmetic_on_the_npu_is_that_of_the_cpu(gloo_pool: GlooPool, name: str) -> None:
-    plugins = (name,) if name in features() else ()
-    trial = trial_of(name, plugins, sharded=True)
+def assert_shown(
+    gloo_pool: GlooPool,
+    expected: Callable[[Trial], list[RankOutcome]],
+    names: tuple[str, ...],
+    trial: Trial,
+    plain: Trial,
+) -> None:
     on_npu = attrs.evolve(trial, config={**trial.config, "platform": "npu"})
-    assert name not in load_runtime().examine(on_npu, 2).idle, "a trial that it has no part in"
-    changes = MANIFESTS[name].numerics is Numerics.MODEL
-    plain = trial_of(name, plugins if changes else (), sharded=False)
+    examined = load_runtime().examine(on_npu, 2)
+    assert not examined.problems
+    assert not examined.idle & {*names}, "a trial that they have no part in"
     answers = gloo_pool.run(on_the_npu, 2, trial, timeout=100)
-    if str(plain) not in EXPECTED:
-        EXPECTED[str(plain)] = gloo_pool.run(on_the_cpu, 1, plain, timeout=100)
-    expected = EXPECTED[str(plain)]
     outcomes = [outcome for outcome, _ in answers]
-    assert [*compare(outcomes, expected, GRADIENT_TOLERANCE)] == []
+    assert [*compare(outcomes, expected(plain), GRADIENT_TOLERANCE)] == []
     for _, seen in answers:
         assert seen.devices, "it ran on the platform's own device"
         assert seen.operators["npu_fusion_attention"] + seen.operators["npu_fusion_attention_v2"]
 
 
-def test_what_is_shown_elsewhere_is_ours() -> None:
-    assert SHOWN_ELSEWHERE.keys() <= MANIFESTS.keys()
+@pytest.mark.parametrize("names", bundles([n for n in CLAIMING if n in features()]), ids="+".join)
+def test_the_arithmetic_of_features_on_the_npu_is_that_of_the_cpu(
+    gloo_pool: GlooPool,
+    expected: Callable[[Trial], list[RankOutcome]],
+    names: tuple[str, ...],
+) -> None:
+    changes = MANIFESTS[names[0]].numerics is Numerics.MODEL
+    trial = trial_of(names, sharded=True, plugins=names)
+    plain = trial_of(names, sharded=False, plugins=names if changes else ())
+    assert_shown(gloo_pool, expected, names, trial, plain)
+
+
+@pytest.mark.parametrize("name", [n for n in CLAIMING if CATALOGUE[n].kind is Kind.MODEL])
+def test_a_family_on_the_npu_is_that_of_the_cpu(
+    gloo_pool: GlooPool, expected: Callable[[Trial], list[RankOutcome]], name: str
+) -> None:
+    trials = (trial_of((name,), sharded=sharded, plugins=()) for sharded in (True, False))
+    assert_shown(gloo_pool, expected, (name,), *trials)
+
+
+@pytest.mark.parametrize("name", [n for n in CLAIMING if CATALOGUE[n].kind is Kind.TASK])
+def test_a_task_on_the_npu_is_that_of_the_cpu(
+    gloo_pool: GlooPool,
+    expected: Callable[[Trial], list[RankOutcome]],
+    chats: dict[str, Any],
+    name: str,
+) -> None:
+    config = {**MODELS["dense"], "task": name, **(chats if name == "sft" else {})}
+    layout = trial_layout({"dp": 2})
+    trial, plain = Trial(config={**config, **layout}), Trial(config=config)
+    assert_shown(gloo_pool, expected, (name,), trial, plain)
+
+
+def test_every_claim_is_shown() -> None:
+    kinds = {Kind.MODEL, Kind.TASK}
+    shown = {n for n in CLAIMING if n in features() or CATALOGUE[n].kind in kinds}
+    assert shown | SHOWN_ELSEWHERE.keys() == {*CLAIMING}
 
 
 def test_no_npu_has_been_seen() -> None:

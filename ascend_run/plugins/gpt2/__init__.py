@@ -42,7 +42,7 @@ class Gpt2:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         maturity=Maturity.BETA,
         source="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",

@@ -32,7 +32,7 @@ class Pretrain:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         level=0,
         maturity=Maturity.BETA,
