@@ -121,6 +121,14 @@ CASES: Final = (
         values={"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]},
     ),
     Case(name="swap-attention", plugins=("swap-attention",), values=_SWAP),
+    Case(name="lora", plugins=("lora",)),
+    Case(name="lora, gmm", model="moe", plugins=("lora", "gmm")),
+    Case(
+        name="lora on queries, tp 2, sequence parallel",
+        ranks=2,
+        plugins=("lora",),
+        values={**_SP, "plugins.lora.target_modules": ["linear_q"]},
+    ),
     Case(
         name="the demo's plugins: cp 2, ulysses, gmm, swap-attention",
         model="moe",
@@ -136,6 +144,12 @@ CASES: Final = (
         model="moe",
         ranks=4,
         values={**_SP, **_BATCH, "parallel.expert_tensor_parallel_size": 2},
+    ),
+    Case(
+        name="tp 2, expert tp 2, ep 2",
+        model="moe",
+        ranks=4,
+        values={**_SP, **_EP, **_BATCH, "parallel.expert_tensor_parallel_size": 2},
     ),
     Case(
         name="tp 2, ep 2, distributed optimizer",

@@ -1,8 +1,8 @@
 """The feed-forward of all experts as one differentiable operation with a backward by hand.
 
-It keeps the tokens, the first product and, for SwiGLU by hand, the non-linearity of the gate: 3 F
-values a token beside the tokens, where autograd keeps 5 F. What is cheap is computed again in
-backward.
+It keeps the tokens (where their weight is trained), the first product and, for SwiGLU by hand, the
+non-linearity of the gate: 3 F values a token beside the tokens, where autograd keeps 5 F. What is
+cheap is computed again in backward.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class _ExpertMlp(torch.autograd.Function):
         for rows in _row_blocks(act_TF):
             activation.forward(hidden[rows], probs_T1[rows], out=act_TF[rows], kept=kept[rows])
         ctx.groups, ctx.activation, ctx.accumulate = groups, activation, accumulate
-        ctx.save_for_backward(tokens_TH, probs_T, fc1, fc2, hidden, kept)
+        # The tokens are read for the gradient of a weight only.
+        read_TH = tokens_TH if ctx.needs_input_grad[2] else None
+        ctx.save_for_backward(read_TH, probs_T, fc1, fc2, hidden, kept)
         return groups.matmul(act_TF, fc2.transpose(1, 2))
 
     @staticmethod

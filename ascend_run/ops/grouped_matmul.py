@@ -179,7 +179,7 @@ class _GroupedMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TK: Tensor, matrices_XNK: Tensor, groups: Groups) -> Tensor:
         ctx.groups = groups
-        ctx.save_for_backward(x_TK, matrices_XNK)
+        ctx.save_for_backward(x_TK if ctx.needs_input_grad[1] else None, matrices_XNK)
         return groups.matmul(x_TK, matrices_XNK.transpose(1, 2))
 
     @staticmethod

@@ -188,13 +188,26 @@ def test_without_a_main_gradient_there_is_an_ordinary_one() -> None:
         assert torch.equal(leaf.grad, expected.grad)  # type: ignore[arg-type]
 
 
-def test_frozen_weights_cost_no_gradient() -> None:
-    inputs, dy = leaves(COUNTS, gated=True)
-    for weight in inputs[2:]:
-        weight.requires_grad_(False)
-    expert_mlp(inputs[0], COUNTS, *inputs[1:]).backward(dy)
-    assert inputs[0].grad is not None
-    assert inputs[2].grad is None
+def test_frozen_weights_cost_no_gradient_and_keep_no_tokens() -> None:
+    def gradients(*, trained: bool) -> list[Tensor]:
+        inputs, dy = leaves(COUNTS, gated=True)
+        for weight in inputs[2:]:
+            weight.requires_grad_(trained)
+        kept: list[int] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            kept.append(tensor.data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = expert_mlp(inputs[0], COUNTS, *inputs[1:])
+        out.backward(dy)
+        assert (inputs[0].data_ptr() in kept) is trained
+        assert (inputs[2].grad is not None) is trained
+        return [x.grad for x in inputs[:2] if x.grad is not None]
+
+    for found, expected in zip(gradients(trained=False), gradients(trained=True), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_blocks_of_rows_give_the_bits_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:

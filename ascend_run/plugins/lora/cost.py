@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ascend_run.plugin_api import CostChange, KeptTensor, Messages, ParameterCost
+from ascend_run.plugin_api import (
+    CostChange,
+    KeptChange,
+    KeptTensor,
+    Messages,
+    ParameterCost,
+    Place,
+)
 
 from .targets import LINEARS, wanted_parts
 
@@ -16,20 +23,38 @@ if TYPE_CHECKING:
 
 _SPLIT_COLUMNS = ("linear_proj", "linear_fc2")
 """Linears whose inputs tensor-parallel ranks share; of the others it is the outputs."""
+_INPUTS = {
+    "self_attention.linear_qkv": "self_attention.input",
+    "self_attention.linear_proj": "self_attention.attended",
+    "mlp.linear_fc1": "mlp.input",
+    "mlp.linear_fc2": "mlp.product",
+}
+"""Linear -> what is kept for the gradient of its weight."""
+_NEVER_READ = (
+    *("router.input", "experts.input", "experts.weighted"),
+    *("shared_experts.input", "shared_experts.product"),
+)
+"""The same of weights that take no adapter."""
 
 
 def adapter_cost(
     config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
 ) -> CostChange:
-    """Nothing of the base is trained; each adapted part has two narrow matrices, whose first
-    product is kept for backward."""
+    """Nothing of the base is trained, so what enters a linear is kept only where an adapter reads
+    it; each adapted part has two narrow matrices, whose first product is kept for backward."""
     parameters = tuple(_parameters(config, rank, options))
     narrow = rank.tokens * options.rank * rank.item_bytes
     parts = [p for p in parameters if p.name.endswith("lora_A") and p.layer == rank.layers[0]]
     width = sum(_parts_of(p.name, config, options, p.part) for p in parts)
+    unread = tuple(
+        tensor
+        for linear, tensor in _INPUTS.items()
+        if not wanted_parts(options.target_modules, linear, config)
+    )
     return CostChange(
         frozen=("*",),
         parameters=parameters,
+        kept=(KeptChange(tensors=(*unread, *_NEVER_READ), place=Place.NOWHERE),),
         kept_added=(KeptTensor(part="self_attention", name="adapters", nbytes=width * narrow),),
         messages=tuple(_messages(config, layout, rank, options)),
     )
