@@ -52,9 +52,11 @@ from .contracts import (
     Task,
     TensorMap,
     TokenBlend,
+    UnevenPartition,
     WorkingMemory,
     Wrapper,
     partition_of,
+    whole_length,
 )
 from .errors import (
     AscendRunError,
@@ -165,6 +167,7 @@ __all__ = [
     "Task",
     "TensorMap",
     "TokenBlend",
+    "UnevenPartition",
     "WorkingMemory",
     "Wrapper",
     "around",
@@ -172,4 +175,5 @@ __all__ = [
     "hookimpl",
     "one_of",
     "partition_of",
+    "whole_length",
 ]

@@ -235,7 +235,8 @@ def ascend_position_bias(
 
 @provider(point=Point.ATTENTION, claim=Claim.SEQUENCE_EXCHANGE, torch_free=True)
 def ascend_sequence_partition(config: RunConfig) -> c.SequencePartition | None:
-    """How context-parallel ranks cut a sequence; a DocumentPartition cuts each document for itself.
+    """How context-parallel ranks cut a sequence; a DocumentPartition cuts each document for itself,
+    and the parts of an UnevenPartition may differ in length.
 
     The owner's cut is applied to the batch and to the rotary tables alike. Without an owner a
     context-parallel size above 1 is refused.

@@ -40,8 +40,8 @@ def run_problems(
 
     Args:
         claimed: Seams that plugins of the run own.
-        sequence_multiple: ``multiple`` of the SequencePartition; None where no plugin owns the
-            sequence exchange.
+        sequence_multiple: ``multiple`` of the SequencePartition, 0 of an uneven one; None where no
+            plugin owns the sequence exchange.
     """
     return [
         *consistency_problems(config, claimed),
@@ -145,7 +145,7 @@ def _sequence(config: RunConfig, layout: Layout, multiple: int | None) -> Iterat
             f"sequence between ranks; add one that claims '{Claim.SEQUENCE_EXCHANGE}' (ascend-run "
             "plugins --json shows the claims), or use 1"
         )
-    shares = {"parallel.context_parallel_size": layout.cp}
+    shares = {} if multiple == 0 else {"parallel.context_parallel_size": layout.cp}
     if layout.cp > 1 and multiple is not None and multiple > 1:
         shares["the cut's multiple"] = multiple
     if config.parallel.sequence_parallel and layout.tp > 1:

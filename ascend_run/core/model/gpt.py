@@ -11,6 +11,8 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor
 
+from ascend_run.plugin_api import contracts as c
+
 from .assembly import Assembly
 from .attention import Documents
 from .rotary import RotaryTable
@@ -50,7 +52,7 @@ class GPT(GPTModel):
         self.rotary = rotary
         self.loss = assembly.loss_kernel
         self.fuses_loss = not assembly.wraps_output_layer
-        self.cp_size = assembly.groups.cp.size()
+        self.partition, self.cp_group = assembly.partition, assembly.groups.cp
 
     def forward(
         self,
@@ -97,7 +99,8 @@ class GPT(GPTModel):
     ) -> Tensor | None:
         if self.rotary is None:
             return None
-        whole_length = input_ids.shape[1] * self.cp_size
+        rank, size = self.cp_group.rank(), self.cp_group.size()
+        whole_length = c.whole_length(self.partition, input_ids.shape[1], rank, size)
         dtype, device = self.config.params_dtype, input_ids.device
         return self.rotary(whole_length, dtype, device, document_ends)
 

@@ -117,9 +117,9 @@ class Router(MegatronRouter):
             scores_TX = logits_TX.softmax(dim=-1)
         # The fractions f are of the whole sequence: over all ranks that share it.
         tokens_X = routing_map.sum(dim=0).to(scores_TX.dtype)
-        num_tokens = routing_map.shape[0] * self.tp_cp_group.size()
         dist.all_reduce(tokens_X, group=self.tp_cp_group)
-        fraction_X = tokens_X / (num_tokens * self.topk)
+        fraction_X = tokens_X / tokens_X.sum()
+        num_tokens = tokens_X.sum() / self.topk
         num_experts = self.config.num_moe_experts
         aux_loss = coefficient * num_experts * (fraction_X * scores_TX.sum(dim=0)).sum()
         self._add_to_log(aux_loss.detach() / num_tokens)

@@ -16,7 +16,9 @@ from .attention import (
     Mask,
     PositionBias,
     SequencePartition,
+    UnevenPartition,
     partition_of,
+    whole_length,
 )
 from .checkpoint import (
     CheckpointEntry,
@@ -119,7 +121,9 @@ __all__ = [
     "Task",
     "TensorMap",
     "TokenBlend",
+    "UnevenPartition",
     "WorkingMemory",
     "Wrapper",
     "partition_of",
+    "whole_length",
 ]

@@ -156,7 +156,8 @@ class SequencePartition(Protocol):
     """How the context-parallel ranks share one sequence; owned with ``sequence-exchange``."""
 
     multiple: int
-    """The sequence must be a multiple of ``multiple * cp``."""
+    """The sequence must be a multiple of ``multiple * cp``; 0: ranks may hold parts of different
+    lengths, and it is an UnevenPartition."""
 
     def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[tuple[int, int]]:
         """Half-open position ranges that one rank holds, in the order in which it holds them."""
@@ -170,6 +171,26 @@ class DocumentPartition(SequencePartition, Protocol):
     def of_documents(self, document_ends: tuple[int, ...]) -> SequencePartition:
         """How such a batch is cut: batch, rotary tables and scores alike."""
         ...
+
+
+@runtime_checkable
+class UnevenPartition(SequencePartition, Protocol):
+    """A partition whose ranks may hold parts of different lengths."""
+
+    def whole_length(self, held: int, rank: int, size: int) -> int:
+        """How long the sequence is of which a rank holds so many positions.
+
+        Raises:
+            ConfigError: None is known of which it holds so many.
+        """
+        ...
+
+
+def whole_length(partition: SequencePartition | None, held: int, rank: int, size: int) -> int:
+    """How long the sequence is of which a rank holds so many positions; None: nobody cuts it."""
+    if isinstance(partition, UnevenPartition) and size > 1:
+        return partition.whole_length(held, rank, size)
+    return held * size
 
 
 def partition_of(

@@ -245,6 +245,22 @@ def test_what_does_not_divide_is_told_with_the_values_that_would(
     assert problems == [problem]
 
 
+@pytest.mark.parametrize(("length", "asked"), [(1001, []), (1002, []), (1003, ["1002 or 1004"])])
+def test_an_uneven_cut_takes_any_length_that_tensor_parallel_ranks_can_share(
+    length: int, asked: list[str]
+) -> None:
+    tp = 2 if length > 1001 else 1
+    config = config_with(
+        **{TP: tp, CP: 4}, parallel__sequence_parallel=tp > 1, data__seq_length=length
+    )
+    problems = layout_problems(config, layout_of(config, 4 * tp), sequence_multiple=0)
+    assert len(problems) == len(asked)
+    for problem, lengths in zip(problems, asked, strict=True):
+        assert "parallel.tensor_model_parallel_size=2" in problem
+        assert "context_parallel_size" not in problem
+        assert problem.endswith(lengths)
+
+
 def test_everything_is_told_in_one_refusal() -> None:
     config = config_with(
         **{TP: 4, CP: 3, EP: 5},
