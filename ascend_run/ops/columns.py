@@ -15,16 +15,21 @@ class Columns:
 
     W counts elements where all dtypes are one, else bytes; then the widest dtype comes first and
     the row is padded, so that every tensor lies aligned to its own size.
+
+    Args:
+        rows: n_i, where they are not those of the tensors.
     """
 
-    def __init__(self, like: Sequence[Tensor]) -> None:
-        self.shapes = [x.shape[-2:] for x in like]
+    def __init__(self, like: Sequence[Tensor], rows: Sequence[int] | None = None) -> None:
+        numbers = rows or [x.shape[-2] for x in like]
+        self.shapes = [(n, x.shape[-1]) for n, x in zip(numbers, like, strict=True)]
         self.dtypes = [x.dtype for x in like]
         mixed = len(set(self.dtypes)) > 1
         self.buffer_dtype = torch.uint8 if mixed else self.dtypes[0]
         item_sizes = [x.itemsize if mixed else 1 for x in like]
         self.widths = [
-            rows * width * item for (rows, width), item in zip(self.shapes, item_sizes, strict=True)
+            number * width * item
+            for (number, width), item in zip(self.shapes, item_sizes, strict=True)
         ]
         self.offsets = [0] * len(like)
         end = 0

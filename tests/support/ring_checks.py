@@ -157,10 +157,11 @@ def distance(result: Tensor, expected: Tensor) -> float:
 
 
 def assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
-    gloo_pool: GlooPool, plugin: Any, world_size: int
+    gloo_pool: GlooPool, plugin: Any, world_size: int, **shape: int
 ) -> None:
     """Against float64: of the whole sequence by the platform's kernel, and shared by the plugin."""
-    case = Case(length=128, heads=4, groups=2, width=16, value_width=16)
+    sizes = {"length": 128, "heads": 4, "groups": 2, "width": 16, "value_width": 16, **shape}
+    case = Case(**sizes)  # type: ignore[arg-type]
     (alone,) = gloo_pool.run(jobs.attend_whole, 1, case)
     shared = gloo_pool.run(jobs.attend, world_size, plugin, [_halved(case)], True)
     rows = [jobs.held(plugin, case, case.length, rank, world_size) for rank in range(world_size)]

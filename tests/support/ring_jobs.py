@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from types import SimpleNamespace
@@ -15,11 +16,12 @@ from torch import distributed as dist
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import FieldSection, Layout, RunConfig
 from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.config import DataSection
 from ascend_run.plugin_api.testing.effects import Collectives, count_collectives
 
 from .ring_formula import Case, FormulaKernel
 
-Wrap = Callable[[c.AttentionKernel], c.AttentionKernel]
+Wrap = Callable[..., c.AttentionKernel]
 
 
 @attrs.frozen(kw_only=True)
@@ -39,19 +41,24 @@ class Outcome:
     specs: list[c.AttentionSpec]
 
 
-def run_of(size: int) -> RunConfig:
+def run_of(size: int, length: int = 1024) -> RunConfig:
     """Of one rank too an exchange is asked for: it must be right, with nothing to pass."""
+    parallel = {
+        "context_parallel_size": max(2, size),
+        "tensor_model_parallel_size": 1,
+        "sequence_parallel": False,
+    }
     return RunConfig(
         model=FieldSection({"num_attention_heads": 8}),
-        parallel=FieldSection({"context_parallel_size": max(2, size)}),
+        parallel=FieldSection(parallel),
+        data=DataSection(seq_length=length),
     )
 
 
 def held(plugin: Any, case: Case, length: int, rank: int, size: int) -> list[int]:
     """Positions of a rank, as the plugin's partition says."""
     partition = plugin.ascend_sequence_partition(config=run_of(size))
-    if case.mask.document_ends:
-        partition = partition.of_documents(case.mask.document_ends)
+    partition = c.partition_of(partition, case.mask.document_ends)
     return [p for chunk in partition.chunks(length, rank, size) for p in range(*chunk)]
 
 
@@ -68,8 +75,12 @@ def wrapping(plugin: Any) -> Wrap:
             group = dist.new_group(list(ranks))
             if layout.rank in ranks:
                 setattr(groups, name, group)
-    return lambda inner: hooks.wrap(
-        "ascend_attention", inner, config=config, groups=groups, layer_index=0
+    return lambda inner, length=1024: hooks.wrap(
+        "ascend_attention",
+        inner,
+        config=run_of(dist.get_world_size(), length),
+        groups=groups,
+        layer_index=0,
     )
 
 
@@ -87,8 +98,13 @@ def attend(plugin: Any, cases: Sequence[Case], platform: bool = False) -> list[O
     """Forward and backward of this rank's part of each."""
     wrap = wrapping(plugin)
     return [
-        attend_with(wrap, platform_kernel() if platform else FormulaKernel(c.reads), plugin, c)
-        for c in cases
+        attend_with(
+            functools.partial(wrap, length=case.length),
+            platform_kernel() if platform else FormulaKernel(case.reads),
+            plugin,
+            case,
+        )
+        for case in cases
     ]
 
 
@@ -145,7 +161,7 @@ def dropped(plugin: Any, case: Case, seed: int) -> tuple[Tensor, Tensor, list[in
     rows = held(plugin, case, case.length, dist.get_rank(), dist.get_world_size())
     q, k, v, dout = (x[rows] for x in case.tensors())
     inner = Noting()
-    kernel = wrapping(plugin)(inner)
+    kernel = wrapping(plugin)(inner, length=case.length)
     result = kernel.forward(q, k, v, spec)
     forward = list(inner.seeds)
     inner.seeds.clear()
@@ -187,6 +203,28 @@ def _gathered(part: Tensor) -> Tensor:
 def attend_gathering(plugin: Any, case: Case) -> Outcome:
     """The same by gathering everything, on contiguous parts."""
     return attend_with(GatheringKernel, platform_kernel(), plugin, case)
+
+
+def attend_whole_of(case: Case) -> Outcome:
+    """What a rank that gathers everything holds: attention to the whole, of parts of any length."""
+    from benchmarks.memory_run import LiveStorages
+
+    q, k, v, dout = case.tensors()
+    kernel = platform_kernel()
+    with LiveStorages([q, k, v, dout]) as storages:
+        result = kernel.forward(q, k, v, case.spec)
+        kernel.backward(dout, q, k, v, result.out, result.lse, result.saved, case.spec)
+    return Outcome(
+        out=result.out,
+        lse=result.lse,
+        gradients=(),
+        saved_bytes=0,
+        peak_bytes=storages.peak,
+        forward=Collectives(),
+        backward=Collectives(),
+        visible=[],
+        specs=[],
+    )
 
 
 def attend_whole(case: Case) -> Outcome:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+import attrs
+
+from ascend_run.ops.kv_cache import KvCacheOptions
 from ascend_run.plugin_api import (
     AttentionKernel,
     Claim,
@@ -26,10 +29,21 @@ from .partition import ContiguousPartition
 from .rules import LETS_THROUGH, problems
 
 
+@attrs.frozen(kw_only=True)
+class UlyssesConfig(KvCacheOptions):
+    """Options, set by ``plugins.ulysses.<field>=<value>``."""
+
+    kv_cache: Literal["none", "half", "full"] = "full"
+    """What a rank keeps for backward of the keys and values of the whole sequence: nothing, the
+    keys (``half``), or both (``full``); what it does not keep comes again from each rank's own."""
+    kv: Literal["exchange", "all-gather"] = "exchange"
+    """How keys and values travel: exchanged with the queries, or gathered by all ranks, where there
+    is one key-value head on each tensor-parallel rank."""
+
+
 class Ulysses:
     """Every rank holds a part of the sequence; for the attention, all of it and part of the heads.
 
-    It has no options: ``parallel.context_parallel_size`` is the number of ranks.
     Cost: four messages a layer and step. Numerics: the attention of a head is what it was; sums
     of gradients over ranks are taken in another order. Source: arXiv:2309.14509.
     """
@@ -53,13 +67,22 @@ class Ulysses:
         },
         attention=LETS_THROUGH,
         level=2,
-        legacy_flags=("--context-parallel-algo ulysses_cp_algo",),
+        legacy_flags=(
+            "--context-parallel-algo ulysses_cp_algo",
+            "--use-ulysses-allgather-kv",
+            "--context-parallel-kv-cache-policy",
+            "--context-parallel-cache-interval",
+        ),
         source="DeepSpeed-Ulysses, arXiv:2309.14509",
     )
+    config_class = UlyssesConfig
+
+    def __init__(self, config: UlyssesConfig) -> None:
+        self.config = config
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        return problems(config, layout)
+        return [*problems(config, layout, self.config.kv)]
 
     @hookimpl
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:
@@ -67,12 +90,15 @@ class Ulysses:
 
     @hookimpl
     def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
-        return exchange_cost(layout, rank) if layout.cp > 1 else None
+        return exchange_cost(layout, rank, self.config) if layout.cp > 1 else None
 
     @hookimpl
-    def ascend_attention(self, config: RunConfig, groups: Any) -> Wrapper[AttentionKernel] | None:
+    def ascend_attention(
+        self, config: RunConfig, groups: Any, layer_index: int
+    ) -> Wrapper[AttentionKernel] | None:
         if config.parallel.context_parallel_size <= 1:
             return None
         from .kernel import UlyssesKernel
 
-        return lambda inner: UlyssesKernel(inner, groups.cp)
+        kv_cache, gathers = self.config.kv_cache_of(layer_index), self.config.kv == "all-gather"
+        return lambda inner: UlyssesKernel(inner, groups.cp, kv_cache=kv_cache, gathers=gathers)

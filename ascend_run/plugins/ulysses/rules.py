@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ascend_run.plugin_api import AttentionFeatures, Layout, RunConfig, divisors, one_of
@@ -10,14 +11,21 @@ LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
 """A bias would have to be cut along its heads while its queries are this rank's only."""
 
 
-def problems(config: RunConfig, layout: Layout) -> list[str]:
+def problems(config: RunConfig, layout: Layout, kv: str) -> Iterator[str]:
     """What core does not say already of tensor parallelism and of the sequence's length."""
     heads, tp = config.model.num_attention_heads, layout.tp
-    if layout.cp <= 1 or heads % tp or heads // tp % layout.cp == 0:
-        return []
-    problem = (
-        f"ulysses: {heads} heads (model.num_attention_heads) cannot be split over "
-        f"tp={tp} x cp={layout.cp}; use a parallel.context_parallel_size of "
-        f"{one_of(divisors(heads // tp))}"
-    )
-    return [problem]
+    if layout.cp <= 1 or heads % tp:
+        return
+    if heads // tp % layout.cp:
+        yield (
+            f"ulysses: {heads} heads (model.num_attention_heads) cannot be split over "
+            f"tp={tp} x cp={layout.cp}; use a parallel.context_parallel_size of "
+            f"{one_of(divisors(heads // tp))}, or --enable unaligned-ulysses instead"
+        )
+    groups = config.model.get("num_query_groups") or heads
+    if kv == "all-gather" and groups != tp:
+        yield (
+            f"ulysses: plugins.ulysses.kv=all-gather needs one key-value head on each "
+            f"tensor-parallel rank, and model.num_query_groups={groups} over tp={tp} is not; use "
+            "kv=exchange, which never sends more"
+        )

@@ -160,9 +160,9 @@ BUGS: Final = (
     Bug(
         name="blind-ulysses-mixes-repeated-heads",
         what="the gradients of repeated key-value heads are summed in the wrong order of axes",
-        target="ascend_run.ops.head_exchange:_sum_repeats",
-        old="gradient.unflatten(-2, (-1, repeat)).sum(-2)",
-        new="gradient.unflatten(-2, (repeat, -1)).sum(-3)",
+        target="ascend_run.ops.all_to_all:_collected",
+        old="unflatten(0, (heads, -1)).sum(1)",
+        new="unflatten(0, (-1, heads)).sum(0)",
         plugins=("ulysses",),
         layout={"cp": 4},
         modules=_ATTENTION,

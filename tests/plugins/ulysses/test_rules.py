@@ -6,26 +6,29 @@ from typing import Any
 
 from ascend_run.plugin_api import Layout, RunConfig
 from ascend_run.plugin_api.config import DataSection, FieldSection
-from ascend_run.plugins.ulysses import Ulysses
+from ascend_run.plugins.ulysses import Ulysses, UlyssesConfig
 
 
-def config(*, heads: int = 8, tp: int = 1, cp: int = 1, seq_length: int = 64) -> RunConfig:
+def config(
+    *, heads: int = 8, tp: int = 1, cp: int = 1, seq_length: int = 64, groups: int | None = None
+) -> RunConfig:
     parallel: dict[str, Any] = {
         "tensor_model_parallel_size": tp,
         "context_parallel_size": cp,
     }
     return RunConfig(
-        model=FieldSection({"num_attention_heads": heads}),
+        model=FieldSection({"num_attention_heads": heads, "num_query_groups": groups}),
         parallel=FieldSection(parallel),
         data=DataSection(seq_length=seq_length),
     )
 
 
-def problems(run: RunConfig) -> list[str]:
+def problems(run: RunConfig, plugin: Ulysses | None = None) -> list[str]:
     parallel = run.parallel
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     layout = Layout(world_size=tp * cp, tp=tp, cp=cp)
-    return list(Ulysses().ascend_check(config=run, layout=layout))
+    plugin = plugin or Ulysses(UlyssesConfig())
+    return list(plugin.ascend_check(config=run, layout=layout))
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_would() -> None:
@@ -33,6 +36,7 @@ def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_would() -> Non
     assert "10 heads" in problem
     assert "cp=4" in problem
     assert "use a parallel.context_parallel_size of 1, 2, 5 or 10" in problem
+    assert "--enable unaligned-ulysses" in problem
 
 
 def test_the_sizes_that_would_work_take_tensor_parallelism_into_account() -> None:
