@@ -37,6 +37,11 @@ OPTIONS: Final[Mapping[str, Any]] = {
 CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     "alibi": {"model.position_embedding_type": "none"},
     "noop-layers": {"model.num_layers": 3},
+    "unaligned-ulysses": {
+        "model.num_attention_heads": 6,
+        "model.kv_channels": 4,
+        "data.seq_length": 18,
+    },
 }
 """Feature -> what the model must be for it."""
 RECOMPUTED: Final = {

@@ -1,0 +1,38 @@
+"""The exchange as an attention kernel of this package's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.ops.head_exchange import HeadExchange
+from ascend_run.ops.kv_cache import KvCache
+from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec
+
+from .partition import UnevenParts
+
+
+class UnalignedUlyssesKernel(HeadExchange):
+    """contracts.AttentionKernel on this rank's part, by ``inner`` on the whole sequence and its
+    share of the heads."""
+
+    def __init__(
+        self,
+        inner: AttentionKernel,
+        group: dist.ProcessGroup,
+        partition: UnevenParts,
+        *,
+        kv_cache: KvCache = "full",
+    ) -> None:
+        rank, size = group.rank(), group.size()
+
+        def lengths(held: int) -> Sequence[int]:
+            partition.whole_length(held, rank, size)
+            return partition.lengths(size)
+
+        super().__init__(inner, group, kv_cache=kv_cache, lengths=lengths)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+        return AttentionResult(*super().forward(q, k, v, spec))

@@ -1,0 +1,56 @@
+"""Who holds which part of a sequence of any length. No torch: ``plan`` shows it too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import attrs
+
+from ascend_run.ops.head_shares import parts
+from ascend_run.plugin_api import ConfigError, RunConfig
+
+
+@attrs.frozen(kw_only=True)
+class UnevenParts:
+    """Consecutive parts, the first ones one unit longer: contracts.UnevenPartition."""
+
+    seq_length: int
+    """Of every batch of the run. Unit: positions."""
+    unit: int = 1
+    """A rank's part is a multiple of it: the tensor-parallel ranks cut it again under sequence
+    parallelism. Unit: positions."""
+    multiple: int = 0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        parallel = config.parallel
+        unit = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
+        return cls(seq_length=config.data.seq_length, unit=unit)
+
+    def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[tuple[int, int]]:
+        start, stop = parts(seq_length // self.unit, size)[rank]
+        return ((start * self.unit, stop * self.unit),)
+
+    def lengths(self, size: int) -> list[int]:
+        """What each rank holds of a sequence of the run."""
+        return [
+            stop - start
+            for rank in range(size)
+            for start, stop in self.chunks(self.seq_length, rank, size)
+        ]
+
+    def whole_length(self, held: int, rank: int, size: int) -> int:
+        """The run's; nothing tells how long another one is by its part.
+
+        Raises:
+            ConfigError: The part is of another length.
+        """
+        expected = self.lengths(size)[rank]
+        if held != expected:
+            raise ConfigError(
+                f"unaligned-ulysses: rank {rank} of {size} holds {held} positions of a sequence, "
+                f"expected {expected} of data.seq_length={self.seq_length}; give batches of that "
+                "length"
+            )
+        return self.seq_length

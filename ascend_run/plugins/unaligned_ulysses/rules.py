@@ -1,0 +1,41 @@
+"""What cannot be split this way either, each with the values that would work. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ascend_run.plugin_api import AttentionFeatures, Layout, RunConfig, around, divisors, one_of
+
+from .partition import UnevenParts
+
+LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
+"""A bias would have to be cut along its heads while its queries are this rank's only."""
+
+
+def problems(config: RunConfig, layout: Layout) -> Iterator[str]:
+    """What core does not say already of tensor parallelism."""
+    heads, tp, cp = config.model.num_attention_heads, layout.tp, layout.cp
+    if cp <= 1:
+        return
+    if heads % tp == 0 and heads // tp < cp:
+        yield (
+            f"unaligned-ulysses: {heads // tp} heads of a tensor-parallel rank "
+            f"(model.num_attention_heads={heads} over tp={tp}) are fewer than "
+            f"parallel.context_parallel_size={cp}; use at most {heads // tp}"
+        )
+    length, unit = config.data.seq_length, UnevenParts.of(config).unit
+    if length // unit < cp:
+        each = "a position" if unit == 1 else f"{unit} positions, one for each tensor-parallel rank"
+        yield (
+            f"unaligned-ulysses: data.seq_length={length} is too short to give each of {cp} ranks "
+            f"(parallel.context_parallel_size) {each}; use at least {cp * unit}"
+        )
+    elif layout.pp > 1 and length % (cp * unit):
+        # Megatron's pipeline takes messages of one shape from every context-parallel rank.
+        yield (
+            f"unaligned-ulysses: data.seq_length={length} cut unevenly over "
+            f"parallel.context_parallel_size={cp} cannot go through a pipeline; use "
+            f"parallel.pipeline_model_parallel_size=1, a sequence of {around(length, cp * unit)}, "
+            f"or a context-parallel size of {one_of(divisors(length // unit, cp))}"
+        )

@@ -1,0 +1,61 @@
+"""What is declared and refused, before torch is imported; and who holds what."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.plugin_api import ConfigError, FieldSection, Layout, RunConfig
+from ascend_run.plugin_api.config import DataSection
+from ascend_run.plugins.unaligned_ulysses import UnalignedUlysses, UnalignedUlyssesConfig
+from ascend_run.plugins.unaligned_ulysses.partition import UnevenParts
+
+PLUGIN = UnalignedUlysses(UnalignedUlyssesConfig())
+
+
+def problems(*, heads: int = 10, tp: int = 1, cp: int = 4, pp: int = 1, length: int) -> list[str]:
+    sizes = {
+        "context_parallel_size": cp,
+        "tensor_model_parallel_size": tp,
+        "sequence_parallel": tp > 1,
+    }
+    config = RunConfig(
+        model=FieldSection({"num_attention_heads": heads}),
+        parallel=FieldSection(sizes),
+        data=DataSection(seq_length=length),
+    )
+    layout = Layout(world_size=tp * cp * pp, tp=tp, cp=cp, pp=pp)
+    return list(PLUGIN.ascend_check(config=config, layout=layout))
+
+
+def test_heads_and_lengths_that_the_ranks_do_not_divide_are_taken() -> None:
+    assert problems(length=18) == []
+    assert problems(length=18, tp=2, cp=2) == []
+    assert problems(length=5, cp=1, pp=2) == []
+    assert problems(length=16, pp=2) == []
+
+
+def test_what_cannot_be_shared_is_refused_with_the_values_that_can() -> None:
+    (heads,) = problems(length=32, heads=6, tp=2)
+    assert "3 heads of a tensor-parallel rank" in heads
+    assert "parallel.context_parallel_size=4; use at most 3" in heads
+    (length,) = problems(length=6, tp=2)
+    assert "data.seq_length=6" in length
+    assert "use at least 8" in length
+    (stages,) = problems(length=18, pp=2)
+    assert "data.seq_length=18 cut unevenly" in stages
+    assert "a sequence of 16 or 20" in stages
+    assert "a context-parallel size of 1, 2 or 3" in stages
+
+
+def test_the_first_ranks_hold_one_unit_more() -> None:
+    held = UnevenParts(seq_length=18, unit=2)
+    assert [held.chunks(18, rank, 4) for rank in range(4)] == [
+        ((0, 6),),
+        ((6, 10),),
+        ((10, 14),),
+        ((14, 18),),
+    ]
+    assert held.lengths(4) == [6, 4, 4, 4]
+    assert [held.whole_length(n, rank, 4) for rank, n in enumerate((6, 4, 4, 4))] == [18] * 4
+    with pytest.raises(ConfigError, match=r"rank 0 of 4 holds 4 positions.* expected 6 of"):
+        held.whole_length(4, 0, 4)
