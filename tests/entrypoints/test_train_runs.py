@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ global_batch_size = 2
 precision = "fp32"
 """
 TIMEOUT_SECONDS = 100
+TWO = ("--config", "run.toml", "--nproc", "2", "optimizer.lr_decay_style=constant")
+SAVED = (*TWO, "checkpoint.save_interval=1")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["preprocess", "--input", "text", "--format", "text", "--train-tokenizer", "300"]
     finish(start(folder, *words, "--output-prefix", "data/train"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def saved(workplace: Path) -> Path:
+    """The folder of a run on two ranks that saved after each of its two steps; to be copied."""
+    code, errors = finish(start(workplace, *SAVED, "run.output_dir=runs/saved"))
+    assert code == 0, errors
+    assert "Warning" not in errors
+    return workplace / "runs/saved"
 
 
 def start(
@@ -110,28 +122,25 @@ def all_gone(pids: Sequence[int]) -> bool:
     return False
 
 
-def test_one_rank_and_two_make_the_same_steps_from_one_command(workplace: Path) -> None:
-    for name, words in {"alone": [], "two": ["--nproc", "2"]}.items():
-        code, errors = finish(
-            start(workplace, "--config", "run.toml", *words, f"run.output_dir=runs/{name}")
-        )
-        assert code == 0, errors
-        assert "Warning" not in errors
-    alone, two = readings(workplace, "alone"), readings(workplace, "two")
+def test_one_rank_and_two_make_the_same_steps_from_one_command(
+    workplace: Path, saved: Path
+) -> None:
+    words = ["--config", "run.toml", "optimizer.lr_decay_style=constant"]
+    code, errors = finish(start(workplace, *words, "run.output_dir=runs/alone"))
+    assert code == 0, errors
+    assert "Warning" not in errors
+    alone, two = readings(workplace, "alone"), readings(workplace, saved.name)
     assert [reading["step"] for reading in alone] == [1, 2]
     for one, other in zip(alone, two, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
-def test_the_run_folders_config_runs_identically(workplace: Path) -> None:
-    words = ["run.output_dir=runs/first", "optimizer.lr=1e-2"]
-    assert finish(start(workplace, "--config", "run.toml", *words))[0] == 0
-    first = readings(workplace, "first")
-    written = workplace / "runs" / "first" / "config.toml"
-    words = ["run.output_dir=runs/again"]
-    code, errors = finish(start(workplace, "--config", str(written), *words))
+def test_the_run_folders_config_runs_identically(workplace: Path, saved: Path) -> None:
+    words = ["--config", str(saved / "config.toml"), "--nproc", "2", "run.output_dir=runs/again"]
+    code, errors = finish(start(workplace, *words))
     assert code == 0, errors
-    assert [r["loss"] for r in readings(workplace, "again")] == [r["loss"] for r in first]
+    first, again = readings(workplace, saved.name), readings(workplace, "again")
+    assert [reading["loss"] for reading in again] == [reading["loss"] for reading in first]
 
 
 def test_it_runs_as_well_under_torchrun(workplace: Path) -> None:
@@ -180,19 +189,18 @@ def test_what_a_rank_refuses_is_told_once_without_a_traceback(workplace: Path) -
     assert "Traceback" not in errors
 
 
-def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_leaves_the_earlier_one(
-    workplace: Path,
+def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_leaves_the_earlier_ones(
+    workplace: Path, saved: Path
 ) -> None:
-    words = ["--config", "run.toml", "--nproc", "2", "run.output_dir=runs/full"]
-    words += ["checkpoint.save_interval=2", "optimizer.lr_decay_style=constant"]
-    assert finish(start(workplace, *words))[0] == 0
+    shutil.copytree(saved, workplace / "runs/full")
+    words = [*TWO, "run.output_dir=runs/full", "checkpoint.save_interval=2"]
     code, errors = finish(start(workplace, *words, "train.train_iters=4", file_bytes=100_000))
     assert code == 2, errors
     assert errors.count("error:") == 1
     assert "File too large (EFBIG)" in errors
     assert "Traceback" not in errors
     checkpoints = workplace / "runs/full/checkpoints"
-    assert [path.name for path in checkpoints.iterdir()] == ["step_00000002"]
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["step_00000001", "step_00000002"]
     FileStore(checkpoints).verify(2)
     history = read_metrics(workplace / "runs/full/metrics.jsonl")
     assert history.events[-1]["event"] == "failure"
@@ -214,11 +222,10 @@ def test_a_full_disk_under_the_metrics_is_told_in_one_message(workplace: Path) -
 
 
 def test_a_corrupt_checkpoint_is_passed_over_or_where_it_was_asked_for_refused(
-    workplace: Path,
+    workplace: Path, saved: Path
 ) -> None:
-    words = ["--config", "run.toml", "--nproc", "2", "run.output_dir=runs/corrupt"]
-    words += ["checkpoint.save_interval=1", "optimizer.lr_decay_style=constant"]
-    assert finish(start(workplace, *words))[0] == 0
+    shutil.copytree(saved, workplace / "runs/corrupt")
+    words = [*SAVED, "run.output_dir=runs/corrupt"]
     shard = workplace / "runs/corrupt/checkpoints/step_00000002/rank_0000.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
@@ -236,12 +243,11 @@ def test_a_corrupt_checkpoint_is_passed_over_or_where_it_was_asked_for_refused(
     assert [reading["step"] for reading in readings(workplace, "corrupt")] == [1, 2, 2]
 
 
-def test_ranks_that_are_started_again_go_on_from_what_they_saved(workplace: Path) -> None:
-    words = ["--config", "run.toml", "--nproc", "2", "optimizer.lr_decay_style=constant"]
-    base = [*words, "run.output_dir=runs/base", "checkpoint.save_interval=2"]
-    assert finish(start(workplace, *base))[0] == 0
-    words += ["run.output_dir=runs/on", "checkpoint.load=runs/base/checkpoints"]
-    words += ["checkpoint.save_interval=1", "train.train_iters=1000000"]
+def test_ranks_that_are_started_again_go_on_from_what_they_saved(
+    workplace: Path, saved: Path
+) -> None:
+    words = [*SAVED, "run.output_dir=runs/on", f"checkpoint.load={saved / 'checkpoints'}"]
+    words += ["train.train_iters=1000000"]
     process = start(workplace, *words, "--max-restarts", "1")
     wait_for_steps(workplace, "on")
     while not list((workplace / "runs/on/checkpoints").glob("step_*")):

@@ -36,11 +36,18 @@ def test_norms_and_feed_forwards_are_whole_graphs_by_themselves(parity: Parity) 
 @pytest.mark.parametrize(
     "config",
     [
-        {"model.rotary_interleaved": True},
-        {"model.rotary_percent": 0.5, "model.qk_layernorm": True},
-        {"model.normalization": "LayerNorm", "model.add_bias_linear": True},
-        {"model.activation": "gelu", "model.share_embeddings_and_output_weights": True},
-        {"model.recompute_granularity": "selective"},
+        {
+            "model.rotary_interleaved": True,
+            "model.rotary_percent": 0.5,
+            "model.qk_layernorm": True,
+            "model.recompute_granularity": "selective",
+        },
+        {
+            "model.normalization": "LayerNorm",
+            "model.add_bias_linear": True,
+            "model.activation": "gelu",
+            "model.share_embeddings_and_output_weights": True,
+        },
         {
             "model.recompute_granularity": "full",
             "model.recompute_method": "uniform",
@@ -59,10 +66,7 @@ def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) ->
     ("beside", "model", "layout"),
     [
         case((), "dense", {"tp": 2}),
-        case(("ulysses",), "dense", {"cp": 2}),
-        case(("gmm",), "moe", {"dp": 2, "ep": 2}),
-        case(("swap-attention",), "dense", {}),
-        case(("ulysses", "swap-attention", "gmm"), "moe", {"cp": 2}),
+        case(("ulysses", "swap-attention", "gmm"), "moe", {"cp": 2, "dp": 2, "ep": 2}),
     ],
     ids=str,
 )
