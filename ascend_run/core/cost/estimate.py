@@ -108,7 +108,7 @@ def _rank_cost(
         num_micro_batches=sizes.num_micro_batches,
         heads=sizes.heads,
         query_groups=sizes.query_groups,
-        head_width=sizes.head_width,
+        head_width=sizes.pair_width,
         value_width=sizes.value_width,
         kept={layer: kept[layer in moe] for layer in layers},
         parameters=parameters,

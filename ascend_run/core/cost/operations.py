@@ -11,6 +11,9 @@ from .sizes import Sizes
 
 _LAYER = 192
 """Forward and backward of a dense layer."""
+_KEY_LATENT = 60
+"""More than that with latent attention; and for a latent of queries."""
+_QUERY_LATENT = 35
 _ROUTING = 50
 """More than that in a layer with experts, beside what each expert has."""
 _EXPERT = 40
@@ -26,5 +29,6 @@ def step_operations(sizes: Sizes, *, dense: int, moe: int) -> float:
         dense: Layers without experts that the rank holds.
         moe: Those with experts.
     """
-    layers = dense * _LAYER + moe * (_LAYER + _ROUTING + _EXPERT * sizes.experts)
+    every = _LAYER + _KEY_LATENT * bool(sizes.key_latent) + _QUERY_LATENT * bool(sizes.query_latent)
+    layers = dense * every + moe * (every + _ROUTING + _EXPERT * sizes.experts)
     return sizes.num_micro_batches * (layers + _ENDS) + _UPDATE

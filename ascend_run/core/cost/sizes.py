@@ -61,6 +61,12 @@ class Sizes:
     num_micro_batches: int
 
     @property
+    def pair_width(self) -> float:
+        """Half of what a key and a value of one head have together."""
+        both = self.head_width + self.value_width
+        return both / 2 if both % 2 else both // 2
+
+    @property
     def query_width(self) -> int:
         return self.heads * self.head_width
 

@@ -217,10 +217,11 @@ class RankKind:
     heads: int
     """Query heads of this tensor-parallel rank; so for the next."""
     query_groups: int
-    head_width: int
-    """Of a query and a key."""
+    head_width: float
+    """Half of what a key and a value of one head have together, and a query and its output; all of
+    these are so wide but with latent attention."""
     value_width: int
-    """Of a head of the values and of the output; that of a key but for latent attention."""
+    """Of a value and of the output."""
     kept: Mapping[int, tuple[KeptTensor, ...]] = attrs.field(factory=dict)
     """Layer -> what it keeps of one micro-batch."""
     parameters: tuple[ParameterCost, ...] = ()
