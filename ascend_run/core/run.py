@@ -125,9 +125,16 @@ def run_training(request: RunRequest) -> None:
             )
         dist.barrier()
         with configure_logging(folder / "log.jsonl", context.layout.rank) as log:
-            for order, plugin in enumerate(request.plugins):
-                log.logger.info("plugin.enabled", plugin=plugin.manifest.name, order=order)
+            log_plugins(request, log.logger)
             _train(request, hooks, context, folder, log.logger)
+
+
+def log_plugins(request: RunRequest, log: Any) -> None:
+    """Which plugins are enabled, innermost first, and a warning for each that changes nothing."""
+    for order, plugin in enumerate(request.plugins):
+        log.info("plugin.enabled", plugin=plugin.manifest.name, order=order)
+    for name, condition in request.plan.get("idle", {}).items():
+        log.warning("plugin.idle", plugin=name, changes_nothing_as=condition)
 
 
 def _train(
