@@ -53,3 +53,18 @@ def test_the_largest_set_that_keeps_the_model_is_at_parity(
     if model == "dense":
         layout.pop("ep", None)
     parity(names, model=model, layout=layout, options=OPTIONS)
+
+
+@pytest.mark.needs_plugins("ulysses", "gmm", "swap-attention")
+@pytest.mark.parametrize(
+    "layout", [{}, {"cp": 2, "ep": 2}, {"cp": 2, "dp": 2, "ep": 2}], ids=["1", "2", "4"]
+)
+def test_the_features_of_the_demo_are_at_parity_together(
+    parity: Parity, layout: dict[str, int]
+) -> None:
+    names = ("ulysses", "gmm", "swap-attention")
+    options = {**OPTIONS, "plugins.gmm.backend": "bmm"}
+    for outcome in parity(names, model="moe", layout=layout, options=options):
+        assert outcome.metrics["swap-attention/swap_bytes"] > 0
+        assert outcome.operations["bmm"] > 0
+        assert any("alltoall" in name for name in outcome.collectives) is bool(layout)
