@@ -42,7 +42,7 @@ class DeepseekV2:
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.UNVERIFIED,
-            "npu": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
         },
         maturity=Maturity.BETA,
         source="arXiv:2405.04434",

@@ -12,7 +12,7 @@ from ascend_run.core.cost.flops import attention_flops, scores_flops
 from ascend_run.core.cost.names import parameter_key
 from ascend_run.core.cost.sizes import sizes_of
 from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import Trial
+from ascend_run.plugin_api.testing.runtime import Trial, run_trial
 from benchmarks.memory_layouts import Case
 from benchmarks.memory_prediction import TOLERANCE, compare, is_exact
 from tests.core.cost.cost_jobs import built_and_counted, count_flops
@@ -45,15 +45,31 @@ def test_flops_are_what_torch_counts_in_a_step(
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "plugins"),
     [
-        {**MODEL, **LONGER, **SHARED},
-        {**DENSE, **TENSORS, "data.seq_length": 64},
+        pytest.param({**MODEL, **LONGER, **SHARED}, (), id="sequence parallel"),
+        pytest.param({**DENSE, **TENSORS, "data.seq_length": 64}, (), id="tensors alone"),
+        *(
+            pytest.param(
+                {**MODEL, **LONGER, **SHARED, "parallel.context_parallel_size": 2},
+                (plugin,),
+                marks=pytest.mark.needs_plugins(plugin),
+                id=plugin,
+            )
+            for plugin in ("ulysses", "ring-attention")
+        ),
     ],
-    ids=["sequence parallel", "tensors alone"],
 )
-def test_a_step_sends_what_was_expected(gloo_pool: GlooPool, config: Mapping[str, Any]) -> None:
-    assert differences(gloo_pool, config) == []
+def test_a_step_sends_what_was_expected(
+    gloo_pool: GlooPool, config: Mapping[str, Any], plugins: tuple[str, ...]
+) -> None:
+    assert differences(gloo_pool, config, plugins) == []
+
+
+def test_operations_are_about_as_many_as_torch_dispatches(gloo_pool: GlooPool) -> None:
+    _, (cost,) = planned(MODEL)
+    (outcome,) = gloo_pool.run(run_trial, 1, Trial(config=dict(MODEL)))
+    assert cost.operations == pytest.approx(sum(outcome.operations.values()), rel=0.1)
 
 
 @pytest.mark.parametrize("config", [MODEL, DENSE], ids=["latent queries", "plain queries"])

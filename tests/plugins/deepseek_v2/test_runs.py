@@ -40,6 +40,8 @@ def test_every_layout_computes_what_one_rank_does(
             ("ring-attention", {"cp": 2, "tp": 2}, {}),
             ("double-ring", {"cp": 4}, {"window": 2}),
             ("hybrid-cp", {"cp": 4}, {}),
+            ("kv-allgather-cp", {"cp": 2}, {}),
+            ("unaligned-ulysses", {"cp": 2}, {}),
         )
     ],
 )
