@@ -15,6 +15,7 @@ from ascend_run.plugin_api.testing.runtime import load_runtime
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Plugin
 from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
+from tests.support.latent_models import LATENT
 
 ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
@@ -30,6 +31,7 @@ SETTINGS: Mapping[str, Any] = {
 """What a plugin needs to be at work on tiny models."""
 MODELS_OF: Mapping[str, Mapping[str, Any]] = {
     "alibi": {"model.position_embedding_type": "none"},
+    "deepseek_v2": LATENT,
 }
 """What the model must be for a plugin."""
 IDLE_IN: Mapping[str, Mapping[str, Any]] = {

@@ -25,8 +25,7 @@ class DeepseekV2:
     manifest = Manifest(
         name="deepseek_v2",
         aliases=("deepseek",),
-        summary="the DeepSeek-V2 family (multi-latent attention): its keys and tensors in Hugging "
-        "Face's form and ours",
+        summary="the DeepSeek-V2 family, of latent attention, in Hugging Face's form and ours",
         claims=(Claim.MODEL_FAMILY,),
         requires=(
             Condition(
