@@ -69,9 +69,13 @@ def forward(
     if _covers_all(parts, q.shape[axis], k.shape[axis]):
         out, lse = kernel.forward(q, k, v, parts[0], scale)
         return out[..., :width], lse
-    out = q.new_zeros((*q.shape[:3], width))
+    covered = _in_turn([part.queries for part in parts], q.shape[axis])
+    out = _sequence_first(q, width, axis)
     heads = (q.shape[1:3]) if axis == 0 else q.shape[:2]
-    lse = q.new_full((*heads, q.shape[axis]), -torch.inf, dtype=_wide(q.dtype))
+    lse = q.new_empty((*heads, q.shape[axis]), dtype=_wide(q.dtype))
+    if not covered:
+        out.zero_()
+        lse.fill_(-torch.inf)
     for part in parts:
         keys = (_cut(k, part.keys, axis), _cut(v, part.keys, axis))
         part_out, part_lse = kernel.forward(_cut(q, part.queries, axis), *keys, part, scale)
@@ -101,9 +105,15 @@ def backward(
     if _covers_all(parts, q.shape[axis], k.shape[axis]):
         dq, dk, dv = kernel.backward(dout, q, k, v, out, lse, parts[0], scale)
         return dq[..., :q_width], dk[..., :q_width], dv[..., :v_width]
-    dq = torch.zeros_like(q)
-    # Several rectangles may share keys, so these add up.
-    dk, dv = (torch.zeros_like(t, dtype=_wide(dtype)) for t in (k, v))
+    dq = torch.empty_like(q)
+    if not _in_turn([part.queries for part in parts], q.shape[axis]):
+        dq.zero_()
+    # Several rectangles may share keys; then these add up.
+    alone = _in_turn([part.keys for part in parts], k.shape[axis])
+    if alone:
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+    else:
+        dk, dv = (torch.zeros_like(t, dtype=_wide(dtype)) for t in (k, v))
     for part in parts:
         dout_rows, q_rows, out_rows = (_cut(t, part.queries, axis) for t in (dout, q, out))
         keys = (_cut(k, part.keys, axis), _cut(v, part.keys, axis))
@@ -117,8 +127,9 @@ def backward(
             scale,
         )
         _cut(dq, part.queries, axis).copy_(part_dq)
-        _cut(dk, part.keys, axis).add_(part_dk)
-        _cut(dv, part.keys, axis).add_(part_dv)
+        for sums, gradient in ((dk, part_dk), (dv, part_dv)):
+            place = _cut(sums, part.keys, axis)
+            place.copy_(gradient) if alone else place.add_(gradient)
     return dq[..., :q_width], dk[..., :q_width].to(dtype), dv[..., :v_width].to(dtype)
 
 
@@ -160,6 +171,23 @@ def _covers_all(parts: Sequence[Rectangle], num_queries: int, num_keys: int) -> 
         return False
     (part,) = parts
     return part.queries == slice(0, num_queries) and part.keys == slice(0, num_keys)
+
+
+def _in_turn(runs: Sequence[slice], length: int) -> bool:
+    """Whether they lie one after the other and leave nothing out, as documents do."""
+    starts = [0, *(run.stop for run in runs)]
+    return starts[-1] == length and all(
+        run.start == start for run, start in zip(runs, starts, strict=False)
+    )
+
+
+def _sequence_first(q: Tensor, width: int, axis: int) -> Tensor:
+    """Room for an output of these queries, [S, B, N, width] in memory as fused kernels write it and
+    the next layer reads it."""
+    if axis == 0:
+        return q.new_empty((*q.shape[:3], width))
+    batch, heads, length, _ = q.shape
+    return q.new_empty((length, batch, heads, width)).permute(1, 2, 0, 3)
 
 
 def _cut(x: Tensor, where: slice, axis: int) -> Tensor:
