@@ -1,8 +1,9 @@
 """A clock for recorded events: how long they take on a network of two levels.
 
 A message starts when both sides have posted it and the sender's way out and the receiver's way in
-are free, those that were ready first before others; it occupies both for its bytes, and is there a
-latency later. Ways inside a node and between nodes are apart. Computation takes its products.
+are free, those that were ready first before others, and of these those that were posted first; it
+occupies both for its bytes, and is there a latency later. Ways inside a node and between nodes are
+apart. Computation takes its products.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class _Message:
     source: int
     target: int
     nbytes: int
+    turn: int
+    """Its number with the rank that posted it first."""
     ready: dict[str, float] = attrs.field(factory=dict)
     """When each side has posted it."""
     done: float | None = None
@@ -115,7 +118,7 @@ class _Replay:
             assert message.nbytes == nbytes, "two sides of different messages"
             self._pending.append(message)
         else:
-            message = _Message(source, target, nbytes)
+            message = _Message(source, target, nbytes, number)
             self._open.setdefault((source, target, channel, mine), deque()).append(message)
         message.ready[kind] = self._now[rank]
         self._known[rank, number] = message
@@ -124,7 +127,7 @@ class _Replay:
         """The message that was ready first; what ranks post later is ready later."""
         if not self._pending:
             return False
-        message = min(self._pending, key=lambda m: max(m.ready.values()))
+        message = min(self._pending, key=lambda m: (max(m.ready.values()), m.turn))
         self._pending.remove(message)
         ready = max(message.ready.values())
         if self._network is None:
@@ -135,6 +138,20 @@ class _Replay:
         self._free[out] = self._free[into] = begin + message.nbytes / bandwidth
         message.done = self._free[out] + latency
         return True
+
+
+def least_exposed(trace: Trace, network: Network, products_per_time: float) -> float:
+    """What no schedule of these messages hides: by what the busiest way takes longer for its bytes
+    than the computation does."""
+    busy: dict[str, float] = {}
+    for source, events in enumerate(trace):
+        for kind, *rest in events:
+            if kind == "send":
+                _, target, nbytes, _ = rest
+                out, into, bandwidth, _ = network.link(source, target)
+                for way in (out, into):
+                    busy[way] = busy.get(way, 0.0) + nbytes / bandwidth
+    return max(0.0, max(busy.values(), default=0.0) - makespan(trace, None, products_per_time))
 
 
 def compute_of(trace: Trace) -> float:

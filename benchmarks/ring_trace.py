@@ -50,7 +50,7 @@ class Recorder:
         works = _batch_isend_irecv([*operations])
         assert len(works) == len(operations)
         return [
-            _Noted(self, self._of(op), work) for op, work in zip(operations, works, strict=True)
+            _Noted(self, [self._of(op)], work) for op, work in zip(operations, works, strict=True)
         ]
 
     def _of(self, operation: Any) -> int:
@@ -59,32 +59,83 @@ class Recorder:
         nbytes = operation.tensor.numel() * operation.tensor.element_size()
         return self.posted(kind, operation.peer, nbytes, f"{group}/{operation.tag}")
 
-    def all_to_all_single(self, received: Tensor, sent: Tensor, group: Any = None) -> None:
+    def all_to_all_single(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        group: Any = None,
+    ) -> None:
         """``dist.all_to_all_single``, noted as the messages that it is made of."""
-        ranks = dist.get_process_group_ranks(group)
-        part = sent.numel() * sent.element_size() // len(ranks)
-        others = [rank for rank in ranks if rank != dist.get_rank()]
-        posted = [
-            self.posted(kind, r, part, f"{ranks}") for r in others for kind in ("send", "recv")
-        ]
-        _all_to_all_single(received, sent, group=group)
+        posted = self._to_all(
+            _bytes(sent, input_split_sizes, group),
+            _bytes(received, output_split_sizes, group),
+            group,
+        )
+        _all_to_all_single(received, sent, output_split_sizes, input_split_sizes, group=group)
         self.events += [("wait", number) for number in posted]
+
+    def all_gather_into_tensor(
+        self, received: Tensor, sent: Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        """``dist.all_gather_into_tensor``, noted as a message to each of the others."""
+        work = _all_gather_into_tensor(received, sent, group=group, async_op=True)
+        return self._collective(_bytes(received, None, group), group, work, async_op)
+
+    def reduce_scatter_tensor(
+        self, received: Tensor, sent: Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        """``dist.reduce_scatter_tensor``, noted as a message to each of the others."""
+        work = _reduce_scatter_tensor(received, sent, group=group, async_op=True)
+        return self._collective(_bytes(sent, None, group), group, work, async_op)
+
+    def _collective(self, nbytes: Sequence[int], group: Any, work: Any, async_op: bool) -> Any:
+        noted = _Noted(self, self._to_all(nbytes, nbytes, group), work)
+        if async_op:
+            return noted
+        noted.wait()
+        return None
+
+    def _to_all(self, sent: Sequence[int], received: Sequence[int], group: Any) -> list[int]:
+        """A message to each of the others and one from each, of so many bytes, in rounds in which
+        no two ranks send to one: by pairs, where the ranks are a power of two."""
+        ranks, mine = dist.get_process_group_ranks(group), group.rank()
+        size = len(ranks)
+        pairs = size & (size - 1) == 0
+        posted = []
+        for turn in range(1, size):
+            to, source = (mine ^ turn,) * 2 if pairs else ((mine + turn) % size, mine - turn)
+            posted.append(self.posted("send", ranks[to], sent[to], f"{ranks}"))
+            posted.append(self.posted("recv", ranks[source], received[source], f"{ranks}"))
+        return posted
+
+
+def _bytes(x: Tensor, split_sizes: Sequence[int] | None, group: Any) -> list[int]:
+    """Of each rank's part of a collective's tensor; parts of its first dimension, equal ones where
+    no sizes are given."""
+    nbytes = x.numel() * x.element_size()
+    if split_sizes is None:
+        return [nbytes // group.size()] * group.size()
+    return [nbytes // x.shape[0] * rows for rows in split_sizes]
 
 
 _batch_isend_irecv = dist.batch_isend_irecv
 _all_to_all_single = dist.all_to_all_single
+_all_gather_into_tensor = dist.all_gather_into_tensor
+_reduce_scatter_tensor = dist.reduce_scatter_tensor
 
 
 @attrs.frozen(eq=False)
 class _Noted:
-    """A message under way."""
+    """Messages under way."""
 
     recorder: Recorder
-    number: int
+    numbers: Sequence[int]
     work: Any
 
     def wait(self) -> None:
-        self.recorder.events.append(("wait", self.number))
+        self.recorder.events += [("wait", number) for number in self.numbers]
         self.work.wait()
 
 
@@ -127,6 +178,8 @@ def recording() -> Iterator[Recorder]:
     with (
         mock.patch.object(dist, "batch_isend_irecv", recorder.batch_isend_irecv),
         mock.patch.object(dist, "all_to_all_single", recorder.all_to_all_single),
+        mock.patch.object(dist, "all_gather_into_tensor", recorder.all_gather_into_tensor),
+        mock.patch.object(dist, "reduce_scatter_tensor", recorder.reduce_scatter_tensor),
     ):
         yield recorder
 
