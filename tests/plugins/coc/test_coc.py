@@ -82,9 +82,7 @@ def test_without_sequence_parallelism_the_sum_of_each_slice_is_under_way(
         ((), "dense", {"tp": 2, "pp": 2}),
         ((), "moe", {"tp": 2, "dp": 2, "ep": 2}),
         case(("gmm",), "moe", {"tp": 2, "expt_tp": 2}),
-        case(("lora",), "dense", {"tp": 2}),
         case(("ulysses", "swap-attention"), "dense", {"tp": 2, "cp": 2}),
-        case(("compile", "deterministic"), "dense", {"tp": 2}),
     ],
     ids=str,
 )

@@ -58,7 +58,6 @@ def test_messages_are_those_of_megatron(gloo_pool: GlooPool, sequence_parallel: 
     [
         ((), "moe", {"dp": 2, "ep": 2}),
         case(("gmm",), "moe", {"dp": 2, "ep": 2}),
-        case(("compile",), "dense", {"dp": 2}),
         case(("lora",), "dense", {"dp": 2}),
         case(("ulysses", "swap-attention", "deterministic"), "dense", {"cp": 2}),
         case(("coc",), "dense", {"tp": 2, "dp": 2}),

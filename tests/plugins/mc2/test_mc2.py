@@ -64,9 +64,7 @@ def test_without_sequence_parallelism_sums_go_round(gloo_pool: GlooPool) -> None
         ((), "dense", {"tp": 2, "pp": 2}),
         ((), "moe", {"tp": 2, "dp": 2, "ep": 2}),
         case(("gmm",), "moe", {"tp": 2, "expt_tp": 2}),
-        case(("lora",), "dense", {"tp": 2}),
         case(("ulysses", "swap-attention"), "dense", {"tp": 2, "cp": 2}),
-        case(("compile", "deterministic"), "dense", {"tp": 2}),
     ],
     ids=str,
 )

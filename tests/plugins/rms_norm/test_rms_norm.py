@@ -43,8 +43,6 @@ def test_it_keeps_loss_gradients_and_weights(
     ("beside", "model", "layout"),
     [
         ((), "dense", {"tp": 2}),
-        ((), "moe", {"dp": 2, "ep": 2}),
-        case(("compile",), "dense", {}),
         case(("lora", "swap-attention"), "dense", {"dp": 2}),
         case(("ulysses", "gmm", "deterministic"), "moe", {"cp": 2}),
     ],

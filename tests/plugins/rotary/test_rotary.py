@@ -47,7 +47,6 @@ def test_neighbours_parts_of_a_head_and_norms_of_heads(
     ("beside", "model", "layout"),
     [
         ((), "dense", {"tp": 2}),
-        case(("compile",), "dense", {}),
         case(("lora", "swap-attention"), "dense", {"dp": 2}),
         case(("ulysses", "gmm", "deterministic"), "moe", {"cp": 2}),
         case(("ring-attention",), "dense", {"cp": 2}),

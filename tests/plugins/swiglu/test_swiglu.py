@@ -29,7 +29,6 @@ def test_it_keeps_loss_gradients_and_weights(parity: Parity, kernel: str, gates:
     ("beside", "model", "layout"),
     [
         ((), "dense", {"tp": 2}),
-        case(("compile",), "dense", {}),
         case(("lora", "swap-attention"), "dense", {"dp": 2}),
         case(("ulysses", "deterministic"), "dense", {"cp": 2}),
     ],
