@@ -15,6 +15,7 @@ from . import (
     ring_attention,
     start_up,
     step_times,
+    ulysses,
 )
 from .protocol import Benchmark
 
@@ -25,6 +26,7 @@ def all_benchmarks() -> list[Benchmark]:
         gpu_step,
         gpu_operators,
         ring_attention,
+        ulysses,
         packed_attention,
         listeners,
         fingerprints,

@@ -81,14 +81,25 @@ def _measure(other: Other, settings: Settings) -> Row:
         lambda: worker("ring_worker", "--system", other.system, *words, python=python),
         _name(other),
     )
+    return row_of(_name(other), ours, theirs, other.goal, other.note)
+
+
+def row_of(
+    name: str,
+    ours: Sequence[Mapping[str, Any]],
+    theirs: Sequence[Mapping[str, Any]],
+    goal: float,
+    note: str,
+) -> Row:
+    """A row in which speed counts only where both computed the same attention."""
     difference = largest_difference(ours[0]["samples"], theirs[0]["samples"])
     row = compared(
-        name=_name(other),
+        name=name,
         ours=_milliseconds(ours),
         peer=_milliseconds(theirs),
         unit="ms",
-        goal=other.goal,
-        note=f"output and gradients within {difference:.1e}; {other.note}",
+        goal=goal,
+        note=f"output and gradients within {difference:.1e}; {note}",
         device=device(),
         larger_is_better=False,
     )

@@ -126,9 +126,7 @@ def ring_flash_attn(parts: list[Tensor]) -> Step:
 
 def one_rank(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of each step and, of the first, samples of what came out."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(options.store, RANKS)
-    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=RANKS)
+    join(options)
     positions, heads = torch.arange(options.length), torch.arange(HEADS)
     if options.system == "ideal":
         heads = heads.chunk(RANKS)[options.rank]
@@ -140,6 +138,18 @@ def one_rank(options: argparse.Namespace) -> dict[str, Any]:
     else:
         step = ascend_run(parts, alone=options.system == "ideal")
     found = samples(step(), positions.tolist(), heads.tolist())
+    return {"seconds": timed(step, options), "samples": found}
+
+
+def join(options: argparse.Namespace) -> None:
+    """One thread of this rank, and a group of all."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(options.store, RANKS)
+    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=RANKS)
+
+
+def timed(step: Step, options: argparse.Namespace) -> list[float]:
+    """Seconds of each step after the first, which has been made; the group ends."""
     seconds = []
     for index in range(options.warmup - 1 + options.steps):
         dist.barrier()
@@ -149,7 +159,7 @@ def one_rank(options: argparse.Namespace) -> dict[str, Any]:
             seconds.append(time.perf_counter() - begin)
     dist.barrier()
     dist.destroy_process_group()
-    return {"seconds": seconds, "samples": found}
+    return seconds
 
 
 def samples(
@@ -166,11 +176,11 @@ def samples(
     }
 
 
-def all_ranks(arguments: list[str]) -> dict[str, Any]:
+def all_ranks(arguments: list[str], module: str = "ring_worker") -> dict[str, Any]:
     """A step takes as long as its slowest rank."""
     environment = {**os.environ, **MEMORY, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.ring_worker", *arguments]
+        command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
         command += ["--store", str(Path(folder) / "store"), "--rank"]
         processes = [
             subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE)
