@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ascend_run.ops.exchange_volume import ExchangeVolume
+from ascend_run.ops.head_shares import head_shares
 from ascend_run.ops.ring_attention.volume import Ring
 from ascend_run.plugin_api import CostChange, KeptChange, KeptTensor, Layout, Messages, RankKind
 
@@ -14,18 +15,23 @@ from .groups import HEADS, WINDOW, WINDOWS
 if TYPE_CHECKING:
     from . import HybridCpConfig
 
-_LSE_BYTES = 4
-
 
 def hybrid_cost(layout: Layout, rank: RankKind, options: HybridCpConfig) -> CostChange:
     """Two messages each way among the neighbours; the ring's of all their positions, and of the
     heads that one of them has of all."""
     degree = options.ulysses_degree
-    repeat = math.lcm(rank.query_groups, degree) // rank.query_groups
+    volume = ExchangeVolume(
+        shares=head_shares(rank.heads, rank.query_groups, degree),
+        rank=0,
+        held=rank.tokens,
+        whole=rank.tokens * degree,
+        row_bytes=rank.head_width * rank.item_bytes,
+        value_bytes=rank.value_width * rank.item_bytes,
+    )
     size = layout.cp // degree
     ring = Ring(
         tokens=rank.tokens * degree,
-        groups=rank.query_groups * repeat / degree,
+        groups=sum(volume.share.copies),  # which are made before the ring
         width=rank.head_width,
         item_bytes=rank.item_bytes,
         size=size,
@@ -34,9 +40,10 @@ def hybrid_cost(layout: Layout, rank: RankKind, options: HybridCpConfig) -> Cost
     keeping = options.caching(rank.layers)
     others = tuple(i for i in rank.layers if i not in keeping)
     own = ("self_attention.k", "self_attention.v")
+    times = degree * volume.share.num_groups / rank.query_groups
     changes = (
         KeptChange(tensors=own, layers=keeping, factor=0.0),
-        KeptChange(tensors=own, layers=others, factor=repeat),
+        KeptChange(tensors=own, layers=others, factor=times),
     )
     received = KeptTensor(
         part="self_attention", name="received", nbytes=ring.held_bytes(options.kv_cache)
@@ -46,17 +53,17 @@ def hybrid_cost(layout: Layout, rank: RankKind, options: HybridCpConfig) -> Cost
         kept_added=(received,) if keeping else (),
         kept_added_layers=keeping,
         messages=(
-            *_exchange(layout, rank, degree, repeat),
+            *_exchange(layout, rank, degree, volume),
             *_round(layout, rank, ring, options, len(keeping)),
         ),
     )
 
 
-def _exchange(layout: Layout, rank: RankKind, degree: int, repeat: int) -> Iterator[Messages]:
-    item = rank.tokens * rank.head_width * rank.item_bytes
-    both = 2 * rank.heads * item + 2 * rank.query_groups * repeat * item
-    lse = rank.tokens * rank.heads * _LSE_BYTES
-    for nbytes, direction in ((both + lse, "forward"), (both, "backward")):
+def _exchange(
+    layout: Layout, rank: RankKind, degree: int, volume: ExchangeVolume
+) -> Iterator[Messages]:
+    """The ring keeps what it needs of keys and values; none comes again among the neighbours."""
+    for nbytes, direction in ((volume.forward(), "forward"), (volume.backward("full"), "backward")):
         yield Messages(
             operation="all_to_all",
             group=HEADS,

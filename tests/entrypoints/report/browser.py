@@ -189,9 +189,10 @@ def browser() -> Iterator[Browser]:
         started = Browser(our_reader, our_writer)
         try:
             yield started
-            with contextlib.suppress(AssertionError, BrokenPipeError):
+            # One that is slow to close is ended below.
+            with contextlib.suppress(AssertionError, BrokenPipeError, subprocess.TimeoutExpired):
                 started.command("Browser.close")
-            process.wait(timeout=20)
+                process.wait(timeout=20)
         finally:
             process.kill()
             process.wait(timeout=20)
