@@ -69,8 +69,11 @@ def fingerprint(path: Path) -> str:
 
 
 def _is_text(node: ast.AST) -> bool:
-    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def refusals(source: str) -> set[int]:

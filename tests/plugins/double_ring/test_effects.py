@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.effects import Collectives
 from ascend_run.plugin_api.testing.pool import GlooPool
@@ -55,13 +56,13 @@ def test_it_sends_what_a_ring_sends_and_all_but_a_few_messages_within_windows(
 
 @pytest.mark.parametrize(("kv_cache", "returning"), [("none", 7), ("half", 3), ("full", 0)])
 def test_what_is_kept_does_not_travel_again(
-    gloo_pool: GlooPool, kv_cache: str, returning: int
+    gloo_pool: GlooPool, kv_cache: KvCache, returning: int
 ) -> None:
     """Keys are four wide and values three."""
     case = Case(width=4, value_width=3)
     sent = (SIZE - 1) * block_bytes(case, returning + 4 + 3)
     steps = {"none": (4 + 3), "half": SIZE * 4 + 3, "full": SIZE * (4 + 3)}[kv_cache]
-    plugin = DoubleRing(DoubleRingConfig(kv_cache=kv_cache))  # type: ignore[arg-type]
+    plugin = DoubleRing(DoubleRingConfig(kv_cache=kv_cache))
     for (outcome,) in gloo_pool.run(jobs.attend, SIZE, plugin, [case]):
         assert outcome.backward.sent_bytes["send"] == sent
         assert outcome.backward.calls["send"] == (SIZE - 1) * (2 if returning else 1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.plugin_api import HookError
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.pool import GlooPool
@@ -59,9 +62,9 @@ def test_so_they_are_by_the_platforms_kernel(gloo_pool: GlooPool) -> None:
     cut=st.sampled_from(["zig-zag", "contiguous"]),
 )
 def test_any_problem_is_at_parity(
-    gloo_pool: GlooPool, drawn: list[Case], kv_cache: str, cut: str
+    gloo_pool: GlooPool, drawn: list[Case], kv_cache: KvCache, cut: Literal["zig-zag", "contiguous"]
 ) -> None:
-    plugin = HybridCp(HybridCpConfig(kv_cache=kv_cache, cut=cut))  # type: ignore[arg-type]
+    plugin = HybridCp(HybridCpConfig(kv_cache=kv_cache, cut=cut))
     checks.assert_at_parity(gloo_pool, plugin, {str(case): case for case in drawn}, 4)
 
 

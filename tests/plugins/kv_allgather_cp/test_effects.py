@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.ops.ring_attention.cut import CUTS
 from ascend_run.ops.ring_attention.gathered_blocks import GatheredBlock, gathered_work
 from ascend_run.plugin_api import Mask
@@ -38,9 +39,9 @@ def own_bytes(case: Case, *widths: int) -> int:
 @pytest.mark.parametrize("at_once", [None, 1, 3])
 @pytest.mark.parametrize(("kv_cache", "again"), [("none", 2), ("half", 1), ("full", 0)])
 def test_each_part_of_the_heads_is_gathered_once_each_way_and_its_sums_go_home(
-    gloo_pool: GlooPool, kv_cache: str, again: int, at_once: int | None
+    gloo_pool: GlooPool, kv_cache: KvCache, again: int, at_once: int | None
 ) -> None:
-    options = KvAllgatherCpConfig(kv_cache=kv_cache, groups_at_once=at_once)  # type: ignore[arg-type]
+    options = KvAllgatherCpConfig(kv_cache=kv_cache, groups_at_once=at_once)
     plugin = KvAllgatherCp(options)
     for outcomes in gloo_pool.run(jobs.attend, SIZE, plugin, [*SHAPES.values()]):
         for case, outcome in zip(SHAPES.values(), outcomes, strict=True):

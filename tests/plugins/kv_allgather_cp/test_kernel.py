@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.plugin_api import HookError
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.pool import GlooPool
@@ -62,9 +65,13 @@ def test_so_it_is_by_the_platforms_kernel_with_any_bias(gloo_pool: GlooPool) -> 
     at_once=st.sampled_from([None, 1, 3]),
 )
 def test_any_problem_is_at_parity(
-    gloo_pool: GlooPool, drawn: list[Case], kv_cache: str, cut: str, at_once: int | None
+    gloo_pool: GlooPool,
+    drawn: list[Case],
+    kv_cache: KvCache,
+    cut: Literal["zig-zag", "contiguous"],
+    at_once: int | None,
 ) -> None:
-    options = KvAllgatherCpConfig(kv_cache=kv_cache, cut=cut, groups_at_once=at_once)  # type: ignore[arg-type]
+    options = KvAllgatherCpConfig(kv_cache=kv_cache, cut=cut, groups_at_once=at_once)
     named = {str(case): case for case in drawn}
     checks.assert_at_parity(gloo_pool, KvAllgatherCp(options), named, 4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.ring_attention import RingAttention, RingAttentionConfig
@@ -43,13 +44,13 @@ def test_forward_sends_each_block_to_every_other_rank_and_backward_brings_it_hom
 
 @pytest.mark.parametrize(("kv_cache", "returning"), [("none", 7), ("half", 3), ("full", 0)])
 def test_what_is_kept_does_not_travel_again(
-    gloo_pool: GlooPool, kv_cache: str, returning: int
+    gloo_pool: GlooPool, kv_cache: KvCache, returning: int
 ) -> None:
     """Keys are four wide and values three."""
     case, size = Case(width=4, value_width=3), 4
     sent = (size - 1) * block_bytes(case, size, returning + 4 + 3)
     steps = {"none": (4 + 3), "half": size * 4 + 3, "full": size * (4 + 3)}[kv_cache]
-    plugin = RingAttention(RingAttentionConfig(kv_cache=kv_cache))  # type: ignore[arg-type]
+    plugin = RingAttention(RingAttentionConfig(kv_cache=kv_cache))
     for (outcome,) in gloo_pool.run(jobs.attend, size, plugin, [case]):
         assert outcome.backward.sent_bytes["send"] == sent
         assert outcome.backward.calls["send"] == (size - 1) * (2 if returning else 1)

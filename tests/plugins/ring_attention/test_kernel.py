@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_run.ops.kv_cache import KvCache
 from ascend_run.ops.ring_attention.cut import ZigZag
 from ascend_run.plugin_api import HookError
 from ascend_run.plugin_api import contracts as c
@@ -63,9 +66,9 @@ def test_output_log_sum_exp_and_every_gradient_are_those_of_the_whole_sequence(
     cut=st.sampled_from(["zig-zag", "contiguous"]),
 )
 def test_any_problem_is_at_parity(
-    gloo_pool: GlooPool, drawn: list[Case], kv_cache: str, cut: str
+    gloo_pool: GlooPool, drawn: list[Case], kv_cache: KvCache, cut: Literal["zig-zag", "contiguous"]
 ) -> None:
-    plugin = RingAttention(RingAttentionConfig(kv_cache=kv_cache, cut=cut))  # type: ignore[arg-type]
+    plugin = RingAttention(RingAttentionConfig(kv_cache=kv_cache, cut=cut))
     checks.assert_at_parity(gloo_pool, plugin, {str(case): case for case in drawn}, 4)
 
 
