@@ -64,6 +64,7 @@ def fingerprint(path: Path) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
+            # Many kinds of nodes have a body, and ast names no type for them.
             node.body = [part for part in body if not _is_text(part)]  # type: ignore[attr-defined]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
@@ -191,6 +192,7 @@ def pytest_configure() -> None:
                 print(f"{worker.process.pid} says nothing", file=sys.stderr)
         at_once(self)
 
+    # For this process, which only measures: a rank that is killed writes no record of its lines.
     GlooPool.close = close  # type: ignore[method-assign]
 
 

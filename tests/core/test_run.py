@@ -19,7 +19,7 @@ def test_a_plugin_that_changes_nothing_in_this_run_is_warned_of() -> None:
     from ascend_run.core.run import RunRequest, log_plugins
 
     request = RunRequest(
-        config=None,  # type: ignore[arg-type]
+        config=None,  # type: ignore[arg-type]  # the log does not read it
         config_toml="",
         plugins=[plugin("inner"), plugin("outer")],
         plan={"idle": {"outer": "parallel.context_parallel_size <= 1"}},

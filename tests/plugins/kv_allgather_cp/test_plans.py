@@ -16,12 +16,14 @@ def test_it_cuts_the_sequence_as_asked_and_owns_its_exchange() -> None:
     assert manifest.numerics is Numerics.ROUNDING
     assert manifest.idle is not None
     assert not manifest.idle.holds(run_of(2))
-    for cut, expected in (("zig-zag", ZigZag()), ("contiguous", Contiguous())):
-        plugin = KvAllgatherCp(KvAllgatherCpConfig(cut=cut))  # type: ignore[arg-type]
-        assert plugin.ascend_sequence_partition(config=run_of(2)) == expected
+    for options, expected in (
+        (KvAllgatherCpConfig(cut="zig-zag"), ZigZag()),
+        (KvAllgatherCpConfig(cut="contiguous"), Contiguous()),
+    ):
+        assert KvAllgatherCp(options).ascend_sequence_partition(config=run_of(2)) == expected
 
 
 def test_options_are_bounded() -> None:
     for options in ({"groups_at_once": 0}, {"kv_cache_every": 0}):
         with pytest.raises(ValueError, match="must be >= 1"):
-            KvAllgatherCpConfig(**options)  # type: ignore[arg-type]
+            KvAllgatherCpConfig(**options)  # type: ignore[arg-type]  # names of several types
