@@ -28,3 +28,12 @@ class KvCacheOptions:
     def caching(self, layers: Sequence[int]) -> tuple[int, ...]:
         """Those of these layers that keep anything."""
         return tuple(i for i in layers if self.kv_cache_of(i) != "none")
+
+
+@attrs.frozen(kw_only=True)
+class WholeKvCacheOptions(KvCacheOptions):
+    """The same, of a plugin whose ranks bring the whole sequence's together for some heads."""
+
+    kv_cache: Literal["none", "half", "full"] = "full"
+    """What a rank keeps for backward of the keys and values of the whole sequence: nothing, the
+    keys (``half``), or both (``full``); what it does not keep comes again from each rank's own."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from ascend_run.ops.kv_cache import KvCacheOptions
+from ascend_run.ops.kv_cache import WholeKvCacheOptions
 from ascend_run.plugin_api import (
     AttentionKernel,
     Claim,
@@ -30,12 +30,9 @@ from .rules import LETS_THROUGH, problems
 
 
 @attrs.frozen(kw_only=True)
-class UlyssesConfig(KvCacheOptions):
+class UlyssesConfig(WholeKvCacheOptions):
     """Options, set by ``plugins.ulysses.<field>=<value>``."""
 
-    kv_cache: Literal["none", "half", "full"] = "full"
-    """What a rank keeps for backward of the keys and values of the whole sequence: nothing, the
-    keys (``half``), or both (``full``); what it does not keep comes again from each rank's own."""
     kv: Literal["exchange", "all-gather"] = "exchange"
     """How keys and values travel: exchanged with the queries, or gathered by all ranks, where there
     is one key-value head on each tensor-parallel rank."""

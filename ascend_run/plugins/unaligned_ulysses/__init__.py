@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
-from ascend_run.ops.kv_cache import KvCacheOptions
+from ascend_run.ops.kv_cache import WholeKvCacheOptions
 from ascend_run.plugin_api import (
     AttentionKernel,
     Claim,
@@ -30,12 +30,8 @@ from .rules import LETS_THROUGH, problems
 
 
 @attrs.frozen(kw_only=True)
-class UnalignedUlyssesConfig(KvCacheOptions):
+class UnalignedUlyssesConfig(WholeKvCacheOptions):
     """Options, set by ``plugins.unaligned-ulysses.<field>=<value>``."""
-
-    kv_cache: Literal["none", "half", "full"] = "full"
-    """What a rank keeps for backward of the keys and values of the whole sequence: nothing, the
-    keys (``half``), or both (``full``); what it does not keep comes again from each rank's own."""
 
 
 class UnalignedUlysses:
