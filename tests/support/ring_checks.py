@@ -63,6 +63,8 @@ BIASED: Mapping[str, Case] = {
     "bias-of-heads": Case(bias=(4, 1, 1), mask=c.Mask(document_ends=DOCUMENTS)),
     "bias-and-documents": Case(bias=(32, 32), mask=c.Mask(document_ends=DOCUMENTS)),
     "bias-and-a-window": Case(bias=(4, 32, 32), mask=c.Mask(window=(5, 0)), softcap=0.9),
+    "general-mask": Case(bias=(32, 32), general_mask=True, mask=FREE, groups=2),
+    "general-mask-of-heads": Case(bias=(2, 4, 32, 32), general_mask=True, sinks=True),
 }
 """By the platform's kernel; where the plugin lets a bias through."""
 
@@ -188,21 +190,61 @@ def _rounded(case: Case) -> Case:
     return _Rounded(**attrs.asdict(case, recurse=False))
 
 
+@attrs.frozen(kw_only=True)
+class _Shown(Case):
+    """Values that are the unit vectors: what comes out are the probabilities themselves."""
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, k, v, dout = super().tensors()
+        unit = torch.eye(self.num_keys, dtype=torch.float64)
+        unit = unit.view(self.num_keys, *[1] * (v.dim() - 2), self.num_keys)
+        return q, k, unit.expand_as(v), dout
+
+
+def assert_dropout_is_that_of_the_formula(
+    gloo_pool: GlooPool, plugin: Any, case: Case, world_size: int
+) -> list[tuple[jobs.Outcome, list[int], list[int]]]:
+    """Output and every gradient are those of the probabilities that were kept, each divided by the
+    share that is kept; answers the outcomes, rank by rank."""
+    case = _Shown(**attrs.asdict(attrs.evolve(case, value_width=case.num_keys), recurse=False))
+    outcomes = gloo_pool.run(jobs.dropped, world_size, plugin, case)
+    rows, columns = (
+        [jobs.held(plugin, case, length, rank, world_size) for rank in range(world_size)]
+        for length in (case.length, case.num_keys)
+    )
+    *inputs, dout = case.tensors()
+    q, k, v = (x.clone().requires_grad_() for x in inputs)
+    spec = attrs.evolve(case.spec, dropout=None)
+    leaves = [q, k, v, *([] if spec.sinks is None else [spec.sinks.requires_grad_()])]
+    allowed = formula.seen(case.mask, range(case.length), range(case.num_keys))
+    probabilities, _ = formula.attention(q, k, inputs[2], spec, allowed)
+    out = whole([o.out for o, _, _ in outcomes], rows)
+    keep = 1 - case.dropout
+    kept = (out > probabilities / (2 * keep)).double() / keep
+    assert_close(f"{case}: out", out, probabilities.detach() * kept)
+    plain = probabilities > 1e-9  # of less it does not matter
+    seen, num_kept = int(plain.sum()), int((plain & (kept > 0)).sum())
+    spread = (seen * case.dropout * keep) ** 0.5
+    assert abs(num_kept - seen * keep) <= 5 * spread, f"{num_kept} of {seen} are kept"
+    wide = v.repeat_interleave(case.heads // case.groups, dim=-2)
+    again = torch.einsum("s...nt,t...ne->s...ne", probabilities * kept, wide)
+    gradients = torch.autograd.grad(again, leaves, dout)
+    for i, (name, places) in enumerate((("dq", rows), ("dk", columns), ("dv", columns))):
+        found = whole([o.gradients[i] for o, _, _ in outcomes], places)
+        assert_close(f"{case}: {name}", found, gradients[i])
+    for i in range(3, len(leaves)):
+        summed = torch.stack([o.gradients[i] for o, _, _ in outcomes]).sum(0)
+        assert_close(f"{case}: gradient {i}", summed, gradients[i])
+    return outcomes
+
+
 def assert_every_block_drops_other_places_and_backward_replays_them(
     gloo_pool: GlooPool, plugin: Any, num_blocks: int, case: Case | None = None
 ) -> None:
     """On 4 ranks, each of which has so many blocks."""
-    case = case or Case()
-    outcomes = gloo_pool.run(jobs.dropped, 4, plugin, case, 5)
-    for _, _, forward, backward in outcomes:
+    case = attrs.evolve(case or Case(), dropout=0.5)
+    outcomes = assert_dropout_is_that_of_the_formula(gloo_pool, plugin, case, 4)
+    for _, forward, backward in outcomes:
         assert sorted(forward) == sorted(backward)
-    seeds = [seed for _, _, forward, _ in outcomes for seed in forward]
+    seeds = [seed for _, forward, _ in outcomes for seed in forward]
     assert len({*seeds}) == len(seeds) == 4 * num_blocks
-    # What is attended to is linear in v, so a gradient through the same places is exact.
-    v, dout = case.tensors()[2:]
-    rows = [jobs.held(plugin, case, case.length, rank, 4) for rank in range(4)]
-    out, dv = (whole([o[i] for o in outcomes], rows) for i in (0, 1))
-    first, second = (dv * v).sum().item(), (dout * out).sum().item()
-    assert abs(first - second) <= TOLERANCE * abs(second)
-    undropped, _, _ = reference(case)
-    assert (out - undropped).abs().max() > 0.1

@@ -181,6 +181,10 @@ class Case:
     softcap: float | None = None
     bias: tuple[int, ...] | None = None
     """Its shape."""
+    general_mask: bool = False
+    """Whether the bias is a mask of 0 and -inf: some queries see a few keys, and some none."""
+    dropout: float = 0.0
+    """Probability."""
     slopes: bool = False
     """Whether a bias follows from the distance."""
     dtype: torch.dtype = torch.float64
@@ -196,9 +200,20 @@ class Case:
             mask=self.mask,
             sinks=sinks,
             softcap=self.softcap,
-            bias=None if self.bias is None else draw(*self.bias, seed=8),
+            bias=self._bias(),
             position_bias=c.PositionBias(slopes=slopes) if self.slopes else None,
+            dropout=c.Dropout(probability=self.dropout, seed=5) if self.dropout else None,
         )
+
+    def _bias(self) -> Tensor | None:
+        if self.bias is None:
+            return None
+        drawn = draw(*self.bias, seed=8)
+        if not self.general_mask:
+            return drawn
+        hidden = drawn < 0
+        hidden[..., 3::9, :] = True
+        return torch.zeros_like(drawn).masked_fill(hidden, -torch.inf)
 
     @property
     def num_keys(self) -> int:

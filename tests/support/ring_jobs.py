@@ -144,31 +144,24 @@ class Noting:
     def __init__(self) -> None:
         self._inner = platform_kernel()
         self.features, self.backward_reads = self._inner.features, self._inner.backward_reads
-        self.seeds: list[int] = []
+        self.forward_seeds: list[int] = []
+        self.backward_seeds: list[int] = []
 
     def forward(self, *arguments: Any) -> c.AttentionResult:
-        self.seeds.append(arguments[-1].dropout.seed)
+        self.forward_seeds.append(arguments[-1].dropout.seed)
         return self._inner.forward(*arguments)
 
     def backward(self, *arguments: Any) -> tuple[Tensor, ...]:
-        self.seeds.append(arguments[-1].dropout.seed)
+        self.backward_seeds.append(arguments[-1].dropout.seed)
         return self._inner.backward(*arguments)
 
 
-def dropped(plugin: Any, case: Case, seed: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """Output, gradient of v, and the seeds of the blocks in forward and backward."""
-    spec = attrs.evolve(case.spec, dropout=c.Dropout(probability=0.5, seed=seed))
-    rows = held(plugin, case, case.length, dist.get_rank(), dist.get_world_size())
-    q, k, v, dout = (x[rows] for x in case.tensors())
+def dropped(plugin: Any, case: Case) -> tuple[Outcome, list[int], list[int]]:
+    """What this rank gives back, and the seeds of the blocks in forward and backward."""
     inner = Noting()
-    kernel = wrapping(plugin)(inner, length=case.length)
-    result = kernel.forward(q, k, v, spec)
-    forward = list(inner.seeds)
-    inner.seeds.clear()
-    named = {"q": q, "k": k, "v": v, "out": result.out, "lse": result.lse}
-    given = [x if name in kernel.backward_reads else None for name, x in named.items()]
-    _, _, dv = kernel.backward(dout, *given, result.saved, spec)
-    return result.out, dv, forward, inner.seeds
+    wrap = functools.partial(wrapping(plugin), length=case.length)
+    outcome = attend_with(wrap, inner, plugin, case)
+    return outcome, inner.forward_seeds, inner.backward_seeds
 
 
 class GatheringKernel:

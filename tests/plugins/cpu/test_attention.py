@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ascend_run.plugin_api import Dropout, Mask
 from ascend_run.plugins.cpu.attention import FusedCpuAttention
@@ -75,26 +76,67 @@ def test_any_shape_and_mask_follows_the_formula(data: Any) -> None:
     )
 
 
-def test_dropout_is_replayed_in_backward_and_follows_the_formula() -> None:
-    problem = Problem(queries=300, keys=300, batch=1, groups=1, width=4, value_width=300)
-    (q, k, _), spec = problem.draw()
+def dropped_problem(problem: Problem, probability: float) -> tuple[list[Tensor], ...]:
+    """What the kernel answers, what the formula does with the places that the kernel kept, and the
+    factors of those that are seen."""
+    (q, k, *_), spec = problem.draw()
     # Values that are the unit vectors give the probabilities themselves, and so the mask.
-    identity = torch.eye(300, dtype=torch.float64)[:, None, None, :].requires_grad_()
-    leaves = [q, k, identity]
-    dropped = attrs.evolve(spec, dropout=Dropout(probability=0.4, seed=5))
-    dout = torch.randn(300, 1, 2, 300, dtype=torch.float64)
+    unit = torch.eye(problem.keys, dtype=torch.float64)[:, None, None]
+    unit = unit.expand(-1, problem.batch, problem.groups, -1).contiguous().requires_grad_()
+    leaves = [q, k, unit, *(x for x in (spec.bias, spec.sinks) if x is not None)]
+    dropped = attrs.evolve(spec, dropout=Dropout(probability=probability, seed=5))
+    shape = (problem.queries, problem.batch, problem.heads, problem.keys)
+    dout = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     got = run_kernel(KERNEL, leaves, dropped, dout)
     plain = run_kernel(KERNEL, leaves, spec, dout)[0]
     ratio = torch.where(plain == 0, 0.0, got[0] / plain).permute(1, 2, 0, 3)
-    kept = ratio.round(decimals=6)
-    assert set(kept.unique().tolist()) == {0.0, round(1 / 0.6, 6)}
     seen = plain.permute(1, 2, 0, 3) > 0
-    assert abs((kept[seen] > 0).double().mean().item() - 0.6) < 0.01
-    factors = (kept > 0).double() / 0.6
-    assert_same(got, run_reference(leaves, dropped, dout, factors))
-    other = attrs.evolve(spec, dropout=Dropout(probability=0.4, seed=6))
-    assert not torch.equal(run_kernel(KERNEL, leaves, other, dout)[0], got[0])
-    assert torch.equal(run_kernel(KERNEL, leaves, dropped, dout)[0], got[0])
+    factors = (ratio > 0.5).double() / (1 - probability)
+    return got, run_reference(leaves, dropped, dout, factors), [factors[seen]]
+
+
+def test_dropout_is_replayed_in_backward_and_follows_the_formula() -> None:
+    problem = Problem(queries=300, keys=300, batch=1, groups=1, width=4)
+    got, wanted, (factors,) = dropped_problem(problem, 0.4)
+    assert_same(got, wanted)
+    assert abs((factors > 0).double().mean().item() - 0.6) < 0.01
+
+
+def test_a_seed_drops_the_same_places_again_and_another_one_others() -> None:
+    leaves, spec = Problem().draw()
+    dout = torch.randn(12, 2, 4, 8, dtype=torch.float64)
+    first, again, other = (
+        run_kernel(
+            KERNEL, leaves, attrs.evolve(spec, dropout=Dropout(probability=0.4, seed=n)), dout
+        )
+        for n in (5, 5, 6)
+    )
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[0], other[0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), probability=st.floats(0.05, 0.6))
+def test_dropout_follows_the_formula_whatever_else_is_asked(data: Any, probability: float) -> None:
+    problem = Problem(
+        queries=data.draw(lengths),
+        keys=data.draw(lengths),
+        batch=data.draw(st.integers(1, 2)),
+        groups=data.draw(st.integers(1, 3)),
+        heads_per_group=data.draw(st.integers(1, 3)),
+        mask=Mask(
+            causal=data.draw(st.booleans()),
+            window=data.draw(st.none() | st.tuples(bounds, bounds)),
+            document_ends=data.draw(
+                st.none() | st.lists(st.integers(1, 20), min_size=1, max_size=3).map(tuple)
+            ),
+        ),
+        positions=data.draw(st.sampled_from(["", "distance", "root"])),
+        sinks=data.draw(st.booleans()),
+        softcap=data.draw(st.none() | st.just(1.1)),
+    )
+    got, wanted, _ = dropped_problem(problem, probability)
+    assert_same(got, wanted)
 
 
 def test_packed_documents_are_the_documents_one_by_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,6 +96,16 @@ def test_every_block_drops_other_places_and_backward_replays_them(gloo_pool: Glo
     checks.assert_every_block_drops_other_places_and_backward_replays_them(
         gloo_pool, plugin, 1 + 3 * 4, four
     )
+
+
+@settings(max_examples=4, deadline=None)
+@given(case=checks.cases(), probability=st.floats(0.05, 0.6), size=st.sampled_from([2, 4]))
+def test_every_gradient_is_that_of_what_was_kept(
+    gloo_pool: GlooPool, case: Case, probability: float, size: int
+) -> None:
+    plugin = RingAttention(RingAttentionConfig())
+    case = attrs.evolve(case, dropout=probability)
+    checks.assert_dropout_is_that_of_the_formula(gloo_pool, plugin, case, size)
 
 
 class Unfit(FormulaKernel):

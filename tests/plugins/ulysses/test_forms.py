@@ -84,6 +84,14 @@ def test_in_bfloat16_it_loses_no_more_than_twice_what_the_kernel_loses_alone(
     )
 
 
+def test_with_dropout_every_gradient_is_that_of_what_was_kept(gloo_pool: GlooPool) -> None:
+    """Of each rank's heads in one call."""
+    case = Case(heads=8, groups=2, sinks=True, slopes=True)
+    checks.assert_every_block_drops_other_places_and_backward_replays_them(
+        gloo_pool, ulysses(kv_cache="none"), 1, case
+    )
+
+
 def test_no_rank_holds_all_heads_of_the_whole_sequence(gloo_pool: GlooPool) -> None:
     """In parts of what it has of one tensor before the exchange."""
     case = Case(length=512, groups=4, width=16, value_width=16)
