@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import attrs
@@ -37,3 +37,20 @@ class WholeKvCacheOptions(KvCacheOptions):
     kv_cache: Literal["none", "half", "full"] = "full"
     """What a rank keeps for backward of the keys and values of the whole sequence: nothing, the
     keys (``half``), or both (``full``); what it does not keep comes again from each rank's own."""
+
+
+def kv_cache_problems(plugin: str, options: KvCacheOptions, num_layers: int) -> Iterator[str]:
+    """A choice of layers of which nothing comes, each with the values that would work.
+
+    Args:
+        plugin: The name of the plugin whose options these are.
+    """
+    every = options.kv_cache_every
+    named = f"{plugin}: plugins.{plugin}.kv_cache_every={every}"
+    if every > num_layers:
+        yield f"{named} is more than model.num_layers={num_layers}; use at most {num_layers}"
+    if every > 1 and options.kv_cache == "none":
+        yield (
+            f"{named} chooses among layers, and plugins.{plugin}.kv_cache=none keeps nothing in "
+            "any; set kv_cache to half or full, or leave kv_cache_every out"
+        )

@@ -49,7 +49,7 @@ def run_of(size: int, length: int = 1024) -> RunConfig:
         "sequence_parallel": False,
     }
     return RunConfig(
-        model=FieldSection({"num_attention_heads": 8}),
+        model=FieldSection({"num_attention_heads": 8, "num_layers": 2}),
         parallel=FieldSection(parallel),
         data=DataSection(seq_length=length),
     )

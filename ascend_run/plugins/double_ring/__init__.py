@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.ops.kv_cache import kv_cache_problems
 from ascend_run.ops.ring_attention.options import SharedSequenceOptions
 from ascend_run.plugin_api import (
     AttentionFeatures,
@@ -75,15 +76,17 @@ class DoubleRing:
         self.config = config
 
     @hookimpl
-    def ascend_check(self, layout: Layout) -> Sequence[str]:
-        if layout.cp <= 1 or layout.cp % self.config.window == 0:
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+        if layout.cp <= 1:
             return []
-        problem = (
-            f"double-ring: plugins.double-ring.window={self.config.window} does not divide "
-            f"parallel.context_parallel_size={layout.cp}; use a window of "
-            f"{one_of(divisors(layout.cp))}"
-        )
-        return [problem]
+        problems = [*kv_cache_problems("double-ring", self.config, config.model.num_layers)]
+        if layout.cp % self.config.window:
+            problems.append(
+                f"double-ring: plugins.double-ring.window={self.config.window} does not divide "
+                f"parallel.context_parallel_size={layout.cp}; use a window of "
+                f"{one_of(divisors(layout.cp))}"
+            )
+        return problems
 
     @hookimpl
     def ascend_process_groups(self, layout: Layout) -> Mapping[str, Sequence[Sequence[int]]]:

@@ -81,7 +81,7 @@ class HybridCp:
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        return [*problems(config, layout, self.config.ulysses_degree, self.config.window)]
+        return [*problems(config, layout, self.config)]
 
     @hookimpl
     def ascend_process_groups(self, layout: Layout) -> Mapping[str, Sequence[Sequence[int]]]:

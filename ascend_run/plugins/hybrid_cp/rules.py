@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from ascend_run.ops.kv_cache import kv_cache_problems
 from ascend_run.plugin_api import Layout, RunConfig, divisors, one_of
 
+if TYPE_CHECKING:
+    from . import HybridCpConfig
 
-def problems(config: RunConfig, layout: Layout, degree: int, window: int | None) -> Iterator[str]:
+
+def problems(config: RunConfig, layout: Layout, options: HybridCpConfig) -> Iterator[str]:
     """What core does not say already of tensor parallelism and of the sequence's length."""
     cp, tp, heads = layout.cp, layout.tp, config.model.num_attention_heads
+    degree, window = options.ulysses_degree, options.window
     if cp <= 1:
         return
+    yield from kv_cache_problems("hybrid-cp", options, config.model.num_layers)
     if cp % degree:
         yield (
             f"hybrid-cp: plugins.hybrid-cp.ulysses_degree={degree} does not divide "

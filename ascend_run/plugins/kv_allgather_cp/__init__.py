@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
 
+from ascend_run.ops.kv_cache import kv_cache_problems
 from ascend_run.ops.ring_attention.options import SharedSequenceOptions
 from ascend_run.plugin_api import (
     AttentionFeatures,
@@ -71,6 +73,12 @@ class KvAllgatherCp:
 
     def __init__(self, config: KvAllgatherCpConfig) -> None:
         self.config = config
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+        if layout.cp <= 1:
+            return []
+        return [*kv_cache_problems("kv-allgather-cp", self.config, config.model.num_layers)]
 
     @hookimpl
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:

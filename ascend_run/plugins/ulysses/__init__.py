@@ -79,7 +79,7 @@ class Ulysses:
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        return [*problems(config, layout, self.config.kv)]
+        return [*problems(config, layout, self.config)]
 
     @hookimpl
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:

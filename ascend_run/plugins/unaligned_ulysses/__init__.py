@@ -69,7 +69,7 @@ class UnalignedUlysses:
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        return [*problems(config, layout)]
+        return [*problems(config, layout, self.config)]
 
     @hookimpl
     def ascend_sequence_partition(self, config: RunConfig) -> SequencePartition | None:

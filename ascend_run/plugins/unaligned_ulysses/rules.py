@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from ascend_run.ops.kv_cache import kv_cache_problems
 from ascend_run.plugin_api import AttentionFeatures, Layout, RunConfig, around, divisors, one_of
 
 from .partition import UnevenParts
+
+if TYPE_CHECKING:
+    from . import UnalignedUlyssesConfig
 
 LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
 """A bias would have to be cut along its heads while its queries are this rank's only."""
 
 
-def problems(config: RunConfig, layout: Layout) -> Iterator[str]:
+def problems(config: RunConfig, layout: Layout, options: UnalignedUlyssesConfig) -> Iterator[str]:
     """What core does not say already of tensor parallelism."""
     heads, tp, cp = config.model.num_attention_heads, layout.tp, layout.cp
     if cp <= 1:
         return
+    yield from kv_cache_problems("unaligned-ulysses", options, config.model.num_layers)
     if heads % tp == 0 and heads // tp < cp:
         yield (
             f"unaligned-ulysses: {heads // tp} heads of a tensor-parallel rank "

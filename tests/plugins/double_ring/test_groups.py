@@ -68,7 +68,7 @@ def test_a_hop_brings_the_keys_of_the_next_step_and_every_rank_sees_all(
 def test_a_window_that_does_not_divide_is_refused_with_those_that_do(cp: int, window: int) -> None:
     plugin = DoubleRing(DoubleRingConfig(window=window))
     layout = Layout(world_size=cp, cp=cp)
-    (problem,) = plugin.ascend_check(layout=layout)
+    (problem,) = plugin.ascend_check(config=run_of(cp), layout=layout)
     assert f"plugins.double-ring.window={window}" in problem
     assert f"parallel.context_parallel_size={cp}" in problem
     assert {2: "1 or 2", 4: "1, 2 or 4", 6: "1, 2, 3 or 6"}[cp] in problem
@@ -77,7 +77,7 @@ def test_a_window_that_does_not_divide_is_refused_with_those_that_do(cp: int, wi
 
 def test_it_is_idle_exactly_where_no_sequence_is_split() -> None:
     plugin = DoubleRing(DoubleRingConfig())
-    assert plugin.ascend_check(layout=Layout(cp=1, world_size=1)) == []
+    assert plugin.ascend_check(config=run_of(1), layout=Layout(cp=1, world_size=1)) == []
     assert groups(Layout(cp=1, world_size=1), 2) == {}
     assert plugin.manifest.idle is not None
     assert not plugin.manifest.idle.holds(run_of(2))

@@ -11,7 +11,7 @@ from tests.support.ring_jobs import run_of
 
 def problems(plugin: HybridCp, *, cp: int, tp: int = 1, heads: int = 8) -> list[str]:
     config = RunConfig(
-        model=FieldSection({"num_attention_heads": heads}),
+        model=FieldSection({"num_attention_heads": heads, "num_layers": 2}),
         parallel=FieldSection({"context_parallel_size": cp}),
     )
     layout = Layout(world_size=cp * tp, cp=cp, tp=tp)

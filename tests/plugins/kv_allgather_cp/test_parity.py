@@ -33,7 +33,7 @@ def test_messages_and_bytes_are_those_that_the_plan_says(
         **DENSE,
         "parallel.context_parallel_size": 2,
         f"plugins.{PLUGIN}.kv_cache": kv_cache,
-        f"plugins.{PLUGIN}.kv_cache_every": 2,
+        f"plugins.{PLUGIN}.kv_cache_every": 1 if kv_cache == "none" else 2,
         f"plugins.{PLUGIN}.groups_at_once": 1,
     }
     _, (cost,) = planned(config, (PLUGIN,), 2)

@@ -17,7 +17,9 @@ def config(
         "context_parallel_size": cp,
     }
     return RunConfig(
-        model=FieldSection({"num_attention_heads": heads, "num_query_groups": groups}),
+        model=FieldSection(
+            {"num_attention_heads": heads, "num_query_groups": groups, "num_layers": 2}
+        ),
         parallel=FieldSection(parallel),
         data=DataSection(seq_length=seq_length),
     )

@@ -19,7 +19,7 @@ def problems(*, heads: int = 10, tp: int = 1, cp: int = 4, pp: int = 1, length: 
         "sequence_parallel": tp > 1,
     }
     config = RunConfig(
-        model=FieldSection({"num_attention_heads": heads}),
+        model=FieldSection({"num_attention_heads": heads, "num_layers": 2}),
         parallel=FieldSection(sizes),
         data=DataSection(seq_length=length),
     )
