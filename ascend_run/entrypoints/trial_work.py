@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.testing.effects import SentMessage, count_collectives, count_operations
+from ascend_run.plugin_api.testing.effects import SentMessage, count_both
 from ascend_run.plugin_api.testing.models import samples
 from ascend_run.plugin_api.testing.runtime import Piece, RankOutcome, Trial
 
@@ -30,7 +30,7 @@ class _Counts:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        with count_operations() as operations, count_collectives() as collectives:
+        with count_both() as (operations, collectives):
             yield
         self.operations = Counter(operations)
         self.calls, self.sent_bytes = collectives.calls, collectives.sent_bytes
@@ -52,7 +52,7 @@ class TrialWork:
         from ascend_run.core.train.rehearsal import gradient_of
 
         forward_backward = self.rehearsal.for_gradients(getattr(torch, self.trial.dtype))
-        loss, _ = self.rehearsal.gradients(forward_backward, self._batches(1), self.counts.watch())
+        loss, _ = self.rehearsal.gradients(forward_backward, self._batches(1), self._watch())
         return self._outcome([loss], [], gradient_of)
 
     def train(self) -> RankOutcome:
@@ -84,11 +84,14 @@ class TrialWork:
         losses, norms = [], []
         while self.context.step < self.trial.steps:
             is_last = self.context.step == self.trial.steps - 1
-            result = self.rehearsal.step(step, batches, self.counts.watch() if is_last else None)
+            result = self.rehearsal.step(step, batches, self._watch() if is_last else None)
             losses.append(result.loss)
             norms.append(float("nan") if result.grad_norm is None else result.grad_norm)
         gather_parameters(self.rehearsal.bundle)
         return self._outcome(losses, norms, Tensor.detach)
+
+    def _watch(self) -> AbstractContextManager[None] | None:
+        return self.counts.watch() if self.trial.counted else None
 
     def _batches(self, num_global_batches: int) -> Iterator[c.Batch]:
         """What is left of so many global batches."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from functools import cache
 
 import attrs
 
@@ -18,7 +20,8 @@ class HookPoint(HookMarks):
     arguments: tuple[str, ...]
 
 
-def hook_points() -> dict[str, HookPoint]:
+@cache
+def hook_points() -> Mapping[str, HookPoint]:
     """Every hook by name, in the order in which a run reaches them."""
     return {
         name: HookPoint(

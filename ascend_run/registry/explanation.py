@@ -44,8 +44,9 @@ def check_hooks(plugins: Sequence[Plugin]) -> None:
 def explain_hooks(resolution: Resolution) -> tuple[HookOwners, ...]:
     """Every hook that someone implements, in the order in which a run reaches them."""
     explained: list[HookOwners] = []
+    implemented = [(plugin, implementations(plugin).keys()) for plugin in resolution.order]
     for point in hook_points().values():
-        owners = [p for p in resolution.order if point.name in implementations(p)]
+        owners = [plugin for plugin, hooks in implemented if point.name in hooks]
         if point.kind is HookKind.PROVIDER:  # the platform is asked last, as the default
             owners.sort(key=lambda plugin: kind_of(plugin.manifest) is Kind.PLATFORM)
         if owners:

@@ -38,6 +38,17 @@ class Collectives:
     messages: list[SentMessage] = attrs.field(factory=list)
     """Each of them, in order."""
 
+    def add(self, function: Any, arguments: Sequence[Any]) -> None:
+        """A call of an operation of ``torch.ops.c10d``."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        name, sent = function._opname, arguments[_sent_argument(function)]
+        nbytes = sum(leaf.nbytes for leaf in tree_leaves(sent) if isinstance(leaf, torch.Tensor))
+        self.calls[name] += 1
+        self.sent_bytes[name] += nbytes
+        self.messages.append(SentMessage(name, _group_ranks(arguments), nbytes))
+
 
 @contextmanager
 def count_collectives() -> Iterator[Collectives]:
@@ -45,29 +56,37 @@ def count_collectives() -> Iterator[Collectives]:
 
     It watches the dispatcher, so it slows everything down: for tests only.
     """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
+    with count_both() as (_, seen):
+        yield seen
 
-    seen = Collectives()
+
+@contextmanager
+def count_operations() -> Iterator[Counter[str]]:
+    """Count every operation that reaches torch's dispatcher inside the block, by its name
+    without overload (``mm``, ``_grouped_mm``, ``copy_`` ...); backward included."""
+    with count_both() as (seen, _):
+        yield seen
+
+
+@contextmanager
+def count_both() -> Iterator[tuple[Counter[str], Collectives]]:
+    """What ``count_operations`` and ``count_collectives`` count, in one pass."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    operations: Counter[str] = Counter()
+    collectives = Collectives()
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ignore_compile_internals = _graphs_stay_compiled
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            operations[function._opname] += 1
             if function.namespace == "c10d":
-                name = function._opname
-                sent = args[_sent_argument(function)]
-                nbytes = sum(
-                    leaf.nbytes for leaf in tree_leaves(sent) if isinstance(leaf, torch.Tensor)
-                )
-                seen.calls[name] += 1
-                seen.sent_bytes[name] += nbytes
-                seen.messages.append(SentMessage(name, _group_ranks(args), nbytes))
+                collectives.add(function, args)
             return function(*args, **(kwargs or {}))
 
     with Watch():  # type: ignore[no-untyped-call]
-        yield seen
+        yield operations, collectives
 
 
 def _sent_argument(function: Any) -> int:
@@ -83,22 +102,3 @@ def _group_ranks(arguments: Sequence[Any]) -> tuple[int, ...]:
 
     boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
     return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(boxed)))
-
-
-@contextmanager
-def count_operations() -> Iterator[Counter[str]]:
-    """Count every operation that reaches torch's dispatcher inside the block, by its name
-    without overload (``mm``, ``_grouped_mm``, ``copy_`` ...); backward included."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen: Counter[str] = Counter()
-
-    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        ignore_compile_internals = _graphs_stay_compiled
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen[function._opname] += 1
-            return function(*args, **(kwargs or {}))
-
-    with Watch():  # type: ignore[no-untyped-call]
-        yield seen

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -70,7 +71,9 @@ class Case:
         beside = f" beside {', '.join(self.beside)}" if self.beside else ""
         return f"{', '.join(self.plugins) or 'no plugin'}{beside} ({self.model}, {layout})"
 
-    def trial(self, plugins: Sequence[str], *, steps: int, sharded: bool) -> Trial:
+    def trial(
+        self, plugins: Sequence[str], *, steps: int, sharded: bool, counted: bool = True
+    ) -> Trial:
         """A run of this case's model, with these of its plugins."""
         sizes = trial_layout(self.layout) if sharded else {}
         prefixes = tuple(f"plugins.{name}." for name in plugins)
@@ -79,6 +82,7 @@ class Case:
             plugins=tuple(plugins),
             config={**MODELS[self.model], **self.config, **sizes, **options},
             steps=steps,
+            counted=counted,
         )
 
 
@@ -157,21 +161,26 @@ class Parity:
         alone = f"with {', '.join(models)} alone" if models else "without plugins"
         for steps, tolerance in ((0, GRADIENT_TOLERANCE), (TRAINED_STEPS, TRAINED_TOLERANCE)):
             what = f"after {steps} steps" if steps else "gradient"
-            outcomes = self.outcomes(case, steps=steps)
-            plain = self._run(case, models, steps=steps, sharded=False)
+            run = partial(self._run, case, steps=steps, counted=not steps)
+            outcomes = run((*case.beside, *case.plugins))
+            plain = run(models, sharded=False)
             for problem in compare(outcomes, plain, tolerance):
                 yield f"{what}, against one rank {alone}: {problem}"
             if bitwise:
-                without = self._run(
-                    case, tuple(dict.fromkeys((*case.beside, *models))), steps=steps
-                )
+                without = run(tuple(dict.fromkeys((*case.beside, *models))))
                 for problem in compare(outcomes, without, 0.0):
                     yield f"{what}, against the same ranks without it, bit for bit: {problem}"
 
     def _run(
-        self, case: Case, plugins: Sequence[str], *, steps: int, sharded: bool = True
+        self,
+        case: Case,
+        plugins: Sequence[str],
+        *,
+        steps: int,
+        sharded: bool = True,
+        counted: bool = True,
     ) -> list[RankOutcome]:
-        trial = case.trial(plugins, steps=steps, sharded=sharded)
+        trial = case.trial(plugins, steps=steps, sharded=sharded, counted=counted)
         world_size = case.world_size if sharded else 1
         require_devices(world_size, str(trial.config.get("platform", "")))
         key = f"{world_size} {trial}"

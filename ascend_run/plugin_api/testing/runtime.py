@@ -36,6 +36,8 @@ class Trial:
     """Of parameters and activations, where the trial stops before the optimizer."""
     steps: int = 0
     """Optimizer steps, in float32. 0 stops at the gradients of the first global batch."""
+    counted: bool = True
+    """Count what the last forward and backward call and send; they take twice as long for it."""
     checkpoints: str = ""
     """Folder to go on from, where it holds a checkpoint, and to save to after the last step; empty
     does neither. Only with steps, which count from the run's beginning."""
@@ -64,7 +66,8 @@ class RankOutcome:
     pieces: tuple[Piece, ...]
     """Gradients, reduced as training reduces them; after steps, weights."""
     collectives: Mapping[str, int] = attrs.field(factory=dict)
-    """Operation of ``torch.ops.c10d`` -> calls on this rank in the last forward and backward."""
+    """Operation of ``torch.ops.c10d`` -> calls on this rank in the last forward and backward.
+    Empty, like the next two and ``messages``, where a trial is not ``counted``."""
     sent_bytes: Mapping[str, int] = attrs.field(factory=dict)
     """The same -> bytes put in."""
     operations: Mapping[str, int] = attrs.field(factory=dict)

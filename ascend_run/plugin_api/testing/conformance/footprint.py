@@ -97,15 +97,19 @@ def footprints(subject: Subject) -> list[Footprint]:
 
 def _look(subject: Subject) -> list[Footprint]:
     place = tried(subject)[0]
+
+    def one_step(trial: Trial, folder: str) -> Trial:
+        return attrs.evolve(
+            trial, steps=1, counted=False, checkpoints=str(subject.scratch / folder)
+        )
+
     seen: list[Footprint] = subject.means.job(
         footprint,
         place.world_size,
         subject.name,
-        attrs.evolve(
-            place.on_one_rank.without, steps=1, checkpoints=str(subject.scratch / "plain")
-        ),
-        attrs.evolve(place.chosen, steps=1, checkpoints=str(subject.scratch / "once")),
-        attrs.evolve(place.chosen, steps=1, checkpoints=str(subject.scratch / "again")),
+        one_step(place.on_one_rank.without, "plain"),
+        one_step(place.chosen, "once"),
+        one_step(place.chosen, "again"),
     )
     if any(footprint.touched or footprint.kept or footprint.left for footprint in seen):
         subject.means.pool_of_ranks().close()  # these processes are no longer what they were

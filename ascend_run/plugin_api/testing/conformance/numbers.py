@@ -135,7 +135,7 @@ def _off(subject: Subject, place: Place, steps: int, tolerance: float) -> Iterat
 
 
 def _stepping(trial: Trial, steps: int) -> Trial:
-    return attrs.evolve(trial, steps=steps)
+    return attrs.evolve(trial, steps=steps, counted=False)
 
 
 def device_problem(platform: str) -> str:

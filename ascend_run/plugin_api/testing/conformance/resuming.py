@@ -50,7 +50,7 @@ def _with_chance(subject: Subject, place: Place) -> Trial:
 
 
 def _until(trial: Trial, step: int, folder: str) -> Trial:
-    return attrs.evolve(trial, steps=step, checkpoints=folder)
+    return attrs.evolve(trial, steps=step, counted=False, checkpoints=folder)
 
 
 def _unlike(resumed: RankOutcome, whole: RankOutcome) -> Iterator[str]:
