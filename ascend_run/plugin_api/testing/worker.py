@@ -138,6 +138,8 @@ def answer(job: Job) -> bytes:
     # the connection close and fail at once.
     if isinstance(result, Failure) or _num_threads() > _MANY_THREADS:
         gc.collect()
+        if not gc.get_freeze_count():
+            gc.freeze()  # Torch and Megatron stay: looking through them takes most of a collection.
     return reply
 
 
