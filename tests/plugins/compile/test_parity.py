@@ -66,7 +66,7 @@ def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) ->
     ("beside", "model", "layout"),
     [
         case((), "dense", {"tp": 2}),
-        case(("ulysses", "swap-attention", "gmm"), "moe", {"cp": 2, "dp": 2, "ep": 2}),
+        case(("ulysses", "swap-attention", "gmm"), "moe", {"cp": 2, "ep": 2}),
     ],
     ids=str,
 )

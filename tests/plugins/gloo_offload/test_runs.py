@@ -23,7 +23,6 @@ LAYOUTS: list[tuple[int, str, dict[str, Any], list[int]]] = [
     (1, "dense", {}, [0]),
     (2, "dense", {}, [0]),
     (4, "dense", {TP: 2, "parallel.sequence_parallel": True}, [0, 1]),
-    (4, "moe", {EP: 2}, [0]),
     (2, "dense", {SPREAD: True}, [0]),
     (4, "moe", {EP: 2, SPREAD: True}, [0]),
     (4, "dense", {PP: 2, SPREAD: True}, [0, 2]),
