@@ -17,6 +17,7 @@ from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
 
 if TYPE_CHECKING:
+    from ascend_run.entrypoints.verify.questions import Question
     from ascend_run.entrypoints.verify.verifier import Verifier
 
 COUNT: Final = 200
@@ -31,8 +32,10 @@ _FEATURES: Final = (
     "swap-attention",
     "tensorboard",
 )
+OLDER: Final = (*_EXCHANGES, *_FEATURES)
+"""All that are drawn."""
 _ONE: Final = {"dp": 1}
-_LAYOUTS: Final[Sequence[Mapping[str, int]]] = (
+LAYOUTS: Final[Sequence[Mapping[str, int]]] = (
     _ONE,
     {"dp": 2},
     {"tp": 2},
@@ -49,13 +52,13 @@ _LAYOUTS: Final[Sequence[Mapping[str, int]]] = (
     {"cp": 2, "dp": 2},
     {"cp": 4},
 )
-_EXPERT_AXES: Final[Sequence[Mapping[str, int]]] = ({}, {"ep": 2}, {"expt_tp": 2})
+EXPERT_AXES: Final[Sequence[Mapping[str, int]]] = ({}, {"ep": 2}, {"expt_tp": 2})
 _OPTIONS: Final = {
     "plugins.swap-attention.min_bytes": 1,
     "plugins.noop-layers.layers": [1],
     "plugins.lora.export": False,
 }
-_SETTINGS: Final[Sequence[Mapping[str, Any]]] = (
+SETTINGS: Final[Sequence[Mapping[str, Any]]] = (
     {"model.share_embeddings_and_output_weights": True},
     {"model.qk_layernorm": True},
     {"model.recompute_granularity": "full", "model.recompute_method": "uniform",
@@ -66,7 +69,7 @@ _SETTINGS: Final[Sequence[Mapping[str, Any]]] = (
     {"optimizer.clip_grad": 0.1},
     {"train.micro_batch_size": 2, "train.global_batch_size": 8},
 )  # fmt: skip
-_DROPOUT: Final[Sequence[Mapping[str, Any]]] = (
+DROPOUT: Final[Sequence[Mapping[str, Any]]] = (
     {},
     {},
     {"model.hidden_dropout": 0.1},
@@ -87,9 +90,9 @@ def cases(seed: int) -> Sequence[str]:
 
 def _draw(draws: random.Random) -> dict[str, Any]:
     model = draws.choice(("dense", "moe"))
-    layout = dict(draws.choice(_LAYOUTS))
+    layout = dict(draws.choice(LAYOUTS))
     features = draws.sample(_FEATURES, draws.choice((0, 1, 1, 2, 3)))
-    settings = dict(draws.choice(({}, {}, *_SETTINGS)))
+    settings = dict(draws.choice(({}, {}, *SETTINGS)))
     if layout.get("cp", 1) > 1:
         features.append(draws.choice(_EXCHANGES))
     if model == "moe":
@@ -97,7 +100,7 @@ def _draw(draws: random.Random) -> dict[str, Any]:
         if layout.get("tp", 1) > 1:
             layout["sp"] = 1  # experts under tensor parallelism need it
         if ranks > 1:
-            layout |= draws.choice(_EXPERT_AXES)
+            layout |= draws.choice(EXPERT_AXES)
     else:
         features = [name for name in features if name != "gmm"]
     if settings.get("model.recompute_granularity") == "full":  # keeps nothing to be swapped
@@ -105,7 +108,7 @@ def _draw(draws: random.Random) -> dict[str, Any]:
     if "noop-layers" in features:
         stages = layout.get("pp", 1) * layout.get("vpp", 1)
         settings["model.num_layers"] = 4 if stages > 1 else 3
-    settings |= draws.choice(_DROPOUT)
+    settings |= draws.choice(DROPOUT)
     return {"enable": sorted(features), "layout": layout, "model": model, "config": settings}
 
 
@@ -118,18 +121,20 @@ def _verifier() -> Verifier:
     return Verifier(PoolRanks(pool()))
 
 
-def run(case: str) -> Outcome:
+def question(asked: Mapping[str, Any]) -> Question:
+    """What a case asks."""
     from ascend_run.entrypoints.verify.questions import Question
 
-    asked = json.loads(case)
-    verdict = _verifier()(
-        Question(
-            enable=tuple(asked["enable"]),
-            layout=asked["layout"],
-            model=asked["model"],
-            config={**asked["config"], **_OPTIONS},
-        )
+    return Question(
+        enable=tuple(asked["enable"]),
+        layout=asked["layout"],
+        model=asked["model"],
+        config={**asked["config"], **_OPTIONS},
     )
+
+
+def run(case: str) -> Outcome:
+    verdict = _verifier()(question(json.loads(case)))
     alarms = [
         f"{check.name} against {check.against}" for check in verdict.checks if not check.passed
     ]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
+from typing import Any
 
 import pytest
 
 from ascend_run.core.verify.verdict import Phase
 from ascend_run.plugin_api.testing.pool import GlooPool
-from benchmarks.campaigns import verify_bugs, verify_clean
+from benchmarks.campaigns import verify_bugs, verify_clean, verify_clean_newer
 from benchmarks.campaigns.campaign import PASSED, is_full, read_result, sample
 from benchmarks.campaigns.removal import FEATURES
 from benchmarks.campaigns.seeded_bugs import blind
 from benchmarks.campaigns.seeded_bugs.bug import Bug
 from benchmarks.campaigns.seeded_bugs.faults import BUGS
 from benchmarks.campaigns.seeded_bugs.mutation import mutated, resolve
+from benchmarks.campaigns.together import features
 from tests.support import mutated_code
 from tests.support.needed_plugins import names_of
 
@@ -31,7 +34,7 @@ def plugins_of(bug: Bug) -> set[str]:
 @pytest.fixture
 def ranks(gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's ranks in place of the campaigns' own."""
-    for module in (verify_bugs, verify_clean):
+    for module in (verify_bugs, verify_clean):  # the newer draws run as the clean ones
         monkeypatch.setattr(module, "pool", lambda: gloo_pool)
     verify_clean._verifier.cache_clear()
 
@@ -110,9 +113,22 @@ def test_an_outcome_counts_for_detected_place_phase_and_loss_by_itself() -> None
 
 @pytest.mark.usefixtures("ranks")
 @pytest.mark.needs_plugins(*FEATURES)
-@pytest.mark.parametrize("case", sample(verify_clean.CAMPAIGN, 2, seed=3))
-def test_nothing_is_found_where_nothing_is(case: str) -> None:
-    assert verify_clean.CAMPAIGN.run(case)["verdict"] == PASSED
+@pytest.mark.parametrize(
+    "module", [verify_clean, verify_clean_newer], ids=lambda m: m.CAMPAIGN.name
+)
+def test_nothing_is_found_where_nothing_is(module: Any) -> None:
+    (case,) = sample(module.CAMPAIGN, 1, seed=3)
+    assert module.CAMPAIGN.run(case)["verdict"] == PASSED
+
+
+@pytest.mark.needs_plugins(*FEATURES)
+def test_newer_draws_have_all_that_the_others_leave_out() -> None:
+    campaign = verify_clean_newer.CAMPAIGN
+    draws = [json.loads(case) for case in campaign.cases(campaign.seed)]
+    drawn = Counter(name for draw in draws for name in draw["enable"])
+    assert len(draws) == verify_clean_newer.COUNT
+    assert {*verify_clean_newer.newer(), *verify_clean.OLDER} == {*features()}
+    assert all(drawn[name] >= 4 for name in verify_clean_newer.newer())
 
 
 @pytest.mark.parametrize("name", names_of(BUGS, plugins_of))

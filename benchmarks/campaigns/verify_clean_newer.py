@@ -1,0 +1,128 @@
+"""``verify`` on combinations without a bug of the features that ``verify-clean`` does not draw.
+
+Eighty seeded draws: each newer feature in turn, with at most two others, some of their options, a
+layout of 1, 2 or 4 ranks in which they have something to do, a model and settings. What planning
+refuses is drawn again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ascend_run.entrypoints.verify import layouts
+from ascend_run.entrypoints.verify.building import make_side
+from ascend_run.plugin_api import AscendRunError, Claim
+
+from . import verify_clean
+from .campaign import Campaign, Outcome
+from .together import CONFIG, EXCHANGE, features, resolution_of
+from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
+
+COUNT: Final = 80
+_CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
+    "alibi": ({}, {"distance": "root"}),
+    "coc": ({}, {"parallel_num": 4}, {"recompute_all_gather": False}),
+    "compile": ({}, {"regions": "parts"}),
+    "eod-reset": ({"eod_token_id": 1}, {"eod_token_id": 1, "reset_position_ids": False}),
+    "flash-attention": ({}, {"kernel": "blocks"}),
+    "gmm": ({}, {"backend": "loop"}, {"gradient_accumulation_fusion": True}),
+    "hybrid-cp": ({}, {"ulysses_degree": 1}, {"kv_cache": "none"}),
+    "kv-allgather-cp": ({}, {"groups_at_once": 1}, {"kv_cache": "half"}),
+    "mc2": ({}, {"keep_gathered": True}),
+    "ring-attention": ({}, {"kv_cache": "none"}),
+    "rms-norm": ({"kernel": "torch"}, {"kernel": "compile"}),
+    "rotary": ({"kernel": "torch"}, {"kernel": "compile"}),
+    "swiglu": ({"kernel": "torch"}, {"kernel": "compile"}),
+    "ulysses": ({}, {"kv": "all-gather"}, {"kv_cache": "half"}),
+}
+"""Feature -> some of its options."""
+_AXES: Final = {Claim.SEQUENCE_EXCHANGE: "cp", Claim.LINEAR_COMM: "tp"}
+"""What an owner needs to be more than one rank."""
+_WINDOW: Final = {"model.window_size": [5, 0]}
+
+
+def cases(seed: int) -> Sequence[str]:
+    """JSON: what is asked of ``verify``."""
+    return _cases(seed)
+
+
+@functools.cache
+def _cases(seed: int) -> tuple[str, ...]:
+    draws = random.Random(seed)
+    turns = itertools.cycle(newer())
+    found: dict[str, None] = {}
+    while len(found) < COUNT:
+        first, before = next(turns), len(found)
+        while len(found) == before:
+            drawn = _draw(first, draws)
+            if drawn is not None and _can_run(drawn):
+                found[json.dumps(drawn, sort_keys=True)] = None
+    return tuple(found)
+
+
+def newer() -> list[str]:
+    """Features of ours that ``verify-clean`` does not draw."""
+    return [name for name in features() if name not in OLDER]
+
+
+def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
+    """None where the features do not go together."""
+    chosen = {first, *draws.sample(features(), draws.choice((0, 0, 1, 2)))}
+    resolution = resolution_of(tuple(sorted(chosen)))
+    if resolution is None:
+        return None
+    cut = [axis for claim, axis in _AXES.items() if claim in resolution.owners]
+    fitting = [sizes for sizes in LAYOUTS if all(sizes.get(axis, 1) > 1 for axis in cut)]
+    layout, model = dict(draws.choice(fitting)), draws.choice(("dense", "moe"))
+    if layout.get("cp", 1) > 1 and "cp" not in cut:
+        chosen.add(EXCHANGE)
+    if model == "moe" and layout.get("tp", 1) > 1:
+        layout["sp"] = 1  # experts under tensor parallelism need it
+    if model == "moe" and layout.get("tp", 1) * layout.get("cp", 1) * layout.get("dp", 1) > 1:
+        layout |= draws.choice(EXPERT_AXES)
+    settings = {} if draws.random() < 0.5 else dict(draws.choice((*SETTINGS, _WINDOW)))
+    settings |= draws.choice(DROPOUT)
+    for name in sorted(chosen):
+        settings |= CONFIG.get(name, {})
+        options = draws.choice(_CHOICES.get(name, ({},)))
+        settings |= {f"plugins.{name}.{option}": value for option, value in options.items()}
+    if "generate-mask" in chosen:  # it has nothing to share without
+        settings |= _WINDOW
+    if "noop-layers" in chosen and layout.get("pp", 1) > 1:
+        settings["model.num_layers"] = 4
+    return {"enable": sorted(chosen), "layout": layout, "model": model, "config": settings}
+
+
+def _can_run(drawn: Mapping[str, Any]) -> bool:
+    """Whether planning takes it, and each feature has something to do."""
+    question = verify_clean.question(drawn)
+    sizes = layouts.with_dp(drawn["layout"])
+    side = make_side(question, "", question.enable, sizes, drawn["model"], [sizes])
+    try:
+        return not side.prepare().plan["idle"]
+    except AscendRunError:
+        return False
+
+
+def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
+    """As of ``verify-clean``, and how often each feature was drawn."""
+    drawn = Counter(name for case in outcomes for name in json.loads(case)["enable"])
+    return {
+        **verify_clean.figures(outcomes),
+        "combinations of each feature": dict(sorted(drawn.items())),
+    }
+
+
+CAMPAIGN = Campaign(
+    name="verify-clean-newer",
+    seed=20261123,
+    cases=cases,
+    run=verify_clean.run,
+    figures=figures,
+)
