@@ -16,6 +16,7 @@ from . import (
     start_up,
     step_times,
     ulysses,
+    virtual_ranks,
 )
 from .protocol import Benchmark
 
@@ -25,6 +26,7 @@ def all_benchmarks() -> list[Benchmark]:
         end_to_end,
         gpu_step,
         gpu_operators,
+        virtual_ranks,
         ring_attention,
         ulysses,
         packed_attention,
