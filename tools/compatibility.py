@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import click
@@ -34,11 +34,14 @@ plugin's page, and is refused before anything starts.
 """
 
 
-def page(features: Sequence[Plugin], platforms: Sequence[Plugin]) -> str:
+def page(
+    features: Sequence[Plugin], platforms: Sequence[Plugin], others: Sequence[Plugin] = ()
+) -> str:
     """The whole page.
 
     Args:
         features: In the order of the rows.
+        others: Tasks and model families.
     """
     lines = [
         *_HEAD.splitlines(),
@@ -47,7 +50,7 @@ def page(features: Sequence[Plugin], platforms: Sequence[Plugin]) -> str:
         "",
         *_matrix(features),
         "",
-        *_exclusions(features),
+        *_exclusions(features, [*others, *platforms]),
         *_requirements(features),
         "## Features on platforms",
         "",
@@ -68,8 +71,10 @@ def _matrix(features: Sequence[Plugin]) -> Iterator[str]:
         yield _row(f"[{feature.manifest.name}](plugins/{feature.manifest.name}.md)", cells)
 
 
-def _exclusions(features: Sequence[Plugin]) -> Iterator[str]:
-    pairs = [(*pair, exclusion(*pair)) for pair in combinations(features, 2)]
+def _exclusions(features: Sequence[Plugin], others: Sequence[Plugin]) -> Iterator[str]:
+    """Of two features; then of a feature beside a task, a family or a platform."""
+    beside = [*combinations(features, 2), *product(features, others)]
+    pairs = [(*pair, exclusion(*pair)) for pair in beside]
     forbidden = [(first, second, why) for first, second, why in pairs if why]
     if not forbidden:
         return
@@ -113,14 +118,15 @@ def _row(first: str, cells: Sequence[str]) -> str:
     return f"| {' | '.join([first, *cells])} |".replace("|  |", "| |")
 
 
-def installed() -> tuple[list[Plugin], list[Plugin]]:
-    """Features and platforms of ours, by canonical name."""
+def installed() -> tuple[list[Plugin], list[Plugin], list[Plugin]]:
+    """Features of ours; platforms; tasks and model families; by canonical name."""
     catalogue = discover()
     loaded = catalogue.load(name for name, found in catalogue.items() if found.first_party)
     ours = {plugin.manifest.name: plugin for plugin in loaded.values()}
+    kinds = ((Kind.FEATURE,), (Kind.PLATFORM,), (Kind.TASK, Kind.MODEL))
     return tuple(
-        [ours[name] for name in sorted(ours) if kind_of(ours[name].manifest) is kind]
-        for kind in (Kind.FEATURE, Kind.PLATFORM)
+        [ours[name] for name in sorted(ours) if kind_of(ours[name].manifest) in wanted]
+        for wanted in kinds
     )  # type: ignore[return-value]
 
 

@@ -64,6 +64,17 @@ def test_pairs_that_exclude_one_another_have_their_reason(tool: ModuleType) -> N
     assert "**three**: 'three' cannot run beside 'one': both sort tokens; leave three out." in text
 
 
+def test_a_feature_and_a_task_that_exclude_one_another_have_their_reason_too(
+    tool: ModuleType,
+) -> None:
+    task = feature("chats", claims=[Claim.TASK])
+    one = feature("one", conflicts={"chats": "chats are apart already; leave one out"})
+    text = tool.page([one, feature("two")], [], [task])
+    assert "- **one** and **chats**: 'one' cannot run beside 'chats': chats are apart" in text
+    assert "**two** and" not in text
+    assert "| [chats]" not in text
+
+
 def test_what_is_required_is_no_reason_to_exclude(tool: ModuleType) -> None:
     base = feature("base")
     above = feature("above", requires=["base", Condition("model.num_layers", ">", 1, why="so")])
@@ -80,6 +91,8 @@ def test_platforms_that_are_not_named_are_refused(tool: ModuleType) -> None:
     text = tool.page([some], platforms)
     assert "| | cpu | npu |" in text
     assert "| some | emulated | refused |" in text
+    assert "- **some** and **npu**: 'some' does not run on platform 'npu'; it runs on: cpu" in text
+    assert "- **some** and **cpu**" not in text
 
 
 @pytest.mark.needs_plugins("gmm")
