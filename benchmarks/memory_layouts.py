@@ -121,6 +121,39 @@ CASES: Final = (
         values={"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]},
     ),
     Case(name="swap-attention", plugins=("swap-attention",), values=_SWAP),
+    Case(
+        name="attention in blocks",
+        plugins=("flash-attention",),
+        values={"plugins.flash-attention.kernel": "blocks"},
+    ),
+    Case(
+        name="alibi, two blocks, fp32",
+        plugins=("alibi",),
+        values={
+            "model.position_embedding_type": "none",
+            "data.seq_length": 512,
+            "train.micro_batch_size": 1,
+            "train.precision": "fp32",
+        },
+    ),
+    Case(
+        name="cp 2, ulysses, dropout in the attention",
+        ranks=2,
+        plugins=("ulysses",),
+        values={**_CP, "model.attention_dropout": 0.1},
+    ),
+    Case(
+        name="rms-norm by its formula",
+        plugins=("rms-norm",),
+        values={"plugins.rms-norm.kernel": "torch"},
+    ),
+    Case(name="pp 2, matmul-add", ranks=2, plugins=("matmul-add",), values=_PP),
+    Case(
+        name="tp 2, sequence parallel, coc, matmul-add",
+        ranks=2,
+        plugins=("coc", "matmul-add"),
+        values=_SP,
+    ),
     Case(name="lora", plugins=("lora",)),
     Case(name="lora, gmm", model="moe", plugins=("lora", "gmm")),
     Case(

@@ -15,9 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .visibility import MaskRules, Rectangle, Shape, rectangles
-
-QUERY_BLOCK = 256
+from .visibility import QUERY_BLOCK, MaskRules, Rectangle, Shape, rectangles
 
 
 class DropoutRules(Protocol):

@@ -14,6 +14,8 @@ import attrs
 GATHERED: Final = ("self_attention.input", "mlp.input")
 """What is kept of a column-parallel linear, as many times as there are ranks where it is kept
 gathered."""
+GATHER_BUFFER: Final = "gathered hidden states"
+"""Megatron's, by the name that the plan has for it."""
 _PARTS: Final = ("attention", "feed-forward", "shared experts")
 _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
@@ -53,6 +55,18 @@ class LinearMessages:
             for sums in (f"{part}, forward", f"{part}, backward: frozen"):
                 yield from _changes(_SCATTER, sums, self.reduce_scatter)
                 yield from _changes(_REDUCE, sums, self.all_reduce)
+
+
+def buffers(config: Any) -> dict[str, float]:
+    """Name -> bytes: ``parallel_linear`` gathers into tensors that go with the product, and leaves
+    Megatron's buffer empty where no dispatcher gathers into it either.
+
+    Args:
+        config: A ``RunConfig``.
+    """
+    model = config.model
+    gathers = model.num_moe_experts and model.moe_token_dispatcher_type == "allgather"
+    return {} if gathers else {GATHER_BUFFER: 0.0}
 
 
 def in_slices(number: int, rows: int) -> LinearMessages:

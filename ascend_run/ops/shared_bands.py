@@ -5,15 +5,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
 
 from torch import Tensor
 
 from .blockwise_attention import band
-from .visibility import Rectangle, Shape
-
-KEPT: Final = 16
-"""Masks at most; those of a window are all alike but for its first and its last."""
+from .visibility import SHARED_BANDS, Rectangle, Shape
 
 
 class SharedBands:
@@ -33,7 +29,7 @@ class SharedBands:
         key = (part.num_queries, part.num_keys, borders, like.dtype, like.device)
         if key not in self._made:
             self._made[key] = band(part, like)
-            while len(self._made) > KEPT:
+            while len(self._made) > SHARED_BANDS:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
         return self._made[key]

@@ -14,6 +14,11 @@ from typing import Final, Protocol
 
 import attrs
 
+QUERY_BLOCK: Final = 256
+"""Queries of one rectangle where its scores are at hand."""
+SHARED_BANDS: Final = 16
+"""Masks that ``shared_bands`` holds at most; those of a window are all alike but for its first and
+its last."""
 BAND_BLOCK: Final = 256
 """Queries of one banded rectangle; the band's mask is at most this many rows."""
 
@@ -31,6 +36,17 @@ class MaskRules(Protocol):
     def query_start(self) -> int: ...
     @property
     def key_start(self) -> int: ...
+
+
+@attrs.frozen(kw_only=True)
+class CausalMask:
+    """The rules of one causal document, as a plan knows them."""
+
+    window: tuple[int, int] | None = None
+    causal: bool = True
+    document_ends: None = None
+    query_start: int = 0
+    key_start: int = 0
 
 
 class Shape(enum.Enum):

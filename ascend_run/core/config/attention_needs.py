@@ -6,7 +6,7 @@ training, of the kernels themselves, which may declare what no manifest says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -50,8 +50,7 @@ def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Ite
             continue
         needs = {
             name: (f"model.{option}={show(value)} needs", "leave the option out, or that plugin")
-            for name, option in _OPTIONS.items()
-            if (value := config.model.get(option)) not in _NEUTRAL
+            for name, option, value in _set_options(config)
         }
         if config.model.get("multi_latent_attention"):
             widths = head_widths(config.model)
@@ -68,6 +67,23 @@ def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Ite
             if name not in part.can.names() | refused:
                 refused.add(name)
                 yield (f"the attention of '{part.plugin}' does not do '{name}', which {who}; {fix}")
+
+
+def needed_features(config: RunConfig, declared: Iterable[AttentionFeatures]) -> frozenset[str]:
+    """Names of all that the model's options and its plugins ask of the kernel.
+
+    Args:
+        declared: ``attention_needs`` of the plugins' manifests.
+    """
+    of_options = {name for name, _, _ in _set_options(config)}
+    return frozenset(of_options.union(*(features.names() for features in declared)))
+
+
+def _set_options(config: RunConfig) -> Iterator[tuple[str, str, Any]]:
+    """Feature, option and value of what is set and not neutral."""
+    for name, option in _OPTIONS.items():
+        if (value := config.model.get(option)) not in _NEUTRAL:
+            yield name, option, value
 
 
 def declared_by(kernel: Any) -> AttentionFeatures:

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from ascend_run.core.config.attention_needs import needed_features
 from ascend_run.core.config.expert_layers import moe_layers
 from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
@@ -24,6 +25,7 @@ from .flops import (
     step_attention_flops,
     step_flops,
 )
+from .forward import forward_working
 from .kept import gather_buffer, hidden_bytes, layer_kept
 from .ledger import Kept, Ledger
 from .loss import kept_by_loss, loss_working
@@ -33,7 +35,7 @@ from .parameters import rank_parameters
 from .recompute import recompute_as_configured
 from .schedule import in_flight
 from .sizes import Sizes, sizes_of
-from .state import held_state
+from .state import held_state, keeps_own_gradients
 
 _INDEX, _WIDE = 8, 4
 
@@ -110,6 +112,10 @@ def _rank_cost(
         query_groups=sizes.query_groups,
         head_width=sizes.pair_width,
         value_width=sizes.value_width,
+        attention_needs=needed_features(
+            config, (plugin.manifest.attention_needs for plugin in hooks.plugins)
+        ),
+        has_gradient_buffers=not keeps_own_gradients(config, layout, sizes.num_micro_batches),
         kept={layer: kept[layer in moe] for layer in layers},
         parameters=parameters,
     )
@@ -197,6 +203,7 @@ def _plain(
         part_flops=by_layer,
         part_messages=forward,
         num_micro_batches=sizes.num_micro_batches,
+        working=list(forward_working(config, layout, sizes)),
     )
 
 

@@ -73,7 +73,7 @@ class Ledger:
             self._move(kept)
         added = change.kept_added_layers
         for layer in self.kept if added is None else [n for n in added if n in self.kept]:
-            self.kept[layer] += [_kept(tensor) for tensor in change.kept_added]
+            self.kept[layer] += [self._added(tensor, layer) for tensor in change.kept_added]
         for recomputation in change.recomputed:
             layers = self._layers(recomputation.layers)
             self.recompute(recomputation.parts, [(layer,) for layer in layers])
@@ -131,7 +131,25 @@ class Ledger:
         return own + sum(
             w.nbytes
             for w in self.working
-            if w.moment is moment and (w.part == name or (step is None and not part))
+            if w.moment is moment
+            and (w.part in (name, step and step.key) or (step is None and not part))
+        )
+
+    def forward_bytes(self) -> dict[str, float]:
+        """Part of a layer -> what its forward holds for a moment, where somebody says so."""
+        found: dict[str, float] = {}
+        for w in self.working:
+            if w.moment is Moment.FORWARD:
+                found[w.part] = found.get(w.part, 0.0) + w.nbytes
+        return found
+
+    def _added(self, tensor: KeptTensor, layer: int) -> Kept:
+        """A plugin's tensor; where its part is computed again, so is this one."""
+        beside = (t.again for t in self.kept[layer] if t.part == tensor.part)
+        again = next((layer for layer in beside if layer is not None), None)
+        place = Place.DEVICE if again is None else Place.NOWHERE
+        return Kept(
+            part=tensor.part, name=tensor.name, nbytes=tensor.nbytes, place=place, again=again
         )
 
     def _move(self, change: KeptChange) -> None:
@@ -164,10 +182,6 @@ def _in_place_of(plain: Messages, new: Messages) -> Messages:
         sent_bytes=plain.sent_bytes * new.sent_bytes,
         hidden=new.hidden,
     )
-
-
-def _kept(tensor: KeptTensor) -> Kept:
-    return Kept(part=tensor.part, name=tensor.name, nbytes=tensor.nbytes)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

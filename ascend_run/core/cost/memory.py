@@ -1,8 +1,8 @@
 """The most that one kind of rank holds in a step, and of what.
 
-A step is walked moment by moment where its peak can be: the loss, and each step of the backward of
-each layer, with as many forwards waiting as the pipeline's schedule has by then; then the
-optimizer's update.
+A step is walked moment by moment where its peak can be: the forward of the last experts, the loss
+and each step of the backward of each layer, with as many forwards waiting as the schedule of the
+pipeline has by then; then the optimizer's update.
 """
 
 from __future__ import annotations
@@ -126,6 +126,9 @@ class _Walk:
         # Those of the micro-batches before are there, and the new ones are added to them.
         adds_up = ledger.num_micro_batches > 1
         gradients = self._gradients() if adds_up else 0.0
+        kept_last = ends.final_norm if is_last and not ends.has_next else 0.0
+        for moment, held in self._forward(layers):
+            yield _Held(f"forward of {moment}", live - kept_last + held, gradients, host)
         if is_last and not ends.has_next:
             back = self._fetched(layers, len(layers))
             extra = ledger.working_bytes(None, Moment.LOSS, "loss")
@@ -166,6 +169,17 @@ class _Walk:
             done = [t for t in kept if t.part == step.part and (is_last or t.name in step.frees)]
             kept = [t for t in kept if t not in done]
             freed += sum(t.nbytes for t in done)
+
+    def _forward(self, layers: Sequence[int]) -> Iterator[tuple[str, float]]:
+        """(layer and part, what it holds less what later layers will keep), of the last layer that
+        has the part."""
+        for part, working in self.ledger.forward_bytes().items():
+            later = 0.0
+            for layer in reversed(layers):
+                if any(tensor.part == part for tensor in self.ledger.kept[layer]):
+                    yield f"layer {layer}, {part}", working - later
+                    break
+                later += self.here[layer]
 
     def _chunk_bytes(self, chunk: int) -> float:
         """What one forward of a chunk leaves on the device."""

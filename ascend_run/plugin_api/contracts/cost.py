@@ -57,13 +57,10 @@ class Place(enum.StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class KeptTensor:
-    """What one layer keeps of one micro-batch from forward to backward."""
-
+class _Named:
     part: str
+    """Of a layer; ``embedding``, ``final_norm``, ``output_layer`` or ``loss`` beside them."""
     name: str
-    nbytes: float
-    """Unit: bytes, on one rank."""
 
     @property
     def key(self) -> str:
@@ -72,12 +69,17 @@ class KeptTensor:
 
 
 @attrs.frozen(kw_only=True)
-class ParameterCost:
+class KeptTensor(_Named):
+    """What one layer keeps of one micro-batch from forward to backward."""
+
+    nbytes: float
+    """Unit: bytes, on one rank."""
+
+
+@attrs.frozen(kw_only=True)
+class ParameterCost(_Named):
     """One parameter tensor as one rank holds it."""
 
-    part: str
-    """Of a layer; ``embedding``, ``final_norm`` or ``output_layer`` beside them."""
-    name: str
     numel: int
     is_expert: bool = False
     """Reduced over the experts' own data-parallel group (``expt_dp``) rather than ``dp_cp``."""
@@ -93,18 +95,12 @@ class ParameterCost:
     """Whole on every tensor-parallel rank, which under sequence parallelism adds its own tokens
     to the gradient only, so that it is summed over them."""
 
-    @property
-    def key(self) -> str:
-        """``part.name``."""
-        return f"{self.part}.{self.name}"
-
 
 @attrs.frozen(kw_only=True)
-class WorkingMemory:
-    """Bytes that are held for a moment only: what a collective or a kernel writes to."""
+class WorkingMemory(_Named):
+    """Bytes that are held for a moment only: what a collective or a kernel writes to. Where its
+    part is ``part.step``, with one step of a backward."""
 
-    part: str
-    name: str
     nbytes: float
     moment: Moment
 
@@ -222,6 +218,10 @@ class RankKind:
     these are so wide but with latent attention."""
     value_width: int
     """Of a value and of the output."""
+    attention_needs: frozenset[str] = frozenset()
+    """What the run asks of its attention kernel: names of the fields of ``AttentionFeatures``."""
+    has_gradient_buffers: bool = True
+    """Weight gradients are added up in buffers, in float32; else they are autograd's own."""
     kept: Mapping[int, tuple[KeptTensor, ...]] = attrs.field(factory=dict)
     """Layer -> what it keeps of one micro-batch."""
     parameters: tuple[ParameterCost, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_run.ops.linear_messages import GATHERED, in_slices
+from ascend_run.ops.linear_messages import GATHERED, buffers, in_slices
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -81,6 +81,7 @@ class Coc:
         return CostChange(
             kept=(KeptChange(tensors=GATHERED, factor=layout.tp),) if keeps else (),
             messages=tuple(Messages(**m) for m in messages.changes(keep_gathered=keeps)),
+            buffers=buffers(config),
         )
 
     @hookimpl

@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from ascend_run.ops.compilers import missing_compiler
-from ascend_run.plugin_api import Manifest, Maturity, Numerics, Support, hookimpl
+from ascend_run.plugin_api import (
+    CostChange,
+    KeptChange,
+    Layout,
+    Manifest,
+    Maturity,
+    Numerics,
+    Place,
+    RankKind,
+    RunConfig,
+    Support,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ascend_run.plugin_api import RunConfig
     from ascend_run.plugin_api import contracts as c
 
     from .layers import LayerCompiler
@@ -45,9 +56,9 @@ class CompileConfig:
 class Compile:
     """Layers run as compiled graphs; attention kernels, experts and collectives stay as they are.
 
-    Cost: the first step takes seconds more for each variant of a layer. Numerics: elementwise
-    chains are rounded once where they were rounded at each link. Source: torch.compile,
-    doi:10.1145/3620665.3640366.
+    Cost: the first step takes seconds more for each variant of a layer; a dense layer does not keep
+    the non-linearity of its gate. Numerics: elementwise chains are rounded once where they were
+    rounded at each link. Source: torch.compile, doi:10.1145/3620665.3640366.
     """
 
     manifest = Manifest(
@@ -93,6 +104,16 @@ class Compile:
                 "install one, set CXX to it, or leave compile out"
             )
         return problems
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+        """A graph takes the non-linearity of the gate again rather than keep it."""
+        in_graph = self.config.regions == "layer" or layout.tp == 1
+        dense = tuple(layer for layer in rank.layers if layer not in rank.moe_layers)
+        if not dense or not in_graph or not config.model.gated_linear_unit:
+            return None
+        again = KeptChange(tensors=("mlp.activated",), layers=dense, place=Place.NOWHERE)
+        return CostChange(kept=(again,))
 
     @hookimpl
     def ascend_layer(self) -> c.Wrapper[nn.Module]:

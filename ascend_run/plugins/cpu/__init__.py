@@ -59,10 +59,10 @@ class Cpu:
 
     @hookimpl
     def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
-        """Host and device are one memory; with dropout the scores are there, a block at a time."""
-        from .cost import blocks_of_scores
+        """Host and device are one memory, and some scores are at hand."""
+        from .cost import platform_cost
 
-        return CostChange(host_is_device=True, working=blocks_of_scores(config, layout, rank))
+        return platform_cost(config, layout, rank)
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:

@@ -1,31 +1,32 @@
-"""What attention holds on the CPU beside what a fused kernel does. No torch."""
+"""What attention costs on the CPU beside what a fused kernel does. No torch."""
 
 from __future__ import annotations
 
-from typing import Final
+from ascend_run.ops.score_blocks import block_cost, needs_blocks
+from ascend_run.plugin_api import (
+    CostChange,
+    KeptTensor,
+    Layout,
+    Moment,
+    RankKind,
+    RunConfig,
+    WorkingMemory,
+)
 
-from ascend_run.plugin_api import Layout, Moment, RankKind, RunConfig, WorkingMemory
 
-_QUERY_BLOCK: Final = 256
-_BLOCKS: Final = 8
-"""Of scores, and what follows from them, in the backward of ``ops.blockwise_attention``."""
-_WIDE: Final = 4
-
-
-def blocks_of_scores(
-    config: RunConfig, layout: Layout, rank: RankKind
-) -> tuple[WorkingMemory, ...]:
-    """Dropout and a soft cap change what no fused kernel here follows in backward."""
-    model = config.model
-    if not model.attention_dropout and not model.get("attn_logit_softcapping"):
-        return ()
-    length = config.data.seq_length // layout.cp
-    pairs = config.train.micro_batch_size * rank.heads * min(_QUERY_BLOCK, length) * length
-    return (
-        WorkingMemory(
-            part="self_attention",
-            name="scores",
-            nbytes=_BLOCKS * pairs * _WIDE,
-            moment=Moment.BACKWARD,
+def platform_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+    """Host and device are one memory. Dropout, a soft cap and biases change what no fused kernel
+    here follows in backward: then the scores are there, a block at a time."""
+    if not needs_blocks(rank.attention_needs):
+        return CostChange(host_is_device=True)
+    part, cost = "self_attention", block_cost(config, layout.cp, rank)
+    return CostChange(
+        host_is_device=True,
+        working=(
+            WorkingMemory(
+                part=f"{part}.core", name="scores", nbytes=cost.scores_bytes, moment=Moment.BACKWARD
+            ),
         ),
+        kept_added=(KeptTensor(part=part, name="attended", nbytes=cost.output_bytes),),
+        flops=cost.flops,
     )

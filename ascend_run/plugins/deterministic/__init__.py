@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ascend_run.plugin_api import Manifest, Maturity, Numerics, Support, Wrapper, hookimpl
+from ascend_run.plugin_api import (
+    CostChange,
+    KeptTensor,
+    Layout,
+    Manifest,
+    Maturity,
+    Numerics,
+    RankKind,
+    Support,
+    Wrapper,
+    hookimpl,
+)
 
 from .variables import variables_of
 
@@ -30,8 +41,9 @@ class DeterministicConfig:
 class Deterministic:
     """Make two runs of one command, on the same machines, give the same bits.
 
-    Cost: slower kernels where the fast ones add in an order of chance; no messages. Numerics: the
-    order of sums, where a deterministic kernel takes the place of another.
+    Cost: slower kernels where the fast ones add in an order of chance; outputs of experts are kept
+    for backward; no messages. Numerics: the order of sums, where a deterministic kernel takes the
+    place of another.
     """
 
     manifest = Manifest(
@@ -56,6 +68,17 @@ class Deterministic:
     @hookimpl
     def ascend_environment(self, config: RunConfig) -> Mapping[str, str]:
         return variables_of(config.platform, config.run.seed, os.environ)
+
+    @hookimpl
+    def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
+        """Megatron adds the outputs of experts up by ``index_add``, whose backward keeps them, in
+        the place of ``scatter_add``."""
+        if not rank.moe_layers:
+            return None
+        layers = tuple(sorted(rank.moe_layers))
+        rows = sum(t.nbytes for t in rank.kept[layers[0]] if t.key == "experts.input")
+        combined = KeptTensor(part="dispatcher", name="combined", nbytes=rows / layout.expt_tp)
+        return CostChange(kept_added=(combined,), kept_added_layers=layers)
 
     @hookimpl
     def ascend_process_settings(self) -> Mapping[str, AbstractContextManager[Any]]:

@@ -7,17 +7,24 @@ from typing import Final, Literal
 
 import attrs
 
+from ascend_run.ops.score_blocks import block_cost, needs_blocks
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
     Claim,
     ConfigError,
+    CostChange,
+    KeptTensor,
+    Layout,
     Manifest,
     Maturity,
+    Moment,
     Numerics,
     PlatformOps,
+    RankKind,
     RunConfig,
     Support,
+    WorkingMemory,
     hookimpl,
 )
 
@@ -43,8 +50,9 @@ class FlashAttentionConfig:
 class FlashAttention:
     """The platform's kernel by name; what the kernel cannot do runs in exact blocks.
 
-    Without it the platform answers its first kernel. Numerics: exact softmax, whichever kernel;
-    they differ in the order of sums. Source: arXiv:2205.14135, arXiv:2307.08691.
+    Without it the platform answers its first kernel. Cost: no messages; ``blocks`` holds a block of
+    scores for a moment. Numerics: exact softmax, whichever kernel; they differ in the order of
+    sums. Source: arXiv:2205.14135, arXiv:2307.08691.
     """
 
     manifest = Manifest(
@@ -83,6 +91,27 @@ class FlashAttention:
                 "operator; leave it out"
             )
         return problems
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+        """What the scores cost that are at hand; where they must be, the CPU answers for them."""
+        if self.config.kernel != "blocks" or (
+            config.platform == "cpu" and needs_blocks(rank.attention_needs)
+        ):
+            return None
+        part, cost = "self_attention", block_cost(config, layout.cp, rank)
+        return CostChange(
+            working=(
+                WorkingMemory(
+                    part=f"{part}.core",
+                    name="scores",
+                    nbytes=cost.scores_bytes,
+                    moment=Moment.BACKWARD,
+                ),
+            ),
+            kept_added=(KeptTensor(part=part, name="attended", nbytes=cost.output_bytes),),
+            flops=cost.flops,
+        )
 
     @hookimpl
     def ascend_attention_kernel(self, config: RunConfig, ops: PlatformOps) -> AttentionKernel:

@@ -10,15 +10,19 @@ import attrs
 
 from ascend_run.plugin_api import (
     AttentionKernel,
+    CostChange,
     Manifest,
     Maturity,
     Numerics,
     PlatformOps,
+    RankKind,
     RunConfig,
     Support,
     Wrapper,
     hookimpl,
 )
+
+from .cost import bands_bytes, whole_bytes
 
 COMPRESSING: Final = ("npu",)
 """Platforms whose operator reads a triangle of fixed size for a mask of any size."""
@@ -37,7 +41,7 @@ class GenerateMaskConfig:
 class GenerateMask:
     """No layer and no micro-batch makes a mask that another one has made.
 
-    What is held does not grow with layers, micro-batches or, compressed, with the sequence.
+    Cost: what is held does not grow with layers, micro-batches or, compressed, with the sequence.
     Source: the behaviour of MindSpeed's mask normalisation.
     """
 
@@ -74,6 +78,15 @@ class GenerateMask:
                 "whole masks"
             )
         return [f"generate-mask: {problem}; leave it out"] if problem else []
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange | None:
+        """The triangle of the npu is there without the plugin too."""
+        if config.platform in BANDING:
+            held = bands_bytes(config, rank)
+        else:
+            held = whole_bytes(config) if self.config.form == "whole" else 0.0
+        return CostChange(buffers={"attention masks": held}) if held else None
 
     @hookimpl
     def ascend_fused_operators(self, config: RunConfig) -> Wrapper[PlatformOps]:

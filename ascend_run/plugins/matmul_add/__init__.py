@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_run.plugin_api import Manifest, Maturity, Numerics, PlatformOps, Support, hookimpl
+from ascend_run.ops.linear_messages import buffers
+from ascend_run.plugin_api import (
+    CostChange,
+    Manifest,
+    Maturity,
+    Numerics,
+    PlatformOps,
+    RankKind,
+    RunConfig,
+    Support,
+    hookimpl,
+)
+
+from .cost import wide_factors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,7 +29,8 @@ class MatmulAdd:
     """``main_grad += dy.T @ x`` in one kernel, for every parallel linear of a layer.
 
     Without it the product is a tensor of its own, in the model's dtype, that data parallelism then
-    adds to its buffer. Cost: no messages. Numerics: the product is summed in the buffer's dtype
+    adds to its buffer. Cost: no messages; on the CPU wide copies of both factors for a moment where
+    they are narrower than the buffer. Numerics: the product is summed in the buffer's dtype
     (float32 in half precision) and never rounded to the model's. Source: Megatron-LM's gradient
     accumulation fusion.
     """
@@ -35,6 +49,14 @@ class MatmulAdd:
         legacy_flags=("--gradient-accumulation-fusion", "--no-gradient-accumulation-fusion"),
         source="Megatron-LM, megatron/core/tensor_parallel/layers.py",
     )
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange:
+        """On the CPU both factors of a product in half precision are copied to float32; in place
+        of the tensor that is not written any more stands one without values."""
+        wide = config.platform == "cpu" and rank.has_gradient_buffers and rank.item_bytes < 4
+        factors = wide_factors(rank, config.model.hidden_size) if wide else ()
+        return CostChange(working=tuple(factors), buffers=buffers(config))
 
     @hookimpl
     def ascend_linear(self, ops: PlatformOps) -> c.Wrapper[nn.Module]:

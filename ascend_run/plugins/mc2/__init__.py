@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_run.ops.linear_messages import GATHERED, inside_the_product, round_a_ring
+from ascend_run.ops.linear_messages import GATHERED, buffers, inside_the_product, round_a_ring
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -79,6 +79,7 @@ class Mc2:
         return CostChange(
             kept=(KeptChange(tensors=GATHERED, factor=layout.tp),) if keeps else (),
             messages=tuple(Messages(**m) for m in messages.changes(keep_gathered=keeps)),
+            buffers=buffers(config),
         )
 
     @hookimpl

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ascend_run.ops.operator_kernels import KernelOptions, problems, replaced
+from ascend_run.ops.operator_kernels import KernelOptions, choose, problems, replaced
 from ascend_run.plugin_api import (
     Condition,
+    CostChange,
     Device,
     Manifest,
     Maturity,
     Numerics,
     PlatformOps,
+    RankKind,
     RunConfig,
     Support,
     Wrapper,
     hookimpl,
 )
 
+from .cost import plain_cost
+
 
 class RmsNorm:
     """Every RMSNorm of the model by one fused kernel, or by the plain formula.
 
-    Cost: no messages. Numerics: statistics in float32 or wider, rounded once, whichever kernel it
-    is; sums in its own order. Source: arXiv:1910.07467.
+    Cost: no messages; the plain formula keeps its steps for backward. Numerics: statistics in
+    float32 or wider, rounded once, whichever kernel it is; sums in its own order. Source:
+    arXiv:1910.07467.
     """
 
     manifest = Manifest(
@@ -55,6 +60,13 @@ class RmsNorm:
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
         return problems(self.manifest.name, self.config.kernel, config.platform)
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange | None:
+        """A fused kernel, compiled or not, keeps its input and one statistic a row."""
+        form = choose("rms_norm", self.config.kernel, config.platform)
+        plain = form == "torch" and config.model.normalization == "RMSNorm"
+        return plain_cost(rank) if plain else None
 
     @hookimpl
     def ascend_fused_operators(self, device: Device) -> Wrapper[PlatformOps]:

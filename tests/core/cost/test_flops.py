@@ -33,6 +33,23 @@ def test_they_are_what_torch_counts_in_a_step(gloo_pool: GlooPool, model: str) -
     assert cost.model_flops == cost.flops - attention / 7  # backward's scores, computed again
 
 
+@pytest.mark.needs_plugins("alibi", "flash-attention")
+def test_scores_that_are_at_hand_are_computed_in_whole_blocks(gloo_pool: GlooPool) -> None:
+    config = {**DENSE, "data.seq_length": 300, "train.global_batch_size": 1}
+    cases = [
+        (("flash-attention",), {"plugins.flash-attention.kernel": "blocks"}),
+        (("alibi",), {"model.position_embedding_type": "none", "model.window_size": [40, 0]}),
+    ]
+    for plugins, values in cases:
+        _, (cost,) = planned({**config, **values}, plugins)
+        trial = Trial(config={**config, **values}, plugins=plugins)
+
+        ((products, fused),) = gloo_pool.run(count_flops, 1, trial)
+
+        assert fused == 0
+        assert cost.flops == pytest.approx(products, rel=1e-12)
+
+
 _TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 _PP = {"parallel.pipeline_model_parallel_size": 2}
 _CP = {"parallel.context_parallel_size": 2}

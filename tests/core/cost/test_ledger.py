@@ -82,13 +82,22 @@ def test_a_part_that_is_computed_again_keeps_its_input_and_costs_its_forward_aga
     assert [m.sent_bytes for m in ledger.messages] == [8]
 
 
+def test_what_a_plugin_adds_to_a_part_that_is_computed_again_is_not_kept(ledger: Ledger) -> None:
+    ledger.recompute(("mlp",), [(3, 4)])
+    ledger.apply(CostChange(kept_added=(KeptTensor(part="mlp", name="steps", nbytes=9),)))
+    added = [t for layer in (3, 4) for t in ledger.kept[layer] if t.name == "steps"]
+    assert [(t.place, t.again) for t in added] == [(Place.NOWHERE, 4)] * 2
+
+
 def test_working_memory_is_added_to_every_step_of_a_part_and_the_plain_one_goes(
     ledger: Ledger,
 ) -> None:
     from ascend_run.core.cost.backward import Step
 
     own = WorkingMemory(part="experts", name="all", nbytes=30, moment=Moment.BACKWARD)
-    ledger.apply(CostChange(working=(own,), working_removed=("experts.loop",)))
+    of_a_step = WorkingMemory(part="mlp.fc1", name="wide", nbytes=7, moment=Moment.BACKWARD)
+    ledger.apply(CostChange(working=(own, of_a_step), working_removed=("experts.loop",)))
+    assert ledger.working_bytes(Step("mlp", "fc1", 5), Moment.BACKWARD) == 12
     assert ledger.working_bytes(Step("experts", "loop", 500), Moment.BACKWARD) == 30
     assert ledger.working_bytes(Step("experts", "rest", 5), Moment.BACKWARD) == 35
     assert ledger.working_bytes(Step("mlp", "loop", 500), Moment.BACKWARD) == 500

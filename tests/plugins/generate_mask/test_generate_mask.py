@@ -5,20 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 from ascend_run.entrypoints.planning import prepare as plan
 from ascend_run.ops.blockwise_attention import band
-from ascend_run.ops.shared_bands import KEPT, SharedBands
-from ascend_run.ops.visibility import rectangles
-from ascend_run.plugin_api import AscendRunError, FieldSection, Mask, RunConfig
+from ascend_run.ops.shared_bands import SharedBands
+from ascend_run.ops.visibility import SHARED_BANDS, rectangles
+from ascend_run.plugin_api import AscendRunError, AttentionSpec, FieldSection, Mask, RunConfig
+from ascend_run.plugin_api.testing.models import DENSE
 from ascend_run.plugin_api.testing.parity import Parity
 from ascend_run.plugins.cpu.operators import platform_ops as cpu_ops
 from ascend_run.plugins.cuda.platform_ops import platform_ops as cuda_ops
 from ascend_run.plugins.generate_mask import GenerateMask, GenerateMaskConfig
 from ascend_run.plugins.npu.platform_ops import platform_ops as npu_ops
 from tests.support.attention_problems import PROBLEMS, check
+from tests.support.costs import planned
 from tests.support.probed_runs import built
 
 WINDOW = {"model.window_size": [4, 0]}
@@ -49,10 +52,10 @@ def test_one_band_serves_all_that_are_alike() -> None:
 
 def test_no_more_bands_are_held_than_a_few() -> None:
     bands = SharedBands()
-    for length in range(2, 3 * KEPT):
+    for length in range(2, 3 * SHARED_BANDS):
         for part in rectangles(Mask(window=(1, 0)), length, length):
             bands.of(part, torch.empty(0))
-    assert len(bands.tensors) == KEPT
+    assert len(bands.tensors) == SHARED_BANDS
 
 
 def test_all_layers_and_kernels_of_the_cpu_share_them(tmp_path: Path) -> None:
@@ -86,6 +89,27 @@ def test_on_the_npu_it_chooses_the_form() -> None:
 def test_on_cuda_all_kernels_share_one() -> None:
     kernels = shared("cuda", cuda_ops()).values()
     assert len({id(kernel._rectangles._band.__self__) for kernel in kernels}) == 1
+
+
+def test_a_plan_counts_what_is_held() -> None:
+    length, window = 900, (300, 0)
+    values = {**DENSE, "data.seq_length": length, "model.window_size": [*window]}
+    _, (cost,) = planned(values, ("generate-mask",))
+    q, spec = torch.randn(length, 1, 1, 4), AttentionSpec(scale=0.5, mask=Mask(window=window))
+    kernel = shared("cpu", cpu_ops())["fused"]
+    for _ in range(2):
+        kernel.forward(q, q, q, spec)
+    held = sum(tensor.nbytes for tensor in kernel._fused._band.__self__.tensors)
+    assert cost.changes["generate-mask"].buffers == {"attention masks": held}
+
+    masks = shared("npu", npu_ops(), form="whole")["v1"].masks
+    for part in rectangles(spec.mask, length, length, band_block=None):
+        masks.of(part, q.device)
+    config = attrs.evolve(planned(values)[0].config, platform="npu")
+    plugin = GenerateMask(GenerateMaskConfig(form="whole"))
+    change = plugin.ascend_cost(config=config, rank=cost.rank)
+    assert change is not None
+    assert change.buffers == {"attention masks": sum(t.nbytes for t in masks.tensors)}
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}], ids=str)

@@ -1,0 +1,39 @@
+"""Every feature answers for what it changes of a cost, or is listed with why it changes none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ascend_run.plugin_api.testing.runtime import load_runtime
+from benchmarks.campaigns.together import features
+
+ROOT = Path(__file__).parent.parent.parent
+CHANGE_NONE: Final = {
+    "alibi": "it declares the need of a bias, and the platform answers for its kernel",
+    "eod-reset": "where documents end is in the data, which a plan does not read",
+    "fusion-attention-v2": "both versions of the operator keep and compute the same",
+    "gloo-offload": "it works while a checkpoint is written or read, beside the step",
+    "noop-layers": "core leaves the empty places that it names out of each stage",
+    "rotary": "every kernel keeps the tables alone, and gives tensors of one size",
+    "tensorboard": "it writes what is logged anyway",
+}
+"""What ``tests/core/cost/test_kept_by_plugins.py`` measures of them, where there is something."""
+SENTENCE: Final = "changes nothing that `plan` counts"
+
+
+def test_no_feature_is_silent_about_its_cost() -> None:
+    runtime = load_runtime()
+    silent = {name for name in features() if "ascend_cost" not in runtime.describe(name).hooks}
+
+    unknown, mended = silent - {*CHANGE_NONE}, {*CHANGE_NONE} & {*features()} - silent
+    assert not unknown, (
+        f"{sorted(unknown)}: answer ascend_cost, or say in CHANGE_NONE why plan counts the same"
+    )
+    assert not mended, f"{sorted(mended)} answer ascend_cost: leave them out of CHANGE_NONE"
+
+
+def test_their_pages_say_it() -> None:
+    for name in {*CHANGE_NONE} & {*features()}:
+        page = (ROOT / "docs" / "plugins" / f"{name}.md").read_text()
+        assert SENTENCE in " ".join(page.split()), name
