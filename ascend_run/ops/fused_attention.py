@@ -12,23 +12,36 @@ from typing import Any
 
 from torch import Tensor
 
-from . import blockwise_attention, pieced_attention
+from . import blockwise_attention, halved_attention, pieced_attention
 from .pieced_attention import FusedKernel
 
 
 def forward(
-    kernel: FusedKernel | None, q: Tensor, k: Tensor, v: Tensor, spec: Any, *, in_blocks: bool
+    kernel: FusedKernel | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: Any,
+    *,
+    in_blocks: bool,
+    by_halves: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """[S, B, N, D] or packed [T, N, D] -> output alike, and log-sum-exp [B, N, S] or [N, T]."""
+    """[S, B, N, D] or packed [T, N, D] -> output alike, and log-sum-exp [B, N, S] or [N, T].
+
+    Args:
+        in_blocks: Not by the kernel.
+        by_halves: Causal squares cost it less so (``halved_attention``); for backward the same.
+    """
     if q.dim() == 3:
         single = (t.unsqueeze(1) for t in (q, k, v))
-        out, lse = forward(kernel, *single, spec, in_blocks=in_blocks)
+        out, lse = forward(kernel, *single, spec, in_blocks=in_blocks, by_halves=by_halves)
         return out.squeeze(1), lse.squeeze(0)
     tensors = [_heads_first(t) for t in (q, k, v)]
     if in_blocks or kernel is None:
         out, lse = blockwise_attention.forward(*tensors, spec)
     else:
-        out, lse = pieced_attention.forward(kernel, *tensors, spec.mask, spec.scale)
+        pieces = halved_attention if by_halves else pieced_attention
+        out, lse = pieces.forward(kernel, *tensors, spec.mask, spec.scale)
     if spec.sinks is not None:
         out, lse = pieced_attention.with_sinks(out, lse, spec.sinks, axis=2)
     return _sequence_first(out), lse
@@ -45,18 +58,21 @@ def backward(
     spec: Any,
     *,
     in_blocks: bool,
+    by_halves: bool = False,
 ) -> tuple[Tensor, ...]:
     """(dq, dk, dv), then the gradients of the bias and of the sinks where there are any."""
     if q.dim() == 3:
         single = (t.unsqueeze(1) for t in (dout, q, k, v, out))
-        dq, dk, dv, *extras = backward(kernel, *single, lse.unsqueeze(0), spec, in_blocks=in_blocks)
+        options = {"in_blocks": in_blocks, "by_halves": by_halves}
+        dq, dk, dv, *extras = backward(kernel, *single, lse.unsqueeze(0), spec, **options)
         return dq.squeeze(1), dk.squeeze(1), dv.squeeze(1), *extras
     tensors = [_heads_first(t) for t in (dout, q, k, v, out)]
     extras = []
     if in_blocks or kernel is None:
         dq, dk, dv, *extras = blockwise_attention.backward(*tensors, lse, spec)
     else:
-        dq, dk, dv = pieced_attention.backward(kernel, *tensors, lse, spec.mask, spec.scale)
+        pieces = halved_attention if by_halves else pieced_attention
+        dq, dk, dv = pieces.backward(kernel, *tensors, lse, spec.mask, spec.scale)
     if spec.sinks is not None:
         extras.append(
             pieced_attention.sink_gradient(tensors[0], tensors[4], lse, spec.sinks, axis=2)

@@ -2,8 +2,9 @@
 
 The fused kernel is ``_scaled_dot_product_flash_attention_for_cpu`` (torch, aten/src/ATen/native/
 cpu/FlashAttentionKernel.cpp), forward and backward, for the rectangles that ``ops.visibility``
-cuts. Biases, softcap and dropout change the scores in ways it cannot follow in backward: those run
-in ``ops.blockwise_attention``. Sinks are a correction of the log-sum-exp, and cost nothing more.
+cuts; causal squares are cut further, ``ops.halved_attention``. Biases, softcap and dropout change
+the scores in ways it cannot follow in backward: those run in ``ops.blockwise_attention``. Sinks are
+a correction of the log-sum-exp, and cost nothing more.
 """
 
 # S sequence, B batch, N query heads, G key-value heads, D width of q and k, E width of v
@@ -88,7 +89,7 @@ class FusedCpuAttention:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
         return AttentionResult(
             *fused_attention.forward(
-                self._fused, q, k, v, spec, in_blocks=self._runs_in_blocks(spec)
+                self._fused, q, k, v, spec, in_blocks=self._runs_in_blocks(spec), by_halves=True
             )
         )
 
@@ -105,7 +106,11 @@ class FusedCpuAttention:
     ) -> tuple[Tensor, ...]:
         assert not any(t is None for t in (q, k, v, out, lse))  # see backward_reads
         return fused_attention.backward(
-            self._fused, dout, q, k, v, out, lse, spec, in_blocks=self._runs_in_blocks(spec)
+            self._fused,
+            *(dout, q, k, v, out, lse),
+            spec,
+            in_blocks=self._runs_in_blocks(spec),
+            by_halves=True,
         )
 
     def _runs_in_blocks(self, spec: AttentionSpec) -> bool:

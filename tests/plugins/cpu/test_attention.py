@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ascend_run.plugin_api import Dropout, Mask
+from ascend_run.plugin_api.testing.effects import count_operations
 from ascend_run.plugins.cpu.attention import FusedCpuAttention
 from tests.support.attention_problems import (
     PROBLEMS,
@@ -160,6 +161,14 @@ def test_packed_documents_are_the_documents_one_by_one() -> None:
         assert_same(got, want[:5])
         total += want[5]
     assert_same([dsinks], [total])
+
+
+def test_causal_squares_by_halves_follow_the_formula_in_few_calls() -> None:
+    """A document of whole squares, one with a rest, and one too short to be halved."""
+    mask = Mask(document_ends=(128, 331, 420))
+    with count_operations() as seen:
+        check(KERNEL, Problem(queries=420, keys=420, value_width=5, mask=mask), 1e-12)
+    assert seen["_scaled_dot_product_flash_attention_for_cpu"] == 2 + 5 + 1
 
 
 def test_any_strides_are_taken() -> None:
