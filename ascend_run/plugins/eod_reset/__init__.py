@@ -33,15 +33,20 @@ class EodResetConfig:
     )
     """The token that ends a document; default: the tokenizer's, or what the record beside
     ``data.train`` says."""
+    document_length: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
+    )
+    """Documents end after every so many positions of a sequence, whatever their tokens; default:
+    behind each end-of-document token. Unit: tokens."""
 
 
 class EodReset:
     """A document of a pretraining sequence is computed as if it were alone.
 
     Documents end behind each end-of-document token (``ascend-run preprocess --append-eod`` writes
-    one behind every document). Where a sequence begins or ends within one, that part of it is a
-    document. Nobody holds a mask: the attention kernel is given where documents end, on every rank
-    and pipeline stage.
+    one behind every document), or after a fixed number of tokens. Where a sequence begins or ends
+    within one, that part of it is a document. Nobody holds a mask: the attention kernel is given
+    where documents end, on every rank and pipeline stage.
     Source: Krell et al. 2021, arXiv:2107.02027, section 3.2.
     """
 
@@ -60,7 +65,11 @@ class EodReset:
         attention_needs=AttentionFeatures(documents=True),
         level=2,
         maturity=Maturity.EXPERIMENTAL,
-        legacy_flags=("--reset-attention-mask", "--reset-position-ids"),
+        legacy_flags=(
+            "--reset-attention-mask",
+            "--reset-position-ids",
+            "--fix-sub-seq-length",
+        ),
         source="arXiv:2107.02027; Megatron's reset_attention_mask and reset_position_ids",
     )
     config_class = EodResetConfig
@@ -72,7 +81,8 @@ class EodReset:
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
         options, problems = self.config, []
         micro_batch_size = config.train.micro_batch_size
-        if options.reset_attention_mask and micro_batch_size > 1:
+        every = options.document_length
+        if every is None and options.reset_attention_mask and micro_batch_size > 1:
             problems.append(
                 f"eod-reset: it does not go with train.micro_batch_size={micro_batch_size}: the "
                 "rows of a micro-batch would end their documents at the same places; set it to 1, "
@@ -84,6 +94,18 @@ class EodReset:
                 f"eod-reset: plugins.eod-reset.eod_token_id={options.eod_token_id} is no token; "
                 f"model.vocab_size is {vocab_size}"
             )
+        if every is not None and options.eod_token_id is not None:
+            problems.append(
+                f"eod-reset: plugins.eod-reset.document_length={every} ends documents whatever "
+                f"their tokens; leave out plugins.eod-reset.eod_token_id={options.eod_token_id}, "
+                "or document_length"
+            )
+        if every is not None and every >= config.data.seq_length:
+            problems.append(
+                f"eod-reset: plugins.eod-reset.document_length={every} leaves every sequence of "
+                f"data.seq_length={config.data.seq_length} one document; choose less, or leave "
+                "the plugin out"
+            )
         if not options.reset_attention_mask and not options.reset_position_ids:
             problems.append(
                 "eod-reset: reset_attention_mask and reset_position_ids are both false, so it "
@@ -93,10 +115,14 @@ class EodReset:
 
     @hookimpl
     def ascend_batch(self, end_of_document: Callable[[], int]) -> Wrapper[BatchIterator]:
-        from .documents import reset
+        from .documents import after_token, every, reset
 
         def wrap(batches: BatchIterator) -> BatchIterator:
-            given = self.config.eod_token_id
-            return reset(batches, end_of_document() if given is None else given, self.config)
+            length, token = self.config.document_length, self.config.eod_token_id
+            if length is not None:
+                return reset(batches, every(length), self.config)
+            return reset(
+                batches, after_token(end_of_document() if token is None else token), self.config
+            )
 
         return wrap

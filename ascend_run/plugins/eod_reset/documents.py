@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,16 +17,42 @@ if TYPE_CHECKING:
     from . import EodResetConfig
 
 
-def reset(batches: BatchIterator, eod: int, options: EodResetConfig) -> BatchIterator:
+@attrs.frozen
+class Borders:
+    """Where documents end: by the tokens of a sequence, [S], and the positions of a micro-batch by
+    its tokens, [B, S]."""
+
+    ends: Callable[[Tensor], tuple[int, ...]]
+    positions: Callable[[Tensor], Tensor]
+
+
+def after_token(eod: int) -> Borders:
+    """Behind each of these."""
+    return Borders(lambda tokens: ends(tokens, eod), lambda tokens: positions(tokens, eod))
+
+
+def every(length: int) -> Borders:
+    """After so many positions, in all rows alike."""
+
+    def fixed_ends(tokens_S: Tensor) -> tuple[int, ...]:
+        return (*range(length, len(tokens_S), length), len(tokens_S))
+
+    def fixed_positions(tokens_BS: Tensor) -> Tensor:
+        return (torch.arange(tokens_BS.shape[1]) % length).expand_as(tokens_BS)
+
+    return Borders(fixed_ends, fixed_positions)
+
+
+def reset(batches: BatchIterator, borders: Borders, options: EodResetConfig) -> BatchIterator:
     """The same batches, with what the options ask."""
     for batch in batches:
         tokens = batch.tensors["tokens"]
         if options.reset_position_ids:
-            tensors = {**batch.tensors, "position_ids": positions(tokens, eod)}
+            tensors = {**batch.tensors, "position_ids": borders.positions(tokens)}
             batch = attrs.evolve(batch, tensors=tensors)
         if options.reset_attention_mask:
-            (row,) = tokens
-            batch = attrs.evolve(batch, document_ends=ends(row, eod))
+            (found,) = {borders.ends(row) for row in tokens}
+            batch = attrs.evolve(batch, document_ends=found)
         yield batch
 
 

@@ -126,7 +126,7 @@ def test_a_sequence_is_the_sum_of_its_documents(tmp_path: Path, values: dict[str
 
 LAYOUTS = [
     case((), {"tp": 2}),
-    case((), {"pp": 2}),
+    case((), {"pp": 4}),  # two stages see neither tokens nor labels
     case((), {"dp": 2}),
     case(("ulysses",), {"cp": 2}),
     case(("ulysses",), {"cp": 2, "pp": 2}),
@@ -144,9 +144,44 @@ def test_every_layout_computes_what_one_rank_does(
         "eod-reset",
         beside=beside,
         layout=layout,
-        config={"model.vocab_size": 6},
+        config={"model.vocab_size": 6, "model.num_layers": max(2, layout.get("pp", 1))},
         options={"plugins.eod-reset.eod_token_id": EOD},
     )
+
+
+def test_documents_of_a_fixed_length_end_alike_in_every_row(parity: Parity) -> None:
+    """So several rows may stand in a micro-batch; and no end-of-document token is asked for."""
+    fields = {"tokens": BatchField(axes=("batch", "sequence"))}
+    rows = torch.tensor([TOKENS, TOKENS[::-1]])
+
+    def no_token() -> int:
+        raise AssertionError("nobody needs it")
+
+    wrap = EodReset(EodResetConfig(document_length=5)).ascend_batch(end_of_document=no_token)
+    (batch,) = wrap(iter([Batch(tensors={"tokens": rows}, fields=fields)]))
+    assert batch.document_ends == (5, 10, 15, 16)
+    assert batch.tensors["position_ids"].tolist() == [[i % 5 for i in range(16)]] * 2
+    parity(
+        "eod-reset",
+        layout={"tp": 2},
+        config={"train.micro_batch_size": 2},
+        options={"plugins.eod-reset.document_length": 5},
+    )
+
+
+def test_a_sequence_of_fixed_documents_is_the_sum_of_them(tmp_path: Path) -> None:
+    labels = [*TOKENS[1:], 3]
+    fixed = {"enable": ["eod-reset"], "plugins.eod-reset.document_length": 8}
+    none = {"model.attention_dropout": 0.0, "model.hidden_dropout": 0.0}
+    whole, found = gradients(tmp_path / "all", sample(TOKENS, labels), fixed | none)
+    halves = [
+        gradients(tmp_path / str(i), sample(TOKENS[i : i + 8], labels[i : i + 8]), none)
+        for i in (0, 8)
+    ]
+    assert whole == pytest.approx(sum(loss for loss, _ in halves), rel=1e-10)
+    for name, gradient in found.items():
+        want = halves[0][1][name] + halves[1][1][name]
+        assert (gradient - want).abs().max() <= 1e-10 * want.abs().max(), name
 
 
 def test_positions_alone_can_be_reset(tmp_path: Path) -> None:
@@ -178,6 +213,8 @@ def test_a_batch_says_where_its_documents_end() -> None:
     [
         ({"train.micro_batch_size": 2}, "train.micro_batch_size=2.*set it to 1"),
         ({"plugins.eod-reset.eod_token_id": 90}, "eod_token_id=90 is no token"),
+        ({"plugins.eod-reset.document_length": 5}, "leave out plugins.eod-reset.eod_token_id=1"),
+        ({"plugins.eod-reset.document_length": 99}, "document_length=99 leaves every sequence"),
         (
             {
                 "plugins.eod-reset.reset_attention_mask": False,
