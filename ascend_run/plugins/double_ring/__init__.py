@@ -67,7 +67,11 @@ class DoubleRing:
         attention=LETS_THROUGH,
         attention_needs=AttentionFeatures(unequal_lengths=True),
         level=2,
-        legacy_flags=("--cp-window-size",),
+        legacy_flags=(
+            "--cp-window-size",
+            "--context-parallel-kv-cache-policy",
+            "--context-parallel-cache-interval",
+        ),
         source="LoongTrain, arXiv:2406.18485",
     )
     config_class = DoubleRingConfig

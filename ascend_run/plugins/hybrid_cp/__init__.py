@@ -71,7 +71,13 @@ class HybridCp:
         attention=LETS_THROUGH,
         attention_needs=AttentionFeatures(unequal_lengths=True),
         level=2,
-        legacy_flags=("--context-parallel-algo hybrid_cp_algo", "--ulysses-degree-in-cp"),
+        legacy_flags=(
+            "--context-parallel-algo hybrid_cp_algo",
+            "--ulysses-degree-in-cp",
+            "--cp-window-size",
+            "--context-parallel-kv-cache-policy",
+            "--context-parallel-cache-interval",
+        ),
         source="USP: a unified sequence parallelism, arXiv:2405.07719",
     )
     config_class = HybridCpConfig

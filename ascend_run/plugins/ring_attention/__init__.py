@@ -60,6 +60,9 @@ class RingAttention:
         level=2,
         legacy_flags=(
             "--context-parallel-algo megatron_cp_algo",
+            "--use-cp-send-recv-overlap",
+            "--attention-mask-type",
+            "--cp-attention-mask-type",
             "--context-parallel-kv-cache-policy",
             "--context-parallel-cache-interval",
         ),

@@ -24,11 +24,24 @@ def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
         assert outcome.collectives["send"] == 2 * 4 * 3 * (4 // degree - 1)
 
 
-@pytest.mark.parametrize("layout", [{"cp": 2, "tp": 2}, {"cp": 2, "pp": 2, "ep": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "degree"),
+    [
+        ({"cp": 2, "tp": 2}, 1),
+        ({"cp": 2, "tp": 2}, 2),
+        ({"cp": 2, "pp": 2, "ep": 2}, 1),
+        ({"cp": 4, "ep": 2}, 2),
+    ],
+    ids=str,
+)
 def test_it_goes_with_tensor_expert_and_pipeline_parallelism(
-    parity: Parity, layout: dict[str, int]
+    parity: Parity, layout: dict[str, int], degree: int
 ) -> None:
-    parity(PLUGIN, model="moe" if "ep" in layout else "dense", layout=layout)
+    """Of two ranks of a sequence, with the ring alone or the heads alone."""
+    options = {f"plugins.{PLUGIN}.ulysses_degree": degree}
+    model = "moe" if "ep" in layout else "dense"
+    for outcome in parity(PLUGIN, model=model, layout=layout, options=options):
+        assert (outcome.collectives["send"] > 0) == (layout["cp"] > degree or "pp" in layout)
 
 
 @pytest.mark.parametrize("kv_cache", ["none", "half", "full"])
