@@ -61,14 +61,12 @@ def block_cost(config: Any, cp: int, rank: Any) -> BlockCost:
     most = max(blocks * area + _BEFORE * last for last, area in pairwise((0, *areas)))
     heads = config.train.micro_batch_size * rank.heads / cp
     rows = _ROWS * min(QUERY_BLOCK, length) * rank.head_width
-    # Two products in forward and five in backward: 8 D + 6 E.
-    each = 2 * (8 * rank.head_width - rank.value_width)
     tensors = next(iter(rank.kept.values()), ())
     query = rank.tokens * rank.heads * rank.value_width * rank.item_bytes
     return BlockCost(
         scores_bytes=_WIDE * heads * (most + rows) + _widened(rank),
         output_bytes=0 if any(tensor.key == _ATTENDED for tensor in tensors) else query,
-        flops=rank.layer_passes * heads * each * (sum(areas) - _seen(length, window)),
+        flops=pairs_flops(config, cp, rank) * (sum(areas) - pairs_seen(length, window)),
     )
 
 
@@ -79,7 +77,21 @@ def _widened(rank: Any) -> float:
     return float(numbers * (_WIDE + more)) if more else 0.0
 
 
-def _seen(length: int, window: Any) -> float:
-    """Pairs of a query and a key that a causal mask leaves."""
+def pairs_flops(config: Any, cp: int, rank: Any) -> float:
+    """FLOPs in a step on one rank for each pair of a query and a key of a whole sequence: two
+    products in forward and five in backward, 8 D + 6 E a head.
+
+    Args: as ``block_cost``.
+    """
+    heads = config.train.micro_batch_size * rank.heads / cp
+    return float(rank.layer_passes * heads * 2 * (8 * rank.head_width - rank.value_width))
+
+
+def pairs_seen(length: int, window: Any) -> float:
+    """Pairs of a query and a key that a causal mask leaves.
+
+    Args:
+        window: Keys before the query and after it; None or -1: all.
+    """
     reach = length if not window or window[0] < 0 else min(length, window[0] + 1)
     return float(reach * (length - (reach - 1) / 2))

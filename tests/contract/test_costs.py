@@ -11,7 +11,6 @@ from benchmarks.campaigns.together import features
 ROOT = Path(__file__).parent.parent.parent
 CHANGE_NONE: Final = {
     "alibi": "it declares the need of a bias, and the platform answers for its kernel",
-    "eod-reset": "where documents end is in the data, which a plan does not read",
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
     "noop-layers": "core leaves the empty places that it names out of each stage",

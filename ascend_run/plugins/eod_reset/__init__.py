@@ -9,14 +9,19 @@ import attrs
 from ascend_run.plugin_api import (
     AttentionFeatures,
     BatchIterator,
+    CostChange,
+    Layout,
     Manifest,
     Maturity,
     Numerics,
+    RankKind,
     RunConfig,
     Support,
     Wrapper,
     hookimpl,
 )
+
+from .cost import saved_flops
 
 
 @attrs.frozen(kw_only=True)
@@ -112,6 +117,14 @@ class EodReset:
                 "changes nothing; leave the plugin out"
             )
         return problems
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+        """Where documents end by their tokens, a plan cannot know it: it does not read the data."""
+        every = self.config.document_length
+        if every is None or not self.config.reset_attention_mask:
+            return None
+        return CostChange(flops=-saved_flops(config, layout, rank, every))
 
     @hookimpl
     def ascend_batch(self, end_of_document: Callable[[], int]) -> Wrapper[BatchIterator]:

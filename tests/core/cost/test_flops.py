@@ -50,6 +50,23 @@ def test_scores_that_are_at_hand_are_computed_in_whole_blocks(gloo_pool: GlooPoo
         assert cost.flops == pytest.approx(products, rel=1e-12)
 
 
+@pytest.mark.needs_plugins("eod-reset")
+def test_documents_of_a_known_length_are_computed_alone(gloo_pool: GlooPool) -> None:
+    every, plugins = 6, ("eod-reset",)  # two of them, and a rest
+    config = {**DENSE, "data.seq_length": 16, "train.global_batch_size": 1}
+    documents = {**config, "plugins.eod-reset.document_length": every}
+    _, (plain,) = planned(config)
+    _, (cost,) = planned(documents, plugins)
+
+    trials = [Trial(config=config), Trial(config=documents, plugins=plugins)]
+    ((products, whole),), ((same, cut),) = (gloo_pool.run(count_flops, 1, t) for t in trials)
+
+    assert same == products
+    assert cut / whole == (2 * 6 * 6 + 4 * 4) / (16 * 16)  # as if nothing were masked
+    seen = (2 * 6 * 7 + 4 * 5) / (16 * 17)
+    assert cost.flops - products == pytest.approx((plain.flops - products) * seen, rel=1e-12)
+
+
 _TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 _PP = {"parallel.pipeline_model_parallel_size": 2}
 _CP = {"parallel.context_parallel_size": 2}
