@@ -57,7 +57,7 @@ def run_of(size: int, length: int = 1024) -> RunConfig:
 
 def held(plugin: Any, case: Case, length: int, rank: int, size: int) -> list[int]:
     """Positions of a rank, as the plugin's partition says."""
-    partition = plugin.ascend_sequence_partition(config=run_of(size))
+    partition = plugin.ascend_sequence_partition(config=run_of(size, length))
     partition = c.partition_of(partition, case.mask.document_ends)
     return [p for chunk in partition.chunks(length, rank, size) for p in range(*chunk)]
 

@@ -131,6 +131,14 @@ def _needs_one_length(config: RunConfig) -> Iterator[str]:
             f"model.num_moe_experts={config.model.num_moe_experts}: padding is routed too, so the "
             "load-balancing loss would depend on how a batch is split"
         )
+    parallel, seq_length = config.parallel, config.data.seq_length
+    tensors = parallel.tensor_model_parallel_size if parallel.get("sequence_parallel") else 1
+    parts = parallel.get("context_parallel_size", 1) * tensors
+    if seq_length % parts:
+        yield (
+            f"data.seq_length={seq_length}: {parts} ranks hold unequal parts of it, by which they "
+            "cannot tell how long a shorter one is"
+        )
 
 
 def _option_problems(config: RunConfig, options: SftConfig) -> Iterator[str]:

@@ -29,8 +29,8 @@ class UnalignedUlyssesKernel(HeadExchange):
         rank, size = group.rank(), group.size()
 
         def lengths(held: int) -> Sequence[int]:
-            partition.whole_length(held, rank, size)
-            return partition.lengths(size)
+            whole = partition.whole_length(held, rank, size)
+            return partition.lengths(size) if whole == partition.seq_length else [held] * size
 
         super().__init__(inner, group, kv_cache=kv_cache, lengths=lengths)
 

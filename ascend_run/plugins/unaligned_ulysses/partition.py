@@ -16,7 +16,8 @@ class UnevenParts:
     """Consecutive parts, the first ones one unit longer: contracts.UnevenPartition."""
 
     seq_length: int
-    """Of every batch of the run. Unit: positions."""
+    """Of a batch of the run; where ranks hold equal parts of it, others may be shorter, of equal
+    parts too. Unit: positions."""
     unit: int = 1
     """A rank's part is a multiple of it: the tensor-parallel ranks cut it again under sequence
     parallelism. Unit: positions."""
@@ -29,6 +30,13 @@ class UnevenParts:
         return cls(seq_length=config.data.seq_length, unit=unit)
 
     def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[tuple[int, int]]:
+        if seq_length != self.seq_length and seq_length % (size * self.unit):
+            # No rank could tell by its own part how long the sequence is.
+            raise ConfigError(
+                f"unaligned-ulysses: a batch of {seq_length} positions in a run of "
+                f"data.seq_length={self.seq_length} cannot be cut into equal parts for {size} "
+                f"ranks; give multiples of {size * self.unit}, or batches of data.seq_length"
+            )
         start, stop = parts(seq_length // self.unit, size)[rank]
         return ((start * self.unit, stop * self.unit),)
 
@@ -41,12 +49,16 @@ class UnevenParts:
         ]
 
     def whole_length(self, held: int, rank: int, size: int) -> int:
-        """The run's; nothing tells how long another one is by its part.
+        """Equal parts tell it; uneven ones are the run's, since nothing tells how long another
+        sequence is by its part.
 
         Raises:
             ConfigError: The part is of another length.
         """
-        expected = self.lengths(size)[rank]
+        lengths = self.lengths(size)
+        if len({*lengths}) == 1:
+            return held * size
+        expected = lengths[rank]
         if held != expected:
             raise ConfigError(
                 f"unaligned-ulysses: rank {rank} of {size} holds {held} positions of a sequence, "

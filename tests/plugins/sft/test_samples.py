@@ -183,6 +183,20 @@ def test_a_micro_batch_is_as_long_as_its_longest_sample() -> None:
     assert shortened(masks, SftConfig(padding="seq_length")).tensors["tokens"].shape == (2, 64)
 
 
+def test_ranks_that_hold_unequal_parts_are_given_whole_lengths() -> None:
+    """They could not tell by their part how long a shorter sequence is."""
+    model = FieldSection({"num_moe_experts": None})
+    for length, longest in ((64, True), (65, False)):
+        parallel = {"pipeline_model_parallel_size": 1, "context_parallel_size": 2}
+        config = RunConfig(
+            model=model, parallel=FieldSection(parallel), data=DataSection(seq_length=length)
+        )
+        assert pads_to_longest(config, SftConfig()) is longest
+        told = [p for p in Sft(SftConfig(padding="longest")).ascend_check(config) if "longest" in p]
+        assert len(told) == (not longest)
+        assert all("data.seq_length=65: 2 ranks hold unequal parts" in problem for problem in told)
+
+
 @pytest.mark.parametrize(
     ("experts", "stages", "longest"), [(None, 1, True), (4, 1, False), (None, 2, False)]
 )

@@ -107,6 +107,20 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     ),
     "pp=2": (2, {"parallel__pipeline_model_parallel_size": 2}, ()),
     "cp=2": (2, {"parallel__context_parallel_size": 2}, ("ulysses",)),
+    "cp=2, an odd length": (
+        2,
+        {"parallel__context_parallel_size": 2, "data__seq_length": 113},
+        ("unaligned-ulysses",),
+    ),
+    "cp=3, four heads": (
+        3,
+        {
+            "parallel__context_parallel_size": 3,
+            "data__seq_length": 114,
+            "train__micro_batch_size": 2,
+        },
+        ("unaligned-ulysses",),
+    ),
 }
 
 

@@ -59,3 +59,16 @@ def test_the_first_ranks_hold_one_unit_more() -> None:
     assert [held.whole_length(n, rank, 4) for rank, n in enumerate((6, 4, 4, 4))] == [18] * 4
     with pytest.raises(ConfigError, match=r"rank 0 of 4 holds 4 positions.* expected 6 of"):
         held.whole_length(4, 0, 4)
+
+
+def test_a_run_of_equal_parts_takes_shorter_batches_of_equal_parts() -> None:
+    held = UnevenParts(seq_length=16)
+    assert [held.chunks(8, rank, 4) for rank in range(4)] == [
+        ((0, 2),),
+        ((2, 4),),
+        ((4, 6),),
+        ((6, 8),),
+    ]
+    assert [held.whole_length(n, 1, 4) for n in (2, 4)] == [8, 16]
+    with pytest.raises(ConfigError, match=r"a batch of 10 positions .* give multiples of 4"):
+        held.chunks(10, 0, 4)
