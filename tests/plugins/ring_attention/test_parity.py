@@ -63,6 +63,18 @@ def test_it_takes_a_sliding_window(parity: Parity, window: list[int]) -> None:
     parity(RING, layout={"cp": 2}, config={"model.window_size": window})
 
 
+def test_positions_are_stretched_by_the_length_of_the_whole_sequence(parity: Parity) -> None:
+    """A rank's part of 8 would take the short factors."""
+    stretched = {
+        "model.rope_scaling_type": "longrope",
+        "model.rope_scaling_short_factor": [1.0, 1.5],
+        "model.rope_scaling_long_factor": [2.0, 5.0],
+        "model.rope_scaling_original_max_position_embeddings": 8,
+        "model.max_position_embeddings": 64,
+    }
+    parity(RING, layout={"cp": 2}, config=stretched)
+
+
 @pytest.mark.needs_plugins("swap-attention", "gmm")
 def test_what_it_keeps_for_backward_may_wait_on_the_host(parity: Parity) -> None:
     for outcome in parity(
