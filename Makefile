@@ -25,9 +25,9 @@ demo: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
 # Two workers, each with its own pool of ranks; the tests of a file stay together. One thread each, or
-# they wait for one another's.
+# they wait for one another's. Files in their order: the last ones are quick, so both end together.
 test: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
 test-cuda: venv

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -183,18 +184,16 @@ def browser() -> Iterator[Browser]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )  # fmt: skip
         os.close(its_reader)
         os.close(its_writer)
         started = Browser(our_reader, our_writer)
         try:
             yield started
-            # One that is slow to close is ended below.
-            with contextlib.suppress(AssertionError, BrokenPipeError, subprocess.TimeoutExpired):
-                started.command("Browser.close")
-                process.wait(timeout=20)
         finally:
-            process.kill()
+            # Nothing of it is kept, and one that is asked to close may take half a minute.
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=20)
             os.close(our_reader)
             os.close(our_writer)

@@ -7,8 +7,8 @@ import pytest
 from tests.entrypoints.report.browser import Browser, browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """One browser for all tests; each opens a page of its own."""
+    """One browser for all tests here; each opens a page of its own."""
     with browser() as started:
         yield started
