@@ -9,7 +9,6 @@ Source: the layout change of DeepSpeed-Ulysses, arXiv:2309.14509, section 3.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import torch
@@ -47,23 +46,22 @@ def heads_to_sequence(
     size, rank, first = group.size(), group.rank(), tensors[0]
     cuts = cuts or [parts(x.shape[-2], size) for x in tensors]
     columns = _columns(tensors, cuts)
-    mine, leading = columns[rank], first.shape[:-2]
-    rows = math.prod(leading)
-    lengths = lengths or [first.shape[0]] * size
+    mine, rows = columns[rank], first.shape[0]
+    lengths = lengths or [rows] * size
     send = first.new_empty(rows * sum(c.width for c in columns), dtype=mine.buffer_dtype)
-    if all(c is columns[rank] for c in columns):
-        places = mine.unpack(send.view(size, *leading, mine.width))
+    if all(c is mine for c in columns):
+        places = mine.unpack(send.view(size, rows, mine.width))
         for place, x, cut in zip(places, tensors, cuts, strict=True):
             _deal_out(place, x, cut)
     else:
         blocks = send.split([rows * c.width for c in columns])
         for to, (block, column) in enumerate(zip(blocks, columns, strict=True)):
-            places = column.unpack(block.view(*leading, column.width))
+            places = column.unpack(block.view(rows, column.width))
             for place, x, cut in zip(places, tensors, cuts, strict=True):
                 place.copy_(x[..., slice(*cut[to]), :])
-    received = first.new_empty((sum(lengths), *leading[1:], mine.width), dtype=mine.buffer_dtype)
-    row = received[0].numel()
-    _exchange(received, send, [n * row for n in lengths], [rows * c.width for c in columns], group)
+    received = first.new_empty((sum(lengths), mine.width), dtype=mine.buffer_dtype)
+    arriving = [n * mine.width for n in lengths]
+    _exchange(received, send, arriving, [rows * c.width for c in columns], group)
     return mine.unpack(received)
 
 
@@ -91,17 +89,16 @@ def sequence_to_heads(
     cuts = cuts or [parts(x.shape[-2] * size, size) for x in tensors]
     columns = _columns(tensors, cuts)
     lengths = lengths or [first.shape[0] // size] * size
-    send = columns[rank].pack(tensors)
-    leading = (lengths[rank], *first.shape[1:-2])
-    rows, row = math.prod(leading), send[0].numel()
+    mine, rows = columns[rank], lengths[rank]
+    send = mine.pack(tensors)
     sizes = [rows * c.width for c in columns]
     received = send.new_empty(sum(sizes))
-    _exchange(received, send, sizes, [n * row for n in lengths], group)
-    if all(c is columns[rank] for c in columns):
-        by_source = columns[rank].unpack(received.view(size, *leading, columns[rank].width))
+    _exchange(received, send, sizes, [n * mine.width for n in lengths], group)
+    if all(c is mine for c in columns):
+        by_source = mine.unpack(received.view(size, rows, mine.width))
         return [_collected(part, cut) for part, cut in zip(by_source, cuts, strict=True)]
     blocks = zip(received.split(sizes), columns, strict=True)
-    by_tensor = zip(*(c.unpack(block.view(*leading, c.width)) for block, c in blocks), strict=True)
+    by_tensor = zip(*(c.unpack(block.view(rows, c.width)) for block, c in blocks), strict=True)
     return [_joined(pieces, cut) for pieces, cut in zip(by_tensor, cuts, strict=True)]
 
 

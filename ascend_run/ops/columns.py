@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-# ... leading dimensions, which all tensors share; n_i rows (heads) and D_i width of tensor i
+# S positions and ... batch dimensions, which all tensors share; n_i heads and D_i width of tensor i
 
 
 class Columns:
-    """The layout of tensors [..., n_i, D_i] in the last dimension of a buffer [..., W].
+    """The layout of tensors [S, ..., n_i, D_i] in the rows of a buffer [S, W].
 
-    W counts elements where all dtypes are one, else bytes; then the widest dtype comes first and
-    the row is padded, so that every tensor lies aligned to its own size.
+    A position's whole batch of one tensor lies together, so that batch and heads are one dimension
+    to who wants that. W counts elements where all dtypes are one, else bytes; then the widest dtype
+    comes first and the row is padded, so that every tensor lies aligned to its own size.
 
     Args:
-        rows: n_i, where they are not those of the tensors.
+        heads: n_i, where they are not those of the tensors.
     """
 
-    def __init__(self, like: Sequence[Tensor], rows: Sequence[int] | None = None) -> None:
-        numbers = rows or [x.shape[-2] for x in like]
-        self.shapes = [(n, x.shape[-1]) for n, x in zip(numbers, like, strict=True)]
+    def __init__(self, like: Sequence[Tensor], heads: Sequence[int] | None = None) -> None:
+        numbers = heads or [x.shape[-2] for x in like]
+        self.shapes = [(*x.shape[1:-2], n, x.shape[-1]) for n, x in zip(numbers, like, strict=True)]
         self.dtypes = [x.dtype for x in like]
         mixed = len(set(self.dtypes)) > 1
         self.buffer_dtype = torch.uint8 if mixed else self.dtypes[0]
         item_sizes = [x.itemsize if mixed else 1 for x in like]
         self.widths = [
-            number * width * item
-            for (number, width), item in zip(self.shapes, item_sizes, strict=True)
+            math.prod(shape) * item for shape, item in zip(self.shapes, item_sizes, strict=True)
         ]
         self.offsets = [0] * len(like)
         end = 0
@@ -42,14 +43,14 @@ class Columns:
         """The buffer: one copy of each tensor, none of a single one that is contiguous."""
         first = tensors[0]
         if len(tensors) == 1 and first.is_contiguous():
-            return first.flatten(-2)
-        buffer = first.new_empty((*first.shape[:-2], self.width), dtype=self.buffer_dtype)
+            return first.flatten(1)
+        buffer = first.new_empty((first.shape[0], self.width), dtype=self.buffer_dtype)
         for place, x in zip(self.unpack(buffer), tensors, strict=True):
             place.copy_(x)
         return buffer
 
     def unpack(self, buffer: Tensor) -> list[Tensor]:
-        """Views of a buffer, in the shapes and dtypes of the tensors."""
+        """Views of a buffer [..., W], in the shapes and dtypes of the tensors."""
         return [
             buffer.narrow(-1, offset, width).view(dtype).unflatten(-1, shape)
             for offset, width, dtype, shape in zip(
