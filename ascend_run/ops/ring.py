@@ -44,15 +44,33 @@ def pass_on(buffer: Tensor, group: dist.ProcessGroup, *, by: int = 1, tag: int =
     received = torch.empty_like(buffer)
     if by % size == 0:
         return Passing(received.copy_(buffer), buffer, ())
+    return post((buffer, (rank + by) % size), (received, (rank - by) % size), group, tag=tag)
+
+
+def post(
+    sent: tuple[Tensor, int | None],
+    received: tuple[Tensor, int | None],
+    group: dist.ProcessGroup,
+    *,
+    tag: int = 0,
+) -> Passing:
+    """Send one buffer, and receive another; see ``pass_on``, which does so round a ring.
+
+    Args:
+        sent: Contiguous, and the rank that it goes to; None: to nobody.
+        received: Contiguous, to be written to, and the rank that it comes from; None: from nobody.
+
+    Messages: at most one sent and one received. Numerics: bitwise.
+    """
+    ends = ((dist.isend, *sent), (dist.irecv, *received))
     # Posted together: a backend that runs them in order could wait on both sides for ever.
-    to, source = (rank + by) % size, (rank - by) % size
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, buffer, group=group, group_peer=to, tag=tag),
-            dist.P2POp(dist.irecv, received, group=group, group_peer=source, tag=tag),
-        ]
-    )
-    return Passing(received, buffer, tuple(works))
+    operations = [
+        dist.P2POp(operation, buffer, group=group, group_peer=peer, tag=tag)
+        for operation, buffer, peer in ends
+        if peer is not None
+    ]
+    works = dist.batch_isend_irecv(operations) if operations else []
+    return Passing(received[0], sent[0], tuple(works))
 
 
 class Packing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ import attrs
 
 from .blocks import Block, Mask, blocks
 from .cut import Cut, Span
+from .seen_keys import seen_keys
 
 
 @attrs.frozen
@@ -104,20 +104,10 @@ def _placed(spans: Sequence[Span]) -> list[tuple[Span, int]]:
 def _narrowed(block: Block) -> Block:
     """Without the keys at both ends that no query sees, which need not be brought together."""
     mask = block.mask
-    left, right = mask.window or (-1, -1)
-    if mask.causal:
-        right = 0
-    first, last = mask.query_start, mask.query_start + block.queries[1] - block.queries[0] - 1
-    start, end = mask.key_start, mask.key_start + block.keys[1] - block.keys[0]
-    if left >= 0:
-        start = max(start, first - left)
-    if right >= 0:
-        end = min(end, last + right + 1)
-    if ends := sorted({*(mask.document_ends or ())}):
-        before, behind = bisect.bisect_right(ends, first), bisect.bisect_right(ends, last)
-        start = max(start, ends[before - 1] if before else 0)
-        end = min(end, ends[behind]) if behind < len(ends) else end
-    begin = block.keys[0] + start - mask.key_start
+    first, held = mask.query_start, mask.key_start
+    queries = first, first + block.queries[1] - block.queries[0]
+    start, end = seen_keys(mask, queries, (held, held + block.keys[1] - block.keys[0]))
+    begin = block.keys[0] + start - held
     return Block(block.queries, (begin, begin + end - start), attrs.evolve(mask, key_start=start))
 
 

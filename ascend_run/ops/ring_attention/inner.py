@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -45,3 +46,12 @@ def read_by(inner: Any, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
     """q, k, v, out and lse, as far as the kernel's backward reads them."""
     reads = inner.backward_reads
     return [x if name in reads else None for name, x in zip(READABLE, tensors, strict=True)]
+
+
+def by_block(
+    tensors: Sequence[Tensor], steps: Sequence[Sequence[Block]]
+) -> dict[tuple[int, int], tuple[Tensor, ...]]:
+    """What the inner kernel saved, equally many tensors a block: (step, index) -> its own."""
+    places = [(step, index) for step, blocks in enumerate(steps) for index in range(len(blocks))]
+    each = len(tensors) // max(len(places), 1)
+    return {place: tuple(tensors[i * each : (i + 1) * each]) for i, place in enumerate(places)}

@@ -15,7 +15,7 @@ from ascend_run.ops.ring import Packing, Passing, pass_on
 from .bias import Bias
 from .blocks import Block, holder, ring_steps
 from .cut import Cut
-from .inner import Spec, block_spec, lacking, read_by
+from .inner import Spec, block_spec, by_block, lacking, read_by
 from .received import Received
 from .sums import Attended, KeySums, RowSums, sink_gradient
 
@@ -128,7 +128,7 @@ class RingAttention:
         received = Received(
             self.kv_cache, num_keys=math.prod(key_shape), num_steps=len(steps), saved=tuple(rest)
         )
-        inner_saved = _by_block(rest[received.num_tensors :], steps)
+        inner_saved = by_block(rest[received.num_tensors :], steps)
         row_sums = RowSums(q)
         next_window: Passing | None = None
         sums_coming: Passing | None = None
@@ -216,12 +216,3 @@ class RingAttention:
         seed = 0 if spec.dropout is None else spec.dropout.seed
         place = ((seed * size + rank) * size + step) * _MOST_BLOCKS + index
         return block_spec(spec, block, place, None if bias is None else bias.of(step, block))
-
-
-def _by_block(
-    tensors: list[Tensor], steps: tuple[tuple[Block, ...], ...]
-) -> dict[tuple[int, int], tuple[Tensor, ...]]:
-    """What the inner kernel saved, equally many tensors a block: (step, index) -> its own."""
-    places = [(step, index) for step, blocks in enumerate(steps) for index in range(len(blocks))]
-    each = len(tensors) // max(len(places), 1)
-    return {place: tuple(tensors[i * each : (i + 1) * each]) for i, place in enumerate(places)}
