@@ -42,6 +42,7 @@ def test_every_layout_computes_what_one_rank_does(
             ("hybrid-cp", {"cp": 4}, {}),
             ("kv-allgather-cp", {"cp": 2}, {}),
             ("unaligned-ulysses", {"cp": 2}, {}),
+            ("adaptive-cp", {"cp": 2}, {}),
         )
     ],
 )

@@ -142,6 +142,7 @@ KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
         ("double-ring",),
     ),
     "gathered": (2, CP, ("kv-allgather-cp",)),
+    "shared by the documents": (2, CP, ("adaptive-cp",)),
     "ring and heads": (4, {"parallel__context_parallel_size": 4}, ("hybrid-cp",)),
 }
 

@@ -1,0 +1,96 @@
+"""What is sent, kept and computed, against the formulas of its page and a dense mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ascend_run.plugin_api import Mask
+from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.plugins.adaptive_cp import AdaptiveCp, AdaptiveCpConfig
+from tests.support import ring_formula as formula
+from tests.support import ring_jobs as jobs
+from tests.support.ring_formula import Case
+
+ITEM = 8
+SIZE = 4
+ADAPTIVE = AdaptiveCp(AdaptiveCpConfig())
+CONTIGUOUS = AdaptiveCp(AdaptiveCpConfig(remap=False))
+SHAPES = {
+    "multi-head": Case(),
+    "multi-query": Case(groups=1, mask=Mask(window=(3, 0))),
+    "packed": Case(batch=None, groups=2),
+    "unequal-widths": Case(width=6, value_width=3, groups=2),
+    "fewer-keys": Case(mask=Mask(causal=False), key_length=16),
+    "documents": Case(mask=Mask(document_ends=(3, 9, 17))),
+    "nothing-to-send": Case(mask=Mask(document_ends=(8, 16, 24))),
+}
+
+
+def asked(plugin: AdaptiveCp, case: Case) -> list[list[int]]:
+    """[from][to]: the keys of one rank that some query of another sees, by the dense mask."""
+    rows = [jobs.held(plugin, case, case.length, rank, SIZE) for rank in range(SIZE)]
+    columns = [jobs.held(plugin, case, case.num_keys, rank, SIZE) for rank in range(SIZE)]
+    return [
+        [
+            int(formula.seen(case.mask, rows[to], columns[source]).any(0).sum()) * (to != source)
+            for to in range(SIZE)
+        ]
+        for source in range(SIZE)
+    ]
+
+
+def count(numbers: Sequence[int]) -> int:
+    return sum(number > 0 for number in numbers)
+
+
+def test_keys_that_are_seen_go_there_twice_and_their_sums_come_home(gloo_pool: GlooPool) -> None:
+    for plugin in (ADAPTIVE, CONTIGUOUS):
+        ranks = gloo_pool.run(jobs.attend, SIZE, plugin, [*SHAPES.values()])
+        for index, case in enumerate(SHAPES.values()):
+            keys = asked(plugin, case)
+            each = (case.batch or 1) * case.groups * (case.width + case.value_width) * ITEM
+            for rank, outcomes in enumerate(ranks):
+                forward, backward = outcomes[index].forward, outcomes[index].backward
+                sent, received = keys[rank], [row[rank] for row in keys]
+                assert forward.calls["send"] == count(sent)
+                assert forward.calls["recv_"] == count(received)
+                assert forward.sent_bytes["send"] == sum(sent) * each
+                assert backward.calls["send"] == count(sent) + count(received)
+                assert backward.calls["recv_"] == count(sent) + count(received)
+                assert backward.sent_bytes["send"] == (sum(sent) + sum(received)) * each
+                assert {*forward.calls} | {*backward.calls} <= {"send", "recv_"}
+                assert outcomes[index].saved_bytes == 0
+
+
+def test_with_a_window_an_eighth_of_a_rings_bytes_travel(gloo_pool: GlooPool) -> None:
+    """A ring sends all 8 keys of a rank to the next; of these one sees the last, but at the end."""
+    case = Case(mask=Mask(window=(1, 0)))
+    ranks = gloo_pool.run(jobs.attend, SIZE, CONTIGUOUS, [case])
+    part = case.length // SIZE * (case.batch or 1) * case.groups * 2 * case.width * ITEM
+    sent = [outcome.forward.sent_bytes["send"] for (outcome,) in ranks]
+    assert sent == [part // 8] * (SIZE - 1) + [0]
+
+
+def test_every_rank_has_the_same_work_and_nothing_hidden_is_computed(gloo_pool: GlooPool) -> None:
+    hidden = Case(mask=Mask(window=(3, 0), document_ends=(5, 6, 13, 27)))
+    ranks = gloo_pool.run(jobs.attend, SIZE, ADAPTIVE, [Case(), hidden])
+    assert len({sum(causal.visible) for causal, _ in ranks}) == 1
+    for index, case in enumerate((Case(), hidden)):
+        work = sum(sum(outcomes[index].visible) for outcomes in ranks)
+        assert work == int(formula.seen(case.mask, range(32), range(32)).sum())
+
+
+def test_no_rank_ever_holds_the_whole_sequence(gloo_pool: GlooPool) -> None:
+    """In blocks of one rank's keys and values; who gathers holds 18."""
+    case = Case(length=512, groups=4, width=16, value_width=16)
+    limit = 14 * case.length // SIZE * (case.batch or 1) * case.groups * 32 * ITEM
+    for (outcome,) in gloo_pool.run(jobs.attend, SIZE, ADAPTIVE, [case], True):
+        assert outcome.peak_bytes <= limit
+    for outcome in gloo_pool.run(jobs.attend_gathering, SIZE, ADAPTIVE, case):
+        assert outcome.peak_bytes > limit
+
+
+def test_on_one_rank_nothing_is_sent(gloo_pool: GlooPool) -> None:
+    ((outcome,),) = gloo_pool.run(jobs.attend, 1, ADAPTIVE, [Case()])
+    assert not outcome.forward.calls
+    assert not outcome.backward.calls
