@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.models import DENSE
@@ -82,6 +84,19 @@ def test_in_bfloat16_it_loses_no_more_than_twice_what_the_kernel_loses_alone(
     checks.assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
         gloo_pool, ulysses(**options), 4, groups=1
     )
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    drawn=st.lists(checks.cases(), min_size=4, max_size=4),
+    kv_cache=st.sampled_from(["none", "half", "full"]),
+)
+def test_any_problem_whose_heads_divide_is_at_parity(
+    gloo_pool: GlooPool, drawn: list[Case], kv_cache: str
+) -> None:
+    """By the platform's kernel, which has sinks; a rank has those of its heads."""
+    named = {str(case): case for case in drawn}
+    checks.assert_at_parity(gloo_pool, ulysses(kv_cache=kv_cache), named, 2, platform=True)
 
 
 def test_with_dropout_every_gradient_is_that_of_what_was_kept(gloo_pool: GlooPool) -> None:
