@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from . import pieced_attention
 from .log_sum_exp import merge_into
 from .pieced_attention import FusedKernel
-from .visibility import MaskRules, Rectangle, Shape, rectangles
+from .visibility import HALVED_FROM, MaskRules, Rectangle, Shape, rectangles
 
-SMALLEST: Final = 64
+SMALLEST: Final = HALVED_FROM // 2
 """Positions of the causal squares that remain; in smaller ones the kernel's products are slow."""
 
 
@@ -143,7 +143,7 @@ def _halved_documents(q: Tensor, k: Tensor, mask: MaskRules) -> list[tuple[int, 
     in_turn = sum(part.num_queries for part in parts) == length
     squares = in_turn and all(part.queries == part.keys for part in parts) and all(causal)
     longest = max((part.num_queries for part in parts), default=0)
-    if not squares or longest < 2 * SMALLEST or q.itemsize < 4:
+    if not squares or longest < HALVED_FROM or q.itemsize < 4:
         return []
     return [(part.query_start, part.query_end) for part in parts]
 

@@ -22,7 +22,6 @@ _BEFORE: Final = 2
 _ROWS: Final = 4
 """Wide tensors of a rectangle's queries."""
 _WIDE: Final = 4
-_ATTENDED: Final = "self_attention.attended"
 
 
 @attrs.frozen(kw_only=True)
@@ -32,8 +31,8 @@ class BlockCost:
     scores_bytes: float
     """Held in one backward."""
     output_bytes: float
-    """Kept in each layer beside what a fused kernel keeps: heads are written one after the other,
-    so that the output is copied for the projection."""
+    """Kept in each layer beside the output itself: heads are written one after the other, so that
+    it is copied for the projection."""
     flops: float
     """In a step, beside those of the pairs that a mask leaves: a rectangle on the diagonal is
     computed whole."""
@@ -61,11 +60,9 @@ def block_cost(config: Any, cp: int, rank: Any) -> BlockCost:
     most = max(blocks * area + _BEFORE * last for last, area in pairwise((0, *areas)))
     heads = config.train.micro_batch_size * rank.heads / cp
     rows = _ROWS * min(QUERY_BLOCK, length) * rank.head_width
-    tensors = next(iter(rank.kept.values()), ())
-    query = rank.tokens * rank.heads * rank.value_width * rank.item_bytes
     return BlockCost(
         scores_bytes=_WIDE * heads * (most + rows) + _widened(rank),
-        output_bytes=0 if any(tensor.key == _ATTENDED for tensor in tensors) else query,
+        output_bytes=rank.tokens * rank.heads * rank.value_width * rank.item_bytes,
         flops=pairs_flops(config, cp, rank) * (sum(areas) - pairs_seen(length, window)),
     )
 

@@ -16,6 +16,8 @@ import attrs
 
 QUERY_BLOCK: Final = 256
 """Queries of one rectangle where its scores are at hand."""
+HALVED_FROM: Final = 128
+"""Positions of the shortest causal square that ``halved_attention`` cuts."""
 SHARED_BANDS: Final = 16
 """Masks that ``shared_bands`` holds at most; those of a window are all alike but for its first and
 its last."""

@@ -95,7 +95,7 @@ def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step
         yield from _latents(config, layout, sizes)
         return
     weight = sizes.hidden * sizes.query_width * item
-    yield Step(part, "proj", query + gathered + weight, ("attended",))
+    yield Step(part, "proj", query + gathered + weight, ("attended", "copied"))
     yield Step(part, "core", query + mixed, ("q", "k", "v", "out", "lse"))
     yield Step(part, "split", 2 * mixed, ("projected", "statistics"))
     rows = sizes.query_width + 2 * sizes.key_width
@@ -109,7 +109,9 @@ def _latents(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step]:
     latents = sizes.query_latent + sizes.key_latent
     out, query = sizes.tokens * sizes.out_width * item, sizes.tokens * sizes.query_width * item
     heads = 2 * query + sizes.tokens * sizes.values_width * item
-    yield Step(part, "proj", out + gathered + hidden * sizes.out_width * item, ("attended",))
+    yield Step(
+        part, "proj", out + gathered + hidden * sizes.out_width * item, ("attended", "copied")
+    )
     yield Step(part, "core", out + heads, ("q", "k", "v", "out", "lse"))
     unturned = sizes.key_width - sizes.query_groups * sizes.rotated_width
     above = sizes.query_width * sizes.query_latent

@@ -9,6 +9,7 @@ Parts of a layer, and what each keeps for backward in the plain model:
     input_norm      input, statistics
     self_attention  input (of the projection in), projected (before heads are split, where kept),
                     q, k, v, out, lse, attended (the projection out's input, where it is not out),
+                    copied (the same by a plugin's kernel),
                     dropped (with hidden dropout, in the feed-forward and the experts too); with
                     latent attention no projected but latents, and normed_latents
     mlp_norm        input, statistics

@@ -14,12 +14,14 @@ from ascend_run.plugin_api import (
     Claim,
     ConfigError,
     CostChange,
+    KeptChange,
     KeptTensor,
     Layout,
     Manifest,
     Maturity,
     Moment,
     Numerics,
+    Place,
     PlatformOps,
     RankKind,
     RunConfig,
@@ -109,7 +111,9 @@ class FlashAttention:
                     moment=Moment.BACKWARD,
                 ),
             ),
-            kept_added=(KeptTensor(part=part, name="attended", nbytes=cost.output_bytes),),
+            # Whatever the platform's own kernel does with its output.
+            kept=(KeptChange(tensors=(f"{part}.attended",), place=Place.NOWHERE),),
+            kept_added=(KeptTensor(part=part, name="copied", nbytes=cost.output_bytes),),
             flops=cost.flops,
         )
 

@@ -30,6 +30,11 @@ CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
         ("flash-attention",),
         {"plugins.flash-attention.kernel": "blocks", **_NO_POSITIONS},
     ),
+    "by halves": ((), {"data.seq_length": 128}),
+    "a long sequence in blocks": (
+        ("flash-attention",),
+        {"plugins.flash-attention.kernel": "blocks", "data.seq_length": 128},
+    ),
     "a bias of positions": (("alibi",), _NO_POSITIONS),
     "a bias of positions, in blocks anyway": (
         ("alibi", "flash-attention"),
