@@ -17,6 +17,7 @@ from ascend_run.plugin_api import (
 )
 
 _WIDE = 4
+_SQUARES = 1.5
 
 
 def platform_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
@@ -26,7 +27,12 @@ def platform_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChan
     uncopied = KeptChange(tensors=(f"{part}.attended",), place=Place.NOWHERE)
     if not needs_blocks(rank.attention_needs):
         halved = _by_halves(config, layout, rank)
-        return CostChange(host_is_device=True, kept=(uncopied,) if halved else ())
+        is_read_as_written = halved and rank.head_width == rank.value_width
+        return CostChange(
+            host_is_device=True,
+            working=(_gradients_of_squares(rank),) if halved else (),
+            kept=(uncopied,) if is_read_as_written else (),
+        )
     cost = block_cost(config, layout.cp, rank)
     return CostChange(
         host_is_device=True,
@@ -45,8 +51,21 @@ def platform_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChan
 
 
 def _by_halves(config: RunConfig, layout: Layout, rank: RankKind) -> bool:
-    """Whether ``ops.halved_attention`` writes the output, as the projection reads it."""
+    """Whether ``ops.halved_attention`` computes, which writes the output as the projection reads
+    it, but for values narrower than keys."""
     other = {"window", "documents"} & rank.attention_needs
     is_long = config.data.seq_length >= HALVED_FROM and layout.cp == 1
-    one_width = rank.head_width == rank.value_width
-    return is_long and one_width and not other and rank.item_bytes == _WIDE
+    return is_long and not other and rank.item_bytes == _WIDE
+
+
+def _gradients_of_squares(rank: RankKind) -> WorkingMemory:
+    """Those of the squares of one size, and of half of them, those of the next; where values are
+    narrower than keys, what is made as wide for the kernel."""
+    sizes = {tensor.name: tensor.nbytes for tensor in next(iter(rank.kept.values()), ())}
+    query, key = (sizes.get(name, 0.0) for name in ("q", "k"))
+    nbytes = _SQUARES * (query + 2 * key)
+    if rank.head_width != rank.value_width:
+        nbytes += 2 * query + key  # the output, its gradient, and the values
+    return WorkingMemory(
+        part="self_attention.core", name="squares", nbytes=nbytes, moment=Moment.BACKWARD
+    )
