@@ -41,6 +41,7 @@ def _measure(settings: Settings) -> Row:
         goal=GOAL,
         note=f"{len(DOCUMENTS)} documents of {min(DOCUMENTS)} to {max(DOCUMENTS)} tokens, "
         f"{pairs[0]:,} pairs beside {pairs[1]:,}, forward and backward of 8 heads of width 64; "
+        "the kernel computes squares of 64 across the diagonal whole, 1.04 x the documents' pairs; "
         f"a document alone is within {apart:.1e}",
         device=device(),
         larger_is_better=False,
