@@ -1,4 +1,5 @@
-"""Run every case of a campaign once; stopped at any moment, it goes on where it was.
+"""Run every case of a campaign once; stopped at any moment, it goes on where it was, also where
+cases have come or gone since.
 
 Each outcome is a line of ``build/campaigns/<name>.jsonl`` as soon as it is known. Once all are
 there the result is written to ``benchmarks/campaigns/results/<name>.json``: commit, seed, counts,
@@ -102,12 +103,13 @@ def _outcomes(
 
 
 def _read(journal: Path, campaign: Campaign, cases: Sequence[str]) -> dict[str, Any]:
-    """Case -> its record, where the journal is of this very campaign; else a new journal."""
-    head = {"campaign": campaign.name, "seed": campaign.seed, "fingerprint": fingerprint(cases)}
+    """Case -> its record, of the campaign's present cases; a key says all that makes a case."""
+    head = {"campaign": campaign.name, "seed": campaign.seed}
     lines = journal.read_text().splitlines() if journal.exists() else []
     records = [record for line in lines if (record := _parsed(line)) is not None]
-    same = records[:1] == [head]
-    known = {record["case"]: record for record in (records[1:] if same else [])}
+    same = [{key: first.get(key) for key in head} for first in records[:1]] == [head]
+    now = set(cases)
+    known = {r["case"]: r for r in (records[1:] if same else []) if r["case"] in now}
     # Written again, so that what comes next does not stand behind half a line.
     journal.parent.mkdir(parents=True, exist_ok=True)
     journal.write_text("".join(json.dumps(r) + "\n" for r in (head, *known.values())))

@@ -1,9 +1,9 @@
 """Features together, and alone in every layout: at parity with the plain model on one rank.
 
-Every pair of ours that resolution allows, on two ranks; every feature alone in each layout of four
-layers, with and without full recompute, and beside swap-attention. Forward and every gradient in
-float64, then five steps in float32 (``testing.parity``). What a feature refuses is listed with what
-it says.
+Every pair of ours that resolution allows, on the ranks that its exchanges take; every feature alone
+in each layout of four layers, with and without full recompute, and beside swap-attention. Forward
+and every gradient in float64, then five steps in float32 (``testing.parity``). What a feature
+refuses is listed with what it says.
 """
 
 from __future__ import annotations
@@ -44,6 +44,13 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Feature -> what the model must be for it."""
+SEQUENCE_RANKS: Final[Mapping[str, int]] = {
+    "double-ring": 4,
+    "hybrid-adaptive-cp": 4,
+    "hybrid-cp": 4,
+}
+"""Feature -> ranks of the sequence that its exchange within groups and the one between them take;
+others take two."""
 RECOMPUTED: Final = {
     "model.recompute_granularity": "full",
     "model.recompute_method": "uniform",
@@ -128,18 +135,19 @@ def allowed_pairs() -> list[tuple[str, ...]]:
 
 
 def layout_of(names: tuple[str, ...], ranks: int) -> dict[str, int]:
-    """Experts spread over two ranks; the sequence too where somebody owns its exchange, and tensors
-    where somebody owns what linears send. Both take four ranks."""
+    """Experts spread over two ranks; the sequence where somebody owns its exchange, and tensors
+    where somebody owns what linears send. That may take more ranks than are asked for."""
     resolution = resolution_of(names)
     assert resolution is not None
     if ranks == 1:
         return {}
+    cp = max(SEQUENCE_RANKS.get(name, 2) for name in names)
     if Claim.LINEAR_COMM in resolution.owners:
         if Claim.SEQUENCE_EXCHANGE in resolution.owners:
-            return {"tp": 2, "cp": 2, "ep": 2}
+            return {"tp": 2, "cp": cp, "ep": 2}
         return {"tp": 2, "dp": ranks // 2, "ep": 2}
     if Claim.SEQUENCE_EXCHANGE in resolution.owners:
-        return {"cp": 2, "dp": ranks // 2, "ep": 2}
+        return {"cp": cp, "dp": max(1, ranks // cp), "ep": 2}
     return {"dp": ranks, "ep": 2}
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from benchmarks.campaigns.campaign import Campaign, find, is_full, names, sample
 from benchmarks.campaigns.runner import run_campaign
 
@@ -77,14 +79,24 @@ def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     assert result["cases"] == 10
 
 
-def test_outcomes_of_other_cases_are_not_counted(tmp_path: Path) -> None:
-    run(Counted(), tmp_path)
-    changed = Counted(3)
-    result = run(changed, tmp_path)
+def test_cases_that_came_are_run_and_those_that_went_are_not_counted(tmp_path: Path) -> None:
+    run(Counted(3), tmp_path)
+    more, fewer = Counted(5), Counted(2)
+    assert run(more, tmp_path) is not None
+    result = run(fewer, tmp_path)
 
-    assert len(changed.ran) == 3
+    assert (more.ran, fewer.ran) == (["4-3", "4-4"], [])
     assert result is not None
-    assert result["cases"] == 3
+    assert result["cases"] == 2
+
+
+def test_outcomes_of_another_seed_are_not_counted(tmp_path: Path) -> None:
+    run(Counted(3), tmp_path)
+    again = Counted(3)
+    other = attrs.evolve(again.campaign(), seed=5, cases=lambda seed: ["4-0", "4-1", "4-2"])
+    run_campaign(other, journals=tmp_path, results=tmp_path / "results")
+
+    assert again.ran == ["4-0", "4-1", "4-2"]
 
 
 def test_a_sample_is_seeded() -> None:
