@@ -36,6 +36,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
 """Options of features under which they do their work on a tiny model."""
 CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     "alibi": {"model.position_embedding_type": "none"},
+    "hybrid-adaptive-cp": {"data.seq_length": 32},  # sixteen parts beside two tensor ranks
     "noop-layers": {"model.num_layers": 3},
     "unaligned-ulysses": {
         "model.num_attention_heads": 6,

@@ -23,6 +23,7 @@ from tests.support import mutated_code
 from tests.support.needed_plugins import names_of
 
 SAMPLED = sample(verify_bugs.CAMPAIGN, 3, seed=5)
+NEWER = read_result(verify_clean_newer.CAMPAIGN.name)
 
 
 def plugins_of(bug: Bug) -> set[str]:
@@ -53,6 +54,12 @@ def test_the_committed_result_is_full_and_passes(module: object) -> None:
     assert is_full(campaign, result)
     assert campaign.passes(result["figures"], result["counts"])
     assert result["passes"]
+
+
+@pytest.mark.needs_plugins(*NEWER["figures"]["combinations of each feature"])
+def test_the_committed_result_of_newer_features_is_full_and_passes() -> None:
+    assert {*NEWER["figures"]["combinations of each feature"]} == {*features()}
+    test_the_committed_result_is_full_and_passes(verify_clean_newer)
 
 
 def test_there_are_as_many_bugs_as_asked_and_twenty_by_one_who_had_not_read_verify() -> None:
