@@ -106,6 +106,13 @@ def test_documents_of_one_sequence_are_one_call_and_what_they_are_alone(calls: l
     assert calls[0].sparsity.query_ends == ends
 
 
+def test_documents_beside_a_bias_are_not_one_packed_call(calls: list[Any]) -> None:
+    documents = Mask(document_ends=(5, 6, 15))
+    check(KERNEL, Problem(queries=15, keys=15, batch=1, bias=(15, 15), mask=documents))
+    assert calls
+    assert all(call.layout != "TND" for call in calls)
+
+
 def test_a_band_of_any_length_is_one_call(calls: list[Any]) -> None:
     check(KERNEL, PROBLEMS["window-longer-than-a-block"])
     assert [call.sparsity.mode for call in calls] == [operators.BAND]
