@@ -35,7 +35,7 @@ test-cuda: venv
 
 # Liger's kernels by Triton's interpreter, on the CPU: 650 MB beside .venv, which has no Triton.
 test-liger: venv $(LIGER)/.ready
-	TRITON_INTERPRET=1 PYTHONPATH=$(LIGER) $(BIN)/python -m pytest tests/ops/liger_kernels.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(LIGER) $(BIN)/python -m pytest tests/ops/kernels/liger_kernels.py
 
 $(LIGER)/.ready: benchmarks/liger.txt
 	rm -rf $(LIGER)

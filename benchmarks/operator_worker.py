@@ -56,7 +56,7 @@ def call_of(operator: str, form: str, sizes: dict[str, int], leaves: Sequence[Te
     """A function that runs the operator forward."""
     if form == "liger":
         return _ligers_own(operator, sizes, leaves)
-    from ascend_run.ops.operator_kernels import choose, in_form
+    from ascend_run.ops.kernels.operator_kernels import choose, in_form
 
     name = "split_qkv_rotary" if operator == "rotary" else operator
     kind = leaves[0].device.type

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.ops.visibility import Rectangle, Shape, rectangles
+from ascend_run.ops.attention.visibility import Rectangle, Shape, rectangles
 from ascend_run.plugin_api import AttentionSpec, FieldSection, Layout, RunConfig
 from ascend_run.registry.discovery import discover
 
@@ -187,7 +187,7 @@ def recording() -> Iterator[Recorder]:
 @contextmanager
 def without_overlap() -> Iterator[None]:
     """Every message is waited for as soon as it is posted: what a ring does that hides nothing."""
-    from ascend_run.ops.ring_attention import kernel
+    from ascend_run.ops.attention.ring_attention import kernel
 
     def blocking(*arguments: Any, **named: Any) -> Any:
         received = pass_on(*arguments, **named).wait()

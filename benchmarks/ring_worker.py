@@ -62,7 +62,7 @@ def by_autograd(call: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, do
 def ascend_run(parts: list[Tensor], *, alone: bool) -> Step:
     """The road of a run: the platform's kernel, in the ring or alone, in one autograd function."""
     from ascend_run.core.model.attention import attend
-    from ascend_run.ops.ring_attention.cut import ZigZag
+    from ascend_run.ops.attention.ring_attention.cut import ZigZag
     from ascend_run.plugin_api import AttentionSpec
     from ascend_run.plugins.cpu.attention import FusedCpuAttention
     from ascend_run.plugins.ring_attention.kernel import RingKernel

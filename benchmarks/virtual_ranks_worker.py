@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ascend_run.ops.ring import Packing
-from ascend_run.ops.ring_attention.blocks import holder, ring_steps
-from ascend_run.ops.ring_attention.cut import ZigZag
-from ascend_run.ops.ring_attention.inner import block_spec, read_by
-from ascend_run.ops.ring_attention.sums import Attended, KeySums, RowSums
+from ascend_run.ops.attention.ring_attention.blocks import holder, ring_steps
+from ascend_run.ops.attention.ring_attention.cut import ZigZag
+from ascend_run.ops.attention.ring_attention.inner import block_spec, read_by
+from ascend_run.ops.attention.ring_attention.sums import Attended, KeySums, RowSums
+from ascend_run.ops.transfer.ring import Packing
 from ascend_run.plugin_api import AttentionKernel, AttentionSpec, Mask
 
 # S sequence, N heads, D head width; a batch of one

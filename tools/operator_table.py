@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from ascend_run.ops.catalog import OPERATORS, Operator
+from ascend_run.ops.kernels.catalog import OPERATORS, Operator
 from ascend_run.plugins.cuda import forms as cuda
 from ascend_run.plugins.npu.forms import FORMS
 
@@ -44,7 +44,7 @@ formula in float64, forward and every gradient, within 1e-12. A platform may hav
 with the same arguments and the same answer; whoever needs an operator asks the table for it:
 
 ```python
-from ascend_run.ops.moe_permutation import moe_token_permute
+from ascend_run.ops.experts.moe_permutation import moe_token_permute
 
 permute = ops.form(moe_token_permute)  # ops: the model's PlatformOps
 ```
@@ -62,7 +62,7 @@ permute = ops.form(moe_token_permute)  # ops: the model's PlatformOps
   float32 is proven here all the same, and the device refuses it.
 
 Attention is a kernel of its own kind, on the page of [npu](plugins/npu.md).
-The products of tensor-parallel linears have their backward in `ops.parallel_linear`.
+The products of tensor-parallel linears have their backward in `ops.linear.parallel_linear`.
 "no" under *backward*: the operator is for inference, takes an optimizer's step or adds up a
 gradient; the first kind refuses inputs that want a gradient.
 
@@ -108,7 +108,7 @@ def npu_calls(operator: Operator) -> tuple[str, ...]:
 def proof(operator: Operator, recorded: Mapping[str, object]) -> str:
     """S: all calls are in the record of schemas; M and A are held by the suite of the plugin."""
     calls = [call for call in npu_calls(operator) if not call.startswith("torch.")]
-    suite = f"`tests/ops/test_{operator.suite}.py`"
+    suite = f"`{operator.suite_path}`"
     if not npu_calls(operator):
         return suite
     unknown = [call for call in calls if call not in recorded]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ascend_run.ops.visibility import rectangles
+from ascend_run.ops.attention.visibility import rectangles
 from ascend_run.plugin_api import Mask
 from ascend_run.plugin_api.testing.pool import GlooPool
 from benchmarks import ring_exposure as study

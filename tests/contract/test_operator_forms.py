@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.ops.catalog import OPERATORS
+from ascend_run.ops.kernels.catalog import OPERATORS
 from ascend_run.plugin_api import GroupedProducts
 from ascend_run.plugins.cuda import forms as cuda
 from ascend_run.plugins.npu import forms as npu

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.ops.catalog import OPERATORS, Operator
+from ascend_run.ops.kernels.catalog import OPERATORS, Operator
 from ascend_run.plugins.cuda import forms as cuda
 from ascend_run.plugins.npu.forms import FORMS
 from tools.operator_table import CUDA_FIELDS, NPU_FIELDS, PAGE, ROOT, page, proof
@@ -23,7 +23,7 @@ def test_each_operator_has_its_torch_form_and_a_suite(operator: Operator) -> Non
     form = operator.torch_form()
     assert form.__name__ == operator.name
     assert form.__doc__
-    assert Path(ROOT / f"tests/ops/test_{operator.suite}.py").is_file()
+    assert Path(ROOT / operator.suite_path).is_file()
 
 
 def test_every_form_of_a_platform_is_of_an_operator() -> None:

@@ -1,6 +1,6 @@
 """What the loss holds: chunks of logits, and the gradients that it takes in its forward.
 
-The formulas are those of ``ops.linear_cross_entropy``.
+The formulas are those of ``ops.linear.linear_cross_entropy``.
 """
 
 from __future__ import annotations

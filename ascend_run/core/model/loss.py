@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ascend_run.ops.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
+from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
 
 
 class CrossEntropy:

@@ -42,7 +42,7 @@ class PlatformOps:
     k, at once; None where ``rotary`` after the split is as good."""
     grouped_matmul: Callable[[Sequence[int], torch.device], GroupedProducts] | None = None
     """Products of groups of rows, from the rows of each; None where those of
-    ``ops.grouped_matmul`` serve, in torch's own operations."""
+    ``ops.experts.grouped_matmul`` serve, in torch's own operations."""
     attention_kernels: Mapping[str, Callable[..., AttentionKernel]] = attrs.field(factory=dict)
     """Name -> builder of each attention kernel that the platform has, for a plugin to choose from;
     the first is what the platform answers to ``ascend_attention_kernel`` itself. Keywords are the

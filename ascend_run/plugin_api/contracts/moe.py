@@ -52,7 +52,7 @@ class ExpertsKernel(Protocol):
 
 class GroupedProducts(Protocol):
     """The products of one partition of rows into groups, each with a matrix of its own; not
-    differentiable. ``ops.grouped_matmul`` has it in torch's operations."""
+    differentiable. ``ops.experts.grouped_matmul`` has it in torch's operations."""
 
     def __init__(self, counts: Sequence[int], device: torch.device) -> None:
         """Args:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.adaptive.options import AdaptiveOptions
+from ascend_run.ops.attention.adaptive.options import AdaptiveOptions
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.adaptive.rounds import exchange_rounds
-from ascend_run.ops.adaptive.volume import AdaptiveVolume
+from ascend_run.ops.attention.adaptive.rounds import exchange_rounds
+from ascend_run.ops.attention.adaptive.volume import AdaptiveVolume
 from ascend_run.plugin_api import CostChange, Layout, Mask, Messages, RankKind, RunConfig
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_run.ops.linear_messages import GATHERED, buffers, in_slices
+from ascend_run.ops.linear.linear_messages import GATHERED, buffers, in_slices
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -88,8 +88,8 @@ class Coc:
     def ascend_linear(self, config: RunConfig) -> c.Wrapper[nn.Module] | None:
         if config.parallel.tensor_model_parallel_size == 1:
             return None
-        from ascend_run.ops import sliced_matmul
-        from ascend_run.ops.parallel_linear import Products, change_way
+        from ascend_run.ops.linear import sliced_matmul
+        from ascend_run.ops.linear.parallel_linear import Products, change_way
 
         number = self.config.parallel_num
         products = Products(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ascend_run.ops.compilers import missing_compiler
+from ascend_run.ops.kernels.compilers import missing_compiler
 from ascend_run.plugin_api import (
     CostChange,
     KeptChange,

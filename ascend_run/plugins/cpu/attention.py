@@ -1,10 +1,10 @@
 """Attention on the CPU: torch's fused kernel where it can, exact arithmetic in blocks elsewhere.
 
 The fused kernel is ``_scaled_dot_product_flash_attention_for_cpu`` (torch, aten/src/ATen/native/
-cpu/FlashAttentionKernel.cpp), forward and backward, for the rectangles that ``ops.visibility``
-cuts; causal squares are cut further, ``ops.halved_attention``. Biases, softcap and dropout change
-the scores in ways it cannot follow in backward: those run in ``ops.blockwise_attention``. Sinks are
-a correction of the log-sum-exp, and cost nothing more.
+cpu/FlashAttentionKernel.cpp), forward and backward, for the rectangles that
+``ops.attention.visibility`` cuts; causal squares are cut further, ``halved_attention`` there.
+Biases, softcap and dropout change the scores in ways it cannot follow in backward: those run in
+``blockwise_attention``. Sinks are a correction of the log-sum-exp, and cost nothing more.
 """
 
 # S sequence, B batch, N query heads, G key-value heads, D width of q and k, E width of v
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_run.ops import blockwise_attention, fused_attention
-from ascend_run.ops.shared_bands import SharedBands
-from ascend_run.ops.visibility import BAND_BLOCK, Rectangle, Shape
+from ascend_run.ops.attention import blockwise_attention, fused_attention
+from ascend_run.ops.attention.shared_bands import SharedBands
+from ascend_run.ops.attention.visibility import BAND_BLOCK, Rectangle, Shape
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -27,7 +27,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 
 class _Fused:
-    """ops.pieced_attention.FusedKernel on [B, N, S, D]."""
+    """ops.attention.pieced_attention.FusedKernel on [B, N, S, D]."""
 
     sequence_axis = 2
     band_block = BAND_BLOCK

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ascend_run.ops.score_blocks import block_cost, needs_blocks
-from ascend_run.ops.visibility import HALVED_FROM
+from ascend_run.ops.attention.score_blocks import block_cost, needs_blocks
+from ascend_run.ops.attention.visibility import HALVED_FROM
 from ascend_run.plugin_api import (
     CostChange,
     KeptChange,
@@ -51,8 +51,8 @@ def platform_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChan
 
 
 def _by_halves(config: RunConfig, layout: Layout, rank: RankKind) -> bool:
-    """Whether ``ops.halved_attention`` computes, which writes the output as the projection reads
-    it, but for values narrower than keys."""
+    """Whether ``ops.attention.halved_attention`` computes, which writes the output as the
+    projection reads it, but for values narrower than keys."""
     other = {"window", "documents"} & rank.attention_needs
     is_long = config.data.seq_length >= HALVED_FROM and layout.cp == 1
     return is_long and not other and rank.item_bytes == _WIDE

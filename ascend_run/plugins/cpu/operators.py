@@ -6,9 +6,9 @@ from functools import partial
 
 from torch.nn import functional as F
 
-from ascend_run.ops.rms_norm import rms_norm
-from ascend_run.ops.rotary import rotary, split_qkv_rotary
-from ascend_run.ops.swiglu import swiglu
+from ascend_run.ops.elementwise.rms_norm import rms_norm
+from ascend_run.ops.elementwise.rotary import rotary, split_qkv_rotary
+from ascend_run.ops.elementwise.swiglu import swiglu
 from ascend_run.plugin_api import PlatformOps
 
 from .attention import FusedCpuAttention

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ascend_run.ops import blockwise_attention, fused_attention
-from ascend_run.ops.shared_bands import SharedBands
-from ascend_run.ops.visibility import BAND_BLOCK, Rectangle, Shape
+from ascend_run.ops.attention import blockwise_attention, fused_attention
+from ascend_run.ops.attention.shared_bands import SharedBands
+from ascend_run.ops.attention.visibility import BAND_BLOCK, Rectangle, Shape
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
 
 HALF: Final = (torch.bfloat16, torch.float16)
@@ -97,7 +97,7 @@ class FusedCudaAttention:
 
 
 class _Rectangles:
-    """ops.pieced_attention.FusedKernel on [B, N, S, D]."""
+    """ops.attention.pieced_attention.FusedKernel on [B, N, S, D]."""
 
     sequence_axis = 2
     band_block = BAND_BLOCK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ascend_run.ops.stream_copier import StreamCopier
+from ascend_run.ops.transfer.stream_copier import StreamCopier
 from ascend_run.plugin_api import PlatformError
 
 

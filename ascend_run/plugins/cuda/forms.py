@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ascend_run.ops.dropout_add_norm import dropout_add_layer_norm, dropout_add_rms_norm
-from ascend_run.ops.ema_adamw import ema_adamw_step_, fused_ema_adamw_step_
-from ascend_run.ops.ring_update import ring_attention_update
+from ascend_run.ops.attention.ring_update import ring_attention_update
+from ascend_run.ops.elementwise.dropout_add_norm import dropout_add_layer_norm, dropout_add_rms_norm
+from ascend_run.ops.elementwise.ema_adamw import ema_adamw_step_, fused_ema_adamw_step_
 
 from .compiled import compiled
 

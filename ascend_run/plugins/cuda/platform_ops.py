@@ -6,8 +6,8 @@ from functools import partial
 
 from torch.nn import functional as F
 
-from ascend_run.ops.rotary import rotary
-from ascend_run.ops.swiglu import swiglu
+from ascend_run.ops.elementwise.rotary import rotary
+from ascend_run.ops.elementwise.swiglu import swiglu
 from ascend_run.plugin_api import PlatformOps
 
 from . import forms

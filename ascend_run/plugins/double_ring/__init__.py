@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.kv_cache import kv_cache_problems
-from ascend_run.ops.ring_attention.options import SharedSequenceOptions
+from ascend_run.ops.attention.kv_cache import kv_cache_problems
+from ascend_run.ops.attention.ring_attention.options import SharedSequenceOptions
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascend_run.ops.score_blocks import pairs_flops, pairs_seen
+from ascend_run.ops.attention.score_blocks import pairs_flops, pairs_seen
 from ascend_run.plugin_api import Layout, RankKind, RunConfig
 
 

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import attrs
 
-from ascend_run.ops.score_blocks import block_cost, needs_blocks
+from ascend_run.ops.attention.score_blocks import block_cost, needs_blocks
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,

@@ -104,7 +104,7 @@ class GenerateMask:
         if platform in COMPRESSING:
             return self.config.form
         if self.masks is None:
-            from ascend_run.ops.shared_bands import SharedBands
+            from ascend_run.ops.attention.shared_bands import SharedBands
 
             self.masks = SharedBands()
         return self.masks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ascend_run.ops.score_blocks import needs_blocks
-from ascend_run.ops.visibility import SHARED_BANDS, CausalMask, Shape, rectangles
+from ascend_run.ops.attention.score_blocks import needs_blocks
+from ascend_run.ops.attention.visibility import SHARED_BANDS, CausalMask, Shape, rectangles
 from ascend_run.plugin_api import RankKind, RunConfig
 
 

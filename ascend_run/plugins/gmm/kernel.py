@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ascend_run.ops.expert_mlp import expert_mlp
-from ascend_run.ops.grouped_matmul import Backend, MakeGroups
-from ascend_run.ops.swiglu import swiglu
+from ascend_run.ops.elementwise.swiglu import swiglu
+from ascend_run.ops.experts.expert_mlp import expert_mlp
+from ascend_run.ops.experts.grouped_matmul import Backend, MakeGroups
 from ascend_run.plugin_api import (
     ExpertActivation,
     ExpertWeights,

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.adaptive.options import AdaptiveOptions
-from ascend_run.ops.ring_attention.cut import Nested
+from ascend_run.ops.attention.adaptive.options import AdaptiveOptions
+from ascend_run.ops.attention.ring_attention.cut import Nested
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,

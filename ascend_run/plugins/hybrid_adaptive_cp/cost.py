@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.adaptive.rounds import exchange_rounds
-from ascend_run.ops.adaptive.volume import AdaptiveVolume
-from ascend_run.ops.exchange_volume import ExchangeVolume
-from ascend_run.ops.head_shares import head_shares
+from ascend_run.ops.attention.adaptive.rounds import exchange_rounds
+from ascend_run.ops.attention.adaptive.volume import AdaptiveVolume
+from ascend_run.ops.attention.exchange_volume import ExchangeVolume
+from ascend_run.ops.attention.head_shares import head_shares
 from ascend_run.plugin_api import (
     CostChange,
     KeptChange,

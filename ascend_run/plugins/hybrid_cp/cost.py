@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.exchange_volume import ExchangeVolume
-from ascend_run.ops.head_shares import head_shares
-from ascend_run.ops.ring_attention.volume import Ring
+from ascend_run.ops.attention.exchange_volume import ExchangeVolume
+from ascend_run.ops.attention.head_shares import head_shares
+from ascend_run.ops.attention.ring_attention.volume import Ring
 from ascend_run.plugin_api import CostChange, KeptChange, KeptTensor, Layout, Messages, RankKind
 
 from .groups import HEADS, WINDOW, WINDOWS

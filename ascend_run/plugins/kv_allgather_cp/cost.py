@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from ascend_run.ops.ring_attention.volume import SUM_BYTES
+from ascend_run.ops.attention.ring_attention.volume import SUM_BYTES
 from ascend_run.plugin_api import (
     CostChange,
     KeptChange,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops.kv_cache import KvCache
-from ascend_run.ops.ring_attention.cut import Cut
-from ascend_run.ops.ring_attention.gathered import GatheredAttention
-from ascend_run.ops.ring_attention.inner import lacking
+from ascend_run.ops.attention.kv_cache import KvCache
+from ascend_run.ops.attention.ring_attention.cut import Cut
+from ascend_run.ops.attention.ring_attention.gathered import GatheredAttention
+from ascend_run.ops.attention.ring_attention.inner import lacking
 from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec, HookError
 
 

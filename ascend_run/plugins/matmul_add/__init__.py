@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.linear_messages import buffers
+from ascend_run.ops.linear.linear_messages import buffers
 from ascend_run.plugin_api import (
     CostChange,
     Manifest,
@@ -60,7 +60,7 @@ class MatmulAdd:
 
     @hookimpl
     def ascend_linear(self, ops: PlatformOps) -> c.Wrapper[nn.Module]:
-        from ascend_run.ops.parallel_linear import change_way
-        from ascend_run.ops.weight_gradient import matmul_add_fp32
+        from ascend_run.ops.linear.parallel_linear import change_way
+        from ascend_run.ops.linear.weight_gradient import matmul_add_fp32
 
         return lambda linear: change_way(linear, matmul_add=ops.form(matmul_add_fp32))

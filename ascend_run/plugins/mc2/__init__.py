@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_run.ops.linear_messages import GATHERED, buffers, inside_the_product, round_a_ring
+from ascend_run.ops.linear.linear_messages import (
+    GATHERED,
+    buffers,
+    inside_the_product,
+    round_a_ring,
+)
 from ascend_run.plugin_api import (
     Claim,
     Condition,
@@ -86,8 +91,8 @@ class Mc2:
     def ascend_linear(self, config: RunConfig, ops: PlatformOps) -> c.Wrapper[nn.Module] | None:
         if config.parallel.tensor_model_parallel_size == 1:
             return None
-        from ascend_run.ops import collective_matmul
-        from ascend_run.ops.parallel_linear import Products, change_way
+        from ascend_run.ops.linear import collective_matmul
+        from ascend_run.ops.linear.parallel_linear import Products, change_way
 
         products = Products(
             all_gather_matmul=ops.form(collective_matmul.all_gather_matmul),

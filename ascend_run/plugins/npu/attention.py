@@ -19,7 +19,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from ascend_run.ops import blockwise_attention, fused_attention, pieced_attention
+from ascend_run.ops.attention import blockwise_attention, fused_attention, pieced_attention
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec, Mask
 
 from .attention_pieces import Pieces, drawing_from, log_sum_exp, statistics

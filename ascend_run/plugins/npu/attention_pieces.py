@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ascend_run.ops.blockwise_attention import distances
-from ascend_run.ops.visibility import Rectangle, Shape
+from ascend_run.ops.attention.blockwise_attention import distances
+from ascend_run.ops.attention.visibility import Rectangle, Shape
 from ascend_run.plugin_api import AttentionSpec, Dropout
 
 from . import operators
@@ -20,7 +20,7 @@ from .operators import AttentionOut, Bias, Call, Drawn
 
 
 class Pieces:
-    """ops.pieced_attention.FusedKernel on [S, B, N, D], for one forward or one backward.
+    """ops.attention.pieced_attention.FusedKernel on [S, B, N, D], for one forward or one backward.
 
     Args:
         saved: What ``saved`` answered after the forward, for its backward.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from ascend_run.ops.stream_copier import StreamCopier
+from ascend_run.ops.transfer.stream_copier import StreamCopier
 from ascend_run.plugin_api import PlatformError
 
 OLDEST: Final = (2, 7)

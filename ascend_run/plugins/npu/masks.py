@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ascend_run.ops.visibility import Rectangle, Shape
+from ascend_run.ops.attention.visibility import Rectangle, Shape
 
 from . import operators
 from .operators import Sparsity

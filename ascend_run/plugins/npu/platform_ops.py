@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ascend_run.ops import swiglu as torch_form
+from ascend_run.ops.elementwise import swiglu as torch_form
 from ascend_run.plugin_api import PlatformError, PlatformOps
 
 from . import forms, operators

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ascend_run.ops.kv_cache import KvCacheOptions
-from ascend_run.ops.ring_attention.volume import Ring
+from ascend_run.ops.attention.kv_cache import KvCacheOptions
+from ascend_run.ops.attention.ring_attention.volume import Ring
 from ascend_run.plugin_api import CostChange, KeptChange, KeptTensor, Layout, Messages, RankKind
 
 

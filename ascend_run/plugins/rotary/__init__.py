@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ascend_run.ops.operator_kernels import KernelOptions, problems, replaced
+from ascend_run.ops.kernels.operator_kernels import KernelOptions, problems, replaced
 from ascend_run.plugin_api import (
     Condition,
     Device,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.exchange_volume import ExchangeVolume
-from ascend_run.ops.head_shares import head_shares
-from ascend_run.ops.kv_cache import KvCache
+from ascend_run.ops.attention.exchange_volume import ExchangeVolume
+from ascend_run.ops.attention.head_shares import head_shares
+from ascend_run.ops.attention.kv_cache import KvCache
 from ascend_run.plugin_api import CostChange, KeptChange, Layout, Messages, RankKind
 
 if TYPE_CHECKING:

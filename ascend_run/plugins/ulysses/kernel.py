@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops.head_exchange import HeadExchange
-from ascend_run.ops.key_roads import GatheredKeys
-from ascend_run.ops.kv_cache import KvCache
+from ascend_run.ops.attention.head_exchange import HeadExchange
+from ascend_run.ops.attention.key_roads import GatheredKeys
+from ascend_run.ops.attention.kv_cache import KvCache
 from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from ascend_run.ops.kv_cache import kv_cache_problems
+from ascend_run.ops.attention.kv_cache import kv_cache_problems
 from ascend_run.plugin_api import AttentionFeatures, Layout, RunConfig, divisors, one_of
 
 if TYPE_CHECKING:

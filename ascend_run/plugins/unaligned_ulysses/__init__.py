@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ascend_run.ops.kv_cache import WholeKvCacheOptions
+from ascend_run.ops.attention.kv_cache import WholeKvCacheOptions
 from ascend_run.plugin_api import (
     AttentionKernel,
     Claim,

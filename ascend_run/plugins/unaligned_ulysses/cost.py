@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.exchange_volume import ExchangeVolume
-from ascend_run.ops.head_shares import head_shares
+from ascend_run.ops.attention.exchange_volume import ExchangeVolume
+from ascend_run.ops.attention.head_shares import head_shares
 from ascend_run.plugin_api import CostChange, KeptChange, Layout, Messages, RankKind, RunConfig
 
 from .partition import UnevenParts

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops.head_exchange import HeadExchange
-from ascend_run.ops.kv_cache import KvCache
+from ascend_run.ops.attention.head_exchange import HeadExchange
+from ascend_run.ops.attention.kv_cache import KvCache
 from ascend_run.plugin_api import AttentionKernel, AttentionResult, AttentionSpec
 
 from .partition import UnevenParts

@@ -7,7 +7,7 @@ from typing import Self
 
 import attrs
 
-from ascend_run.ops.head_shares import parts
+from ascend_run.ops.attention.head_shares import parts
 from ascend_run.plugin_api import ConfigError, RunConfig
 
 

@@ -11,7 +11,7 @@ _BUCKETS: Final = "megatron.core.distributed.param_and_grad_buffer:_ParamAndGrad
 _SPREAD: Final = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _SCHEDULES: Final = "megatron.core.pipeline_parallel.schedules"
 _DISPATCHERS: Final = "megatron.core.transformer.moe.token_dispatcher"
-_RING: Final = "ascend_run.ops.ring_attention"
+_RING: Final = "ascend_run.ops.attention.ring_attention"
 _ATTENTION: Final = r"decoder\.layers\.\d+\.self_attention(\.(core_attention|linear_qkv))?"
 _EXPERTS: Final = r"decoder\.layers\.\d+\.mlp(\.experts)?"
 _ROUTER: Final = r"decoder\.layers\.\d+\.mlp\.router"
@@ -115,7 +115,7 @@ BUGS: Final = (
     Bug(
         name="blind-label-taken-off-on-every-rank",
         what="ranks without a token's label subtract its one hot from their first row",
-        target="ascend_run.ops.linear_cross_entropy:_Labels._over_ranks",
+        target="ascend_run.ops.linear.linear_cross_entropy:_Labels._over_ranks",
         old="-is_local_C1.to(logits_CV.dtype)",
         new="torch.full_like(total, -1.0)",
         layout={"tp": 2, "sp": 1},
@@ -160,7 +160,7 @@ BUGS: Final = (
     Bug(
         name="blind-ulysses-mixes-repeated-heads",
         what="the gradients of repeated key-value heads are summed in the wrong order of axes",
-        target="ascend_run.ops.all_to_all:_collected",
+        target="ascend_run.ops.transfer.all_to_all:_collected",
         old="unflatten(0, (heads, -1)).sum(1)",
         new="unflatten(0, (-1, heads)).sum(0)",
         plugins=("ulysses",),
@@ -184,7 +184,7 @@ BUGS: Final = (
     Bug(
         name="blind-ring-share-of-updated-total",
         what="a block's share of the output is taken from the total that it is in already",
-        target="ascend_run.ops.log_sum_exp:merge_into",
+        target="ascend_run.ops.attention.log_sum_exp:merge_into",
         old=(
             "    share = torch.sigmoid(more_lse - lse).nan_to_num_(0.0)\n"
             "    lse.copy_(torch.logaddexp(lse, more_lse))\n"
@@ -252,7 +252,7 @@ BUGS: Final = (
     Bug(
         name="blind-gmm-keeps-last-micro-batch",
         what="fused accumulation overwrites what earlier micro-batches have added",
-        target="ascend_run.ops.grouped_matmul:LoopGroups.add_outer",
+        target="ascend_run.ops.experts.grouped_matmul:LoopGroups.add_outer",
         old="total.addmm_(a.t(), b)",
         new="total.addmm_(a.t(), b, beta=0)",
         plugins=("gmm",),

@@ -6,10 +6,10 @@ from typing import Final
 
 from .bug import BACKWARD, FORWARD, Bug
 
-_KERNEL = "ascend_run.ops.ring_attention.kernel:RingAttention"
-_SUMS = "ascend_run.ops.ring_attention.sums"
-_EXCHANGE = "ascend_run.ops.head_exchange"
-_ALL_TO_ALL = "ascend_run.ops.all_to_all"
+_KERNEL = "ascend_run.ops.attention.ring_attention.kernel:RingAttention"
+_SUMS = "ascend_run.ops.attention.ring_attention.sums"
+_EXCHANGE = "ascend_run.ops.attention.head_exchange"
+_ALL_TO_ALL = "ascend_run.ops.transfer.all_to_all"
 _ATTENTION = r"decoder\.layers\.0\.(self_attention|input_layernorm).*"
 _LAYERS = r"decoder\.layers\.\d+\.(self_attention|input_layernorm).*"
 _EMBEDDED = r"embedding.*|decoder\.layers\.0(\.(self_attention|input_layernorm).*)?"
@@ -88,7 +88,7 @@ BUGS: Final = (
     Bug(
         name="ring-lse-dropped",
         what="parts of the softmax are averaged, without the correction by log-sum-exp",
-        target="ascend_run.ops.log_sum_exp:merge_into",
+        target="ascend_run.ops.attention.log_sum_exp:merge_into",
         old="torch.sigmoid(more_lse - lse).nan_to_num_(0.0)",
         new="torch.full_like(lse, 0.5)",
         plugins=("ring-attention",),
@@ -99,7 +99,7 @@ BUGS: Final = (
     Bug(
         name="ring-lse-of-larger",
         what="the merged log-sum-exp is the larger of the two",
-        target="ascend_run.ops.log_sum_exp:merge_into",
+        target="ascend_run.ops.attention.log_sum_exp:merge_into",
         old="torch.logaddexp(lse, more_lse)",
         new="torch.maximum(lse, more_lse)",
         plugins=("ring-attention",),
@@ -134,7 +134,7 @@ BUGS: Final = (
         name="ring-keys-of-next",
         what="a step is masked as if the keys of the rank ahead had come",
         # Not in holder itself, whose answers ring_steps keeps.
-        target="ascend_run.ops.ring_attention.blocks:ring_steps",
+        target="ascend_run.ops.attention.ring_attention.blocks:ring_steps",
         old="holder(of_rank, step, size, window)",
         new="holder(of_rank, -step, size, window)",
         plugins=("ring-attention",),

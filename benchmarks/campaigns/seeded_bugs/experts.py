@@ -9,7 +9,7 @@ from .bug import BACKWARD, FORWARD, OPTIMIZER, Bug
 _EXPERTS = r"decoder\.layers\.\d+\.mlp\.experts.*|decoder\.layers\.\d+\.mlp"
 _MOE = r"decoder\.layers\.\d+\.mlp.*"
 _ROUTER = r"decoder\.layers\.\d+\.mlp\.router.*"
-_SWIGLU = "ascend_run.ops.expert_mlp:SwiGlu"
+_SWIGLU = "ascend_run.ops.experts.expert_mlp:SwiGlu"
 
 BUGS: Final = (
     Bug(
@@ -100,7 +100,7 @@ BUGS: Final = (
     Bug(
         name="gmm-counts-sorted",
         what="the groups of a grouped product have the counts of other experts",
-        target="ascend_run.ops.grouped_matmul:LoopGroups.__init__",
+        target="ascend_run.ops.experts.grouped_matmul:LoopGroups.__init__",
         old="list(counts)",
         new="sorted(counts)",
         plugins=("gmm",),

@@ -6,7 +6,7 @@ from typing import Final
 
 from .bug import BACKWARD, FORWARD, Bug
 
-_LABELS = "ascend_run.ops.linear_cross_entropy:_Labels"
+_LABELS = "ascend_run.ops.linear.linear_cross_entropy:_Labels"
 _GRADS = "megatron.core.distributed.finalize_model_grads"
 _OUTPUT = r"output_layer|loss|whole model|decoder\.final_layernorm|embedding.*"
 _NORMS = r".*layernorm.*"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_run.ops.adaptive.coarse_mask import coarse_mask
-from ascend_run.ops.adaptive.cut import Remapped
-from ascend_run.ops.adaptive.remap import candidates, dealt, price, remapped
-from ascend_run.ops.adaptive.rounds import Transfer, exchange_rounds, in_rounds
-from ascend_run.ops.adaptive.work import adaptive_work
-from ascend_run.ops.ring_attention.cut import Contiguous, ZigZag
+from ascend_run.ops.attention.adaptive.coarse_mask import coarse_mask
+from ascend_run.ops.attention.adaptive.cut import Remapped
+from ascend_run.ops.attention.adaptive.remap import candidates, dealt, price, remapped
+from ascend_run.ops.attention.adaptive.rounds import Transfer, exchange_rounds, in_rounds
+from ascend_run.ops.attention.adaptive.work import adaptive_work
+from ascend_run.ops.attention.ring_attention.cut import Contiguous, ZigZag
 from ascend_run.plugin_api import Claim, DocumentPartition, Mask, Numerics
 from ascend_run.plugins.adaptive_cp import AdaptiveCp, AdaptiveCpConfig
 from tests.support.ring_formula import seen

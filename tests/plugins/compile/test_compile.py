@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ascend_run.entrypoints.planning import prepare
-from ascend_run.ops.rotary import rotary, split_qkv_rotary
+from ascend_run.ops.elementwise.rotary import rotary, split_qkv_rotary
 from ascend_run.plugin_api import AscendRunError
 
 BASE = ["model.family=llama", "data.train=x", "model.num_layers=2", "model.hidden_size=32",

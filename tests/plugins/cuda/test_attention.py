@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_run.ops.visibility import Rectangle, Shape
+from ascend_run.ops.attention.visibility import Rectangle, Shape
 from ascend_run.plugin_api import Dropout, Mask
 from ascend_run.plugins.cuda import attention
 from ascend_run.plugins.cuda.attention import Fused, FusedCudaAttention, choose

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.ops.dropout_add_norm import dropout_add_layer_norm, dropout_add_rms_norm
-from ascend_run.ops.ema_adamw import ema_adamw_step_
-from ascend_run.ops.ring_update import ring_attention_update
+from ascend_run.ops.attention.ring_update import ring_attention_update
+from ascend_run.ops.elementwise.dropout_add_norm import dropout_add_layer_norm, dropout_add_rms_norm
+from ascend_run.ops.elementwise.ema_adamw import ema_adamw_step_
 from ascend_run.plugins.cuda.compiled import compiled
 from ascend_run.plugins.cuda.forms import COMPILED, described, fused
 

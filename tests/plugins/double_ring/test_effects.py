@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ascend_run.ops.kv_cache import KvCache
+from ascend_run.ops.attention.kv_cache import KvCache
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.effects import Collectives
 from ascend_run.plugin_api.testing.pool import GlooPool

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_run.ops.ring_attention.blocks import holder
+from ascend_run.ops.attention.ring_attention.blocks import holder
 from ascend_run.plugin_api import Claim, Layout, Numerics
 from ascend_run.plugins.double_ring import DoubleRing, DoubleRingConfig
 from tests.support.ring_jobs import run_of

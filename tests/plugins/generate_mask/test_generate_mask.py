@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ascend_run.entrypoints.planning import prepare as plan
-from ascend_run.ops.blockwise_attention import band
-from ascend_run.ops.shared_bands import SharedBands
-from ascend_run.ops.visibility import SHARED_BANDS, rectangles
+from ascend_run.ops.attention.blockwise_attention import band
+from ascend_run.ops.attention.shared_bands import SharedBands
+from ascend_run.ops.attention.visibility import SHARED_BANDS, rectangles
 from ascend_run.plugin_api import AscendRunError, AttentionSpec, FieldSection, Mask, RunConfig
 from ascend_run.plugin_api.testing.models import DENSE
 from ascend_run.plugin_api.testing.parity import Parity

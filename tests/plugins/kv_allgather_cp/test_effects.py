@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_run.ops.kv_cache import KvCache
-from ascend_run.ops.ring_attention.cut import CUTS
-from ascend_run.ops.ring_attention.gathered_blocks import GatheredBlock, gathered_work
+from ascend_run.ops.attention.kv_cache import KvCache
+from ascend_run.ops.attention.ring_attention.cut import CUTS
+from ascend_run.ops.attention.ring_attention.gathered_blocks import GatheredBlock, gathered_work
 from ascend_run.plugin_api import Mask
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.kv_allgather_cp import KvAllgatherCp, KvAllgatherCpConfig

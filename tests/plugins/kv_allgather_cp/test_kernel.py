@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_run.ops.kv_cache import KvCache
+from ascend_run.ops.attention.kv_cache import KvCache
 from ascend_run.plugin_api import HookError
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.pool import GlooPool

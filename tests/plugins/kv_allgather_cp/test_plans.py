@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascend_run.ops.ring_attention.cut import Contiguous, ZigZag
+from ascend_run.ops.attention.ring_attention.cut import Contiguous, ZigZag
 from ascend_run.plugin_api import Claim, Numerics
 from ascend_run.plugins.kv_allgather_cp import KvAllgatherCp, KvAllgatherCpConfig
 from tests.support.ring_jobs import run_of

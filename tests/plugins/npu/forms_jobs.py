@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops import reduced_matmul as torch_form
-from ascend_run.ops.reduced_matmul import Dequantisation
+from ascend_run.ops.linear import reduced_matmul as torch_form
+from ascend_run.ops.linear.reduced_matmul import Dequantisation
 from ascend_run.plugins.npu import communicators
 from ascend_run.plugins.npu.forms import reduced
 from ascend_run.plugins.npu.proof.recording import recorded_calls

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops import collective_matmul as torch_form
+from ascend_run.ops.linear import collective_matmul as torch_form
 from ascend_run.plugins.npu import communicators
 from ascend_run.plugins.npu.forms import linear
 from ascend_run.plugins.npu.proof.recording import recorded_calls

@@ -10,15 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.ops import (
-    dropout_add_norm,
-    ema_adamw,
-    feed_forward,
-    group_lists,
-    moe_permutation,
-    quantised_matmul,
-    ring_update,
-)
+from ascend_run.ops.attention import ring_update
+from ascend_run.ops.elementwise import dropout_add_norm, ema_adamw
+from ascend_run.ops.experts import feed_forward, group_lists, moe_permutation, quantised_matmul
 from ascend_run.plugin_api import PlatformError
 from ascend_run.plugin_api.testing.effects import count_operations
 from ascend_run.plugin_api.testing.pool import GlooPool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ascend_run.ops import weight_gradient
+from ascend_run.ops.linear import weight_gradient
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.npu.forms import FORMS, linear
 from ascend_run.plugins.npu.proof.recording import recorded_calls

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ascend_run.ops.expert_mlp import expert_mlp
+from ascend_run.ops.experts.expert_mlp import expert_mlp
 from ascend_run.plugins.npu.platform_ops import NpuGroups, platform_ops
 
 OPS = platform_ops()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_run.ops.ring_attention.blocks import holder, ring_steps
-from ascend_run.ops.ring_attention.cut import CUTS, Contiguous, Nested, ZigZag
+from ascend_run.ops.attention.ring_attention.blocks import holder, ring_steps
+from ascend_run.ops.attention.ring_attention.cut import CUTS, Contiguous, Nested, ZigZag
 from ascend_run.plugin_api import Claim, Mask, Numerics, RunConfig
 from ascend_run.plugin_api.config import FieldSection
 from ascend_run.plugins.ring_attention import RingAttention, RingAttentionConfig

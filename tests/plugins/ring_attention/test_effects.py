@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascend_run.ops.kv_cache import KvCache
+from ascend_run.ops.attention.kv_cache import KvCache
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.ring_attention import RingAttention, RingAttentionConfig

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_run.ops.head_shares import head_shares, parts
+from ascend_run.ops.attention.head_shares import head_shares, parts
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.unaligned_ulysses import UnalignedUlysses, UnalignedUlyssesConfig

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.ema_adamw import fused_ema_adamw_step_
+from ascend_run.ops.elementwise.ema_adamw import fused_ema_adamw_step_
 
 from . import groups, linear, moe, norm, quantised, reduced, ring
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ascend_run.ops import group_lists as torch_form
-from ascend_run.ops.group_lists import GroupList, group_sizes
+from ascend_run.ops.experts import group_lists as torch_form
+from ascend_run.ops.experts.group_lists import GroupList, group_sizes
 from ascend_run.plugins.npu.operators import grouped as operators
 
 
@@ -27,7 +27,7 @@ def listed_grouped_matmul(
     cumulative: bool,
     bias_XN: Tensor | None = None,
 ) -> Tensor:
-    """``ops.group_lists.listed_grouped_matmul``; the bias is torch's, the operator's has no
+    """``ops.experts.group_lists.listed_grouped_matmul``; the bias is torch's, the operator's has no
     gradient."""
     if x_TK.shape[0] == 0:
         return torch_form.listed_grouped_matmul(
@@ -44,7 +44,7 @@ def listed_grouped_matmul(
 def listed_grouped_outer(
     a_TN: Tensor, b_TK: Tensor, group_list: GroupList, *, cumulative: bool
 ) -> Tensor:
-    """``ops.group_lists.listed_grouped_outer``."""
+    """``ops.experts.group_lists.listed_grouped_outer``."""
     if a_TN.shape[0] == 0:
         return torch_form.listed_grouped_outer(a_TN, b_TK, group_list, cumulative=cumulative)
     return _Outer.apply(a_TN, b_TK, on_device(group_list, cumulative, a_TN), not cumulative)
@@ -54,7 +54,8 @@ def listed_grouped_outer(
 def grouped_matmul_add_(
     sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor, group_list: GroupList, *, cumulative: bool
 ) -> Tensor:
-    """``ops.group_lists.grouped_matmul_add_``, fused for half precisions and a float32 sum."""
+    """``ops.experts.group_lists.grouped_matmul_add_``, fused for half precisions and a float32
+    sum."""
     if a_TN.shape[0] == 0:
         return torch_form.grouped_matmul_add_(
             sum_XNK, a_TN, b_TK, group_list, cumulative=cumulative

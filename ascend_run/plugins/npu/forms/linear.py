@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops import collective_matmul as ring
-from ascend_run.ops import weight_gradient
+from ascend_run.ops.linear import collective_matmul as ring
+from ascend_run.ops.linear import weight_gradient
 from ascend_run.plugins.npu import communicators
 from ascend_run.plugins.npu.operators import linear as operators
 from ascend_run.plugins.npu.operators.grouped import grouped_matmul_add_
@@ -26,7 +26,8 @@ WIDTHS: Final = range(1, 65536)
 
 
 def matmul_add_fp32(sum_NK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-    """``ops.weight_gradient.matmul_add_fp32``: the grouped product that adds, with one group."""
+    """``ops.linear.weight_gradient.matmul_add_fp32``: the grouped product that adds, with one
+    group."""
     takes = a_TN.dtype in HALF and sum_NK.dtype is torch.float32 and a_TN.shape[0] > 0
     if not takes or a_TN.shape[1] not in WIDTHS or b_TK.shape[1] not in WIDTHS:
         weight_gradient.matmul_add_fp32(sum_NK, a_TN, b_TK)
@@ -38,7 +39,7 @@ def matmul_add_fp32(sum_NK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
 def all_gather_matmul(
     x_TK: Tensor, matrix_KN: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """``ops.collective_matmul.all_gather_matmul``."""
+    """``ops.linear.collective_matmul.all_gather_matmul``."""
     if not _takes(matrix_KN, group):
         return ring.all_gather_matmul(x_TK, matrix_KN, group)
     name = communicators.communicator_name(group)
@@ -46,7 +47,7 @@ def all_gather_matmul(
 
 
 def matmul_reduce_scatter(x_PTK: Tensor, matrix_KN: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """``ops.collective_matmul.matmul_reduce_scatter``."""
+    """``ops.linear.collective_matmul.matmul_reduce_scatter``."""
     if not _takes(matrix_KN, group):
         return ring.matmul_reduce_scatter(x_PTK, matrix_KN, group)
     name = communicators.communicator_name(group)
@@ -54,7 +55,7 @@ def matmul_reduce_scatter(x_PTK: Tensor, matrix_KN: Tensor, group: dist.ProcessG
 
 
 def matmul_all_reduce(x_TK: Tensor, matrix_KN: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """``ops.collective_matmul.matmul_all_reduce``."""
+    """``ops.linear.collective_matmul.matmul_all_reduce``."""
     if x_TK.shape[0] == 0 or group.size() not in GROUP_SIZES:
         return ring.matmul_all_reduce(x_TK, matrix_KN, group)
     name = communicators.communicator_name(group)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ascend_run.ops import moe_permutation as torch_form
+from ascend_run.ops.experts import moe_permutation as torch_form
 from ascend_run.plugins.npu.operators import moe as operators
 
 
@@ -26,7 +26,7 @@ def moe_token_permute(
     num_out_tokens: int | None = None,
     padded_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """``ops.moe_permutation.moe_token_permute``."""
+    """``ops.experts.moe_permutation.moe_token_permute``."""
     if padded_mode or tokens_TH.shape[0] == 0:
         return torch_form.moe_token_permute(tokens_TH, indices, num_out_tokens, padded_mode)
     return _Permute.apply(tokens_TH, indices, num_out_tokens)
@@ -39,7 +39,7 @@ def moe_token_unpermute(
     padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """``ops.moe_permutation.moe_token_unpermute``."""
+    """``ops.experts.moe_permutation.moe_token_unpermute``."""
     if padded_mode or places.shape[0] == 0:
         return torch_form.moe_token_unpermute(
             permuted_RH, places, probs, padded_mode, restore_shape

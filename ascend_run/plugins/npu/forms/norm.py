@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ascend_run.ops import dropout_add_norm as torch_form
-from ascend_run.ops.dropout_add_norm import DropoutAddNorm, drawn_mask, scaled_and_dropped
+from ascend_run.ops.elementwise import dropout_add_norm as torch_form
+from ascend_run.ops.elementwise.dropout_add_norm import (
+    DropoutAddNorm,
+    drawn_mask,
+    scaled_and_dropped,
+)
 from ascend_run.plugins.npu.operators import norm as operators
 
 
@@ -28,7 +32,8 @@ def dropout_add_layer_norm(
     residual_in_fp32: bool = False,
     mask: Tensor | None = None,
 ) -> DropoutAddNorm:
-    """``ops.dropout_add_norm.dropout_add_layer_norm``, fused where all dtypes are one."""
+    """``ops.elementwise.dropout_add_norm.dropout_add_layer_norm``, fused where all dtypes are
+    one."""
     mask = drawn_mask(x, p, mask)
     if residual is None or not residual.dtype == x.dtype == weight_H.dtype:
         return torch_form.dropout_add_layer_norm(
@@ -62,7 +67,7 @@ def dropout_add_rms_norm(
     residual_in_fp32: bool = False,
     mask: Tensor | None = None,
 ) -> DropoutAddNorm:
-    """``ops.dropout_add_norm.dropout_add_rms_norm``, fused where all dtypes are one."""
+    """``ops.elementwise.dropout_add_norm.dropout_add_rms_norm``, fused where all dtypes are one."""
     mask = drawn_mask(x, p, mask)
     if residual is None or not residual.dtype == x.dtype == weight_H.dtype:
         return torch_form.dropout_add_rms_norm(

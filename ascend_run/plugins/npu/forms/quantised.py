@@ -10,12 +10,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ascend_run.ops import feed_forward as torch_form
-from ascend_run.ops.activations import GATED
-from ascend_run.ops.feed_forward import expert_sizes
-from ascend_run.ops.forward_only import refuse_gradient
-from ascend_run.ops.group_lists import GroupList
-from ascend_run.ops.quantised_matmul import check_int8_output
+from ascend_run.ops.elementwise.activations import GATED
+from ascend_run.ops.experts import feed_forward as torch_form
+from ascend_run.ops.experts.feed_forward import expert_sizes
+from ascend_run.ops.experts.group_lists import GroupList
+from ascend_run.ops.experts.quantised_matmul import check_int8_output
+from ascend_run.ops.kernels.forward_only import refuse_gradient
 from ascend_run.plugin_api import PlatformError
 from ascend_run.plugins.npu.operators import quantised as operators
 
@@ -36,7 +36,7 @@ def quant_grouped_matmul(
     activation: str | None = None,
     output_dtype: torch.dtype = torch.float16,
 ) -> Tensor:
-    """``ops.quantised_matmul.quant_grouped_matmul`` into float16, bfloat16 or int8.
+    """``ops.experts.quantised_matmul.quant_grouped_matmul`` into float16, bfloat16 or int8.
 
     Numerics: the scale is rounded to bfloat16 for a bfloat16 output, and loses all but 10 bits of
     its mantissa for int8.
@@ -73,7 +73,8 @@ def weight_quant_grouped_matmul(
     cumulative: bool,
     bias_XN: Tensor | None = None,
 ) -> Tensor:
-    """``ops.quantised_matmul.weight_quant_grouped_matmul``; the operator wants an offset always."""
+    """``ops.experts.quantised_matmul.weight_quant_grouped_matmul``; the operator wants an offset
+    always."""
     refuse_gradient("weight_quant_grouped_matmul", x_TK, antiquant_scale_XN, bias_XN)
     offset = antiquant_offset_XN
     return operators.weight_quant_grouped_matmul(
@@ -98,7 +99,7 @@ def ffn(
     experts: Sequence[int] | None = None,
     cumulative: bool = False,
 ) -> Tensor:
-    """``ops.feed_forward.ffn``; gated activations by torch's operations."""
+    """``ops.experts.feed_forward.ffn``; gated activations by torch's operations."""
     refuse_gradient("ffn", x, weight1, weight2, bias1, bias2)
     if activation in GATED:
         return torch_form.ffn(
@@ -132,7 +133,7 @@ def quantised_ffn(
     cumulative: bool = False,
     output_dtype: torch.dtype = torch.float16,
 ) -> Tensor:
-    """``ops.feed_forward.quantised_ffn`` into float16 or bfloat16.
+    """``ops.experts.feed_forward.quantised_ffn`` into float16 or bfloat16.
 
     Numerics: the dequantising scales are rounded to bfloat16 for a bfloat16 output, and lose all
     but 10 bits of their mantissa for float16.
@@ -176,7 +177,7 @@ def weight_quantised_ffn(
     experts: Sequence[int] | None = None,
     cumulative: bool = False,
 ) -> Tensor:
-    """``ops.feed_forward.weight_quantised_ffn``.
+    """``ops.experts.feed_forward.weight_quantised_ffn``.
 
     Raises:
         PlatformError: A gated activation.

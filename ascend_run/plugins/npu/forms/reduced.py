@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops import reduced_matmul as torch_form
-from ascend_run.ops.forward_only import refuse_gradient
-from ascend_run.ops.reduced_matmul import WIDE, Dequantisation
+from ascend_run.ops.kernels.forward_only import refuse_gradient
+from ascend_run.ops.linear import reduced_matmul as torch_form
+from ascend_run.ops.linear.reduced_matmul import WIDE, Dequantisation
 from ascend_run.plugins.npu import communicators
 from ascend_run.plugins.npu.operators import grouped, norm
 from ascend_run.plugins.npu.operators import reduced as operators
@@ -30,7 +30,8 @@ def mm_all_reduce_add_rms_norm(
     bias_N: Tensor | None = None,
     quantised: Dequantisation = WIDE,
 ) -> tuple[Tensor, Tensor]:
-    """``ops.reduced_matmul.mm_all_reduce_add_rms_norm``: product and sum, then sum and norm."""
+    """``ops.linear.reduced_matmul.mm_all_reduce_add_rms_norm``: product and sum, then sum and
+    norm."""
     refuse_gradient("mm_all_reduce_add_rms_norm", x, matrix_KN, residual, gamma_N, bias_N)
     product = operators.mm_all_reduce(
         x.contiguous(),
@@ -57,7 +58,7 @@ def mm_all_reduce_add_rms_norm_(
     bias_N: Tensor | None = None,
     quantised: Dequantisation = WIDE,
 ) -> tuple[Tensor, Tensor]:
-    """``ops.reduced_matmul.mm_all_reduce_add_rms_norm_``."""
+    """``ops.linear.reduced_matmul.mm_all_reduce_add_rms_norm_``."""
     y, normalised = mm_all_reduce_add_rms_norm(
         x, matrix_KN, residual, gamma_N, group, eps=eps, bias_N=bias_N, quantised=quantised
     )
@@ -80,7 +81,8 @@ def grouped_matmul_all_reduce(
     group_list: Sequence[int] | None = None,
     split_item: int = 0,
 ) -> list[Tensor]:
-    """``ops.reduced_matmul.grouped_matmul_all_reduce``: all products in one call, then one sum."""
+    """``ops.linear.reduced_matmul.grouped_matmul_all_reduce``: all products in one call, then one
+    sum."""
     refuse_gradient("grouped_matmul_all_reduce", *rows, *matrices, *(biases or ()))
     parts = torch_form.split_rows(rows, len(matrices), group_list, split_item)
     filled = [i for i, part in enumerate(parts) if part.shape[0]]

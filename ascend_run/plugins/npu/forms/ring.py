@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ascend_run.ops.forward_only import refuse_gradient
-from ascend_run.ops.ring_update import Merged
+from ascend_run.ops.attention.ring_update import Merged
+from ascend_run.ops.kernels.forward_only import refuse_gradient
 from ascend_run.plugins.npu.operators import ring as operators
 
 
@@ -23,7 +23,7 @@ def ring_attention_update(
     layout: Literal["SBH", "TND"] = "SBH",
     starts: Tensor | None = None,
 ) -> Merged:
-    """``ops.ring_update.ring_attention_update``.
+    """``ops.attention.ring_update.ring_attention_update``.
 
     A query that saw no key on one side must be told by a large negative score: what the operator
     makes of -inf is not documented, so that -inf is replaced by it and put back.

@@ -20,7 +20,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from ascend_run.ops import stream_copier
+from ascend_run.ops.transfer import stream_copier
 from ascend_run.plugins.cpu.facade import Facade
 from ascend_run.plugins.npu import device as device_module
 from ascend_run.plugins.npu.proof.recording import recorded_calls

@@ -1,0 +1,1 @@
+"""Attention: masks, kernels in pieces, and what ranks exchange for it."""

@@ -1,0 +1,1 @@
+"""Norms, activations, rotations and the optimizer's step, each in one autograd node."""

@@ -1,0 +1,1 @@
+"""Feed-forwards of experts: permutation, grouped products, quantised ones, their collectives."""

@@ -1,0 +1,1 @@
+"""Which kernel computes an operator: the table, other libraries' kernels, compilers."""

@@ -1,0 +1,190 @@
+"""The operators of the platforms' tables: where the torch form of each stands, and what it can.
+
+What a platform has of its own is not told here: ``PlatformOps`` answers that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Operator:
+    """One operator."""
+
+    name: str
+    """Of the torch form: a function, or for attention a module's pair of functions."""
+    module: str
+    """In ``ascend_run.ops``."""
+    known_as: str
+    """In MindSpeed's list of operators."""
+    backward: bool = True
+    """Whether it has one; without, asking for a gradient is refused. What adds to a gradient or
+    takes a step needs none."""
+    collective: bool = False
+    """Whether it communicates."""
+    quantised: bool = False
+    """Whether it takes int8."""
+    suite: str = attrs.field(default=attrs.Factory(lambda self: self.module, takes_self=True))
+    """Folder and name of the file with its tests."""
+
+    @property
+    def suite_path(self) -> str:
+        """From the root of the repository."""
+        return f"tests/ops/{self.suite.replace('.', '/test_')}.py"
+
+    def torch_form(self) -> Callable[..., Any]:
+        form: Callable[..., Any] = getattr(
+            importlib.import_module(f"ascend_run.ops.{self.module}"), self.name
+        )
+        return form
+
+
+OPERATORS: Final = (
+    Operator(name="rms_norm", module="elementwise.rms_norm", known_as="rms_norm"),
+    Operator(name="swiglu", module="elementwise.swiglu", known_as="swiglu"),
+    Operator(name="rotary", module="elementwise.rotary", known_as="npu_rotary_position_embedding"),
+    Operator(
+        name="dropout_add_layer_norm",
+        module="elementwise.dropout_add_norm",
+        known_as="npu_dropout_add_layer_norm",
+    ),
+    Operator(
+        name="dropout_add_rms_norm",
+        module="elementwise.dropout_add_norm",
+        known_as="npu_dropout_add_rms_norm",
+    ),
+    Operator(
+        name="ring_attention_update",
+        module="attention.ring_update",
+        known_as="npu_ring_attention_update",
+        backward=False,
+    ),
+    Operator(
+        name="grouped_matmul", module="experts.grouped_matmul", known_as="npu_gmm, host counts"
+    ),
+    Operator(
+        name="listed_grouped_matmul", module="experts.group_lists", known_as="npu_gmm, npu_gmm_v2"
+    ),
+    Operator(
+        name="listed_grouped_outer", module="experts.group_lists", known_as="npu_gmm, group_type 2"
+    ),
+    Operator(
+        name="grouped_matmul_add_",
+        module="experts.group_lists",
+        known_as="npu_groupmatmul_add_fp32",
+        backward=False,
+    ),
+    Operator(
+        name="quant_grouped_matmul",
+        module="experts.quantised_matmul",
+        known_as="npu_quant_gmm, npu_quant_gmm_v2",
+        backward=False,
+        quantised=True,
+    ),
+    Operator(
+        name="weight_quant_grouped_matmul",
+        module="experts.quantised_matmul",
+        known_as="npu_weight_quant_gmm, npu_weight_quant_gmm_v2",
+        backward=False,
+        quantised=True,
+    ),
+    Operator(
+        name="moe_token_permute",
+        module="experts.moe_permutation",
+        known_as="npu_fused_moe_token_permute",
+    ),
+    Operator(
+        name="moe_token_unpermute",
+        module="experts.moe_permutation",
+        known_as="npu_fused_moe_token_unpermute",
+    ),
+    Operator(name="ffn", module="experts.feed_forward", known_as="ffn", backward=False),
+    Operator(
+        name="quantised_ffn",
+        module="experts.feed_forward",
+        known_as="ffn, int8",
+        backward=False,
+        quantised=True,
+    ),
+    Operator(
+        name="weight_quantised_ffn",
+        module="experts.feed_forward",
+        known_as="ffn, antiquant",
+        backward=False,
+        quantised=True,
+    ),
+    Operator(
+        name="ema_adamw_step_",
+        module="elementwise.ema_adamw",
+        known_as="npu_apply_fused_ema_adamw",
+        backward=False,
+    ),
+    Operator(
+        name="mm_all_reduce_add_rms_norm",
+        module="linear.reduced_matmul",
+        known_as="npu_mm_all_reduce_add_rms_norm",
+        backward=False,
+        collective=True,
+        quantised=True,
+    ),
+    Operator(
+        name="mm_all_reduce_add_rms_norm_",
+        module="linear.reduced_matmul",
+        known_as="npu_mm_all_reduce_add_rms_norm_",
+        backward=False,
+        collective=True,
+        quantised=True,
+    ),
+    Operator(
+        name="grouped_matmul_all_reduce",
+        module="linear.reduced_matmul",
+        known_as="npu_grouped_mat_mul_all_reduce",
+        backward=False,
+        collective=True,
+    ),
+    Operator(
+        name="all_to_all_all_gather_bmm",
+        module="experts.expert_collectives",
+        known_as="npu_all_to_all_all_gather_bmm",
+        collective=True,
+    ),
+    Operator(
+        name="bmm_reduce_scatter_all_to_all",
+        module="experts.expert_collectives",
+        known_as="npu_bmm_reduce_scatter_all_to_all",
+        collective=True,
+    ),
+    Operator(
+        name="matmul_add_fp32",
+        module="linear.weight_gradient",
+        known_as="npu_matmul_add_fp32",
+        backward=False,
+        suite="linear.parallel_linear",
+    ),
+    Operator(
+        name="all_gather_matmul",
+        module="linear.collective_matmul",
+        known_as="lcal_coc: all_gather_matmul",
+        collective=True,
+        suite="linear.parallel_linear",
+    ),
+    Operator(
+        name="matmul_reduce_scatter",
+        module="linear.collective_matmul",
+        known_as="lcal_coc: matmul_reduce_scatter",
+        collective=True,
+        suite="linear.parallel_linear",
+    ),
+    Operator(
+        name="matmul_all_reduce",
+        module="linear.collective_matmul",
+        known_as="lcal_coc: matmul_all_reduce",
+        collective=True,
+        suite="linear.parallel_linear",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Parallel linears and the products, messages and losses in them."""

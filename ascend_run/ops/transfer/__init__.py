@@ -1,0 +1,1 @@
+"""What moves tensors between ranks, or between a device and its host."""
