@@ -84,7 +84,7 @@ def cases(seed: int) -> Sequence[str]:
 
 def _in_pairs() -> Iterator[dict[str, Any]]:
     for names in allowed_pairs():
-        yield {"plugins": names, "model": "moe", "layout": layout_of(names, 2), "config": {}}
+        yield {"plugins": names, "model": "moe", "layout": layout_of_pair(names), "config": {}}
 
 
 def _alone() -> Iterator[dict[str, Any]]:
@@ -135,14 +135,18 @@ def allowed_pairs() -> list[tuple[str, ...]]:
     return [pair for pair in combinations(features(), 2) if resolution_of(pair)]
 
 
-def layout_of(names: tuple[str, ...], ranks: int) -> dict[str, int]:
+def layout_of_pair(names: tuple[str, ...]) -> dict[str, int]:
+    """On as few ranks as have both of them at work."""
+    return layout_of(names, 2, cp=max(SEQUENCE_RANKS.get(name, 2) for name in names))
+
+
+def layout_of(names: tuple[str, ...], ranks: int, cp: int = 2) -> dict[str, int]:
     """Experts spread over two ranks; the sequence where somebody owns its exchange, and tensors
     where somebody owns what linears send. That may take more ranks than are asked for."""
     resolution = resolution_of(names)
     assert resolution is not None
     if ranks == 1:
         return {}
-    cp = max(SEQUENCE_RANKS.get(name, 2) for name in names)
     if Claim.LINEAR_COMM in resolution.owners:
         if Claim.SEQUENCE_EXCHANGE in resolution.owners:
             return {"tp": 2, "cp": cp, "ep": 2}

@@ -18,6 +18,7 @@ from benchmarks.campaigns.together import (
     allowed_pairs,
     features,
     layout_of,
+    layout_of_pair,
     resolution_of,
 )
 
@@ -37,7 +38,7 @@ def _covering_pairs() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("names", _covering_pairs(), ids="+".join)
 def test_pairs_that_resolution_allows_are_at_parity(parity: Parity, names: tuple[str, ...]) -> None:
     config = {key: value for name in names for key, value in CONFIG.get(name, {}).items()}
-    parity(names, model="moe", layout=layout_of(names, 2), config=config, options=OPTIONS)
+    parity(names, model="moe", layout=layout_of_pair(names), config=config, options=OPTIONS)
 
 
 @pytest.mark.parametrize(("model", "ranks"), [("dense", 1), ("moe", 2), ("dense", 4), ("moe", 4)])
