@@ -25,7 +25,7 @@ from benchmarks.campaigns.together import (
 
 def _covering_pairs() -> list[tuple[str, ...]]:
     """Pairs drawn one by one, kept where one of the two was in none before."""
-    drawn = random.Random(1).sample(allowed_pairs(), len(allowed_pairs()))
+    drawn = random.Random(7).sample(allowed_pairs(), len(allowed_pairs()))
     seen: set[str] = set()
     kept = []
     for pair in drawn:

@@ -74,7 +74,8 @@ def test_every_rank_has_the_same_work(gloo_pool: GlooPool) -> None:
 def test_no_rank_ever_holds_the_whole_sequence(gloo_pool: GlooPool) -> None:
     case = Case(length=512, groups=4, width=16, value_width=16)
     plugin = HybridCp(HybridCpConfig())
-    limit = 14 * 512 // SIZE * (case.batch or 1) * 4 * 32 * ITEM
+    # Of these blocks the platform's kernel holds some, which cuts a causal square into halves.
+    limit = 15 * 512 // SIZE * (case.batch or 1) * 4 * 32 * ITEM
     for (outcome,) in gloo_pool.run(jobs.attend, SIZE, plugin, [case], True):
         assert outcome.peak_bytes <= limit
     for outcome in gloo_pool.run(jobs.attend_gathering, SIZE, plugin, case):
