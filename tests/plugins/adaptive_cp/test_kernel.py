@@ -66,5 +66,6 @@ class Unfit(FormulaKernel):
 
 def test_an_inner_kernel_that_cannot_do_blocks_is_refused_with_the_reasons() -> None:
     with pytest.raises(HookError, match=r"adaptive-cp .* Unfit") as refused:
+        # The kernel is refused before what stands beside it is read.
         AdaptiveKernel(Unfit(frozenset({"q"})), None, None)  # type: ignore[arg-type]
     assert len(refused.value.problems) == 3

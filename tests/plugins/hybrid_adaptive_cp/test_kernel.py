@@ -99,5 +99,6 @@ class Unfit(FormulaKernel):
 
 def test_an_inner_kernel_that_cannot_do_blocks_is_refused_with_the_reasons() -> None:
     with pytest.raises(HookError, match=r"hybrid-adaptive-cp .* Unfit") as refused:
+        # The kernel is refused before what stands beside it is read.
         HybridAdaptiveKernel(Unfit(frozenset({"q"})), None, None, None)  # type: ignore[arg-type]
     assert len(refused.value.problems) == 3
