@@ -16,7 +16,15 @@ from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, load_runti
 
 from .check import DoesNotApply
 from .numbers import tried
-from .snapshot import PROCESS_GROUPS, attributes, changed_settings, made_in, replaced, settings
+from .snapshot import (
+    PROCESS_GROUPS,
+    Attributes,
+    attributes,
+    changed_settings,
+    made_in,
+    replaced,
+    settings,
+)
 from .subject import Subject
 
 
@@ -119,7 +127,7 @@ def _look(subject: Subject) -> list[Footprint]:
 def footprint(plugin: str, plain: Trial, once: Trial, again: Trial) -> Footprint:
     """A job: run without the plugin and twice with it, and look at this process in between."""
     runtime = load_runtime()
-    standing: list[dict[str, object]] = []
+    standing: list[Attributes] = []
 
     def look() -> None:
         standing.append(attributes())

@@ -11,6 +11,8 @@ from functools import partial
 from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, Final
 
+import attrs
+
 from .import_probe import process_state
 
 _HOMES: Final = ("torch", "megatron", "numpy")
@@ -28,45 +30,76 @@ _OF_COMPILE: Final = {"the threads", "what runs at exit (atexit)"}
 """What torch.compile keeps for the life of a process that has used it, beside a variable or two."""
 
 
-def attributes() -> dict[str, object]:
-    """Every function, class, method, module and public constant that a watched module holds, by
-    dotted name."""
-    found: dict[str, object] = {}
+@attrs.frozen
+class Attributes:
+    """What watched modules hold, and the classes that they define, by the holder's dotted name.
+
+    Copied whole, since a copy is cheap; what is watched of it is asked where two copies differ.
+    """
+
+    modules: Mapping[str, Mapping[str, object]]
+    classes: Mapping[str, Mapping[str, object]]
+
+    def holders(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+        yield from self.modules.items()
+        yield from self.classes.items()
+
+    def modules_held(self) -> set[str]:
+        """Names of the modules that these modules hold."""
+        values = (value for held in self.modules.values() for value in held.values())
+        return {value.__name__ for value in values if isinstance(value, ModuleType)}
+
+
+def _is_public(name: str, value: object) -> bool:
+    """A function, a class, a module or a public constant."""
+    constant = isinstance(value, _PLAIN) and not name.startswith("_")
+    return constant or callable(value) or isinstance(value, ModuleType)
+
+
+def _is_method(name: str, value: object) -> bool:
+    return callable(value) or isinstance(value, _HELD)
+
+
+def attributes() -> Attributes:
+    """As they are now."""
+    modules: dict[str, Mapping[str, object]] = {}
+    classes: dict[str, Mapping[str, object]] = {}
     for name, module in list(sys.modules.items()):
         watched = name.partition(".")[0] in _WATCHED or name in _ALSO
         if not watched or name.startswith(_NOT) or not isinstance(module, ModuleType):
             continue
-        for attribute, value in list(vars(module).items()):
-            constant = isinstance(value, _PLAIN) and not attribute.startswith("_")
-            if not constant and not callable(value) and not isinstance(value, ModuleType):
-                continue
-            found[f"{name}.{attribute}"] = value
+        modules[name] = vars(module).copy()
+        for attribute, value in modules[name].items():
             if isinstance(value, type) and value.__module__ == name:
-                for method, held in list(vars(value).items()):
-                    if callable(held) or isinstance(held, _HELD):
-                        found[f"{name}.{attribute}.{method}"] = held
-    return found
+                classes[f"{name}.{attribute}"] = vars(value).copy()
+    return Attributes(modules, classes)
 
 
-def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+def replaced(before: Attributes, after: Attributes) -> set[str]:
     """Names that hold another object, hold none any more, or hold one that others made.
 
     What a module holds because it was imported late is no change; nor is what torch replaces in
     itself at such an import.
     """
-    grown = bool(_modules(after) - _modules(before))
-    parents = {name.rpartition(".")[0] for name in before}
-    changed = {
-        name
-        for name, value in before.items()
-        if not _same(held := after.get(name, _ABSENT), value) and (not grown or _is_foreign(held))
-    }
-    gained = {
-        name
-        for name in after.keys() - before.keys()
-        if name.rpartition(".")[0] in parents and _is_foreign(after[name])
-    }
-    return changed | gained
+    changed: dict[str, object] = {}
+    gained: dict[str, object] = {}
+    for earlier, later, is_watched in (
+        (before.modules, after.modules, _is_public),
+        (before.classes, after.classes, _is_method),
+    ):
+        for holder, held in earlier.items():
+            now = later.get(holder, {})
+            for name, value in held.items():
+                other = now.get(name, _ABSENT)
+                if other is not value and is_watched(name, value) and not _same(other, value):
+                    changed[f"{holder}.{name}"] = other
+            for name in now.keys() - held.keys():
+                if is_watched(name, now[name]):
+                    gained[f"{holder}.{name}"] = now[name]
+    if changed and after.modules_held() - before.modules_held():  # something was imported
+        gained |= changed
+        changed = {}
+    return changed.keys() | {name for name, value in gained.items() if _is_foreign(value)}
 
 
 def _same(one: object, other: object) -> bool:
@@ -74,13 +107,14 @@ def _same(one: object, other: object) -> bool:
     return one is other or (plain and one == other)
 
 
-def _modules(found: Mapping[str, object]) -> set[str]:
-    return {value.__name__ for value in found.values() if isinstance(value, ModuleType)}
-
-
-def made_in(place: str, found: Mapping[str, object]) -> set[str]:
+def made_in(place: str, found: Attributes) -> set[str]:
     """Names that hold a function written in a file, or below a folder."""
-    return {name for name, value in found.items() if _file_of(value).startswith(place)}
+    return {
+        f"{holder}.{name}"
+        for holder, held in found.holders()
+        for name, value in held.items()
+        if _file_of(value).startswith(place)
+    }
 
 
 def _file_of(value: object) -> str:
