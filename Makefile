@@ -9,6 +9,8 @@ LIGER := .venv-liger
 BIN := $(VENV)/bin
 WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, each of the many processes that tests start would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo test test-cuda test-liger third-party bench campaign peers peers-gpu check clean
 
