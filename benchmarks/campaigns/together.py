@@ -84,7 +84,7 @@ def cases(seed: int) -> Sequence[str]:
 
 def _in_pairs() -> Iterator[dict[str, Any]]:
     for names in allowed_pairs():
-        yield {"plugins": names, "model": "moe", "layout": layout_of_pair(names), "config": {}}
+        yield {"plugins": names, "model": "moe", "layout": layout_of_set(names), "config": {}}
 
 
 def _alone() -> Iterator[dict[str, Any]]:
@@ -135,8 +135,8 @@ def allowed_pairs() -> list[tuple[str, ...]]:
     return [pair for pair in combinations(features(), 2) if resolution_of(pair)]
 
 
-def layout_of_pair(names: tuple[str, ...]) -> dict[str, int]:
-    """On as few ranks as have both of them at work."""
+def layout_of_set(names: tuple[str, ...]) -> dict[str, int]:
+    """On as few ranks as have all of them at work."""
     return layout_of(names, 2, cp=max(SEQUENCE_RANKS.get(name, 2) for name in names))
 
 

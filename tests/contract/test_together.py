@@ -1,6 +1,6 @@
-"""Features of ours enabled at once: a sample of the campaign ``together``, and the largest sets.
+"""Features of ours enabled at once: drawn sets, which have every feature, and the largest ones.
 
-The sample has every feature in it; the campaign has every pair.
+The campaign ``together`` has every pair, and every feature alone in every layout.
 """
 
 from __future__ import annotations
@@ -10,35 +10,41 @@ import random
 import pytest
 
 from ascend_run.plugin_api import Numerics
+from ascend_run.plugin_api.layout import world_size
 from ascend_run.plugin_api.testing.parity import Parity
 from ascend_run.registry.discovery import discover
 from benchmarks.campaigns.together import (
     CONFIG,
     OPTIONS,
-    allowed_pairs,
     features,
     layout_of,
-    layout_of_pair,
+    layout_of_set,
     resolution_of,
 )
 
 
-def _covering_pairs() -> list[tuple[str, ...]]:
-    """Pairs drawn one by one, kept where one of the two was in none before."""
-    drawn = random.Random(7).sample(allowed_pairs(), len(allowed_pairs()))
+def _drawn_sets() -> list[tuple[str, ...]]:
+    """Sets of up to four, drawn until every feature is in one; those that are in none come first,
+    and four ranks are enough."""
+    draw, count = random.Random(1), len(features())
     seen: set[str] = set()
     kept = []
-    for pair in drawn:
-        if not seen.issuperset(pair):
-            seen.update(pair)
-            kept.append(pair)
+    for first in draw.sample(features(), count):
+        others = sorted(draw.sample(features(), count), key=seen.__contains__)
+        names: tuple[str, ...] = ()
+        for name in () if first in seen else (first, *others):
+            more = tuple(dict.fromkeys((*names, name)))
+            if len(more) <= 4 and resolution_of(more) and world_size(layout_of_set(more)) <= 4:
+                names = more
+        seen.update(names)
+        kept += [names] if names else []
     return kept
 
 
-@pytest.mark.parametrize("names", _covering_pairs(), ids="+".join)
-def test_pairs_that_resolution_allows_are_at_parity(parity: Parity, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", _drawn_sets(), ids="+".join)
+def test_sets_that_resolution_allows_are_at_parity(parity: Parity, names: tuple[str, ...]) -> None:
     config = {key: value for name in names for key, value in CONFIG.get(name, {}).items()}
-    parity(names, model="moe", layout=layout_of_pair(names), config=config, options=OPTIONS)
+    parity(names, model="moe", layout=layout_of_set(names), config=config, options=OPTIONS)
 
 
 @pytest.mark.parametrize(("model", "ranks"), [("dense", 1), ("moe", 2), ("dense", 4), ("moe", 4)])

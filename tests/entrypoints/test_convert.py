@@ -159,7 +159,6 @@ def test_what_was_written_is_told_as_json(
     ("kind", "layout"),
     [
         ("llama", "tensor_model_parallel_size"),
-        ("gpt2", "tensor_model_parallel_size"),
         ("mixtral", "expert_model_parallel_size"),
     ],
 )

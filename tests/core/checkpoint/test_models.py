@@ -21,8 +21,6 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 DENSE = {
     "one rank": Case(),
-    "tp 2": Case(tp=2),
-    "pp 2": Case(pp=2),
     "dp 2": Case(dp=2),
     "dp 2, distributed optimizer": Case(dp=2, distributed_optimizer=True),
     "tp 2, pp 2": Case(tp=2, pp=2),

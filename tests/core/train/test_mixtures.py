@@ -15,7 +15,7 @@ from tests.support.small_runs import prepare
 
 from .trials import EXCHANGE, assert_same, outcomes
 
-COUNT = 16
+COUNT = 10
 SEED = 3
 BATCH = {"train.global_batch_size": 8, "model.num_layers": 4}
 MODELS = {

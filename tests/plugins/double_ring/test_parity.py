@@ -14,27 +14,22 @@ PLUGIN = "double-ring"
 GROUPS = ("double_ring_window", "double_ring_windows")
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
-@pytest.mark.parametrize("window", [1, 2])
-def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
-    parity: Parity, window: int, model: str
-) -> None:
-    options = {f"plugins.{PLUGIN}.window": window}
-    for outcome in parity(PLUGIN, model=model, layout={"cp": 4}, options=options):
-        assert outcome.collectives["send"] == 2 * 4 * 3 * 3  # layers, micro-batches, rings, hops
-
-
 @pytest.mark.parametrize(
-    ("layout", "window"),
-    [({"cp": 2, "tp": 2}, 1), ({"cp": 2, "pp": 2, "ep": 2}, 2), ({"cp": 4, "ep": 2}, 2)],
+    ("model", "layout", "window", "hops"),
+    [
+        ("dense", {"cp": 4}, 1, 3),
+        ("moe", {"cp": 4, "ep": 2}, 2, 3),
+        ("dense", {"cp": 2, "tp": 2}, 1, 1),
+    ],
     ids=str,
 )
-def test_it_goes_with_tensor_expert_and_pipeline_parallelism(
-    parity: Parity, layout: dict[str, int], window: int
+def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
+    parity: Parity, model: str, layout: dict[str, int], window: int, hops: int
 ) -> None:
-    """Of two ranks of a sequence, with the ring of windows alone or one window alone."""
+    """The campaign ``together`` has every layout."""
     options = {f"plugins.{PLUGIN}.window": window}
-    parity(PLUGIN, model="moe" if "ep" in layout else "dense", layout=layout, options=options)
+    for outcome in parity(PLUGIN, model=model, layout=layout, options=options):
+        assert outcome.collectives["send"] == 2 * 4 * 3 * hops  # layers, micro-batches, rings
 
 
 @pytest.mark.parametrize("kv_cache", ["none", "half", "full"])

@@ -69,6 +69,8 @@ def test_its_checkpoints_are_those_of_the_run_without_it_and_either_goes_on(
     files = sorted(FileStore(tmp_path / "gathered/run/checkpoints").manifest(2).files)
     assert files == [f"rank_{rank:04d}.safetensors" for rank in writers]
 
+    if SPREAD not in layout or PP in layout:
+        return  # the same bits: who goes on from them was seen above
     through = run("through", 4, {})
     for resumed in run("plain", 4, WITH), run("gathered", 4, {}):
         assert resumed[0]["losses"] == through[0]["losses"]

@@ -26,18 +26,13 @@ def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
         assert outcome.sent_bytes.get("send", 0) == messages * 16 // size * 2 * 2 * 4 * 8
 
 
-@pytest.mark.parametrize(
-    "layout", [{"cp": 2, "tp": 2, "ep": 4}, {"cp": 2, "pp": 2, "ep": 2}], ids=str
-)
-def test_it_goes_with_tensor_sequence_expert_and_pipeline_parallelism(
-    parity: Parity, layout: dict[str, int]
-) -> None:
-    parity(RING, model="moe", layout=layout)
+def test_it_goes_with_tensors_and_experts_in_parts(parity: Parity) -> None:
+    parity(RING, model="moe", layout={"cp": 2, "tp": 2, "ep": 4})
 
 
 @pytest.mark.parametrize("groups", [1, 8])
 def test_it_takes_any_number_of_key_value_heads(parity: Parity, groups: int) -> None:
-    parity(RING, layout={"cp": 4}, config={"model.num_query_groups": groups})
+    parity(RING, layout={"cp": 2}, config={"model.num_query_groups": groups})
 
 
 @pytest.mark.parametrize(
@@ -58,9 +53,8 @@ def test_its_options_change_no_number(parity: Parity, options: dict[str, str]) -
     assert [outcome.collectives["send"] for outcome in outcomes] == [expected] * 4
 
 
-@pytest.mark.parametrize("window", [[4, 0], [9, 0]], ids=str)
-def test_it_takes_a_sliding_window(parity: Parity, window: list[int]) -> None:
-    parity(RING, layout={"cp": 2}, config={"model.window_size": window})
+def test_it_takes_a_sliding_window(parity: Parity) -> None:
+    parity(RING, layout={"cp": 2}, config={"model.window_size": [9, 0]})
 
 
 def test_positions_are_stretched_by_the_length_of_the_whole_sequence(parity: Parity) -> None:
@@ -78,7 +72,7 @@ def test_positions_are_stretched_by_the_length_of_the_whole_sequence(parity: Par
 @pytest.mark.needs_plugins("swap-attention", "gmm")
 def test_what_it_keeps_for_backward_may_wait_on_the_host(parity: Parity) -> None:
     for outcome in parity(
-        (RING, "swap-attention", "gmm"), model="moe", layout={"cp": 4}, options=SWAP_ALL
+        (RING, "swap-attention", "gmm"), model="moe", layout={"cp": 2}, options=SWAP_ALL
     ):
         assert outcome.metrics["swap-attention/swap_bytes"] > 0
 
