@@ -68,6 +68,12 @@ BIASED: Mapping[str, Case] = {
 }
 """By the platform's kernel; where the plugin lets a bias through."""
 
+BFLOAT16_MASKS: Mapping[str, c.Mask] = {
+    "causal": c.Mask(),
+    "window": c.Mask(window=(20, 0)),
+    "documents": c.Mask(document_ends=(17, 64, 101)),
+}
+
 
 @st.composite
 def cases(draw: st.DrawFn, multiple: int = 8) -> Case:
@@ -163,19 +169,18 @@ def assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
 ) -> None:
     """Against float64: of the whole sequence by the platform's kernel, and shared by the plugin."""
     sizes = {"length": 128, "heads": 4, "groups": 2, "width": 16, "value_width": 16, **shape}
-    case = Case(**sizes)  # type: ignore[arg-type]
-    (alone,) = gloo_pool.run(jobs.attend_whole, 1, case)
-    shared = gloo_pool.run(jobs.attend, world_size, plugin, [_halved(case)], True)
-    rows = [jobs.held(plugin, case, case.length, rank, world_size) for rank in range(world_size)]
-    out, _, gradients = reference(_rounded(case))
-    for index, expected in enumerate((out, *gradients)):
-        parts = [(o.out, *o.gradients)[index] for (o,) in shared]
-        allowed = 2 * distance((alone.out, *alone.gradients)[index], expected)
-        assert distance(whole(parts, rows), expected) <= allowed, index
-
-
-def _halved(case: Case) -> Case:
-    return attrs.evolve(case, dtype=torch.bfloat16)
+    cases = [Case(**sizes, mask=mask) for mask in BFLOAT16_MASKS.values()]  # type: ignore[arg-type]
+    halved = [attrs.evolve(case, dtype=torch.bfloat16) for case in cases]
+    shared = gloo_pool.run(jobs.attend, world_size, plugin, halved, True)
+    for index, (name, case) in enumerate(zip(BFLOAT16_MASKS, cases, strict=True)):
+        alone = jobs.attend_whole(case)
+        ranks = range(world_size)
+        rows = [jobs.held(plugin, case, case.length, rank, world_size) for rank in ranks]
+        out, _, gradients = reference(_rounded(case))
+        for place, expected in enumerate((out, *gradients)):
+            parts = [(of[index].out, *of[index].gradients)[place] for of in shared]
+            allowed = 2 * distance((alone.out, *alone.gradients)[place], expected)
+            assert distance(whole(parts, rows), expected) <= allowed, (name, place)
 
 
 class _Rounded(Case):

@@ -44,6 +44,14 @@ def test_so_they_are_with_any_degree(gloo_pool: GlooPool, degree: int, size: int
     checks.assert_at_parity(gloo_pool, plugin, SHAPES, size)
 
 
+def test_in_bfloat16_it_loses_no_more_than_twice_what_the_kernel_loses_alone(
+    gloo_pool: GlooPool,
+) -> None:
+    checks.assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
+        gloo_pool, HYBRID, 4
+    )
+
+
 def sent(seen: Collectives, operation: str, ranks: tuple[int, ...]) -> tuple[int, int]:
     """Messages over a group, and their bytes."""
     found = [m.nbytes for m in seen.messages if (m.operation, m.ranks) == (operation, ranks)]
