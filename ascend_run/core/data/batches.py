@@ -134,6 +134,41 @@ def collate(samples: list[Mapping[str, Tensor]], fields: Mapping[str, BatchField
     return Batch(tensors=tensors, fields=fields)
 
 
+def join_rows(batch: Batch) -> Batch:
+    """A micro-batch whose rows end their documents at places of their own, as one row.
+
+    The rows stand behind one another, each field [B, S, ...] as [1, B * S, ...], and a document
+    ends where a row does. So whatever keeps the documents of one row apart keeps these apart.
+
+    Raises:
+        DataError: A field is not [B, S, ...] as the others are, or the ends are not those of the
+            rows.
+    """
+    if batch.row_ends is None:
+        return batch
+    rows, length = next(iter(batch.tensors.values())).shape[:2]
+    for name, tensor in batch.tensors.items():
+        axes = batch.fields[name].axes
+        if axes[:2] != (BATCH_AXIS, SEQUENCE_AXIS) or tensor.shape[:2] != (rows, length):
+            raise DataError(
+                f"field {name} has the axes {', '.join(axes)} and the shape "
+                f"{tuple(tensor.shape)}; rows that have documents of their own are joined, so "
+                f"expected {BATCH_AXIS}, {SEQUENCE_AXIS} and a shape that begins with "
+                f"{(rows, length)}, as the other fields have"
+            )
+    ends = [end for of_row in batch.row_ends for end in of_row]
+    if len(batch.row_ends) != rows or not all(0 <= end <= length for end in ends):
+        raise DataError(
+            f"documents are said to end at {batch.row_ends}, expected one tuple for each of {rows} "
+            f"rows, with positions from 0 to {length}"
+        )
+    joined = {name: x.flatten(0, 1).unsqueeze(0) for name, x in batch.tensors.items()}
+    places = {row * length + end for row, of in enumerate(batch.row_ends) for end in (*of, length)}
+    return attrs.evolve(
+        batch, tensors=joined, row_ends=None, document_ends=tuple(sorted(places - {0}))
+    )
+
+
 def cut_sequence(batch: Batch, partition: SequencePartition, cp_rank: int, cp_size: int) -> Batch:
     """What one context-parallel rank keeps of a micro-batch.
 

@@ -186,4 +186,5 @@ def _rotary_table(
         partition=assembly.partition,
         cp_rank=assembly.groups.cp.rank(),
         cp_size=assembly.groups.cp.size(),
+        row_length=config.data.seq_length,
     )

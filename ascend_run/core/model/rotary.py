@@ -24,6 +24,8 @@ class RotaryTable(nn.Module):
         scaling: How these angles are stretched, or None.
         partition: The owner of the sequence's cut, or None.
         cp_rank, cp_size: This rank's place among those that share a sequence.
+        row_length: Most that a sequence of documents counts for a scaling by length: more are the
+            rows of a micro-batch, one behind another.
     """
 
     def __init__(
@@ -36,13 +38,15 @@ class RotaryTable(nn.Module):
         partition: c.SequencePartition | None = None,
         cp_rank: int = 0,
         cp_size: int = 1,
+        row_length: int | None = None,
     ) -> None:
         super().__init__()
         self.width, self.base, self.interleaved = width, base, interleaved
         self.scaling = scaling
         self.partition, self.cp_rank, self.cp_size = partition, cp_rank, cp_size
-        self._cache: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-        self._whole: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+        self.row_length = row_length
+        self._cache: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
+        self._whole: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
     def positions(self, seq_length: int, document_ends: tuple[int, ...] | None = None) -> Tensor:
         """[S] int64: global positions of this rank's tokens, in the order it holds them."""
@@ -65,16 +69,19 @@ class RotaryTable(nn.Module):
             seq_length: The whole sequence's, over all context-parallel ranks.
             document_ends: Of this batch, whose sequence may be cut by them.
         """
-        key = (seq_length, dtype, device)
+        counted = seq_length
+        if document_ends and self.row_length is not None:
+            counted = min(seq_length, self.row_length)
+        key = (seq_length, counted, dtype, device)
         if self.partition is not None and self.cp_size > 1 and document_ends:
             # Every batch has other documents: the whole table is kept, and a part of it taken.
             if key not in self._whole:
-                tables = self._tables(torch.arange(seq_length), seq_length)
+                tables = self._tables(torch.arange(seq_length), counted)
                 self._whole[key] = tables.to(device=device, dtype=dtype)
             places = self.positions(seq_length, document_ends).to(device)
             return self._whole[key].index_select(1, places)
         if key not in self._cache:
-            tables = self._tables(self.positions(seq_length), seq_length)
+            tables = self._tables(self.positions(seq_length), counted)
             self._cache[key] = tables.to(device=device, dtype=dtype)
         return self._cache[key]
 

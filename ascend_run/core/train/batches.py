@@ -9,6 +9,7 @@ from typing import Any
 from ascend_run.core.data.batches import (
     BatchPlan,
     cut_sequence,
+    join_rows,
     micro_batches,
     require_samples,
     to_device,
@@ -72,12 +73,13 @@ class BatchReader:
 def sequence_cutter(
     hooks: Hooks, context: c.RunContext
 ) -> Callable[[Iterator[c.Batch]], Iterator[c.Batch]]:
-    """What takes this rank's part of every micro-batch's sequence, to its device."""
+    """What joins rows that have documents of their own, and takes this rank's part of every
+    micro-batch's sequence, to its device."""
     partition = hooks.provide("ascend_sequence_partition", config=context.config)
     cp_rank, cp_size = context.layout.coordinate("cp"), context.layout.cp
 
     def cut(batches: Iterator[c.Batch]) -> Iterator[c.Batch]:
-        for batch in batches:
+        for batch in map(join_rows, batches):
             if partition is not None:
                 batch = cut_sequence(batch, partition, cp_rank, cp_size)
             yield to_device(batch, context.device.torch_device)

@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel.utils import get_pp_last_rank
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from torch import Tensor, nn
 
+from ascend_run.core.data.batches import BATCH_AXIS, SEQUENCE_AXIS
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 
@@ -75,16 +76,16 @@ class ForwardBackward:
 
         After it each gradient is that of the mean loss over the global batch.
         """
-        config = self.context.config
         # Every chunk reads every micro-batch, each at its own time.
-        once = itertools.islice(batches, num_microbatches)
+        read = itertools.islice(batches, num_microbatches)
+        seq_length, micro_batch_size, once = self._shape(read)
         reports = self.schedule(
             forward_step_func=self._forward_step,
             data_iterator=list(itertools.tee(once, len(self.bundle.chunks))),
             model=self.bundle.chunks,
             num_microbatches=num_microbatches,
-            seq_length=config.data.seq_length,
-            micro_batch_size=config.train.micro_batch_size,
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
             forward_only=forward_only,
             pg_collection=self.groups,
             p2p_communicator=self.p2p,
@@ -92,6 +93,26 @@ class ForwardBackward:
         )
         loss_sum, count = self._total(reports).tolist()
         return loss_sum / max(count, 1.0), int(count)
+
+    def _shape(self, batches: Iterator[c.Batch]) -> tuple[int, int, Iterator[c.Batch]]:
+        """What passes between pipeline stages has the shape of the micro-batches, which joined
+        rows make another than the run's options say.
+
+        Returns:
+            Positions of a whole sequence, rows, and the same batches, of which one was looked at.
+        """
+        config = self.context.config
+        length, rows = config.data.seq_length, config.train.micro_batch_size
+        if self.p2p is None:
+            return length, rows, batches
+        first = next(batches)
+        for name, tensor in first.tensors.items():
+            field = first.fields[name]
+            if {BATCH_AXIS, SEQUENCE_AXIS} <= {*field.axes} and not field.replicated:
+                length = tensor.shape[field.axes.index(SEQUENCE_AXIS)] * self.groups.cp.size()
+                rows = tensor.shape[field.axes.index(BATCH_AXIS)]
+                break
+        return length, rows, itertools.chain((first,), batches)
 
     def _total(self, reports: list[Tensor]) -> Tensor:
         """[2]: the loss and the tokens over all ranks; only the last pipeline stage has reports."""

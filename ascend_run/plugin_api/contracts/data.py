@@ -32,6 +32,9 @@ class Batch:
     document_ends: tuple[int, ...] | None = None
     """Positions at which documents end, in each of its sequences, whole as they are; None where
     all is one. Who sets them does it before the sequence is cut, and on every rank."""
+    row_ends: tuple[tuple[int, ...], ...] | None = None
+    """The same where every row has ends of its own; one tuple a row. Core lays the rows behind one
+    another, before it cuts the sequence: a task sees tensors [1, B * S] and ``document_ends``."""
 
 
 @attrs.frozen

@@ -85,14 +85,7 @@ class EodReset:
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
         options, problems = self.config, []
-        micro_batch_size = config.train.micro_batch_size
         every = options.document_length
-        if every is None and options.reset_attention_mask and micro_batch_size > 1:
-            problems.append(
-                f"eod-reset: it does not go with train.micro_batch_size={micro_batch_size}: the "
-                "rows of a micro-batch would end their documents at the same places; set it to 1, "
-                "and make data.seq_length longer instead"
-            )
         vocab_size = config.model.vocab_size
         if options.eod_token_id is not None and options.eod_token_id >= vocab_size:
             problems.append(

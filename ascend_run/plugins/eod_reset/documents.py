@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -19,23 +19,27 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Borders:
-    """Where documents end: by the tokens of a sequence, [S], and the positions of a micro-batch by
-    its tokens, [B, S]."""
+    """Of a micro-batch by its tokens, [B, S]: the field of a Batch that says where documents end,
+    and the positions in them."""
 
-    ends: Callable[[Tensor], tuple[int, ...]]
+    ends: Callable[[Tensor], dict[str, Any]]
     positions: Callable[[Tensor], Tensor]
 
 
 def after_token(eod: int) -> Borders:
-    """Behind each of these."""
-    return Borders(lambda tokens: ends(tokens, eod), lambda tokens: positions(tokens, eod))
+    """Behind each of these, in every row at other places."""
+    return Borders(
+        lambda tokens: {"row_ends": tuple(ends(row, eod) for row in tokens)},
+        lambda tokens: positions(tokens, eod),
+    )
 
 
 def every(length: int) -> Borders:
     """After so many positions, in all rows alike."""
 
-    def fixed_ends(tokens_S: Tensor) -> tuple[int, ...]:
-        return (*range(length, len(tokens_S), length), len(tokens_S))
+    def fixed_ends(tokens_BS: Tensor) -> dict[str, Any]:
+        whole = tokens_BS.shape[1]
+        return {"document_ends": (*range(length, whole, length), whole)}
 
     def fixed_positions(tokens_BS: Tensor) -> Tensor:
         return (torch.arange(tokens_BS.shape[1]) % length).expand_as(tokens_BS)
@@ -51,8 +55,7 @@ def reset(batches: BatchIterator, borders: Borders, options: EodResetConfig) -> 
             tensors = {**batch.tensors, "position_ids": borders.positions(tokens)}
             batch = attrs.evolve(batch, tensors=tensors)
         if options.reset_attention_mask:
-            (found,) = {borders.ends(row) for row in tokens}
-            batch = attrs.evolve(batch, document_ends=found)
+            batch = attrs.evolve(batch, **borders.ends(tokens))
         yield batch
 
 

@@ -154,19 +154,6 @@ def _option_problems(config: RunConfig, options: SftConfig) -> Iterator[str]:
             f"sft: train.eval_interval is {config.train.eval_interval}, but data.validation is "
             "empty; name a held-out file, or set train.eval_interval=0"
         )
-    if options.packing:
-        yield from _packing_problems(config)
     if options.padding == "longest":
         for reason in _needs_one_length(config):
             yield f"sft: plugins.sft.padding=longest does not go with {reason}; use seq_length"
-
-
-def _packing_problems(config: RunConfig) -> Iterator[str]:
-    """Where documents that stand in one sequence cannot be kept apart."""
-    micro_batch_size = config.train.micro_batch_size
-    if micro_batch_size > 1:
-        yield (
-            f"sft: plugins.sft.packing=true does not go with train.micro_batch_size="
-            f"{micro_batch_size}: the rows of a micro-batch would end their conversations at the "
-            "same places; set it to 1, and make data.seq_length longer instead"
-        )

@@ -31,9 +31,10 @@ def shorten(
 
 
 def tell_documents(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Where the conversations of the one sample end: each begins at position 0. Padding belongs to
+    """Where the conversations of each sample end: each begins at position 0. Padding belongs to
     the last one, which does not look at what comes after it."""
     for batch in batches:
-        position_ids_1S = batch.tensors["position_ids"]
-        starts = (position_ids_1S[0] == 0).nonzero().flatten().tolist()
-        yield attrs.evolve(batch, document_ends=(*starts[1:], position_ids_1S.shape[1]))
+        begins_BS = batch.tensors["position_ids"] == 0
+        starts = [row.nonzero().flatten().tolist() for row in begins_BS]
+        ends = tuple((*of_row[1:], begins_BS.shape[1]) for of_row in starts)
+        yield attrs.evolve(batch, row_ends=ends)

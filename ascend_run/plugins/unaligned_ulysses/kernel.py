@@ -30,7 +30,8 @@ class UnalignedUlyssesKernel(HeadExchange):
 
         def lengths(held: int) -> Sequence[int]:
             whole = partition.whole_length(held, rank, size)
-            return partition.lengths(size) if whole == partition.seq_length else [held] * size
+            known = whole in partition.uneven
+            return partition.lengths(size, whole) if known else [held] * size
 
         super().__init__(inner, group, kv_cache=kv_cache, lengths=lengths)
 

@@ -21,16 +21,25 @@ class UnevenParts:
     unit: int = 1
     """A rank's part is a multiple of it: the tensor-parallel ranks cut it again under sequence
     parallelism. Unit: positions."""
+    rows: int = 1
+    """Of a micro-batch; where each has documents of its own, a batch is all of them in one
+    sequence."""
     multiple: int = 0
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
         parallel = config.parallel
         unit = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
-        return cls(seq_length=config.data.seq_length, unit=unit)
+        rows = config.train.micro_batch_size
+        return cls(seq_length=config.data.seq_length, unit=unit, rows=rows)
+
+    @property
+    def uneven(self) -> tuple[int, int]:
+        """The lengths whose parts may differ: of a row, and of all rows in one sequence."""
+        return self.seq_length, self.seq_length * self.rows
 
     def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[tuple[int, int]]:
-        if seq_length != self.seq_length and seq_length % (size * self.unit):
+        if seq_length not in self.uneven and seq_length % (size * self.unit):
             # No rank could tell by its own part how long the sequence is.
             raise ConfigError(
                 f"unaligned-ulysses: a batch of {seq_length} positions in a run of "
@@ -40,12 +49,12 @@ class UnevenParts:
         start, stop = parts(seq_length // self.unit, size)[rank]
         return ((start * self.unit, stop * self.unit),)
 
-    def lengths(self, size: int) -> list[int]:
-        """What each rank holds of a sequence of the run."""
+    def lengths(self, size: int, seq_length: int | None = None) -> list[int]:
+        """What each rank holds of a sequence; default: of one of the run."""
         return [
             stop - start
             for rank in range(size)
-            for start, stop in self.chunks(self.seq_length, rank, size)
+            for start, stop in self.chunks(seq_length or self.seq_length, rank, size)
         ]
 
     def whole_length(self, held: int, rank: int, size: int) -> int:
@@ -55,14 +64,14 @@ class UnevenParts:
         Raises:
             ConfigError: The part is of another length.
         """
-        lengths = self.lengths(size)
-        if len({*lengths}) == 1:
+        if len({*self.lengths(size)}) == 1:
             return held * size
-        expected = lengths[rank]
-        if held != expected:
+        of_whole = {self.lengths(size, whole)[rank]: whole for whole in self.uneven}
+        if held not in of_whole:
+            expected = " or ".join(str(part) for part in sorted(of_whole))
             raise ConfigError(
                 f"unaligned-ulysses: rank {rank} of {size} holds {held} positions of a sequence, "
                 f"expected {expected} of data.seq_length={self.seq_length}; give batches of that "
                 "length"
             )
-        return self.seq_length
+        return of_whole[held]

@@ -11,7 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_run.core.data.batches import BatchPlan, cut_sequence, micro_batches, to_device
+from ascend_run.core.data.batches import (
+    BatchPlan,
+    cut_sequence,
+    join_rows,
+    micro_batches,
+    to_device,
+)
 from ascend_run.plugin_api import Batch, BatchField, DataError
 
 FIELDS = {"tokens": BatchField(axes=("batch", "sequence"))}
@@ -203,6 +209,46 @@ def test_a_partition_that_knows_documents_is_told_them_and_a_batch_keeps_them() 
     assert to_device(part, torch.device("meta")).document_ends == ends
     by_position = cut_sequence(batch, Partition(1, False), 0, 2)
     assert by_position.tensors["tokens"].tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+OF_ROWS = {
+    "tokens": BatchField(axes=("batch", "sequence")),
+    "weights": BatchField(axes=("batch", "sequence", "kind")),
+    "each": BatchField(axes=("batch",)),
+}
+
+
+def test_rows_with_documents_of_their_own_are_joined() -> None:
+    rows_BS = torch.arange(12).view(2, 6)
+    tensors = {"tokens": rows_BS, "weights": torch.stack((rows_BS, -rows_BS), dim=-1)}
+    batch = Batch(tensors=tensors, fields=OF_ROWS, row_ends=((2, 6), (3,)))
+    joined = join_rows(batch)
+    assert (joined.document_ends, joined.row_ends) == ((2, 6, 9, 12), None)
+    assert joined.tensors["tokens"].tolist() == [[*range(12)]]
+    assert joined.tensors["weights"].tolist() == [[[i, -i] for i in range(12)]]
+    assert join_rows(joined) is joined
+
+
+@pytest.mark.parametrize(
+    ("tensors", "ends", "message"),
+    [
+        (
+            {"tokens": (2, 6), "each": (2,)},
+            ((6,), (6,)),
+            "field each has the axes batch and",
+        ),
+        ({"tokens": (2, 6), "weights": (2, 5, 1)}, ((6,), (6,)), r"field weights .*\(2, 5, 1\)"),
+        ({"tokens": (2, 6)}, ((6,),), "one tuple for each of 2 rows"),
+        ({"tokens": (2, 6)}, ((6,), (7,)), "with positions from 0 to 6"),
+    ],
+    ids=["no sequence", "another length", "too few", "beyond the row"],
+)
+def test_rows_that_cannot_be_joined_are_refused(
+    tensors: dict[str, tuple[int, ...]], ends: tuple[tuple[int, ...], ...], message: str
+) -> None:
+    held = {name: torch.zeros(shape) for name, shape in tensors.items()}
+    with pytest.raises(DataError, match=message):
+        join_rows(Batch(tensors=held, fields=OF_ROWS, row_ends=ends))
 
 
 def test_one_context_parallel_rank_keeps_the_very_batch() -> None:

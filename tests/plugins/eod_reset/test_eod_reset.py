@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,6 +28,9 @@ TOKENS = [5, 8, 7, EOD, EOD, 7, 9, 11, 3, 4, 6, 2, EOD, 9, EOD, 12]
 ENDS = (4, 5, 13, 15, 16)
 """Of the documents of TOKENS; the second has nothing but its end, the last goes on elsewhere. Their
 lengths are powers of two, by which a mean is divided exactly."""
+OTHER_TOKENS = [3, EOD, 9, EOD, 8, 6, 5, EOD, 4, 7, 10, 2, 13, 5, 3, 8]
+OTHER_ENDS = (2, 4, 8, 16)
+"""Of another row of a micro-batch."""
 ON: dict[str, Any] = {
     "enable": ["eod-reset"],
     "plugins.eod-reset.eod_token_id": EOD,
@@ -37,6 +41,7 @@ ON: dict[str, Any] = {
 documents = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(documents)
 def test_documents_end_behind_their_last_token(tokens: list[int]) -> None:
     found = ends(torch.tensor(tokens), EOD)
@@ -46,6 +51,7 @@ def test_documents_end_behind_their_last_token(tokens: list[int]) -> None:
     assert [*found] == sorted({*want, len(tokens)})
 
 
+@settings(deadline=None)
 @given(st.lists(documents.map(lambda row: (row * 30)[:30]), min_size=1, max_size=3))
 def test_positions_count_from_the_beginning_of_a_document(rows: list[list[int]]) -> None:
     want = []
@@ -69,12 +75,15 @@ def sample(tokens: list[int], labels: list[int]) -> dict[str, Tensor]:
 
 
 def gradients(
-    folder: Path, data: dict[str, Tensor], values: Mapping[str, Any]
+    folder: Path, data: dict[str, Tensor], values: Mapping[str, Any], *more: dict[str, Tensor]
 ) -> tuple[float, dict[str, Tensor]]:
-    """Sum of the losses of one sequence in float64, and every gradient of it."""
-    length = len(data["tokens"])
+    """Sum of the losses of a micro-batch in float64, and every gradient of it."""
+    rows = 1 + len(more)
+    length = len(data["tokens"]) * rows
     given = {
-        "data.seq_length": length,
+        "data.seq_length": len(data["tokens"]),
+        "train.micro_batch_size": rows,
+        "train.global_batch_size": rows,
         "model.max_position_embeddings": len(TOKENS),
         "model.attention_dropout": 0.0,
         "model.hidden_dropout": 0.0,
@@ -88,7 +97,7 @@ def gradients(
         seed_everything(context.config, context.layout)
         rehearsal = Rehearsal(hooks, context)
         forward_backward = rehearsal.for_gradients(torch.float64)
-        loss, count = rehearsal.gradients(forward_backward, rehearsal.batches([data]))
+        loss, count = rehearsal.gradients(forward_backward, rehearsal.batches([data, *more]))
         assert count == length
         found = {p.name: p.tensor.detach().clone() for p in rehearsal.pieces(gradient_of)}
     return loss * length, {name: gradient * length for name, gradient in found.items()}
@@ -99,28 +108,33 @@ def gradients(
     [
         {},
         {"model.position_embedding_type": "learned_absolute"},
-        {"model.window_size": [2, 0]},
+        {
+            "model.window_size": [2, 0],
+            "model.rope_scaling_type": "dynamic",
+            "model.rope_scaling_factor": 4.0,
+        },
         {"model.recompute_granularity": "selective"},
     ],
-    ids=["rotary", "learned positions", "window", "recomputed"],
+    ids=["rotary", "learned positions", "window and stretched positions", "recomputed"],
 )
-def test_a_sequence_is_the_sum_of_its_documents(tmp_path: Path, values: dict[str, Any]) -> None:
-    labels = [*TOKENS[1:], 3]
-    loss, found = gradients(tmp_path / "all", sample(TOKENS, labels), {**ON, **values})
+def test_a_micro_batch_is_the_sum_of_its_documents(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Whose rows end them at different places, and are no longer than the model is meant for."""
+    rows = [sample(row, [*row[1:], 3]) for row in (TOKENS, OTHER_TOKENS)]
+    loss, found = gradients(tmp_path / "all", rows[0], {**ON, **values}, rows[1])
     total, sums = 0.0, {name: torch.zeros_like(g) for name, g in found.items()}
-    begin = 0
-    for number, end in enumerate(ENDS):
-        part = sample(TOKENS[begin:end], labels[begin:end])
-        alone, pieces = gradients(tmp_path / str(number), part, values)
-        total += alone
-        for name, gradient in pieces.items():
-            sums[name] += gradient
-        begin = end
+    for row, ends_of_row in zip(rows, (ENDS, OTHER_ENDS), strict=True):
+        for begin, end in pairwise((0, *ends_of_row)):
+            tokens, labels = (row[name][begin:end].tolist() for name in ("tokens", "labels"))
+            folder = tmp_path / f"{row['tokens'][0]}-{begin}"
+            alone, pieces = gradients(folder, sample(tokens, labels), values)
+            total += alone
+            for name, gradient in pieces.items():
+                sums[name] += gradient
     assert loss == pytest.approx(total, rel=1e-10)
     for name, want in sums.items():
         difference = (found[name] - want).abs().max() / want.abs().max()
         assert difference < 1e-10, name
-    plain, _ = gradients(tmp_path / "plain", sample(TOKENS, labels), values)
+    plain, _ = gradients(tmp_path / "plain", rows[0], values, rows[1])
     assert abs(plain - loss) > 1e-3 * abs(loss), "together they would have been another"
 
 
@@ -128,9 +142,9 @@ LAYOUTS = [
     case((), {"tp": 2}),
     case((), {"pp": 4}),  # two stages see neither tokens nor labels
     case((), {"dp": 2}),
-    case(("ulysses",), {"cp": 2}),
+    case(("unaligned-ulysses",), {"cp": 3}),  # which divides neither a row nor both
     case(("ulysses",), {"cp": 2, "pp": 2}),
-    case(("ring-attention",), {"cp": 2}),
+    case(("ring-attention", "swap-attention"), {"cp": 2}),
     case(("ring-attention",), {"cp": 4}),
 ]
 
@@ -139,18 +153,22 @@ LAYOUTS = [
 def test_every_layout_computes_what_one_rank_does(
     parity: Parity, beside: tuple[str, ...], layout: dict[str, int]
 ) -> None:
-    """The vocabulary is small, so that documents end in every sample."""
+    """The vocabulary is small, so that documents end in every sample; two rows a micro-batch."""
     parity(
         "eod-reset",
         beside=beside,
         layout=layout,
-        config={"model.vocab_size": 6, "model.num_layers": max(2, layout.get("pp", 1))},
-        options={"plugins.eod-reset.eod_token_id": EOD},
+        config={
+            "model.vocab_size": 6,
+            "model.num_layers": max(2, layout.get("pp", 1)),
+            "train.micro_batch_size": 2,
+        },
+        options={"plugins.eod-reset.eod_token_id": EOD, "plugins.swap-attention.min_bytes": 1},
     )
 
 
 def test_documents_of_a_fixed_length_end_alike_in_every_row(parity: Parity) -> None:
-    """So several rows may stand in a micro-batch; and no end-of-document token is asked for."""
+    """So they stay rows; and no end-of-document token is asked for."""
     fields = {"tokens": BatchField(axes=("batch", "sequence"))}
     rows = torch.tensor([TOKENS, TOKENS[::-1]])
 
@@ -196,22 +214,21 @@ def test_positions_alone_can_be_reset(tmp_path: Path) -> None:
     assert len({round(loss, 6) for loss in (both, alone, plain)}) == 3
 
 
-def test_a_batch_says_where_its_documents_end() -> None:
+def test_a_batch_says_where_the_documents_of_each_row_end() -> None:
     fields = {"tokens": BatchField(axes=("batch", "sequence"))}
 
     def batches() -> Iterator[Batch]:
-        yield Batch(tensors={"tokens": torch.tensor([TOKENS])}, fields=fields)
+        yield Batch(tensors={"tokens": torch.tensor([TOKENS, OTHER_TOKENS])}, fields=fields)
 
     wrap = EodReset(EodResetConfig()).ascend_batch(end_of_document=lambda: EOD)
     (batch,) = wrap(batches())
-    assert batch.document_ends == ENDS
+    assert batch.row_ends == (ENDS, OTHER_ENDS)
     assert batch.tensors["position_ids"][0, :6].tolist() == [0, 1, 2, 3, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"train.micro_batch_size": 2}, "train.micro_batch_size=2.*set it to 1"),
         ({"plugins.eod-reset.eod_token_id": 90}, "eod_token_id=90 is no token"),
         ({"plugins.eod-reset.document_length": 5}, "leave out plugins.eod-reset.eod_token_id=1"),
         ({"plugins.eod-reset.document_length": 99}, "document_length=99 leaves every sequence"),

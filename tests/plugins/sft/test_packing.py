@@ -14,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend_run.core.data.samples import build_datasets
-from ascend_run.plugin_api import AscendRunError
 from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.sft import Sft, SftConfig
 from ascend_run.plugins.sft.packing import pack
 from tests.core.train.runs import Ended, whole_run
 from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.needed_plugins import names_of
-from tests.support.small_runs import prepare
 from tests.support.tiny_llama import OPTIMIZER, write_llama
 
 from .test_samples import chat, context_of
@@ -111,12 +109,19 @@ def apart(gloo_pool: GlooPool, workplace: Path) -> Ended:
 
 CP = {"parallel__context_parallel_size": 2}
 PP = {"parallel__pipeline_model_parallel_size": 2}
+TWO_ROWS = {
+    "data__seq_length": LONG // 2,
+    "train__micro_batch_size": 2,
+    "train__global_batch_size": 2,
+}
+"""All in one micro-batch still, whose rows have conversations of different lengths."""
 KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "one": (1, {}, ()),
-    "pp, recomputed": (
+    "two rows, pp, recomputed": (
         2,
         {
             **PP,
+            **TWO_ROWS,
             "model__recompute_granularity": "full",
             "model__recompute_method": "uniform",
             "model__recompute_num_layers": 1,
@@ -130,7 +135,7 @@ KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     ),
     "compiled": (1, {}, ("compile",)),
     "heads exchanged": (2, CP, ("ulysses",)),
-    "ring": (2, CP, ("ring-attention",)),
+    "two rows in a ring": (2, CP | TWO_ROWS, ("ring-attention",)),
     "ring of contiguous parts": (
         2,
         {**CP, "plugins__ring-attention__cut": "contiguous"},
@@ -152,27 +157,13 @@ def test_steps_on_a_packed_sample_are_steps_on_its_conversations(
     gloo_pool: GlooPool, workplace: Path, apart: Ended, kind: str
 ) -> None:
     ranks, changes, plugins = KINDS[kind]
-    values = run_values(
-        workplace,
-        kind,
-        plugins__sft__packing=True,
-        data__seq_length=LONG,
-        train__global_batch_size=1,
-        **changes,
-    )
+    in_one = {"data__seq_length": LONG, "train__global_batch_size": 1}
+    values = run_values(workplace, kind, plugins__sft__packing=True, **{**in_one, **changes})
     ended = gloo_pool.run(whole_run, ranks, values, plugins, timeout=100)[0]
     for line, want in zip(ended.readings, apart.readings, strict=True):
         assert line["loss"] == pytest.approx(want["loss"], rel=1e-5)
         assert line["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-5)
     assert len({line["loss"] for line in ended.readings}) == 4
-
-
-def test_where_conversations_cannot_be_kept_apart_it_is_refused(workplace: Path) -> None:
-    values = run_values(workplace, "refused", plugins__sft__packing=True)
-    values["train.micro_batch_size"] = 2
-    wanted = "packing=true does not go with train.micro_batch_size=2"
-    with pytest.raises(AscendRunError, match=wanted):
-        prepare(values, (), 1)
 
 
 def test_files_give_their_shares(tmp_path: Path) -> None:

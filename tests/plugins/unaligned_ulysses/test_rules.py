@@ -61,6 +61,17 @@ def test_the_first_ranks_hold_one_unit_more() -> None:
         held.whole_length(4, 0, 4)
 
 
+def test_rows_in_one_sequence_are_known_by_a_ranks_part_too() -> None:
+    """However short they are, all of them give each rank more than one does."""
+    for length in range(4, 40):
+        for rows in (2, 3):
+            held = UnevenParts(seq_length=length, rows=rows)
+            for whole in held.uneven:
+                lengths = held.lengths(4, whole)
+                assert sum(lengths) == whole
+                assert [held.whole_length(n, i, 4) for i, n in enumerate(lengths)] == [whole] * 4
+
+
 def test_a_run_of_equal_parts_takes_shorter_batches_of_equal_parts() -> None:
     held = UnevenParts(seq_length=16)
     assert [held.chunks(8, rank, 4) for rank in range(4)] == [
