@@ -44,7 +44,12 @@ class TokenLosses(nn.Module):
     """Stands for a model: the loss of a token is its id."""
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, labels: Tensor, loss_mask: Tensor
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        document_ends: tuple[int, ...] | None,
     ) -> Tensor:
         return (input_ids * loss_mask).sum()
 

@@ -110,11 +110,11 @@ def apart(gloo_pool: GlooPool, workplace: Path) -> Ended:
 CP = {"parallel__context_parallel_size": 2}
 PP = {"parallel__pipeline_model_parallel_size": 2}
 TWO_ROWS = {
-    "data__seq_length": LONG // 2,
+    "data__seq_length": 96,
     "train__micro_batch_size": 2,
     "train__global_batch_size": 2,
 }
-"""All in one micro-batch still, whose rows have conversations of different lengths."""
+"""All in one micro-batch still, each row with two, of different lengths."""
 KINDS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "one": (1, {}, ()),
     "two rows, pp, recomputed": (
