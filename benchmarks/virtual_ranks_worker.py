@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ascend_run.ops.attention.ring_attention.blocks import holder, ring_steps
 from ascend_run.ops.attention.ring_attention.cut import ZigZag
-from ascend_run.ops.attention.ring_attention.inner import block_spec, read_by
+from ascend_run.ops.attention.ring_attention.inner import block_backward, block_spec
 from ascend_run.ops.attention.ring_attention.sums import Attended, KeySums, RowSums
 from ascend_run.ops.transfer.ring import Packing
 from ascend_run.plugin_api import AttentionKernel, AttentionSpec, Mask
@@ -108,16 +108,12 @@ class VirtualRanks:
             k, v = self._packing.views(held[owner])
             key_sums = KeySums(self._packing, q)
             for block in blocks:
-                tensors = (
-                    q[block.rows],
+                dq, dk, dv = block_backward(
+                    self._kernel,
+                    block,
+                    (dout, q, out, lse),
                     k[block.columns],
                     v[block.columns],
-                    out[block.rows],
-                    lse[..., block.rows].contiguous(),
-                )
-                dq, dk, dv = self._kernel.backward(
-                    dout[block.rows],
-                    *read_by(self._kernel, tensors),
                     (),
                     block_spec(self._spec, block, 0, None),
                 )

@@ -13,10 +13,10 @@ from ascend_run.ops.attention.ring_attention.bias import Bias
 from ascend_run.ops.attention.ring_attention.cut import Cut, Span
 from ascend_run.ops.attention.ring_attention.inner import (
     Spec,
+    block_backward,
     block_spec,
     by_block,
     lacking,
-    read_by,
 )
 from ascend_run.ops.attention.ring_attention.sums import (
     Attended,
@@ -120,16 +120,12 @@ class AdaptiveAttention:
             packing = Packing([keys.shape, values.shape])
             key_sums = KeySums(packing, q)
             for index, block in enumerate(step.blocks):
-                given = (
-                    q[block.rows],
+                dq, dk, dv, *dbias = block_backward(
+                    self.inner,
+                    block,
+                    (dout, q, out, lse),
                     keys[block.columns],
                     values[block.columns],
-                    out[block.rows],
-                    lse[..., block.rows].contiguous(),  # kernels want rows without gaps
-                )
-                dq, dk, dv, *dbias = self.inner.backward(
-                    dout[block.rows],
-                    *read_by(self.inner, given),
                     inner_saved[number, index],
                     self._block_spec(spec, steps, number, index, bias),
                 )

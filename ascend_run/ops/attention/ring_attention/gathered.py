@@ -18,7 +18,7 @@ from .cut import Cut
 from .gathered_blocks import GatheredBlock, Work, gathered_work
 from .gathered_keys import GatheredKeys, GatheredSums
 from .head_parts import head_parts, joined, joined_bias
-from .inner import Spec, block_spec, lacking, read_by
+from .inner import Spec, block_backward, block_spec, lacking
 from .sums import Attended, RowSums, sink_gradient
 
 # P ranks; s positions of one; B micro-batch; N query heads, G key-value heads; D width of q and k,
@@ -129,16 +129,12 @@ class GatheredAttention:
             sums.begin(shapes[index], part_q)
             for step, found, keys, values in self._in_turn(work, gathered, index):
                 block, place = found.block, next(number)
-                given = (
-                    part_q[block.rows],
+                dq, dk, dv, *dbias = block_backward(
+                    self.inner,
+                    block,
+                    (part_dout, part_q, part_out, part_lse),
                     keys,
                     values,
-                    part_out[block.rows],
-                    part_lse[..., block.rows].contiguous(),  # kernels want rows without gaps
-                )
-                dq, dk, dv, *dbias = self.inner.backward(
-                    part_dout[block.rows],
-                    *read_by(self.inner, given),
                     tuple(inner_saved[place * each : (place + 1) * each]),
                     self._block_spec(part_spec, step, found, place, bias),
                 )

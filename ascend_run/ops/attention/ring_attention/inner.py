@@ -42,10 +42,28 @@ def block_spec(spec: Spec, block: Block, place: int, bias: Tensor | None) -> Spe
     return attrs.evolve(spec, mask=block.mask, bias=bias, sinks=None, dropout=dropout)
 
 
-def read_by(inner: Any, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
-    """q, k, v, out and lse, as far as the kernel's backward reads them."""
-    reads = inner.backward_reads
-    return [x if name in reads else None for name, x in zip(READABLE, tensors, strict=True)]
+def block_backward(
+    inner: Any,
+    block: Block,
+    rows: tuple[Tensor, Tensor, Tensor, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    saved: tuple[Tensor, ...],
+    spec: Spec,
+) -> tuple[Tensor, ...]:
+    """(dq, dk, dv, and that of a bias) of one block.
+
+    Args:
+        rows: dout, q, out and the log-sum-exp of all of this rank's queries.
+        keys, values: The block's own.
+        saved: What the kernel kept of the block's forward.
+    """
+    dout, q, out = (x[block.rows] for x in rows[:3])
+    lse = rows[3][..., block.rows].contiguous()  # kernels want rows without gaps
+    given = zip(READABLE, (q, keys, values, out, lse), strict=True)
+    read = (x if name in inner.backward_reads else None for name, x in given)
+    gradients: tuple[Tensor, ...] = inner.backward(dout, *read, saved, spec)
+    return gradients
 
 
 def by_block(

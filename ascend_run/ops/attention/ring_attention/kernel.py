@@ -15,7 +15,7 @@ from ascend_run.ops.transfer.ring import Packing, Passing, pass_on
 from .bias import Bias
 from .blocks import Block, holder, ring_steps
 from .cut import Cut
-from .inner import Spec, block_spec, by_block, lacking, read_by
+from .inner import Spec, block_backward, block_spec, by_block, lacking
 from .received import Received
 from .sums import Attended, KeySums, RowSums, sink_gradient
 
@@ -143,16 +143,12 @@ class RingAttention:
             held_k, held_v = packing.views(received.at(step))
             key_sums = KeySums(packing, q)
             for index, block in enumerate(steps[step]):
-                given = (
-                    q[block.rows],
+                dq, dk, dv, *dbias = block_backward(
+                    self.inner,
+                    block,
+                    (dout, q, out, lse),
                     held_k[block.columns],
                     held_v[block.columns],
-                    out[block.rows],
-                    lse[..., block.rows].contiguous(),  # kernels want rows without gaps
-                )
-                dq, dk, dv, *dbias = self.inner.backward(
-                    dout[block.rows],
-                    *read_by(self.inner, given),
                     inner_saved[step, index],
                     self._block_spec(spec, block, step, index, bias),
                 )
