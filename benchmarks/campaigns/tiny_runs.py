@@ -45,9 +45,7 @@ def folder_with_data() -> Iterator[Path]:
     try:
         _write_tokens(folder / "tokens")
         _write_tokenizer(folder)
-        turns = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]
-        line = json.dumps({"messages": turns})
-        (folder / "chats.jsonl").write_text(f"{line}\n" * 4)
+        (folder / "chats.jsonl").write_text("".join(_chat(number) for number in range(40)))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -60,6 +58,7 @@ def prepare(
     task: str = "pretrain",
     model: str = "dense",
     values: Mapping[str, Any] | None = None,
+    world_size: int = 1,
 ) -> Prepared:
     """A run as an entry point prepares it; its own folder is ``folder/run``."""
     data = str(folder / ("chats.jsonl" if task == "sft" else "tokens"))
@@ -79,7 +78,7 @@ def prepare(
         **(values or {}),
     }
     given = {name: Given(value, "the campaign") for name, value in chosen.items()}
-    return prepare_raw(RawConfig(values=given), world_size=1)
+    return prepare_raw(RawConfig(values=given), world_size=world_size)
 
 
 def train(prepared: Prepared) -> None:
@@ -110,6 +109,15 @@ def _write_tokens(prefix: Path) -> None:
         for _ in range(40):
             writer.add([drawn.randrange(_VOCAB_SIZE) for _ in range(20)])
     idx_path(str(prefix)).write_bytes(writer.index())
+
+
+def _chat(number: int) -> str:
+    """A line, unlike the others."""
+    turns = [
+        {"role": "user", "content": f"{number}?"},
+        {"role": "assistant", "content": str(number**5)},
+    ]
+    return json.dumps({"messages": turns}) + "\n"
 
 
 def _write_tokenizer(folder: Path) -> None:

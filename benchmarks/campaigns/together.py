@@ -91,7 +91,7 @@ def _alone() -> Iterator[dict[str, Any]]:
     for name in features():
         for model, layout in LAYOUTS:
             for others, config in (((), {}), ((), RECOMPUTED), ((SWAP,), {})):
-                beside = others + ((EXCHANGE,) if _needs_exchange(name, layout) else ())
+                beside = others + ((EXCHANGE,) if needs_exchange(name, layout) else ())
                 if name in beside or _is_without_reference(name, layout):
                     continue
                 yield {
@@ -103,7 +103,7 @@ def _alone() -> Iterator[dict[str, Any]]:
                 }
 
 
-def _needs_exchange(name: str, layout: Mapping[str, int]) -> bool:
+def needs_exchange(name: str, layout: Mapping[str, int]) -> bool:
     """Whether somebody else has to exchange the sequence."""
     resolution = resolution_of((name,))
     return "cp" in layout and not (resolution and Claim.SEQUENCE_EXCHANGE in resolution.owners)
@@ -116,9 +116,14 @@ def _is_without_reference(name: str, layout: Mapping[str, int]) -> bool:
 
 def features() -> list[str]:
     """Ours, by name."""
+    return ours(Kind.FEATURE)
+
+
+def ours(kind: Kind) -> list[str]:
+    """Plugins of this distribution, by name."""
     catalogue = discover()
-    ours = (n for n, found in catalogue.items() if found.first_party and found.kind is Kind.FEATURE)
-    return sorted({plugin.manifest.name for plugin in catalogue.load(ours).values()})
+    names = (n for n, found in catalogue.items() if found.first_party and found.kind is kind)
+    return sorted({plugin.manifest.name for plugin in catalogue.load(names).values()})
 
 
 @functools.cache

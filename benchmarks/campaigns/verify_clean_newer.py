@@ -25,7 +25,7 @@ from .together import CONFIG, EXCHANGE, features, resolution_of
 from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
 
 COUNT: Final = 80
-_CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
+CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "alibi": ({}, {"distance": "root"}),
     "coc": ({}, {"parallel_num": 4}, {"recompute_all_gather": False}),
     "compile": ({}, {"regions": "parts"}),
@@ -90,7 +90,7 @@ def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
     settings |= draws.choice(DROPOUT)
     for name in sorted(chosen):
         settings |= CONFIG.get(name, {})
-        options = draws.choice(_CHOICES.get(name, ({},)))
+        options = draws.choice(CHOICES.get(name, ({},)))
         settings |= {f"plugins.{name}.{option}": value for option, value in options.items()}
     if "generate-mask" in chosen:  # it has nothing to share without
         settings |= _WINDOW

@@ -1,0 +1,109 @@
+"""Whole runs on the ranks of a pool, and all that they held when they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from ascend_run.core.log.metrics import read_metrics
+from ascend_run.plugin_api import Manifest, RunContext, hookimpl
+
+from .tiny_runs import prepare
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_OF_THE_CLOCK: Final = (
+    "memory_bytes",
+    "memory_peak_bytes",
+    "step_seconds",
+    "time",
+    "tokens_per_second",
+)
+
+
+@attrs.frozen
+class Ended:
+    """What one rank held."""
+
+    tensors: Mapping[str, Tensor]
+    """Weights and buffers, the optimizer's state, random generators, entries of plugins."""
+    values: Mapping[str, Any]
+    """The same, of what is no tensor: steps and samples, the schedule, the scale of the loss."""
+
+
+class Watch:
+    """A plugin that keeps what a run holds at its end."""
+
+    manifest = Manifest(name="watch", summary="keep the end of a run")
+
+    def __init__(self, plugins: Sequence[Any]) -> None:
+        self.plugins = plugins
+        self.ended: Ended | None = None
+
+    @hookimpl
+    def ascend_after_run(self, context: RunContext) -> None:
+        from ascend_run.core.checkpoint.entries import EntryPieces
+        from ascend_run.core.hooks import Hooks
+        from ascend_run.core.train.checkpointing import Checkpoints
+
+        # Without the plugins nothing is left out of what a checkpoint would hold of the models.
+        own = Checkpoints(Hooks([]), context, Path(context.config.run.output_dir))
+        pieces, values = own.state()
+        added = Hooks(self.plugins).merge("ascend_checkpoint_entries", context=context)
+        entries = EntryPieces(added, context.layout.rank)
+        tensors = {f"{p.key} {p.offset}": p.tensor for p in (*pieces, *entries.pieces)}
+        for role, bundle in context.models.items():
+            for index, chunk in enumerate(bundle.chunks):
+                for name, held in (*chunk.named_parameters(), *chunk.named_buffers()):
+                    tensors[f"{role}, chunk {index}: {name}"] = held
+        kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self.ended = Ended(kept, {**values, **entries.values})
+
+
+def watched_run(folder: Path, asked: Mapping[str, Any]) -> Ended:
+    """A job: train on the ranks that are there, or on one.
+
+    Args:
+        folder: Of the data.
+        asked: Arguments of ``tiny_runs.prepare``.
+    """
+    import torch.distributed as dist
+
+    size = 1
+    if dist.is_initialized():
+        rank, size = str(dist.get_rank()), dist.get_world_size()
+        # The pool puts them back.
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(size))
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")  # Megatron's own, of what it does without
+        from ascend_run.core.run import run_training
+
+        prepared = prepare(folder, **asked, world_size=size)
+        request = prepared.run_request()
+        watch = Watch(request.plugins)
+        run_training(attrs.evolve(request, plugins=[*request.plugins, watch]))
+    assert watch.ended is not None
+    return watch.ended
+
+
+def readings(run: Path) -> list[dict[str, Any]]:
+    """Of every step, in order: what the log has but for the clock, then the fingerprints, with the
+    hash of the rows that were read."""
+    records = [
+        record
+        for name in ("metrics.jsonl", "fingerprint.jsonl")
+        for record in read_metrics(run / name).records
+    ]
+    return [{k: v for k, v in record.items() if k not in _OF_THE_CLOCK} for record in records]
