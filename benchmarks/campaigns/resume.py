@@ -29,7 +29,7 @@ from . import together, verify_clean_newer
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
 from .tiny_runs import folder_with_data, prepare
-from .watched_runs import Ended, readings, watched_run
+from .watched_runs import Ended, differences, readings, resumed_at, watched_run
 
 FIRST: Final = 2
 LAST: Final = 12
@@ -182,17 +182,15 @@ def compare(asked: Mapping[str, Any], size: int) -> Outcome:
         whole = made("whole", LAST, 0)
         made("halves", FIRST, FIRST)
         resumed = made("halves", LAST, 0)
-        problems = [
-            f"rank {rank}: {problem}"
-            for rank, (one, other) in enumerate(zip(whole, resumed, strict=True))
-            for problem in unlike(one, other)
-        ]
+        problems = [*differences(whole, resumed)]
         steps, others = readings(folder / "whole"), readings(folder / "halves")
         problems += [
             f"{line} is of one run only"
             for line in (*steps, *others)
             if line not in steps or line not in others
         ]
+        if (begun := resumed_at(folder / "halves")) != [FIRST]:
+            problems.append(f"the run went on from the checkpoints {begun}, not from {FIRST} once")
         if len({line["loss"] for line in steps if "loss" in line}) < LAST:
             problems.append("the loss stands still, so the steps show nothing")
     finally:
@@ -200,21 +198,6 @@ def compare(asked: Mapping[str, Any], size: int) -> Outcome:
     if problems:
         return {"verdict": "differs", "why": "; ".join(problems[:3]), "all": problems}
     return {"verdict": PASSED}
-
-
-def unlike(one: Ended, other: Ended) -> Iterator[str]:
-    """What of the second run is not the first one's."""
-    import torch
-
-    for key in sorted({*one.tensors, *other.tensors}):
-        first, second = one.tensors.get(key), other.tensors.get(key)
-        if first is None or second is None:
-            yield f"{key} is of one run only"
-        elif first.dtype != second.dtype or not torch.equal(first, second):
-            yield f"{key} differs"
-    for key in sorted({*one.values, *other.values}):
-        if one.values.get(key) != other.values.get(key):
-            yield f"'{key}' is {other.values.get(key)!r}, not {one.values.get(key)!r}"
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,3 +107,28 @@ def readings(run: Path) -> list[dict[str, Any]]:
         for record in read_metrics(run / name).records
     ]
     return [{k: v for k, v in record.items() if k not in _OF_THE_CLOCK} for record in records]
+
+
+def resumed_at(run: Path) -> list[int]:
+    """Steps of the checkpoints that a run went on from."""
+    events = read_metrics(run / "metrics.jsonl").events
+    return [event["step"] for event in events if event["event"] == "resume"]
+
+
+def differences(ones: Sequence[Ended], others: Sequence[Ended]) -> Iterator[str]:
+    """What of the second run is not the first one's, rank by rank."""
+    import torch
+
+    for rank, (one, other) in enumerate(zip(ones, others, strict=True)):
+        for key in sorted({*one.tensors, *other.tensors}):
+            first, second = one.tensors.get(key), other.tensors.get(key)
+            if first is None or second is None:
+                yield f"rank {rank}: {key} is of one run only"
+            elif first.dtype != second.dtype or not torch.equal(first, second):
+                yield f"rank {rank}: {key} differs"
+        for name in sorted({*one.values, *other.values}):
+            if one.values.get(name) != other.values.get(name):
+                yield (
+                    f"rank {rank}: '{name}' is {other.values.get(name)!r}, "
+                    f"not {one.values.get(name)!r}"
+                )
