@@ -100,13 +100,17 @@ def watched_run(folder: Path, asked: Mapping[str, Any]) -> Ended:
 
 def readings(run: Path) -> list[dict[str, Any]]:
     """Of every step, in order: what the log has but for the clock, then the fingerprints, with the
-    hash of the rows that were read."""
+    hash of the rows that were read. Without what plugins say of their own work (``name/reading``),
+    such as messages sent since this process began."""
     records = [
         record
         for name in ("metrics.jsonl", "fingerprint.jsonl")
         for record in read_metrics(run / name).records
     ]
-    return [{k: v for k, v in record.items() if k not in _OF_THE_CLOCK} for record in records]
+    return [
+        {k: v for k, v in record.items() if k not in _OF_THE_CLOCK and "/" not in k}
+        for record in records
+    ]
 
 
 def resumed_at(run: Path) -> list[int]:
