@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ascend_run.ops.attention.kv_cache import kv_cache_problems
-from ascend_run.plugin_api import AttentionFeatures, Layout, RunConfig, around, divisors, one_of
+from ascend_run.plugin_api import AttentionFeatures, Layout, RunConfig
 
 from .partition import UnevenParts
 
@@ -35,12 +35,4 @@ def problems(config: RunConfig, layout: Layout, options: UnalignedUlyssesConfig)
         yield (
             f"unaligned-ulysses: data.seq_length={length} is too short to give each of {cp} ranks "
             f"(parallel.context_parallel_size) {each}; use at least {cp * unit}"
-        )
-    elif layout.pp > 1 and length % (cp * unit):
-        # Megatron's pipeline takes messages of one shape from every context-parallel rank.
-        yield (
-            f"unaligned-ulysses: data.seq_length={length} cut unevenly over "
-            f"parallel.context_parallel_size={cp} cannot go through a pipeline; use "
-            f"parallel.pipeline_model_parallel_size=1, a sequence of {around(length, cp * unit)}, "
-            f"or a context-parallel size of {one_of(divisors(length // unit, cp))}"
         )

@@ -29,8 +29,9 @@ LAYERS, MESSAGES = 2, 4
         ("moe", {"cp": 4, "ep": 2}, {**ODD, "data.seq_length": 17}),
         ("dense", {"cp": 3, "dp": 1}, {"data.seq_length": 17}),
         ("dense", {"cp": 2, "tp": 2}, {**ODD, "data.seq_length": 18}),
+        ("dense", {"cp": 2, "pp": 2}, {**ODD, "data.seq_length": 17}),
     ],
-    ids=["experts", "three-ranks", "tensor-parallel"],
+    ids=["experts", "three-ranks", "tensor-parallel", "pipeline"],
 )
 def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
     parity: Parity, model: str, layout: dict[str, int], config: dict[str, Any]

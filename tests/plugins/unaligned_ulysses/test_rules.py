@@ -31,7 +31,7 @@ def test_heads_and_lengths_that_the_ranks_do_not_divide_are_taken() -> None:
     assert problems(length=18) == []
     assert problems(length=18, tp=2, cp=2) == []
     assert problems(length=5, cp=1, pp=2) == []
-    assert problems(length=16, pp=2) == []
+    assert problems(length=18, pp=2) == []
 
 
 def test_what_cannot_be_shared_is_refused_with_the_values_that_can() -> None:
@@ -41,10 +41,6 @@ def test_what_cannot_be_shared_is_refused_with_the_values_that_can() -> None:
     (length,) = problems(length=6, tp=2)
     assert "data.seq_length=6" in length
     assert "use at least 8" in length
-    (stages,) = problems(length=18, pp=2)
-    assert "data.seq_length=18 cut unevenly" in stages
-    assert "a sequence of 16 or 20" in stages
-    assert "a context-parallel size of 1, 2 or 3" in stages
 
 
 def test_the_first_ranks_hold_one_unit_more() -> None:
