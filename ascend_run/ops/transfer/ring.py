@@ -27,6 +27,15 @@ class Passing:
         return self._received
 
 
+def connect(group: dist.ProcessGroup, device: torch.device) -> None:
+    """One small message of all ranks, before those in which some take no part.
+
+    NCCL and HCCL connect the ranks of a group in its first call, and wait there for all of them
+    (torch, ``batch_isend_irecv``).
+    """
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
 def pass_on(buffer: Tensor, group: dist.ProcessGroup, *, by: int = 1, tag: int = 0) -> Passing:
     """Send a buffer ``by`` ranks ahead, and receive the like from as many behind.
 

@@ -18,6 +18,7 @@ from ascend_run.plugin_api import (
     Numerics,
     RankKind,
     RunConfig,
+    RunContext,
     SequencePartition,
     Support,
     Wrapper,
@@ -89,3 +90,10 @@ class AdaptiveCp:
 
         cut = self.config.sharing(config.model.get("window_size"))
         return lambda inner: AdaptiveKernel(inner, groups.cp, cut)
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        if context.layout.cp > 1:
+            from ascend_run.ops.transfer.ring import connect
+
+            connect(context.groups.cp, context.device.torch_device)

@@ -43,6 +43,12 @@ def count(numbers: Sequence[int]) -> int:
     return sum(number > 0 for number in numbers)
 
 
+def test_the_first_message_is_one_of_all_ranks(gloo_pool: GlooPool) -> None:
+    """Rounds leave ranks out, and a backend may wait for all of a group in its first call."""
+    for (message,) in gloo_pool.run(jobs.before_a_run, SIZE, ADAPTIVE):
+        assert (message.operation, message.ranks) == ("allreduce_", (0, 1, 2, 3))
+
+
 def test_keys_that_are_seen_go_there_twice_and_their_sums_come_home(gloo_pool: GlooPool) -> None:
     for plugin in (ADAPTIVE, CONTIGUOUS):
         ranks = gloo_pool.run(jobs.attend, SIZE, plugin, [*SHAPES.values()])
