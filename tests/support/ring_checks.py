@@ -64,6 +64,7 @@ BIASED: Mapping[str, Case] = {
     "bias-and-documents": Case(bias=(32, 32), mask=c.Mask(document_ends=DOCUMENTS)),
     "bias-and-a-window": Case(bias=(4, 32, 32), mask=c.Mask(window=(5, 0)), softcap=0.9),
     "general-mask": Case(bias=(32, 32), general_mask=True, mask=FREE, groups=2),
+    "general-mask-of-rows": Case(bias=(2, 1, 32, 32), general_mask=True, mask=FREE, groups=2),
     "general-mask-of-heads": Case(bias=(2, 4, 32, 32), general_mask=True, sinks=True),
 }
 """By the platform's kernel; where the plugin lets a bias through."""

@@ -60,8 +60,7 @@ class HeadExchange:
     ) -> None:
         self.inner, self.group, self.lengths = inner, group, lengths
         self.keys = keys or ExchangedKeys()
-        # A bias would have to be cut along its heads while its queries are this rank's only.
-        self.features = attrs.evolve(inner.features, bias=False)
+        self.features = inner.features
         self.backward_reads = frozenset(_DROPPED[kv_cache]) & inner.backward_reads
         self._kept = [
             name for name in _READABLE if name in inner.backward_reads - self.backward_reads
@@ -124,8 +123,12 @@ class HeadExchange:
         )
         dk, dv = (_summed(x, places.share) for x in (dk, dv))
         gradients = self.keys.take_back(dq, dk, dv, places)
-        heads = places.queries[-1][1]
-        return *gradients, *(_spread(extra, places.share, heads) for extra in extras)
+        given = (spec.bias, -3), (spec.sinks, -1)
+        wholes = [(x, axis) for x, axis in given if x is not None]
+        return *gradients, *(
+            _spread(extra, places.share, whole, axis)
+            for extra, (whole, axis) in zip(extras, wholes, strict=True)
+        )
 
     def _places(self, heads: int, groups: int, num_queries: int, num_keys: int) -> Places:
         """Who has what, of the heads and of the sequence."""
@@ -150,6 +153,7 @@ class HeadExchange:
         return attrs.evolve(
             spec,
             mask=attrs.evolve(spec.mask, query_start=0, key_start=0),
+            bias=None if spec.bias is None else _of_heads(spec.bias, share, -3),
             sinks=None if sinks is None else sinks[mine],
             position_bias=position_bias,
             dropout=dropout,
@@ -172,11 +176,20 @@ def _summed(gradient: Tensor, share: HeadShare) -> Tensor:
     return torch.cat([x.sum(-2, keepdim=True) for x in copies], dim=-2)
 
 
-def _spread(dsinks: Tensor, share: HeadShare, heads: int) -> Tensor:
-    """[n] -> [N]: this rank's heads; the others' are on the ranks that hold them."""
-    whole = dsinks.new_zeros(heads)
-    whole[slice(*share.queries)] = dsinks
-    return whole
+def _of_heads(x: Tensor, share: HeadShare, axis: int) -> Tensor:
+    """This rank's heads of what has some along an axis; all of what has none."""
+    if x.dim() < -axis or x.shape[axis] == 1:
+        return x
+    return x.narrow(axis, share.queries[0], share.num_queries)
+
+
+def _spread(gradient: Tensor, share: HeadShare, whole: Tensor, axis: int) -> Tensor:
+    """In the shape of the whole: this rank's heads; the others' are on the ranks that hold them."""
+    if gradient.shape == whole.shape:
+        return gradient
+    spread = torch.zeros_like(whole)
+    _of_heads(spread, share, axis).copy_(gradient)
+    return spread
 
 
 def _as_column(lse: Tensor) -> Tensor:

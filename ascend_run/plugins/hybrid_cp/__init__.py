@@ -30,8 +30,7 @@ from .cost import hybrid_cost
 from .groups import HEADS, WINDOW, WINDOWS, rank_lists
 from .rules import problems
 
-LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
-"""A bias would have to be cut along its heads, its queries and its keys."""
+LETS_THROUGH: Final = AttentionFeatures.all_but()
 
 
 @attrs.frozen(kw_only=True)

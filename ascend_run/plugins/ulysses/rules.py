@@ -11,8 +11,7 @@ from ascend_run.plugin_api import AttentionFeatures, Layout, RunConfig, divisors
 if TYPE_CHECKING:
     from . import UlyssesConfig
 
-LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
-"""A bias would have to be cut along its heads while its queries are this rank's only."""
+LETS_THROUGH: Final = AttentionFeatures.all_but()
 
 
 def problems(config: RunConfig, layout: Layout, options: UlyssesConfig) -> Iterator[str]:

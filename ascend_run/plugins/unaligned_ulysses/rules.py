@@ -13,8 +13,7 @@ from .partition import UnevenParts
 if TYPE_CHECKING:
     from . import UnalignedUlyssesConfig
 
-LETS_THROUGH: Final = AttentionFeatures.all_but("bias")
-"""A bias would have to be cut along its heads while its queries are this rank's only."""
+LETS_THROUGH: Final = AttentionFeatures.all_but()
 
 
 def problems(config: RunConfig, layout: Layout, options: UnalignedUlyssesConfig) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ascend_run.plugin_api.testing.pool import GlooPool
 from ascend_run.plugins.hybrid_cp import HybridCp, HybridCpConfig
 from ascend_run.plugins.hybrid_cp.kernel import HybridKernel
 from tests.support import ring_checks as checks
-from tests.support.ring_checks import CASES, FREE, OWN, PLATFORM
+from tests.support.ring_checks import BIASED, CASES, FREE, OWN, PLATFORM
 from tests.support.ring_formula import Case, FormulaKernel
 
 FEW = {
@@ -52,7 +52,7 @@ def test_so_they_are_on_two_ranks(gloo_pool: GlooPool, degree: int) -> None:
 
 def test_so_they_are_by_the_platforms_kernel(gloo_pool: GlooPool) -> None:
     plugin = HybridCp(HybridCpConfig())
-    checks.assert_at_parity(gloo_pool, plugin, CASES | PLATFORM, 4, platform=True)
+    checks.assert_at_parity(gloo_pool, plugin, CASES | PLATFORM | BIASED, 4, platform=True)
 
 
 @settings(max_examples=8, deadline=None)

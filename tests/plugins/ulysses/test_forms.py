@@ -99,6 +99,10 @@ def test_any_problem_whose_heads_divide_is_at_parity(
     checks.assert_at_parity(gloo_pool, ulysses(kv_cache=kv_cache), named, 2, platform=True)
 
 
+def test_a_bias_of_the_whole_sequence_goes_to_the_heads_that_it_is_for(gloo_pool: GlooPool) -> None:
+    checks.assert_at_parity(gloo_pool, ulysses(), checks.BIASED, 4, platform=True)
+
+
 def test_with_dropout_every_gradient_is_that_of_what_was_kept(gloo_pool: GlooPool) -> None:
     """Of each rank's heads in one call."""
     case = Case(heads=8, groups=2, sinks=True, slopes=True)

@@ -70,7 +70,9 @@ def test_so_it_is_by_the_platforms_kernel_with_what_belongs_to_a_head(gloo_pool:
         "sinks": Case(heads=5, groups=5, length=LENGTH, sinks=True),
         "slopes-and-sinks": Case(heads=6, groups=3, length=29, sinks=True, slopes=True),
         "softcap": Case(heads=7, groups=1, length=LENGTH, softcap=0.7),
+        "bias-of-uneven-heads": Case(heads=6, groups=2, length=30, bias=(6, 30, 30), sinks=True),
     }
+    named |= checks.BIASED
     checks.assert_at_parity(gloo_pool, unaligned(), named, 4, platform=True)
 
 
