@@ -276,7 +276,7 @@ def _misfits(config: RunConfig, layout: Layout, resolution: Resolution, hooks: H
     problems += run_problems(
         config, layout, claimed=[*resolution.owners], sequence_multiple=multiple
     )
-    problems += attention_problems(config, _attention_parts(config, resolution))
+    problems += attention_problems(config, _attention_parts(config, resolution, hooks.plugins))
     for name, answer in hooks.contributions("ascend_check", config=config, layout=layout):
         if isinstance(answer, str):
             raise HookError(f"'{name}' returns a text from ascend_check; expected a list of texts")
@@ -284,11 +284,17 @@ def _misfits(config: RunConfig, layout: Layout, resolution: Resolution, hooks: H
     return list(dict.fromkeys(problems))
 
 
-def _attention_parts(config: RunConfig, resolution: Resolution) -> list[AttentionPart]:
+def _attention_parts(
+    config: RunConfig, resolution: Resolution, plugins: Sequence[Any]
+) -> list[AttentionPart]:
     """The plugins around one another in the attention, as their manifests declare them, and
-    outermost those that only ask something of it."""
+    outermost those that only ask something of it.
+
+    Args:
+        plugins: Instances, whose manifest may ask more than the class's where an option does.
+    """
     unused = idle(resolution, config)
-    active = [plugin for plugin in resolution.order if plugin.manifest.name not in unused]
+    active = [plugin for plugin in plugins if plugin.manifest.name not in unused]
     kernels = [p for p in active if "ascend_attention_kernel" in implementations(p)]
     # The platform is asked last, as the default.
     kernels.sort(key=lambda plugin: kind_of(plugin.manifest) is Kind.PLATFORM)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,12 +49,15 @@ def write_llama(folder: Path, vocab_size: int = 400, seed: int = 0, **changes: A
 
 
 def train_reference(
-    model: nn.Module, batches: Sequence[Sequence[tuple[list[int], list[bool]]]]
+    model: nn.Module,
+    batches: Sequence[Sequence[tuple[list[int], list[bool]]]],
+    mask_of: Callable[[list[bool]], Tensor | None] = lambda trained: None,
 ) -> Iterator[float]:
     """Losses of AdamW steps, one a global batch; each sample goes through the model alone.
 
     Args:
         batches: Samples as token ids and which of them are trained.
+        mask_of: From the latter to what transformers is given as ``attention_mask``.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -69,7 +72,8 @@ def train_reference(
     for batch in batches:
         losses: list[Tensor] = []
         for ids, trained in batch:
-            logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+            mask = mask_of(trained)
+            logits = model(input_ids=torch.tensor([ids]), attention_mask=mask).logits[0, :-1]
             each = F.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
             losses.append(each[torch.tensor(trained[1:])])
         loss = torch.cat(losses).mean()

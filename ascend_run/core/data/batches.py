@@ -18,6 +18,8 @@ from .samples import Samples
 
 BATCH_AXIS = "batch"
 SEQUENCE_AXIS = "sequence"
+PAIR_AXES = (BATCH_AXIS, "query", "key")
+"""Of ``attention_mask``, which says of every pair of positions whether it is seen."""
 
 
 @attrs.frozen(kw_only=True)
@@ -137,8 +139,9 @@ def collate(samples: list[Mapping[str, Tensor]], fields: Mapping[str, BatchField
 def join_rows(batch: Batch) -> Batch:
     """A micro-batch whose rows end their documents at places of their own, as one row.
 
-    The rows stand behind one another, each field [B, S, ...] as [1, B * S, ...], and a document
-    ends where a row does. So whatever keeps the documents of one row apart keeps these apart.
+    The rows stand behind one another, each field [B, S, ...] as [1, B * S, ...], one of pairs of
+    positions [B, S, S] as [1, B * S, B * S], and a document ends where a row does. So whatever
+    keeps the documents of one row apart keeps these apart.
 
     Raises:
         DataError: A field is not [B, S, ...] as the others are, or the ends are not those of the
@@ -147,8 +150,13 @@ def join_rows(batch: Batch) -> Batch:
     if batch.row_ends is None:
         return batch
     rows, length = next(iter(batch.tensors.values())).shape[:2]
+    joined = {}
     for name, tensor in batch.tensors.items():
         axes = batch.fields[name].axes
+        if axes == PAIR_AXES:
+            # Nobody sees another row's tokens.
+            joined[name] = torch.block_diag(*tensor).to(tensor.dtype).unsqueeze(0)
+            continue
         if axes[:2] != (BATCH_AXIS, SEQUENCE_AXIS) or tensor.shape[:2] != (rows, length):
             raise DataError(
                 f"field {name} has the axes {', '.join(axes)} and the shape "
@@ -156,13 +164,13 @@ def join_rows(batch: Batch) -> Batch:
                 f"expected {BATCH_AXIS}, {SEQUENCE_AXIS} and a shape that begins with "
                 f"{(rows, length)}, as the other fields have"
             )
+        joined[name] = tensor.flatten(0, 1).unsqueeze(0)
     ends = [end for of_row in batch.row_ends for end in of_row]
     if len(batch.row_ends) != rows or not all(0 <= end <= length for end in ends):
         raise DataError(
             f"documents are said to end at {batch.row_ends}, expected one tuple for each of {rows} "
             f"rows, with positions from 0 to {length}"
         )
-    joined = {name: x.flatten(0, 1).unsqueeze(0) for name, x in batch.tensors.items()}
     places = {row * length + end for row, of in enumerate(batch.row_ends) for end in (*of, length)}
     return attrs.evolve(
         batch, tensors=joined, row_ends=None, document_ends=tuple(sorted(places - {0}))

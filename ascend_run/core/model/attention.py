@@ -62,12 +62,30 @@ def attend(
     return _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
 
 
-@attrs.frozen
-class Documents:
-    """Where the documents of every sequence of a micro-batch end; it goes through Megatron's layers
-    in the place of its ``packed_seq_params``."""
+@attrs.frozen(kw_only=True)
+class BatchMask:
+    """What a micro-batch lets be seen, beside the layer's own mask; it goes through Megatron's
+    layers in the place of its ``packed_seq_params``."""
 
-    ends: tuple[int, ...]
+    document_ends: tuple[int, ...] | None = None
+    """Where the documents of every sequence end."""
+    bias: Tensor | None = None
+    """[B, 1, S, S] over the whole sequence, 0 where a query sees a key and -inf elsewhere; it
+    stands in the place of the causal mask."""
+
+    @classmethod
+    def of(
+        cls, document_ends: tuple[int, ...] | None, allowed_BSS: Tensor | None, dtype: torch.dtype
+    ) -> BatchMask | None:
+        """None where there is neither."""
+        if document_ends is None and allowed_BSS is None:
+            return None
+        bias = None
+        if allowed_BSS is not None:
+            hidden = allowed_BSS.logical_not().unsqueeze(1)
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            bias.masked_fill_(hidden, -torch.inf)
+        return cls(document_ends=document_ends, bias=bias)
 
 
 class CoreAttention(MegatronModule):
@@ -105,14 +123,17 @@ class CoreAttention(MegatronModule):
         *,
         attn_mask_type: Any = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Documents | None = None,
+        packed_seq_params: BatchMask | None = None,
     ) -> Tensor:
         """[S, B, N, D], [S, B, G, D], [S, B, G, E] -> [S, B, N * E].
 
         The mask speaks of the whole sequence; a kernel that exchanges the sequence knows which
         part of it this rank holds.
         """
-        assert attention_mask is None, "masks are objects here; see contracts.Mask"
+        assert attention_mask is None, "masks are objects here; see contracts.Mask and BatchMask"
+        if packed_seq_params is not None and packed_seq_params.bias is not None:
+            assert attention_bias is None, "two biases of one attention"
+            attention_bias = packed_seq_params.bias
         spec = c.AttentionSpec(
             scale=self.scale,
             mask=self._mask(packed_seq_params),
@@ -155,15 +176,21 @@ class CoreAttention(MegatronModule):
         )
         return found
 
-    def _mask(self, documents: Documents | None) -> c.Mask:
-        if documents is None:
+    def _mask(self, of_batch: BatchMask | None) -> c.Mask:
+        if of_batch is None:
             return self.mask
-        if not declared_by(self.kernel).documents:
+        can, ends = declared_by(self.kernel), of_batch.document_ends
+        if of_batch.bias is not None and not can.bias:
+            raise ConfigError(
+                f"the attention of this run ({type(self.kernel).__name__}) takes no bias, and so "
+                "no attention_mask, which this batch has; leave the mask out"
+            )
+        if ends is not None and not can.documents:
             raise ConfigError(
                 f"the attention of this run ({type(self.kernel).__name__}) keeps no documents "
                 "apart, and this batch has several in a sequence; do not pack them"
             )
-        return attrs.evolve(self.mask, document_ends=documents.ends)
+        return attrs.evolve(self.mask, causal=of_batch.bias is None, document_ends=ends)
 
     def _dropout(self) -> c.Dropout | None:
         probability = self.config.attention_dropout
@@ -196,7 +223,7 @@ class SelfAttention(MegatronSelfAttention):
         rotary_pos_emb: Tensor | None = None,
         *unused: Any,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Documents | None = None,
+        packed_seq_params: BatchMask | None = None,
         **ignored: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """[S, B, H] -> ([S, B, H], bias).

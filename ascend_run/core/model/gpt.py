@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
-from .attention import Documents
+from .attention import BatchMask
 from .rotary import RotaryTable
 
 # S sequence on this rank, B micro-batch, H hidden size, V vocabulary on this rank
@@ -71,6 +71,10 @@ class GPT(GPTModel):
         ``set_input_tensor``.
 
         Args:
+            attention_mask: [B, S, S] bool over the whole sequence, True where a query (second
+                axis) may attend to a key; None: causal. It stands in the place of the causal
+                mask; a window and documents hide more. Here it is not Megatron's, which is True
+                where it hides.
             document_ends: Where documents end in every sequence; no token sees another document.
                 Position ids are the caller's. Rotary angles count on, since only differences
                 within a document matter to them.
@@ -78,9 +82,9 @@ class GPT(GPTModel):
         embedded = self.embedding(input_ids, position_ids) if self.pre_process else None
         hidden = self.decoder(
             hidden_states=embedded,
-            attention_mask=attention_mask,
+            attention_mask=None,
             rotary_pos_emb=self._rotary_tables(input_ids, document_ends),
-            packed_seq_params=None if document_ends is None else Documents(document_ends),
+            packed_seq_params=BatchMask.of(document_ends, attention_mask, self.config.params_dtype),
             **kwargs,
         )
         if not self.post_process:

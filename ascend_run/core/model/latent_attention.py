@@ -28,7 +28,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 
 from .assembly import Assembly
-from .attention import CoreAttention, Documents
+from .attention import BatchMask, CoreAttention
 
 # S sequence on this rank, s its part on one tensor-parallel rank under sequence parallelism (else
 # S), B micro-batch, N heads on this tensor-parallel rank, C width of a head that does not turn, R
@@ -116,7 +116,7 @@ class LatentAttention(Attention):
         rotary_pos_emb: Tensor | None = None,
         *unused: Any,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Documents | None = None,
+        packed_seq_params: BatchMask | None = None,
         **ignored: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """[s, B, H] -> ([s, B, H], bias).

@@ -25,7 +25,12 @@ class BatchField:
 
 @attrs.frozen(kw_only=True)
 class Batch:
-    """A micro-batch: named tensors with declared axes."""
+    """A micro-batch: named tensors with declared axes.
+
+    A dense mask is the field ``attention_mask`` with the axes ``batch, query, key``: bool, True
+    where a query may attend to a key, in place of the causal mask. It is whole on every rank. Who
+    adds it needs ``AttentionFeatures(bias=True)``; our tasks hand it to the model.
+    """
 
     tensors: Mapping[str, Tensor]
     fields: Mapping[str, BatchField]

@@ -48,6 +48,7 @@ class PretrainTask:
             position_ids=tensors["position_ids"],
             labels=tensors["labels"],
             loss_mask=tensors["loss_mask"],
+            attention_mask=tensors.get("attention_mask"),
             document_ends=batch.document_ends,
         )
         if output.dim():  # only the last stage reduces to a scalar

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ascend_run.plugin_api import Claim, Manifest, Maturity, Numerics, RunConfig, Support, hookimpl
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    Claim,
+    CostChange,
+    Layout,
+    Manifest,
+    Maturity,
+    Numerics,
+    RankKind,
+    RunConfig,
+    Support,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import contracts as c
@@ -49,6 +61,9 @@ class SftConfig:
     """With ``longest``: lengths are rounded up to a multiple of this. Unit: tokens."""
     packing: bool = False
     """Fill each sample with several conversations, none of which sees another."""
+    bidirectional_prompt: bool = False
+    """The tokens of a prompt, before the first that is trained, see one another (a prefix language
+    model); else each sees those before it."""
     shuffle: bool = True
     """Train in another order in every epoch; else in the order of the files."""
     date: str | None = attrs.field(default=None, validator=_iso_date)
@@ -86,12 +101,25 @@ class Sft:
 
     def __init__(self, config: SftConfig) -> None:
         self.config = config
+        if config.bidirectional_prompt:
+            self.manifest = attrs.evolve(
+                type(self).manifest, attention_needs=AttentionFeatures(bias=True)
+            )
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
         from .sources import source_problems
 
         return [*_option_problems(config, self.config), *source_problems(config, self.config)]
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+        """That of conversations is the model's own."""
+        if not self.config.bidirectional_prompt:
+            return None
+        from .cost import dense_mask_cost
+
+        return dense_mask_cost(config, layout, rank)
 
     @hookimpl
     def ascend_task(self) -> c.Task:
@@ -101,12 +129,14 @@ class Sft:
 
     @hookimpl
     def ascend_batch(self, config: RunConfig) -> c.Wrapper[c.BatchIterator]:
-        from .padding import shorten, tell_documents
+        from .padding import shorten, show_prompts, tell_documents
 
         def wrap(batches: c.BatchIterator) -> c.BatchIterator:
             if pads_to_longest(config, self.config):
                 batches = shorten(batches, config, self.config.pad_to_multiple_of)
-            return tell_documents(batches) if self.config.packing else batches
+            if self.config.packing:
+                batches = tell_documents(batches)
+            return show_prompts(batches) if self.config.bidirectional_prompt else batches
 
         return wrap
 
@@ -153,6 +183,12 @@ def _option_problems(config: RunConfig, options: SftConfig) -> Iterator[str]:
         yield (
             f"sft: train.eval_interval is {config.train.eval_interval}, but data.validation is "
             "empty; name a held-out file, or set train.eval_interval=0"
+        )
+    if options.bidirectional_prompt and config.model.get("window_size"):
+        yield (
+            "sft: plugins.sft.bidirectional_prompt=true does not go with model.window_size="
+            f"{config.model.window_size}, which hides what comes after a token; leave out one of "
+            "the two"
         )
     if options.padding == "longest":
         for reason in _needs_one_length(config):

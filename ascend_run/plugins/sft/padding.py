@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 import attrs
+import torch
 
-from ascend_run.plugin_api import Batch, RunConfig
+from ascend_run.plugin_api import Batch, BatchField, RunConfig
 
 
 def shorten(
@@ -28,6 +29,28 @@ def shorten(
         length = min(needed + -needed % multiple, batch.tensors["tokens"].shape[1])
         cut = {name: tensor[:, :length].contiguous() for name, tensor in batch.tensors.items()}
         yield attrs.evolve(batch, tensors=cut)
+
+
+def show_prompts(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Let the tokens of a prompt see one another: those of a conversation before its first trained
+    one. Positions begin at 0 in every conversation."""
+    for batch in batches:
+        positions_BS, loss_mask_BS = (batch.tensors[n] for n in ("position_ids", "loss_mask"))
+        conversations_BS = (positions_BS == 0).cumsum(1)
+        # What counts at a place is the token after it.
+        counted_BS = (loss_mask_BS > 0).cumsum(1).roll(1, 1)
+        counted_BS[:, 0] = 0
+        places_S = torch.arange(positions_BS.shape[1])
+        begin_BS = places_S - positions_BS
+        prompt_BS = counted_BS == counted_BS.gather(1, begin_BS)
+        allowed_BSS = prompt_BS[:, :, None] & prompt_BS[:, None]
+        allowed_BSS |= places_S[:, None] >= places_S
+        allowed_BSS &= conversations_BS[:, :, None] == conversations_BS[:, None]
+        yield attrs.evolve(
+            batch,
+            tensors={**batch.tensors, "attention_mask": allowed_BSS},
+            fields={**batch.fields, "attention_mask": BatchField(axes=("batch", "query", "key"))},
+        )
 
 
 def tell_documents(batches: Iterator[Batch]) -> Iterator[Batch]:

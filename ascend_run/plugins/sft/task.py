@@ -96,15 +96,13 @@ class SftTask:
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """The hidden state; on the last pipeline stage the loss, with the tokens it runs over."""
         tensors = batch.tensors
-        packed = {}
-        if self.options.packing:
-            packed["document_ends"] = batch.document_ends
         output: Tensor = model(
             input_ids=tensors["tokens"],
             position_ids=tensors["position_ids"],
             labels=tensors["labels"],
             loss_mask=tensors["loss_mask"],
-            **packed,
+            attention_mask=tensors.get("attention_mask"),
+            document_ends=batch.document_ends,
         )
         if output.dim():  # only the last stage reduces to a scalar
             return output

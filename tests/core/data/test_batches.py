@@ -215,17 +215,24 @@ OF_ROWS = {
     "tokens": BatchField(axes=("batch", "sequence")),
     "weights": BatchField(axes=("batch", "sequence", "kind")),
     "each": BatchField(axes=("batch",)),
+    "pairs": BatchField(axes=("batch", "query", "key")),
 }
 
 
 def test_rows_with_documents_of_their_own_are_joined() -> None:
     rows_BS = torch.arange(12).view(2, 6)
-    tensors = {"tokens": rows_BS, "weights": torch.stack((rows_BS, -rows_BS), dim=-1)}
+    pairs = torch.ones(2, 6, 6, dtype=torch.bool).tril()
+    weights = torch.stack((rows_BS, -rows_BS), dim=-1)
+    tensors = {"tokens": rows_BS, "weights": weights, "pairs": pairs}
     batch = Batch(tensors=tensors, fields=OF_ROWS, row_ends=((2, 6), (3,)))
     joined = join_rows(batch)
     assert (joined.document_ends, joined.row_ends) == ((2, 6, 9, 12), None)
     assert joined.tensors["tokens"].tolist() == [[*range(12)]]
     assert joined.tensors["weights"].tolist() == [[[i, -i] for i in range(12)]]
+    assert joined.tensors["pairs"].dtype is torch.bool
+    assert joined.tensors["pairs"].nonzero().tolist() == [
+        [0, row, key] for row in range(12) for key in range(row // 6 * 6, row + 1)
+    ]
     assert join_rows(joined) is joined
 
 

@@ -109,6 +109,7 @@ def test_on_the_last_stage_the_loss_is_a_sum_over_the_tokens_that_count(
     assert answer.count.item() == 5
     assert answer.count.dtype == torch.int64
     assert model.called_with.pop("document_ends") is None
+    assert model.called_with.pop("attention_mask") is None
     assert {name: id(tensor) for name, tensor in model.called_with.items()} == {
         "input_ids": id(batch.tensors["tokens"]),
         "position_ids": id(batch.tensors["position_ids"]),

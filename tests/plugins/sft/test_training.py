@@ -4,11 +4,13 @@ transformers itself. Then resuming, and the layouts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ascend_run.plugin_api.testing.pool import GlooPool
@@ -52,9 +54,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def reference(workplace: Path) -> list[float]:
-    """Losses of transformers' model."""
+def losses_of_transformers(
+    workplace: Path, mask_of: Callable[[list[bool]], Tensor | None]
+) -> list[float]:
     tokenizer = AutoTokenizer.from_pretrained(workplace / "blocks")
     samples = []
     for line in (workplace / "train.jsonl").read_text().splitlines():
@@ -67,7 +69,20 @@ def reference(workplace: Path) -> list[float]:
         samples.append((encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]))
     batches = [samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
     model = LlamaForCausalLM.from_pretrained(workplace / "model")
-    return list(train_reference(model, batches))
+    return list(train_reference(model, batches, mask_of))
+
+
+@pytest.fixture(scope="module")
+def reference(workplace: Path) -> list[float]:
+    """Losses of transformers' model."""
+    return losses_of_transformers(workplace, lambda trained: None)
+
+
+def prefix_mask(trained: list[bool]) -> Tensor:
+    """[1, 1, S, S], added to the scores: what comes before the answer sees itself."""
+    hidden = torch.full((len(trained), len(trained)), -torch.inf).triu(1)
+    hidden[: trained.index(True), : trained.index(True)] = 0
+    return hidden[None, None]
 
 
 def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
@@ -134,6 +149,17 @@ def test_ten_losses_are_those_of_transformers(
     losses = [line["loss"] for line in ended[0].readings]
     assert losses == pytest.approx(reference, rel=1e-5)
     assert max(reference) - min(reference) > 0.5
+
+
+def test_so_they_are_where_a_prompts_tokens_see_one_another(
+    gloo_pool: GlooPool, workplace: Path, reference: list[float], tmp_path: Path
+) -> None:
+    changes = {**LAYOUTS["one, all at once"][1], "plugins__sft__bidirectional_prompt": True}
+    run = values(workplace, tmp_path / "run", **changes)
+    (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
+    losses = [line["loss"] for line in ended.readings]
+    assert losses == pytest.approx(losses_of_transformers(workplace, prefix_mask), rel=1e-5)
+    assert losses != pytest.approx(reference, rel=1e-3)
 
 
 def test_a_run_in_two_halves_is_the_run_in_one(

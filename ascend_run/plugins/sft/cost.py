@@ -1,0 +1,18 @@
+"""What a mask of every pair of positions costs. No torch."""
+
+from __future__ import annotations
+
+from ascend_run.ops.attention.score_blocks import pairs_flops, pairs_seen
+from ascend_run.plugin_api import CostChange, Layout, RankKind, RunConfig
+
+
+def dense_mask_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+    """The pairs that the causal mask would leave out are computed too; the mask as truth values, as
+    what is added to the scores, and in backward the gradient of that are of whole sequences."""
+    length = config.data.seq_length
+    pairs = config.train.micro_batch_size * length**2
+    hidden = length**2 - pairs_seen(length, None)
+    return CostChange(
+        flops=pairs_flops(config, layout.cp, rank) * hidden,
+        buffers={"attention mask": pairs * (1 + 2 * rank.item_bytes)},
+    )
