@@ -8,7 +8,7 @@ from itertools import pairwise
 import attrs
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_run.core.data.batches import (
@@ -44,6 +44,7 @@ def read(batches: Sequence[Batch]) -> list[list[int]]:
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(0, 30), st.integers(1, 4))
 def test_the_ranks_together_read_the_next_samples_once_and_in_order(
     size: tuple[int, int, int], consumed: int, batches: int
@@ -62,6 +63,7 @@ def test_the_ranks_together_read_the_next_samples_once_and_in_order(
     assert seen == list(range(consumed, consumed + batches * total))
 
 
+@settings(deadline=None)
 @given(sizes)
 def test_a_run_goes_on_exactly_wherever_it_stopped(size: tuple[int, int, int]) -> None:
     micro, dp_size, accumulation = size
@@ -143,6 +145,7 @@ class Partition:
         return tuple((first, first + width) for first in firsts)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.integers(1, 5))
 def test_the_cut_parts_put_together_are_the_batch(
     cp_size: int, pieces: int, zigzag: bool, width: int
