@@ -33,7 +33,8 @@ def test_every_plugin_was_compared_in_every_precision_with_dropout() -> None:
         assert precisions.keys() == {"fp32", "bf16", "fp16"}, name
     assert figures["compared"] + sum(figures["refused"].values()) == RESULT["cases"]
     assert figures["with dropout"] == figures["compared"]
-    assert all(figures["refused"])
+    (reason,) = figures["refused"]
+    assert reason.startswith("'gpt2' requires model.num_moe_experts == 0")
 
 
 class ThisProcess:

@@ -1,6 +1,7 @@
 """The campaign ``together``: the committed result is of every pair and layout, and it passes.
 
-A sample of it, with every feature, runs in ``tests/contract/test_together.py``.
+``tests/contract/test_together.py`` runs sets in which every feature is, and features alone in
+layouts drawn from it.
 """
 
 from __future__ import annotations

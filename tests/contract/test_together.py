@@ -1,10 +1,12 @@
-"""Features of ours enabled at once: drawn sets, which have every feature, and the largest ones.
+"""Features of ours enabled at once: drawn sets, which have every feature, and the largest ones; and
+alone in the layouts that take more than one kind of parallelism, as drawn from the campaign.
 
 The campaign ``together`` has every pair, and every feature alone in every layout.
 """
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -13,6 +15,8 @@ from ascend_run.plugin_api import Numerics
 from ascend_run.plugin_api.layout import world_size
 from ascend_run.plugin_api.testing.parity import Parity
 from ascend_run.registry.discovery import discover
+from benchmarks.campaigns import together
+from benchmarks.campaigns.campaign import PASSED
 from benchmarks.campaigns.together import (
     CONFIG,
     OPTIONS,
@@ -45,6 +49,29 @@ def _drawn_sets() -> list[tuple[str, ...]]:
 def test_sets_that_resolution_allows_are_at_parity(parity: Parity, names: tuple[str, ...]) -> None:
     config = {key: value for name in names for key, value in CONFIG.get(name, {}).items()}
     parity(names, model="moe", layout=layout_of_set(names), config=config, options=OPTIONS)
+
+
+def _drawn_alone() -> list[str]:
+    """A case of the campaign in each of its layouts with stages or of two kinds."""
+    draw, known = random.Random(1), {*features()}
+    by_layout: dict[str, list[str]] = {}
+    for case in together.cases(0):
+        asked = json.loads(case)
+        axes = asked["layout"].keys() - {"dp"}
+        names = {*asked["plugins"], *asked.get("beside", ())}
+        if together.SWAP in names and together.RECOMPUTED.items() <= asked["config"].items():
+            continue  # refused
+        if len(asked["plugins"]) == 1 and names <= known and (len(axes) > 1 or "pp" in axes):
+            by_layout.setdefault(str(asked["layout"]), []).append(case)
+    return [draw.choice(of_layout) for of_layout in by_layout.values()]
+
+
+@pytest.mark.parametrize("case", _drawn_alone())
+def test_a_feature_in_a_layout_of_the_campaign_is_at_parity(
+    monkeypatch: pytest.MonkeyPatch, parity: Parity, case: str
+) -> None:
+    monkeypatch.setattr(together, "_parity", lambda: parity)  # the ranks of this session
+    assert together.run(case) == {"verdict": PASSED, "compared": True}
 
 
 @pytest.mark.parametrize(("model", "ranks"), [("dense", 1), ("moe", 2), ("dense", 4), ("moe", 4)])

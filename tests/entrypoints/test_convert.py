@@ -158,7 +158,7 @@ def test_what_was_written_is_told_as_json(
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
-        ("llama", "tensor_model_parallel_size"),
+        ("gpt2", "tensor_model_parallel_size"),
         ("mixtral", "expert_model_parallel_size"),
     ],
 )

@@ -17,7 +17,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import FieldSection, Layout, RunConfig
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.config import DataSection
-from ascend_run.plugin_api.testing.effects import Collectives, SentMessage, count_collectives
+from ascend_run.plugin_api.testing.effects import Collectives, count_collectives
 
 from .ring_formula import Case, FormulaKernel
 
@@ -62,15 +62,12 @@ def held(plugin: Any, case: Case, length: int, rank: int, size: int) -> list[int
     return [p for chunk in partition.chunks(length, rank, size) for p in range(*chunk)]
 
 
-def whole_layout() -> Layout:
-    """All ranks share one sequence."""
-    size = dist.get_world_size()
-    return Layout(world_size=size, rank=dist.get_rank(), cp=size)
-
-
-def groups_of(hooks: Hooks) -> SimpleNamespace:
-    """Those that plugins plan, beside that of context parallelism."""
-    config, layout = run_of(dist.get_world_size()), whole_layout()
+def wrapping(plugin: Any) -> Wrap:
+    """What the plugin puts around a kernel in a run on these ranks."""
+    hooks, config = Hooks([plugin]), run_of(dist.get_world_size())
+    layout = Layout(
+        world_size=dist.get_world_size(), rank=dist.get_rank(), cp=dist.get_world_size()
+    )
     groups = SimpleNamespace(cp=dist.group.WORLD)
     planned = hooks.merge("ascend_process_groups", config=config, layout=layout)
     for name in sorted(planned):
@@ -78,13 +75,6 @@ def groups_of(hooks: Hooks) -> SimpleNamespace:
             group = dist.new_group(list(ranks))
             if layout.rank in ranks:
                 setattr(groups, name, group)
-    return groups
-
-
-def wrapping(plugin: Any) -> Wrap:
-    """What the plugin puts around a kernel in a run on these ranks."""
-    hooks = Hooks([plugin])
-    groups = groups_of(hooks)
     return lambda inner, length=1024: hooks.wrap(
         "ascend_attention",
         inner,
@@ -102,17 +92,6 @@ def platform_kernel() -> c.AttentionKernel:
     hooks = Hooks([plugin()])
     ops = hooks.require("ascend_platform_ops")
     return hooks.require("ascend_attention_kernel", config=config, ops=ops)
-
-
-def before_a_run(plugin: Any) -> list[SentMessage]:
-    """What this rank takes part in before the first step."""
-    hooks = Hooks([plugin])
-    device = SimpleNamespace(torch_device=torch.device("cpu"))
-    groups, config = groups_of(hooks), run_of(dist.get_world_size())
-    context = c.RunContext(config=config, layout=whole_layout(), device=device, groups=groups)  # type: ignore[arg-type]
-    with count_collectives() as seen:
-        hooks.event("ascend_before_run")(context=context)
-    return seen.messages
 
 
 def attend(plugin: Any, cases: Sequence[Case], platform: bool = False) -> list[Outcome]:

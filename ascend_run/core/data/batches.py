@@ -18,8 +18,9 @@ from .samples import Samples
 
 BATCH_AXIS = "batch"
 SEQUENCE_AXIS = "sequence"
+MASK = "attention_mask"
 PAIR_AXES = (BATCH_AXIS, "query", "key")
-"""Of ``attention_mask``, which says of every pair of positions whether it is seen."""
+"""Of that field, which says of every pair of positions whether it is seen."""
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +150,19 @@ def join_rows(batch: Batch) -> Batch:
     """
     if batch.row_ends is None:
         return batch
-    rows, length = next(iter(batch.tensors.values())).shape[:2]
+    rows, length = rows_and_length(batch)
+    ends = [end for of_row in batch.row_ends for end in of_row]
+    if len(batch.row_ends) != rows or not all(0 <= end <= length for end in ends):
+        raise DataError(
+            f"documents are said to end at {batch.row_ends}, expected one tuple for each of {rows} "
+            f"rows, with positions from 0 to {length}"
+        )
+    places = {row * length + end for row, of in enumerate(batch.row_ends) for end in (*of, length)}
+    whole = attrs.evolve(batch, row_ends=None, document_ends=tuple(sorted(places - {0})))
+    return whole if rows == 1 else attrs.evolve(whole, tensors=_joined(batch, rows, length))
+
+
+def _joined(batch: Batch, rows: int, length: int) -> dict[str, Tensor]:
     joined = {}
     for name, tensor in batch.tensors.items():
         axes = batch.fields[name].axes
@@ -165,15 +178,42 @@ def join_rows(batch: Batch) -> Batch:
                 f"{(rows, length)}, as the other fields have"
             )
         joined[name] = tensor.flatten(0, 1).unsqueeze(0)
-    ends = [end for of_row in batch.row_ends for end in of_row]
-    if len(batch.row_ends) != rows or not all(0 <= end <= length for end in ends):
+    return joined
+
+
+def require_mask(batch: Batch) -> Batch:
+    """The same micro-batch, whose ``attention_mask``, where it has one, is as ``Batch`` says.
+
+    Raises:
+        DataError: It is of another form, as Megatron's own.
+    """
+    mask = batch.tensors.get(MASK)
+    if mask is None:
+        return batch
+    rows, length = rows_and_length(batch)
+    axes = batch.fields[MASK].axes if MASK in batch.fields else ()
+    wanted = (rows, length, length)
+    if axes != PAIR_AXES or mask.dtype is not torch.bool or tuple(mask.shape) != wanted:
         raise DataError(
-            f"documents are said to end at {batch.row_ends}, expected one tuple for each of {rows} "
-            f"rows, with positions from 0 to {length}"
+            f"field {MASK} has the axes {', '.join(axes) or 'of no field'}, {mask.dtype} and the "
+            f"shape {tuple(mask.shape)}; expected {', '.join(PAIR_AXES)}, torch.bool and {wanted}, "
+            "True where a query may attend to a key"
         )
-    places = {row * length + end for row, of in enumerate(batch.row_ends) for end in (*of, length)}
-    return attrs.evolve(
-        batch, tensors=joined, row_ends=None, document_ends=tuple(sorted(places - {0}))
+    return batch
+
+
+def rows_and_length(batch: Batch) -> tuple[int, int]:
+    """B and S of a micro-batch that is not cut, by its first field that has both.
+
+    Raises:
+        DataError: None has.
+    """
+    for name, tensor in batch.tensors.items():
+        if name in batch.fields and batch.fields[name].axes[:2] == (BATCH_AXIS, SEQUENCE_AXIS):
+            return tensor.shape[0], tensor.shape[1]
+    raise DataError(
+        f"no field of a micro-batch has the axes {BATCH_AXIS}, {SEQUENCE_AXIS}; its fields are "
+        f"{', '.join(batch.tensors)}"
     )
 
 

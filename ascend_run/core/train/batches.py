@@ -11,6 +11,7 @@ from ascend_run.core.data.batches import (
     cut_sequence,
     join_rows,
     micro_batches,
+    require_mask,
     require_samples,
     to_device,
 )
@@ -79,7 +80,7 @@ def sequence_cutter(
     cp_rank, cp_size = context.layout.coordinate("cp"), context.layout.cp
 
     def cut(batches: Iterator[c.Batch]) -> Iterator[c.Batch]:
-        for batch in map(join_rows, batches):
+        for batch in map(join_rows, map(require_mask, batches)):
             if partition is not None:
                 batch = cut_sequence(batch, partition, cp_rank, cp_size)
             yield to_device(batch, context.device.torch_device)

@@ -28,7 +28,7 @@ class Passing:
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:
-    """One small message of all ranks, before those in which some take no part.
+    """A small message of all ranks, before those in which some take no part.
 
     NCCL and HCCL connect the ranks of a group in its first call, and wait there for all of them
     (torch, ``batch_isend_irecv``).

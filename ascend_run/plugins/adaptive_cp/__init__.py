@@ -18,7 +18,6 @@ from ascend_run.plugin_api import (
     Numerics,
     RankKind,
     RunConfig,
-    RunContext,
     SequencePartition,
     Support,
     Wrapper,
@@ -90,10 +89,3 @@ class AdaptiveCp:
 
         cut = self.config.sharing(config.model.get("window_size"))
         return lambda inner: AdaptiveKernel(inner, groups.cp, cut)
-
-    @hookimpl
-    def ascend_before_run(self, context: RunContext) -> None:
-        if context.layout.cp > 1:
-            from ascend_run.ops.transfer.ring import connect
-
-            connect(context.groups.cp, context.device.torch_device)

@@ -20,7 +20,6 @@ from ascend_run.plugin_api import (
     Numerics,
     RankKind,
     RunConfig,
-    RunContext,
     SequencePartition,
     Support,
     Wrapper,
@@ -104,10 +103,3 @@ class HybridAdaptiveCp:
         heads, keys = (getattr(groups, name) for name in (HEADS, KEYS))
         cut = self.config.sharing(config.model.get("window_size"))
         return lambda inner: HybridAdaptiveKernel(inner, heads, keys, cut)
-
-    @hookimpl
-    def ascend_before_run(self, context: RunContext) -> None:
-        if context.layout.cp > 1:
-            from ascend_run.ops.transfer.ring import connect
-
-            connect(getattr(context.groups, KEYS), context.device.torch_device)

@@ -119,7 +119,7 @@ class Sft:
             return None
         from .cost import dense_mask_cost
 
-        return dense_mask_cost(config, layout, rank)
+        return dense_mask_cost(config, layout, rank, packing=self.config.packing)
 
     @hookimpl
     def ascend_task(self) -> c.Task:
@@ -160,6 +160,11 @@ def _needs_one_length(config: RunConfig) -> Iterator[str]:
         yield (
             f"model.num_moe_experts={config.model.num_moe_experts}: padding is routed too, so the "
             "load-balancing loss would depend on how a batch is split"
+        )
+    if (scaling := config.model.get("rope_scaling_type")) in ("dynamic", "longrope"):
+        yield (
+            f"model.rope_scaling_type={scaling}: angles follow the length of a micro-batch, so "
+            "they would depend on how a batch is split"
         )
     parallel, seq_length = config.parallel, config.data.seq_length
     tensors = parallel.tensor_model_parallel_size if parallel.get("sequence_parallel") else 1

@@ -6,11 +6,14 @@ from ascend_run.ops.attention.score_blocks import pairs_flops, pairs_seen
 from ascend_run.plugin_api import CostChange, Layout, RankKind, RunConfig
 
 
-def dense_mask_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+def dense_mask_cost(
+    config: RunConfig, layout: Layout, rank: RankKind, *, packing: bool
+) -> CostChange:
     """The pairs that the causal mask would leave out are computed too; the mask as truth values, as
-    what is added to the scores, and in backward the gradient of that are of whole sequences."""
-    length = config.data.seq_length
-    pairs = config.train.micro_batch_size * length**2
+    what is added to the scores, and in backward the gradient of that are of whole sequences, and
+    packed rows are one. Of one micro-batch: pipeline stages hold more."""
+    length, rows = config.data.seq_length, config.train.micro_batch_size
+    pairs = (rows if packing else 1) * rows * length**2
     hidden = length**2 - pairs_seen(length, None)
     return CostChange(
         flops=pairs_flops(config, layout.cp, rank) * hidden,

@@ -49,6 +49,7 @@ class TokenLosses(nn.Module):
         position_ids: Tensor,
         labels: Tensor,
         loss_mask: Tensor,
+        attention_mask: Tensor | None,
         document_ends: tuple[int, ...] | None,
     ) -> Tensor:
         return (input_ids * loss_mask).sum()

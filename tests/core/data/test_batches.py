@@ -16,6 +16,7 @@ from ascend_run.core.data.batches import (
     cut_sequence,
     join_rows,
     micro_batches,
+    require_mask,
     to_device,
 )
 from ascend_run.plugin_api import Batch, BatchField, DataError
@@ -259,6 +260,43 @@ def test_rows_that_cannot_be_joined_are_refused(
     held = {name: torch.zeros(shape) for name, shape in tensors.items()}
     with pytest.raises(DataError, match=message):
         join_rows(Batch(tensors=held, fields=OF_ROWS, row_ends=ends))
+
+
+def test_one_row_stays_as_it_is_with_its_documents() -> None:
+    """Whatever its fields are."""
+    tensors = {"each": torch.zeros(1), "tokens": torch.zeros(1, 6)}
+    batch = Batch(tensors=tensors, fields=OF_ROWS, row_ends=((2,),))
+    joined = join_rows(batch)
+    assert joined.tensors is tensors
+    assert (joined.document_ends, joined.row_ends) == ((2, 6), None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "axes"),
+    [
+        ((2, 1, 6, 6), torch.bool, ("batch", "query", "key")),
+        ((2, 6, 6), torch.float32, ("batch", "query", "key")),
+        ((2, 6, 6), torch.bool, ("batch", "sequence", "key")),
+        ((2, 6, 3), torch.bool, ("batch", "query", "key")),
+    ],
+    ids=["Megatron's", "numbers", "to be cut", "a part"],
+)
+def test_a_mask_of_another_form_is_refused(
+    shape: tuple[int, ...], dtype: torch.dtype, axes: tuple[str, ...]
+) -> None:
+    tensors = {"tokens": torch.zeros(2, 6), "attention_mask": torch.zeros(shape, dtype=dtype)}
+    fields = {**OF_ROWS, "attention_mask": BatchField(axes=axes)}
+    with pytest.raises(DataError, match=r"field attention_mask .* expected .* \(2, 6, 6\)"):
+        require_mask(Batch(tensors=tensors, fields=fields))
+
+
+def test_a_mask_of_every_pair_and_none_are_taken() -> None:
+    tensors = {"tokens": torch.zeros(2, 6)}
+    batch = Batch(tensors=tensors, fields=OF_ROWS)
+    assert require_mask(batch) is batch
+    mask = {**tensors, "attention_mask": torch.ones(2, 6, 6, dtype=torch.bool)}
+    fields = {**OF_ROWS, "attention_mask": BatchField(axes=("batch", "query", "key"))}
+    assert require_mask(Batch(tensors=mask, fields=fields)).tensors is mask
 
 
 def test_one_context_parallel_rank_keeps_the_very_batch() -> None:

@@ -70,7 +70,7 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
     return {**{key: value for key, value in line.items() if key != "expert_load"}, **loads}
 
 
-@pytest.mark.parametrize("kind", ["pp ep, spread", "tp cp, cut experts, overlapped"])
+@pytest.mark.parametrize("kind", ["tied pp", "tp cp, cut experts, overlapped"])
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
 def test_a_run_goes_on_in_another_layout(
     gloo_pool: GlooPool, tmp_path: Path, kind: str, back: bool

@@ -112,6 +112,7 @@ IN_A_RUN = [
             for name in (
                 "ascend_run.core.train.step.evaluate",
                 "megatron.core.package_info.PRE_RELEASE",
+                "megatron.core.utils._ASYNC_IO_LOOP",
                 "megatron.core.utils.divide",
                 "os.getlogin",
             )

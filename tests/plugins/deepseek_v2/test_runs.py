@@ -36,7 +36,7 @@ def test_every_layout_computes_what_one_rank_does(
     [
         pytest.param(plugin, layout, options, marks=pytest.mark.needs_plugins(plugin), id=plugin)
         for plugin, layout, options in (
-            ("ulysses", {"cp": 2}, {}),
+            ("ulysses", {"cp": 2, "tp": 2}, {}),
             ("ring-attention", {"cp": 2}, {}),
             ("double-ring", {"cp": 2}, {"window": 1}),
             ("hybrid-cp", {"cp": 4}, {}),

@@ -141,6 +141,7 @@ def test_a_micro_batch_is_the_sum_of_its_documents(tmp_path: Path, values: dict[
 LAYOUTS = [
     case((), {"tp": 2}),
     case((), {"pp": 4}),  # two stages see neither tokens nor labels
+    case((), {"pp": 2, "vpp": 2}),
     case((), {"dp": 2}),
     case(("unaligned-ulysses",), {"cp": 3}),  # which divides neither a row nor both
     case(("ulysses",), {"cp": 2, "pp": 2}),
@@ -160,7 +161,7 @@ def test_every_layout_computes_what_one_rank_does(
         layout=layout,
         config={
             "model.vocab_size": 6,
-            "model.num_layers": max(2, layout.get("pp", 1)),
+            "model.num_layers": 4 if "pp" in layout else 2,
             "train.micro_batch_size": 2,
         },
         options={"plugins.eod-reset.eod_token_id": EOD, "plugins.swap-attention.min_bytes": 1},

@@ -87,6 +87,10 @@ def test_a_plan_counts_the_pairs_that_a_causal_mask_would_leave_out(
     # Two layers and four samples a step; 8 D + 6 D of 8 heads of 4, twice.
     assert change.flops == 2 * 4 * 8 * 2 * 7 * 4 * length * (length - 1) / 2
     assert change.buffers == {"attention mask": length**2 * (1 + 2 * 4)}
+    two = {**run, "train.micro_batch_size": 2}
+    for packing, numbers in ((False, 2 * length**2), (True, (2 * length) ** 2)):
+        _, (cost,) = planned({**two, "plugins.sft.packing": packing}, (), 1)
+        assert cost.changes["sft"].buffers == {"attention mask": numbers * (1 + 2 * 4)}
 
 
 @pytest.mark.needs_plugins("ulysses")

@@ -197,6 +197,18 @@ def test_ranks_that_hold_unequal_parts_are_given_whole_lengths() -> None:
         assert all("data.seq_length=65: 2 ranks hold unequal parts" in problem for problem in told)
 
 
+@pytest.mark.parametrize(("scaling", "longest"), [("yarn", True), ("dynamic", False)])
+def test_where_angles_follow_the_length_micro_batches_have_one(scaling: str, longest: bool) -> None:
+    model = FieldSection({"num_moe_experts": None, "rope_scaling_type": scaling})
+    parallel = FieldSection({"pipeline_model_parallel_size": 1})
+    config = RunConfig(model=model, parallel=parallel)
+    assert pads_to_longest(config, SftConfig()) is longest
+    told = [p for p in Sft(SftConfig(padding="longest")).ascend_check(config) if "longest" in p]
+    assert [f"model.rope_scaling_type={scaling}: angles" in p for p in told] == [True] * (
+        not longest
+    )
+
+
 @pytest.mark.parametrize(
     ("experts", "stages", "longest"), [(None, 1, True), (4, 1, False), (None, 2, False)]
 )

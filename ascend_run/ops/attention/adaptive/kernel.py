@@ -25,7 +25,7 @@ from ascend_run.ops.attention.ring_attention.sums import (
     sink_gradient,
     sum_dtype,
 )
-from ascend_run.ops.transfer.ring import Packing, Passing, post
+from ascend_run.ops.transfer.ring import Packing, Passing, connect, post
 
 from .work import Step, Work, adaptive_work
 
@@ -54,8 +54,8 @@ class AdaptiveAttention:
         group: Ranks that share a sequence.
 
     Messages: in forward at most one sent and one received in each round; in backward as many, and
-    those of the sums the other way. Numerics: sums over blocks are float32, or float64 for float64
-    inputs, in a fixed order.
+    those of the sums the other way; before the first, once, a number of all ranks.
+    Numerics: sums over blocks are float32, or float64 for float64 inputs, in a fixed order.
     Source: the rounds are MindSpeed's adaptive context parallelism; to send the keys that are seen,
     and no whole parts, is ours.
     """
@@ -65,11 +65,15 @@ class AdaptiveAttention:
     def __init__(self, inner: Any, group: dist.ProcessGroup, cut: Cut) -> None:
         assert not lacking(inner), "see lacking"
         self.inner, self.group, self.cut = inner, group, cut
+        self._is_connected = group.size() == 1
         self.features = attrs.evolve(inner.features, sinks=True)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: Spec
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        if not self._is_connected:  # a round may leave ranks out
+            connect(self.group, q.device)
+            self._is_connected = True
         steps, bias = self._planned(spec, q, k)
         attended = Attended(q, v.shape[-1])
         inner_saved: list[Tensor] = []

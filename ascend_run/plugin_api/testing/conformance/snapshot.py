@@ -91,8 +91,12 @@ def replaced(before: Attributes, after: Attributes) -> set[str]:
             now = later.get(holder, {})
             for name, value in held.items():
                 other = now.get(name, _ABSENT)
-                if other is not value and is_watched(name, value) and not _same(other, value):
+                if other is value or _same(other, value):
+                    continue
+                if is_watched(name, value):
                     changed[f"{holder}.{name}"] = other
+                elif is_watched(name, other):
+                    gained[f"{holder}.{name}"] = other
             for name in now.keys() - held.keys():
                 if is_watched(name, now[name]):
                     gained[f"{holder}.{name}"] = now[name]

@@ -63,6 +63,7 @@ class ContextPretrainTask:
             position_ids=tensors["position_ids"],
             labels=tensors["labels"],
             loss_mask=loss_mask_BS,
+            attention_mask=tensors.get("attention_mask"),
             document_ends=batch.document_ends,
         )
         if output.dim():  # only the last stage reduces to a scalar

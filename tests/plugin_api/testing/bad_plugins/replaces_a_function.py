@@ -28,5 +28,6 @@ class ReplacesAFunction(Listens):
         ascend_run.core.train.step.evaluate = replacement
         megatron.core.package_info.PRE_RELEASE = "mine"
         megatron.core.utils.divide = replacement
+        megatron.core.utils._ASYNC_IO_LOOP = replacement  # which was None
         os.getlogin = replacement
         return lambda arguments: arguments
