@@ -11,27 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
-from ascend_run.core.config.layout import layout_of, run_problems
+from ascend_run.core.config.layout import layout_of
 from ascend_run.core.config.loading import ResolvedConfig, build_config, read_raw
 from ascend_run.core.config.raw import COMMAND_LINE, RawConfig
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.config import RunConfig
-from ascend_run.plugin_api.errors import (
-    AscendRunError,
-    ConfigError,
-    HookError,
-    PluginResolutionError,
-)
+from ascend_run.plugin_api.errors import AscendRunError, ConfigError, PluginResolutionError
 from ascend_run.plugin_api.layout import Layout
 from ascend_run.registry.discovery import Catalogue, discover
 from ascend_run.registry.explanation import check_hooks, idle
-from ascend_run.registry.hooks import implementations
 from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.lock import plugin_lock
-from ascend_run.registry.resolution import Resolution, check_conditions, resolve
+from ascend_run.registry.resolution import Resolution, resolve
 
 from .conflicts import explained
+from .fit import fit_problems
 from .levels import Bundle, choose_members, without_disabled
 from .levels import Trial as LevelTrial
 from .plan_data import plan_data
@@ -170,7 +164,7 @@ class _Prospect:
     hooks: Hooks
 
     def problems(self) -> list[str]:
-        return _misfits(self.resolved.config, self.layout, self.resolution, self.hooks)
+        return fit_problems(self.resolved.config, self.layout, self.resolution, self.hooks)
 
 
 def _prospect(raw: RawConfig, known: Catalogue, world_size: int | None) -> _Prospect:
@@ -266,47 +260,3 @@ def _family(resolution: Resolution) -> Any:
     options = _options_of(plugin)
     family = plugin(options()) if options else plugin()
     return Hooks([family]).require("ascend_model_family")
-
-
-def _misfits(config: RunConfig, layout: Layout, resolution: Resolution, hooks: Hooks) -> list[str]:
-    """Everything in a run that does not fit together: conditions, layout, plugins' own checks."""
-    partition = hooks.provide("ascend_sequence_partition", config=config)
-    multiple = None if partition is None else partition.multiple
-    problems = check_conditions(resolution, config)
-    problems += run_problems(
-        config, layout, claimed=[*resolution.owners], sequence_multiple=multiple
-    )
-    problems += attention_problems(config, _attention_parts(config, resolution, hooks.plugins))
-    for name, answer in hooks.contributions("ascend_check", config=config, layout=layout):
-        if isinstance(answer, str):
-            raise HookError(f"'{name}' returns a text from ascend_check; expected a list of texts")
-        problems += answer
-    return list(dict.fromkeys(problems))
-
-
-def _attention_parts(
-    config: RunConfig, resolution: Resolution, plugins: Sequence[Any]
-) -> list[AttentionPart]:
-    """The plugins around one another in the attention, as their manifests declare them, and
-    outermost those that only ask something of it.
-
-    Args:
-        plugins: Instances, whose manifest may ask more than the class's where an option does.
-    """
-    unused = idle(resolution, config)
-    active = [plugin for plugin in plugins if plugin.manifest.name not in unused]
-    kernels = [p for p in active if "ascend_attention_kernel" in implementations(p)]
-    # The platform is asked last, as the default.
-    kernels.sort(key=lambda plugin: kind_of(plugin.manifest) is Kind.PLATFORM)
-    wrappers = [plugin for plugin in active if "ascend_attention" in implementations(plugin)]
-    asking = [
-        p for p in active if p not in (*kernels, *wrappers) and p.manifest.attention_needs.names()
-    ]
-    return [
-        AttentionPart(
-            plugin=plugin.manifest.name,
-            can=plugin.manifest.attention,
-            needs=plugin.manifest.attention_needs,
-        )
-        for plugin in (*kernels[:1], *wrappers, *asking)
-    ]
