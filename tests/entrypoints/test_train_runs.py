@@ -34,6 +34,8 @@ global_batch_size = 2
 precision = "fp32"
 """
 TIMEOUT_SECONDS = 100
+NOTHING_COMPILES = {"TORCHDYNAMO_DISABLE": "1"}
+"""Megatron asks for torch's compiler when it is imported, which is a third of a process here."""
 TWO = ("--config", "run.toml", "--nproc", "2", "optimizer.lr_decay_style=constant")
 SAVED = (*TWO, "checkpoint.save_interval=1")
 
@@ -78,7 +80,7 @@ def start(
     return subprocess.Popen(
         [*launcher, *words],
         cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1", **(variables or {})},
+        env={**environment, **NOTHING_COMPILES, "OMP_NUM_THREADS": "1", **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,8 +13,8 @@ from ascend_run.plugin_api.testing.models import DENSE, MOE
 from ascend_run.plugin_api.testing.pool import GlooPool
 
 from .runs import Runs, assert_same
-from .test_distributed_optimizer import DISTRIBUTED, OVERLAPPED, TIED
-from .trials import CP, EP, ETP, EXCHANGE, PP, TP, VPP
+from .test_distributed_optimizer import OVERLAPPED, TIED
+from .trials import CP, ETP, EXCHANGE, PP, TP, VPP
 
 FIRST, NEXT = 3, 10
 _FOUR = {"model.num_layers": 4}
@@ -22,23 +22,11 @@ _DROPOUT = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
 _EXPERTS_LAST = {**MOE, **_FOUR, "model.moe_layer_freq": [0, 0, 1, 1]}
 KINDS = {
     "tied pp": ({**DENSE, **_FOUR, **TIED, **PP}, 2, ()),
-    "fp16 pp, experts on one stage": (
-        {
-            **_EXPERTS_LAST,
-            **PP,
-            "train.precision": "fp16",
-            "optimizer.initial_loss_scale": 8.0,
-            "optimizer.loss_scale_window": 2,
-        },
-        2,
-        (),
-    ),
     "bf16 vpp, all overlapped": (
         {**DENSE, **_FOUR, **TIED, **VPP, **OVERLAPPED, "train.precision": "bf16"},
         4,
         (),
     ),
-    "pp ep, spread": ({**_EXPERTS_LAST, **PP, **EP, **DISTRIBUTED}, 4, ()),
     "tp cp, cut experts, overlapped": (
         {**MOE, **TP, **ETP, **(CP if EXCHANGE else {}), **OVERLAPPED},
         4,

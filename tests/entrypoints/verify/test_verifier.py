@@ -42,7 +42,6 @@ def with_feature(feature: str, *values: Any) -> Any:
         (Question(layout={}), Outcome.BITWISE),
         (Question(layout={"dp": 2}, config={"ddp.use_distributed_optimizer": True}), None),
         (Question(layout={"tp": 2, "sp": 1}), None),
-        (Question(layout={"tp": 2, "ep": 2}), None),
         (Question(layout={"pp": 2, "vpp": 2}, config=TIED), None),
         (Question(layout={"pp": 2, "dp": 2, "ep": 2}), None),
         with_feature(
@@ -51,7 +50,6 @@ def with_feature(feature: str, *values: Any) -> Any:
             Outcome.BITWISE,
         ),
         with_feature("ulysses", Question(enable=("ulysses",), layout={"cp": 2}), None),
-        with_feature("lora", Question(enable=("lora",), layout={"tp": 2}), None),
     ],
     ids=lambda value: (
         ",".join(value.enable) + shown(value.layout) if hasattr(value, "enable") else ""
@@ -186,15 +184,9 @@ HALF = ("loss, bf16", "gradients, bf16", "weights after the steps, bf16", "tied 
             layout={"dp": 2},
             config={"train.precision": "bf16", "ddp.use_distributed_optimizer": True},
         ),
-        with_feature(
-            "ulysses",
-            Question(
-                enable=("ulysses",), layout={"cp": 2}, config={"train.precision": "bf16", **TIED}
-            ),
-        ),
         Question(layout={"pp": 2}, config={"train.precision": "fp16", **TIED}),
     ],
-    ids=["moe", "distributed optimizer", "ulysses", "fp16"],
+    ids=["moe", "distributed optimizer", "fp16"],
 )
 def test_a_run_in_half_precision_is_compared_in_it_too(
     verify: Verifier, question: Question

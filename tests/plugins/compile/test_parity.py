@@ -1,4 +1,7 @@
-"""Runs with compiled layers against the run without, forward and every gradient."""
+"""Runs with compiled layers against the run without, forward and every gradient.
+
+The campaign ``together`` has every layout, recomputed too, and every pair.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +57,6 @@ def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) ->
     (outcome,) = parity("compile", config=config)
     # A layer that is recomputed runs without autograd too, which is another variant.
     assert 0 < outcome.metrics[GRAPHS] <= 2 * MOST_GRAPHS
-
-
-@pytest.mark.needs_plugins("ulysses", "swap-attention", "gmm")
-def test_it_goes_with_other_plugins_on_two_ranks(parity: Parity) -> None:
-    """The campaign ``together`` has every layout, recomputed too, and every pair."""
-    beside = ("ulysses", "swap-attention", "gmm")
-    options = {"plugins.swap-attention.min_bytes": 1}
-    layout = {"cp": 2, "ep": 2}
-    for outcome in parity("compile", beside=beside, model="moe", layout=layout, options=options):
-        assert_compiled(outcome)
 
 
 def test_tokens_that_go_elsewhere_in_every_step_compile_nothing_anew(parity: Parity) -> None:

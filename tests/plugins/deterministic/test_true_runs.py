@@ -53,6 +53,7 @@ def run(folder: Path, name: str, *words: str) -> tuple[list[Any], list[str]]:
         cwd=folder,
         env={
             **{k: v for k, v in os.environ.items() if k not in ("PYTHONHASHSEED", "RANK")},
+            "TORCHDYNAMO_DISABLE": "1",  # nothing compiles, and the compiler is slow to import
             "PYTHONPATH": str(site),
         },
         capture_output=True,
@@ -76,9 +77,8 @@ def test_hashes_and_losses_are_the_same_in_two_runs_of_one_command(tmp_path: Pat
     assert all("'seed': '11', 'threads': 'FALSE'" in told for told in first[1])
 
 
-def test_without_it_hashes_differ(tmp_path: Path) -> None:
-    """So that the equality above is the plugin's doing."""
+def test_without_it_nothing_is_set(tmp_path: Path) -> None:
+    """So that the equality above is the plugin's doing: without a seed Python draws one."""
     write_tokens(tmp_path)
-    first, second = (run(tmp_path, name, "--enable", "teller") for name in ("first", "second"))
-    assert first[0] == second[0]
-    assert first[1] != second[1]
+    _, (told,) = run(tmp_path, "first", "--enable", "teller")
+    assert "'seed': None, 'threads': None" in told

@@ -49,7 +49,7 @@ def test_so_they_are_by_the_platforms_kernel(gloo_pool: GlooPool) -> None:
     checks.assert_at_parity(gloo_pool, plugin, CASES | PLATFORM | BIASED, 4, platform=True)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     drawn=st.lists(checks.cases(), min_size=4, max_size=4),
     kv_cache=st.sampled_from(["none", "half", "full"]),

@@ -14,8 +14,7 @@ SWAPPED = "swap-attention/swap_bytes"
 LATE = "swap-attention/late_fetches"
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize(("prefetch", "model"), [(0, "moe"), (1, "dense"), (2, "moe")])
 def test_no_bit_changes_and_bytes_are_swapped(parity: Parity, prefetch: int, model: str) -> None:
     options = {**EVERYTHING, "plugins.swap-attention.prefetch": prefetch}
     (outcome,) = parity("swap-attention", model=model, options=options)
@@ -35,10 +34,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("layout", [{}, {"pp": 2}], ids=str)
-def test_parts_of_a_layer_leave_and_come_back_together(
-    parity: Parity, layout: dict[str, int]
-) -> None:
+def test_parts_of_a_layer_leave_and_come_back_together(parity: Parity) -> None:
     """As many forwards as layers, whatever is swapped of them: what is late is counted so."""
     swapped = {}
     for name, modules in {**MODULES, "attention": ["self_attention"]}.items():
@@ -47,7 +43,7 @@ def test_parts_of_a_layer_leave_and_come_back_together(
             "plugins.swap-attention.modules": modules,
             "plugins.swap-attention.prefetch": 0,
         }
-        (outcome, *_) = parity("swap-attention", layout=layout, options=options)
+        (outcome,) = parity("swap-attention", options=options)
         swapped[name] = outcome.metrics[SWAPPED]
         assert outcome.metrics[LATE] <= 2 * 4
     assert swapped["norms"] > 0
