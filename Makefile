@@ -9,7 +9,7 @@ LIGER := .venv-liger
 BIN := $(VENV)/bin
 WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Where it is set, each of the many processes that tests start would compile every module anew.
+# Where it is set, each of the many processes that tests start would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo test test-cuda test-liger third-party bench campaign peers peers-gpu check clean

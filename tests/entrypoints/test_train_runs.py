@@ -35,7 +35,7 @@ precision = "fp32"
 """
 TIMEOUT_SECONDS = 100
 NOTHING_COMPILES = {"TORCHDYNAMO_DISABLE": "1"}
-"""Megatron asks for torch's compiler when it is imported, which is a third of a process here."""
+"""Megatron asks for torch's compiler when it is imported, a third of that import's time."""
 TWO = ("--config", "run.toml", "--nproc", "2", "optimizer.lr_decay_style=constant")
 SAVED = (*TWO, "checkpoint.save_interval=1")
 

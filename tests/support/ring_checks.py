@@ -169,8 +169,8 @@ def assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
     gloo_pool: GlooPool, plugin: Any, world_size: int, **shape: int
 ) -> None:
     """Against float64: of the whole sequence by the platform's kernel, and shared by the plugin."""
-    sizes = {"length": 128, "heads": 4, "groups": 2, "width": 16, "value_width": 16, **shape}
-    cases = [Case(**sizes, mask=mask) for mask in BFLOAT16_MASKS.values()]  # type: ignore[arg-type]
+    plain = Case(length=128, heads=4, groups=2, width=16, value_width=16)
+    cases = [attrs.evolve(plain, mask=mask, **shape) for mask in BFLOAT16_MASKS.values()]
     halved = [attrs.evolve(case, dtype=torch.bfloat16) for case in cases]
     shared = gloo_pool.run(jobs.attend, world_size, plugin, halved, True)
     for index, (name, case) in enumerate(zip(BFLOAT16_MASKS, cases, strict=True)):

@@ -91,7 +91,7 @@ def replaced(before: Attributes, after: Attributes) -> set[str]:
             now = later.get(holder, {})
             for name, value in held.items():
                 other = now.get(name, _ABSENT)
-                if other is value or _same(other, value):
+                if other is value or _equal_constants(other, value):
                     continue
                 if is_watched(name, value):
                     changed[f"{holder}.{name}"] = other
@@ -106,9 +106,8 @@ def replaced(before: Attributes, after: Attributes) -> set[str]:
     return changed.keys() | {name for name, value in gained.items() if _is_foreign(value)}
 
 
-def _same(one: object, other: object) -> bool:
-    plain = isinstance(one, _PLAIN) and type(one) is type(other)
-    return one is other or (plain and one == other)
+def _equal_constants(one: object, other: object) -> bool:
+    return isinstance(one, _PLAIN) and type(one) is type(other) and one == other
 
 
 def made_in(place: str, found: Attributes) -> set[str]:
