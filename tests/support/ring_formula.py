@@ -183,6 +183,7 @@ class Case:
     """Its shape."""
     general_mask: bool = False
     """Whether the bias is a mask of 0 and -inf: some queries see a few keys, and some none."""
+    bias_requires_grad: bool = True
     dropout: float = 0.0
     """Probability."""
     slopes: bool = False
@@ -201,6 +202,7 @@ class Case:
             sinks=sinks,
             softcap=self.softcap,
             bias=self._bias(),
+            bias_requires_grad=self.bias_requires_grad,
             position_bias=c.PositionBias(slopes=slopes) if self.slopes else None,
             dropout=c.Dropout(probability=self.dropout, seed=5) if self.dropout else None,
         )

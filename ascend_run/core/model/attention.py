@@ -42,7 +42,8 @@ class _Attend(torch.autograd.Function):
         named = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
         kept = [tensor if name in kernel.backward_reads else None for name, tensor in named.items()]
         ctx.kernel, ctx.spec = kernel, spec
-        ctx.has_bias, ctx.has_sinks = bias is not None, sinks is not None
+        ctx.has_bias = bias is not None and spec.bias_requires_grad
+        ctx.has_sinks = sinks is not None
         ctx.save_for_backward(*kept, *saved)
         return out
 
@@ -52,6 +53,7 @@ class _Attend(torch.autograd.Function):
         dq, dk, dv, *extras = ctx.kernel.backward(dout, q, k, v, out, lse, tuple(saved), ctx.spec)
         dbias = extras.pop(0) if ctx.has_bias else None
         dsinks = extras.pop(0) if ctx.has_sinks else None
+        assert not extras, "more gradients than the spec asks for; see AttentionSpec"
         return None, None, dq, dk, dv, dbias, dsinks
 
 
@@ -59,6 +61,8 @@ def attend(
     kernel: c.AttentionKernel, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec
 ) -> Tensor:
     """Attention output [S, B, N, E], differentiable in q, k, v and the spec's bias and sinks."""
+    if spec.bias is not None:
+        spec = attrs.evolve(spec, bias_requires_grad=spec.bias.requires_grad)
     return _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
 
 

@@ -46,6 +46,8 @@ class ScoreRules(Protocol):
     @property
     def bias(self) -> Tensor | None: ...
     @property
+    def bias_requires_grad(self) -> bool: ...
+    @property
     def position_bias(self) -> PositionRules | None: ...
     @property
     def softcap(self) -> float | None: ...
@@ -57,6 +59,11 @@ def needs_scores(spec: ScoreRules) -> bool:
     """Whether a spec changes scores or probabilities in ways that fused kernels cannot follow."""
     changes = (spec.bias, spec.position_bias, spec.softcap, spec.dropout)
     return any(change is not None for change in changes)
+
+
+def learned_bias(spec: ScoreRules) -> Tensor | None:
+    """The bias whose gradient backward answers; a mask that is given as a bias has none."""
+    return spec.bias if spec.bias_requires_grad else None
 
 
 def band(part: Rectangle, like: Tensor) -> Tensor:
@@ -165,13 +172,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, spec: ScoreRules) -> tuple[Tensor, 
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: ScoreRules
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, then of the bias where there is one; ``lse`` may include sinks."""
+    """Gradients of q, k, v, then of a bias that requires one; ``lse`` may include sinks."""
     scores = _Scores(q, k, spec)
     v_wide = v.to(scores.dtype)
     dq = torch.zeros_like(q)
     dk = torch.zeros_like(scores.k)
     dv = torch.zeros_like(v_wide)
-    dbias = None if spec.bias is None else torch.zeros_like(spec.bias, dtype=scores.dtype)
+    bias = learned_bias(spec)
+    dbias = None if bias is None else torch.zeros_like(bias, dtype=scores.dtype)
     for part, factors in scores.keep_masks():
         block, capped = scores.of(part)
         probabilities = _probabilities(block, lse[:, :, part.queries])
@@ -194,7 +202,7 @@ def backward(
         dq[:, :, part.queries] = scores.by_head(dq_rows, part).to(q.dtype)
         dk[:, :, part.keys] += dscores_rows.mT @ scores.grouped(q[:, :, part.queries])
     gradients = (dq, dk.to(k.dtype), dv.to(v.dtype))
-    return gradients if dbias is None else (*gradients, dbias.to(spec.bias.dtype))
+    return gradients if dbias is None else (*gradients, dbias.to(bias.dtype))
 
 
 def bias_gradient(

@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from ascend_run.ops.transfer.all_to_all import sequence_to_heads
 
+from .blockwise_attention import learned_bias
 from .head_shares import HeadShare, head_shares
 from .key_roads import ExchangedKeys, KeyRoad, Places
 from .kv_cache import KvCache
@@ -123,7 +124,7 @@ class HeadExchange:
         )
         dk, dv = (_summed(x, places.share) for x in (dk, dv))
         gradients = self.keys.take_back(dq, dk, dv, places)
-        given = (spec.bias, -3), (spec.sinks, -1)
+        given = (learned_bias(spec), -3), (spec.sinks, -1)
         wholes = [(x, axis) for x, axis in given if x is not None]
         return *gradients, *(
             _spread(extra, places.share, whole, axis)

@@ -63,6 +63,8 @@ class AttentionSpec:
     mask: Mask = attrs.field(factory=Mask)
     bias: Tensor | None = None
     """Added to the scaled scores; broadcasts to [B, N, S_q, S_k]."""
+    bias_requires_grad: bool = True
+    """Whether backward answers the bias's gradient; a mask that is given as a bias has none."""
     position_bias: PositionBias | None = None
     """Added to the scaled scores as well."""
     sinks: Tensor | None = None
@@ -147,8 +149,8 @@ class AttentionKernel(Protocol):
         saved: tuple[Tensor, ...],
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
-        """Gradients ``(dq, dk, dv)``, in the shapes of q, k and v, then those of bias and sinks
-        where the spec has them."""
+        """Gradients ``(dq, dk, dv)``, in the shapes of q, k and v, then that of the bias where the
+        spec has one that requires it, then that of the sinks where it has any."""
         ...
 
 

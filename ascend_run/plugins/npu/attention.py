@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ascend_run.ops.attention import blockwise_attention, fused_attention, pieced_attention
+from ascend_run.ops.attention.blockwise_attention import learned_bias
 from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec, Mask
 
 from .attention_pieces import Pieces, drawing_from, log_sum_exp, statistics
@@ -101,7 +102,7 @@ class FusedNpuAttention:
                 pieces, dout, q, k, v, out, lse, spec.mask, spec.scale
             )
         extras = []
-        if spec.bias is not None:  # the operator answers none
+        if learned_bias(spec) is not None:  # the operator answers none
             heads_first = (t.permute(1, 2, 0, 3) for t in (dout, q, k, v, out))
             extras.append(blockwise_attention.bias_gradient(*heads_first, lse, spec))
         if spec.sinks is not None:
@@ -117,7 +118,8 @@ def _beyond_the_operator(spec: AttentionSpec) -> bool:
     needs a bias's gradient."""
     dropout = spec.dropout
     drops_all = dropout is not None and dropout.probability >= 1.0
-    return spec.softcap is not None or drops_all or (dropout is not None and spec.bias is not None)
+    learns = dropout is not None and learned_bias(spec) is not None
+    return spec.softcap is not None or drops_all or learns
 
 
 def _documents_forward(

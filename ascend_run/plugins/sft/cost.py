@@ -9,13 +9,13 @@ from ascend_run.plugin_api import CostChange, Layout, RankKind, RunConfig
 def dense_mask_cost(
     config: RunConfig, layout: Layout, rank: RankKind, *, packing: bool
 ) -> CostChange:
-    """The pairs that the causal mask would leave out are computed too; the mask as truth values, as
-    what is added to the scores, and in backward the gradient of that are of whole sequences, and
-    packed rows are one. Of one micro-batch: pipeline stages hold more."""
+    """The pairs that the causal mask would leave out are computed too; the mask as truth values and
+    as what is added to the scores are of whole sequences, and packed rows are one. Of one
+    micro-batch: pipeline stages hold more."""
     length, rows = config.data.seq_length, config.train.micro_batch_size
     pairs = (rows if packing else 1) * rows * length**2
     hidden = length**2 - pairs_seen(length, None)
     return CostChange(
         flops=pairs_flops(config, layout.cp, rank) * hidden,
-        buffers={"attention mask": pairs * (1 + 2 * rank.item_bytes)},
+        buffers={"attention mask": pairs * (1 + rank.item_bytes)},
     )

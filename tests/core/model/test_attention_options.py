@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
+from ascend_run.core.model.attention import attend as run_attention
 from ascend_run.plugin_api import AttentionFeatures, AttentionSpec
 from ascend_run.plugin_api.testing.parity import Parity
 from ascend_run.plugin_api.testing.tensors import whole_of
+from ascend_run.plugins.cpu.attention import FusedCpuAttention
 from tests.core.config.runs import config_with
 from tests.support.attention_reference import attend
 from tests.support.needed_plugins import case
@@ -42,6 +45,29 @@ def test_core_attention_follows_the_formula(tmp_path: Path, kind: str, cap: floa
     names = [name for name, _ in core.named_parameters()]
     assert names == (["softmax_offset"] if kind == "learnable" else [])
     assert not list(core.state_dict()) or kind == "learnable"
+
+
+class Noting(FusedCpuAttention):
+    """How many gradients it answered."""
+
+    def backward(self, *arguments: Any) -> tuple[Tensor, ...]:
+        gradients = super().backward(*arguments)
+        self.answered = len(gradients)
+        return gradients
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_bias_has_a_gradient_where_it_requires_one(learned: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((7, 2, 4, 4), (7, 2, 2, 4), (7, 2, 2, 4), (2, 1, 7, 7), (4,))
+    q, k, v, bias, sinks = (torch.randn(shape, generator=generator) for shape in shapes)
+    leaves = [x.requires_grad_() for x in (q, k, v, *([bias] if learned else []), sinks)]
+    kernel, spec = Noting(), AttentionSpec(scale=0.5, bias=bias, sinks=sinks)
+    found = torch.autograd.grad(run_attention(kernel, q, k, v, spec).square().sum(), leaves)
+    want = torch.autograd.grad(attend(q, k, v, spec)[0].square().sum(), leaves)
+    assert kernel.answered == len(leaves)
+    for ours, theirs in zip(found, want, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 LAYOUTS = [

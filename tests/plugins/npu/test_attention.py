@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ascend_run.ops.attention import blockwise_attention
 from ascend_run.plugin_api import Dropout, Mask
 from ascend_run.plugins.npu import operators
 from ascend_run.plugins.npu.attention import FusedNpuAttention
@@ -207,6 +208,23 @@ def test_other_biases_come_before_or_after_the_scale(
 ) -> None:
     check(KERNELS[kernel], PROBLEMS["bias"])
     assert [call.bias.kind for call in calls] == [kind]
+
+
+@pytest.mark.parametrize("kernel", ["v1 SBH", "v2"])
+def test_a_mask_that_is_given_as_a_bias_is_the_operators_alone(
+    kernel: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed in blocks for a gradient that is not asked for, with dropout neither."""
+    leaves, spec = attrs.evolve(PROBLEMS["bias"], sinks=True).draw()
+    dout = torch.randn(12, 2, 4, 8, dtype=torch.float64)
+    spec = attrs.evolve(spec, bias_requires_grad=False)
+    del leaves[3]
+    monkeypatch.setattr(blockwise_attention, "backward", None)
+    monkeypatch.setattr(blockwise_attention, "bias_gradient", None)
+    assert_same(run_kernel(KERNELS[kernel], leaves, spec, dout), run_reference(leaves, spec, dout))
+    dropped = attrs.evolve(spec, dropout=Dropout(probability=0.3, seed=7))
+    run_kernel(KERNELS[kernel], leaves, dropped, dout)
+    assert len(calls) == 2
 
 
 def test_of_a_long_bias_of_positions_the_first_version_is_given_the_last_rows(

@@ -17,6 +17,7 @@ from ascend_run.plugins.sft.padding import show_prompts
 from ascend_run.registry.discovery import discover
 from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.costs import planned
+from tests.support.latent_models import LATENT
 from tests.support.needed_plugins import case
 from tests.support.small_runs import prepare
 
@@ -60,6 +61,8 @@ LAYOUTS = [
     case((), {"tp": 2, "pp": 2}, {"model.recompute_granularity": "selective"}),
     case(("ring-attention",), {"cp": 2}, {}),
     case(("ulysses", "swap-attention"), {"cp": 2}, {"plugins.swap-attention.min_bytes": 1}),
+    case((), {"pp": 2, "vpp": 2}, {"model.num_layers": 4, "plugins.sft.packing": True}),
+    case(("ring-attention",), {"cp": 2, "tp": 2}, LATENT, id="latent attention"),
 ]
 
 
@@ -75,7 +78,8 @@ def test_every_layout_computes_what_one_rank_does(
     rows = {"train.micro_batch_size": 4, "train.global_batch_size": 8}
     options = {name: value for name, value in more.items() if name.startswith("plugins.")}
     config = {name: value for name, value in more.items() if name not in options}
-    parity((), beside=beside, layout=layout, config={**values, **rows, **config}, options=options)
+    given = {"config": {**values, **rows, **config}, "options": options}
+    parity((), beside=beside, layout=layout, model="moe" if more is LATENT else "dense", **given)
 
 
 def test_a_plan_counts_the_pairs_that_a_causal_mask_would_leave_out(
@@ -86,11 +90,11 @@ def test_a_plan_counts_the_pairs_that_a_causal_mask_would_leave_out(
     change, length = cost.changes["sft"], DENSE["data.seq_length"]
     # Two layers and four samples a step; 8 D + 6 D of 8 heads of 4, twice.
     assert change.flops == 2 * 4 * 8 * 2 * 7 * 4 * length * (length - 1) / 2
-    assert change.buffers == {"attention mask": length**2 * (1 + 2 * 4)}
+    assert change.buffers == {"attention mask": length**2 * (1 + 4)}
     two = {**run, "train.micro_batch_size": 2}
     for packing, numbers in ((False, 2 * length**2), (True, (2 * length) ** 2)):
         _, (cost,) = planned({**two, "plugins.sft.packing": packing}, (), 1)
-        assert cost.changes["sft"].buffers == {"attention mask": numbers * (1 + 2 * 4)}
+        assert cost.changes["sft"].buffers == {"attention mask": numbers * (1 + 4)}
 
 
 @pytest.mark.needs_plugins("ulysses")

@@ -9,6 +9,7 @@ import attrs
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_run.ops.attention.blockwise_attention import learned_bias
 from ascend_run.ops.attention.ring_attention.bias import Bias
 from ascend_run.ops.attention.ring_attention.cut import Cut, Span
 from ascend_run.ops.attention.ring_attention.inner import (
@@ -133,7 +134,7 @@ class AdaptiveAttention:
                     inner_saved[number, index],
                     self._block_spec(spec, steps, number, index, bias),
                 )
-                if bias is not None:
+                if bias is not None and dbias:
                     bias.add(number, block, *dbias)
                 row_sums.add(block, dq)
                 key_sums.add(block, dk, dv)
@@ -150,7 +151,7 @@ class AdaptiveAttention:
         if going is not None:
             going.arrive(own.views(total))
         dk, dv = (x.to(q.dtype) for x in own.views(total))
-        extras = [] if bias is None else [bias.gradient()]
+        extras = [] if learned_bias(spec) is None else [bias.gradient()]
         if spec.sinks is not None:
             extras.append(sink_gradient(dout, out, lse, spec.sinks))
         return (row_sums.result(), dk, dv, *extras)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_run.ops.attention.blockwise_attention import learned_bias
 from ascend_run.ops.attention.kv_cache import KvCache
 
 from .bias import Bias
@@ -138,16 +139,17 @@ class GatheredAttention:
                     tuple(inner_saved[place * each : (place + 1) * each]),
                     self._block_spec(part_spec, step, found, place, bias),
                 )
-                if bias is not None:
+                if bias is not None and dbias:
                     bias.add(step, block, *dbias)
                 row_sums.add(block, dq)
                 sums.add(found.sources, dk, dv)
             sums.send()
             dqs.append(row_sums.result())
-            if bias is not None:
+            if learned_bias(part_spec) is not None:
                 dbiases.append(bias.gradient())
         dk, dv = (joined(gradients).to(q.dtype) for gradients in sums.result())
-        extras = [] if spec.bias is None else [joined_bias(dbiases, spec.bias)]
+        learned = learned_bias(spec)
+        extras = [] if learned is None else [joined_bias(dbiases, learned)]
         if spec.sinks is not None:
             extras.append(sink_gradient(dout, out, lse, spec.sinks))
         return (joined(dqs), dk, dv, *extras)

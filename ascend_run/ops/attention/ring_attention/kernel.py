@@ -9,6 +9,7 @@ import attrs
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_run.ops.attention.blockwise_attention import learned_bias
 from ascend_run.ops.attention.kv_cache import KvCache
 from ascend_run.ops.transfer.ring import Packing, Passing, pass_on
 
@@ -152,7 +153,7 @@ class RingAttention:
                     inner_saved[step, index],
                     self._block_spec(spec, block, step, index, bias),
                 )
-                if bias is not None:
+                if bias is not None and dbias:
                     bias.add(step, block, *dbias)
                 row_sums.add(block, dq)
                 key_sums.add(block, dk, dv)
@@ -170,7 +171,7 @@ class RingAttention:
                 coming, next_window = next_window, None
             received.moving = coming.wait() if coming else moving
         dk, dv = (sums.to(q.dtype) for sums in packing.views(total))
-        extras = [] if bias is None else [bias.gradient()]
+        extras = [] if learned_bias(spec) is None else [bias.gradient()]
         if spec.sinks is not None:
             extras.append(sink_gradient(dout, out, lse, spec.sinks))
         return (row_sums.result(), dk, dv, *extras)
