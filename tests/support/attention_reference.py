@@ -48,7 +48,7 @@ def attend(
         away = away**0.5 if spec.position_bias.root else away
         slopes = spec.position_bias.slopes.to(scores.dtype)
         scores = scores - torch.einsum("n,sj->nsj", slopes, away)
-    seen = visible(spec.mask, q.shape[0], k.shape[0])
+    seen = visible(spec.mask, q.shape[0], k.shape[0]) & (scores != -torch.inf)
     largest = scores.detach().masked_fill(~seen, -1e4).amax(-1, keepdim=True)
     largest = torch.where(seen.any(-1, keepdim=True), largest, 0.0)
     terms = torch.exp(scores - largest) * seen

@@ -59,7 +59,11 @@ class Pieces:
         tensors = (_laid_out(t, self._layout) for t in (q, k, v))
         answer = operators.fusion_attention(*tensors, self._call(q, part))
         self._drawn.append(answer.drawn)
-        return _sequence_first(answer.out, self._layout, q.shape), log_sum_exp(answer)
+        out, lse = _sequence_first(answer.out, self._layout, q.shape), log_sum_exp(answer)
+        if self._spec.bias is None:
+            return out, lse
+        blind = lse < self._hidden_score(q.dtype) / 2
+        return out.masked_fill(_rows(blind), 0.0), lse.masked_fill(blind, -torch.inf)
 
     def backward(
         self,
@@ -72,6 +76,8 @@ class Pieces:
         part: Rectangle,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if self._spec.bias is not None:  # of a query that sees no key every probability is 0
+            lse = lse.masked_fill(lse == -torch.inf, 0.0)
         largest, total = statistics(lse)
         gradients = operators.fusion_attention_grad(
             *(_laid_out(t, self._layout) for t in (q, k, v, dout)),
@@ -154,9 +160,20 @@ class Pieces:
             total = (
                 slanted if total is None else total.expand(-1, -1, part.num_queries, -1) + slanted
             )
-        if self._version == 2:
-            return Bias(total.to(q.dtype).contiguous(), operators.AFTER_SCALE)
-        return Bias((total / spec.scale).to(q.dtype).contiguous(), operators.BEFORE_SCALE)
+        kind = operators.AFTER_SCALE
+        if self._version == 1:
+            total, kind = total / spec.scale, operators.BEFORE_SCALE
+        given = total.to(q.dtype).clamp_min(self._lowest(q.dtype))
+        return Bias(given.contiguous(), kind)
+
+    def _lowest(self, dtype: torch.dtype) -> float:
+        """Given for -inf: where a bias hides every key of a query from a call, the operator would
+        take -inf from -inf. Still finite after the scale."""
+        return torch.finfo(dtype).min / (2 * max(self._spec.scale, 1.0))
+
+    def _hidden_score(self, dtype: torch.dtype) -> float:
+        """What is left of a score beside it."""
+        return self._lowest(dtype) * (self._spec.scale if self._version == 1 else 1.0)
 
     def _takes_slopes(self, part: Rectangle) -> bool:
         """Its own biases of positions want as many keys as queries."""
@@ -227,6 +244,11 @@ def _laid_out(x_SBND: Tensor, layout: str) -> Tensor:
         return x_SBND.transpose(0, 1).contiguous()
     assert layout == "BNSD"
     return x_SBND.permute(1, 2, 0, 3).contiguous()
+
+
+def _rows(x_BNS: Tensor) -> Tensor:
+    """[S, B, N, 1]: something of each query, beside its output."""
+    return x_BNS.permute(2, 0, 1).unsqueeze(-1)
 
 
 def _sequence_first(x: Tensor, layout: str, shape_SBND: torch.Size) -> Tensor:

@@ -16,6 +16,7 @@ from ascend_run.plugins.npu import operators
 from ascend_run.plugins.npu.attention import FusedNpuAttention
 from tests.support.attention_problems import (
     PROBLEMS,
+    TOLERANCE,
     Problem,
     assert_same,
     check,
@@ -225,6 +226,25 @@ def test_a_mask_that_is_given_as_a_bias_is_the_operators_alone(
     dropped = attrs.evolve(spec, dropout=Dropout(probability=0.3, seed=7))
     run_kernel(KERNELS[kernel], leaves, dropped, dout)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_mask_that_hides_every_key_of_a_query_leaves_nothing_of_it(
+    kernel: str, sinks: bool, dtype: torch.dtype
+) -> None:
+    """As a ring's blocks have it, of any mask; half of the range of the dtype is low enough."""
+    leaves, spec = attrs.evolve(PROBLEMS["bias"], sinks=sinks).draw(dtype)
+    mask = torch.zeros_like(leaves.pop(3)).detach()
+    mask[..., ::2, ::3] = mask[..., 4, :] = -torch.inf
+    spec = attrs.evolve(spec, bias=mask, bias_requires_grad=False)
+    dout = torch.randn(12, 2, 4, 8, dtype=dtype)
+    got = run_kernel(KERNELS[kernel], leaves, spec, dout)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    wide = attrs.evolve(spec, bias=mask.double(), sinks=exact[3] if sinks else None)
+    want = run_reference(exact, wide, dout.double())
+    assert_same([x.double() for x in got], want, TOLERANCE if dtype is torch.float64 else 1e-2)
 
 
 def test_of_a_long_bias_of_positions_the_first_version_is_given_the_last_rows(
