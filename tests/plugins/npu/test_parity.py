@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ascend_run.plugin_api.testing.offering import offered
 from ascend_run.plugin_api.testing.parity import Parity
+from tests.support.chats import CHATML, write_lines, write_tokenizer
 
 from .kernels_on_cpu import NpuKernels
 
@@ -53,3 +55,20 @@ def test_experts_are_products_of_its_own(parity: Parity) -> None:
 def test_other_models_are_kept_too(parity: Parity) -> None:
     parity("npu-kernels", config={"model.rotary_interleaved": True, "model.rotary_percent": 0.5})
     parity("npu-kernels", config={"model.window_size": [4, 0], "model.qk_layernorm": True})
+
+
+@pytest.mark.needs_plugins("ring-attention", "sft")
+def test_a_mask_of_every_pair_is_the_operators_in_a_ring(parity: Parity, tmp_path: Path) -> None:
+    """There a block hides every key of most queries."""
+    turns = [{"role": role, "content": f"{role} one"} for role in ("user", "assistant")]
+    config = {
+        "task": "sft",
+        "model.vocab_size": 1000,
+        "data.train": [write_lines(tmp_path / "train.jsonl", [{"messages": turns}])],
+        "data.tokenizer": str(write_tokenizer(tmp_path / "tokenizer", CHATML)),
+        "plugins.sft.bidirectional_prompt": True,
+    }
+    beside = ("ring-attention",)
+    for outcome in parity("npu-kernels", beside=beside, layout={"cp": 2}, config=config):
+        calls = outcome.operations
+        assert calls["npu_fusion_attention"] == calls["npu_fusion_attention_grad"] > 0
