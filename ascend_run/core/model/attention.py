@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ascend_run.core.config.attention_needs import declared_by
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.errors import ConfigError
+from ascend_run.plugin_api.errors import ConfigError, HookError
 
 from .assembly import Assembly
 
@@ -51,9 +51,15 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *saved = ctx.saved_tensors
         dq, dk, dv, *extras = ctx.kernel.backward(dout, q, k, v, out, lse, tuple(saved), ctx.spec)
+        asked = ctx.has_bias + ctx.has_sinks
+        if len(extras) != asked:
+            raise HookError(
+                f"the backward of {type(ctx.kernel).__name__} answers {3 + len(extras)} gradients, "
+                f"expected {3 + asked}: of q, k and v, of the bias where bias_requires_grad says "
+                "so, and of the sinks; see AttentionKernel.backward"
+            )
         dbias = extras.pop(0) if ctx.has_bias else None
         dsinks = extras.pop(0) if ctx.has_sinks else None
-        assert not extras, "more gradients than the spec asks for; see AttentionSpec"
         return None, None, dq, dk, dv, dbias, dsinks
 
 
@@ -61,8 +67,6 @@ def attend(
     kernel: c.AttentionKernel, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec
 ) -> Tensor:
     """Attention output [S, B, N, E], differentiable in q, k, v and the spec's bias and sinks."""
-    if spec.bias is not None:
-        spec = attrs.evolve(spec, bias_requires_grad=spec.bias.requires_grad)
     return _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
 
 
@@ -142,6 +146,7 @@ class CoreAttention(MegatronModule):
             scale=self.scale,
             mask=self._mask(packed_seq_params),
             bias=attention_bias,
+            bias_requires_grad=packed_seq_params is None or packed_seq_params.bias is None,
             position_bias=self.position_bias,
             sinks=self.softmax_offset,
             softcap=self.softcap,

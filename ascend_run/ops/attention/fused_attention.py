@@ -60,7 +60,7 @@ def backward(
     in_blocks: bool,
     by_halves: bool = False,
 ) -> tuple[Tensor, ...]:
-    """(dq, dk, dv), then the gradients of the bias and of the sinks where there are any."""
+    """(dq, dk, dv), then that of a bias that requires one, then that of sinks."""
     if q.dim() == 3:
         single = (t.unsqueeze(1) for t in (dout, q, k, v, out))
         options = {"in_blocks": in_blocks, "by_halves": by_halves}

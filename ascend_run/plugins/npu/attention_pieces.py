@@ -62,7 +62,8 @@ class Pieces:
         out, lse = _sequence_first(answer.out, self._layout, q.shape), log_sum_exp(answer)
         if self._spec.bias is None:
             return out, lse
-        blind = lse < self._hidden_score(q.dtype) / 2
+        # Every key hidden: what is left is near the hidden score, and far below any other.
+        blind = lse < 0.75 * self._hidden_score(q.dtype)
         return out.masked_fill(_rows(blind), 0.0), lse.masked_fill(blind, -torch.inf)
 
     def backward(
@@ -154,26 +155,24 @@ class Pieces:
             return self._slopes(part)
         total: Tensor | None = None
         if spec.bias is not None:
-            total = _dense(spec.bias, q, part)
+            total = _cut(spec.bias, part)
         if spec.position_bias is not None:
             slanted = self._slanted(part, q, whole=total is not None)
-            total = (
-                slanted if total is None else total.expand(-1, -1, part.num_queries, -1) + slanted
-            )
+            total = slanted if total is None else total + slanted
         kind = operators.AFTER_SCALE
         if self._version == 1:
             total, kind = total / spec.scale, operators.BEFORE_SCALE
-        given = total.to(q.dtype).clamp_min(self._lowest(q.dtype))
-        return Bias(given.contiguous(), kind)
+        given = total.to(q.dtype).clamp_min(self._hidden_bias(q.dtype))
+        return Bias(_for_every_head(given, q, part).contiguous(), kind)
 
-    def _lowest(self, dtype: torch.dtype) -> float:
-        """Given for -inf: where a bias hides every key of a query from a call, the operator would
-        take -inf from -inf. Still finite after the scale."""
+    def _hidden_bias(self, dtype: torch.dtype) -> float:
+        """What stands for -inf: where every key of a query in a call has that, the operator would
+        take -inf from -inf. Finite after the scale too."""
         return torch.finfo(dtype).min / (2 * max(self._spec.scale, 1.0))
 
     def _hidden_score(self, dtype: torch.dtype) -> float:
-        """What is left of a score beside it."""
-        return self._lowest(dtype) * (self._spec.scale if self._version == 1 else 1.0)
+        """The score of a key that is hidden so, but for the product of query and key."""
+        return self._hidden_bias(dtype) * (self._spec.scale if self._version == 1 else 1.0)
 
     def _takes_slopes(self, part: Rectangle) -> bool:
         """Its own biases of positions want as many keys as queries."""
@@ -224,11 +223,15 @@ def drawing_from(dropout: Dropout | None, device: torch.device) -> Iterator[None
         generator.set_state(before)
 
 
-def _dense(bias: Tensor, q: Tensor, part: Rectangle) -> Tensor:
-    """A rectangle's part of a bias, [B, N, S, J], [1, N, S, J] or [B, N, 1, J]."""
+def _cut(bias: Tensor, part: Rectangle) -> Tensor:
+    """A rectangle's part of a bias, with four axes; one of one entry is for all."""
     bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
     bias = bias if bias.shape[2] == 1 else bias[:, :, part.queries]
-    bias = bias if bias.shape[3] == 1 else bias[..., part.keys]
+    return bias if bias.shape[3] == 1 else bias[..., part.keys]
+
+
+def _for_every_head(bias: Tensor, q: Tensor, part: Rectangle) -> Tensor:
+    """[B, N, S, J], [1, N, S, J] or [B, N, 1, J], as the operator wants it."""
     batch, rows = bias.shape[0], bias.shape[2]
     if rows == 1:
         batch = q.shape[1]

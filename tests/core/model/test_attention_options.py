@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
 from ascend_run.core.model.attention import attend as run_attention
-from ascend_run.plugin_api import AttentionFeatures, AttentionSpec
+from ascend_run.plugin_api import AttentionFeatures, AttentionSpec, HookError
 from ascend_run.plugin_api.testing.parity import Parity
 from ascend_run.plugin_api.testing.tensors import whole_of
 from ascend_run.plugins.cpu.attention import FusedCpuAttention
@@ -62,12 +62,25 @@ def test_a_bias_has_a_gradient_where_it_requires_one(learned: bool) -> None:
     shapes = ((7, 2, 4, 4), (7, 2, 2, 4), (7, 2, 2, 4), (2, 1, 7, 7), (4,))
     q, k, v, bias, sinks = (torch.randn(shape, generator=generator) for shape in shapes)
     leaves = [x.requires_grad_() for x in (q, k, v, *([bias] if learned else []), sinks)]
-    kernel, spec = Noting(), AttentionSpec(scale=0.5, bias=bias, sinks=sinks)
+    spec = AttentionSpec(scale=0.5, bias=bias, bias_requires_grad=learned, sinks=sinks)
+    kernel = Noting()
     found = torch.autograd.grad(run_attention(kernel, q, k, v, spec).square().sum(), leaves)
     want = torch.autograd.grad(attend(q, k, v, spec)[0].square().sum(), leaves)
     assert kernel.answered == len(leaves)
     for ours, theirs in zip(found, want, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+class TooMany(FusedCpuAttention):
+    def backward(self, *arguments: Any) -> tuple[Tensor, ...]:
+        return (*super().backward(*arguments), torch.zeros(()))
+
+
+def test_a_kernel_that_answers_other_gradients_than_asked_is_named() -> None:
+    q = torch.randn(7, 2, 4, 4, requires_grad=True)
+    out = run_attention(TooMany(), q, q.detach(), q.detach(), AttentionSpec(scale=0.5))
+    with pytest.raises(HookError, match="backward of TooMany answers 4 gradients, expected 3"):
+        out.sum().backward()
 
 
 LAYOUTS = [

@@ -151,14 +151,20 @@ def test_a_soft_cap_runs_without_the_operator(calls: list[Any]) -> None:
 @pytest.mark.parametrize("kernel", ["v1 SBH", "v1 BNSD", "v2"])
 @pytest.mark.parametrize(
     "mask",
-    [Mask(), Mask(window=(5, 0)), Mask(document_ends=(7, 12, 20))],
-    ids=["causal", "window", "documents"],
+    [Mask(), Mask(window=(5, 0)), Mask(document_ends=(7, 12, 20)), None],
+    ids=["causal", "window", "documents", "of-every-pair"],
 )
-def test_dropout_is_the_operators_and_is_replayed(kernel: str, mask: Mask) -> None:
+def test_dropout_is_the_operators_and_is_replayed(kernel: str, mask: Mask | None) -> None:
     """Values that are the unit vectors give the probabilities themselves, and so what was kept."""
     size = 40
-    problem = Problem(queries=size, keys=size, batch=1, width=4, value_width=size, mask=mask)
+    problem = Problem(queries=size, keys=size, batch=1, width=4, value_width=size)
     (q, k, _), spec = problem.draw()
+    if mask is None:
+        hidden = torch.arange(size**2).reshape(size, size) % 7 < 3
+        hidden[11] = True
+        bias = torch.zeros(size, size, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+        spec = attrs.evolve(spec, bias=bias, bias_requires_grad=False)
+    spec = attrs.evolve(spec, mask=mask or Mask(causal=False))
     identity = torch.eye(size, dtype=torch.float64)[:, None, None, :].expand(-1, 1, 2, -1)
     leaves = [q, k, identity.clone().requires_grad_()]
     dropped = attrs.evolve(spec, dropout=Dropout(probability=0.4, seed=5))
@@ -229,22 +235,30 @@ def test_a_mask_that_is_given_as_a_bias_is_the_operators_alone(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_a_mask_that_hides_every_key_of_a_query_leaves_nothing_of_it(
-    kernel: str, sinks: bool, dtype: torch.dtype
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("change", "scale"),
+    [({}, 0.37), ({"sinks": True}, 0.37), ({"positions": "distance"}, 0.1), ({}, 3.0)],
+    ids=str,
+)
+def test_a_bias_that_hides_every_key_of_a_query_leaves_nothing_of_it(
+    kernel: str, dtype: torch.dtype, change: dict[str, Any], scale: float
 ) -> None:
-    """As a ring's blocks have it, of any mask; half of the range of the dtype is low enough."""
-    leaves, spec = attrs.evolve(PROBLEMS["bias"], sinks=sinks).draw(dtype)
-    mask = torch.zeros_like(leaves.pop(3)).detach()
-    mask[..., ::2, ::3] = mask[..., 4, :] = -torch.inf
-    spec = attrs.evolve(spec, bias=mask, bias_requires_grad=False)
+    """As a ring's blocks have it, of any mask; float64 has the bias's gradient too."""
+    leaves, spec = attrs.evolve(PROBLEMS["bias"], **change).draw(dtype)
+    bias = leaves[3].detach().clone()
+    bias[..., ::2, ::3] = bias[..., 4, :] = -torch.inf
+    learned = dtype is torch.float64
+    spec = attrs.evolve(spec, bias=bias, bias_requires_grad=learned, scale=scale)
+    exact = [leaf.detach().double() for leaf in leaves]
+    exact[3] = bias.double()
+    wide = attrs.evolve(spec, bias=exact[3], sinks=exact[4] if spec.sinks is not None else None)
+    wanted = [leaf.requires_grad_() for i, leaf in enumerate(exact) if i != 3 or learned]
     dout = torch.randn(12, 2, 4, 8, dtype=dtype)
+    want = run_reference(wanted, wide, dout.double())
     got = run_kernel(KERNELS[kernel], leaves, spec, dout)
-    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    wide = attrs.evolve(spec, bias=mask.double(), sinks=exact[3] if sinks else None)
-    want = run_reference(exact, wide, dout.double())
-    assert_same([x.double() for x in got], want, TOLERANCE if dtype is torch.float64 else 1e-2)
+    tolerance = {torch.float64: TOLERANCE, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    assert_same([x.double() for x in got], want, tolerance)
 
 
 def test_of_a_long_bias_of_positions_the_first_version_is_given_the_last_rows(

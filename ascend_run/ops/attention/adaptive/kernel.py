@@ -134,7 +134,7 @@ class AdaptiveAttention:
                     inner_saved[number, index],
                     self._block_spec(spec, steps, number, index, bias),
                 )
-                if bias is not None and dbias:
+                if learned_bias(spec) is not None:
                     bias.add(number, block, *dbias)
                 row_sums.add(block, dq)
                 key_sums.add(block, dk, dv)

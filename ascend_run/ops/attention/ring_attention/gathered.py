@@ -139,7 +139,7 @@ class GatheredAttention:
                     tuple(inner_saved[place * each : (place + 1) * each]),
                     self._block_spec(part_spec, step, found, place, bias),
                 )
-                if bias is not None and dbias:
+                if learned_bias(part_spec) is not None:
                     bias.add(step, block, *dbias)
                 row_sums.add(block, dq)
                 sums.add(found.sources, dk, dv)

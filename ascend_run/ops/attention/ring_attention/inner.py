@@ -51,7 +51,7 @@ def block_backward(
     saved: tuple[Tensor, ...],
     spec: Spec,
 ) -> tuple[Tensor, ...]:
-    """(dq, dk, dv, and that of a bias) of one block.
+    """(dq, dk, dv, and that of a bias that requires one) of one block.
 
     Args:
         rows: dout, q, out and the log-sum-exp of all of this rank's queries.

@@ -153,7 +153,7 @@ class RingAttention:
                     inner_saved[step, index],
                     self._block_spec(spec, block, step, index, bias),
                 )
-                if bias is not None and dbias:
+                if learned_bias(spec) is not None:
                     bias.add(step, block, *dbias)
                 row_sums.add(block, dq)
                 key_sums.add(block, dk, dv)
