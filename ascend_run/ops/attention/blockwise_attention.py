@@ -77,6 +77,15 @@ def band(part: Rectangle, like: Tensor) -> Tensor:
     return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
 
 
+def bias_of(bias: Tensor, part: Rectangle) -> Tensor:
+    """A rectangle's part of a bias or of its gradient, with four axes; of an axis of one entry that
+    one. A view."""
+    bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+    queries = slice(None) if bias.shape[2] == 1 else part.queries
+    keys = slice(None) if bias.shape[3] == 1 else part.keys
+    return bias[:, :, queries, keys]
+
+
 def distances(mask: MaskRules, part: Rectangle, like: Tensor) -> Tensor:
     """How far apart the positions of a rectangle's queries and keys are, [S, J], at least 0."""
     first, last = part.query_start + mask.query_start, part.query_end + mask.query_start
@@ -96,7 +105,6 @@ class _Scores:
         self.q = q
         self.k = k.to(self.dtype)
         self.parts = rectangles(spec.mask, q.shape[2], k.shape[2], QUERY_BLOCK)
-        self._bias = None if spec.bias is None else _four_axes(spec.bias)
 
     def grouped(self, x_BNSD: Tensor) -> Tensor:
         """[B, N, S, D] -> [B, G, R * S, D]: the heads of one group are rows of one product."""
@@ -116,8 +124,8 @@ class _Scores:
         capped = None
         if self.spec.softcap is not None:
             capped = scores = torch.tanh(scores / self.spec.softcap) * self.spec.softcap
-        if self._bias is not None:
-            scores = scores + _cut(self._bias, part).to(self.dtype)
+        if self.spec.bias is not None:
+            scores = scores + bias_of(self.spec.bias, part).to(self.dtype)
         if self.spec.position_bias is not None:
             scores = scores - self._slanted(self.spec.position_bias, part, scores)
         if part.shape is not Shape.FULL:
@@ -193,7 +201,7 @@ def backward(
         dot = (dout_part.to(scores.dtype) * out_part).sum(-1, keepdim=True)
         dscores = probabilities * (dprobabilities - dot)
         if dbias is not None:
-            target = _cut(_four_axes(dbias), part)
+            target = bias_of(dbias, part)
             target += dscores.sum_to_size(target.shape)
         if capped is not None:
             dscores = dscores * (1.0 - (capped / spec.softcap).square())
@@ -220,7 +228,7 @@ def bias_gradient(
         rows = scores.grouped(dout[:, :, part.queries])
         dprobabilities = scores.by_head(rows @ v[:, :, part.keys].mT, part)
         dot = (dout[:, :, part.queries].to(scores.dtype) * out[:, :, part.queries]).sum(-1, True)
-        target = _cut(_four_axes(dbias), part)
+        target = bias_of(dbias, part)
         target += (probabilities * (dprobabilities - dot)).sum_to_size(target.shape)
     return dbias.to(spec.bias.dtype)
 
@@ -229,14 +237,3 @@ def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
     """``exp(scores - lse)``; zeros for a query whose every key has a bias of -inf."""
     safe = torch.where(lse == -torch.inf, 0.0, lse)
     return (scores - safe.unsqueeze(-1)).exp()
-
-
-def _four_axes(bias: Tensor) -> Tensor:
-    return bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
-
-
-def _cut(bias_BNSJ: Tensor, part: Rectangle) -> Tensor:
-    """The part of a bias (or of its gradient) that belongs to a rectangle; a view."""
-    queries = slice(None) if bias_BNSJ.shape[2] == 1 else part.queries
-    keys = slice(None) if bias_BNSJ.shape[3] == 1 else part.keys
-    return bias_BNSJ[:, :, queries, keys]

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ascend_run.ops.attention.blockwise_attention import distances
+from ascend_run.ops.attention.blockwise_attention import bias_of, distances
+from ascend_run.ops.attention.log_sum_exp import as_column
 from ascend_run.ops.attention.visibility import Rectangle, Shape
 from ascend_run.plugin_api import AttentionSpec, Dropout
 
@@ -64,7 +65,7 @@ class Pieces:
             return out, lse
         # Every key hidden: what is left is near the hidden score, and far below any other.
         blind = lse < 0.75 * self._hidden_score(q.dtype)
-        return out.masked_fill(_rows(blind), 0.0), lse.masked_fill(blind, -torch.inf)
+        return out.masked_fill(as_column(blind), 0.0), lse.masked_fill(blind, -torch.inf)
 
     def backward(
         self,
@@ -155,7 +156,7 @@ class Pieces:
             return self._slopes(part)
         total: Tensor | None = None
         if spec.bias is not None:
-            total = _cut(spec.bias, part)
+            total = bias_of(spec.bias, part)
         if spec.position_bias is not None:
             slanted = self._slanted(part, q, whole=total is not None)
             total = slanted if total is None else total + slanted
@@ -223,13 +224,6 @@ def drawing_from(dropout: Dropout | None, device: torch.device) -> Iterator[None
         generator.set_state(before)
 
 
-def _cut(bias: Tensor, part: Rectangle) -> Tensor:
-    """A rectangle's part of a bias, with four axes; one of one entry is for all."""
-    bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
-    bias = bias if bias.shape[2] == 1 else bias[:, :, part.queries]
-    return bias if bias.shape[3] == 1 else bias[..., part.keys]
-
-
 def _for_every_head(bias: Tensor, q: Tensor, part: Rectangle) -> Tensor:
     """[B, N, S, J], [1, N, S, J] or [B, N, 1, J], as the operator wants it."""
     batch, rows = bias.shape[0], bias.shape[2]
@@ -247,11 +241,6 @@ def _laid_out(x_SBND: Tensor, layout: str) -> Tensor:
         return x_SBND.transpose(0, 1).contiguous()
     assert layout == "BNSD"
     return x_SBND.permute(1, 2, 0, 3).contiguous()
-
-
-def _rows(x_BNS: Tensor) -> Tensor:
-    """[S, B, N, 1]: something of each query, beside its output."""
-    return x_BNS.permute(2, 0, 1).unsqueeze(-1)
 
 
 def _sequence_first(x: Tensor, layout: str, shape_SBND: torch.Size) -> Tensor:
