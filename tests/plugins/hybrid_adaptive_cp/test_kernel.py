@@ -118,3 +118,13 @@ def test_the_first_message_between_groups_is_one_of_all_of_them(gloo_pool: GlooP
     for rank, (outcome,) in enumerate(gloo_pool.run(jobs.attend, 4, plugin, [Case()])):
         between = [m for m in outcome.forward.messages if m.ranks == ((0, 2), (1, 3))[rank % 2]]
         assert between[0].operation == "allreduce_"
+
+
+def test_no_rank_ever_holds_the_whole_sequence(gloo_pool: GlooPool) -> None:
+    """In blocks of one rank's keys and values; who gathers holds 27."""
+    case = Case(length=512, groups=4, width=16, value_width=16)
+    limit = 12 * case.length // SIZE * (case.batch or 1) * case.groups * 32 * ITEM
+    for (outcome,) in gloo_pool.run(jobs.attend, SIZE, HYBRID, [case], True):
+        assert outcome.peak_bytes <= limit
+    for outcome in gloo_pool.run(jobs.attend_gathering, SIZE, HYBRID, case):
+        assert outcome.peak_bytes > limit
