@@ -1,4 +1,4 @@
-# make demo | test | test-cuda | test-liger | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
+# make demo | test | test-changed | test-cuda | test-liger | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the many processes that tests start would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test test-cuda test-liger third-party bench campaign peers peers-gpu check clean
+.PHONY: venv demo browser test test-changed test-cuda test-liger third-party bench campaign peers peers-gpu check clean
 
 venv: $(VENV)/.ready
 
@@ -26,10 +26,19 @@ $(VENV)/.ready: pyproject.toml setup.cfg constraints.txt
 demo: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
+# For the tests of pages: one that is installed, else Chromium by apt where this is root. Never an
+# error: without one those tests are skipped, or fail where CI is set.
+browser: venv
+	$(BIN)/python scripts/browser.py
+
 # Two workers, each with its own pool of ranks; the tests of a file stay together. One thread each, or
 # they wait for one another's. Files in their order: the last ones are quick, so both end together.
-test: venv
+test: venv browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# make test-changed BASE=main ; without BASE what differs from HEAD, or from the commit before it.
+test-changed: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.changed_tests $(BASE)
 
 # The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
 test-cuda: venv
@@ -47,7 +56,7 @@ $(LIGER)/.ready: benchmarks/liger.txt
 # Plugins outside the tree: wheels of them and of ours, installed into an empty environment under
 # build/third_party and tested there; and a new package of each kind.
 third-party: venv
-	$(BIN)/python tools/third_party.py --torch "$(TORCH)"
+	$(BIN)/python scripts/third_party.py --torch "$(TORCH)"
 
 # A peer that cannot be installed leaves its rows unmeasured, which the table then says.
 bench: venv
@@ -82,8 +91,11 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/plugin_table.py --check
-	$(BIN)/python tools/platform_table.py --check
+	$(BIN)/python scripts/plugin_table.py --check
+	$(BIN)/python scripts/platform_table.py --check
+	$(BIN)/python scripts/hook_table.py --check
+	$(BIN)/python -m scripts.package_layers --check
+	$(BIN)/python -m scripts.field_words
 	$(BIN)/towncrier build --draft >/dev/null
 
 clean:

@@ -1,1 +1,1 @@
-"""Measured against peers that really run, alternating in one session; docs/benchmarks.md."""
+"""Benchmarks against other systems, measured alternately in one session; docs/benchmarks.md."""

@@ -43,15 +43,15 @@ def is_full(options: argparse.Namespace) -> bool:
 
 
 def missing(kept: Sequence[Row]) -> list[Benchmark]:
-    """What these rows have no figure of. A row stands alone: its peer was measured beside it."""
+    """Return the benchmarks that these rows do not have; rows are independent of one another."""
     names = {row.name for row in kept if row.ours is not None}
     return [benchmark for benchmark in all_benchmarks() if benchmark.name not in names]
 
 
 def merged(kept: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
-    """The new rows and those kept, as the catalogue has them; what it no longer has is dropped.
+    """Return the new and the old rows in the order of the catalogue, without removed benchmarks.
 
-    A figure that a GPU once gave stays where this machine has none.
+    Results of a GPU are preserved if this machine has none.
     """
     by_name = {row.name: row for row in kept}
     for row in measured:
@@ -61,7 +61,7 @@ def merged(kept: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
 
 
 def measure(benchmark: Benchmark, settings: Settings) -> Row:
-    """Its row, whatever happens."""
+    """Measure one benchmark; a failure results in a row too."""
     try:
         return benchmark.measure(settings)
     except NotMeasured as reason:
@@ -74,35 +74,35 @@ def measure(benchmark: Benchmark, settings: Settings) -> Row:
 
 
 def measure_all(benchmarks: Sequence[Benchmark], settings: Settings) -> list[Row]:
-    """Every row; after each, all so far are in the file of partial results."""
+    """Measure all benchmarks; after each, write the rows so far to the file of partial results."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
     rows: list[Row] = []
-    # Drawn only when something is told: a thread that redraws would run beside what is measured.
+    # Redrawn only on a report: a thread that redraws would run beside what is measured.
     what = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
     columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), what)
     with Progress(*columns, auto_refresh=False, expand=True) as progress:
         task = progress.add_task("", total=len(benchmarks))
 
-        def tell(text: str) -> None:
+        def report(text: str) -> None:
             progress.update(task, description=text, refresh=True)
 
-        told = attrs.evolve(settings, tell=tell)
+        reporting = attrs.evolve(settings, report=report)
         for benchmark in benchmarks:
-            rows.append(measure(benchmark, told))
+            rows.append(measure(benchmark, reporting))
             write_rows(rows, PARTIAL)
             progress.update(task, advance=1, refresh=True)
     return rows
 
 
 def is_wrong(row: Row) -> bool:
-    """Whether it should have been measured here and was not, or must not count."""
+    """Whether it should have been measured on this machine but was not, or failed."""
     return (row.ours is None and row.device != NO_GPU) or row.note.startswith("FAILED")
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> int:
-    """Exit code 1 where a row is wrong; a goal missed is not, nor a GPU that is not there."""
+    """Return exit code 1 if a row is wrong; missed goals and a missing GPU do not count."""
     options = parse(arguments)
     if options.list:
         say("\n".join(benchmark.name for benchmark in all_benchmarks()))

@@ -1,4 +1,4 @@
-"""Every row that there is, in the order of the table."""
+"""All benchmarks, in the order of the table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from . import (
     listeners,
     new_plugin,
     packed_attention,
+    progress,
     ring_attention,
     start_up,
     step_times,
@@ -31,6 +32,7 @@ def all_benchmarks() -> list[Benchmark]:
         ulysses,
         packed_attention,
         listeners,
+        progress,
         fingerprints,
         step_times,
         start_up,
@@ -40,6 +42,6 @@ def all_benchmarks() -> list[Benchmark]:
 
 
 def matching(pattern: str) -> list[Benchmark]:
-    """Those with the pattern (``*`` and ``?`` as in file names) somewhere in their name."""
+    """Return benchmarks whose name contains the pattern (``*`` and ``?`` as in file names)."""
     wanted = f"*{pattern.lower()}*"
     return [b for b in all_benchmarks() if fnmatch.fnmatchcase(b.name.lower(), wanted)]

@@ -1,11 +1,11 @@
-"""``python -m benchmarks.cpu_calibration``: this machine as a device of the cost model.
+"""``python -m benchmarks.cpu_calibration``: calibrate the cost model for this machine.
 
-Measures large products in each precision, the products of a layer's forward and backward and those
-inside its attention as shares of these, a copy larger than the caches, an operation with nothing
-to do, and gloo between two ranks; each is the best of some runs. A minute on two quiet cores.
+Measures large matmuls in each precision; relative to them, the matmuls of a layer and those in its
+attention kernel; a copy larger than the caches; the overhead of an operation; and gloo between two
+ranks. Each is the best of several runs. Takes a minute on two idle cores.
 
-Without a file it writes ``ascend_run/core/cost/cpu.json``, where the cost model finds the device
-``cpu``; with one, a device for ``plan --device FILE``.
+By default it writes ``ascend_run/tools/plan/cost_model/cpu.json``, the device ``cpu`` of the cost
+model; with a file name, a device for ``plan --device FILE``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ascend_run.core.cost.devices import CALIBRATED, CALIBRATION
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.plan.cost_model.devices import CALIBRATED, CALIBRATION
 
 from .cpu_calibration_rank import best, reduction
 
@@ -27,20 +27,20 @@ _PRECISIONS: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _WIDTH: Final = 2048
 _TOKENS: Final = 2048
 _LINEARS: Final = ((128, 384), (256, 512), (256, 1024), (512, 1408), (1408, 512))
-"""Inputs and outputs of weights such as small models have; none is an example's own."""
+"""Input and output widths of linears of small models; none is from an example."""
 _ATTENTION: Final = (4, 8, 512, 64)
-"""Sequences, heads, tokens, width of a head."""
+"""Sequences, heads, tokens, head width."""
 _BACKWARD: Final = 2.5
-"""Times the forward's products: five for two, as the scores are computed again."""
+"""FLOPs relative to the forward: five matmuls instead of two, since scores are recomputed."""
 _COPIED_BYTES: Final = 2**30
 _OPERATIONS: Final = 1000
 
 
 def machine(name: str) -> dict[str, Any]:
-    """The fields of ``core.cost.devices.CostDevice``."""
+    """Measure the fields of ``cost_model.devices.CostDevice``."""
     import torch
 
-    # Ranks that measure gloo have a thread each; the rest is of the whole machine.
+    # The ranks that measure gloo have one thread each; everything else uses the whole machine.
     with GlooPool() as pool:
         bandwidth, latency = pool.run(reduction, 2, timeout=120)[0]
     cores = len(os.sched_getaffinity(0))
@@ -71,14 +71,14 @@ def machine(name: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """What the machine calls its processor."""
+    """Return the model name of the processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "a processor without a name")
+    return next(names, "unknown processor")
 
 
 def _products(dtype: str) -> float:
-    """FLOP/s of a square product on all cores."""
+    """FLOP/s of a square matmul on all cores."""
     import torch
 
     a, b = (torch.randn(_WIDTH, _WIDTH).to(getattr(torch, dtype)) for _ in range(2))
@@ -86,7 +86,7 @@ def _products(dtype: str) -> float:
 
 
 def _layer_products(dtype: str) -> float:
-    """FLOP/s of a layer's products: forward, and both gradients."""
+    """FLOP/s of a layer's matmuls: forward and both gradients."""
     seconds, flops = 0.0, 0
     for columns, rows in _LINEARS:
         for work in _of_a_linear(dtype, columns, rows):
@@ -124,7 +124,7 @@ def _attention(dtype: str) -> float:
 
 
 def _copy() -> float:
-    """Bytes read and written in a second."""
+    """Bytes read and written per second."""
     import torch
 
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8)
@@ -133,7 +133,7 @@ def _copy() -> float:
 
 
 def _operation() -> float:
-    """Seconds of an operation on one number, in forward or in backward."""
+    """Seconds of an operation on one element, in forward or backward."""
     import torch
 
     def work() -> None:
@@ -153,14 +153,14 @@ def _memory_bytes() -> int:
 
 
 def _rounded(value: Any) -> Any:
-    """Four digits of what was timed; what follows is noise."""
+    """Round measured values to four digits; more would be noise."""
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def calibrate(path: Path) -> None:
-    """Measure, and write the device."""
+    """Measure this machine and write the device file."""
     name = CALIBRATED if path == CALIBRATION else "this machine"
     path.write_text(json.dumps(_rounded(machine(name)), indent=2) + "\n")
 

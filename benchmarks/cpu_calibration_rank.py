@@ -1,4 +1,4 @@
-"""What a rank of ``cpu_calibration`` does; the ranks find it by its name."""
+"""Code that runs on the ranks of ``cpu_calibration``, which import it by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 
 _REDUCED_BYTES: Final = 64 * 2**20
 _RUNS: Final = 5
-"""After one that warms up."""
+"""After one warm-up run."""
 
 
 def reduction() -> tuple[float, float]:
-    """(bytes on the wire in a second, seconds of a message) of an all-reduce of two ranks."""
+    """Return (bytes on the wire per second, latency in seconds) of an all-reduce of two ranks."""
     import torch
     import torch.distributed as dist
 
@@ -24,11 +24,11 @@ def reduction() -> tuple[float, float]:
 
 
 def best(work: Callable[[], Any], enough: float = 1.0) -> float:
-    """Seconds of the fastest of some runs.
+    """Return the seconds of the fastest of several runs.
 
     Args:
-        enough: No further run begins after so long; ranks that meet in the work must not differ in
-            this. Unit: seconds.
+        enough: No further run starts after this time; must be the same on ranks that communicate.
+            Unit: seconds.
     """
     seconds: list[float] = []
     while len(seconds) <= _RUNS and sum(seconds) < enough:

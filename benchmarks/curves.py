@@ -1,4 +1,4 @@
-"""Curves on two logarithmic axes, as SVG."""
+"""Draw curves on two logarithmic axes, as SVG."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ COLOURS: Final[Mapping[str, str]] = {
     "kv all-gather": "#b03a4a",
     "kv all-gather, by heads": "#dd8a94",
 }
-"""Of a schedule, the same in every picture."""
+"""Colour of each schedule, the same in every chart."""
 
 Points = Sequence[tuple[float, float]]
 
 
 @attrs.frozen(kw_only=True)
 class Picture:
-    """What stands around the curves."""
+    """Title and axes of a chart."""
 
     title: str
     axis: str
-    """Words below."""
+    """Label of the horizontal axis."""
     x_ticks: Sequence[float]
-    """The first and the last are the picture's ends."""
+    """The first and the last one are the ends of the axis."""
     y_ticks: Sequence[float]
     least: float
     most: float
-    """Of the vertical axis; what is less is not drawn, what is more is drawn at its end."""
+    """Ends of the vertical axis; smaller values are not drawn, larger ones are clipped."""
 
     def draw(self, curves: Mapping[str, Points]) -> str:
-        """Each in the colour of its name, which stands at its side."""
+        """Draw labelled curves in the colours of their names."""
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
             "<style>text {font: 12px sans-serif}</style>",

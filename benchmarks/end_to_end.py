@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,14 +15,14 @@ from .protocol import Benchmark, Settings, alternating, device, worker
 from .rows import Row, compared, failed
 
 LOSS_TOLERANCE: Final = {"fp32": 2e-4, "bf16": 1e-3}
-"""Largest relative difference of a step's losses. In bf16 the peers' weights themselves are bf16,
-so a step below half a unit of a weight is lost, where ours has float32 master weights."""
+"""Maximum relative difference of a step's losses. In bf16 the peers' weights are bf16 without
+float32 master weights, so that small updates are lost."""
 COMPARED_STEPS: Final = 4
 
 
 @attrs.frozen(kw_only=True)
 class Peer:
-    """One system beside ours, and what is asked of ours against it."""
+    """Another system, and our goal relative to it."""
 
     system: str
     label: str
@@ -29,11 +30,13 @@ class Peer:
     note: str = ""
     ours: str = "ascend-run"
     python: Callable[[Settings], Path | None] = lambda settings: settings.peers_python
-    """Of the environment that it is installed in; None is our own."""
+    """Python of the environment that it is installed in; None: this one."""
+    variables: Mapping[str, str] = attrs.field(factory=dict)
+    """Environment variables for both systems."""
 
 
 def our_python(_: Settings) -> None:
-    """transformers is there already: tests compare with it."""
+    """transformers is in this environment, since tests compare with it."""
 
 
 PEERS: Final = (
@@ -55,17 +58,24 @@ PEERS: Final = (
     ),
 )
 
+SLOWER_BF16: Final = Peer(
+    system="litgpt",
+    label="litgpt, where bf16 products are the slower ones",
+    goal=1.3,
+    note="both with ONEDNN_MAX_CPU_ISA=AVX512_CORE, which stands in for such a processor",
+    variables={"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+)
+
 
 def benchmarks() -> list[Benchmark]:
-    """One row for every precision and peer."""
+    """One row per precision and peer, and one on another kind of processor."""
     return [
         Benchmark(
             name=_name(dtype, peer),
             goal=f">= {peer.goal:g} x",
             measure=functools.partial(_measure, dtype, peer),
         )
-        for dtype in ("bf16", "fp32")
-        for peer in PEERS
+        for dtype, peer in (*itertools.product(("bf16", "fp32"), PEERS), ("bf16", SLOWER_BF16))
     ]
 
 
@@ -81,16 +91,23 @@ def _measure(dtype: str, peer: Peer, settings: Settings) -> Row:
 def against(
     peer: Peer, name: str, words: Sequence[str], loss_tolerance: float, settings: Settings
 ) -> Row:
-    """The row of a peer: both trained by turns, and failed where their losses differ.
+    """Return the row of a peer: both train alternately; it fails if their losses differ.
 
     Args:
-        words: What the worker is told of both.
+        words: Arguments of the worker for both.
     """
     ours, theirs = alternating(
         settings,
-        lambda: worker("end_to_end_worker", "--system", peer.ours, *words),
         lambda: worker(
-            "end_to_end_worker", "--system", peer.system, *words, python=peer.python(settings)
+            "end_to_end_worker", "--system", peer.ours, *words, variables=peer.variables
+        ),
+        lambda: worker(
+            "end_to_end_worker",
+            "--system",
+            peer.system,
+            *words,
+            python=peer.python(settings),
+            variables=peer.variables,
         ),
         name,
     )
@@ -102,30 +119,30 @@ def against(
     ]
     row = compared(
         name=name,
-        ours=[answer["tokens_per_second"] for answer in ours],
-        peer=[answer["tokens_per_second"] for answer in theirs],
+        ours=[result["tokens_per_second"] for result in ours],
+        peer=[result["tokens_per_second"] for result in theirs],
         unit="tokens/s",
         goal=peer.goal,
         note="; ".join(note for note in notes if note),
         device=ours[0]["device"] or device(),
     )
-    if not difference <= loss_tolerance:  # so written, a nan fails too
+    if not difference <= loss_tolerance:  # also true for NaN
         reason = f"not the same model: losses {_shown(ours)} against {_shown(theirs)}"
         return failed(row, reason)
     return row
 
 
 def largest_difference(ours: Sequence[float], peer: Sequence[float]) -> float:
-    """Largest relative difference of the first steps' losses; nan where one is."""
+    """Return the maximum relative difference of the first steps' losses; NaN if one is NaN."""
     pairs = list(zip(ours, peer, strict=True))[:COMPARED_STEPS]
     differences = [abs(a - b) / abs(b) for a, b in pairs]
     return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
-def peak_gib(answers: Sequence[dict[str, Any]]) -> float:
-    """Largest memory of any of the processes."""
-    return max(answer["peak_bytes"] for answer in answers) / 2**30
+def peak_gib(results: Sequence[dict[str, Any]]) -> float:
+    """Return the peak memory over all processes."""
+    return max(result["peak_bytes"] for result in results) / 2**30
 
 
-def _shown(answers: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"{loss:.5f}" for loss in answers[0]["losses"][:COMPARED_STEPS])
+def _shown(results: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"{loss:.5f}" for loss in results[0]["losses"][:COMPARED_STEPS])

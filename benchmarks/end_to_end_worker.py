@@ -1,7 +1,7 @@
 """Train one system for some steps in a fresh process; prints one JSON line.
 
-Every system takes its own road: its model class, its loss, its optimizer. What is equal: weights,
-data, threads, AdamW's constants, and the learning rate.
+Each system uses its own model class, loss and optimizer. Weights, data, threads, the constants of
+AdamW and the learning rate are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.peer_steps import Setting, Step
 
 
 def ascend_run(given: Setting, *enable: str) -> Step:
-    """The whole step of a run: float32 master weights, clipping, schedule."""
+    """Return the complete step of a run: float32 master weights, clipping, schedule."""
     from benchmarks.our_run import training
 
     precision = next(name for name, value in llama.DTYPES.items() if value is given.dtype)
@@ -49,7 +49,7 @@ SYSTEMS: Final[Mapping[str, Callable[[Setting], Step]]] = {
 
 
 def measure(step: Step, given: Setting, warmup: int, steps: int) -> dict[str, Any]:
-    """Losses of all steps, and the speed of those after the warm-up."""
+    """Return the losses of all steps, and the speed after the warm-up."""
     losses = [step(index) for index in range(warmup)]
     seconds = []
     for index in range(warmup, warmup + steps):
@@ -67,13 +67,13 @@ def measure(step: Step, given: Setting, warmup: int, steps: int) -> dict[str, An
 
 
 def _finish(device: str) -> None:
-    """Wait for what a GPU still has to do."""
+    """Wait for all queued GPU kernels."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def _peak_bytes(device: str) -> int:
-    """Of the GPU's tensors, or of the process."""
+    """Peak memory of the GPU's tensors, or of the process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,6 +1,7 @@
-"""Time one event with some listeners, ours and pluggy's by turns; prints one JSON line.
+"""Time one event with several listeners, with our and pluggy's calls alternately; prints one JSON
+line.
 
-Nanoseconds a call, net of the empty loop around it.
+Nanoseconds per call, without the loop around it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BURSTS = 20
 
 
 def nanoseconds(event: Callable[..., Any], calls: int) -> float:
-    """Of one call, net of the loop: the best burst of each, since noise only ever adds."""
+    """Return the time of one call, without the loop: the minimum of several bursts."""
     burst = max(1, calls // BURSTS)
     with_event = min(_with_event(event, burst) for _ in range(BURSTS))
     empty = min(_empty(burst) for _ in range(BURSTS))
@@ -50,7 +51,7 @@ def _empty(calls: int) -> int:
 
 
 def pluggy_call(plugins: list[Any]) -> Callable[..., Any]:
-    """The same listeners behind pluggy's own call."""
+    """Return the same listeners, called by pluggy."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
     for plugin in plugins:

@@ -1,7 +1,7 @@
-"""Train, and time what each step's fingerprint takes; prints one JSON line.
+"""Train, and measure the time of each step's fingerprint; prints one JSON line.
 
-A true run: the command's own preparation, kernel and loop. The methods that a step passes through
-are timed where they are called, those that write to the run folder among them.
+A real run: the same preparation, kernel and loop as in the command. All methods of the fingerprint
+are timed, including those that write to the run folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def timed(owner: type, method: str, spent: list[float], seen: dict[type, Any]) -> None:
-    """Add the seconds of each call to the last number of ``spent``, and keep whose it was."""
+    """Add the seconds of each call to the last element of ``spent``, and record its object."""
     inner: Callable[..., Any] = getattr(owner, method)
 
     def outer(self: Any, *args: Any) -> Any:
@@ -31,14 +31,15 @@ def timed(owner: type, method: str, spent: list[float], seen: dict[type, Any]) -
 
 
 def train_and_time(file: Path, overrides: list[str]) -> dict[str, Any]:
-    """Seconds of each step's fingerprint, the median seconds of a step, and what was sampled."""
+    """Return the seconds of each step's fingerprint, the median seconds of a step, and the number
+    of sampled elements."""
     from ascend_run.core.fingerprint.reading import RowHashes
     from ascend_run.core.fingerprint.record import read_fingerprints
     from ascend_run.core.log.metrics import read_metrics
     from ascend_run.core.run import run_training
     from ascend_run.core.train.fingerprints import StepFingerprints
     from ascend_run.core.train.loop import Loop
-    from ascend_run.entrypoints.planning import prepare
+    from ascend_run.prepare.prepare import prepare
 
     from .silent_plugins import before_each_step
 

@@ -1,4 +1,4 @@
-"""What the fingerprint of every step costs: its share of a step of the demo's model."""
+"""Cost of the fingerprint of every step: its share of a step of the demo's model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def benchmarks() -> list[Benchmark]:
 
 
 def _measure(settings: Settings) -> Row:
-    """Time inside the fingerprint's own code over time of the steps, both of one true run."""
-    settings.tell(NAME)
+    """Time in the code of the fingerprint relative to the time of the steps, in one real run."""
+    settings.report(NAME)
     steps = 3 * settings.steps
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

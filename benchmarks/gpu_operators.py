@@ -1,6 +1,6 @@
 """Fused operators on one GPU: against Liger's kernels, against eager, and in a whole step.
 
-Unverified: no GPU has run these rows yet. What of them a CPU can run is tested there.
+Unverified: these rows have not run on a GPU yet. The parts that a CPU can run are tested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP_NAME: Final = f"step, 1.3B Llama bf16 on a GPU with fused operators vs {STE
 
 
 def benchmarks() -> list[Benchmark]:
-    """A row for every operator and comparison, and one for a step."""
+    """One row per operator and comparison, and one for a step."""
     operators = [
         Benchmark(
             name=_name(operator, form),
@@ -49,7 +49,7 @@ def _name(operator: str, form: str) -> str:
 def _measure(operator: str, form: str, settings: Settings) -> Row:
     require_gpu()
     words = ("--operator", operator, "--steps", str(10 * settings.steps))
-    # Where Liger is installed, ours is what it is beside Liger.
+    # Both run in the environment in which Liger is installed.
     run = functools.partial(worker, python=settings.gpu_peers_python)
     ours, theirs = alternating(
         settings,
@@ -59,8 +59,8 @@ def _measure(operator: str, form: str, settings: Settings) -> Row:
     )
     return compared(
         name=_name(operator, form),
-        ours=[1e6 * answer["seconds"] for answer in ours],
-        peer=[1e6 * answer["seconds"] for answer in theirs],
+        ours=[1e6 * result["seconds"] for result in ours],
+        peer=[1e6 * result["seconds"] for result in theirs],
         unit="us",
         goal=GOALS[form],
         note="bf16, 2048 x 4 tokens, sizes of the 1.3B Llama",

@@ -1,6 +1,6 @@
 """A whole training step of a 1.3B-parameter Llama on one GPU: against each peer, and its peak.
 
-Unverified: no GPU has run these rows yet. What of them a CPU can run is tested there.
+Unverified: these rows have not run on a GPU yet. The parts that a CPU can run are tested.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .rows import NO_GPU, Row, compared
 SHAPE: Final = llama.SHAPES["1.3b"]
 WORDS: Final = ("--shape", "1.3b", "--device", "cuda", "--dtype", "bf16")
 STEPS_FACTOR: Final = 5
-"""A GPU's steps are short, and its first ones compile, tune and grow the pool of memory."""
+"""GPU steps are short, and the first ones compile, tune and grow the memory pool."""
 PEAK_TFLOPS: Final = 989.0
-"""bf16 products of an H100 SXM or H200, without sparsity, by the vendor's data sheet."""
+"""Dense bf16 peak of an H100 SXM or H200, from the vendor's data sheet."""
 MFU_GOAL: Final = 0.42
 MFU_NAME: Final = "step, 1.3B Llama bf16 on a GPU, share of 989 TFLOP/s"
 
@@ -43,7 +43,7 @@ PEERS: Final = (
 
 
 def benchmarks() -> list[Benchmark]:
-    """A row for every peer, and one for model FLOPs utilisation."""
+    """One row per peer, and one for model FLOPs utilization."""
     against_peers = [
         Benchmark(
             name=_name(peer),
@@ -70,12 +70,12 @@ def _against(peer: Peer, settings: Settings) -> Row:
 
 def _utilisation(settings: Settings) -> Row:
     require_gpu()
-    answers = []
+    results = []
     for number in range(1, settings.pairs + 1):
-        settings.tell(f"{MFU_NAME}: {number} of {settings.pairs}")
+        settings.report(f"{MFU_NAME}: {number} of {settings.pairs}")
         words = ("--system", "ascend-run-compiled", *words_of(settings))
-        answers.append(worker("end_to_end_worker", *words))
-    speeds = [answer["tokens_per_second"] for answer in answers]
+        results.append(worker("end_to_end_worker", *words))
+    speeds = [result["tokens_per_second"] for result in results]
     full = [tflops(speed, SHAPE, causal=False) / PEAK_TFLOPS for speed in speeds]
     return compared(
         name=MFU_NAME,
@@ -84,13 +84,13 @@ def _utilisation(settings: Settings) -> Row:
         unit="TFLOP/s",
         goal=MFU_GOAL,
         note=f"aim 0.52 x; up to {max(full):.3f} x in llm-foundry's convention; "
-        f"peak {peak_gib(answers):.2f} GiB",
-        device=answers[0]["device"],
+        f"peak {peak_gib(results):.2f} GiB",
+        device=results[0]["device"],
     )
 
 
 def tflops(tokens_per_second: float, shape: llama.Shape, *, causal: bool = True) -> float:
-    """What the model asks for at this speed; Shape.flops_per_token has the two conventions."""
+    """Return model TFLOP/s at this speed; ``Shape.flops_per_token`` has the two conventions."""
     return tokens_per_second * shape.flops_per_token(causal=causal) / 1e12
 
 
@@ -100,7 +100,7 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def device() -> str:
-    """The GPU's name, or that there is none."""
+    """Return the GPU's name, or ``rows.NO_GPU``."""
     return _gpu()[0] or NO_GPU
 
 
@@ -112,7 +112,7 @@ def require_gpu() -> None:
 
 @functools.cache
 def _gpu() -> tuple[str, str]:
-    """Its name, or else why there is none; asked once, in a process that imports torch."""
+    """The GPU's name, and why there is none; determined once, in a process that imports torch."""
     program = (
         "import torch\n"
         "found = torch.cuda.is_available()\n"

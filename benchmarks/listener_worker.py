@@ -1,7 +1,7 @@
-"""Train with plugins that listen to everything, and count; prints one JSON line.
+"""Train with plugins that count all events; prints one JSON line.
 
-A true run: the command's own preparation, kernel and loop, on one rank; the counting plugins stand
-beside those that the config enables.
+A real run on one rank: the same preparation, kernel and loop as in the command, with the counting
+plugins in addition to those of the config.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .silent_plugins import counting_plugins
 
 
 def train_and_count(file: Path, overrides: list[str], listeners: int) -> dict[str, Any]:
-    """Calls of each event over the run, its steps, and the median seconds of a step."""
+    """Return the calls of each event, the number of steps, and the median seconds of a step."""
     from ascend_run.core.log.metrics import read_metrics
     from ascend_run.core.run import run_training
-    from ascend_run.entrypoints.planning import prepare
+    from ascend_run.prepare.prepare import prepare
 
     prepared = prepare(file, overrides)
     calls: Counter[str] = Counter()

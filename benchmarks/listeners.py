@@ -1,4 +1,4 @@
-"""What the kernel's events cost: one call, and 20 silent plugins in a step."""
+"""Cost of the kernel's events: one call, and 20 silent plugins in a step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LIMIT_LISTENER_NS: Final = 120.0
 LIMIT_STEP_PERCENT: Final = 0.2
 PLUGINS: Final = 20
 STEP_EVENTS: Final = ("ascend_before_step", "ascend_after_step", "ascend_after_log")
-"""What fires in every step of a run that logs every step, which is the most that can fire."""
+"""Events of every step of a run that logs every step, which is the maximum."""
 
 
 def benchmarks() -> list[Benchmark]:
-    """A row for some numbers of listeners, and one for a whole step."""
+    """One row per number of listeners, and one for a whole step."""
     events = [
         Benchmark(
             name=_name(listeners),
@@ -51,7 +51,7 @@ def _time_event(listeners: int, pairs: int) -> dict[str, Any]:
 
 
 def _measure_event(listeners: int, settings: Settings) -> Row:
-    settings.tell(_name(listeners))
+    settings.report(_name(listeners))
     found = _time_event(listeners, settings.pairs)
     ratios = pair_ratios(found["ours"], found["peer"], larger_is_better=False)
     return bounded(
@@ -66,8 +66,8 @@ def _measure_event(listeners: int, settings: Settings) -> Row:
 
 
 def _measure_step(settings: Settings) -> Row:
-    """Calls counted in a true run, times the measured cost of one, over the run's step."""
-    settings.tell(STEP_ROW)
+    """Calls counted in a real run, times the measured cost of one, relative to the step time."""
+    settings.report(STEP_ROW)
     nanoseconds = statistics.median(_time_event(PLUGINS, settings.pairs)["ours"]) / PLUGINS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -92,7 +92,7 @@ def _measure_step(settings: Settings) -> Row:
 
 
 def demo_step(folder: Path, prefix: Path, steps: int) -> list[str]:
-    """The demo's model and batch on one rank, without what comes between steps."""
+    """Return the demo's model and batch on one rank, without evaluation and checkpoints."""
     return [
         f"run.output_dir={folder / 'run'}",
         "run.nproc=1",

@@ -27,24 +27,22 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of one step."""
+        """Tokens per step."""
         return self.micro_batch * self.seq_length
 
     def num_parameters(self) -> int:
-        """All of them: both embeddings, the norms, and the layers' matrices."""
+        """Number of parameters: both embeddings, the norms, and the layers' matrices."""
         matrices = 4 * self.hidden**2 + 3 * self.hidden * self.ffn
         norms = (2 * self.layers + 1) * self.hidden
         return 2 * self.vocab * self.hidden + self.layers * matrices + norms
 
     def flops_per_token(self, *, causal: bool = True) -> float:
-        """Floating-point operations that the model itself asks for, forward and backward.
+        """Return the model FLOPs per token of forward and backward, without recomputation.
 
         Args:
-            causal: 6 (N - V h) + 6 L S h: a look-up in the embedding is no product, and causal
-                attention is half of the square. Otherwise 6 N + 12 L S h, which counts both in
-                full: the convention of llm-foundry's published table.
-
-        What is computed again in backward is not counted.
+            causal: 6 (N - V h) + 6 L S h: the embedding is not a matmul, and causal attention is
+                half of the square. Otherwise 6 N + 12 L S h, which counts both in full, as in
+                llm-foundry's published table.
         """
         attention = self.layers * self.seq_length * self.hidden
         if causal:
@@ -53,7 +51,7 @@ class Shape:
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
-    # 36.1M parameters: what two cores step through in about a second.
+    # 36.1M parameters: a step takes about a second on two cores.
     "36m": Shape(
         layers=6, hidden=512, ffn=1408, heads=8, vocab=16384, seq_length=1024, micro_batch=2
     ),
@@ -61,7 +59,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "1.3b": Shape(
         layers=24, hidden=2048, ffn=5504, heads=16, vocab=32000, seq_length=2048, micro_batch=8
     ),
-    # No figures: the way of every system, in a test.
+    # Only for a test of all systems; its speed is not reported.
     "tiny": Shape(
         layers=2, hidden=64, ffn=176, heads=2, vocab=512, seq_length=64, micro_batch=2
     ),
@@ -69,7 +67,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 def batch(shape: Shape, step: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Tokens and labels [B, S], the same for every system and device."""
+    """Return tokens and labels [B, S], the same for all systems and devices."""
     generator = torch.Generator().manual_seed(step)
     size = (shape.micro_batch, shape.seq_length + 1)
     ids = torch.randint(shape.vocab, size, generator=generator).to(device)
@@ -77,7 +75,7 @@ def batch(shape: Shape, step: int, device: str = "cpu") -> tuple[Tensor, Tensor]
 
 
 def weights(shape: Shape) -> dict[str, Tensor]:
-    """Every parameter, float32, under Megatron's names (local layer spec, no biases)."""
+    """Return all parameters in float32, with Megatron's names (local layer spec, no biases)."""
     generator = torch.Generator().manual_seed(1234)
     hidden = shape.hidden
 

@@ -1,7 +1,7 @@
-"""The curves of docs/long-sequences.md: by network, by length, and by heads.
+"""The charts of docs/long-sequences.md: by network, by sequence length, and by heads.
 
-The first two replay the recorded events of the kernels (``ring_exposure``); the third asks the
-plugins what they expect to send.
+The first two replay the recorded events of the kernels (``ring_exposure``); the third uses the
+plugins' estimates of their communication volume.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ascend_run.plugin_api import Layout, RankKind
+from ascend_run.plugin_api import FieldSection, Layout, RankKind, RunConfig
 from ascend_run.registry.discovery import discover
 
 from .curves import Picture, Points
-from .ring_clock import Event, Network, Trace, compute_of, exposed
+from .ring_simulator import Event, Network, Trace, compute_of, exposed
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
 NETWORK, LENGTH, HEADS = (
@@ -22,13 +22,13 @@ NETWORK, LENGTH, HEADS = (
 )
 
 RATE: Final = 400e12
-"""Of the device in these curves, in attention. Unit: FLOP/s."""
+"""Attention throughput of the device in these charts. Unit: FLOP/s."""
 BETWEEN, INSIDE, PER_NODE = 50e9, 400e9, 4
-"""Bytes/s of a rank's way out of its node and inside, and the ranks of a node."""
+"""Bandwidth of a rank between nodes and inside its node in bytes/s, and the ranks per node."""
 LATENCY: Final = 10e-6
 WIDER: Final = 32
 """Times as many numbers in a position's keys as recorded: 16 key-value heads (and 32 query heads)
-of width 128, in the place of 4 (and 8) of 16."""
+of width 128, instead of 4 (and 8) of 16."""
 LENGTHS: Final = tuple(2**i for i in range(8, 17))
 NUM_HEADS, RANKS, WIDTH = 32, 8, 128
 EXCHANGES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
@@ -37,16 +37,16 @@ EXCHANGES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "hybrid": ("hybrid-cp", {"ulysses_degree": PER_NODE}),
     "ulysses": ("ulysses", {}),
 }
-"""Of the curves over heads."""
+"""Schedules in the chart over heads."""
 
 
 def by_network(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Of the network with the fastest nodes, without latency, a way out for each rank."""
+    """Draw the chart for the network with the fastest nodes, no latency, and one link per rank."""
     ratio = max(row["ratio"] for row in rows)
     shown = [r for r in rows if (r["ratio"], r["latency"], r["shared"]) == (ratio, 0.0, False)]
     return Picture(
         title=f"exposed communication / computation; nodes {ratio:g} x as fast inside",
-        axis="a ring's messages between nodes / its computation",
+        axis="a ring's sends between nodes / its computation",
         x_ticks=[row["load"] for row in shown],
         y_ticks=(0.01, 0.1, 1.0, 10.0),
         least=0.003,
@@ -55,7 +55,7 @@ def by_network(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def by_length(traces: Mapping[str, Trace], recorded: int) -> str:
-    """Of parts of so many positions, where ``recorded`` are in the traces."""
+    """Draw the chart over the sequence length per rank, of which the traces have ``recorded``."""
     network = Network(
         per_node=PER_NODE,
         inside=INSIDE,
@@ -82,7 +82,7 @@ def by_length(traces: Mapping[str, Trace], recorded: int) -> str:
 
 
 def scaled(trace: Trace, times: float) -> list[list[Event]]:
-    """The events of parts that are so many times as long, with wider keys."""
+    """Scale the events to longer sequences, with wider keys."""
 
     def longer(event: Event) -> Event:
         if event[0] == "compute":
@@ -96,7 +96,7 @@ def scaled(trace: Trace, times: float) -> list[list[Event]]:
 
 
 def by_heads() -> str:
-    """What plugins expect to send, over the key-value heads of a model."""
+    """Draw the plugins' estimated communication volume over the number of key-value heads."""
     counts = [2**i for i in range(6)]
     return Picture(
         title=f"KiB that a rank sends for a position and layer, forward and backward; {RANKS} "
@@ -110,7 +110,7 @@ def by_heads() -> str:
 
 
 def sent(name: str, groups: int) -> float:
-    """Bytes on the wire, of one position of a rank."""
+    """Return the bytes on the wire per position of a rank."""
     plugin, options = EXCHANGES[name]
     found = discover().load([plugin])[plugin]
     built: Any = found(found.config_class(**options)) if hasattr(found, "config_class") else found()
@@ -122,15 +122,20 @@ def sent(name: str, groups: int) -> float:
         is_last=True,
         tokens=1,
         item_bytes=2,
-        num_micro_batches=1,
+        num_microbatches=1,
         heads=NUM_HEADS,
         query_groups=groups,
         head_width=WIDTH,
         value_width=WIDTH,
     )
-    cost = built.ascend_cost(layout=Layout(world_size=RANKS, cp=RANKS), rank=rank)
-    # Of an all-to-all a rank's own part stays.
+    config = RunConfig(
+        model=FieldSection({"num_attention_heads": NUM_HEADS, "window_size": None}),
+        parallel=FieldSection({"context_parallel_size": RANKS}),
+    )
+    layout = Layout(world_size=RANKS, cp=RANKS)
+    cost = built.ascend_cost(config=config, layout=layout, rank=rank)
+    # A rank's own part of an all-to-all is not sent.
     return sum(
         m.sent_bytes * (1 - 1 / (m.group_size or RANKS) if m.operation == "all_to_all" else 1)
-        for m in cost.messages
+        for m in cost.communication
     )

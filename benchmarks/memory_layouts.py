@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.core.config.reading import read_raw
+from ascend_run.prepare.config.reading import read_raw
 
 EXAMPLES: Final = Path(__file__).parent.parent / "examples"
 _MODEL_SECTIONS: Final = ("model.", "parallel.", "train.", "optimizer.", "ddp.", "plugins.")

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.memory_prediction``: what ``plan`` expects of memory, held against what
-runs take. Bytes are counted, not timed, so a busy machine gives the same numbers.
+"""``python -m benchmarks.memory_prediction``: compare the memory that ``plan`` estimates with that
+of real runs. Bytes are counted, so that the results do not depend on the load of the machine.
 
-Writes ``benchmarks/results/memory_prediction.json`` and exits with 1 where a rank's peak is more
-than 5 % off, or weights or buffers of gradients are not what was expected.
+Writes ``benchmarks/results/memory_prediction.json`` and exits with 1 if the error of a rank's peak
+is more than 5 %, or weights or gradient buffers differ from the estimate.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ascend_run.core.config.raw import Given, RawConfig
-from ascend_run.core.cost.estimate import RankCost, expected_costs
 from ascend_run.core.hooks import Hooks
-from ascend_run.entrypoints.planning import Prepared, prepare_raw
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.prepare.config.raw import RawConfig, RawValue
+from ascend_run.prepare.prepare import PreparedRun, prepare_raw
+from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
 
 from .memory_layouts import CASES, Case
 from .memory_worker import measure
@@ -28,25 +28,25 @@ RESULT: Final = Path(__file__).parent / "results" / "memory_prediction.json"
 
 
 def is_exact(row: Mapping[str, Any]) -> bool:
-    """Whether what lasts from step to step is as expected: weights and buffers of gradients to the
-    byte, the optimizer's state but for the padding of the shares."""
+    """Whether persistent memory is as estimated: weights and gradient buffers exactly, the
+    optimizer state except for the padding of shards."""
     pairs = [row[name] for name in ("weights", "gradient_buffers")]
     expected, measured = row["optimizer"]
     return all(a == b for a, b in pairs) and abs(expected - measured) <= STATE_TOLERANCE * measured
 
 
-def plan_of(case: Case) -> tuple[Prepared, tuple[RankCost, ...]]:
-    """The run as ``plan`` sees it, and what it expects of each pipeline stage."""
+def plan_of(case: Case) -> tuple[PreparedRun, tuple[RankCost, ...]]:
+    """Return the prepared run, and the estimate for each pipeline stage."""
     values = {"data.train": ["none"], "platform": "cpu", **case.config}
     values["enable"] = [*case.plugins]
-    raw = RawConfig(values={key: Given(value, "the benchmark") for key, value in values.items()})
+    raw = RawConfig(values={key: RawValue(value, "the benchmark") for key, value in values.items()})
     prepared = prepare_raw(raw, case.ranks)
     hooks = Hooks(prepared.instances())
     return prepared, expected_costs(prepared.config, prepared.layout, hooks)
 
 
 def compare(case: Case, pool: GlooPool) -> list[dict[str, Any]]:
-    """A row for each rank: what was expected and what was measured, in bytes."""
+    """Return one row per rank: estimated and measured bytes."""
     prepared, costs = plan_of(case)
     rows = []
     for rank, measured in enumerate(
@@ -70,7 +70,7 @@ def compare(case: Case, pool: GlooPool) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the layouts whose names are given, or all; only all are written down."""
+    """Measure the given layouts, or all; the file is written only for all of them."""
     wanted = list(sys.argv[1:] if arguments is None else arguments)
     cases = [case for case in CASES if not wanted or case.name in wanted]
     rows: list[dict[str, Any]] = []

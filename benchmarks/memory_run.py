@@ -1,4 +1,5 @@
-"""A run of two steps on one rank: its objects walked, and every storage of the second followed."""
+"""Run two steps on one rank; measure persistent tensors, and track all storages of the second
+step."""
 
 from __future__ import annotations
 
@@ -13,23 +14,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ascend_run.core.config.raw import Given, RawConfig
-from ascend_run.core.run import prepared_rank, seed_everything
-from ascend_run.core.train.rehearsal import Rehearsal
-from ascend_run.entrypoints.planning import prepare_raw
-from ascend_run.plugin_api.testing.models import samples
+from ascend_run.core.run import prepared_rank
+from ascend_run.core.train.seeding import seed_everything
+from ascend_run.prepare.config.raw import RawConfig, RawValue
+from ascend_run.prepare.prepare import prepare_raw
+from ascend_run.testing.dry_run import DryRun
+from ascend_run.testing.models import samples
 
 from .memory_worker import Measured
 
 
 class LiveStorages(TorchDispatchMode):
-    """Bytes of every storage that an operation has given or that was there before, while it lives.
+    """Tracks the bytes of all live storages that existed before or that an operation returned.
 
-    Storages are held weakly and told when they go. What an operation uses inside itself and frees
-    again is not seen.
+    Storages are tracked by weak references. Temporary memory inside an operation is not seen.
 
-    torch's own ``MemTracker`` refuses modules that are called more than once in a step, as they are
-    with micro-batches.
+    torch's ``MemTracker`` does not support modules that are called more than once per step, as with
+    micro-batches.
     """
 
     def __init__(self, there: Iterable[Tensor]) -> None:
@@ -61,10 +62,10 @@ class LiveStorages(TorchDispatchMode):
 
 
 def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
-    """Train two steps and watch the second, in which the optimizer's state is there."""
+    """Train two steps and track the second, in which the optimizer state exists."""
     with _rank_variables():
         values = {"data.train": ["none"], "platform": "cpu", **config, "enable": [*plugins]}
-        given = {key: Given(value, "the benchmark") for key, value in values.items()}
+        given = {key: RawValue(value, "the benchmark") for key, value in values.items()}
         prepared = prepare_raw(RawConfig(values=given), dist.get_world_size())
         with prepared_rank(prepared.run_request()) as (hooks, context):
             return _watched(config, hooks, context)
@@ -73,13 +74,13 @@ def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
 def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     config = context.config
     seed_everything(config, context.layout)
-    rehearsal = Rehearsal(hooks, context)
-    rehearsal.build()
-    step, bundle = rehearsal.train_step(), rehearsal.bundle
-    batches = rehearsal.batches(samples(given, 2 * config.train.global_batch_size))
+    dry_run = DryRun(hooks, context)
+    dry_run.build()
+    step, bundle = dry_run.train_step(), dry_run.bundle
+    batches = dry_run.batches(samples(given, 2 * config.train.global_batch_size))
     before = hooks.event("ascend_before_step")
     before(context=context)
-    step(batches, rehearsal.plan.num_micro_batches)
+    step(batches, dry_run.plan.num_microbatches)
     weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
     buffers = list(_gradient_buffers(bundle.chunks))
     optimizer = list(_optimizer_state(bundle.optimizer, weights))
@@ -87,7 +88,7 @@ def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     bundle.optimizer.zero_grad()
     before(context=context)
     with LiveStorages([*weights, *buffers, *optimizer, *others]) as seen:
-        step(batches, rehearsal.plan.num_micro_batches)
+        step(batches, dry_run.plan.num_microbatches)
     return Measured(
         weights=_nbytes(weights),
         gradients=_nbytes(buffers),
@@ -97,7 +98,7 @@ def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
 
 
 def _gradient_buffers(chunks: Sequence[Any]) -> Iterator[Tensor]:
-    """Of Megatron's data parallelism, where there is one."""
+    """Gradient buffers of Megatron's DDP, if there are any."""
     for chunk in chunks:
         for name in ("buffers", "expert_parallel_buffers"):
             found = getattr(chunk, name, ())
@@ -118,7 +119,7 @@ def _optimizer_state(optimizer: Any, weights: Sequence[Tensor]) -> Iterator[Tens
 
 
 def _other_tensors(chunk: Any) -> Iterator[Tensor]:
-    """Buffers and tables that modules hold."""
+    """Buffers and tables of modules."""
     for module in chunk.modules():
         yield from module.buffers(recurse=False) if module is not chunk else ()
         cache = getattr(module, "_cache", None)
@@ -132,7 +133,7 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
 
 @contextmanager
 def _rank_variables() -> Iterator[None]:
-    """What a launcher would have set for this rank."""
+    """Set the environment variables that a launcher sets for this rank."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     before = dict(os.environ)
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size)

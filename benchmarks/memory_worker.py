@@ -1,4 +1,4 @@
-"""One rank's part of ``memory_prediction``, importable without torch by whoever asks for it."""
+"""Code that runs on the ranks of ``memory_prediction``; can be imported without torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Measured:
 
     weights: int
     gradients: int
-    """Of the buffers that last; autograd's own gradients are in the peak."""
+    """Persistent gradient buffers; gradients in autograd's ``grad`` are part of the peak."""
     optimizer: int
     peak: int
-    """The most that was alive at once in a step, with all of the above."""
+    """Peak memory in a step, including all of the above."""
 
 
 def measure(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
-    """What a run of two steps takes; called on every rank of a default process group."""
+    """Measure a run of two steps; called on every rank of a default process group."""
     from .memory_run import two_steps
 
     return two_steps(config, plugins)

@@ -1,10 +1,11 @@
-"""The smallest stand-in for ``torch.cuda`` with which Megatron's local spec runs on one CPU rank.
+"""A minimal replacement of ``torch.cuda`` with which Megatron's local spec runs on one CPU rank.
 
-It is the peer's, not ours: no TorchFunctionMode, nothing that costs time in a step.
+Used for the peer only: it has no TorchFunctionMode and no overhead in a step.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +16,10 @@ import torch.distributed as dist
 
 @contextmanager
 def single_rank_megatron() -> Iterator[None]:
-    """Process group of one rank, Megatron's parallel state, and the names that its modules ask."""
+    """Set up a process group of one rank, Megatron's parallel state, and the names that it uses."""
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("cpu")
-    # One function each: torch's compiler keeps a rule for every function of torch.cuda.
+    # One function each, since torch.compile has a rule for every function of torch.cuda.
     cuda.set_device = lambda *_: None
     cuda.synchronize = lambda *_: None
     cuda.empty_cache = lambda: None
@@ -39,6 +40,7 @@ def single_rank_megatron() -> Iterator[None]:
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: cuda.set_rng_state(state)
     megatron_random._get_cuda_rng_state = lambda *_, **__: cuda.get_rng_state()
     if not dist.is_initialized():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     megatron_random.model_parallel_cuda_manual_seed(1)

@@ -1,4 +1,4 @@
-"""From nothing to a plugin that is installed, found and green, by the commands that are printed."""
+"""Create, install and test a new plugin with the commands that ``new-plugin`` prints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .protocol import Benchmark, Settings, device, run
 from .rows import Row, bounded
 
 LIMIT_SECONDS: Final = 60.0
-"""Of the three commands together."""
+"""Limit for the three commands together."""
 KINDS: Final = ("feature", "platform", "task", "family")
 
 
 def benchmarks() -> list[Benchmark]:
-    """A package of each kind."""
+    """One row per kind of plugin."""
     return [
         Benchmark(
             name=_name(kind),
@@ -36,7 +36,7 @@ def _name(kind: str) -> str:
 
 
 def _measure(kind: str, settings: Settings) -> Row:
-    settings.tell(_name(kind))
+    settings.report(_name(kind))
     with tempfile.TemporaryDirectory(prefix="ascend-run-new-plugin-") as name:
         folder = Path(name)
         python = environment_in(folder / "venv")
@@ -60,10 +60,11 @@ def _measure(kind: str, settings: Settings) -> Row:
 
 
 def environment_in(folder: Path) -> Path:
-    """An environment for the package alone, which sees what is installed here; its Python."""
+    """Create an environment for the package, with access to the packages of this one; return its
+    Python."""
     run([sys.executable, "-m", "venv", folder])
     (site,) = folder.glob("lib/python*/site-packages")
     here = sysconfig.get_path("purelib")
-    # By addsitedir, so that editable installations count too.
+    # With addsitedir, so that editable installations are visible too.
     (site / "installed_here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
     return folder / "bin" / "python"

@@ -1,4 +1,4 @@
-"""ascend-run's own step on the comparison's model, built as a run builds it."""
+"""A training step of ascend-run on the model of the comparison, built as in a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import llama
 
 
 def overrides(shape: llama.Shape, precision: str) -> list[str]:
-    """The comparison's model as config values."""
+    """Return the model of the comparison as config values."""
     return [
         "model.family=llama",
         f"model.num_layers={shape.layers}",
@@ -35,31 +35,32 @@ def overrides(shape: llama.Shape, precision: str) -> list[str]:
 def training(
     shape: llama.Shape, precision: str, device: str = "cpu", enable: Sequence[str] = ()
 ) -> Iterator[Callable[[int], float]]:
-    """A function of the step's number that trains one step and answers its loss.
+    """Return a function of the step index that trains one step and returns its loss.
 
     Args:
         device: ``cpu`` or ``cuda``, which is the platform too.
         enable: Features of the run.
     """
     from ascend_run.core.model.initialization import named_parameters
-    from ascend_run.core.run import prepared_rank, seed_everything
-    from ascend_run.core.train.rehearsal import Rehearsal
-    from ascend_run.entrypoints.planning import prepare
+    from ascend_run.core.run import prepared_rank
+    from ascend_run.core.train.seeding import seed_everything
     from ascend_run.plugin_api import Batch
+    from ascend_run.prepare.prepare import prepare
+    from ascend_run.testing.dry_run import DryRun
 
     prepared = prepare(None, overrides(shape, precision), enable=enable, platform=device)
     with prepared_rank(prepared.run_request()) as (hooks, context):
         seed_everything(prepared.config, context.layout)
-        rehearsal = Rehearsal(hooks, context)
-        rehearsal.build()
-        bundle, fields = rehearsal.bundle, rehearsal.task.batch_fields
+        dry_run = DryRun(hooks, context)
+        dry_run.build()
+        bundle, fields = dry_run.bundle, dry_run.task.batch_fields
         state = llama.weights(shape)
         with torch.no_grad():
             for name, parameter in named_parameters(bundle.chunks[0].module):
                 parameter.copy_(state.pop(name))
         assert not state, f"weights without a parameter: {sorted(state)}"
         bundle.optimizer.reload_model_params()
-        step = rehearsal.train_step()
+        step = dry_run.train_step()
 
         def run(index: int) -> float:
             tokens, labels = llama.batch(shape, index, device)

@@ -1,4 +1,4 @@
-"""Attention over documents in one sequence, by the pair, against one document of its length."""
+"""Attention over several documents in one sequence, compared per pair with a single document."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _measure(settings: Settings) -> Row:
         NAME,
     )
     pairs = ours[0]["pairs"], theirs[0]["pairs"]
-    apart = max(answer["apart"] for answer in ours)
+    apart = max(result["apart"] for result in ours)
     row = compared(
         name=NAME,
         ours=_picoseconds(ours),
@@ -46,13 +46,13 @@ def _measure(settings: Settings) -> Row:
         device=device(),
         larger_is_better=False,
     )
-    if not apart <= TOLERANCE:  # so written, a nan fails too
+    if not apart <= TOLERANCE:  # also true for NaN
         return failed(row, f"not a document's own attention: {apart:.1e} apart")
     return row
 
 
 def ends_of(length: int) -> tuple[int, ...]:
-    """Where documents of these shares end in a sequence of so many tokens."""
+    """Return the document ends in a sequence of the given length."""
     ends, place = [], 0
     for part in DOCUMENTS:
         place += part
@@ -61,9 +61,9 @@ def ends_of(length: int) -> tuple[int, ...]:
 
 
 def pairs_of(ends: tuple[int, ...]) -> int:
-    """(query, key) pairs that are attended to."""
+    """Return the number of (query, key) pairs that attend."""
     return sum((end - start) * (end - start + 1) // 2 for start, end in pairwise((0, *ends)))
 
 
-def _picoseconds(answers: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [1e12 * statistics.median(a["seconds"]) / a["pairs"] for a in answers]
+def _picoseconds(results: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [1e12 * statistics.median(a["seconds"]) / a["pairs"] for a in results]

@@ -1,6 +1,6 @@
 """Causal attention over one sequence, forward and backward; one JSON line.
 
-``--packed``: the sequence is made of documents that do not see one another; else it is one.
+``--packed``: the sequence consists of several documents with separate attention; default: one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ HEADS, WIDTH = 8, 64
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each step, the pairs of one, and how far its first rows are from a document's
-    own attention."""
+    """Return the seconds of each step, the number of pairs, and the error of its first rows
+    relative to the attention of a single document."""
     from ascend_run.core.model.attention import attend
     from ascend_run.plugin_api import AttentionSpec, Mask
-    from ascend_run.plugins.cpu.attention import FusedCpuAttention
+    from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 
     torch.manual_seed(11)
     shape = (options.length, 1, HEADS, WIDTH)

@@ -1,4 +1,4 @@
-"""The training step of each peer: its model class, its loss, AdamW on its own parameters."""
+"""The training step of each peer: its model class, its loss, and AdamW on its parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = Callable[[int], float]
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """What every system is given."""
+    """Settings that are the same for all systems."""
 
     shape: llama.Shape
     dtype: torch.dtype
@@ -44,16 +44,16 @@ def litgpt(given: Setting, *, compiled: bool = False) -> Step:
 
 
 def transformers(given: Setting, *, compiled: bool = False) -> Step:
-    """The model class as it comes, its attention by torch's own kernel."""
+    """transformers' model class with torch's attention kernel."""
     model = _transformers_model(given)
     call: Any = torch.compile(model) if compiled else model
     return _step(given, model, lambda tokens, labels: _cross_entropy(call(tokens).logits, labels))
 
 
 def transformers_liger(given: Setting) -> Step:
-    """The same class with all of Liger's kernels, the fused output layer and loss among them.
+    """The same class with all of Liger's kernels, including the fused output layer and loss.
 
-    They are written in Triton, so a GPU is needed.
+    They are written in Triton and need a GPU.
     """
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
@@ -82,7 +82,7 @@ def _transformers_model(given: Setting) -> nn.Module:
 
 
 def megatron_local(given: Setting) -> Step:
-    """Megatron's own local layer spec behind the smallest facade that runs it on a CPU."""
+    """Megatron's local layer spec with the minimal facade that runs it on a CPU."""
     from .minimal_facade import single_rank_megatron
 
     with single_rank_megatron():

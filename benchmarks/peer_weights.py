@@ -1,4 +1,4 @@
-"""The comparison's weights under the peers' names."""
+"""The weights of the comparison under the peers' names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .llama import Shape, weights
 
 
 def litgpt_weights(shape: Shape) -> dict[str, Tensor]:
-    """Under litgpt's names: q, k and v one after the other, not by head."""
+    """Return weights with litgpt's names: q, k and v are concatenated, not interleaved by head."""
     state = weights(shape)
     renamed = {
         "transformer.wte.weight": state["embedding.word_embeddings.weight"],
@@ -31,7 +31,7 @@ def litgpt_weights(shape: Shape) -> dict[str, Tensor]:
 
 
 def transformers_weights(shape: Shape) -> dict[str, Tensor]:
-    """Under the names of transformers' Llama: q, k and v are three matrices."""
+    """Return weights with the names of transformers' Llama: q, k and v are three matrices."""
     state = weights(shape)
     renamed = {
         "model.embed_tokens.weight": state["embedding.word_embeddings.weight"],
@@ -57,7 +57,7 @@ def transformers_weights(shape: Shape) -> dict[str, Tensor]:
 
 
 def _qkv(state: dict[str, Tensor], prefix: str, shape: Shape) -> Tensor:
-    """q, k and v as one tensor [3, hidden, hidden]; Megatron has them beside each other by head."""
+    """q, k and v as one tensor [3, hidden, hidden]; Megatron interleaves them by head."""
     by_head = state[f"{prefix}.self_attention.linear_qkv.weight"]
     split = by_head.view(shape.heads, 3, shape.hidden // shape.heads, shape.hidden)
     return split.transpose(0, 1).reshape(3, shape.hidden, shape.hidden)

@@ -1,8 +1,7 @@
-"""Heads for sequence the plain way, tensor by tensor, as DeepSpeed-Ulysses describes it.
+"""A plain implementation of DeepSpeed-Ulysses, with one all-to-all per tensor.
 
-A message for each of q, k, v and the output; before it the ranks' parts are laid one after the
-other, after it they are put together again. Written from arXiv:2309.14509, section 3, for the
-benchmark.
+There is one all-to-all for each of q, k, v and the output, with a copy to the order of ranks before
+it and one back after it. Written from arXiv:2309.14509, section 3, for the benchmark.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-# P ranks; S whole sequence, s = S / P; B batch; N heads, n = N / P; D head width
+# P ranks; S full sequence, s = S / P; B batch; N heads, n = N / P; D head width
 
 
 def attend_by_exchange(
@@ -22,7 +21,7 @@ def attend_by_exchange(
 ) -> Tensor:
     """[s, B, N, D] -> [s, B, N, D], by ``attention`` on [S, B, n, D]."""
     if k.shape[2] % dist.get_world_size():
-        # As it is done where the key-value heads are too few: all of them are repeated.
+        # The usual solution for too few key-value heads: all of them are repeated.
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     whole = (_Exchange.apply(x, True) for x in (q, k, v))
     return _Exchange.apply(attention(*whole), False)

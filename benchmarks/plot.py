@@ -1,4 +1,4 @@
-"""The last full run as a picture: how far each row is above or below what is asked of it."""
+"""Plot the last full run: each row's result relative to its goal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MET, _MISSED, _INK, _FAINT = "#2a78b8", "#d9722b", "#222222", "#bbbbbb"
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """A bar a row on a logarithmic axis around the line where the goal is just met."""
+    """Draw one bar per row on a logarithmic axis, relative to the goal."""
     height = _HEAD + _LINE * len(rows) + 16
     middle = _position(1.0)
     parts = [
@@ -61,7 +61,7 @@ def _measured(row: Row) -> str:
 
 
 def _position(margin: float) -> float:
-    """x of a multiple of the goal."""
+    """x coordinate of a multiple of the goal."""
     low, high = _LABELS, _WIDTH - _VALUES
     share = (math.log(margin) / math.log(_RANGE) + 1) / 2 if margin > 0 else 0.0
     return low + (high - low) * min(1.0, max(0.0, share))

@@ -1,4 +1,4 @@
-"""How everything here is measured: fresh processes, by turns, with equal threads."""
+"""The measurement protocol: fresh processes, alternating, with equal numbers of threads."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ PEERS_PYTHON: Final = ROOT / ".venv-peers" / "bin" / "python"
 GPU_PEERS_PYTHON: Final = ROOT / ".venv-peers-gpu" / "bin" / "python"
 THREADS: Final = 2
 TIMEOUT_SECONDS: Final = 900
-"""Of one process; the slowest compiles a model on two cores."""
+"""Limit for one process; the slowest one compiles a model on two cores."""
 
 
 class NotMeasured(Exception):
-    """A row cannot be measured here; the text says why."""
+    """A row cannot be measured on this machine; the message says why."""
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """How a run measures."""
+    """Settings of the measurement."""
 
     pairs: int = 5
     steps: int = 4
-    """Timed steps of one process."""
+    """Timed steps per process."""
     warmup: int = 1
     repeats: int = 15
-    """Runs of a command that has no pair."""
+    """Runs of a command that is not compared with another one."""
     peers_python: Path = PEERS_PYTHON
     gpu_peers_python: Path = GPU_PEERS_PYTHON
-    tell: Callable[[str], None] = lambda _: None
-    """Told what is being run."""
+    report: Callable[[str], None] = lambda _: None
+    """Called with a description of what is being run."""
 
     @classmethod
     def quick(cls, **others: Any) -> Settings:
-        """As little as shows that the harness works; its figures mean nothing."""
+        """Return minimal settings to test the harness; the results are meaningless."""
         return cls(pairs=1, steps=1, warmup=1, repeats=1, **others)
 
 
 def device() -> str:
-    """What the figures belong to."""
+    """Return the device of the results."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"cpu: {next(names, platform.machine())}, {THREADS} threads"
@@ -62,17 +62,17 @@ class Benchmark:
 
     name: str
     goal: str
-    """For the table where the row could not be measured."""
+    """Shown in the table if the row could not be measured."""
     measure: Callable[[Settings], Row]
     device: Callable[[], str] = device
-    """Where it runs, for the same table; ``rows.NO_GPU`` where it cannot on this machine."""
+    """Device, for the same table; ``rows.NO_GPU`` if it needs a GPU and there is none."""
 
 
 def environment() -> Mapping[str, str]:
-    """Of every measured process: no rank that a starter has left behind, and equal threads."""
+    """Return the environment of measured processes: no launcher variables, and equal threads."""
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
-    # A backend that torch finds among the installed packages would be timed as well.
+    # Otherwise, loading an installed backend of torch would be timed as well.
     return {**kept, **threads, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
@@ -82,18 +82,23 @@ def alternating(
     peer: Callable[[], Any],
     label: str,
 ) -> tuple[list[Any], list[Any]]:
-    """What each gave, ours and the peer by turns, so that a drift of the machine meets both."""
+    """Run ours and the peer alternately, so that drift affects both; return the results of each."""
     found: tuple[list[Any], list[Any]] = ([], [])
     for pair in range(1, settings.pairs + 1):
-        settings.tell(f"{label}: pair {pair} of {settings.pairs}, ours")
+        settings.report(f"{label}: pair {pair} of {settings.pairs}, ours")
         found[0].append(ours())
-        settings.tell(f"{label}: pair {pair} of {settings.pairs}, peer")
+        settings.report(f"{label}: pair {pair} of {settings.pairs}, peer")
         found[1].append(peer())
     return found
 
 
-def run(words: Sequence[str | Path], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A command, to its end.
+def run(
+    words: Sequence[str | Path], cwd: Path = ROOT, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command until it exits.
+
+    Args:
+        variables: Added to ``environment``.
 
     Raises:
         NotMeasured: It cannot be started, failed, or took too long.
@@ -104,7 +109,7 @@ def run(words: Sequence[str | Path], cwd: Path = ROOT) -> subprocess.CompletedPr
         done = subprocess.run(
             command,
             cwd=cwd,
-            env=environment(),
+            env={**environment(), **(variables or {})},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,
@@ -119,24 +124,31 @@ def run(words: Sequence[str | Path], cwd: Path = ROOT) -> subprocess.CompletedPr
     return done
 
 
-def worker(module: str, *words: str | Path, python: Path | None = None) -> dict[str, Any]:
-    """The JSON object in the last line that a worker module prints.
+def worker(
+    module: str,
+    *words: str | Path,
+    python: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run a worker module and return the JSON object in the last line of its output.
 
     Args:
-        python: Of the peers where the worker is one of theirs; None is this process's own.
+        python: Python of the peers' environment, for their workers; None: this process's.
+        variables: Added to its environment.
 
     Raises:
         NotMeasured: As ``run``.
     """
     if python is not None and not python.exists():
         raise NotMeasured(f"{python} is missing; `make peers peers-gpu` builds those of all peers")
-    done = run([python or sys.executable, "-m", f"benchmarks.{module}", *words])
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    command = [python or sys.executable, "-m", f"benchmarks.{module}", *words]
+    done = run(command, variables=variables)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def wall_seconds(words: Sequence[str | Path], cwd: Path = ROOT) -> float:
-    """How long a command takes, from its start to its end."""
+    """Return the duration of a command."""
     begin = time.perf_counter()
     run(words, cwd)
     return time.perf_counter() - begin

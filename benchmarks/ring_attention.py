@@ -1,4 +1,4 @@
-"""Ring attention on two ranks of one thread each: against no communication, and against a peer."""
+"""Ring attention on two ranks with one thread each, compared with no communication and a peer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .rows import Row, compared, failed
 
 LONG, SHORT = 8192, 2048
 TOLERANCE: Final = 1e-5
-"""Largest difference of a sample, in parts of the largest sample of its tensor."""
+"""Maximum difference of a sample, relative to the largest sample of its tensor."""
 
 
 @attrs.frozen(kw_only=True)
 class Other:
-    """What ours is compared with, and what is asked of it."""
+    """What ours is compared with, and the goal."""
 
     system: str
     label: str
@@ -91,7 +91,7 @@ def row_of(
     goal: float,
     note: str,
 ) -> Row:
-    """A row in which speed counts only where both computed the same attention."""
+    """Return a row that fails unless both computed the same attention."""
     difference = largest_difference(ours[0]["samples"], theirs[0]["samples"])
     row = compared(
         name=name,
@@ -103,19 +103,20 @@ def row_of(
         device=device(),
         larger_is_better=False,
     )
-    if not difference <= TOLERANCE:  # so written, a nan fails too
+    if not difference <= TOLERANCE:  # also true for NaN
         return failed(row, f"not the same attention: {difference:.1e} apart, {TOLERANCE:g} allowed")
     return row
 
 
-def _milliseconds(answers: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [1e3 * statistics.median(answer["seconds"]) for answer in answers]
+def _milliseconds(results: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [1e3 * statistics.median(result["seconds"]) for result in results]
 
 
 def largest_difference(
     ours: Mapping[str, Sequence[float]], theirs: Mapping[str, Sequence[float]]
 ) -> float:
-    """Of samples ``tensor/position/head``; nan where one is, or where the places differ."""
+    """Return the largest difference of samples ``tensor/position/head``; NaN if one is NaN, or if
+    the keys differ."""
     if ours.keys() != theirs.keys() or not ours:
         return math.nan
     apart: dict[str, float] = {}

@@ -1,12 +1,13 @@
-"""``python -m benchmarks.ring_exposure [--record]``: how much of its messages a ring shows.
+"""``python -m benchmarks.ring_exposure [--record]``: exposed communication of ring attention.
 
-``--record`` runs the kernels on gloo ranks and writes what each rank did, in order, to
-``benchmarks/results/ring_traces.json``. The clock then replays those events on networks of two
-levels, and writes ``benchmarks/results/ring_exposure.json`` and the pictures of
-docs/long-sequences.md (``long_sequences``). Nothing is timed, so a busy machine gives the same
-numbers.
+``--record`` runs the kernels on gloo ranks and writes the events of each rank, in order, to
+``benchmarks/results/ring_traces.json``. The simulator then replays these events on networks with
+two levels, and writes ``benchmarks/results/ring_exposure.json`` and the charts of
+docs/long-sequences.md (``long_sequences``). Nothing is timed, so that the results do not depend on
+the load of the machine.
 
-Exits with 1 where the overlap, or the double ring beside the plain one, saves less than it must.
+Exits with 1 if the overlap, or the double ring compared with the plain ring, saves less than
+required.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import long_sequences
-from .ring_clock import Event, Network, as_events, compute_of, exposed, least_exposed
+from .ring_simulator import Event, Network, as_events, compute_of, exposed, least_exposed
 from .ring_trace import record
 
 RANKS, PER_NODE, PART = 8, 4, 32
@@ -39,21 +40,21 @@ SCHEDULES: Final[Mapping[str, tuple[str, Mapping[str, Any], bool]]] = {
     "kv all-gather": ("kv-allgather-cp", {}, True),
     "kv all-gather, by heads": ("kv-allgather-cp", {"groups_at_once": 1}, True),
 }
-"""Name -> plugin, its options, and whether its messages travel beside the computation."""
+"""Name -> plugin, its options, and whether its communication is overlapped with computation."""
 SAVED: Final = 0.4
-"""Least share of what one schedule shows that another saves."""
+"""Minimum share of a schedule's exposed communication that another one saves."""
 
 
 @attrs.frozen
 class Saving:
-    """A schedule that nowhere shows more than another, and less by ``SAVED`` up to a load: that of
-    each kind of network."""
+    """A schedule that never exposes more communication than another one, and less by ``SAVED`` up
+    to a load that depends on the kind of network."""
 
     better: str
     worse: str
     one_level: float
     shared: float
-    """Of two levels, the ranks of a node with one way out of it."""
+    """Load on networks with two levels, in which the ranks of a node share one link."""
     two_levels: float
 
     def most(self, row: Mapping[str, Any]) -> float:
@@ -63,25 +64,25 @@ class Saving:
 
 
 SAVINGS: Final = (
-    # An overlap hides no more than there is computation, whatever the messages take.
+    # At most as much communication can be overlapped as there is computation.
     Saving("ring", "ring without overlap", 2.0, 2.0, 2.0),
-    # On one level the double ring has as many bytes as the ring on its links, but one.
+    # On one level, the links of the double ring carry as many bytes as those of the ring.
     Saving("double ring", "ring without overlap", 3.0, math.inf, math.inf),
     Saving("double ring", "ring", 0.0, 0.0, math.inf),
     Saving("double ring, all kept", "ring, all kept", 0.0, 0.0, math.inf),
 )
 LOADS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
-"""All messages of the plain ring over a link between nodes, in parts of its computation."""
+"""Communication time of the plain ring over a link between nodes, relative to computation."""
 RATIOS: Final = (1.0, 4.0, 8.0)
-"""Bandwidth inside a node, in that between nodes; 1 is a network of one level."""
+"""Bandwidth inside a node relative to that between nodes; 1: a network with one level."""
 LATENCIES: Final = (0.0, 0.02)
-"""Of a message between nodes, in parts of a step's computation; inside a quarter of it."""
+"""Latency between nodes relative to a step's computation; a quarter of it inside a node."""
 FOLDER: Final = Path(__file__).parent / "results"
 TRACES, RESULT = FOLDER / "ring_traces.json", FOLDER / "ring_exposure.json"
 
 
 def record_all(pool: GlooPool, ranks: int) -> dict[str, list[list[Event]]]:
-    """Events of every schedule on every rank, from real runs."""
+    """Record the events of every schedule on every rank, from real runs."""
     return {
         name: pool.run(record, ranks, plugin, dict(options), PART, overlaps, timeout=300)
         for name, (plugin, options, overlaps) in SCHEDULES.items()
@@ -91,7 +92,7 @@ def record_all(pool: GlooPool, ranks: int) -> dict[str, list[list[Event]]]:
 def networks(
     ring: Sequence[Sequence[Event]], load: float, speed: float, per_node: int = PER_NODE
 ) -> list[tuple[dict[str, Any], Network]]:
-    """Those on which the plain ring's messages take ``load`` times its computation."""
+    """Return networks on which the plain ring communicates for ``load`` times its computation."""
     sent = max(sum(e[3] for e in events if e[0] == "send") for events in ring)
     computation = compute_of(ring) / speed
     between = sent / (load * computation)
@@ -115,8 +116,8 @@ def networks(
 
 
 def rows(traces: Mapping[str, Sequence[Sequence[Event]]]) -> list[dict[str, Any]]:
-    """A network each, with every schedule's exposed time in parts of the computation, and what the
-    double ring's bytes alone would show if they were sent at the best of times."""
+    """Return one row per network: the exposed time of every schedule relative to computation, and a
+    lower bound for the double ring."""
     speed = compute_of(traces["ring"])
     found = []
     for load in LOADS:
@@ -128,18 +129,18 @@ def rows(traces: Mapping[str, Sequence[Sequence[Event]]]) -> list[dict[str, Any]
 
 
 def problems(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where what must be better is not."""
-    told = []
+    """Return a message for each saving that is not reached."""
+    found_problems = []
     for pair in SAVINGS:
         for row in found:
             mine, other = row["exposed"][pair.better], row["exposed"][pair.worse]
             asked = 1 - SAVED if row["load"] <= pair.most(row) else 1.0
-            if mine > asked * other + 2e-6:  # of the rounding
-                told.append(
+            if mine > asked * other + 2e-6:  # values are rounded
+                found_problems.append(
                     f"{pair.better} shows {mine:g}, {pair.worse} {other:g}, and at most {asked:g} "
-                    f"times that is asked: {_network(row)}"
+                    f"times that is required: {_network(row)}"
                 )
-    return told
+    return found_problems
 
 
 def _network(row: Mapping[str, Any]) -> str:
@@ -149,7 +150,7 @@ def _network(row: Mapping[str, Any]) -> str:
 def pictures(
     traces: Mapping[str, Sequence[Sequence[Event]]], found: Sequence[Mapping[str, Any]]
 ) -> dict[Path, str]:
-    """File -> what stands in it."""
+    """Return file -> its content."""
     return {
         long_sequences.NETWORK: long_sequences.by_network(found, [*SCHEDULES]),
         long_sequences.LENGTH: long_sequences.by_length(traces, PART),
@@ -168,9 +169,9 @@ def main(words: Sequence[str]) -> int:
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
     for picture, drawn in pictures(traces, found).items():
         picture.write_text(drawn)
-    for problem in (told := problems(found)):
+    for problem in (found_problems := problems(found)):
         print(problem, file=sys.stderr)
-    return 1 if told else 0
+    return 1 if found_problems else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a kernel of a shared sequence does, in the order in which it does it: recorded, not told.
+"""Record the communication and computation of a context-parallel kernel, in order.
 
-The calls of torch.distributed are taken note of where they are made, and so are the blocks that the
-inner kernel is given. Nothing here knows how a ring turns.
+Calls of torch.distributed are recorded, and the blocks that are passed to the inner kernel. Nothing
+here depends on how a kernel works.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ascend_run.registry.discovery import discover
 Event = tuple[Any, ...]
 """``("send" | "recv", id, other rank, bytes, channel)``, ``("wait", id)``, ``("compute", flops)``.
 
-Messages of one channel between two ranks arrive in the order in which they were sent."""
+Sends of one channel between two ranks arrive in order."""
 
 HEADS, GROUPS, WIDTH = 8, 4, 16
 BACKWARD: Final = 2.5
-"""Products of backward, in parts of those of forward: five matrices against two."""
+"""FLOPs of backward relative to forward: five matmuls instead of two."""
 
 
 class Recorder:
@@ -46,7 +46,7 @@ class Recorder:
         return number
 
     def batch_isend_irecv(self, operations: Sequence[Any]) -> list[Any]:
-        """``dist.batch_isend_irecv``, noted."""
+        """Record and call ``dist.batch_isend_irecv``."""
         works = _batch_isend_irecv([*operations])
         assert len(works) == len(operations)
         return [
@@ -67,7 +67,7 @@ class Recorder:
         input_split_sizes: Sequence[int] | None = None,
         group: Any = None,
     ) -> None:
-        """``dist.all_to_all_single``, noted as the messages that it is made of."""
+        """Record ``dist.all_to_all_single`` as sends and receives, and call it."""
         posted = self._to_all(
             _bytes(sent, input_split_sizes, group),
             _bytes(received, output_split_sizes, group),
@@ -79,14 +79,14 @@ class Recorder:
     def all_gather_into_tensor(
         self, received: Tensor, sent: Tensor, group: Any = None, async_op: bool = False
     ) -> Any:
-        """``dist.all_gather_into_tensor``, noted as a message to each of the others."""
+        """Record ``dist.all_gather_into_tensor`` as a send to each other rank, and call it."""
         work = _all_gather_into_tensor(received, sent, group=group, async_op=True)
         return self._collective(_bytes(received, None, group), group, work, async_op)
 
     def reduce_scatter_tensor(
         self, received: Tensor, sent: Tensor, group: Any = None, async_op: bool = False
     ) -> Any:
-        """``dist.reduce_scatter_tensor``, noted as a message to each of the others."""
+        """Record ``dist.reduce_scatter_tensor`` as a send to each other rank, and call it."""
         work = _reduce_scatter_tensor(received, sent, group=group, async_op=True)
         return self._collective(_bytes(sent, None, group), group, work, async_op)
 
@@ -98,8 +98,8 @@ class Recorder:
         return None
 
     def _to_all(self, sent: Sequence[int], received: Sequence[int], group: Any) -> list[int]:
-        """A message to each of the others and one from each, of so many bytes, in rounds in which
-        no two ranks send to one: by pairs, where the ranks are a power of two."""
+        """Record a send to and a receive from each other rank, in rounds in which no two ranks send
+        to the same one: pairwise, if the number of ranks is a power of two."""
         ranks, mine = dist.get_process_group_ranks(group), group.rank()
         size = len(ranks)
         pairs = size & (size - 1) == 0
@@ -112,8 +112,8 @@ class Recorder:
 
 
 def _bytes(x: Tensor, split_sizes: Sequence[int] | None, group: Any) -> list[int]:
-    """Of each rank's part of a collective's tensor; parts of its first dimension, equal ones where
-    no sizes are given."""
+    """Bytes of each rank's split of a collective's tensor along dimension 0; equal splits if no
+    sizes are given."""
     nbytes = x.numel() * x.element_size()
     if split_sizes is None:
         return [nbytes // group.size()] * group.size()
@@ -128,7 +128,7 @@ _reduce_scatter_tensor = dist.reduce_scatter_tensor
 
 @attrs.frozen(eq=False)
 class _Noted:
-    """Messages under way."""
+    """A handle of asynchronous communication."""
 
     recorder: Recorder
     numbers: Sequence[int]
@@ -140,7 +140,7 @@ class _Noted:
 
 
 class _Inner:
-    """The platform's kernel, with a note of each block's products."""
+    """The platform's kernel, which records the FLOPs of each block."""
 
     def __init__(self, inner: Any, recorder: Recorder) -> None:
         self._inner, self._recorder = inner, recorder
@@ -161,7 +161,7 @@ class _Inner:
 
 
 def scores(part: Rectangle) -> int:
-    """Visible scores of a rectangle."""
+    """Return the number of unmasked scores in a rectangle."""
     if part.shape is Shape.FULL:
         return part.num_queries * part.num_keys
     low = part.low if part.shape is Shape.BAND else -part.num_queries
@@ -173,7 +173,7 @@ def scores(part: Rectangle) -> int:
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """Note every message of this process."""
+    """Record all communication of this process."""
     recorder = Recorder()
     with (
         mock.patch.object(dist, "batch_isend_irecv", recorder.batch_isend_irecv),
@@ -186,37 +186,37 @@ def recording() -> Iterator[Recorder]:
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """Every message is waited for as soon as it is posted: what a ring does that hides nothing."""
-    from ascend_run.ops.attention.ring_attention import kernel
+    """Wait for all communication immediately: a ring without overlap."""
+    from ascend_run.ops.attention.context_parallel import ring
 
     def blocking(*arguments: Any, **named: Any) -> Any:
         received = pass_on(*arguments, **named).wait()
         return SimpleNamespace(wait=lambda: received)
 
-    pass_on: Callable[..., Any] = kernel.pass_on
-    with mock.patch.object(kernel, "pass_on", blocking):
+    pass_on: Callable[..., Any] = ring.pass_on
+    with mock.patch.object(ring, "pass_on", blocking):
         yield
 
 
 def record(plugin: str, options: dict[str, Any], part: int, overlaps: bool = True) -> list[Event]:
-    """This rank's events of one causal attention, forward and backward, in bfloat16.
+    """Record this rank's events of one causal attention, forward and backward, in bfloat16.
 
     Args:
-        plugin: Who owns the exchange of the sequence.
-        options: The plugin's.
-        part: Positions of one rank.
+        plugin: The plugin for context parallelism.
+        options: Options of the plugin.
+        part: Sequence length on one rank.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    found = discover().load([plugin])[plugin]
-    built = found(found.config_class(**options)) if hasattr(found, "config_class") else found()
+    loaded = discover().load([plugin, "cpu"])
+    built = loaded[plugin](loaded[plugin].config_class(**options))
     config = RunConfig(
-        model=FieldSection({"num_attention_heads": HEADS}),
+        model=FieldSection({"num_attention_heads": HEADS, "window_size": None}),
         parallel=FieldSection({"context_parallel_size": size}),
     )
     hooks = Hooks([built])
     groups = _groups(hooks, config, Layout(world_size=size, rank=rank, cp=size))
-    platform = Hooks([discover().load(["cpu"])["cpu"]()])
-    ops = platform.require("ascend_platform_ops")
+    platform = Hooks([loaded["cpu"](loaded["cpu"].config_class())])
+    ops = platform.require("ascend_platform_ops", config=config)
     kernel = platform.require("ascend_attention_kernel", config=config, ops=ops)
     shapes = ((part, 1, heads, WIDTH) for heads in (HEADS, GROUPS, GROUPS, HEADS))
     q, k, v, dout = (torch.randn(shape).bfloat16() for shape in shapes)

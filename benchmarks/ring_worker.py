@@ -1,8 +1,8 @@
-"""Attention over a sequence on two ranks of one thread each, forward and backward; one JSON line.
+"""Attention over a sequence on two ranks with one thread each, forward and backward; prints one
+JSON line.
 
-Every system gets the same queries, keys, values and gradient of the output, as its own layout wants
-them. ``ideal`` is the same work without communication: half of the heads on each rank, whole
-sequences.
+Every system gets the same queries, keys, values and output gradients, in its own layout. ``ideal``
+is the same work without communication: half of the heads on each rank, with full sequences.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from torch import distributed as dist
 RANKS: Final = 2
 HEADS, WIDTH = 8, 64
 MEMORY: Final = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**60)}
-"""Freed memory stays with the process, as in a run of ours; for every system alike."""
+"""The allocator keeps freed memory, as in our runs; the same for all systems."""
 SAMPLED_POSITIONS, SAMPLED_WIDTHS = slice(None, None, 509), slice(None, None, 16)
 NAMES: Final = ("out", "dq", "dk", "dv")
 
 Step = Callable[[], tuple[Tensor, ...]]
-"""Forward and backward: output and gradients, [positions, heads, width] of this rank."""
+"""Runs forward and backward; returns output and gradients, [positions, heads, width] on this
+rank."""
 
 
 def whole_tensors(length: int) -> list[Tensor]:
@@ -43,7 +44,7 @@ def whole_tensors(length: int) -> list[Tensor]:
 
 
 def zigzag(length: int, rank: int) -> Tensor:
-    """Positions of a rank: chunks r and 2P - 1 - r of 2P."""
+    """Return the positions of a rank: chunks r and 2P - 1 - r of 2P."""
     chunks = torch.arange(length).chunk(2 * RANKS)
     return torch.cat((chunks[rank], chunks[2 * RANKS - 1 - rank]))
 
@@ -60,22 +61,25 @@ def by_autograd(call: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, do
 
 
 def ascend_run(parts: list[Tensor], *, alone: bool) -> Step:
-    """The road of a run: the platform's kernel, in the ring or alone, in one autograd function."""
+    """As in a run: the platform's kernel, in the ring or alone, in one autograd function."""
+
     from ascend_run.core.model.attention import attend
-    from ascend_run.ops.attention.ring_attention.cut import ZigZag
+    from ascend_run.ops.attention.context_parallel.partitions import ZigZag
+    from ascend_run.ops.attention.context_parallel.ring import RingRoute
+    from ascend_run.ops.attention.context_parallel.shared_attention import SharedAttention
     from ascend_run.plugin_api import AttentionSpec
-    from ascend_run.plugins.cpu.attention import FusedCpuAttention
-    from ascend_run.plugins.ring_attention.kernel import RingKernel
+    from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 
     inner = FusedCpuAttention()
-    kernel = inner if alone else RingKernel(inner, dist.group.WORLD, ZigZag())
+    route = RingRoute(dist.group.WORLD, ZigZag())
+    kernel = inner if alone else SharedAttention(inner, route)
     spec = AttentionSpec(scale=WIDTH**-0.5)
     step = by_autograd(lambda q, k, v: attend(kernel, q, k, v, spec), *(x[:, None] for x in parts))
     return lambda: tuple(x[:, 0] for x in step())
 
 
 def ring_flash_attn(parts: list[Tensor]) -> Step:
-    """zhuzilin/ring-flash-attention, with torch's CPU kernel in the place of flash-attn's."""
+    """zhuzilin/ring-flash-attention, with torch's CPU kernel instead of flash-attn's."""
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -100,7 +104,7 @@ def ring_flash_attn(parts: list[Tensor]) -> Step:
     interface = ModuleType("flash_attn.flash_attn_interface")
     interface._flash_attn_forward = _flash_attn_forward  # type: ignore[attr-defined]
     interface._flash_attn_backward = _flash_attn_backward  # type: ignore[attr-defined]
-    # The package without its __init__, which imports adapters for transformers.
+    # Imported without the package's __init__, which imports adapters for transformers.
     package = ModuleType("ring_flash_attn")
     spec = importlib.util.find_spec("ring_flash_attn")
     assert spec is not None
@@ -125,7 +129,7 @@ def ring_flash_attn(parts: list[Tensor]) -> Step:
 
 
 def one_rank(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each step and, of the first, samples of what came out."""
+    """Return the seconds of each step, and samples of the first step's results."""
     join(options)
     positions, heads = torch.arange(options.length), torch.arange(HEADS)
     if options.system == "ideal":
@@ -142,14 +146,15 @@ def one_rank(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def join(options: argparse.Namespace) -> None:
-    """One thread of this rank, and a group of all."""
+    """Set one thread for this rank, and initialize the process group."""
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(options.store, RANKS)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=RANKS)
 
 
 def timed(step: Step, options: argparse.Namespace) -> list[float]:
-    """Seconds of each step after the first, which has been made; the group ends."""
+    """Return the seconds of each step after the first one; destroys the process group."""
     seconds = []
     for index in range(options.warmup - 1 + options.steps):
         dist.barrier()
@@ -165,7 +170,7 @@ def timed(step: Step, options: argparse.Namespace) -> list[float]:
 def samples(
     tensors: tuple[Tensor, ...], positions: list[int], heads: list[int]
 ) -> dict[str, list[float]]:
-    """``name/position/head`` -> some numbers, the same for every layout."""
+    """Return ``name/position/head`` -> some elements, the same for every layout."""
     wanted = {*range(max(positions) + 1)[SAMPLED_POSITIONS]}
     return {
         f"{name}/{position:06d}/{head}": tensor[row, column, SAMPLED_WIDTHS].tolist()
@@ -177,7 +182,7 @@ def samples(
 
 
 def all_ranks(arguments: list[str], module: str = "ring_worker") -> dict[str, Any]:
-    """A step takes as long as its slowest rank."""
+    """Run all ranks; the time of a step is that of its slowest rank."""
     environment = {**os.environ, **MEMORY, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
@@ -186,12 +191,12 @@ def all_ranks(arguments: list[str], module: str = "ring_worker") -> dict[str, An
             subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE)
             for rank in range(RANKS)
         ]
-        answers = [json.loads(p.communicate()[0].splitlines()[-1]) for p in processes]
+        results = [json.loads(p.communicate()[0].splitlines()[-1]) for p in processes]
     merged: dict[str, list[float]] = {}
-    for answer in answers:
-        merged |= answer["samples"]
+    for result in results:
+        merged |= result["samples"]
     return {
-        "seconds": [max(both) for both in zip(*(a["seconds"] for a in answers), strict=True)],
+        "seconds": [max(both) for both in zip(*(a["seconds"] for a in results), strict=True)],
         "samples": dict(sorted(merged.items())),
     }
 

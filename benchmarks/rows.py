@@ -1,4 +1,4 @@
-"""Rows of the result: one comparison each, as JSON and as a table."""
+"""Rows of the results, one per comparison, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import attrs
 
 FOLDER: Final = Path(__file__).parent / "results"
 RESULTS: Final = FOLDER / "latest.json"
-"""Of a full run; kept in git."""
+"""Results of a full run; in git."""
 PARTIAL: Final = FOLDER / "partial.json"
-"""Of any other run; not kept."""
+"""Results of other runs; not in git."""
 NO_GPU: Final = "gpu: none on this machine"
-"""Device of a row that waits for another machine: nothing is wrong with this one."""
+"""Device of a row that needs another machine, which is not an error."""
 
 
 @attrs.frozen(kw_only=True)
@@ -26,17 +26,17 @@ class Row:
     name: str
     device: str
     ours: float | None
-    """Median; None where it was not measured, and the note says why."""
+    """Median; None if it was not measured, for the reason in ``note``."""
     peer: float | None
     unit: str
     ratio: float | None
     goal: str
-    """``>= 1.35 x`` of the ratio, or ``<= 80 ns`` of ours."""
+    """``>= 1.35 x`` of the ratio, or ``<= 80 ns`` of our own."""
     met: bool
     note: str
 
     def margin(self) -> float | None:
-        """Result over goal, or limit over result: 1 and more is met. None: not measured."""
+        """Result / goal, or limit / result; the goal is met if at least 1. None: not measured."""
         direction, number = self.goal.split()[:2]
         if direction == ">=":
             return None if self.ratio is None else self.ratio / float(number)
@@ -54,7 +54,7 @@ def compared(
     device: str,
     larger_is_better: bool = True,
 ) -> Row:
-    """A row from alternating pairs: the median of the pairs' ratios."""
+    """Return a row from alternating pairs: the median of the pairs' ratios."""
     ratios = pair_ratios(ours, peer, larger_is_better=larger_is_better)
     ratio = statistics.median(ratios)
     return Row(
@@ -80,7 +80,7 @@ def bounded(
     device: str,
     peer: float | None = None,
 ) -> Row:
-    """A row that has a limit; a peer's value beside it is for information."""
+    """Return a row with a limit; a peer's value is for information only."""
     return Row(
         name=name,
         device=device,
@@ -95,12 +95,12 @@ def bounded(
 
 
 def failed(row: Row, reason: str) -> Row:
-    """The row of what was measured but must not count."""
+    """Return the row of a measurement that is invalid."""
     return attrs.evolve(row, met=False, note=f"FAILED: {reason}; {row.note}")
 
 
 def unmeasured(*, name: str, goal: str, reason: str, device: str) -> Row:
-    """The row of what could not be measured: it stays in the table, and is not met."""
+    """Return the row of a benchmark that could not be measured; its goal is not met."""
     return Row(
         name=name,
         device=device,
@@ -117,19 +117,19 @@ def unmeasured(*, name: str, goal: str, reason: str, device: str) -> Row:
 def pair_ratios(
     ours: Sequence[float], peer: Sequence[float], *, larger_is_better: bool = True
 ) -> list[float]:
-    """Each pair's ratio, above 1 where ours is better, in ascending order."""
+    """Return the ratio of each pair, above 1 if ours is better, in ascending order."""
     pairs = zip(ours, peer, strict=True)
     return sorted(a / b if larger_is_better else b / a for a, b in pairs)
 
 
 def spread(ratios: Sequence[float]) -> str:
-    """How many pairs, from the worst to the best."""
+    """Format the number of pairs, and the worst and best ratio."""
     count = f"{len(ratios)} pair{'s' if len(ratios) != 1 else ''}"
     return f"{count}, {min(ratios):.3f} to {max(ratios):.3f} x"
 
 
 def rounded(value: float) -> float:
-    """Four digits; what follows is noise."""
+    """Round to four digits; more would be noise."""
     return float(f"{value:.4g}")
 
 
@@ -143,11 +143,11 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows as ``write_rows`` left them.
+    """Read rows written by ``write_rows``.
 
     Raises:
-        TypeError: A row has a field too many or too few.
-        ValueError: Not JSON.
+        TypeError: A row has unknown or missing fields.
+        ValueError: The file is not valid JSON.
     """
     return [Row(**fields) for fields in json.loads(path.read_text())]
 

@@ -1,4 +1,4 @@
-"""Plugins that implement every listener and do nothing, or nothing but count."""
+"""Plugins that implement all listeners and do nothing, or only count the calls."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ascend_run.plugin_api.hook_points import hook_points
 
 
 def listener_names() -> list[str]:
-    """Every event of the API."""
+    """Return the names of all listener hooks."""
     return [name for name, point in hook_points().items() if point.kind is HookKind.LISTENER]
 
 
 def silent_plugins(count: int) -> list[Any]:
-    """``count`` plugins with a method for every event that does nothing."""
+    """Return plugins whose listeners do nothing."""
 
     def make(_: str) -> Callable[..., None]:
         def listener(self: Any, context: Any) -> None:
@@ -28,7 +28,7 @@ def silent_plugins(count: int) -> list[Any]:
 
 
 def counting_plugins(count: int, calls: Counter[str]) -> list[Any]:
-    """As ``silent_plugins``; each call adds one to ``calls[event]``."""
+    """Return plugins whose listeners add one to ``calls[event]``."""
 
     def make(event: str) -> Callable[..., None]:
         def listener(self: Any, context: Any) -> None:
@@ -39,11 +39,11 @@ def counting_plugins(count: int, calls: Counter[str]) -> list[Any]:
     return [_plugin(index, make) for index in range(count)]
 
 
-def before_each_step(tell: Callable[[], None]) -> Any:
-    """A plugin that tells of every step before it begins."""
+def before_each_step(notify: Callable[[], None]) -> Any:
+    """Return a plugin that calls a function before each step."""
 
     def listener(self: Any, context: Any) -> None:
-        tell()
+        notify()
 
     members = {"ascend_before_step": hookimpl(listener)}
     manifest = Manifest(name="step-teller", summary="tells of every step")

@@ -1,4 +1,4 @@
-"""From the command to its answer, and to the first training step."""
+"""Start-up time: from a command to its output, and to the first training step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_COMMAND_SECONDS: Final = 0.15
 LIMIT_PLAN_SECONDS: Final = 0.3
 LIMIT_LARGE_PLAN_SECONDS: Final = 3.0
 LIMIT_FIRST_STEP: Final = 1.5
-"""Times the bare import of Megatron-core."""
+"""Limit relative to importing Megatron-core."""
 ASCEND_RUN: Final = Path(sys.executable).with_name("ascend-run")
 FIRST_STEP_ROW: Final = "command to first step vs import megatron.core"
 PEER_RUNS: Final = 3
@@ -35,7 +35,7 @@ LARGE: Final = (
     *("train.global_batch_size=1992", "model.num_query_groups=8"),
     *("model.num_moe_experts=6", "model.num_layers=32"),
 )
-"""The demo's model, larger, on 7,968 devices."""
+"""A larger version of the demo's model, on 7,968 devices."""
 
 _IMPORT = "import time; import megatron.core; print(time.time())"
 _CONFIG = """
@@ -60,7 +60,7 @@ save_interval = 0
 
 @attrs.frozen
 class Command:
-    """A command that only reads, and how long it may take."""
+    """A read-only command and its time limit."""
 
     name: str
     words: tuple[str, ...]
@@ -77,7 +77,7 @@ COMMANDS: Final = (
 
 
 def benchmarks() -> list[Benchmark]:
-    """Commands that only read, and the start of a training run."""
+    """One row per read-only command, and one for the start of a training run."""
     commands = [
         Benchmark(
             name=command.name,
@@ -95,7 +95,7 @@ def benchmarks() -> list[Benchmark]:
 
 
 def _measure_command(command: Command, settings: Settings) -> Row:
-    settings.tell(command.name)
+    settings.report(command.name)
     words = [ASCEND_RUN, *command.words]
     wall_seconds(words)  # once, for the disk cache and the compiled modules
     seconds = [wall_seconds(words) for _ in range(settings.repeats)]
@@ -113,11 +113,11 @@ def _measure_command(command: Command, settings: Settings) -> Row:
 
 
 def _peer_help(settings: Settings) -> str:
-    """What `--help` of other systems takes, for information."""
+    """Time of `--help` of other systems, for information."""
     found = []
     for command in ("litgpt", "torchrun"):
         path = settings.peers_python.with_name(command)
-        settings.tell(f"{command} --help")
+        settings.report(f"{command} --help")
         try:
             runs = range(min(PEER_RUNS, settings.repeats))
             seconds = statistics.median(wall_seconds([path, "--help"]) for _ in runs)
@@ -150,7 +150,7 @@ def _measure_first_step(settings: Settings) -> Row:
 
 
 def first_step_seconds(folder: Path) -> float:
-    """From the start of the command to the line of the first step in ``metrics.jsonl``."""
+    """Return the time from starting the command to the first step in ``metrics.jsonl``."""
     output = folder / "run"
     begin = time.time()
     run([ASCEND_RUN, "--config", "run.toml", f"run.output_dir={output}"], folder)
@@ -160,6 +160,6 @@ def first_step_seconds(folder: Path) -> float:
 
 
 def import_seconds() -> float:
-    """From the start of Python to the end of ``import megatron.core``; its exit is not counted."""
+    """Return the time from starting Python to the end of ``import megatron.core``."""
     begin = time.time()
     return float(run([sys.executable, "-c", _IMPORT]).stdout.split()[-1]) - begin

@@ -1,7 +1,7 @@
-"""The step time that ``plan`` expects, held against steps that were timed, on this machine's CPU.
+"""Compare the step time that ``plan`` estimates with measured steps on this machine's CPU.
 
-The machine is calibrated in the same session (``cpu_calibration``), so that the row says how good
-the model is and not how old the constants are.
+The machine is calibrated in the same session (``cpu_calibration``), so that the row shows the error
+of the cost model, not outdated constants.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .tiny_data import make_tiny_data
 EXAMPLES: Final = ("dense", "demo")
 LIMIT_PERCENT: Final = 30
 _STEPS: Final = 5
-"""Times the steps of a process in the settings."""
+"""Multiple of ``Settings.steps`` to time."""
 _OWN_THREADS: Final = ("env", "-u", "OMP_NUM_THREADS", "-u", "MKL_NUM_THREADS")
-"""As many threads a rank as the platform gives it, as in any run."""
+"""Let the platform choose the number of threads per rank, as in any run."""
 
 
 def benchmarks() -> list[Benchmark]:
@@ -43,14 +43,14 @@ def name_of(example: str) -> str:
 
 
 def off_by(predicted: float, measured: float) -> float:
-    """Percent, whichever is larger."""
+    """Return the relative error of the prediction, in percent."""
     return 100 * abs(predicted / measured - 1)
 
 
 def _measure(example: str, settings: Settings) -> Row:
-    settings.tell(f"{name_of(example)}: calibration")
+    settings.report(f"{name_of(example)}: calibration")
     file = _calibrated()
-    settings.tell(name_of(example))
+    settings.report(name_of(example))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prefix = make_tiny_data(folder, [sys.executable, "-m", "ascend_run"])
@@ -75,7 +75,7 @@ def _measure(example: str, settings: Settings) -> Row:
 
 @functools.cache
 def _calibrated() -> Path:
-    """This machine as a device, measured once for all rows."""
+    """Calibrate this machine, once for all rows."""
     path = Path(tempfile.mkdtemp(prefix="calibration-")) / "cpu.json"
     run([*_OWN_THREADS, sys.executable, "-m", "benchmarks.cpu_calibration", path])
     return path
@@ -89,7 +89,7 @@ def _expected(words: list[str | Path], file: Path) -> dict[str, Any]:
 
 
 def _only_steps(folder: Path, prefix: Path, steps: int) -> list[str]:
-    """The example's model, batch and ranks, without what comes between steps."""
+    """Return the example's model, batch and ranks, without evaluation and checkpoints."""
     return [
         f"run.output_dir={folder / 'run'}",
         f"data.train={prefix}",
@@ -103,7 +103,7 @@ def _only_steps(folder: Path, prefix: Path, steps: int) -> list[str]:
 
 
 def _step_seconds(folder: Path) -> float:
-    """The median, without the first third, which warms up."""
+    """The median, without the first third, which is the warm-up."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     seconds = [record["step_seconds"] for record in records if "loss" in record]
     return statistics.median(seconds[len(seconds) // 3 :])

@@ -42,13 +42,14 @@ def whole_tensors(length: int, batch: int, groups: int) -> list[Tensor]:
 
 def step_of(system: str, parts: list[Tensor]) -> Step:
     """The road of a run, in one autograd function; or the kernel alone between plain exchanges."""
+
     from ascend_run.core.model.attention import attend
+    from ascend_run.ops.attention.context_parallel.head_all_to_all import HeadAllToAll
     from ascend_run.plugin_api import AttentionSpec
-    from ascend_run.plugins.cpu.attention import FusedCpuAttention
-    from ascend_run.plugins.ulysses.kernel import UlyssesKernel
+    from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 
     inner, spec = FusedCpuAttention(), AttentionSpec(scale=WIDTH**-0.5)
-    kernel = UlyssesKernel(inner, dist.group.WORLD)
+    kernel = HeadAllToAll(inner, dist.group.WORLD)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(kernel, q, k, v, spec)

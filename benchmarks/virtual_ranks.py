@@ -35,7 +35,7 @@ def _measure(settings: Settings) -> Row:
         lambda: worker("virtual_ranks_worker", "--form", "one", *words),
         NAME,
     )
-    apart = max(answer["apart"] for answer in ours)
+    apart = max(result["apart"] for result in ours)
     row = compared(
         name=NAME,
         ours=_milliseconds(ours),
@@ -52,5 +52,5 @@ def _measure(settings: Settings) -> Row:
     return row
 
 
-def _milliseconds(answers: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [1e3 * statistics.median(answer["seconds"]) for answer in answers]
+def _milliseconds(results: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [1e3 * statistics.median(result["seconds"]) for result in results]

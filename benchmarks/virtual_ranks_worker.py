@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ascend_run.ops.attention.ring_attention.blocks import holder, ring_steps
-from ascend_run.ops.attention.ring_attention.cut import ZigZag
-from ascend_run.ops.attention.ring_attention.inner import block_backward, block_spec
-from ascend_run.ops.attention.ring_attention.sums import Attended, KeySums, RowSums
+from ascend_run.ops.attention.context_parallel.blocks import holder, ring_steps
+from ascend_run.ops.attention.context_parallel.inner import block_backward, block_spec
+from ascend_run.ops.attention.context_parallel.partitions import ZigZag
+from ascend_run.ops.attention.context_parallel.sums import Attended, KeySums, RowSums
 from ascend_run.ops.transfer.ring import Packing
 from ascend_run.plugin_api import AttentionKernel, AttentionSpec, Mask
 
@@ -46,14 +46,14 @@ class VirtualRanks:
         self._kernel, self._ranks = kernel, ranks
         length, width = tensors[0].shape[0], tensors[0].shape[-1]
         self._spec = AttentionSpec(scale=width**-0.5)
-        cut, mask = ZigZag(), Mask()
+        partition, mask = ZigZag(), Mask()
         self.rows = [
-            torch.cat([torch.arange(*span) for span in cut.chunks(length, rank, ranks)])
+            torch.cat([torch.arange(*span) for span in partition.chunks(length, rank, ranks)])
             for rank in range(ranks)
         ]
         self._parts = [[x[rows.to(x.device)] for rows in self.rows] for x in tensors]
         self._steps = [
-            ring_steps(mask, cut, length, length, rank, ranks, ranks) for rank in range(ranks)
+            ring_steps(mask, partition, length, length, rank, ranks, ranks) for rank in range(ranks)
         ]
         self._packing = Packing([self._parts[1][0].shape, self._parts[2][0].shape])
 
@@ -151,10 +151,10 @@ def inputs(size: str, device: str, dtype: torch.dtype) -> list[Tensor]:
 def platform_kernel(device: str) -> AttentionKernel:
     """The fused one that a run on the device takes by itself."""
     if device == "cuda":
-        from ascend_run.plugins.cuda.attention import FusedCudaAttention
+        from ascend_run.plugins.platforms.cuda.attention import FusedCudaAttention
 
         return FusedCudaAttention()
-    from ascend_run.plugins.cpu.attention import FusedCpuAttention
+    from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 
     return FusedCpuAttention()
 

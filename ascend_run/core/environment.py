@@ -1,6 +1,6 @@
-"""What a run stands on beside its config and plugins: versions, the device, the data files.
+"""Describe a run's environment: package versions, device, data files.
 
-Kept in the run folder, so that two runs can be compared where neither can be made again.
+The run folder keeps it, so that two runs can be compared even if neither can be repeated.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.config import RunConfig
+from ascend_run.types.config import RunConfig
 
-from .data.indexed import bin_path, idx_path
+from .data.dataset_paths import bin_path, idx_path
 
 FILE_NAME: Final = "environment.json"
 FORMAT: Final = 1
@@ -27,12 +27,19 @@ _DISTRIBUTIONS: Final = ("ascend-run", "megatron-core", "numpy")
 _END_BYTES: Final = 2**20
 
 
-def environment_of(config: RunConfig, device: c.Device) -> dict[str, Any]:
-    """JSON values; of rank 0, for the run."""
+def environment_of(
+    config: RunConfig, device: c.Device, machine_choices: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the environment of this rank as JSON values; rank 0 writes it for the run.
+
+    Args:
+        machine_choices: Choices of the run's plugins (``ascend_machine_choices``).
+    """
     return {
         "format": FORMAT,
         "versions": _versions(),
         "device": _device(config, device),
+        "machine_choices": dict(machine_choices),
         "data": _data((*config.data.train, *config.data.validation)),
     }
 
@@ -42,14 +49,14 @@ def _versions() -> dict[str, str]:
     for name in _DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    for name in ("cuda", "hip", "cann"):  # what torch was built for, where it says so
+    for name in ("cuda", "hip", "cann"):  # what torch was built for
         if version := getattr(torch.version, name, None):
             found[name] = str(version)
     return found
 
 
-def _device(config: RunConfig, device: c.Device) -> dict[str, Any]:
-    """What decides how sums are rounded: the processor, and what torch uses of it."""
+def _device(config: RunConfig, device: c.Device) -> dict[str, object]:
+    """Return what determines floating-point rounding: the processor and how torch uses it."""
     return {
         "platform": config.platform,
         "name": _device_name(device.torch_device),
@@ -63,7 +70,7 @@ def _device(config: RunConfig, device: c.Device) -> dict[str, Any]:
 
 
 def _device_name(device: torch.device) -> str:
-    """The model of the accelerator, where its part of torch tells."""
+    """Return the name of the accelerator if its torch backend provides it, else the device type."""
     if device.type != "cpu":
         with contextlib.suppress(AttributeError, RuntimeError, AssertionError):
             return str(torch.get_device_module(device).get_device_name(device))
@@ -78,8 +85,8 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _data(prefixes: Iterable[str]) -> Mapping[str, Any]:
-    """What tells the content of token files apart, without reading all of it."""
+def _data(prefixes: Iterable[str]) -> Mapping[str, object]:
+    """Identify the content of token files without reading all of it."""
     return {
         prefix: {"bin": _file(bin_path(prefix)), "idx": _file(idx_path(prefix))}
         for prefix in dict.fromkeys(prefixes)
@@ -87,7 +94,7 @@ def _data(prefixes: Iterable[str]) -> Mapping[str, Any]:
 
 
 def _file(path: Path) -> Mapping[str, Any] | None:
-    """Size, and a hash of the first and the last MiB; None for what is no file."""
+    """Return the size and a hash of the first and last MiB, or None if the file is unreadable."""
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and names that last. Torch-free."""
+"""Write files atomically and durably. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ FILE_MODE = 0o640
 
 
 def replace_file(path: Path, text: str, *, mode: int = FILE_MODE) -> None:
-    """Write beside, make durable and rename, so that a reader never sees half a file.
+    """Write a temporary file, sync it and rename it, so that readers never see a partial file.
 
     Raises:
-        OSError: The file system refused; what was there stays, and nothing is left beside it.
+        OSError: The write failed. The old file stays, and the temporary file is removed.
     """
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
@@ -30,7 +30,7 @@ def replace_file(path: Path, text: str, *, mode: int = FILE_MODE) -> None:
 
 
 def sync_folder(path: Path | str) -> None:
-    """Make the names in a folder durable."""
+    """Sync the entries of a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The run folder: what a run writes beside its checkpoints, metrics and log."""
+"""Write the run folder: config, plan, lock file and environment."""
 
 from __future__ import annotations
 
@@ -10,27 +10,39 @@ from typing import Any
 from ascend_run.plugin_api.errors import StorageError
 
 from .files import replace_file
+from .run_files import CONFIG_NAME
 
 
 def write_run_folder(
     folder: Path,
     *,
     config_toml: str,
-    plan: Mapping[str, Any],
-    lock: Mapping[str, Any],
-    environment: Mapping[str, Any],
+    plan_json: str,
+    lock: Mapping[str, object],
 ) -> None:
-    """Create the folder and write what the run was asked to be, and what it stands on.
+    """Create the run folder and write the config, plan and lock file.
+
+    Raises:
+        StorageError: The files cannot be written.
+    """
+    files = {
+        CONFIG_NAME: config_toml,
+        "plan.json": plan_json,
+        "plugins.lock.json": json.dumps(lock, indent=1, sort_keys=True),
+    }
+    _write(folder, files)
+
+
+def write_environment(folder: Path, environment: Mapping[str, Any]) -> None:
+    """Write what the run stands on.
 
     Raises:
         StorageError: The file system refused.
     """
-    files = {
-        "config.toml": config_toml,
-        "plan.json": json.dumps(plan, indent=1),
-        "plugins.lock.json": json.dumps(lock, indent=1, sort_keys=True),
-        "environment.json": json.dumps(environment, indent=1),
-    }
+    _write(folder, {"environment.json": json.dumps(environment, indent=1)})
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
     try:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         for name, text in files.items():

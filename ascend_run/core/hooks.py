@@ -1,8 +1,8 @@
-"""One run's hooks: ask the plugins, combine their answers by kind, compile events to plain calls.
+"""Call hooks: combine the plugins' return values by hook kind, compile events to plain calls.
 
-pluggy validates the plugins against the specifications and keeps the implementations in the order
-of registration; it calls nothing. What a hook answers while the run is being built is what runs,
-and an event is a chain of the listeners' own bound methods.
+pluggy validates plugins against the hookspecs and keeps implementations in registration order; it
+does not call them. Return values are collected while the run is built; an event is a generated
+function that calls the listeners' bound methods.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from ascend_run.plugin_api import hookspecs
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.hook_kinds import PROJECT, HookKind
 from ascend_run.plugin_api.hook_points import HookPoint, hook_points
-from ascend_run.plugin_api.manifest import Claim
+from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugin_api.manifest import Claim, EnabledPlugin
 
 T = TypeVar("T")
 Watch = Callable[[str, Any, Any], None]
-"""Told of one step of wrapping: the plugin, what it was given, what it answered."""
+"""Called after each wrapper with the plugin name, its input and its output."""
 
 
 class Hooks:
-    """The plugins of one run behind the hook points.
+    """Call the hooks of one run's plugins.
 
     Args:
-        plugins: Instances in resolved order, innermost first; each has a ``manifest``. The
-            platform is asked last by providers, whatever its place.
+        plugins: Instances in resolved order, innermost first; each has a ``manifest``. Providers
+            call the platform last, whatever its position.
 
     Raises:
         HookError: A plugin implements a hook that does not exist.
     """
 
-    def __init__(self, plugins: Sequence[Any]) -> None:
+    def __init__(self, plugins: Sequence[EnabledPlugin]) -> None:
         self.plugins = tuple(plugins)
+        self._platforms = {p.manifest.name for p in self.plugins if Claim.PLATFORM in claims_of(p)}
         self._points = hook_points()
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
@@ -48,122 +50,127 @@ class Hooks:
             raise HookError(headline, [str(error)]) from None
 
     def provide(self, hook: str, **arguments: Any) -> Any:
-        """The one plugin's answer, or the platform's, or None."""
+        """Return the first value that is not None; the platform is called last."""
         return self.provide_named(hook, **arguments)[1]
 
     def provide_named(self, hook: str, **arguments: Any) -> tuple[str, Any]:
-        """As ``provide``, with the name of the plugin that answered; none is an empty name."""
+        """Return the plugin's name and its value, or ``("", None)`` without a value."""
         self._expect(hook, HookKind.PROVIDER)
-        for implementation in sorted(self._implementations(hook), key=_is_platforms):
-            answer = _call(implementation, arguments)
-            if answer is not None:
-                return implementation.plugin_name, answer
+        for implementation in sorted(self._implementations(hook), key=self._is_platforms):
+            result = _call(implementation, arguments)
+            if result is not None:
+                return implementation.plugin_name, result
         return "", None
 
     def require(self, hook: str, **arguments: Any) -> Any:
-        """As ``provide``; no answer is an error.
+        """Return the value of :meth:`provide`.
 
         Raises:
-            HookError: Nobody answered.
+            HookError: No plugin returns a value.
         """
         return self.require_named(hook, **arguments)[1]
 
     def require_named(self, hook: str, **arguments: Any) -> tuple[str, Any]:
-        """As ``provide_named``; no answer is an error.
+        """Return the name and value of :meth:`provide_named`.
 
         Raises:
-            HookError: Nobody answered.
+            HookError: No plugin returns a value.
         """
-        name, answer = self.provide_named(hook, **arguments)
-        if answer is None:
-            raise HookError(f"no enabled plugin answers {hook}; see: ascend-run plugins")
-        return name, answer
+        name, result = self.provide_named(hook, **arguments)
+        if result is None:
+            raise HookError(f"no enabled plugin provides {hook}; see: ascend-run plugins")
+        return name, result
 
     def implements(self, hook: str) -> bool:
-        """Whether any enabled plugin implements a hook."""
+        """Return whether any enabled plugin implements a hook."""
         return bool(self._implementations(hook))
 
     def wrap(self, hook: str, inner: T, watch: Watch | None = None, /, **arguments: Any) -> T:
-        """``inner`` inside every wrapper, the first plugin's innermost.
+        """Apply every plugin's wrapper to ``inner``, the first plugin's innermost.
 
         Raises:
-            HookError: A wrapper answered None; or what ``watch`` raises.
+            HookError: A wrapper returned None.
+            Exception: Whatever ``watch`` raises.
         """
-        self._expect(hook, HookKind.WRAPPER)
         outer = inner
-        for implementation in self._implementations(hook):
-            wrapper: Callable[[T], T] | None = _call(implementation, arguments)
-            if wrapper is None:
-                continue
+        for name, wrapper in self.wrappers(hook, **arguments):
             given, outer = outer, wrapper(outer)
             if outer is None:
-                raise HookError(
-                    f"{hook}: '{implementation.plugin_name}' answered None in place of what it "
-                    "wraps"
-                )
+                raise HookError(f"{hook}: '{name}' returned None instead of a wrapped object")
             if watch is not None:
-                watch(implementation.plugin_name, given, outer)
+                watch(name, given, outer)
         return outer
 
-    def composed(self, hook: str, **arguments: Any) -> Callable[[T], T]:
-        """All wrappers as one function, for what is wrapped again and again; plugins are asked
-        once.
+    def wrappers(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+        """Yield (plugin name, wrapper), innermost first.
 
-        Raises:
-            HookError: From the function, where a wrapper answers None.
+        A plugin's hook is called only after the caller has applied the wrapper before it.
         """
         self._expect(hook, HookKind.WRAPPER)
-        asked = [(i.plugin_name, _call(i, arguments)) for i in self._implementations(hook)]
-        wrappers = [(name, wrapper) for name, wrapper in asked if wrapper is not None]
+        for implementation in self._implementations(hook):
+            wrapper = _call(implementation, arguments)
+            if wrapper is not None:
+                yield implementation.plugin_name, wrapper
+
+    def composed(self, hook: str, **arguments: Any) -> Callable[[T], T]:
+        """Return all wrappers as one function, to be applied many times. Hooks are called once.
+
+        Raises:
+            HookError: The returned function raises it if a wrapper returns None.
+        """
+        wrappers = [*self.wrappers(hook, **arguments)]
 
         def compose(inner: T) -> T:
             outer = inner
             for name, wrapper in wrappers:
                 outer = wrapper(outer)
                 if outer is None:
-                    raise HookError(f"{hook}: '{name}' answered None in place of what it wraps")
+                    raise HookError(f"{hook}: '{name}' returned None instead of a wrapped object")
             return outer
 
         return compose
 
     def contributions(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
-        """(plugin name, answer) in resolved order."""
+        """Yield (plugin name, return value) in resolved order."""
         self._expect(hook, HookKind.CONTRIBUTION)
         for implementation in self._implementations(hook):
-            answer = _call(implementation, arguments)
-            if answer is not None:
-                yield implementation.plugin_name, answer
+            result = _call(implementation, arguments)
+            if result is not None:
+                yield implementation.plugin_name, result
 
     def merge(self, hook: str, **arguments: Any) -> dict[str, Any]:
-        """One mapping from all answers that are mappings.
+        """Merge the mappings that plugins return.
 
         Raises:
-            HookError: Two plugins give the same key.
+            HookError: Two plugins return the same key.
         """
-        answers = self.contributions(hook, **arguments)
-        items = ((plugin, item) for plugin, answer in answers for item in answer.items())
+        results = self.contributions(hook, **arguments)
+        items = ((plugin, item) for plugin, result in results for item in result.items())
         return _without_duplicates(hook, items)
 
     def collect(self, hook: str, key: Callable[[Any], str], **arguments: Any) -> list[Any]:
-        """One list from all answers that are sequences; ``key`` is what two may not share.
+        """Concatenate the sequences that plugins return.
+
+        Args:
+            key: Returns an item's key, which must be unique.
 
         Raises:
-            HookError: Two items have one key.
+            HookError: Two items have the same key.
         """
-        answers = self.contributions(hook, **arguments)
-        items = ((plugin, (key(item), item)) for plugin, answer in answers for item in answer)
+        results = self.contributions(hook, **arguments)
+        items = ((plugin, (key(item), item)) for plugin, result in results for item in result)
         return list(_without_duplicates(hook, items).values())
 
     def event(self, hook: str) -> Callable[..., None]:
-        """A callable that tells every listener; a no-op where there is none.
+        """Compile a callable that calls every listener; without listeners it is a no-op.
 
-        It takes the event's arguments by keyword, and is compiled once: build it before the loop.
+        It takes the event's arguments by keyword. Call this once, before the loop.
         """
         self._expect(hook, HookKind.LISTENER)
         return _compile_chain(self._points[hook], self._implementations(hook))
 
-    def tell_all(self, hook: str, **arguments: Any) -> list[tuple[str, Exception]]:
-        """Tell every listener of an event, whatever others raise; (plugin, error) of those."""
+    def notify_all(self, hook: str, **arguments: Any) -> list[tuple[str, Exception]]:
+        """Call every listener even if some raise; return (plugin, error) of those that do."""
         self._expect(hook, HookKind.LISTENER)
         failed: list[tuple[str, Exception]] = []
         for implementation in self._implementations(hook):
@@ -174,27 +181,28 @@ class Hooks:
         return failed
 
     def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
-        """In the order of registration, which is the resolved one."""
+        """Return the implementations in registration order, which is the resolved order."""
         found: list[pluggy.HookImpl] = getattr(self._manager.hook, hook).get_hookimpls()
         return found
 
+    def _is_platforms(self, implementation: pluggy.HookImpl) -> bool:
+        return implementation.plugin_name in self._platforms
+
     def _expect(self, hook: str, kind: HookKind) -> None:
         actual = self._points[hook].kind
-        assert actual is kind, f"{hook} is a {actual}, asked as a {kind}"
-
-
-def _is_platforms(implementation: pluggy.HookImpl) -> bool:
-    return Claim.PLATFORM in implementation.plugin.manifest.claims
+        assert actual is kind, f"{hook} is a {actual}, called as a {kind}"
 
 
 def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
-    """Ask one plugin, with just the arguments that it takes."""
+    """Call one implementation with the arguments that it takes."""
     return implementation.function(*(arguments[name] for name in implementation.argnames))
 
 
-def _without_duplicates(hook: str, items: Iterator[tuple[str, tuple[str, Any]]]) -> dict[str, Any]:
-    """One mapping from (plugin, (key, value))."""
-    merged: dict[str, Any] = {}
+def _without_duplicates(
+    hook: str, items: Iterator[tuple[str, tuple[str, Any]]]
+) -> dict[str, object]:
+    """Build a mapping from (plugin, (key, value)) items; raise HookError on duplicate keys."""
+    merged: dict[str, object] = {}
     owner: dict[str, str] = {}
     for plugin, (key, value) in items:
         if key in merged:
@@ -206,10 +214,10 @@ def _without_duplicates(hook: str, items: Iterator[tuple[str, tuple[str, Any]]])
 def _compile_chain(
     point: HookPoint, implementations: Sequence[pluggy.HookImpl]
 ) -> Callable[..., None]:
-    """One generated function that calls each listener with just the arguments it takes.
+    """Generate one function that calls each listener with the arguments it takes.
 
-    A loop over (function, argument names) pairs would build a dict a call; generated source costs
-    one plain call a listener.
+    A loop over (function, argument names) would build a dict per call. The generated source makes
+    one plain call per listener.
     """
     scope: dict[str, Any] = {f"f{i}": impl.function for i, impl in enumerate(implementations)}
     calls = "; ".join(
@@ -218,4 +226,5 @@ def _compile_chain(
     )
     source = f"def {point.name}({', '.join(point.arguments)}): {calls or 'pass'}"
     exec(source, scope)
-    return scope[point.name]
+    result: Callable[..., None] = scope[point.name]
+    return result

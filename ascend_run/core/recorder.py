@@ -1,5 +1,4 @@
-"""Where a run's readings go: the metrics file, the log and the progress bar, on the rank that
-writes; nowhere on the others."""
+"""Write a run's metrics to the metrics file, the log and the progress bar, on rank 0 only."""
 
 from __future__ import annotations
 
@@ -8,15 +7,18 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .fingerprint.record import writer as fingerprint_writer
 from .log.metrics import MetricsWriter
 from .log.progress import Progress
 
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
-class SilentRecorder:
-    """For the ranks that do not write."""
+
+class Recorder:
+    """Sink for a run's metrics; this one, of the ranks that do not write, drops them."""
 
     def readings(self, readings: Mapping[str, Any]) -> None: ...
 
@@ -34,23 +36,24 @@ class SilentRecorder:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        """End the run. ``error`` is None if it succeeded."""
 
 
-class RunRecorder:
-    """For the rank that writes; enter it for the length of the training.
+class RunRecorder(Recorder):
+    """Recorder of the rank that writes. A context manager around the training loop.
 
     Args:
-        start: Steps done before, by the checkpoint that the run goes on from.
+        start: Step of the checkpoint that the run resumes from; 0 without one.
         total: The run's last step.
     """
 
-    def __init__(self, folder: Path, *, start: int, total: int, log: Any) -> None:
+    def __init__(self, folder: Path, *, start: int, total: int, log: FilteringBoundLogger) -> None:
         self.metrics = MetricsWriter(folder / "metrics.jsonl", start or None)
         self.fingerprint = fingerprint_writer(folder, start)
         self.progress = Progress(total, start)
         self.log = log
-        self.latest: Mapping[str, Any] = {}
+        self.latest: Mapping[str, object] = {}
 
     def readings(self, readings: Mapping[str, Any]) -> None:
         self.metrics.write(readings)
@@ -80,11 +83,11 @@ class RunRecorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the bar, and the file with how the run ended: ``finish`` or ``failure``.
+        """Close the progress bar and write ``finish`` or ``failure`` to the metrics file.
 
         Raises:
-            StorageError: The file system refused; not where the run has failed, whose own error
-                is the one to tell.
+            StorageError: The files cannot be written. Suppressed if the run failed, so that the
+                run's own error is reported.
         """
         with contextlib.ExitStack() as closing:
             closing.callback(self.metrics.close)
@@ -93,7 +96,7 @@ class RunRecorder:
                 self.progress.__exit__(None, None, None)
                 self.metrics.event("finish")
                 return
-            # Whatever cannot be written now, the run's error says more.
+            # The run's own error matters more than errors of writing.
             with contextlib.suppress(Exception):
                 self.progress.__exit__(kind, error, trace)
             with contextlib.suppress(Exception):

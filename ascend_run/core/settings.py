@@ -1,20 +1,26 @@
-"""Settings of the process that plugins hold for the length of a run."""
+"""Process-wide settings that plugins apply during a run."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from ascend_run.plugin_api.config import RunConfig
+from ascend_run.types.config import RunConfig
 
 from .hooks import Hooks
 
 
 @contextmanager
 def process_settings(config: RunConfig, hooks: Hooks) -> Iterator[None]:
-    """Every plugin's, entered in resolved order and put back in reverse, whatever happens."""
+    """Enter the plugins' settings in resolved order; exit them in reverse order.
+
+    The interpreter's recursion limit is restored last: torch.compile raises it when it compiles and
+    does not restore it.
+    """
     settings = hooks.merge("ascend_process_settings", config=config)
     with ExitStack() as stack:
+        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
         for setting in settings.values():
             stack.enter_context(setting)
         yield

@@ -1,4 +1,4 @@
-"""JSON that means one thing: no duplicate keys, no NaN, one way to write each value. Torch-free."""
+"""Strict JSON: no duplicate keys, no NaN, one canonical encoding of each value. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any, NoReturn
 
 
 def render(value: Any) -> bytes:
-    """The one byte string for a JSON value: one line, keys sorted, ending in a newline."""
+    """Encode a JSON value canonically: one line, sorted keys, trailing newline."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
 
 def parse(data: bytes) -> Any:
-    """Read JSON.
+    """Parse JSON.
 
     Raises:
-        ValueError: It is not JSON, gives a key twice, holds NaN or an infinity, or nests too deep.
+        ValueError: The data is not JSON, has a duplicate key, NaN or infinity, or is nested too
+            deep.
     """
     try:
         return json.loads(
-            data.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant
+            data.decode(), object_pairs_hook=unique_keys, parse_constant=_reject_constant
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
 
 def value_problems(value: Any, name: str) -> list[str]:
-    """Why a value would not come back from JSON as it went in, naming every place."""
+    """Return why a value does not survive a JSON round trip, with the location of each problem."""
     if value is None or type(value) in (bool, int, str):
         return []
     if type(value) is float:
@@ -43,14 +44,15 @@ def value_problems(value: Any, name: str) -> list[str]:
             problems += value_problems(item, f"{name}.{key}")
         return problems
     kind = type(value).__name__
-    return [f"{name}: {kind} is not JSON; use None, bool, int, float, str, list, dict, or a piece"]
+    expected = "None, bool, int, float, str, list, dict, or a ShardPiece"
+    return [f"{name}: {kind} is not JSON; use {expected}"]
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``json.loads``: an object that gives no key twice.
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build an object from its pairs; an ``object_pairs_hook`` of ``json.loads``.
 
     Raises:
-        ValueError: It gives one twice.
+        ValueError: A key is duplicated.
     """
     table = dict(pairs)
     if len(table) != len(pairs):
@@ -60,5 +62,5 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")

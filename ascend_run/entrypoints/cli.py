@@ -1,77 +1,42 @@
-"""``ascend-run``: trains, unless its first word is another command. Imports click and little else.
+"""``ascend-run``: trains, unless its first argument is another command. Imports little but click.
 
-Each command is a module with a click object named ``command``, imported when it is asked for.
+Commands are listed by ``commands`` and imported when they are called.
 """
 
 from __future__ import annotations
 
 import difflib
 import gc
-import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
 
 import click
 from click.shell_completion import CompletionItem
 
 from ascend_run import __version__
 
-TRAIN: Final = "train"
-
-COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "completion": ("ascend_run.entrypoints.completion", "Print the shell's completion script."),
-    "convert": (
-        "ascend_run.entrypoints.convert",
-        "Write a checkpoint in Hugging Face's form, or back.",
-    ),
-    "diff": (
-        "ascend_run.entrypoints.diff.command",
-        "Say where two runs part, and what differs between them.",
-    ),
-    "new-plugin": (
-        "ascend_run.entrypoints.new_plugin.command",
-        "Write a package with a plugin of your own, to start from.",
-    ),
-    "plan": ("ascend_run.entrypoints.plan", "Show what a run would be, before anything runs."),
-    "plugins": ("ascend_run.entrypoints.plugins", "List the plugins, or show one."),
-    "preprocess": (
-        "ascend_run.entrypoints.preprocess",
-        "Tokenise text into Megatron's token files.",
-    ),
-    "report": (
-        "ascend_run.entrypoints.report.command",
-        "Write report.html of a finished, failed or running run.",
-    ),
-    TRAIN: ("ascend_run.entrypoints.train", "Train, with the plugins that you name."),
-    "verify": (
-        "ascend_run.entrypoints.verify.command",
-        "Compare a run with the same run without its plugins, and with one rank.",
-    ),
-}
-"""Command -> its module and the first line of its help, so that --help imports one module only."""
+from .commands import TRAIN, Command, commands
 
 
 class Program(click.Group):
-    """The group of all commands; options and ``key=value`` words without a command train."""
+    """The group of all commands; options and ``key=value`` arguments without a command train."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS]
+        return [*_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
-        assert isinstance(command, click.Command), f"{cmd_name}: no click command"
-        return command
+        command = _commands(ctx).get(cmd_name)
+        return None if command is None else command.load()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_options = {"--help", "-h", "--version"}
         completing_first_word = ctx.resilient_parsing and not args
-        if completing_first_word or (args and (args[0] in COMMANDS or args[0] in own_options)):
+        if completing_first_word or (
+            args and (args[0] in own_options or args[0] in _commands(ctx))
+        ):
             return super().parse_args(ctx, args)
         if args and not args[0].startswith("-") and "=" not in args[0]:
-            raise click.UsageError(_unknown_command(args[0]), ctx)
+            raise click.UsageError(_unknown_command(args[0], _commands(ctx)), ctx)
         return super().parse_args(ctx, [TRAIN, *args])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -87,24 +52,38 @@ class Program(click.Group):
         with formatter.section("Options"):
             formatter.write_dl([record for record in records if record is not None])
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+            formatter.write_dl(
+                [(name, command.summary) for name, command in _commands(ctx).items()]
+            )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if not incomplete.startswith("-"):
-            starting = [name for name in COMMANDS if name.startswith(incomplete)]
-            return [CompletionItem(name, help=COMMANDS[name][1]) for name in starting]
+            return [
+                CompletionItem(name, help=command.summary)
+                for name, command in _commands(ctx).items()
+                if name.startswith(incomplete)
+            ]
         train = self.get_command(ctx, TRAIN)
         return super().shell_complete(ctx, incomplete) + (
             train.shell_complete(ctx, incomplete) if train else []
         )
 
 
-def _unknown_command(word: str) -> str:
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
+def _commands(ctx: click.Context) -> Mapping[str, Command]:
+    """The installed commands, read once per command line."""
+    key = f"{__name__}.commands"
+    if key not in ctx.meta:
+        ctx.meta[key] = commands()
+    found: Mapping[str, Command] = ctx.meta[key]
+    return found
+
+
+def _unknown_command(word: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return (
         f"'{word}' is neither a command nor a setting; {hint}"
-        f"commands: {', '.join(COMMANDS)}; a setting is SECTION.KEY=VALUE"
+        f"commands: {', '.join(known)}; a setting is SECTION.KEY=VALUE"
     )
 
 
@@ -119,7 +98,7 @@ def program() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; its exit code. What is not the user's doing keeps its traceback."""
+    """Run one command line and return its exit code. Errors other than the user's are raised."""
     try:
         result = program.main(
             args=None if arguments is None else [*arguments],
@@ -133,7 +112,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
-        # Late: what refuses nothing does not wait for the plugin API's import.
+        # Imported late: importing the plugin API takes time, and most commands succeed.
         from ascend_run.plugin_api.errors import AscendRunError
 
         if not isinstance(error, AscendRunError):
@@ -146,5 +125,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def main() -> None:
     """The console script."""
     code = run()
-    gc.freeze()  # the process ends: there is no use in searching its objects for garbage
+    gc.freeze()  # skips a useless garbage collection when the process ends
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""``ascend-run completion``: the script that teaches a shell to complete our words."""
+"""``ascend-run completion``: print the completion script of a shell."""
 
 from __future__ import annotations
 

@@ -1,49 +1,54 @@
-"""``ascend-run train``, or no command at all: check a run, start its ranks, train.
+"""``ascend-run train``, the default command: check a run, start its ranks, train.
 
-Nothing starts before the whole run is known to be sound. The ranks come from torchrun, srun or
-whatever else has set RANK and WORLD_SIZE; else as many are started as the user asks for, and one
-alone runs in this very process.
+The whole run is checked before anything starts. Ranks are started by torchrun, srun or another
+launcher that sets RANK and WORLD_SIZE; otherwise they are started here, and a single rank runs in
+this process.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from .rank_start import check_run_data, set_environment
-from .run_options import run_options
+from ascend_run.prepare.rank_start import check_run_data, set_environment
+from ascend_run.tools.terminal.run_options import run_options
 
 if TYPE_CHECKING:
-    from ascend_run.core.config.raw import RawConfig
     from ascend_run.core.launch.options import LaunchOptions
     from ascend_run.core.launch.rank_environment import RankEnvironment
-
-    from .planning import Prepared
+    from ascend_run.core.run import RunRequest
+    from ascend_run.prepare.prepare import PreparedRun
 
 _RANK_TARGET: Final = "ascend_run.entrypoints.train:run_rank"
 
 
 @click.command("train")
 @run_options
-@click.option("--print-config", is_flag=True, help="Print the resolved settings as TOML, and end.")
+@click.option("--print-config", is_flag=True, help="Print the resolved config as TOML and exit.")
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="Ranks to start on this node; default: run.nproc."
 )
 @click.option("--nnodes", type=click.IntRange(min=1), help="Nodes that run this command.")
-@click.option("--node-rank", type=click.IntRange(min=0), help="This node's place among them.")
-@click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where the nodes meet.")
+@click.option("--node-rank", type=click.IntRange(min=0), help="Rank of this node.")
+@click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Rendezvous endpoint of the nodes.")
+@click.option(
+    "--rdzv-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File with the shared secret of the nodes.",
+)
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Start all ranks again this often after one has failed.",
+    help="How often to restart all ranks after a failure.",
 )
 def command(
     file: Path | None,
@@ -58,130 +63,114 @@ def command(
     nnodes: int | None,
     node_rank: int | None,
     rdzv_endpoint: str | None,
+    rdzv_key_file: Path | None,
     max_restarts: int,
 ) -> None:
     """Train, with the plugins that you name.
 
-    A setting is SECTION.KEY=VALUE and counts over the file; --enable, --platform and --task count
-    over the file too. --print-config shows where every value comes from.
+    A setting is SECTION.KEY=VALUE. Settings, --enable, --platform and --task override the config
+    file. --print-config shows where each value comes from.
     """
     from ascend_run.core.launch.options import LaunchOptions
-
-    from .planning import prepare_raw
+    from ascend_run.prepare.prepare import prepare_raw, request
+    from ascend_run.tools.plan.costs import with_costs
 
     if nproc is not None:
         overrides = [*overrides, f"run.nproc={nproc}"]
-    request = {
-        "file": None if file is None else str(file),
-        "overrides": [*overrides],
-        "enable": None if enable is None else [*enable],
-        "platform": platform,
-        "task": task,
-        "level": level,
-        "disable": [*disable],
-    }
-    raw = _raw_config(request)
+    raw = request(file, overrides, enable, platform, task, level, disable)
     options = LaunchOptions(
         nproc=raw.nproc,
         nnodes=nnodes or 1,
         node_rank=node_rank,
         rdzv_endpoint=rdzv_endpoint,
+        rdzv_key_file=rdzv_key_file,
         max_restarts=max_restarts,
     )
-    place = _place(os.environ, starts_own=nproc is not None or nnodes is not None)
-    prepared = prepare_raw(raw, place.world_size if place else options.world_size)
+    launched = _launched_rank(os.environ, starts_own=nproc is not None or nnodes is not None)
+    prepared = prepare_raw(raw, launched.world_size if launched else options.world_size)
     if print_config:
         _print_config(prepared)
         return
     check_run_data(prepared)
-    too_late = set_environment(prepared, 1 if place else options.nproc)
-    if place is not None:
-        if too_late and place.rank == 0:
-            _warn_too_late(too_late, place)
-        _train_in_place(prepared, place)
-        was_first = place.rank == 0
+    too_late = set_environment(prepared, 1 if launched else options.nproc)
+    if launched is not None:
+        has_rank_0 = launched.rank == 0
+        if too_late and has_rank_0:
+            _warn_too_late(too_late, launched)
+        _train_launched(with_costs(prepared) if has_rank_0 else prepared, launched)
     elif options.world_size == 1 and not too_late:
-        _train_alone(prepared)
-        was_first = True
+        _train_alone(with_costs(prepared))
+        has_rank_0 = True
     else:
-        was_first = _train_on_ranks(prepared, request, options)
-    if was_first:
-        _tell_outcome(prepared)
+        has_rank_0 = _train_on_ranks(with_costs(prepared), options)
+    if has_rank_0:
+        _report(prepared)
 
 
-def run_rank(request: Mapping[str, Any]) -> None:
-    """One rank that was started here: prepare the run again, and train."""
-    from .planning import prepare_raw
+def run_rank(message: Mapping[str, object]) -> None:
+    """Run one rank that our launcher has started, with the run that the launcher has prepared."""
+    from ascend_run.prepare.handed_over import HandedOver
 
-    _train(prepare_raw(_raw_config(request), int(os.environ["WORLD_SIZE"])))
-
-
-def _raw_config(request: Mapping[str, Any]) -> RawConfig:
-    import attrs
-
-    from ascend_run.core.config.raw import COMMAND_LINE
-    from ascend_run.core.config.reading import read_raw
-
-    file = None if request["file"] is None else Path(request["file"])
-    chosen = {name: request[name] for name in ("enable", "platform", "task")}
-    raw = read_raw(file, request["overrides"]).replacing(COMMAND_LINE, **chosen)
-    return attrs.evolve(raw, level=request["level"], disable=tuple(request["disable"]))
+    _train(HandedOver.from_json(message).run_request)
 
 
-def _place(environment: Mapping[str, str], starts_own: bool) -> RankEnvironment | None:
-    """The place that a starter has given this process; None where ranks are started here.
+def _launched_rank(environment: Mapping[str, str], starts_own: bool) -> RankEnvironment | None:
+    """The rank that another launcher gave this process; None if ranks are started here.
 
     Raises:
-        ConfigError: The user asks for ranks inside of a rank.
+        ConfigError: The user asks to start ranks inside of a rank.
     """
     from ascend_run.core.launch.rank_environment import find_rank_environment
     from ascend_run.plugin_api.errors import ConfigError
 
-    place = find_rank_environment(environment)
-    if place is None or not starts_own:
-        return place
-    if place.starter == "SLURM":  # one task on each node, which starts the node's ranks
+    launched = find_rank_environment(environment)
+    if launched is None or not starts_own:
+        return launched
+    if launched.starter == "SLURM":  # one task per node, which starts the node's ranks
         return None
     raise ConfigError(
-        f"this process is rank {place.rank} of {place.world_size} already, as {place.starter} in "
-        "the environment say; leave out --nproc and --nnodes, or unset these variables"
+        f"this process is already rank {launched.rank} of {launched.world_size}, according to "
+        f"{launched.starter} in the environment; leave out --nproc and --nnodes, or unset these "
+        "variables"
     )
 
 
-def _warn_too_late(names: Sequence[str], place: RankEnvironment) -> None:
+def _warn_too_late(names: Sequence[str], launched: RankEnvironment) -> None:
     settings = " ".join(f"{name}={os.environ[name]}" for name in names)
     click.echo(
         f"warning: {', '.join(names)} had to be set before this process started; set it where "
-        f"{place.starter} is started: {settings} ...",
+        f"{launched.starter} is started: {settings} ...",
         err=True,
     )
 
 
-def _train_in_place(prepared: Prepared, place: RankEnvironment) -> None:
+def _train_launched(prepared: PreparedRun, launched: RankEnvironment) -> None:
     from ascend_run.core.launch.failures import describe_failure, record_failure, summarize
     from ascend_run.plugin_api.errors import AscendRunError
 
-    os.environ.update(place.variables())
+    os.environ.update(launched.variables())
     try:
-        _train(prepared)
+        _train(prepared.run_request)
     except AscendRunError as error:
-        record_failure(error, rank=place.rank)
-        raise summarize([describe_failure(error, rank=place.rank, phase="run")]) from None
+        record_failure(error, rank=launched.rank)
+        raise summarize([describe_failure(error, rank=launched.rank, phase="run")]) from None
     except BaseException as error:
-        record_failure(error, rank=place.rank)
+        record_failure(error, rank=launched.rank)
         raise
 
 
-def _train_alone(prepared: Prepared) -> None:
+def _train_alone(prepared: PreparedRun) -> None:
     from ascend_run.core.launch.alone import sigterm_unwinds
 
     with sigterm_unwinds():
-        _train(prepared)
+        _train(prepared.run_request)
 
 
-def _train_on_ranks(prepared: Prepared, request: Mapping[str, Any], options: LaunchOptions) -> bool:
-    """Whether rank 0, which writes the run folder, was one of this node's."""
+def _train_on_ranks(prepared: PreparedRun, options: LaunchOptions) -> bool:
+    """Train on ranks started here; return whether rank 0, which writes the run folder, is on this
+    node."""
     from ascend_run.core.launch.agent import launch_ranks
+    from ascend_run.prepare.handed_over import HandedOver
 
     folder = Path(prepared.config.run.output_dir)
 
@@ -189,34 +178,36 @@ def _train_on_ranks(prepared: Prepared, request: Mapping[str, Any], options: Lau
         from ascend_run.core.log.metrics import add_failure
         from ascend_run.plugin_api.errors import AscendRunError
 
-        # A node may not see the folder; why the run ended is reported in any case.
+        # The folder may not be visible on this node; the failure is reported in any case.
         if folder.is_dir():
             with suppress(AscendRunError):
                 add_failure(folder / "metrics.jsonl", why, lost_peer=lost_peer)
 
-    return launch_ranks(_RANK_TARGET, request, options, note_failure)
+    return launch_ranks(_RANK_TARGET, HandedOver.of(prepared).as_json(), options, note_failure)
 
 
-def _train(prepared: Prepared) -> None:
+def _train(make_request: Callable[[], RunRequest]) -> None:
     with warnings.catch_warnings():
-        # Megatron warns of each optional library that it does without; none is needed here.
+        # Megatron warns of each missing optional library; none is needed here.
         warnings.filterwarnings("ignore", module=r"megatron\.")
         from ascend_run.core.run import run_training
 
-    run_training(prepared.run_request())
+    run_training(make_request())
 
 
-def _tell_outcome(prepared: Prepared) -> None:
-    """Write the run's page, and say how the loss went and where the page is."""
-    from .report import read_run, write_report
-    from .report.command import as_text
+def _report(prepared: PreparedRun) -> None:
+    """Write the run's page; print a summary of the loss and the path of the page."""
+    from ascend_run.core.run_files import PAGE_NAME
+    from ascend_run.tools.pages.run_folder import read_run
+    from ascend_run.tools.report.command import as_text
+    from ascend_run.tools.report.page import write_report
 
     folder = Path(prepared.config.run.output_dir)
-    target = folder / "report.html"
+    target = folder / PAGE_NAME
     click.echo(as_text(write_report([read_run(folder)], target), target))
 
 
-def _print_config(prepared: Prepared) -> None:
-    from ascend_run.core.config.printing import render_toml
+def _print_config(prepared: PreparedRun) -> None:
+    from ascend_run.prepare.config.printing import render_toml
 
     click.echo(render_toml(prepared.resolved), nl=False)

@@ -1,4 +1,4 @@
-"""What Megatron asks of packages that an accelerator's machine may lack, for platforms to share."""
+"""Patches for optional packages that Megatron uses without checking; shared by platforms."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from typing import Final
 from .contracts import Patch
 
 CHECKED_VERSIONS: Final = "==0.16.1"
-"""Of megatron-core."""
+"""Versions of megatron-core; the same as in our package metadata."""
 
 
-def transformer_engine_patches() -> tuple[Patch, ...]:
-    """Patches for ``ascend_patches`` where Transformer Engine is not installed; else none."""
-    if importlib.util.find_spec("transformer_engine") is not None:
-        return ()
+def absent_package_patches() -> tuple[Patch, ...]:
+    """Return patches for runs without Transformer Engine and flash-attention."""
     from packaging.version import Version
 
-    absent = "compared with a version even where the package is not installed"
-    undefined = "used without being defined where Transformer Engine is not installed"
-    until = "Megatron asks whether the package is there first"
+    absent = "compared with a version even if the package is not installed"
+    undefined = "used but undefined if Transformer Engine is not installed"
     replacements = (
         ("megatron.core.utils:_te_version", Version("0"), absent),
         ("megatron.core.utils:_fa_version", Version("0"), absent),
@@ -32,7 +29,14 @@ def transformer_engine_patches() -> tuple[Patch, ...]:
             why=why,
             versions=CHECKED_VERSIONS,
             source_hash=None,
-            until=until,
+            until="Megatron checks first whether the package is installed",
+            group="absent packages",
+            missing_ok=why == undefined,
         )
         for target, replacement, why in replacements
     )
+
+
+def transformer_engine_patches() -> tuple[Patch, ...]:
+    """Return ``absent_package_patches`` if Transformer Engine is not installed, else none."""
+    return () if importlib.util.find_spec("transformer_engine") else absent_package_patches()

@@ -1,21 +1,21 @@
-"""What can go wrong through the user's doing: one message with every problem, exit code 2.
+"""User errors: one message with all problems, exit code 2.
 
-A subclass says which part of the run refused. Anything else that escapes is our own bug and keeps
+The subclass says which part of the run failed. Any other exception that escapes is a bug and keeps
 its traceback.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class AscendRunError(Exception):
-    """A refusal with its reasons.
+    """Base class of user errors.
 
     Args:
-        headline: What cannot be done, one line, without a final stop.
-        problems: Each names the plugin or option, the value seen, what was expected and what to do.
+        headline: What failed; one line without a final period.
+        problems: Each names the plugin or option, the value, what was expected and what to do.
     """
 
     exit_code: ClassVar[int] = 2
@@ -36,23 +36,23 @@ class ConfigError(AscendRunError):
 
 
 class LayoutError(AscendRunError):
-    """Heads, groups, sequence, experts, layers or ranks do not divide as the layout asks."""
+    """Heads, groups, sequence, experts, layers or ranks are not divisible by the parallel sizes."""
 
 
 class PluginResolutionError(AscendRunError):
-    """The named plugins cannot run together, or one of them cannot be had.
+    """The enabled plugins cannot run together, or one of them is not available.
 
     Args:
-        conflicts: Where it is known: each minimal set that cannot run, as ``plugins``, ``why`` and
+        conflicts: If known: each minimal set that cannot run, as ``plugins``, ``why`` and
             ``way_out``.
-        can_run: The largest sets of features that can.
+        can_run: The largest sets of features that can run.
     """
 
     def __init__(
         self,
         headline: str,
         problems: Sequence[str] = (),
-        conflicts: Sequence[Mapping[str, Any]] = (),
+        conflicts: Sequence[Mapping[str, object]] = (),
         can_run: Sequence[Sequence[str]] = (),
     ) -> None:
         super().__init__(headline, problems)
@@ -61,30 +61,30 @@ class PluginResolutionError(AscendRunError):
 
 
 class PluginLoadError(AscendRunError):
-    """A named plugin failed to import, or was made for another version of the API."""
+    """A plugin failed to import, or was written for another version of the API."""
 
 
 class HookError(AscendRunError):
-    """A plugin answered a hook with what the hook's contract forbids."""
+    """A plugin's hook returned a value that the hook's contract forbids."""
 
 
 class DataError(AscendRunError):
-    """A dataset or tokenizer is missing, corrupt, foreign, or not the one it was made with."""
+    """A dataset or tokenizer is missing, corrupt, of another format, or does not match."""
 
 
 class CheckpointError(AscendRunError):
-    """A checkpoint is missing, corrupt, or made by an incompatible run."""
+    """A checkpoint is missing, corrupt, or was written by an incompatible run."""
 
 
 class StorageError(AscendRunError):
-    """The file system refused: full, read-only, or without permission."""
+    """Writing to the file system failed: full, read-only, or permission denied."""
 
 
 class PlatformError(AscendRunError):
-    """The machine lacks what the chosen platform needs, or an operation it does not support."""
+    """The machine lacks the platform's device or libraries, or an operation is not supported."""
 
 
 class RankFailure(AscendRunError):
-    """A rank of the run ended badly; carries the earliest one's message."""
+    """A rank failed; carries the message of the first one that did."""
 
     exit_code: ClassVar[int] = 1

@@ -1,11 +1,11 @@
-"""What families of the Llama kind have in common, so that a new one says only what is its own.
+"""Data shared by Llama-like model families, so that a new one declares only its differences.
 
-Names of Hugging Face's side are those of transformers' decoder: ``model.layers.N.self_attn...``.
+The Hugging Face names are those of transformers' decoders: ``model.layers.N.self_attn...``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from .contracts import ConfigKey, TensorMap
 
@@ -27,11 +27,11 @@ NUMBERLESS_KEYS: Final = frozenset(
         "use_cache",
     }
 )
-"""Keys of a config.json that change no number, in every family."""
+"""Keys of a config.json that do not affect the model's output, in any family."""
 
 
-def decoder_defaults(*, rotary_base: float) -> dict[str, Any]:
-    """RMSNorm, SwiGLU, no biases, rotary positions over the whole head, no dropout."""
+def decoder_defaults(*, rotary_base: float) -> dict[str, object]:
+    """Return the config of a Llama-like decoder: RMSNorm, SwiGLU, RoPE, no biases, no dropout."""
     return {
         "model.normalization": "RMSNorm",
         "model.layernorm_epsilon": 1e-5,
@@ -55,13 +55,13 @@ def decoder_keys(
     rms_norm_eps: float,
     rope_theta: float,
 ) -> tuple[ConfigKey, ...]:
-    """The keys that every family of the kind has.
+    """Return the config.json keys that all Llama-like families have.
 
     Args:
-        intermediate_size: The field of ours that this key stands for: the width of a dense
-            feed-forward, or of an expert.
-        num_key_value_heads: This and the following: what a missing key means to transformers;
-            None for as many as heads.
+        intermediate_size: Config field that this key maps to: the width of a dense MLP, or of an
+            expert.
+        num_key_value_heads: Like the following arguments, transformers' default for a missing key;
+            None: as many as query heads.
     """
     return (
         ConfigKey(hf="vocab_size", field="model.vocab_size"),
@@ -91,7 +91,8 @@ def decoder_keys(
 
 
 def attention_tensors() -> tuple[TensorMap, ...]:
-    """Self-attention without biases, and the norm before each half of a layer."""
+    """Return the tensors of self-attention without biases, and of the norms before the attention
+    and MLP blocks."""
     return (
         TensorMap(
             megatron=f"{LAYER}.input_layernorm.weight", hf=(f"{HF_LAYER}.input_layernorm.weight",)
@@ -113,7 +114,7 @@ def attention_tensors() -> tuple[TensorMap, ...]:
 
 
 def gated_mlp_tensors() -> tuple[TensorMap, ...]:
-    """A dense feed-forward with a gate."""
+    """Return the tensors of a gated dense MLP."""
     return (
         TensorMap(
             megatron=f"{LAYER}.mlp.linear_fc1.weight",
@@ -127,7 +128,7 @@ def gated_mlp_tensors() -> tuple[TensorMap, ...]:
 
 
 def outer_tensors() -> tuple[TensorMap, ...]:
-    """What stands before and after the layers."""
+    """Return the tensors outside the layers: embedding, final norm and output layer."""
     return (
         TensorMap(megatron="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",)),
         TensorMap(megatron="decoder.final_layernorm.weight", hf=("model.norm.weight",)),

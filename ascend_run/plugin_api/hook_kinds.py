@@ -1,4 +1,4 @@
-"""What is known of a hook beside its arguments: put on its specification by a decorator."""
+"""Metadata of hooks, attached to their specifications by decorators."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HookKind(enum.StrEnum):
-    """How the answers of several plugins combine."""
+    """How the return values of several plugins are combined."""
 
     PROVIDER = "provider"
-    """Exactly one plugin answers; the platform, asked last, is the default."""
+    """Exactly one plugin provides the value; the platform, called last, is the default."""
     WRAPPER = "wrapper"
-    """Every answer is a function from the inner thing to the outer; applied in resolved order, so
-    the first plugin is innermost."""
+    """Every plugin returns a function from the inner object to the outer one; applied in resolved
+    order, so the first plugin is innermost."""
     CONTRIBUTION = "contribution"
-    """All answers are merged; a key given twice is an error that names both plugins."""
+    """All return values are merged; a duplicate key is an error that names both plugins."""
     LISTENER = "listener"
-    """Told of events, on every rank; answers nothing."""
+    """Notified of events, on every rank; returns nothing."""
 
 
 class Point(enum.StrEnum):
-    """The part of a run that a hook belongs to, in the order of the flow."""
+    """The part of a run that a hook belongs to, in the order in which a run reaches them."""
 
     MODEL = "Model build"
     ATTENTION = "Attention"
@@ -47,17 +47,19 @@ class Point(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class HookMarks:
-    """What a specification's decorator says."""
+    """Metadata of a hook specification."""
 
     kind: HookKind
     point: Point
     claim: Claim | None = None
-    """A plugin that implements the hook must claim this seam; the platform, whose answer is the
-    default, need not."""
+    """Claim of a plugin that implements the hook: it is the only owner. The platform, which is the
+    default, does not make it."""
     torch_free: bool = False
-    """Called while a run is planned, before torch is imported."""
+    """Whether it is called while a run is planned, before torch is imported."""
     wraps: str | None = None
-    """The provider whose answer the innermost wrapper is given; None: the kernel's own thing."""
+    """The provider whose value the innermost wrapper wraps; None: the kernel's own object."""
+    first_user: str | None = None
+    """The planned feature that will implement the hook first; None once a built-in plugin does."""
 
 
 def _mark(marks: HookMarks) -> Callable[[F], F]:
@@ -68,21 +70,33 @@ def _mark(marks: HookMarks) -> Callable[[F], F]:
     return mark
 
 
-def provider(*, point: Point, claim: Claim, torch_free: bool = False) -> Callable[[F], F]:
-    """A hook that one plugin answers, and by its claim says so."""
-    return _mark(HookMarks(kind=HookKind.PROVIDER, point=point, claim=claim, torch_free=torch_free))
+def provider(
+    *, point: Point, claim: Claim, torch_free: bool = False, first_user: str | None = None
+) -> Callable[[F], F]:
+    """Mark a hook that exactly one plugin implements, and thereby owns."""
+    return _mark(
+        HookMarks(
+            kind=HookKind.PROVIDER,
+            point=point,
+            claim=claim,
+            torch_free=torch_free,
+            first_user=first_user,
+        )
+    )
 
 
-def wrapper(*, point: Point, wraps: str | None = None) -> Callable[[F], F]:
-    """A hook whose answers are put around one another."""
-    return _mark(HookMarks(kind=HookKind.WRAPPER, point=point, wraps=wraps))
+def wrapper(
+    *, point: Point, wraps: str | None = None, first_user: str | None = None
+) -> Callable[[F], F]:
+    """Mark a hook whose return values wrap one another."""
+    return _mark(HookMarks(kind=HookKind.WRAPPER, point=point, wraps=wraps, first_user=first_user))
 
 
 def contribution(*, point: Point, torch_free: bool = False) -> Callable[[F], F]:
-    """A hook whose answers are merged."""
+    """Mark a hook whose return values are merged."""
     return _mark(HookMarks(kind=HookKind.CONTRIBUTION, point=point, torch_free=torch_free))
 
 
-def listener(*, point: Point = Point.RUN) -> Callable[[F], F]:
-    """A hook that is told."""
-    return _mark(HookMarks(kind=HookKind.LISTENER, point=point))
+def listener(*, point: Point = Point.RUN, first_user: str | None = None) -> Callable[[F], F]:
+    """Mark a hook that is notified of an event."""
+    return _mark(HookMarks(kind=HookKind.LISTENER, point=point, first_user=first_user))

@@ -1,4 +1,4 @@
-"""The hook specifications as data: what registry, core, ``plan`` and the report know of a hook."""
+"""The hook specifications as data, for the registry, core, ``plan`` and the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HookPoint(HookMarks):
 
 @cache
 def hook_points() -> Mapping[str, HookPoint]:
-    """Every hook by name, in the order in which a run reaches them."""
+    """Return every hook by name, in the order in which a run reaches them."""
     return {
         name: HookPoint(
             name=name,

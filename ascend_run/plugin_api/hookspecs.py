@@ -1,17 +1,18 @@
 """The hook points, in the order in which a run reaches them.
 
-A hook's decorator says its kind (see ``HookKind``), the part of a run that it belongs to, the claim
-that whoever implements it must make, and whether it is torch-free: called in the launcher and by
-``plan`` as well, before torch is imported.
+A hook's decorator declares its kind (see ``HookKind``), the part of a run that it belongs to, the
+claim that implementing it implies, whether it is torch-free (also called in the launcher and by
+``plan``, before torch is imported), and, if no built-in plugin implements it yet, the planned
+feature that will be the first.
 
-Hooks are called while the run is being built and answer values; the hot path is what they answer.
-An implementation may take any subset of a hook's arguments. A hook may answer None only while its
-manifest's ``idle`` condition holds, or where its contract here says so.
+Hooks are called while the run is being built and return values; only the returned objects are on
+the hot path. An implementation may take any subset of a hook's arguments. A hook may return None
+only while its manifest's ``idle`` condition is met, or if its contract below allows it.
 
-One rule for the arguments of every hook that builds a part of a model: ``config``; ``device``, this
-rank's; ``groups``, Megatron's ProcessGroupCollection; ``role``, that of the model being built
-(``policy``, ``reference`` ...); and where it is asked once a layer ``layer_index``, the position in
-the whole model, from 0, not in this pipeline stage.
+All hooks that build a part of a model share these arguments: ``config``; ``device``, this rank's;
+``groups``, Megatron's ProcessGroupCollection; ``role`` of the model being built (``policy``,
+``reference`` ...); and, if called once per layer, ``layer_index``, the index in the whole model,
+from 0, not in this pipeline stage.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ from .manifest import Claim
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    import torch
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.moe.moe_layer import RouterBuilder
+    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
     from torch import nn
 
+    from ascend_run.types.config import RunConfig
+    from ascend_run.types.layout import Layout
+
     from . import contracts as c
-    from .config import RunConfig
-    from .layout import Layout
 
 __all__ = ["PROJECT", "HookKind", "hookimpl"]
 
@@ -48,25 +54,25 @@ __all__ = ["PROJECT", "HookKind", "hookimpl"]
 
 @contribution(point=Point.RUN, torch_free=True)
 def ascend_check(config: RunConfig, layout: Layout) -> Sequence[str]:
-    """Name what in this run the plugin cannot do.
+    """Check that the plugin supports this run.
 
-    When: after resolution, before any process starts. Combining: all problems, of all plugins and
-    of the layout itself, stand in one refusal.
+    When: after resolution, before any process starts. Combining: the problems of all plugins and of
+    the layout are reported in one error.
 
     Returns:
-        A sentence a problem: the option, the value, what was expected and values that would work.
+        One message per problem: the option, the value, what was expected, and valid values.
     """
 
 
 @contribution(point=Point.COMM, torch_free=True)
 def ascend_environment(config: RunConfig, local_world_size: int) -> Mapping[str, str]:
-    """Environment variables that must be set before the process starts.
+    """Return environment variables that must be set before the process starts.
 
-    When: in the launcher, or first thing in the process where something else launched it.
+    When: in the launcher; at the start of the process if another launcher started it.
 
     Args:
-        local_world_size: Ranks that ascend-run starts on this machine; 1 where something else
-            starts them, which then sees to how they share it.
+        local_world_size: Ranks that ascend-run starts on this machine; 1 if another launcher starts
+            them, which is then responsible for how they share the machine.
     """
 
 
@@ -74,45 +80,46 @@ def ascend_environment(config: RunConfig, local_world_size: int) -> Mapping[str,
 def ascend_process_groups(
     config: RunConfig, layout: Layout
 ) -> Mapping[str, Sequence[Sequence[int]]]:
-    """Process groups of the plugin's own: name -> rank lists.
+    """Return additional process groups: name -> rank lists.
 
-    When: planned before the run; created by core on every rank, in the order of the names, after
-    Megatron's own. A rank finds its own group as ``groups.<name>``.
+    When: planned before the run; created by core on every rank, in the order of their names, after
+    Megatron's groups. A rank's own group is ``groups.<name>``.
     """
 
 
 @contribution(point=Point.RUN, torch_free=True)
 def ascend_cost(config: RunConfig, layout: Layout, rank: c.RankKind) -> c.CostChange | None:
-    """What the plugin changes in memory, messages and FLOPs, by formula.
+    """Estimate how the plugin changes memory, communication and FLOPs.
 
-    When: while a run is planned, once for each pipeline stage; nothing is measured or allocated.
-    Combining: changes are applied to the plain model's numbers in resolved order, innermost first.
+    When: while a run is planned, once per pipeline stage; nothing is measured or allocated.
+    Combining: changes are applied to the plain model's estimate in resolved order, innermost first.
 
     Args:
-        rank: The ranks that are asked about, with the numbers of the plain model.
+        rank: The ranks of the stage, with the plain model's estimate.
 
     Returns:
-        The change; None where there is none.
+        The change; None if there is none.
     """
 
 
 @contribution(point=Point.RUN)
 def ascend_patches() -> Sequence[c.Patch]:
-    """Functions of others to replace for the length of the run; the last resort.
+    """Return functions of other packages to replace for the duration of the run; the last resort.
 
-    When: before Megatron is used. Core checks the version and the hash, applies, and undoes.
-    Two patches of one target are an error that names both plugins.
+    When: on every rank, after its device is active and before Megatron is used; patches are undone
+    before the device is deactivated. Core checks versions and source hashes, applies all or none,
+    and undoes them in reverse order. Two patches of one target are an error that names both.
     """
 
 
 @contribution(point=Point.RUN)
 def ascend_process_settings(config: RunConfig) -> Mapping[str, AbstractContextManager[Any]]:
-    """Settings of the whole process that hold for the length of a run, such as torch's switches:
-    name of the setting -> context manager that sets it and puts back what was.
+    """Return process-wide settings for the duration of the run, such as global flags of torch: name
+    of the setting -> context manager that sets and restores it.
 
-    When: entered on every rank before its process groups and models exist, in resolved order, and
-    left after them in reverse, whatever happens. Two of one name are an error that names both
-    plugins.
+    When: entered on every rank in resolved order, before its process groups and models exist, and
+    exited in reverse order after them, even if the run fails. Two settings of one name are an error
+    that names both plugins.
     """
 
 
@@ -121,31 +128,54 @@ def ascend_process_settings(config: RunConfig) -> Mapping[str, AbstractContextMa
 
 @provider(point=Point.RUN, claim=Claim.PLATFORM)
 def ascend_device(local_rank: int) -> c.Device:
-    """This rank's device. Answered by the platform."""
+    """Return this rank's device. Implemented by the platform.
+
+    When: on every rank, before its process groups exist.
+    """
+
+
+@contribution(point=Point.RUN)
+def ascend_machine_choices(config: RunConfig) -> Mapping[str, str]:
+    """Values of options that the run's numbers depend on and the config may leave to the machine:
+    config key -> the value that makes the same choice on any machine.
+
+    When: on every rank, once its process groups exist and before models do; more than once, with
+    the same result. The run folder and every checkpoint keep them. A run that resumes with another
+    choice than its checkpoint was made with warns, with the value that would go on as before.
+
+    Returns:
+        A value for each option that counts in this run, also where the config has named it.
+    """
 
 
 @wrapper(point=Point.MODEL)
 def ascend_configure(
-    config: RunConfig, device: c.Device, groups: Any, role: str
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
 ) -> c.Wrapper[Mapping[str, Any]]:
     """Change the arguments of Megatron's TransformerConfig.
 
-    When: once for each model, before the TransformerConfig is made. Where Megatron already does
-    the work, a plugin is this hook.
+    When: once per model, before the TransformerConfig is built. If Megatron already implements a
+    feature, its plugin needs only this hook.
 
     Returns:
-        A function from the arguments to the new arguments. One that changes its input is refused.
+        A function from the arguments to new arguments. Modifying its input is an error.
     """
 
 
 @provider(point=Point.MODEL, claim=Claim.MODEL_FAMILY, torch_free=True)
 def ascend_model_family() -> c.ModelFamily:
-    """The family of the model, as data. Answered by a plugin of ``ascend_run.models``."""
+    """Return the model family, as data. Implemented by plugins of the group ``ascend_run.models``.
+
+    When: when the config is read, and when a Hugging Face folder is loaded or converted.
+    """
 
 
 @provider(point=Point.RUN, claim=Claim.TASK)
 def ascend_task(config: RunConfig) -> c.Task:
-    """What is trained. Answered by a plugin of ``ascend_run.tasks``."""
+    """Return the task. Implemented by plugins of the group ``ascend_run.tasks``.
+
+    When: on every rank, before its models are built.
+    """
 
 
 # -- model build ------------------------------------------------------------------------------
@@ -153,280 +183,333 @@ def ascend_task(config: RunConfig) -> c.Task:
 
 @contribution(point=Point.MODEL, torch_free=True)
 def ascend_empty_layers(config: RunConfig) -> Sequence[int]:
-    """Places in the model, from 0, that hold no layer: what enters leaves unchanged.
+    """Return the layer slots, from 0, that hold no layer and pass their input through.
 
-    ``model.num_layers`` counts places; they are what a pipeline deals out and what
-    ``layer_index`` means. The layers are numbered without the empty ones in the names of
-    parameters: initial weights, checkpoints and conversions do not depend on where those are. No
-    wrapper is asked for an empty place. A place that two plugins name is an error.
+    When: when a run is planned, and once per model, before its modules are built.
+
+    ``model.num_layers`` counts layer slots, which are distributed over pipeline stages and which
+    ``layer_index`` refers to. Parameter names number the layers without empty slots, so that
+    initial weights, checkpoints and conversions do not depend on them. No wrapper is called for an
+    empty slot. A slot returned by two plugins is an error.
     """
 
 
 @provider(point=Point.MODEL, claim=Claim.PLATFORM_OPS)
 def ascend_platform_ops(
-    config: RunConfig, device: c.Device, groups: Any, role: str
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
 ) -> c.PlatformOps:
-    """The platform's fused operators. Answered by the platform."""
+    """Return the platform's fused operators. Implemented by the platform.
+
+    When: once per model, before its modules are built.
+    """
 
 
 @wrapper(point=Point.MODEL, wraps="ascend_platform_ops")
 def ascend_fused_operators(
-    config: RunConfig, device: c.Device, groups: Any, role: str
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
 ) -> c.Wrapper[c.PlatformOps] | None:
     """Change entries of the table of fused operators.
 
-    When: once for each model, before its modules are built. What comes out is what every module,
-    ``ascend_experts`` and ``ascend_linear`` are given.
+    When: once per model, before its modules are built. The resulting table is passed to every
+    module, ``ascend_experts`` and ``ascend_linear``.
 
     Returns:
         A function from the table to a new one (``attrs.evolve``), or None to leave it alone.
     """
 
 
-@provider(point=Point.MODEL, claim=Claim.NORM)
+@provider(point=Point.MODEL, claim=Claim.NORM, first_user="tp-2d")
 def ascend_norm(
-    config: RunConfig, device: c.Device, groups: Any, role: str
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
 ) -> type[nn.Module] | None:
-    """The normalisation module: a class built as ``norm(config, hidden_size, eps)``, Megatron's
-    arguments, with a ``weight`` (and a ``bias`` for LayerNorm). None keeps the kernel's own."""
+    """Return the norm module: a class built as ``norm(config, hidden_size, eps)``, Megatron's
+    arguments, with a ``weight`` (and a ``bias`` for LayerNorm). Its output has the weight's dtype
+    even if its input is float32 (``model.fp32_residual_connection``). None keeps the built-in norm.
+
+    When: once per model, before its modules are built.
+    """
 
 
 @provider(point=Point.ATTENTION, claim=Claim.ATTENTION_KERNEL)
 def ascend_attention_kernel(
     config: RunConfig,
     device: c.Device,
-    groups: Any,
+    groups: ProcessGroupCollection,
     role: str,
     layer_index: int,
     ops: c.PlatformOps,
 ) -> c.AttentionKernel:
-    """The attention on one rank's device, asked once a layer. Else the platform's.
+    """Return the attention kernel of one layer. The default is the platform's.
 
-    What the kernel declares in ``features`` is held against what the run needs, here and (where the
-    manifest says it too, in ``attention``) before anything starts.
+    When: once per layer, when its modules are built.
+
+    The kernel's ``features`` are checked against what the run needs, here and, if the manifest
+    declares them in ``attention``, before anything starts.
 
     Args:
-        ops: What ``ascend_platform_ops`` answered; its ``attention_kernels`` may be chosen from.
+        ops: The platform's operators; one of its ``attention_kernels`` may be chosen.
     """
 
 
 @wrapper(point=Point.ATTENTION, wraps="ascend_attention_kernel")
 def ascend_attention(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
 ) -> c.Wrapper[c.AttentionKernel] | None:
-    """Wrap the attention kernel of one layer in another kernel (sequence exchange).
+    """Wrap the attention kernel of one layer in another kernel (context parallelism).
 
-    When: once a layer. The outer kernel's ``features`` are held against what the run needs, as the
-    inner one's are.
+    When: once per layer, when its modules are built. The outer kernel's ``features`` are checked
+    against what the run needs, like the inner one's.
     """
 
 
 @provider(point=Point.ATTENTION, claim=Claim.POSITION_BIAS)
 def ascend_position_bias(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
 ) -> c.PositionBias | None:
-    """A bias of positions, added to the scores of one layer; asked once a layer.
+    """Return a position bias, which is added to the attention scores of one layer.
 
-    It has the slopes of this tensor-parallel rank's heads, and reaches the attention outside of
-    every wrapper, so that who exchanges heads or sequences exchanges it as well. What adds one says
-    so in its manifest's ``attention_needs``. None adds nothing.
+    When: once per layer, when its modules are built.
+
+    It has the slopes of this tensor-parallel rank's heads, and is passed to the outermost attention
+    wrapper, so that wrappers which redistribute heads or sequences redistribute it as well. The
+    manifest must declare it in ``attention_needs``. None adds no bias.
     """
 
 
-@provider(point=Point.ATTENTION, claim=Claim.SEQUENCE_EXCHANGE, torch_free=True)
+@provider(point=Point.ATTENTION, claim=Claim.CONTEXT_PARALLEL, torch_free=True)
 def ascend_sequence_partition(config: RunConfig) -> c.SequencePartition | None:
-    """How context-parallel ranks cut a sequence; a DocumentPartition cuts each document for itself,
-    and the parts of an UnevenPartition may differ in length.
+    """Return how a sequence is sharded over context-parallel ranks: a DocumentPartition depends on
+    document boundaries, and the shards of an UnevenPartition may differ in length.
 
-    The owner's cut is applied to the batch and to the rotary tables alike. Without an owner a
-    context-parallel size above 1 is refused.
+    When: when a run is planned, once per model, and before the first batch.
+
+    The partition is applied to the batch and to the rotary tables. Without an owner, a
+    context-parallel size above 1 is an error.
     """
 
 
-@provider(point=Point.MOE, claim=Claim.ROUTER)
+@provider(point=Point.MOE, claim=Claim.ROUTER, first_user="moe-tp-extend-ep")
 def ascend_router(
-    config: RunConfig, device: c.Device, groups: Any, role: str
-) -> Callable[..., nn.Module] | None:
-    """The MoE router: a class built with Megatron's RouterBuilder arguments
-    (``config``, ``pg_collection``). None keeps the kernel's own."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
+) -> RouterBuilder | None:
+    """Return the MoE router: a class built with Megatron's RouterBuilder arguments
+    (``config``, ``pg_collection``). None keeps the built-in router.
+
+    When: once per model, before its modules are built.
+    """
 
 
-@wrapper(point=Point.MOE)
+@wrapper(point=Point.MOE, first_user="moe-alltoall-opt")
 def ascend_token_dispatcher(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
-) -> c.Wrapper[Any] | None:
-    """Wrap one MoE layer's token dispatcher (Megatron's six-stage MoETokenDispatcher)."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
+) -> c.Wrapper[MoETokenDispatcher] | None:
+    """Wrap one MoE layer's token dispatcher (Megatron's six-stage MoETokenDispatcher).
+
+    When: once per layer with experts, after the model's modules are built.
+    """
 
 
 @provider(point=Point.MOE, claim=Claim.EXPERTS)
 def ascend_experts(
-    config: RunConfig, device: c.Device, groups: Any, role: str, ops: c.PlatformOps
+    config: RunConfig,
+    device: c.Device,
+    groups: ProcessGroupCollection,
+    role: str,
+    ops: c.PlatformOps,
 ) -> c.ExpertsKernel | None:
-    """The computation of the local experts. The parameters are the kernel's own in any case, so
-    checkpoints do not depend on the plugin. None keeps the plain loop.
+    """Return the computation of the local experts. The kernel owns the parameters, so checkpoints
+    do not depend on the plugin. None keeps the loop over experts.
+
+    When: once per model, before its modules are built.
 
     Args:
-        ops: What ``ascend_platform_ops`` answered, inside ``ascend_fused_operators``; a kernel
-            takes from it what it can.
+        ops: The platform's operators, as wrapped by ``ascend_fused_operators``.
     """
-
-
-@provider(point=Point.MODEL, claim=Claim.LOSS)
-def ascend_loss(config: RunConfig, device: c.Device, groups: Any, role: str) -> c.LossKernel | None:
-    """Cross-entropy. None keeps the kernel's own."""
 
 
 @wrapper(point=Point.MODEL)
 def ascend_linear(
     config: RunConfig,
     device: c.Device,
-    groups: Any,
+    groups: ProcessGroupCollection,
     role: str,
     name: str,
     layer_index: int,
     ops: c.PlatformOps,
-) -> c.Wrapper[nn.Module] | None:
+) -> c.ModuleWrapper | None:
     """Wrap one parallel linear (Megatron's Column- or RowParallelLinear) of a layer.
+
+    When: once per linear and layer, after the model's modules are built.
 
     Args:
         name: Its name in the layer: ``self_attention.linear_qkv``, ``mlp.linear_fc1`` ...
         ops: The model's table of fused operators.
 
     Returns:
-        A function from the module to its replacement. It must keep ``state_dict`` keys of what
-        was there; a parameter that it adds carries ``ascend_added_by``, the plugin's name, since no
-        model family knows it. None leaves it alone; so for each wrapper of a module below.
+        A function from the module to a ``ForwardLink`` around its forward, to links around its
+        submodules by name (``{"input_layernorm": link}``), or to its replacement. Assigning
+        ``forward`` is an error. The links of one module, from all hooks, form one chain in resolved
+        order; the manifest's ``forward_links`` must declare the kinds of modules. Existing
+        ``state_dict`` keys must stay; an added parameter carries the attribute ``ascend_added_by``,
+        the plugin's name, since model families do not know it. None leaves the module as it is. The
+        same holds for the other wrappers of modules below.
     """
 
 
 @wrapper(point=Point.MODEL)
 def ascend_embedding(
-    config: RunConfig, device: c.Device, groups: Any, role: str
-) -> c.Wrapper[nn.Module] | None:
-    """Wrap the token embedding (on the first pipeline stage)."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
+) -> c.ModuleWrapper | None:
+    """Wrap the token embedding (on the first pipeline stage).
+
+    When: once per model, after its modules are built.
+    """
 
 
-@wrapper(point=Point.ATTENTION)
+@wrapper(point=Point.ATTENTION, first_user="recomp-comm-opt")
 def ascend_self_attention(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
-) -> c.Wrapper[nn.Module] | None:
-    """Wrap one layer's attention, projections included."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
+) -> c.ModuleWrapper | None:
+    """Wrap one layer's attention, including its projections.
+
+    When: once per layer, after its linears are wrapped.
+    """
 
 
 @wrapper(point=Point.MODEL)
 def ascend_mlp(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
-) -> c.Wrapper[nn.Module] | None:
-    """Wrap one layer's dense feed-forward."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
+) -> c.ModuleWrapper | None:
+    """Wrap one layer's dense MLP.
+
+    When: once per layer without experts, after its linears are wrapped.
+    """
 
 
 @wrapper(point=Point.MOE)
 def ascend_moe_layer(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int
-) -> c.Wrapper[nn.Module] | None:
-    """Wrap one layer's mixture of experts: router, dispatcher and experts."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
+) -> c.ModuleWrapper | None:
+    """Wrap one layer's mixture of experts: router, dispatcher and experts.
+
+    When: once per layer with experts, after its token dispatcher is wrapped.
+    """
 
 
 @wrapper(point=Point.MODEL)
 def ascend_layer(
-    config: RunConfig, device: c.Device, groups: Any, role: str, layer_index: int, num_layers: int
-) -> c.Wrapper[nn.Module] | None:
-    """Wrap one whole transformer layer; ``num_layers`` counts the whole model."""
+    config: RunConfig,
+    device: c.Device,
+    groups: ProcessGroupCollection,
+    role: str,
+    layer_index: int,
+    num_layers: int,
+) -> c.ModuleWrapper | None:
+    """Wrap one transformer layer; ``num_layers`` counts the whole model.
+
+    When: once per layer, after its submodules are wrapped.
+    """
 
 
-@wrapper(point=Point.MODEL)
+@wrapper(point=Point.MODEL, first_user="orm")
 def ascend_output_layer(
-    config: RunConfig, device: c.Device, groups: Any, role: str
-) -> c.Wrapper[nn.Module] | None:
-    """Wrap the output projection (on the last pipeline stage). Where one does, the loss is taken
-    from its logits rather than fused with it."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
+) -> c.ModuleWrapper | None:
+    """Wrap the output layer (on the last pipeline stage). The loss is then computed from its logits
+    instead of being fused with it.
+
+    When: once per model, after its layers are wrapped.
+    """
 
 
 @wrapper(point=Point.MODEL)
 def ascend_model(
-    config: RunConfig, device: c.Device, groups: Any, role: str
-) -> c.Wrapper[nn.Module] | None:
-    """Wrap a whole model chunk, after every part of it is wrapped and before data parallelism."""
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
+) -> c.ModuleWrapper | None:
+    """Wrap a model chunk, inside of data parallelism.
+
+    When: once per chunk and model, after all of its modules are wrapped.
+    """
 
 
 # -- optimizer --------------------------------------------------------------------------------
 
 
-@provider(point=Point.OPTIMIZER, claim=Claim.DATA_PARALLEL)
+@provider(point=Point.OPTIMIZER, claim=Claim.DATA_PARALLEL, first_user="reuse-fp32-param")
 def ascend_data_parallel(config: RunConfig) -> Callable[..., nn.Module] | None:
-    """Gradient reduction: a builder with the keyword arguments of Megatron's
-    DistributedDataParallel (``config, ddp_config, module, pg_collection``). Claim:
-    ``data-parallel``. None keeps Megatron's."""
+    """Return the data-parallel wrapper: a builder with the keyword arguments of Megatron's
+    DistributedDataParallel (``config, ddp_config, module, pg_collection``). None keeps
+    Megatron's.
+
+    When: once per trained model, after its modules are wrapped.
+    """
 
 
-@wrapper(point=Point.OPTIMIZER)
-def ascend_param_groups(config: RunConfig, role: str) -> c.Wrapper[list[dict[str, Any]]] | None:
-    """Change the optimizer's parameter groups: ``params``, ``lr_mult``, ``wd_mult``,
-    ``is_expert_parallel`` as Megatron names them."""
+@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER, first_user="ema-adamw")
+def ascend_optimizer(config: RunConfig) -> Callable[..., torch.optim.Optimizer] | None:
+    """Return the inner optimizer: a class built from parameter groups, like those of torch.optim.
+    None keeps AdamW (fused if torch supports it on the device).
 
-
-@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER)
-def ascend_optimizer(config: RunConfig) -> Callable[..., Any] | None:
-    """The inner optimizer: a class built as torch.optim's are, from parameter groups. Claim:
-    ``optimizer``. None keeps AdamW (fused where torch has it)."""
+    When: once per trained model, after it is wrapped for data parallelism.
+    """
 
 
 # -- data, comm, checkpoint -------------------------------------------------------------------
-
-
-@provider(point=Point.RUN, claim=Claim.DATASET)
-def ascend_dataset(config: RunConfig) -> Callable[..., Any] | None:
-    """Low-level token storage: ``(prefix) -> sequence of documents``. None keeps Megatron's
-    IndexedDataset."""
 
 
 @wrapper(point=Point.RUN)
 def ascend_batch(
     config: RunConfig, end_of_document: Callable[[], int]
 ) -> c.Wrapper[c.BatchIterator] | None:
-    """Wrap the iterator of micro-batches, before the sequence is cut.
+    """Wrap the iterator of micro-batches, before the sequence is sharded.
+
+    When: before the first step, for training and evaluation batches.
 
     Args:
-        end_of_document: Answers the id of the token that ends a document, from the tokenizer or the
-            record beside the data; a DataError says that neither names one.
+        end_of_document: Returns the id of the end-of-document token, from the tokenizer or the
+            metadata file of the dataset. Raises DataError if neither has one.
     """
 
 
-@wrapper(point=Point.OPTIMIZER)
+@wrapper(point=Point.OPTIMIZER, first_user="recompute-in-bubble")
 def ascend_schedule(config: RunConfig) -> c.Wrapper[Callable[..., Any]] | None:
-    """Wrap Megatron's forward-backward function."""
+    """Wrap Megatron's forward-backward function.
+
+    When: before the first step, for training and evaluation.
+    """
 
 
-@provider(point=Point.CHECKPOINT, claim=Claim.CHECKPOINT_STORE)
-def ascend_checkpoint_store(config: RunConfig, folder: str) -> c.CheckpointStore | None:
-    """Where checkpoints go. None keeps the kernel's own."""
-
-
-@wrapper(point=Point.CHECKPOINT, wraps="ascend_checkpoint_store")
+@wrapper(point=Point.CHECKPOINT)
 def ascend_checkpoint_transfer(context: c.RunContext) -> c.Wrapper[c.CheckpointStore] | None:
-    """Wrap the checkpoint store: what passes between the run's tensors and where checkpoints live.
+    """Wrap the checkpoint store, which saves and loads the run's tensors.
 
-    When: once for each store that a run opens (to save to, and to load from where that is another).
-    The innermost wrapper is given what ``ascend_checkpoint_store`` answered, or the kernel's own.
+    When: once per store that a run opens (to save to; and to load from, if that is another one).
+    The innermost wrapper receives the built-in store.
 
     Returns:
-        A function from the store to one that saves and loads the same; None leaves it alone.
+        A function from the store to one that saves and loads the same, by calling the inner store
+        or by replacing it (the manifest then claims ``checkpoint-store``). None leaves it as it is.
     """
 
 
 @contribution(point=Point.CHECKPOINT)
 def ascend_checkpoint_entries(context: c.RunContext) -> Mapping[str, c.CheckpointEntry]:
-    """State of the plugin's own to save and restore: name -> entry."""
+    """Return state of the plugin to save and restore: name -> entry.
+
+    When: before a checkpoint is restored.
+    """
 
 
 @wrapper(point=Point.CHECKPOINT)
 def ascend_checkpoint_filter(
     config: RunConfig, role: str
 ) -> c.Wrapper[Sequence[c.ShardPiece]] | None:
-    """Change which pieces of a model are saved and loaded (adapters, frozen parts).
+    """Filter which shards of a model are saved and loaded (adapters, frozen parameters).
 
-    What is left out is, where a run goes on, what it began with: the weights of ``model.hf_path``,
-    or those that the seed gives.
+    When: at every save and load, once per model.
+
+    A resumed run gives parameters that were left out their initial values: those of
+    ``model.hf_path``, or random ones from the seed.
     """
 
 
@@ -435,12 +518,18 @@ def ascend_checkpoint_filter(
 
 @contribution(point=Point.RUN)
 def ascend_metrics(context: c.RunContext) -> Mapping[str, c.Metrics]:
-    """Readings to log: group name -> function that gives named values."""
+    """Return metrics to log: group name -> function that returns values by name.
+
+    When: before the first step; the functions are called at every logged step.
+    """
 
 
 @contribution(point=Point.RUN, torch_free=True)
 def ascend_report() -> Sequence[c.ReportPanel]:
-    """Curves for ``report.html``, one panel for each; a title is given once."""
+    """Return panels for ``report.html``; titles must be unique.
+
+    When: when a run is planned.
+    """
 
 
 # -- events, on every rank unless the contract says otherwise -----------------------------------
@@ -448,53 +537,48 @@ def ascend_report() -> Sequence[c.ReportPanel]:
 
 @listener()
 def ascend_before_run(context: c.RunContext) -> None:
-    """Everything is built and restored; the first step comes next."""
+    """Called after everything is built and restored, before the first step."""
 
 
 @listener()
 def ascend_before_step(context: c.RunContext) -> None:
-    """An optimizer step begins."""
+    """Called before each optimizer step."""
 
 
 @listener()
 def ascend_after_step(context: c.RunContext) -> None:
-    """An optimizer step is done; ``context.step`` counts it.
+    """Called after each optimizer step; ``context.step`` already counts it.
 
-    With ``ddp.overlap_param_gather`` the weights are whole only from the next forward on, or from
-    the next evaluation, checkpoint or end of the run: do not read them here.
+    With ``ddp.overlap_param_gather`` the weights are gathered only in the next forward, or at the
+    next evaluation, checkpoint or the end of the run: do not read them here.
     """
 
 
 @listener()
 def ascend_after_log(context: c.RunContext, metrics: Mapping[str, c.Reading]) -> None:
-    """The readings of a logged step are there: this rank's own speed and memory, and the loss of
-    all. Only rank 0 writes them to the log."""
+    """Called with the metrics of a logged step: this rank's speed and memory, and the loss over all
+    ranks. Only rank 0 writes them to the log."""
 
 
-@listener()
+@listener(first_user="tflops")
 def ascend_before_evaluation(context: c.RunContext) -> None:
-    """Evaluation on held-out data begins."""
+    """Called before each evaluation."""
 
 
 @listener()
 def ascend_after_evaluation(context: c.RunContext, loss: float) -> None:
-    """Evaluation is done; the loss is the mean over all held-out tokens read, on all ranks."""
+    """Called after each evaluation; the loss is the mean over the validation tokens of all
+    ranks."""
 
 
 @listener()
 def ascend_after_checkpoint(context: c.RunContext, path: str) -> None:
-    """A checkpoint was published."""
-
-
-@listener()
-def ascend_after_failure(context: c.RunContext, error: BaseException) -> None:
-    """The run is ending by an exception; called on the rank that raised it, before
-    ``ascend_after_run``. What a listener raises is logged and stops neither others nor the end."""
+    """Called after a checkpoint was published."""
 
 
 @listener()
 def ascend_after_run(context: c.RunContext) -> None:
-    """The last step is done, or the run has failed; always called once the ranks are connected.
+    """Called after the last step or a failure; always, once the process groups exist.
 
-    Where what failed was the building of a model, ``context.models`` has those built before.
+    If building a model failed, ``context.models`` has those that were built before.
     """

@@ -1,45 +1,57 @@
-"""What a plugin says of itself before any of its code runs: data, read without torch."""
+"""The manifest of a plugin: declarations that are read before any of its code runs. Torch-free."""
 
 from __future__ import annotations
 
 import enum
-import operator
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from .config import DEFAULT_PLATFORM
-from .contracts.attention import AttentionFeatures
+from ascend_run.types.attention import AttentionFeatures
+from ascend_run.types.condition import Condition
+from ascend_run.types.config import DEFAULT_PLATFORM
+from ascend_run.types.forward import LinkPlace
+
+from .legacy_flags import LegacyFlag
 from .version import API_VERSION
+
+if TYPE_CHECKING:
+    pass
 
 
 class Claim(enum.StrEnum):
-    """The seams that only one plugin of a run may own.
+    """The parts of a run that only one plugin may own.
 
-    Whoever implements a provider hook must claim its seam (the hook's specification says which);
-    ``saved-activations`` is claimed by what moves or drops the tensors that a layer keeps for
-    backward. Reserved, with no hook of their own yet: ``token-dispatcher``, ``linear-comm``,
-    ``activation-policy``, ``parameter-storage`` and ``schedule``. Claim them all the same where a
-    plugin owns such a seam by way of a wrapper: two that do are then refused.
+    Implementing a provider hook implies its claim (see the hook's specification), which must not be
+    repeated in the manifest. Claims without a provider hook are declared in the manifest:
+    ``saved-activations`` for plugins that move or drop saved activations, ``dataset`` for tasks
+    whose samples are not Megatron token files, and ``token-dispatcher``, ``linear-comm``,
+    ``activation-policy``, ``parameter-storage``, ``schedule`` and ``checkpoint-store`` for plugins
+    that own such a part through a wrapper hook. Two enabled plugins with the same claim are an
+    error.
     """
 
     ATTENTION_KERNEL = "attention-kernel"
     POSITION_BIAS = "position-bias"
-    SEQUENCE_EXCHANGE = "sequence-exchange"
+    CONTEXT_PARALLEL = "context-parallel"
     EXPERTS = "experts"
     TOKEN_DISPATCHER = "token-dispatcher"
+    """First: ``moe-alltoall-opt``."""
     ROUTER = "router"
     LINEAR_COMM = "linear-comm"
-    LOSS = "loss"
     ACTIVATION_POLICY = "activation-policy"
+    """First: ``recompute-in-bubble``."""
     SAVED_ACTIVATIONS = "saved-activations"
     PARAMETER_STORAGE = "parameter-storage"
+    """First: ``reuse-fp32-param``."""
     DATA_PARALLEL = "data-parallel"
     OPTIMIZER = "optimizer"
     SCHEDULE = "schedule"
+    """First: ``dualpipev``."""
     CHECKPOINT_STORE = "checkpoint-store"
+    """First: ``async-save``."""
     DATASET = "dataset"
     TASK = "task"
     MODEL_FAMILY = "model-family"
@@ -49,18 +61,18 @@ class Claim(enum.StrEnum):
 
 
 class Numerics(enum.StrEnum):
-    """What enabling a plugin may change in the numbers of a run."""
+    """How enabling a plugin may change the numerical results of a run."""
 
     BITWISE = "bitwise"
-    """Nothing: every bit stays."""
+    """Not at all: results are bitwise equal."""
     ROUNDING = "rounding"
-    """Only the order in which floating-point sums are taken."""
+    """By rounding only, such as a different reduction order."""
     MODEL = "model"
-    """The result, by design."""
+    """By design: it changes the model."""
 
 
 class Maturity(enum.StrEnum):
-    """How far a plugin can be trusted."""
+    """How mature a plugin is."""
 
     STABLE = "stable"
     BETA = "beta"
@@ -68,70 +80,29 @@ class Maturity(enum.StrEnum):
 
 
 class Support(enum.StrEnum):
-    """How a plugin runs on one platform, and how that is known."""
+    """How well a plugin is verified on a platform."""
 
     REAL = "real"
-    """Its suite has run on that device."""
+    """Its tests pass on that device."""
     EMULATED = "emulated"
-    """Its suite has run there, on a stand-in of what it is for: a copy to the host, where device
-    and host are one memory."""
+    """Its tests pass there, with an emulation of its target: for example copies to the host,
+    although device and host share one memory."""
     ARITHMETIC = "arithmetic"
-    """The device has not been seen. Every operator of it that is called is taken by the device
-    library's own schema, and over reference kernels of these operators, on ranks, the very code
-    computes what it computes on the CPU."""
+    """Not run on the device. Every operator call matches the schema of the device library, and
+    with reference kernels for these operators the same code matches the CPU, on several ranks."""
     SCHEMA = "schema"
-    """The same without the arithmetic: calls are taken by the schema, and that is all."""
+    """Not run on the device. Operator calls match the schemas; results are not checked."""
     UNVERIFIED = "unverified"
-    """It is written for that platform, and nothing has been shown."""
+    """Written for that platform, without verification."""
     REFUSED = "refused"
-    """It cannot run there."""
+    """Not supported."""
 
 
-_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
+class EnabledPlugin(Protocol):
+    """A plugin of a run; what it does is in its implementations of hooks."""
 
-
-@attrs.frozen
-class Condition:
-    """A comparison of one config value with a constant, such as ``num_moe_experts > 0``.
-
-    Args:
-        field: A config key, ``section.name`` (``model.num_moe_experts``).
-        comparison: One of ``> >= < <= == !=``; a missing value (None) compares as 0.
-        value: The constant on the right.
-        why: Why the plugin asks for it, for the message.
-        fix: What the user can do, for the message.
-    """
-
-    field: str
-    comparison: str = attrs.field(validator=attrs.validators.in_(_OPERATORS))
-    value: int | float | str | bool
-    why: str = ""
-    fix: str = ""
-
-    @classmethod
-    def one_rank(cls, size: str, why: str) -> Condition:
-        """That an axis of parallelism has one rank, where whatever goes over it is idle.
-
-        Args:
-            size: A key of ``parallel``, such as ``context_parallel_size``.
-        """
-        return cls(f"parallel.{size}", "<=", 1, why=why, fix=f"set parallel.{size}")
-
-    def holds(self, config: Any) -> bool:
-        """Whether the condition is true of a RunConfig."""
-        section, _, name = self.field.partition(".")
-        seen = getattr(getattr(config, section), name)
-        return _OPERATORS[self.comparison](0 if seen is None else seen, self.value)
-
-    def __str__(self) -> str:
-        return f"{self.field} {self.comparison} {self.value}"
+    @property
+    def manifest(self) -> Manifest: ...
 
 
 def _kebab_case(instance: object, attribute: attrs.Attribute[Any], value: str) -> None:
@@ -141,41 +112,47 @@ def _kebab_case(instance: object, attribute: attrs.Attribute[Any], value: str) -
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """A plugin's declaration. Everything that resolution and ``plan`` know about it."""
+    """A plugin's declaration: all that resolution and ``plan`` know about it."""
 
     name: str = attrs.field(validator=_kebab_case)
-    """The word after ``--enable``; for a model family, the Hugging Face ``model_type``."""
+    """The name to pass to ``--enable``; for a model family, the Hugging Face ``model_type``."""
     summary: str
     """One line."""
     aliases: tuple[str, ...] = ()
-    """Other names; each has its own entry-point line to the same class."""
+    """Other names; each has its own entry point to the same class."""
     claims: tuple[Claim, ...] = ()
-    """Seams that this plugin owns alone."""
+    """Claims in addition to those implied by its provider hooks."""
     requires: tuple[str | Condition, ...] = ()
-    """Plugins that must be enabled too, or conditions on the run."""
+    """Plugins that must be enabled too, or conditions on the config."""
     conflicts: Mapping[str, str] = attrs.field(factory=dict)
-    """Plugin that it cannot run beside -> the reason and the way out."""
+    """Plugin that it cannot run with -> the reason and what to do instead."""
     after: tuple[str, ...] = ()
     """Plugins that it wraps: they are applied first, so they are further in."""
+    forward_links: Mapping[str, LinkPlace] = attrs.field(factory=dict)
+    """Kind of module whose forward it wraps -> position in the chain of such a module: ``layer``,
+    ``self_attention``, ``mlp``, ``moe_layer``, ``linear`` (of a layer), ``embedding``,
+    ``output_layer``, ``model``, or Megatron's name of a submodule of a layer
+    (``input_layernorm``). Links that are not declared are an error."""
     idle: Condition | None = None
-    """When this holds the plugin changes nothing and its hooks may answer None."""
+    """Under this condition the plugin has no effect and its hooks may return None."""
     numerics: Numerics = Numerics.BITWISE
     platforms: Mapping[str, Support] = attrs.field(factory=lambda: {DEFAULT_PLATFORM: Support.REAL})
-    """Platform -> how it runs there; a platform that is not named is refused."""
+    """Platform -> how well it is verified there; other platforms are not supported."""
     behaves_as: str = ""
-    """Of a platform: another whose plugins run on it as well, since it answers as that one does (a
-    device behind ``torch.cuda``: ``cuda``). What a plugin says of this platform goes first."""
+    """For a platform: another platform that it is compatible with, so that plugins for that one run
+    on it too (``cuda`` for a device behind ``torch.cuda``). A plugin's entry for this platform
+    takes precedence."""
     attention: AttentionFeatures | None = None
-    """What its attention kernel can do; of one that wraps another, what it lets through. None says
-    nothing, and then a kernel's ``features`` are seen only once it is built on the ranks."""
+    """Features of its attention kernel; for a wrapping kernel, those that it passes through. If
+    None, the kernel's ``features`` are checked only when it is built on the ranks."""
     attention_needs: AttentionFeatures = attrs.field(factory=AttentionFeatures)
-    """What it asks of the attention kernel inside of it: ``bias`` for a bias that it adds."""
+    """Features that it needs of the attention kernel: ``bias`` if it adds a bias."""
     level: int = attrs.field(default=2, validator=attrs.validators.in_((0, 1, 2)))
     """The bundle ``--level N`` that it belongs to."""
     maturity: Maturity = Maturity.EXPERIMENTAL
-    legacy_flags: tuple[str, ...] = ()
-    """Flags of the reference systems that it answers to."""
+    legacy_flags: tuple[LegacyFlag, ...] = ()
+    """Flags of Megatron and MindSpeed that this plugin replaces."""
     source: str = ""
-    """Paper, or file of a public project, that the algorithm comes from."""
+    """Paper, or file of a public project, that describes the algorithm."""
     api_version: int = API_VERSION
-    """The API it was written for."""
+    """The API version that it was written for."""

@@ -5,4 +5,4 @@ from __future__ import annotations
 from typing import Final
 
 API_VERSION: Final = 0
-"""Provisional: hooks may still change. API 1 is declared when two plugins stand on each hook."""
+"""Provisional: hooks may still change. API 1 follows when every hook has two implementations."""

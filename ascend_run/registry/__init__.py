@@ -1,6 +1,6 @@
-"""Which plugins exist, which may run together, and why.
+"""Which plugins exist, and which of them can run together.
 
-``discovery`` finds them, ``resolution`` orders a set or refuses it, ``explanation`` says who owns
-which hook, ``lock`` says what exactly they are. Nothing is imported here: a listing needs the first
-alone, and has a tenth of a second.
+``discovery`` finds plugins, ``resolution`` orders a set or rejects it, ``explanation`` reports
+which plugin owns which hook, ``lock`` records their exact versions. Nothing is imported here,
+because listing plugins needs only ``discovery`` and should take no more than 0.1 s.
 """

@@ -1,28 +1,23 @@
-"""Which plugins are installed: entry-point metadata only, so nothing that no one named runs."""
+"""Find installed plugins by their entry-point metadata; only enabled plugins are imported."""
 
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from email.parser import HeaderParser
-from importlib.metadata import Distribution, EntryPoint, distribution, distributions
+from importlib.metadata import EntryPoint
 
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, PluginLoadError, PluginResolutionError
 
 from .kinds import GROUPS, Kind, Plugin
-
-OWN_DISTRIBUTION = "ascend-run"
-_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
-"""As Manifest has it."""
+from .offers import OWN_DISTRIBUTION, Offer, offers_in
 
 
 @attrs.frozen(kw_only=True)
 class Candidate:
-    """A plugin that a distribution offers; its code has not run."""
+    """A plugin that a distribution provides; it has not been imported."""
 
     name: str
     group: str
@@ -34,34 +29,39 @@ class Candidate:
 
     @property
     def kind(self) -> Kind:
-        """What its group says it is."""
+        """The kind of plugins in its group."""
         return GROUPS[self.group]
 
     @property
     def first_party(self) -> bool:
-        """Whether it is ours: torch-free to import, so its manifest may be read unasked."""
+        """Whether it is built-in: importing it is torch-free, so its manifest may be read."""
         ours = self.distribution == OWN_DISTRIBUTION
         return ours and self.value.startswith("ascend_run.plugins.")
 
     @property
+    def category(self) -> str:
+        """For a built-in plugin, the group folder that it is in, such as ``sequence``."""
+        return self.value.split(".")[2] if self.first_party else ""
+
+    @property
     def offered_by(self) -> str:
-        """The distribution, with its version."""
+        """The distribution and its version."""
         return f"{self.distribution} {self.version}"
 
 
 @attrs.frozen
 class Loaded:
-    """What came of importing plugins: each name is in one of the two."""
+    """The result of importing plugins: each name is in exactly one of the two."""
 
     classes: Mapping[str, Plugin]
     failures: Mapping[str, AscendRunError]
 
 
 class Catalogue(Mapping[str, Candidate]):
-    """Every plugin that can be named, by each of its names.
+    """All plugins that can be enabled, by each of their names.
 
     Args:
-        candidates: All that is offered; a name offered more than once cannot be named.
+        candidates: All installed plugins; a name with several candidates cannot be used.
         unreadable: Distributions whose metadata cannot be read -> the reason.
     """
 
@@ -72,14 +72,14 @@ class Catalogue(Mapping[str, Candidate]):
         for candidate in candidates:
             offers.setdefault(candidate.name, []).append(candidate)
         self.shadows = {n: _shadows(found) for n, found in offers.items() if _shadows(found)}
-        """Name of one of ours -> what else has it, and cannot be chosen."""
+        """Name of a built-in plugin -> other candidates of that name, which cannot be used."""
         for name, others in self.shadows.items():
             offers[name] = [found for found in offers[name] if found not in others]
         self._unique = {n: found[0] for n, found in sorted(offers.items()) if len(found) == 1}
         self.duplicates = {n: tuple(found) for n, found in offers.items() if len(found) > 1}
-        """Name -> everything that offers it."""
+        """Name -> all candidates of that name."""
         self.broken = {name: _several(found) for name, found in self.duplicates.items()}
-        """Name -> why it cannot be had, as far as metadata tells."""
+        """Name -> why it cannot be used, as far as metadata shows."""
         self.unreadable = dict(unreadable or {})
 
     def __getitem__(self, name: str) -> Candidate:
@@ -92,8 +92,8 @@ class Catalogue(Mapping[str, Candidate]):
         return len(self._unique)
 
     def load_each(self, names: Iterable[str]) -> Loaded:
-        """Import these plugins and no others; failures are kept, not raised."""
-        # Late: shell completion and --help read metadata only, and need no stevedore.
+        """Import only these plugins; failures are collected, not raised."""
+        # Imported late: shell completion and --help read metadata only and need no stevedore.
         from .loading import import_plugins
 
         classes: dict[str, Plugin] = {}
@@ -106,15 +106,15 @@ class Catalogue(Mapping[str, Candidate]):
                 wanted.append(self[name])
             else:
                 failures[name] = PluginResolutionError(self._unknown(name))
-        for name, outcome in import_plugins(wanted, self).items():
-            if isinstance(outcome, AscendRunError):
-                failures[name] = outcome
+        for name, result in import_plugins(wanted, self).items():
+            if isinstance(result, AscendRunError):
+                failures[name] = result
             else:
-                classes[name] = outcome
+                classes[name] = result
         return Loaded(classes, failures)
 
     def load(self, names: Iterable[str]) -> dict[str, Plugin]:
-        """Import these plugins and no others.
+        """Import only these plugins.
 
         Raises:
             PluginResolutionError: A name is unknown.
@@ -138,7 +138,7 @@ class Catalogue(Mapping[str, Candidate]):
 def joint_refusal(
     failures: Iterable[AscendRunError], problems: Sequence[str] = ()
 ) -> AscendRunError:
-    """One refusal for plugins that cannot be had and for what else is wrong with the set."""
+    """Combine load failures and other problems of a set of plugins into one error."""
     refused = list(failures)
     load_only = not problems and all(isinstance(error, PluginLoadError) for error in refused)
     kind = PluginLoadError if load_only else PluginResolutionError
@@ -147,79 +147,23 @@ def joint_refusal(
 
 def discover() -> Catalogue:
     """Read the entry points of every distribution on ``sys.path``; import nothing."""
-    candidates: list[Candidate] = []
-    unreadable: dict[str, str] = {}
-    for name in _offering_distributions(unreadable):
-        try:
-            found = distribution(name)  # of two installations, the one that imports find
-            _, version = _identity(found)
-            for entry_point in found.entry_points:
-                if entry_point.group not in GROUPS:
-                    continue
-                if not _NAME.fullmatch(entry_point.name):
-                    unreadable[name] = (
-                        f"its plugin {entry_point.name[:60]!a} can never be named: names are "
-                        "kebab-case, such as 'my-feature'"
-                    )
-                    continue
-                candidates.append(_candidate(entry_point, name, version))
-        except Exception as error:  # a broken third party must not stop runs that do not name it
-            unreadable[name] = f"its entry points cannot be read: {_told(error)}"
-    return Catalogue(candidates, unreadable)
+    offers, unreadable = offers_in(GROUPS, "plugin")
+    return Catalogue(map(_candidate, offers), unreadable)
 
 
-def _offering_distributions(unreadable: dict[str, str]) -> list[str]:
-    """Normalised names of the distributions whose entry points mention a group of ours."""
-    names: set[str] = set()
-    for found in distributions():
-        try:
-            text = found.read_text("entry_points.txt") or ""
-            if any(group in text for group in GROUPS):
-                names.add(_identity(found)[0])
-        except Exception as error:  # as above
-            unreadable[str(getattr(found, "_path", found))] = (
-                f"its metadata cannot be read: {_told(error)}"
-            )
-    return sorted(names)
-
-
-def _identity(found: Distribution) -> tuple[str, str]:
-    """Normalised name and version, from the head of the metadata alone: the description below it
-    may be of any size.
-
-    Raises:
-        ValueError: There is no name.
-    """
-    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
-    head = HeaderParser().parsestr(text.partition("\n\n")[0])
-    if not head["Name"]:
-        raise ValueError("it has no Name")
-    version = "".join(letter if letter.isprintable() else "?" for letter in head["Version"] or "?")
-    return normalised(head["Name"]), version[:40]
-
-
-def _told(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def normalised(distribution_name: str) -> str:
-    """A distribution's name as the packaging standard compares it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", distribution_name).lower()
-
-
-def _candidate(entry_point: EntryPoint, owner: str, version: str) -> Candidate:
+def _candidate(offer: Offer) -> Candidate:
     return Candidate(
-        name=entry_point.name,
-        group=entry_point.group,
-        value=entry_point.value,
-        distribution=owner,
-        version=version,
-        entry_point=entry_point,
+        name=offer.entry_point.name,
+        group=offer.entry_point.group,
+        value=offer.entry_point.value,
+        distribution=offer.distribution,
+        version=offer.version,
+        entry_point=offer.entry_point,
     )
 
 
 def _shadows(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """What has the name of one of ours without being it."""
+    """Candidates that have the name of a built-in plugin without being it."""
     ours = [candidate for candidate in found if candidate.first_party]
     return tuple(c for c in found if not c.first_party) if len(ours) == 1 else ()
 
@@ -228,4 +172,4 @@ def _several(found: Sequence[Candidate]) -> str:
     offers = " and ".join(
         f"{candidate.offered_by} ({candidate.group}: {candidate.value})" for candidate in found
     )
-    return f"is offered more than once, by {offers}; uninstall all but one"
+    return f"is provided more than once, by {offers}; uninstall all but one"

@@ -1,54 +1,69 @@
-"""Who owns which hook, in which order, and why: plain data for ``plan``, read from classes."""
+"""Which plugins implement which hook, in which order, and why: data for ``plan``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ascend_run.plugin_api import HookError, HookKind, Point
+from ascend_run.plugin_api import HookError, HookKind, LinkPlace, Manifest, Point
 from ascend_run.plugin_api.hook_points import HookPoint, hook_points
+from ascend_run.plugin_api.implementations import implementations
 
-from .hooks import hook_problems, implementations
+from .hooks import hook_problems
 from .kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from .resolution import Resolution
+
+if TYPE_CHECKING:
+    from ascend_run.types.config import RunConfig
 
 BY_NAME: Final = "enabled by name"
 
 
 @attrs.frozen
 class HookOwners:
-    """The plugins behind one hook."""
+    """The plugins that implement one hook."""
 
     hook: str
     kind: HookKind
     point: Point
     owners: tuple[str, ...]
-    """In the order in which they are asked, applied or told."""
+    """In the order in which they are called or applied."""
     why: str
 
 
+@attrs.frozen
+class ForwardLinks:
+    """The chain around the forward of one kind of module, as declared in manifests."""
+
+    module: str
+    links: tuple[str, ...]
+    """Plugins, innermost first."""
+    compilers: tuple[str, ...]
+    """Plugins that compile groups of adjacent links, or exclude them from graphs."""
+
+
 def check_hooks(plugins: Sequence[Plugin]) -> None:
-    """Refuse implementations that would never be called as their author meant.
+    """Raise if an implementation does not match the hook specifications.
 
     Raises:
-        HookError: Every such implementation, with the nearest hook.
+        HookError: Names every such implementation and the nearest hook.
     """
     problems = [problem for plugin in plugins for problem in hook_problems(plugin)]
     if problems:
-        raise HookError("a plugin does not keep to the hooks of the API", problems)
+        raise HookError("a plugin does not match the hooks of the API", problems)
 
 
 def explain_hooks(resolution: Resolution) -> tuple[HookOwners, ...]:
-    """Every hook that someone implements, in the order in which a run reaches them."""
+    """Return every implemented hook, in the order in which a run reaches them."""
     explained: list[HookOwners] = []
     implemented = [(plugin, implementations(plugin).keys()) for plugin in resolution.order]
     for point in hook_points().values():
         owners = [plugin for plugin, hooks in implemented if point.name in hooks]
-        if point.kind is HookKind.PROVIDER:  # the platform is asked last, as the default
-            owners.sort(key=lambda plugin: kind_of(plugin.manifest) is Kind.PLATFORM)
+        if point.kind is HookKind.PROVIDER:  # the platform is called last, as the default
+            owners.sort(key=lambda plugin: kind_of(plugin) is Kind.PLATFORM)
         if owners:
             names = tuple(plugin.manifest.name for plugin in owners)
             explained.append(
@@ -59,24 +74,41 @@ def explain_hooks(resolution: Resolution) -> tuple[HookOwners, ...]:
     return tuple(explained)
 
 
+def explain_forwards(manifests: Sequence[Manifest]) -> tuple[ForwardLinks, ...]:
+    """Return the forward chain of every kind of module that has links, by name.
+
+    Args:
+        manifests: Those of the instances, since links may depend on options; in resolved order.
+    """
+    explained: list[ForwardLinks] = []
+    for module in sorted({kind for manifest in manifests for kind in manifest.forward_links}):
+        places = [(m.name, m.forward_links[module]) for m in manifests if module in m.forward_links]
+        own, around, compilers = (
+            tuple(name for name, at in places if at is place)
+            for place in (LinkPlace.OWN, LinkPlace.AROUND, LinkPlace.COMPILER)
+        )
+        explained.append(ForwardLinks(module, (*own, *around), compilers))
+    return tuple(explained)
+
+
 def explain_plugin(plugin: Plugin, resolution: Resolution) -> str:
-    """Why a plugin is in the set, and why it stands where it stands."""
+    """Explain why a plugin is enabled, and its position in the order."""
     manifest = plugin.manifest
-    kind = kind_of(manifest)
+    kind = kind_of(plugin)
     named = f"the {kind} of the run ({CHOSEN_WITH[kind]})"
     reason = BY_NAME if kind is Kind.FEATURE else named
     declared = resolution.inner[manifest.name]
     inner = [f"{why} {other}" for other, why in sorted(declared.items())]
     if inner:
-        return f"{reason}; outside of others as it declares: {', '.join(inner)}"
+        return f"{reason}; declared to be outside of others: {', '.join(inner)}"
     if kind is Kind.PLATFORM:
-        return f"{reason}; asked last by every provider, as the default"
+        return f"{reason}; the default of every provider hook, called last"
     peers = [name for name in resolution.of_kind(kind) if name != manifest.name]
-    return f"{reason}; declares no order: by name" if peers else reason
+    return f"{reason}; no declared order: sorted by name" if peers else reason
 
 
-def idle(resolution: Resolution, config: Any) -> dict[str, str]:
-    """Plugins that change nothing in this run -> the condition under which they do not.
+def idle(resolution: Resolution, config: RunConfig) -> dict[str, str]:
+    """Return plugins that have no effect in this run -> the condition that makes them idle.
 
     Args:
         config: The RunConfig.
@@ -87,44 +119,44 @@ def idle(resolution: Resolution, config: Any) -> dict[str, str]:
 
 def _why(point: HookPoint, owners: Sequence[Plugin], resolution: Resolution) -> str:
     if point.kind is HookKind.PROVIDER:
-        return "; else ".join(_why_asked(point, plugin) for plugin in owners)
+        return "; else ".join(_why_called(point, plugin) for plugin in owners)
     if len(owners) == 1:
-        return "only one implements it"
+        return "the only implementation"
     manner = {
         HookKind.WRAPPER: "innermost first",
         HookKind.CONTRIBUTION: "merged",
-        HookKind.LISTENER: "told in this order",
+        HookKind.LISTENER: "notified in this order",
     }[point.kind]
     steps = [_why_next(a, b, resolution) for a, b in pairwise(owners)]
     return f"{manner}; {'; '.join(steps)}"
 
 
-def _why_asked(point: HookPoint, plugin: Plugin) -> str:
+def _why_called(point: HookPoint, plugin: Plugin) -> str:
     manifest = plugin.manifest
-    if kind_of(manifest) is Kind.PLATFORM:
+    if kind_of(plugin) is Kind.PLATFORM:
         return f"{manifest.name}: the platform's default"
     return f"{manifest.name}: claims {point.claim}"
 
 
 def _why_next(inner: Plugin, outer: Plugin, resolution: Resolution) -> str:
-    """Why one stands further in than the next."""
+    """Why ``inner`` is applied directly before ``outer``."""
     first, second = inner.manifest.name, outer.manifest.name
     path = _declared_path(first, second, resolution)
     if len(path) == 2:
         return f"{second} {_verb(resolution.inner[second][first])} {first}"
     if path:
-        return f"{second} comes after {first} by way of {', '.join(path[1:-1])}"
-    if kind_of(inner.manifest) is not kind_of(outer.manifest):
-        return f"{second}: a {kind_of(outer.manifest)} comes after a {kind_of(inner.manifest)}"
-    return f"{first}, {second}: no order declared, by name"
+        return f"{second} comes after {first} through {', '.join(path[1:-1])}"
+    if kind_of(inner) is not kind_of(outer):
+        return f"{second}: a {kind_of(outer)} comes after a {kind_of(inner)}"
+    return f"{first}, {second}: no declared order, sorted by name"
 
 
 def _verb(why: str) -> str:
-    return "requires" if why == "requires" else "declares to be after"
+    return "requires" if why == "requires" else "is declared to be after"
 
 
 def _declared_path(first: str, last: str, resolution: Resolution) -> list[str]:
-    """A shortest chain of declarations from ``first`` out to ``last``; empty without one."""
+    """A shortest chain of declarations from ``first`` out to ``last``; empty if there is none."""
     paths = [[last]]
     seen = {last}
     for path in paths:

@@ -1,4 +1,4 @@
-"""The four kinds of plugin: how each is chosen, and where it stands in the order."""
+"""The four kinds of plugins: how each is selected, and its position in the order."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from ascend_run.plugin_api import Claim, Manifest
+from ascend_run.plugin_api import Claim
+from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugin_api.manifest import EnabledPlugin
 
 Plugin: TypeAlias = type[Any]
-"""A plugin class: it has a ``manifest``, and a ``config_class`` where it has options."""
+"""A plugin class: it has a ``manifest``, and a ``config_class`` if it has options."""
 
 
 class Kind(enum.StrEnum):
-    """What a plugin is to a run; in the order in which plugins that declare none are applied."""
+    """The role of a plugin in a run; in this order plugins without a declared order are applied."""
 
     MODEL = "model family"
     TASK = "task"
@@ -27,14 +29,14 @@ GROUPS: Final[Mapping[str, Kind]] = {
     "ascend_run.tasks": Kind.TASK,
     "ascend_run.models": Kind.MODEL,
 }
-"""Entry-point group -> what it lists."""
+"""Entry-point group -> the kind of its plugins."""
 
 CLAIMS: Final[Mapping[Kind, Claim]] = {
     Kind.MODEL: Claim.MODEL_FAMILY,
     Kind.TASK: Claim.TASK,
     Kind.PLATFORM: Claim.PLATFORM,
 }
-"""The claim by which a manifest says its kind; a feature makes none of these."""
+"""Kind -> the claim that its plugins make; features make none of these."""
 
 CHOSEN_WITH: Final[Mapping[Kind, str]] = {
     Kind.FEATURE: "--enable",
@@ -42,12 +44,13 @@ CHOSEN_WITH: Final[Mapping[Kind, str]] = {
     Kind.TASK: "--task",
     Kind.MODEL: "model.family=",
 }
-"""How a user names one."""
+"""Kind -> how the user selects a plugin of it."""
 
 
-def kind_of(manifest: Manifest) -> Kind:
-    """The kind that a manifest's claims say."""
+def kind_of(plugin: Plugin | EnabledPlugin) -> Kind:
+    """Return the kind of a plugin, from its claims."""
+    claims = claims_of(plugin)
     for kind, claim in CLAIMS.items():
-        if claim in manifest.claims:
+        if claim in claims:
             return kind
     return Kind.FEATURE

@@ -1,4 +1,4 @@
-"""Import named plugins through stevedore, and refuse what cannot be used."""
+"""Import plugins through stevedore, and check that they can be used."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ascend_run.plugin_api import (
     API_VERSION,
     Claim,
     Condition,
+    LinkPlace,
     Manifest,
     Maturity,
     Numerics,
@@ -31,7 +32,7 @@ from .discovery import Candidate
 from .kinds import CLAIMS, GROUPS, Plugin, kind_of
 
 SLOW_SECONDS: Final = 0.5
-"""An import that takes longer is told of."""
+"""Imports that take longer are reported to the user."""
 _TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
     "summary": (str, None),
     "aliases": (tuple, str),
@@ -43,15 +44,16 @@ _TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
     "numerics": (Numerics, None),
     "maturity": (Maturity, None),
     "platforms": (Mapping, tuple),
+    "forward_links": (Mapping, tuple),
 }
-"""Field of a manifest -> its type, and that of its items."""
+"""Field of a manifest -> its type, and the type of its items."""
 
 
 class _NamedPlugins(NamedExtensionManager[Any]):
-    """stevedore's manager over entry points that keep their distribution.
+    """stevedore's manager, with the entry points given.
 
-    Its own list comes from a cache file that any process of the user may write and that forgets
-    which distribution owns an entry point; so the list is given.
+    stevedore reads its own list from a cache file that any process of the user may write and that
+    does not record which distribution owns an entry point.
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
@@ -74,7 +76,7 @@ class _NamedPlugins(NamedExtensionManager[Any]):
                 return super()._load_one_plugin(ep, *args, **kwargs)
         except SystemExit as error:
             raise ImportError(f"it called sys.exit({error.code!r})") from error
-        except AssertionError as error:  # stevedore lets these through
+        except AssertionError as error:  # stevedore does not catch these
             raise ImportError(f"AssertionError: {error}") from error
         except Exception:
             raise
@@ -90,40 +92,40 @@ class _NamedPlugins(NamedExtensionManager[Any]):
 
 @contextmanager
 def _guarded_import(candidate: Candidate) -> Iterator[list[int]]:
-    """Import another's code so that it ends neither the process nor a command's output.
+    """Guard the import of third-party code: it can neither end the process nor write to stdout.
 
     Yields:
-        A list that holds something once the user has pressed Ctrl-C.
+        A list that is non-empty once the user has pressed Ctrl-C.
     """
     interrupted: list[int] = []
     if candidate.first_party:
         yield interrupted
         return
 
-    def end(code: int) -> NoReturn:
+    def raise_on_exit(code: int) -> NoReturn:
         raise ImportError(f"it called os._exit({code!r})")
 
-    def press(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         interrupted.append(number)
         raise KeyboardInterrupt
 
-    def tell() -> None:
+    def report_slow_import() -> None:
         print(f"loading '{candidate.name}' of {candidate.offered_by} ...", file=sys.stderr)
 
-    slow, leave = threading.Timer(SLOW_SECONDS, tell), os._exit
+    slow, exit_process = threading.Timer(SLOW_SECONDS, report_slow_import), os._exit
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    listens = default and threading.current_thread() is threading.main_thread()
+    handles_signal = default and threading.current_thread() is threading.main_thread()
     slow.daemon = True
     slow.start()
     try:
-        os._exit = end  # type: ignore[assignment]
-        if listens:
-            signal.signal(signal.SIGINT, press)
+        os._exit = raise_on_exit  # type: ignore[assignment]
+        if handles_signal:
+            signal.signal(signal.SIGINT, interrupt)
         with redirect_stdout(sys.stderr):
             yield interrupted
     finally:
-        os._exit = leave
-        if listens:
+        os._exit = exit_process
+        if handles_signal:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         slow.cancel()
 
@@ -131,14 +133,17 @@ def _guarded_import(candidate: Candidate) -> Iterator[list[int]]:
 def import_plugins(
     candidates: Sequence[Candidate], catalogue: Mapping[str, Candidate]
 ) -> dict[str, Plugin | PluginLoadError]:
-    """Each candidate's class, or why it cannot be used.
+    """Import plugins.
 
     Args:
-        catalogue: All candidates, to see that an alias and its canonical name are one class.
+        catalogue: All candidates, to check that an alias and its canonical name are one class.
+
+    Returns:
+        Name -> its class, or why it cannot be used.
     """
     manager = _NamedPlugins(candidates)
     loaded = {extension.name: extension.plugin for extension in manager.extensions}
-    outcomes: dict[str, Plugin | PluginLoadError] = {}
+    results: dict[str, Plugin | PluginLoadError] = {}
     for candidate in candidates:
         problem: str | None
         if candidate.name in manager.failures:
@@ -146,20 +151,20 @@ def import_plugins(
         else:
             try:
                 problem = _unusable(candidate, loaded[candidate.name], catalogue)
-            except Exception as error:  # whatever it does when it is looked at
+            except Exception as error:  # third-party attributes may raise anything
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 problem = f"cannot be read: {reason}"
         if problem:
-            outcomes[candidate.name] = PluginLoadError(
+            results[candidate.name] = PluginLoadError(
                 f"'{candidate.name}' of {candidate.offered_by} {problem}"
             )
         else:
-            outcomes[candidate.name] = loaded[candidate.name]
-    return outcomes
+            results[candidate.name] = loaded[candidate.name]
+    return results
 
 
 def _ill_typed(manifest: Manifest) -> str | None:
-    """The first field of a manifest that is of another type than declared."""
+    """A message for the first field of a manifest with a wrong type; None if all are right."""
     for name, (kind, items) in _TYPES.items():
         value = getattr(manifest, name)
         parts = [*value.items()] if isinstance(value, Mapping) else value
@@ -167,14 +172,18 @@ def _ill_typed(manifest: Manifest) -> str | None:
             return f"has a manifest whose {name} is {value!r:.80}, which is of the wrong type"
     if not all(isinstance(how, Support) for how in manifest.platforms.values()):
         return f"has a manifest whose platforms are {manifest.platforms!r:.80}; use Support"
+    if not all(isinstance(place, LinkPlace) for place in manifest.forward_links.values()):
+        return (
+            f"has a manifest whose forward_links are {manifest.forward_links!r:.80}; use LinkPlace"
+        )
     return None
 
 
 def _unusable(candidate: Candidate, plugin: Any, catalogue: Mapping[str, Candidate]) -> str | None:
-    """What of this plugin's declaration contradicts the API or its entry point; None if nothing."""
+    """Why this plugin does not match the API or its entry point; None if it does."""
     manifest = getattr(plugin, "manifest", None)
     if not isinstance(plugin, type) or not isinstance(manifest, Manifest):
-        return f"is no plugin: {candidate.value} must be a class with a Manifest as 'manifest'"
+        return f"is not a plugin: {candidate.value} must be a class with a Manifest as 'manifest'"
     if problem := _ill_typed(manifest):
         return problem
     if manifest.api_version != API_VERSION:
@@ -191,11 +200,11 @@ def _unusable(candidate: Candidate, plugin: Any, catalogue: Mapping[str, Candida
     canonical = catalogue.get(manifest.name)
     if canonical is None or canonical.value != candidate.value:
         return f"is an alias of '{manifest.name}', which has no entry point to the same class"
-    if kind_of(manifest) is not candidate.kind:
+    if kind_of(plugin) is not candidate.kind:
         expected = CLAIMS.get(candidate.kind, "none of " + ", ".join(CLAIMS.values()))
-        home = next(group for group, kind in GROUPS.items() if kind is kind_of(manifest))
+        home = next(group for group, kind in GROUPS.items() if kind is kind_of(plugin))
         return (
-            f"stands in {candidate.group}, whose plugins claim {expected}; its manifest is that of "
-            f"a {kind_of(manifest)}, which belongs in {home}"
+            f"is listed in {candidate.group}, whose plugins claim {expected}; by its hooks it is a "
+            f"{kind_of(plugin)}, which belongs in {home}"
         )
     return None

@@ -1,4 +1,4 @@
-"""What exactly the plugins of a run are: compared over all ranks, and kept with the run."""
+"""The exact versions of a run's plugins: compared across ranks and stored with the run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .resolution import Resolution
 
 
 def plugin_lock(resolution: Resolution, catalogue: Catalogue) -> dict[str, dict[str, str]]:
-    """Plugin name -> ``distribution``, ``version`` and ``sha256`` of its code.
+    """Return plugin name -> ``distribution``, ``version`` and ``sha256`` of its code.
 
-    An installed distribution is known by the hashes in its RECORD; one that is run from its
-    sources (an editable installation) by the files of the plugin itself.
+    The hash covers the hashes in the distribution's RECORD; for an editable installation, the files
+    of the plugin itself.
     """
     locked: dict[str, dict[str, str]] = {}
     for plugin in resolution.order:
         candidate = catalogue[plugin.manifest.name]
         owner = candidate.entry_point.dist
-        assert owner is not None, f"{candidate.name}: discovery keeps the distribution"
+        assert owner is not None, f"{candidate.name}: discovery sets the distribution"
         locked[candidate.name] = {
             "distribution": candidate.distribution,
             "version": candidate.version,
@@ -41,8 +41,8 @@ def _digest(files: dict[str, str]) -> str:
 def _recorded_files(owner: Distribution) -> dict[str, str]:
     """Path -> hash of every importable file; empty for an editable installation.
 
-    Scripts and the installer's own files are left out: they hold the place and the tool of the
-    installation, which may differ between nodes that run the same code.
+    Scripts and the installer's own files are left out: they contain the installation path and the
+    installer, which may differ between nodes that run the same code.
     """
     if owner.read_text("RECORD") is None or _is_editable(owner):
         return {}

@@ -1,4 +1,4 @@
-"""Whether two plugins may run together, whatever the rest of the run."""
+"""Whether two plugins can run together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .resolution import resolve
 
 
 def exclusion(first: Plugin, second: Plugin) -> str | None:
-    """Why two plugins cannot run together, with the way out; None where they can.
+    """Return why two plugins can never run together, and what to do; None if they can.
 
-    What one of them requires beside the other is no reason: it can be had.
+    Further plugins that one of them requires are no reason, since they can be enabled too.
     """
     names = (first.manifest.name, second.manifest.name)
     try:

@@ -1,4 +1,7 @@
-"""Which plugins may run together, and in which order: pure, and blind to the order of naming."""
+"""Resolve a set of plugins: whether they can run together, and in which order.
+
+A pure function; the result does not depend on the order in which plugins are named.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,32 @@ import graphlib
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, Claim, Condition, Support
+from ascend_run.plugin_api.implementations import claims_of
 
 from .discovery import joint_refusal
 from .kinds import CHOSEN_WITH, CLAIMS, Kind, Plugin, kind_of
 
-_PLACES = list(Kind)
+if TYPE_CHECKING:
+    from ascend_run.types.config import RunConfig
+
+_KIND_ORDER = list(Kind)
 
 
 @attrs.frozen
 class Resolution:
-    """A set of plugins that may run together."""
+    """A set of plugins that can run together."""
 
     order: tuple[Plugin, ...]
     """Innermost first."""
     owners: Mapping[Claim, str]
-    """Seam -> the plugin that owns it alone."""
+    """Claim -> the plugin that owns it."""
     inner: Mapping[str, Mapping[str, str]]
-    """Plugin -> each plugin it declares to be further in -> ``after`` or ``requires``."""
+    """Plugin -> each plugin that it declares to be further in -> ``after`` or ``requires``."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,7 +43,7 @@ class Resolution:
 
     def of_kind(self, kind: Kind) -> tuple[str, ...]:
         """Canonical names of one kind, innermost first."""
-        return tuple(p.manifest.name for p in self.order if kind_of(p.manifest) is kind)
+        return tuple(p.manifest.name for p in self.order if kind_of(p) is kind)
 
 
 def resolve(
@@ -44,16 +51,16 @@ def resolve(
     classes: Mapping[str, Plugin],
     failures: Mapping[str, AscendRunError] | None = None,
 ) -> Resolution:
-    """Order these plugins, or refuse the set.
+    """Order these plugins.
 
     Args:
-        names: Features, platform, task and family alike; aliases and repetitions are harmless.
-        classes: Name (each as given) -> plugin.
-        failures: Names that could not be loaded -> why; part of the one refusal.
+        names: Features, platform, task and family; may contain aliases and duplicates.
+        classes: Name (as in ``names``) -> plugin.
+        failures: Names that could not be loaded -> why; included in the error.
 
     Raises:
-        PluginLoadError: All that is wrong is that plugins could not be loaded.
-        PluginResolutionError: Anything else; every problem is named at once.
+        PluginLoadError: The only problem is that plugins could not be loaded.
+        PluginResolutionError: The plugins cannot run together; lists all problems.
     """
     failed = dict(failures or {})
     plugins = {classes[n].manifest.name: classes[n] for n in sorted({*names} - {*failed})}
@@ -69,8 +76,8 @@ def resolve(
     return Resolution(tuple(_sorted(plugins, inner)), owners, inner)
 
 
-def check_conditions(resolution: Resolution, config: Any) -> list[str]:
-    """Requirements on the run that do not hold, a sentence each.
+def check_conditions(resolution: Resolution, config: RunConfig) -> list[str]:
+    """Return a message for each required condition that the config does not meet.
 
     Args:
         config: The RunConfig.
@@ -83,17 +90,17 @@ def check_conditions(resolution: Resolution, config: Any) -> list[str]:
     return problems
 
 
-def _unmet(name: str, condition: Condition, config: Any) -> Iterator[str]:
+def _unmet(name: str, condition: Condition, config: RunConfig) -> Iterator[str]:
     section, _, field = condition.field.partition(".")
     try:
         holds = condition.holds(config)
     except AttributeError:
-        yield f"'{name}' has a condition on {condition.field}, which is no key of the config"
+        yield f"'{name}' has a condition on {condition.field}, which is not a config key"
         return
     if not holds:
         seen = getattr(getattr(config, section), field)
         notes = "".join(f"; {note}" for note in (condition.why, condition.fix) if note)
-        yield f"'{name}' requires {condition}, and it is {seen}{notes}"
+        yield f"'{name}' requires {condition}, but it is {seen}{notes}"
 
 
 def _declared_order(
@@ -112,11 +119,11 @@ def _declared_order(
 def _claims(plugins: Mapping[str, Plugin]) -> tuple[dict[Claim, str], list[str]]:
     claimants: dict[Claim, list[str]] = {}
     for name, plugin in plugins.items():
-        for claim in dict.fromkeys(plugin.manifest.claims):
+        for claim in claims_of(plugin):
             claimants.setdefault(claim, []).append(name)
     fixes = {claim: f"choose one with {CHOSEN_WITH[kind]}" for kind, claim in CLAIMS.items()}
     problems = [
-        f"{_all_of(names)} claim '{claim}', which one plugin owns alone; "
+        f"{_all_of(names)} claim '{claim}', which only one plugin can own; "
         + fixes.get(claim, "enable one of them")
         for claim, names in claimants.items()
         if len(names) > 1
@@ -133,7 +140,7 @@ def _missing(
         for other in plugin.manifest.requires
         if isinstance(other, str) and other not in canonical and other not in failed
     ]
-    features = [n for n, p in plugins.items() if kind_of(p.manifest) is Kind.FEATURE]
+    features = [n for n, p in plugins.items() if kind_of(p) is Kind.FEATURE]
     complete = ",".join(dict.fromkeys([*features, *(other for _, other in lacking)]))
     for name, other in lacking:
         yield f"'{name}' requires '{other}'; add it: --enable {complete}"
@@ -146,11 +153,11 @@ def _conflicts(plugins: Mapping[str, Plugin], canonical: Mapping[str, str]) -> I
             pair = frozenset((name, canonical.get(other, name)))
             if len(pair) == 2 and pair not in seen:
                 seen.add(pair)
-                yield f"'{name}' cannot run beside '{canonical[other]}': {reason}"
+                yield f"'{name}' cannot run with '{canonical[other]}': {reason}"
 
 
 def _refused_platforms(plugins: Mapping[str, Plugin]) -> Iterator[str]:
-    platforms = [n for n, p in plugins.items() if kind_of(p.manifest) is Kind.PLATFORM]
+    platforms = [n for n, p in plugins.items() if kind_of(p) is Kind.PLATFORM]
     for name, (other, plugin) in itertools.product(platforms, plugins.items()):
         supported = plugin.manifest.platforms
         alike = supported.get(plugins[name].manifest.behaves_as, Support.REFUSED)
@@ -171,22 +178,22 @@ def _cycles(inner: Mapping[str, Iterable[str]]) -> Iterator[str]:
         except graphlib.CycleError as error:
             cycle: list[str] = error.args[1]
             yield (
-                f"the declared order ends where it began: {' -> '.join(cycle)} (each is applied "
-                "before the next); leave one of them out"
+                f"the declared order has a cycle: {' -> '.join(cycle)} (each is applied before the "
+                "next); leave one of them out"
             )
-            graph[cycle[1]].discard(cycle[0])  # go on, to find any other
+            graph[cycle[1]].discard(cycle[0])  # continue, to find other cycles
         else:
             return
 
 
 def _sorted(plugins: Mapping[str, Plugin], inner: Mapping[str, Iterable[str]]) -> Iterator[Plugin]:
-    """Declared order first; whatever that leaves open, by kind and then by name."""
+    """In topological order; ties are broken by kind, then by name."""
     sorter = graphlib.TopologicalSorter(inner)
     sorter.prepare()
     ready: list[tuple[int, str]] = []
     while sorter.is_active():
         for name in sorter.get_ready():
-            heapq.heappush(ready, (_PLACES.index(kind_of(plugins[name].manifest)), name))
+            heapq.heappush(ready, (_KIND_ORDER.index(kind_of(plugins[name])), name))
         _, name = heapq.heappop(ready)
         yield plugins[name]
         sorter.done(name)

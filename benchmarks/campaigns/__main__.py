@@ -17,15 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=names())
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--limit", type=int, metavar="N", help="stop after so many cases")
-    parser.add_argument("--fresh", action="store_true", help="forget what was done before")
+    parser.add_argument("--fresh", action="store_true", help="run every case again")
     options = parser.parse_args(arguments)
     result = run_campaign(
         find(options.name), workers=options.workers, fresh=options.fresh, limit=options.limit
     )
     if result is None:
-        print("cases are left; the same command goes on with them")
+        print("cases are left; the same command continues with them")
         return 3
-    shown = {key: value for key, value in result.items() if key != "failures"}
+    shown = {key: value for key, value in result.items() if key not in ("failures", "records")}
     print(json.dumps(shown, indent=2))
     for failure in result["failures"][:20]:
         print(f"{failure['verdict']}: {failure['case']}: {failure.get('why', '')}")

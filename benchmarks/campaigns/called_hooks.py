@@ -54,24 +54,24 @@ def _noted(
 ) -> Callable[..., Any]:
     @functools.wraps(method)  # with the marker and, for pluggy, the signature
     def noted(*arguments: Any, **named: Any) -> Any:
-        answer = method(*arguments, **named)
-        calls.append(Call(hook, plugin, "none" if answer is None else "asked"))
-        return _applied(answer, hook, plugin, calls)
+        result = method(*arguments, **named)
+        calls.append(Call(hook, plugin, "none" if result is None else "asked"))
+        return _applied(result, hook, plugin, calls)
 
     noted.ascend_noted = True
     return noted
 
 
-def _applied(answer: Any, hook: str, plugin: str, calls: list[Call]) -> Any:
+def _applied(result: Any, hook: str, plugin: str, calls: list[Call]) -> Any:
     """A wrapper that notes when it is applied; anything else as it is."""
     from ascend_run.plugin_api.hook_kinds import HookKind
     from ascend_run.plugin_api.hook_points import hook_points
 
-    if answer is None or hook_points()[hook].kind is not HookKind.WRAPPER:
-        return answer
+    if result is None or hook_points()[hook].kind is not HookKind.WRAPPER:
+        return result
 
     def applied(inner: Any) -> Any:
         calls.append(Call(hook, plugin, "applied"))
-        return answer(inner)
+        return result(inner)
 
     return applied

@@ -44,6 +44,10 @@ class Campaign:
     """From all outcomes to the figures that are quoted."""
     passes: Callable[[Mapping[str, Any], Mapping[str, int]], bool] = _passes
     """Whether figures and counts of verdicts are good enough; default: every case passed."""
+    reach: Callable[[str], str] | None = None
+    """From the key of a case to a hash of the code that it can reach. An outcome whose hash is the
+    present one is not recomputed, on this commit or another. None: outcomes of the journal
+    are kept whatever has changed."""
 
 
 def find(name: str) -> Campaign:
@@ -65,6 +69,11 @@ def names() -> list[str]:
         for path in modules
         if "\nCAMPAIGN = " in path.read_text(encoding="utf-8")
     ]
+
+
+def digest(case: str) -> str:
+    """Return a short name of a case, by its key."""
+    return hashlib.sha256(case.encode()).hexdigest()[:16]
 
 
 def fingerprint(cases: Sequence[str]) -> str:

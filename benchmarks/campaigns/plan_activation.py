@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.plugin_api.hook_kinds import HookKind
+from ascend_run.prepare.plan.records import PlannedHook
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.resolution import resolve
+from ascend_run.tools.plan.costs import with_costs
 
 from .called_hooks import Call, called_hooks
 from .campaign import PASSED, Campaign, Outcome
@@ -42,8 +44,6 @@ FAMILY: Final = "mixtral"
 PLUGINS: Final = (*FEATURES, TASK, FAMILY)
 NONE: Final = "none"
 
-NEVER_REACHED: Final = frozenset({"ascend_after_failure"})
-"""The runs do not fail."""
 ONLY_WITH_EXPERTS: Final = frozenset({"ascend_moe_layer", "ascend_token_dispatcher"})
 ONLY_WITHOUT_EXPERTS: Final = frozenset({"ascend_mlp"})
 
@@ -76,16 +76,18 @@ def run(case: str) -> Outcome:
     if "swap-attention" in names:  # a tiny model's tensors are small
         values["plugins.swap-attention.min_bytes"] = 1
     with called_hooks() as calls:
-        prepared = prepare(
-            _folder(),
-            [name for name in names if name in FEATURES],
-            task=TASK if TASK in names else "pretrain",
-            model="moe" if experts else "dense",
-            values=values,
+        prepared = with_costs(
+            prepare(
+                _folder(),
+                [name for name in names if name in FEATURES],
+                task=TASK if TASK in names else "pretrain",
+                model="moe" if experts else "dense",
+                values=values,
+            )
         )
         train(prepared)
-    problems = list(disagreements(prepared.plan["hooks"], calls, unreached(experts=experts)))
-    figures = {"hooks": len(prepared.plan["hooks"]), "calls": len(calls)}
+    problems = list(disagreements(prepared.plan.hooks, calls, unreached(experts=experts)))
+    figures = {"hooks": len(prepared.plan.hooks), "calls": len(calls)}
     if problems:
         return {"verdict": "disagrees", "why": "; ".join(problems), **figures}
     return {"verdict": PASSED, **figures}
@@ -93,32 +95,32 @@ def run(case: str) -> Outcome:
 
 def unreached(*, experts: bool) -> frozenset[str]:
     """Hooks that a run does not come to, as it has no part of that kind."""
-    return NEVER_REACHED | (ONLY_WITHOUT_EXPERTS if experts else ONLY_WITH_EXPERTS)
+    return ONLY_WITHOUT_EXPERTS if experts else ONLY_WITH_EXPERTS
 
 
 def disagreements(
-    planned: Sequence[Mapping[str, Any]], calls: Sequence[Call], not_reached: frozenset[str]
+    planned: Sequence[PlannedHook], calls: Sequence[Call], not_reached: frozenset[str]
 ) -> Iterator[str]:
     """Where the hooks of a plan are not what was called; a sentence each."""
-    owners = {hook["hook"]: list(hook["owners"]) for hook in planned}
+    owners = {hook.hook: list(hook.owners) for hook in planned}
     for hook in dict.fromkeys(call.hook for call in calls):
         if hook not in owners:
             yield f"{hook} was called and is not in the plan"
         if hook in not_reached:
             yield f"{hook} was called in a run that should not come to it"
     for entry in planned:
-        hook, names = entry["hook"], owners[entry["hook"]]
+        hook, names = entry.hook, owners[entry.hook]
         if hook in not_reached:
             continue
         made = [call for call in calls if call.hook == hook]
         asked = [call for call in made if call.what != "applied"]
         if not asked:
-            yield f"{hook} is planned for {names} and nobody was called"
-        elif entry["kind"] == HookKind.PROVIDER:
+            yield f"{hook} is planned for {names} and no plugin was called"
+        elif entry.kind == HookKind.PROVIDER:
             yield from _provided(hook, names, asked)
         elif not _is_repeated([call.plugin for call in asked], names):
             yield f"{hook} is planned for {names}; called: {[call.plugin for call in asked]}"
-        elif entry["kind"] == HookKind.WRAPPER:
+        elif entry.kind == HookKind.WRAPPER:
             yield from _wrapped(hook, names, asked, made)
 
 
@@ -131,7 +133,7 @@ def _provided(hook: str, names: Sequence[str], asked: Sequence[Call]) -> Iterato
             return
         place = 0 if call.what == "asked" or place == len(names) - 1 else place + 1
     if place:
-        yield f"{hook} is planned for {names}; nobody after '{names[place - 1]}' was asked"
+        yield f"{hook} is planned for {names}; no plugin after '{names[place - 1]}' was asked"
 
 
 def _wrapped(
@@ -142,9 +144,9 @@ def _wrapped(
     silent = {call.plugin for call in asked if call.what == "none"}
     always = [name for name in names if name not in silent]
     applied = [call.plugin for call in made if call.what == "applied"]
-    answers = sum(call.plugin in always for call in asked)
+    results = sum(call.plugin in always for call in asked)
     of_always = [name for name in applied if name in always]
-    if len(of_always) < answers or not _is_repeated(of_always, always):
+    if len(of_always) < results or not _is_repeated(of_always, always):
         yield f"{hook} is planned as {names} around one another; applied: {applied}"
     answering = {call.plugin for call in asked if call.what == "asked"}
     for name in sorted(set(applied) - answering):

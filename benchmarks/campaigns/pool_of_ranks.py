@@ -7,13 +7,13 @@ import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api.testing.pool import GlooPool
+    from ascend_run.testing.pool import GlooPool
 
 
 @functools.cache
 def pool() -> GlooPool:
     """Started when first asked for; its ranks end with this process."""
-    from ascend_run.plugin_api.testing.pool import GlooPool
+    from ascend_run.testing.pool import GlooPool
 
     opened = GlooPool()
     opened.__enter__()

@@ -1,7 +1,7 @@
-"""Without a feature of ours, its line, its tests and its page: what is left passes.
+"""Without one built-in feature, its line, its tests and its page: what is left passes.
 
 Each case is a copy of the tracked tree, in an environment of its own, that never had the feature;
-the tables are written anew. It runs the test files that could notice: those of the contracts, the
+the tables are written again. It runs the test files that could notice: those of the contracts, the
 commands, the registry, the kit and the benchmarks, and all that name the feature or ask which
 plugins there are.
 """
@@ -51,8 +51,11 @@ WORDS: Final = (
     "-p",
     "no:cacheprovider",
     "--durations=30",
+    # Who deletes the only plugin of a hook deletes the hook too, or names who comes next.
+    "--deselect",
+    "tests/scripts/test_hook_table.py::test_every_hook_has_a_plugin_or_names_the_first_to_come",
 )
-TABLES: Final = ("plugin_table", "compatibility", "platform_table")
+TABLES: Final = ("plugin_table", "compatibility", "platform_table", "hook_table")
 """Tools that write what names every plugin."""
 ALWAYS: Final = ("contract", "entrypoints", "registry", "plugin_api", "benchmarks")
 """Folders of tests that run whole."""
@@ -88,31 +91,34 @@ def copy_without(features: Sequence[str]) -> Iterator[Path]:
             remove(tree, feature)
         make_environment(tree)
         for tool in TABLES:
-            command = [python_of(tree), f"tools/{tool}.py"]
+            command = [python_of(tree), f"scripts/{tool}.py"]
             subprocess.run(command, cwd=tree, env=environment(tree), check=True)
         yield tree
 
 
 def remove(tree: Path, feature: str) -> None:
     """Delete what is a feature's own; a link to its page becomes the words that it was made of."""
-    module = feature.replace("-", "_")
+    setup = tree / "setup.cfg"
+    lines = setup.read_text(encoding="utf-8").splitlines(keepends=True)
+    line = re.compile(rf"\s*{feature} = ascend_run\.plugins\.(\w+)\.(\w+):")
+    found = next(filter(None, map(line.match, lines)), None)
+    assert found is not None, f"setup.cfg has no line of {feature}"
+    category, module = found.groups()
     for part in ("ascend_run", "tests"):
-        shutil.rmtree(tree / part / "plugins" / module)
-    (tree / f"docs/plugins/{feature}.md").unlink()
+        shutil.rmtree(tree / part / "plugins" / category / module)
+    (tree / f"docs/plugins/{category}/{feature}.md").unlink()
     link = re.compile(rf"\[([^\]]*)\]\((?:[\w./]*/)?{feature}\.md(?:#[^)]*)?\)")
     for page in (tree / "docs").rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         if link.search(text):
             page.write_text(link.sub(r"\1", text), encoding="utf-8")
-    setup = tree / "setup.cfg"
-    lines = setup.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if f" = ascend_run.plugins.{module}:" not in line]
-    assert len(kept) < len(lines), f"setup.cfg has no line of {feature}"
+    owner = f" = ascend_run.plugins.{category}.{module}:"
+    kept = [line for line in lines if owner not in line]
     setup.write_text("".join(kept), encoding="utf-8")
 
 
 def make_environment(tree: Path) -> None:
-    """This environment in hard links, with the copy in the place of this tree."""
+    """This environment in hard links, with the copy instead of this tree."""
     subprocess.run(["cp", "-al", sys.prefix, tree / ".venv"], check=True)
     install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     command = [python_of(tree), *install, "--editable", "."]

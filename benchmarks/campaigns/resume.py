@@ -1,7 +1,7 @@
 """A run that was stopped goes on as the run in one piece, to the bit.
 
-Every feature, task and model family of ours in each of fourteen layouts, with dropout: twelve steps
-in one go, against two, a checkpoint, and ten more of a run that is built anew from it. Weights and
+Every built-in feature, task and model family in each of fourteen layouts, with dropout: twelve
+steps in one go, against two, a checkpoint, and ten more of a run that is built from it. Weights and
 buffers, the optimizer's state, random generators, entries of plugins, the place in the data, and of
 each step the loss, the norm of the gradient and the hash of the rows that were read. What cannot
 run is listed with the reason.
@@ -21,11 +21,11 @@ from tempfile import mkdtemp
 from typing import Any, Final
 
 from ascend_run.plugin_api import AscendRunError
-from ascend_run.plugin_api.layout import world_size
-from ascend_run.plugin_api.testing.models import MODELS, trial_layout
 from ascend_run.registry.kinds import Kind
+from ascend_run.testing.models import MODELS, trial_layout
+from ascend_run.types.layout import world_size
 
-from . import together, verify_clean_newer
+from . import features, verify_clean_newer
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
 from .tiny_runs import folder_with_data, prepare
@@ -36,7 +36,7 @@ LAST: Final = 12
 SECONDS: Final = 200.0
 """Of one run; the first one with ``compile`` makes its code."""
 LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
-    *together.LAYOUTS,
+    *features.LAYOUTS,
     ("dense", {"tp": 2, "pp": 2}),
     ("moe", {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2}),
 )
@@ -74,7 +74,7 @@ CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
 }
 """Plugin -> some of its options; one for each layout, in turn."""
 CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
-    **together.CONFIG,
+    **features.CONFIG,
     "deepseek_v2": {
         "model.num_query_groups": None,
         "model.q_lora_rank": 12,
@@ -109,18 +109,18 @@ def cases(seed: int) -> Sequence[str]:
 def subjects() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Plugin, task and more config: every feature, also adapters on conversations; every task;
     every family but those that all the others' cases have."""
-    yield from ((name, "pretrain", {}) for name in together.features())
+    yield from ((name, "pretrain", {}) for name in features.features())
     yield "lora", "sft", {}
-    yield from ((name, name, {}) for name in together.ours(Kind.TASK))
+    yield from ((name, name, {}) for name in features.ours(Kind.TASK))
     usual = {model["model.family"] for model in MODELS.values()}
-    for family in together.ours(Kind.MODEL):
+    for family in features.ours(Kind.MODEL):
         if family not in usual:
             yield family, "pretrain", {"model.family": family}
 
 
 def _case(turn: int, place: int, plugin: str, task: str, more: Mapping[str, Any]) -> dict[str, Any]:
     model, layout = LAYOUTS[place]
-    beside = (together.EXCHANGE,) if together.needs_exchange(plugin, layout) else ()
+    beside = (features.EXCHANGE,) if features.needs_exchange(plugin, layout) else ()
     feature = () if plugin == task or "model.family" in more else (plugin,)
     values = {**_BASE, **more, **PRECISIONS[(turn + place) % len(PRECISIONS)]}
     if {"dp", "cp"} & {*layout}:
@@ -130,7 +130,7 @@ def _case(turn: int, place: int, plugin: str, task: str, more: Mapping[str, Any]
         choices = CHOICES.get(name, ({},))
         # Not in step with the precisions.
         options = choices[(place + place // len(PRECISIONS)) % len(choices)]
-        values |= {k: v for k, v in together.OPTIONS.items() if k.startswith(f"plugins.{name}.")}
+        values |= {k: v for k, v in features.OPTIONS.items() if k.startswith(f"plugins.{name}.")}
         values |= {f"plugins.{name}.{option}": value for option, value in options.items()}
     values["model.num_layers"] = 4 if "pp" in layout else values.get("model.num_layers", 2)
     return {
@@ -159,7 +159,7 @@ def run(case: str) -> Outcome:
             **compare(asked, size),
             "precision": asked["values"]["train.precision"],
             "dropout": sorted(key for key, share in chance.items() if share),
-            "idle": plugin in prepared.plan["idle"],
+            "idle": plugin in prepared.plan.idle,
         }
     return {"verdict": PASSED, "refused": refused}
 

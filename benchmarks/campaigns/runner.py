@@ -3,7 +3,8 @@ cases have come or gone since.
 
 Each outcome is a line of ``build/campaigns/<name>.jsonl`` as soon as it is known. Once all are
 there the result is written to ``benchmarks/campaigns/results/<name>.json``: commit, seed, counts,
-figures, and every case that did not pass.
+figures, and every case that did not pass. Where a campaign hashes what a case can reach, the result
+also has the hashes, so that another checkout runs only the cases whose hash has changed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .campaign import FOLDER, PASSED, Campaign, Outcome, find, fingerprint, result_path
+from .records import packed, read_committed, read_journal
 
 JOURNALS: Final = FOLDER.parents[1] / "build/campaigns"
 Advance = Callable[[int, int], None]
@@ -38,11 +40,12 @@ def run_campaign(
     journals: Path = JOURNALS,
     results: Path | None = None,
 ) -> dict[str, Any] | None:
-    """Run what the journal lacks.
+    """Run the cases without a record: in the journal or, if the campaign hashes what a case can
+    reach, in the last result.
 
     Args:
         workers: Processes; 1 runs every case in this one.
-        fresh: Forget what an earlier run has done.
+        fresh: Ignore what earlier runs have done.
         limit: Stop after so many cases of this call.
         results: Folder in place of the one in git.
 
@@ -54,7 +57,10 @@ def run_campaign(
     journal = journals / f"{campaign.name}.jsonl"
     if fresh:
         journal.unlink(missing_ok=True)
-    done = _read(journal, campaign, cases)
+    target = result_path(campaign.name) if results is None else results / f"{campaign.name}.json"
+    reaches = {case: campaign.reach(case) if campaign.reach else "" for case in cases}
+    committed = {} if fresh else read_committed(target, campaign, reaches)
+    done = {**committed, **read_journal(journal, campaign, reaches)}
     left = [case for case in cases if case not in done][:limit]
     commit = _commit()
     began = time.monotonic()
@@ -63,6 +69,7 @@ def run_campaign(
         advance(len(done), failed)
         for case, outcome in _outcomes(campaign, left, workers):
             record = {"case": case, "commit": commit, "outcome": dict(outcome)}
+            record |= {"reach": reaches[case]} if campaign.reach else {}
             stream.write(json.dumps(record) + "\n")
             stream.flush()
             done[case] = record
@@ -71,7 +78,6 @@ def run_campaign(
     if len(done) < len(cases):
         return None
     result = _result(campaign, {case: done[case] for case in cases}, time.monotonic() - began)
-    target = result_path(campaign.name) if results is None else results / f"{campaign.name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return result
@@ -102,34 +108,13 @@ def _outcomes(
             yield running[future], future.result()
 
 
-def _read(journal: Path, campaign: Campaign, cases: Sequence[str]) -> dict[str, Any]:
-    """Case -> its record, of the campaign's present cases; a key says all that makes a case."""
-    head = {"campaign": campaign.name, "seed": campaign.seed}
-    lines = journal.read_text().splitlines() if journal.exists() else []
-    records = [record for line in lines if (record := _parsed(line)) is not None]
-    same = [{key: first.get(key) for key in head} for first in records[:1]] == [head]
-    now = set(cases)
-    known = {r["case"]: r for r in (records[1:] if same else []) if r["case"] in now}
-    # Written again, so that what comes next does not stand behind half a line.
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    journal.write_text("".join(json.dumps(r) + "\n" for r in (head, *known.values())))
-    return known
-
-
-def _parsed(line: str) -> Any:
-    """A line's value; None for one that was cut off when the process ended."""
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
 def _result(
     campaign: Campaign, records: Mapping[str, Mapping[str, Any]], seconds: float
 ) -> dict[str, Any]:
     outcomes = {case: record["outcome"] for case, record in records.items()}
     counts = dict(sorted(Counter(o["verdict"] for o in outcomes.values()).items()))
     figures = dict(campaign.figures(outcomes))
+    passed = {"records": packed([*records.values()])} if campaign.reach else {}
     return {
         "campaign": campaign.name,
         "commits": list(dict.fromkeys(record["commit"] for record in records.values())),
@@ -148,6 +133,7 @@ def _result(
             for case, outcome in outcomes.items()
             if outcome["verdict"] != PASSED
         ],
+        **passed,
     }
 
 
@@ -168,7 +154,7 @@ def _commit() -> str:
 
 @contextmanager
 def _progress(name: str, total: int) -> Iterator[Advance]:
-    """A bar where someone looks, and a line every minute where nobody does."""
+    """A bar where someone looks, and a line every minute without a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
 
-from ascend_run.core.config.raw import Given, RawConfig
-from ascend_run.core.data.indexed import IndexedWriter, bin_path, dtype_for, idx_path
-from ascend_run.entrypoints.planning import Prepared, prepare_raw
-from ascend_run.plugin_api.testing.models import MODELS
+from ascend_run.core.data.dataset_paths import bin_path, idx_path
+from ascend_run.core.data.indexed import IndexedWriter, dtype_for
+from ascend_run.prepare.config.raw import RawConfig, RawValue
+from ascend_run.prepare.prepare import PreparedRun, prepare_raw
+from ascend_run.testing.models import MODELS
 
 _VOCAB_SIZE: Final = 272
 """Every byte, and a few special tokens."""
@@ -59,7 +60,7 @@ def prepare(
     model: str = "dense",
     values: Mapping[str, Any] | None = None,
     world_size: int = 1,
-) -> Prepared:
+) -> PreparedRun:
     """A run as an entry point prepares it; its own folder is ``folder/run``."""
     data = str(folder / ("chats.jsonl" if task == "sft" else "tokens"))
     chosen = {
@@ -77,11 +78,11 @@ def prepare(
         ),
         **(values or {}),
     }
-    given = {name: Given(value, "the campaign") for name, value in chosen.items()}
+    given = {name: RawValue(value, "the campaign") for name, value in chosen.items()}
     return prepare_raw(RawConfig(values=given), world_size=world_size)
 
 
-def train(prepared: Prepared) -> None:
+def train(prepared: PreparedRun) -> None:
     """The run itself; its folder is removed afterwards."""
     import torch
 

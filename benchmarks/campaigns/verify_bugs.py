@@ -23,9 +23,9 @@ from .seeded_bugs.bug import Bug
 from .seeded_bugs.faults import BUGS
 
 if TYPE_CHECKING:
-    from ascend_run.core.verify.record import Record
-    from ascend_run.core.verify.verdict import Verdict
-    from ascend_run.entrypoints.verify.questions import Side
+    from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.tools.verify.compare.verdict import Verdict
+    from ascend_run.tools.verify.questions import Side
 
 _ASKED: Final = 60
 """Of so many, the share that must be found and named is given."""
@@ -40,15 +40,15 @@ class BuggyRanks:
         self._fault = f"{BuggyRanks.__module__.rpartition('.')[0]}.seeded_bugs.faults:{name}"
 
     def __call__(self, side: Side, fault: Any = None) -> list[Record]:
-        from ascend_run.entrypoints.verify.ranks import PoolRanks
+        from ascend_run.tools.verify.ranks import PoolRanks
 
         return PoolRanks(pool())(side, self._fault)
 
 
 def verdict_on(bug: Bug) -> Verdict:
     """What ``verify`` says of the run in which a bug shows."""
-    from ascend_run.entrypoints.verify.questions import Question
-    from ascend_run.entrypoints.verify.verifier import Verifier
+    from ascend_run.tools.verify.questions import Question
+    from ascend_run.tools.verify.verifier import Verifier
 
     question = Question(
         enable=bug.plugins, layout=dict(bug.layout), model=bug.model, config=dict(bug.config)

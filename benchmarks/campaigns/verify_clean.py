@@ -17,8 +17,8 @@ from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
 
 if TYPE_CHECKING:
-    from ascend_run.entrypoints.verify.questions import Question
-    from ascend_run.entrypoints.verify.verifier import Verifier
+    from ascend_run.tools.verify.questions import Question
+    from ascend_run.tools.verify.verifier import Verifier
 
 COUNT: Final = 200
 _EXCHANGES: Final = ("ulysses", "ring-attention")
@@ -115,15 +115,15 @@ def _draw(draws: random.Random) -> dict[str, Any]:
 @functools.cache
 def _verifier() -> Verifier:
     """One for all cases: it keeps the runs that it compares with."""
-    from ascend_run.entrypoints.verify.ranks import PoolRanks
-    from ascend_run.entrypoints.verify.verifier import Verifier
+    from ascend_run.tools.verify.ranks import PoolRanks
+    from ascend_run.tools.verify.verifier import Verifier
 
     return Verifier(PoolRanks(pool()))
 
 
 def question(asked: Mapping[str, Any]) -> Question:
     """What a case asks."""
-    from ascend_run.entrypoints.verify.questions import Question
+    from ascend_run.tools.verify.questions import Question
 
     return Question(
         enable=tuple(asked["enable"]),

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ascend_run.entrypoints.verify import layouts
-from ascend_run.entrypoints.verify.building import make_side
 from ascend_run.plugin_api import AscendRunError, Claim
+from ascend_run.tools.verify import layouts
+from ascend_run.tools.verify.building import make_side
 
 from . import verify_clean
 from .campaign import Campaign, Outcome
-from .together import CONFIG, EXCHANGE, features, resolution_of
+from .features import CONFIG, EXCHANGE, features, resolution_of
 from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
 
 COUNT: Final = 80
@@ -42,7 +42,7 @@ CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "ulysses": ({}, {"kv": "all-gather"}, {"kv_cache": "half"}),
 }
 """Feature -> some of its options."""
-_AXES: Final = {Claim.SEQUENCE_EXCHANGE: "cp", Claim.LINEAR_COMM: "tp"}
+_AXES: Final = {Claim.CONTEXT_PARALLEL: "cp", Claim.LINEAR_COMM: "tp"}
 """What an owner needs to be more than one rank."""
 _WINDOW: Final = {"model.window_size": [5, 0]}
 
@@ -67,7 +67,7 @@ def _cases(seed: int) -> tuple[str, ...]:
 
 
 def newer() -> list[str]:
-    """Features of ours that ``verify-clean`` does not draw."""
+    """Built-in features that ``verify-clean`` does not draw."""
     return [name for name in features() if name not in OLDER]
 
 
@@ -105,7 +105,7 @@ def _can_run(drawn: Mapping[str, Any]) -> bool:
     sizes = layouts.with_dp(drawn["layout"])
     side = make_side(question, "", question.enable, sizes, drawn["model"], [sizes])
     try:
-        return not side.prepare().plan["idle"]
+        return not side.prepare().plan.idle
     except AscendRunError:
         return False
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
-from benchmarks.campaigns.campaign import Campaign, find, is_full, names, sample
+from benchmarks.campaigns.campaign import Campaign, digest, find, is_full, names, sample
 from benchmarks.campaigns.runner import run_campaign
 
 
@@ -45,7 +46,7 @@ def run(counted: Counted, folder: Path, **options: Any) -> dict[str, Any] | None
     return run_campaign(counted.campaign(), journals=folder, results=folder / "results", **options)
 
 
-def test_the_result_counts_every_case_and_tells_of_those_that_did_not_pass(tmp_path: Path) -> None:
+def test_the_result_counts_every_case_and_lists_failures(tmp_path: Path) -> None:
     counted = Counted()
     result = run(counted, tmp_path)
 
@@ -61,7 +62,7 @@ def test_the_result_counts_every_case_and_tells_of_those_that_did_not_pass(tmp_p
     assert not is_full(Counted(11).campaign(), result)
 
 
-def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_campaign_continues(tmp_path: Path) -> None:
     first = Counted(stops_at="4-6")
     with contextlib.suppress(KeyboardInterrupt):
         run(first, tmp_path)
@@ -97,6 +98,61 @@ def test_outcomes_of_another_seed_are_not_counted(tmp_path: Path) -> None:
     run_campaign(other, journals=tmp_path, results=tmp_path / "results")
 
     assert again.ran == ["4-0", "4-1", "4-2"]
+
+
+class Reaching(Counted):
+    """The same, each case of which reaches the code of its number's parity."""
+
+    def __init__(self, **code: str) -> None:
+        super().__init__(8)
+        self.code = {"even": "a", "odd": "b", **code}
+
+    def campaign(self) -> Campaign:
+        return attrs.evolve(super().campaign(), reach=self.reach)
+
+    def reach(self, case: str) -> str:
+        return self.code["odd" if int(case[-1]) % 2 else "even"]
+
+
+@pytest.mark.parametrize("journal_is_left", [True, False])
+def test_only_cases_whose_code_changed_run_again(tmp_path: Path, journal_is_left: bool) -> None:
+    run(Reaching(), tmp_path)
+    again = Reaching(even="c")
+    if not journal_is_left:
+        (tmp_path / "counted.jsonl").unlink()
+    result = run(again, tmp_path)
+
+    failed = [] if journal_is_left else ["4-1", "4-3", "4-5", "4-7"]
+    assert again.ran == sorted(["4-0", "4-2", "4-4", "4-6", *failed])
+    assert result is not None
+    assert result["counts"] == {"odd": 4, "passed": 4}
+
+
+def test_another_checkout_runs_no_case_that_passed(tmp_path: Path) -> None:
+    first = run(Reaching(), tmp_path)
+    (tmp_path / "counted.jsonl").unlink()
+    again = Reaching()
+    result = run(again, tmp_path)
+
+    assert again.ran == ["4-1", "4-3", "4-5", "4-7"]
+    assert first is not None
+    assert result is not None
+    assert {**result, "seconds_of_last_call": 0} == {**first, "seconds_of_last_call": 0}
+    (tmp_path / "counted.jsonl").unlink()
+    fresh = Reaching()
+    run(fresh, tmp_path, fresh=True)
+    assert len(fresh.ran) == 8
+
+
+def test_outcomes_are_in_the_result_by_their_hash(tmp_path: Path) -> None:
+    result = run(Reaching(), tmp_path)
+    assert result is not None
+    names = [group.pop("cases").split() for group in result["records"]]
+    assert names == [[digest(f"4-{index}")] for index in (0, 2, 4, 6)]
+    twice = [group["outcome"].pop("twice") for group in result["records"]]
+    assert twice == [0, 4, 8, 12]
+    assert [group["reach"] for group in result["records"]] == ["a"] * 4
+    assert "records" not in (run(Counted(), tmp_path / "other") or {})
 
 
 def test_a_sample_is_seeded() -> None:

@@ -16,7 +16,7 @@ SIZES = operator_worker.SIZES["tiny"]
 def test_faster_than_the_peer_is_above_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[tuple[str, ...], Any]] = []
 
-    def answer(module: str, *words: str, python: Any = None) -> dict[str, Any]:
+    def result(module: str, *words: str, python: Any = None, **_: Any) -> dict[str, Any]:
         calls.append((words, python))
         ours = "ours" in words or "ascend-run-fused" in words
         return {
@@ -28,7 +28,7 @@ def test_faster_than_the_peer_is_above_one(monkeypatch: pytest.MonkeyPatch) -> N
         }
 
     for module in (gpu_operators, end_to_end):
-        monkeypatch.setattr(module, "worker", answer)
+        monkeypatch.setattr(module, "worker", result)
     monkeypatch.setattr(gpu_operators, "require_gpu", lambda: None)
     rows = [b.measure(Settings(pairs=1)) for b in gpu_operators.benchmarks()]
     assert [row.ratio for row in rows] == [2.0] * 6 + [1.1]
@@ -55,8 +55,8 @@ def test_without_a_gpu_each_row_says_that_it_is_not_measured(
 def test_the_eager_form_runs_forward_and_backward(operator: str) -> None:
     leaves = operator_worker.leaves_of(operator, "eager", SIZES, "cpu")
     call = operator_worker.call_of(operator, "eager", SIZES, leaves)
-    answer = operator_worker.measure(call, leaves, warmup=0, steps=1)
-    assert answer["seconds"] > 0
+    result = operator_worker.measure(call, leaves, warmup=0, steps=1)
+    assert result["seconds"] > 0
     assert all(leaf.grad is not None for leaf in leaves)
 
 

@@ -16,7 +16,7 @@ SPEED = 55_000.0
 def rows_of(monkeypatch: pytest.MonkeyPatch, calls: list[tuple[tuple[str, ...], Any]]) -> list[Row]:
     """All rows where every system is equally fast; the workers' calls are noted."""
 
-    def answer(module: str, *words: str, python: Any = None) -> dict[str, Any]:
+    def result(module: str, *words: str, python: Any = None, **_: Any) -> dict[str, Any]:
         calls.append((words, python))
         return {
             "tokens_per_second": SPEED,
@@ -26,8 +26,8 @@ def rows_of(monkeypatch: pytest.MonkeyPatch, calls: list[tuple[tuple[str, ...], 
         }
 
     monkeypatch.setattr(gpu_step, "_gpu", lambda: ("NVIDIA H200", ""))
-    monkeypatch.setattr(gpu_step, "worker", answer)
-    monkeypatch.setattr(end_to_end, "worker", answer)
+    monkeypatch.setattr(gpu_step, "worker", result)
+    monkeypatch.setattr(end_to_end, "worker", result)
     return [benchmark.measure(Settings(pairs=2)) for benchmark in gpu_step.benchmarks()]
 
 
@@ -45,7 +45,7 @@ def test_utilisation_of_the_model_is_what_one_reckons_by_hand(
     assert "up to 0.516 x in llm-foundry's convention; peak 40.00 GiB" in row.note
 
 
-def test_every_system_is_told_the_same_and_each_runs_where_it_is_installed(
+def test_every_system_gets_equal_settings_and_runs_in_its_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[tuple[tuple[str, ...], Any]] = []

@@ -36,9 +36,10 @@ save_interval = 0
 """
 
 
-def test_each_event_of_a_step_calls_each_listener_once_and_nothing_else_is_called(
+def test_each_event_of_a_step_calls_each_listener_exactly_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing else is called."""
     monkeypatch.setattr(protocol, "THREADS", 1)  # nothing is timed here
     prefix = make_tiny_data(tmp_path, [sys.executable, "-m", "ascend_run"])
     (tmp_path / "run.toml").write_text(CONFIG)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from benchmarks import end_to_end_worker, llama, peer_weights
 from benchmarks.end_to_end import LOSS_TOLERANCE
 from benchmarks.our_run import training
@@ -29,20 +29,20 @@ def answer_of(system: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]
     end_to_end_worker.main(
         [*words, "--warmup", "1", "--steps", str(STEPS - 1), "--threads", str(threads)]
     )
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return answer
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
 
 
 def test_ours_and_transformers_train_the_same_model(
     gloo_pool: GlooPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [ours] = gloo_pool.run(our_losses, 1, [])
-    answer = answer_of("transformers", capsys)
+    result = answer_of("transformers", capsys)
     assert len({f"{loss:.4f}" for loss in ours}) == STEPS  # they move, so weights are compared too
-    assert ours == pytest.approx(answer["losses"], rel=LOSS_TOLERANCE["fp32"] / 10)
-    assert answer["tokens_per_second"] > 0
-    assert answer["peak_bytes"] > 2**20
-    assert answer["device"] is None
+    assert ours == pytest.approx(result["losses"], rel=LOSS_TOLERANCE["fp32"] / 10)
+    assert result["tokens_per_second"] > 0
+    assert result["peak_bytes"] > 2**20
+    assert result["device"] is None
 
 
 def test_the_peers_have_the_same_weights_each_under_its_own_names() -> None:

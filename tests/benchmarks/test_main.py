@@ -12,7 +12,7 @@ from benchmarks.rows import NO_GPU, Row, bounded, failed, read_rows, write_rows
 
 
 def good(settings: Settings) -> Row:
-    settings.tell("good")
+    settings.report("good")
     return bounded(name="good", value=1, limit=2, unit="s", note="", device="cpu")
 
 
@@ -52,7 +52,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, arguments: list[str], *measures: o
     return command.main(arguments, say=lambda _: None)
 
 
-def test_a_full_run_writes_the_figures_with_a_row_for_what_could_not_be_measured(
+def test_a_full_run_writes_all_rows_including_unmeasured_ones(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_with(monkeypatch, [], absent, good) == 1
@@ -90,7 +90,7 @@ def test_a_pattern_finds_rows_by_a_part_of_their_name() -> None:
     ]
 
 
-def test_missing_rows_are_added_in_the_catalogues_order_and_the_others_kept(
+def test_missing_rows_are_added_in_catalogue_order_and_others_kept(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_with(monkeypatch, [], good)

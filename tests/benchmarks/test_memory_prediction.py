@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from benchmarks.memory_layouts import CASES, EXAMPLES, MODELS
 from benchmarks.memory_prediction import RESULT, TOLERANCE, compare, is_exact, plan_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from benchmarks import packed_attention, packed_worker
 from benchmarks.packed_attention import DOCUMENTS, LENGTH, benchmarks, ends_of, pairs_of
 from benchmarks.protocol import Settings
@@ -18,13 +18,13 @@ from benchmarks.rows import Row
 def row_of(monkeypatch: pytest.MonkeyPatch, apart: float) -> Row:
     """Packed, 10 pairs take 1.1 s; dense, 20 take 2 s."""
 
-    def answer(module: str, *words: str) -> dict[str, Any]:
+    def result(module: str, *words: str) -> dict[str, Any]:
         assert module == "packed_worker"
         if "--packed" in words:
             return {"seconds": [1.1], "pairs": 10, "apart": apart}
         return {"seconds": [2.0], "pairs": 20, "apart": 0.0}
 
-    monkeypatch.setattr(packed_attention, "worker", answer)
+    monkeypatch.setattr(packed_attention, "worker", result)
     (benchmark,) = benchmarks()
     assert benchmark.goal == ">= 0.909 x"
     return benchmark.measure(Settings(pairs=2))
@@ -54,7 +54,7 @@ def test_pairs_are_counted_within_documents() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_worker_attends_to_documents_alone(gloo_pool: GlooPool, packed: bool) -> None:
     options = argparse.Namespace(packed=packed, length=256, steps=1, warmup=0)
-    (answer,) = gloo_pool.run(packed_worker.measure, 1, options)
-    assert len(answer["seconds"]) == 1
-    assert answer["pairs"] == pairs_of(ends_of(256) if packed else (256,))
-    assert answer["apart"] <= 1e-5
+    (result,) = gloo_pool.run(packed_worker.measure, 1, options)
+    assert len(result["seconds"]) == 1
+    assert result["pairs"] == pairs_of(ends_of(256) if packed else (256,))
+    assert result["apart"] <= 1e-5

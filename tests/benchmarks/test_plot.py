@@ -31,7 +31,7 @@ def test_bars_end_with_the_axis_however_far_the_result() -> None:
     assert far == farther
 
 
-def test_every_row_is_named_and_what_was_not_measured_says_so_without_a_bar() -> None:
+def test_every_row_is_named_and_unmeasured_rows_have_no_bar() -> None:
     rows = [
         compared(name="x", ours=[2], peer=[1], unit="s", goal=1, note="", device="cpu"),
         unmeasured(name="gone", goal=">= 1 x", reason="no peer", device="cpu"),

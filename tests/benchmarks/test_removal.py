@@ -12,20 +12,20 @@ from benchmarks.campaigns.removal import CAMPAIGN, noticing, outcome, remove, su
 
 SETUP = """
 ascend_run.plugins =
-    gloo-free-save = ascend_run.plugins.gloo_offload:GlooOffload
-    gloo-offload = ascend_run.plugins.gloo_offload:GlooOffload
-    gmm = ascend_run.plugins.gmm:Gmm
+    gloo-free-save = ascend_run.plugins.checkpoint.gloo_offload:GlooOffload
+    gloo-offload = ascend_run.plugins.checkpoint.gloo_offload:GlooOffload
+    gmm = ascend_run.plugins.experts.gmm:Gmm
 """
 TESTS = {
     "contract/test_any.py": "",
     "core/test_speaks_of_it.py": "enable = ['gloo-offload']",
     "core/test_asks.py": "from ascend_run.registry.discovery import discover\nOURS = discover()",
     "core/test_other.py": "import torch",
-    "core/helper.py": "from ascend_run.plugins.gloo_offload import GlooOffload",
+    "core/helper.py": "from ascend_run.plugins.checkpoint.gloo_offload import GlooOffload",
     "core/test_beside_the_helper.py": "from .helper import one",
     "ops/test_by_its_whole_name.py": "from tests.core.helper import one",
     "ops/test_another_helper.py": "from .helper import one",
-    "plugins/gloo_offload/test_itself.py": "",
+    "plugins/checkpoint/gloo_offload/test_itself.py": "",
 }
 
 
@@ -33,10 +33,10 @@ TESTS = {
 def tree(tmp_path: Path) -> Path:
     files = {f"tests/{name}": text for name, text in TESTS.items()} | {
         "setup.cfg": SETUP,
-        "docs/plugins/gloo-offload.md": "",
-        "docs/plugins/gmm.md": "see [it](gloo-offload.md#why) or [that](more/gmm.md)",
-        "ascend_run/plugins/gloo_offload/__init__.py": "",
-        "ascend_run/plugins/gmm/__init__.py": "",
+        "docs/plugins/checkpoint/gloo-offload.md": "",
+        "docs/plugins/experts/gmm.md": "see [it](gloo-offload.md#why) or [that](more/gmm.md)",
+        "ascend_run/plugins/checkpoint/gloo_offload/__init__.py": "",
+        "ascend_run/plugins/experts/gmm/__init__.py": "",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -50,11 +50,11 @@ def test_everything_of_a_feature_is_deleted_and_nothing_else(tree: Path) -> None
 
     gone = {str(path.relative_to(tree)) for path in before if not path.exists()}
     assert gone == {
-        "docs/plugins/gloo-offload.md",
-        "ascend_run/plugins/gloo_offload/__init__.py",
-        "tests/plugins/gloo_offload/test_itself.py",
+        "docs/plugins/checkpoint/gloo-offload.md",
+        "ascend_run/plugins/checkpoint/gloo_offload/__init__.py",
+        "tests/plugins/checkpoint/gloo_offload/test_itself.py",
     }
-    assert (tree / "docs/plugins/gmm.md").read_text() == "see it or [that](more/gmm.md)"
+    assert (tree / "docs/plugins/experts/gmm.md").read_text() == "see it or [that](more/gmm.md)"
     assert (tree / "setup.cfg").read_text() == "".join(
         line for line in SETUP.splitlines(keepends=True) if "gloo" not in line
     )
@@ -94,7 +94,7 @@ def test_pytest_s_last_words_are_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "verdict"),
+    ("results", "verdict"),
     [
         ([({"passed": 3}, [])], "passed"),
         ([({"passed": 3, "failed": 1}, ["t"]), ({"passed": 1}, [])], "passed"),
@@ -104,9 +104,9 @@ def test_pytest_s_last_words_are_understood() -> None:
     ids=["all", "at-the-second-try", "twice", "nothing-ran"],
 )
 def test_what_fails_twice_is_the_verdict(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[object], verdict: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, results: list[object], verdict: str
 ) -> None:
-    left = iter(answers)
+    left = iter(results)
     monkeypatch.setattr(removal, "pytest", lambda *given: next(left))
     found = outcome(tmp_path, ["t"], tmp_path / "log")
 

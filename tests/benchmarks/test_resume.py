@@ -12,8 +12,8 @@ import pytest
 from ascend_run.registry.kinds import Kind
 from benchmarks.campaigns import resume
 from benchmarks.campaigns.campaign import PASSED, is_full, read_result
+from benchmarks.campaigns.features import features, ours
 from benchmarks.campaigns.seeded_bugs.mutation import mutated
-from benchmarks.campaigns.together import features, ours
 
 RESULT = read_result(resume.CAMPAIGN.name)
 PLUGINS = RESULT["figures"]["cases of each plugin"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from benchmarks import ring_attention, ring_worker
 from benchmarks.protocol import Settings
 from benchmarks.ring_attention import benchmarks, largest_difference
@@ -21,12 +21,12 @@ SAMPLES = {"out/0/0": [1.0, -2.0], "dq/0/0": [100.0, 50.0]}
 def row_with(monkeypatch: pytest.MonkeyPatch, index: int, samples: dict[str, list[float]]) -> Row:
     """A row where ours takes 1.0 s and the other 1.1 s."""
 
-    def answer(module: str, _: str, system: str, *words: str, python: Any = None) -> dict[str, Any]:
+    def result(module: str, _: str, system: str, *words: str, python: Any = None) -> dict[str, Any]:
         ours = system == "ascend-run"
         assert (python is not None) == (system == "ring-flash-attn")
         return {"seconds": [1.0 if ours else 1.1], "samples": SAMPLES if ours else samples}
 
-    monkeypatch.setattr(ring_attention, "worker", answer)
+    monkeypatch.setattr(ring_attention, "worker", result)
     return benchmarks()[index].measure(Settings(pairs=2))
 
 
@@ -47,7 +47,8 @@ def test_another_output_makes_the_row_fail(monkeypatch: pytest.MonkeyPatch, wron
     assert row.note.startswith("FAILED: not the same attention")
 
 
-def test_a_difference_is_in_parts_of_its_own_tensor_and_missing_samples_are_no_agreement() -> None:
+def test_errors_are_relative_to_the_tensor_and_missing_samples_fail() -> None:
+    """An error is relative to its own tensor; missing samples never count as equal."""
     other = {**SAMPLES, "dq/0/0": [100.1, 50.0]}
     assert largest_difference(SAMPLES, other) == pytest.approx(1e-3, rel=1e-2)
     assert math.isnan(largest_difference(SAMPLES, {"out/0/0": [1.0, -2.0]}))
@@ -70,7 +71,7 @@ def _rank(system: str, folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.needs_plugins("ring-attention")
-def test_the_worker_gives_the_same_samples_for_the_ring_and_for_whole_sequences(
+def test_the_worker_gives_equal_samples_for_ring_and_full_sequences(
     gloo_pool: GlooPool, tmp_path: Any
 ) -> None:
     found = []

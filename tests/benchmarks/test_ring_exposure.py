@@ -9,9 +9,9 @@ import pytest
 
 from ascend_run.ops.attention.visibility import rectangles
 from ascend_run.plugin_api import Mask
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from benchmarks import ring_exposure as study
-from benchmarks.ring_clock import (
+from benchmarks.ring_simulator import (
     Network,
     as_events,
     compute_of,
@@ -76,7 +76,7 @@ def test_a_way_is_taken_by_one_message_after_the_other(shared: bool, end: float)
     assert makespan(trace, network, 1.0) == end
 
 
-def test_ranks_that_wait_for_each_other_are_told() -> None:
+def test_ranks_in_a_deadlock_are_reported() -> None:
     trace = [[receive(0, 1, 1), ("wait", 0)], [receive(0, 0, 1), ("wait", 0)]]
     with pytest.raises(ValueError, match="wait for each other"):
         makespan(trace, NETWORK, 1.0)
@@ -94,7 +94,7 @@ def test_scores_are_those_of_the_mask() -> None:
         assert counted == seen
 
 
-def test_no_schedule_shows_less_than_its_bytes_take_longer_than_the_computation() -> None:
+def test_exposed_time_is_at_least_the_busiest_link_minus_computation() -> None:
     """Two messages over one way, 20 bytes of one a unit of time, beside 6 products."""
     trace = [
         [send(0, 2, 10), send(1, 2, 10), ("compute", 6.0), ("wait", 0), ("wait", 1)],
@@ -138,7 +138,7 @@ def test_messages_are_posted_before_the_computation_that_hides_them(
 
 
 @NEEDED
-def test_gathered_keys_come_while_a_rank_attends_to_its_own_and_sums_go_while_the_next_part_does(
+def test_gathers_overlap_with_the_attention_of_another_part(
     recorded: dict[str, list[list[Event]]],
 ) -> None:
     """Three messages to and from the others each time. The first and the last rank have one block
@@ -238,7 +238,7 @@ def test_the_committed_result_is_what_the_committed_events_give() -> None:
     ],
     ids=str,
 )
-def test_what_saves_too_little_is_told(
+def test_missing_saved_tensors_are_reported(
     network: dict[str, float], shown: dict[str, float], words: list[str]
 ) -> None:
     all_shown = {

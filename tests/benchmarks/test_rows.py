@@ -26,7 +26,7 @@ SPEED = {"name": "speed", "unit": "tokens/s", "note": "a note", "device": "cpu"}
 COST = {"name": "cost", "unit": "ns", "note": "a note", "device": "cpu"}
 
 
-def test_the_ratio_is_the_median_of_the_pairs_not_the_ratio_of_the_medians() -> None:
+def test_the_ratio_is_the_median_of_ratios_not_the_ratio_of_medians() -> None:
     row = compared(ours=[10, 30, 100], peer=[10, 10, 90], goal=1.1, **SPEED)
     assert (row.ours, row.peer) == (30, 10)
     assert row.ratio == rounded(100 / 90)
@@ -94,7 +94,7 @@ def test_rows_come_back_from_their_file_and_a_foreign_one_is_refused(tmp_path: P
         read_rows(path)
 
 
-def test_the_figures_in_git_have_every_row_that_the_code_defines_and_no_other() -> None:
+def test_the_committed_figures_have_exactly_the_defined_rows() -> None:
     expected = [benchmark.name for benchmark in all_benchmarks()]
     assert len({*expected}) == len(expected)
     for path in RESULTS.parent.glob(RESULTS.name):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.core.cost.devices import CALIBRATION, CostDevice, find_device
+from ascend_run.tools.plan.cost_model.devices import CALIBRATION, CostDevice, find_device
 from benchmarks import cpu_calibration, step_times
 
 

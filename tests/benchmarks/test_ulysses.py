@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from benchmarks import ulysses, ulysses_worker
 from benchmarks.protocol import Settings
 from benchmarks.ring_attention import largest_difference
@@ -22,13 +22,13 @@ SAMPLES = {"out/0/0": [1.0, -2.0]}
 def test_speed_counts_only_where_both_computed_the_same(
     monkeypatch: pytest.MonkeyPatch, theirs: float, met: bool
 ) -> None:
-    def answer(module: str, _: str, system: str, *words: str) -> dict[str, Any]:
+    def result(module: str, _: str, system: str, *words: str) -> dict[str, Any]:
         assert (module, words[words.index("--steps") + 1]) == ("ulysses_worker", "20")
         if system == "ascend-run":
             return {"seconds": [1.0], "samples": SAMPLES}
         return {"seconds": [1.1], "samples": {"out/0/0": [theirs, -2.0]}}
 
-    monkeypatch.setattr(ulysses, "worker", answer)
+    monkeypatch.setattr(ulysses, "worker", result)
     for benchmark in ulysses.benchmarks():
         row = benchmark.measure(Settings(pairs=2))
         assert (row.goal, row.ratio, row.met) == (">= 1.1 x", 1.1, met)

@@ -16,12 +16,12 @@ from benchmarks.rows import Row
 def row_of(monkeypatch: pytest.MonkeyPatch, apart: float) -> Row:
     """The ranks take 5 % longer."""
 
-    def answer(module: str, *words: str) -> dict[str, Any]:
+    def result(module: str, *words: str) -> dict[str, Any]:
         assert module == "virtual_ranks_worker"
         seconds = 1.05 if "ranks" in words else 1.0
         return {"seconds": [seconds], "apart": apart, "device": "NVIDIA H100"}
 
-    monkeypatch.setattr(virtual_ranks, "worker", answer)
+    monkeypatch.setattr(virtual_ranks, "worker", result)
     monkeypatch.setattr(virtual_ranks, "require_gpu", lambda: None)
     (benchmark,) = virtual_ranks.benchmarks()
     return benchmark.measure(Settings(pairs=2))
@@ -54,10 +54,10 @@ def test_without_a_gpu_it_says_that_it_is_not_measured(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("form", virtual_ranks_worker.FORMS)
 def test_eight_ranks_on_one_device_attend_as_one_call_does(form: str) -> None:
     tensors = virtual_ranks_worker.inputs("tiny", "cpu", torch.float64)
-    answer = virtual_ranks_worker.measure(form, tensors, ranks=8, warmup=0, steps=2)
-    assert answer["apart"] <= 1e-12
-    assert len(answer["seconds"]) == 2
-    assert answer["device"] is None
+    result = virtual_ranks_worker.measure(form, tensors, ranks=8, warmup=0, steps=2)
+    assert result["apart"] <= 1e-12
+    assert len(result["seconds"]) == 2
+    assert result["device"] is None
 
 
 def test_every_rank_makes_a_call_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
-from ascend_run.plugin_api.testing.runtime import load_runtime
-from benchmarks.campaigns.together import features
+from ascend_run.registry.discovery import discover
+from ascend_run.testing.runtime import load_runtime
+from benchmarks.campaigns.features import features
+from tests.support.plugin_pages import page_of
 
-ROOT = Path(__file__).parent.parent.parent
 CHANGE_NONE: Final = {
     "alibi": "it declares the need of a bias, and the platform answers for its kernel",
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
@@ -17,7 +17,7 @@ CHANGE_NONE: Final = {
     "rotary": "every kernel keeps the tables alone, and gives tensors of one size",
     "tensorboard": "it writes what is logged anyway",
 }
-"""What ``tests/core/cost/test_kept_by_plugins.py`` measures of them, where there is something."""
+"""``tests/tools/plan/cost_model/test_kept_by_plugins.py`` measures where there is something."""
 SENTENCE: Final = "changes nothing that `plan` counts"
 
 
@@ -34,5 +34,5 @@ def test_no_feature_is_silent_about_its_cost() -> None:
 
 def test_their_pages_say_it() -> None:
     for name in {*CHANGE_NONE} & {*features()}:
-        page = (ROOT / "docs" / "plugins" / f"{name}.md").read_text()
+        page = page_of(discover(), name).read_text()
         assert SENTENCE in " ".join(page.split()), name

@@ -20,12 +20,13 @@ import attrs
 import click
 import pytest
 
-from ascend_run.core.config.loading import build_config
-from ascend_run.core.config.reading import read_raw
-from ascend_run.core.config.schema import SECTIONS, TOP_LEVEL, all_options
-from ascend_run.entrypoints.cli import COMMANDS, TRAIN, program
-from ascend_run.entrypoints.planning import prepare
+from ascend_run.entrypoints.cli import program
+from ascend_run.entrypoints.commands import TRAIN, commands
 from ascend_run.plugin_api.errors import AscendRunError, ConfigError
+from ascend_run.prepare.config.loading import build_config
+from ascend_run.prepare.config.reading import read_raw
+from ascend_run.prepare.config.schema import SECTIONS, TOP_LEVEL, all_options
+from ascend_run.prepare.prepare import prepare
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 
@@ -41,10 +42,10 @@ SHOWN = {
     "docs/checkpoints.md": ("gloo-offload",),
     "docs/cost-model.md": OF_THE_DEMO,
     "docs/plan.md": OF_THE_DEMO,
-    "docs/plugins/npu.md": ("gmm",),
+    "docs/plugins/platforms/npu.md": ("gmm",),
 }
-"""Page -> the features whose settings or files it shows; without one of them it must be written
-anew, and is not read until then."""
+"""Page -> the features whose settings or files it shows; without one of them it must be
+rewritten, and is not read until then."""
 
 
 def pages() -> Iterator[Any]:
@@ -110,7 +111,7 @@ def command_lines(page: Path) -> Iterator[list[str]]:
 
 @functools.cache
 def known_keys() -> frozenset[str]:
-    """Every key that any run of ours may have."""
+    """Every config key of any built-in plugin."""
     catalogue = discover()
     ours = [name for name, candidate in catalogue.items() if candidate.first_party]
     classes = {
@@ -173,7 +174,7 @@ def test_the_settings_that_it_names_exist(page: Path) -> None:
 
 def test_the_options_that_it_names_exist(page: Path) -> None:
     """But for pages of plugins, which name the flags of other systems."""
-    if page.parent.name == "plugins":
+    if page.parent.parent.name == "plugins":
         return
     context = click.Context(program, info_name="ascend-run")
     known = {
@@ -187,7 +188,7 @@ def test_the_options_that_it_names_exist(page: Path) -> None:
         *("--fresh", "--limit", "--workers"),
         *("--nproc-per-node", "--ntasks-per-node"),
     }  # of other programs
-    for name in COMMANDS:
+    for name in commands():
         command = program.get_command(context, name)
         assert command is not None
         nested = command.commands.values() if isinstance(command, click.Group) else ()
@@ -225,7 +226,7 @@ def braces(path: str) -> Iterator[str]:
 
 
 def named_paths(page: Path) -> Iterator[tuple[str, str]]:
-    """(path, name in the file or nothing) of what is in code type and looks like one of ours."""
+    """(path, name in the file or nothing) of code spans that look like paths of this tree."""
     tops = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir()))
     parts = "plugin_api|core|entrypoints|registry|ops|plugins"
     for text in re.findall(r"`([^`]+)`", prose(page)):

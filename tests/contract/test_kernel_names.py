@@ -1,4 +1,4 @@
-"""The kernel names no feature: nothing in core, registry or plugin_api knows a plugin by name."""
+"""The kernel names no feature: nothing below the plugins knows one by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ascend_run
 from ascend_run.registry.discovery import discover
 
 PACKAGE = Path(ascend_run.__file__).parent
-DEFAULTS = PACKAGE / "plugin_api/config.py"
+DEFAULTS = PACKAGE / "types/config.py"
 """Where the plugins stand that a run has by default; the one place that may name them."""
 OTHER_MEANING = {
     "cpu": "torch's word for host memory: Tensor.cpu(), a device of that name",
@@ -53,7 +53,7 @@ def named_in(source: str, names: Collection[str] = NAMES) -> list[tuple[int, str
 def test_the_kernel_names_no_plugin() -> None:
     paths = [
         path
-        for part in ("core", "registry", "plugin_api")
+        for part in ("types", "plugin_api", "registry", "core", "prepare")
         for path in (PACKAGE / part).rglob("*.py")
         if path != DEFAULTS and "testing" not in path.parts
     ]
@@ -64,7 +64,7 @@ def test_the_kernel_names_no_plugin() -> None:
     assert found == {}
 
 
-def test_a_name_would_be_found_in_a_message_a_comparison_and_an_identifier() -> None:
+def test_a_name_is_found_in_messages_comparisons_and_identifiers() -> None:
     planted = 'if platform == "one":\n    f(f"--enable two {x}", the_third=1)\n'
     names = {"one", "two", "the-third"}
 

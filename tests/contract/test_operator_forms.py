@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ascend_run.ops.kernels.catalog import OPERATORS
-from ascend_run.plugin_api import GroupedProducts
-from ascend_run.plugins.cuda import forms as cuda
-from ascend_run.plugins.npu import forms as npu
-from ascend_run.plugins.npu import platform_ops as npu_operators
+from ascend_run.plugin_api import GroupedGemm
+from ascend_run.plugins.platforms.cuda import forms as cuda
+from ascend_run.plugins.platforms.npu import forms as npu
+from ascend_run.plugins.platforms.npu import platform_ops as npu_operators
 
 TORCH_FORMS = {operator.name: operator.torch_form() for operator in OPERATORS}
 FIELDS = ("rms_norm", "swiglu", "rotary")
@@ -50,7 +50,7 @@ def test_what_has_a_field_of_its_own_takes_as_many_arguments_by_position(name: s
 def test_grouped_products_have_the_methods_of_the_contract(method: str) -> None:
     ours, contract = (
         inspect.signature(getattr(owner, method))
-        for owner in (npu_operators.NpuGroups, GroupedProducts)
+        for owner in (npu_operators.NpuGroups, GroupedGemm)
     )
     assert [*ours.parameters] == [*contract.parameters]
     assert ours == contract

@@ -1,8 +1,8 @@
-"""A plugin says of platform npu only what has been shown.
+"""A plugin claims for platform npu only what is verified.
 
-``arithmetic`` is shown by a trial with platform npu itself, over the reference operators and a
-stand-in of its device, on two gloo ranks: at parity with the CPU, and every call taken by
-torch_npu's schema. ``real`` and ``emulated`` cannot be shown here.
+``arithmetic`` is verified by a run with platform npu itself, with the reference operators and a
+stub of its device, on two gloo ranks: parity with the CPU, and every call matches torch_npu's
+schema. ``real`` and ``emulated`` cannot be verified here.
 
 Features that claim different seams share a trial; one that changes the model has its own, since it
 may leave the others nothing to do (adapters freeze what they compute gradients of).
@@ -18,16 +18,18 @@ import attrs
 import pytest
 
 from ascend_run.plugin_api import Claim, Numerics, Support
-from ascend_run.plugin_api.testing.models import MODELS, trial_layout
-from ascend_run.plugin_api.testing.parity import GRADIENT_TOLERANCE, compare
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, load_runtime
+from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
-from benchmarks.campaigns.together import CONFIG, OPTIONS, features, layout_of
-from tests.plugins.npu.test_device_path import on_the_cpu, on_the_npu
+from ascend_run.testing.models import MODELS, trial_layout
+from ascend_run.testing.parity import GRADIENT_TOLERANCE, compare
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import RankOutcome, Trial, load_runtime
+from benchmarks.campaigns.features import CONFIG, OPTIONS, features, layout_of
+from tests.plugins.platforms.npu.test_device_path import on_the_cpu, on_the_npu
 from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
 from tests.support.latent_models import LATENT
+from tests.support.plugin_pages import page_of
 
 ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
@@ -42,7 +44,7 @@ OF_A_FAMILY: dict[str, dict[str, Any]] = {
     "gpt2": {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0},
 }
 """Family -> what its trial must set, as the tiny models do not or as it sets something else."""
-SHOWN_ELSEWHERE = {"npu": "tests/plugins/npu"}
+SHOWN_ELSEWHERE = {"npu": "tests/plugins/platforms/npu"}
 """What is no feature, family or task -> where it is shown."""
 
 
@@ -62,8 +64,9 @@ def _fit(name: str, other: str) -> bool:
     ours, theirs = MANIFESTS[name], MANIFESTS[other]
     alone = Numerics.MODEL in (ours.numerics, theirs.numerics)
     conflict = name in theirs.conflicts or other in ours.conflicts
-    four_ranks = {*ours.claims, *theirs.claims} >= {Claim.LINEAR_COMM, Claim.SEQUENCE_EXCHANGE}
-    return not (alone or conflict or four_ranks or {*ours.claims} & {*theirs.claims})
+    own, others = ({*claims_of(OURS[plugin])} for plugin in (name, other))
+    four_ranks = own | others >= {Claim.LINEAR_COMM, Claim.CONTEXT_PARALLEL}
+    return not (alone or conflict or four_ranks or own & others)
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +118,10 @@ def assert_shown(
     examined = load_runtime().examine(on_npu, 2)
     assert not examined.problems
     assert not examined.idle & {*names}, "a trial that they have no part in"
-    answers = gloo_pool.run(on_the_npu, 2, trial, timeout=100)
-    outcomes = [outcome for outcome, _ in answers]
+    results = gloo_pool.run(on_the_npu, 2, trial, timeout=100)
+    outcomes = [outcome for outcome, _ in results]
     assert [*compare(outcomes, expected(plain), GRADIENT_TOLERANCE)] == []
-    for _, seen in answers:
+    for _, seen in results:
         assert seen.devices, "it ran on the platform's own device"
         assert seen.operators["npu_fusion_attention"] + seen.operators["npu_fusion_attention_v2"]
 
@@ -169,6 +172,6 @@ def test_no_npu_has_been_seen() -> None:
 
 @pytest.mark.parametrize("name", sorted(MANIFESTS))
 def test_its_page_claims_what_its_manifest_claims(name: str) -> None:
-    page = (ROOT / f"docs/plugins/{name}.md").read_text(encoding="utf-8").splitlines()
+    page = page_of(CATALOGUE, name).read_text(encoding="utf-8").splitlines()
     (row,) = (line for line in page if line.lower().startswith("| platforms |"))
     assert ("arithmetic" in row) == (name in CLAIMING)

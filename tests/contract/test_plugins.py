@@ -1,5 +1,5 @@
-"""What every plugin of ours keeps to: the conformance kit, as for anybody's, and what is of this
-tree; a new one is held to it by its line in setup.cfg alone."""
+"""Rules for every built-in plugin: the conformance kit, as for third parties, and those of this
+tree; a line in setup.cfg is enough to check a new plugin."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api.testing.conformance import CHECKS, Check, Means, Subject
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import load_runtime
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Plugin
+from ascend_run.testing.conformance import CHECKS, Check, Means, Subject
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import load_runtime
 from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
 from tests.support.latent_models import LATENT
+from tests.support.plugin_pages import page_of
 
 ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
@@ -43,8 +44,8 @@ IDLE_IN: Mapping[str, Mapping[str, Any]] = {
 REASONS = {
     "KIT-OPTIONS": "it has no options",
     "KIT-BOUNDS": "it has no options",
-    "KIT-PATCH": "a platform's device may stand in for torch's own while it is active",
-    "KIT-DRAWS": "it does not declare that it changes no bit",
+    "KIT-PATCH": "a platform may replace parts of torch while its device is active",
+    "KIT-DRAWS": "it does not declare to be bitwise",
     "KIT-IDLE": "its manifest names no condition under which it is idle",
 }
 """Check -> the one reason for which it may say nothing, beside a device that is not here."""
@@ -85,15 +86,15 @@ def test_it_passes_the_kit(subjects: dict[str, Subject], name: str, check: Check
 
     assert not verdict.problems, check.message(name, verdict)
     reason = verdict.not_applicable
-    if reason and not reason.startswith("its device is not here"):
+    if reason and not reason.startswith("its device is not available"):
         assert reason == REASONS[check.code]
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_it_is_a_folder_of_its_name_with_a_page_and_a_suite(name: str) -> None:
-    folder = name.replace("-", "_")
-    page = ROOT / f"docs/plugins/{name}.md"
+    module = CATALOGUE[name].entry_point.module
+    folder = f"{CATALOGUE[name].category}/{name.replace('-', '_')}"
 
-    assert CATALOGUE[name].entry_point.module == f"ascend_run.plugins.{folder}"
-    assert page.read_text(encoding="utf-8").startswith("# ")
+    assert module == f"ascend_run.plugins.{folder.replace('/', '.')}"
+    assert page_of(CATALOGUE, name).read_text(encoding="utf-8").startswith("# ")
     assert [*(ROOT / f"tests/plugins/{folder}").glob("test_*.py")]

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from ascend_run.entrypoints.planning import prepare
 from ascend_run.plugin_api import AscendRunError
+from ascend_run.prepare.prepare import prepare
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 from ascend_run.registry.resolution import resolve
@@ -142,7 +142,7 @@ def commands(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
     """What every copy answered."""
     folder = tmp_path_factory.mktemp("removal")
     trees = []
@@ -176,29 +176,29 @@ def test_of_any_two_some_copy_has_the_one_and_lacks_the_other() -> None:
 
 
 @pytest.mark.parametrize("removed", REMOVED)
-def test_everything_else_can_be_imported(answers: Mapping[str, Answers], removed: str) -> None:
-    assert answers[removed]["broken"] == {}
-    assert f"/{removed.replace(' ', '-')}/ascend_run/" in answers[removed]["package"]
+def test_everything_else_can_be_imported(results: Mapping[str, Answers], removed: str) -> None:
+    assert results[removed]["broken"] == {}
+    assert f"/{removed.replace(' ', '-')}/ascend_run/" in results[removed]["package"]
 
 
 @pytest.mark.parametrize("removed", REMOVED)
 def test_what_is_left_is_listed_and_nothing_else(
-    answers: Mapping[str, Answers], removed: str
+    results: Mapping[str, Answers], removed: str
 ) -> None:
-    answer = answers[removed]["commands"]["list"]
-    assert answer["code"] == 0, answer["err"]
-    listed = {row["name"] for row in json.loads(answer["out"])}
+    result = results[removed]["commands"]["list"]
+    assert result["code"] == 0, result["err"]
+    listed = {row["name"] for row in json.loads(result["out"])}
     present = {PLUGINS[name].name for name in {*OURS} - {*REMOVED[removed]}}
     assert listed & {*OURS} == present
 
 
 @pytest.mark.parametrize("removed", REMOVED)
 def test_a_run_with_all_that_is_left_is_planned(
-    answers: Mapping[str, Answers], removed: str
+    results: Mapping[str, Answers], removed: str
 ) -> None:
-    answer = answers[removed]["commands"]["plan"]
-    assert answer["code"] == 0, answer["err"]
-    planned = {plugin["name"] for plugin in json.loads(answer["out"])["plugins"]}
+    result = results[removed]["commands"]["plan"]
+    assert result["code"] == 0, result["err"]
+    planned = {plugin["name"] for plugin in json.loads(result["out"])["plugins"]}
     left = [name for name in FEATURES if name not in REMOVED[removed]]
     assert {*together(left, family_beside(REMOVED[removed]))} <= planned
     assert not planned & {*REMOVED[removed]}
@@ -206,16 +206,16 @@ def test_a_run_with_all_that_is_left_is_planned(
 
 @pytest.mark.parametrize("removed", REMOVED)
 def test_naming_them_is_refused_as_any_unknown_name(
-    answers: Mapping[str, Answers], removed: str
+    results: Mapping[str, Answers], removed: str
 ) -> None:
-    answer = answers[removed]["commands"]["plan of them"]
-    assert answer["code"] == 2
+    result = results[removed]["commands"]["plan of them"]
+    assert result["code"] == 2
     for name in REMOVED[removed]:
-        assert f"unknown plugin '{name}'" in answer["err"]
-    assert "Traceback" not in answer["err"]
+        assert f"unknown plugin '{name}'" in result["err"]
+    assert "Traceback" not in result["err"]
 
 
-def test_a_run_without_any_feature_trains(answers: Mapping[str, Answers]) -> None:
-    answer = answers["all features"]["commands"]["train"]
-    assert answer["code"] == 0, answer["err"]
-    assert "loss" in answer["out"] + answer["err"]
+def test_a_run_without_any_feature_trains(results: Mapping[str, Answers]) -> None:
+    result = results["all features"]["commands"]["train"]
+    assert result["code"] == 0, result["err"]
+    assert "loss" in result["out"] + result["err"]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import Claim, HookError, HookKind, Manifest, hookimpl
+from ascend_run.plugin_api import HookError, HookKind, Manifest, hookimpl
 from ascend_run.plugin_api.hook_points import hook_points
 
 
 class Base:
-    def __init__(self, name: str, claims: tuple[Claim, ...] = ()) -> None:
-        self.manifest = Manifest(name=name, summary="for a test", claims=claims)
+    def __init__(self, name: str) -> None:
+        self.manifest = Manifest(name=name, summary="for a test")
         self.seen: list[Any] = []
 
 
@@ -23,6 +23,11 @@ class Norm(Base):
     @hookimpl
     def ascend_norm(self) -> str:
         return self.manifest.name
+
+
+class PlatformNorm(Norm):
+    @hookimpl
+    def ascend_device(self) -> None: ...
 
 
 class NoNorm(Base):
@@ -55,16 +60,16 @@ class Listener2(Base):
         self.seen.append((context, dict(metrics)))
 
 
-def test_a_provider_is_the_first_plugin_that_answers_and_the_platform_comes_last() -> None:
-    platform = Norm("platform", claims=(Claim.PLATFORM,))
+def test_a_provider_is_the_first_plugin_with_a_result_platform_last() -> None:
+    platform = PlatformNorm("platform")
     assert Hooks([platform]).provide("ascend_norm", config=None) == "platform"
     assert Hooks([platform, Norm("feature")]).provide("ascend_norm", config=None) == "feature"
     assert Hooks([NoNorm("idle"), platform]).provide("ascend_norm", config=None) == "platform"
 
 
-def test_a_provider_that_nobody_answers_is_none_and_an_error_where_it_is_required() -> None:
+def test_a_provider_without_a_result_is_none_or_an_error_if_required() -> None:
     assert Hooks([NoNorm("idle")]).provide("ascend_norm", config=None) is None
-    with pytest.raises(HookError, match="no enabled plugin answers ascend_norm"):
+    with pytest.raises(HookError, match="no enabled plugin provides ascend_norm"):
         Hooks([]).require("ascend_norm", config=None)
 
 
@@ -74,26 +79,26 @@ def test_wrappers_apply_in_resolved_order_innermost_first() -> None:
     assert wrapped == "c3(b3(a3(x)))"
 
 
-def test_a_wrapper_that_answers_none_for_its_inner_thing_is_an_error() -> None:
+def test_a_wrapper_that_returns_none_is_an_error() -> None:
     class Broken(Base):
         @hookimpl
         def ascend_layer(self) -> Any:
             return lambda inner: None
 
-    with pytest.raises(HookError, match="answered None"):
+    with pytest.raises(HookError, match="returned None"):
         Hooks([Broken("broken")]).wrap(
             "ascend_layer", "x", config=None, device=None, layer_index=0, num_layers=1
         )
 
 
-def test_what_was_given_and_answered_at_each_step_of_wrapping_can_be_watched() -> None:
+def test_inputs_and_results_of_each_wrapping_step_can_be_observed() -> None:
     seen: list[Any] = []
     hooks = Hooks([Layer("a"), Layer("b")])
     hooks.wrap("ascend_layer", "x", lambda *step: seen.append(step), layer_index=0)
     assert seen == [("a", "x", "a0(x)"), ("b", "a0(x)", "b0(a0(x))")]
 
 
-def test_a_list_from_all_answers_refuses_what_two_plugins_give() -> None:
+def test_a_merged_list_rejects_what_two_plugins_give() -> None:
     class Panels(Base):
         @hookimpl
         def ascend_report(self) -> list[str]:
@@ -112,7 +117,7 @@ def test_contributions_merge_and_a_key_given_twice_names_both_plugins() -> None:
         Hooks([Groups("a"), Groups("b")]).merge("ascend_process_groups", config=None, layout=None)
 
 
-def test_an_event_calls_each_listener_once_with_just_the_arguments_it_takes() -> None:
+def test_an_event_calls_each_listener_once_with_its_own_arguments() -> None:
     first, second = Listener("first"), Listener2("second")
     Hooks([first, second]).event("ascend_after_log")(context="c", metrics={"loss": 1.0})
     assert first.seen == [{"loss": 1.0}]

@@ -22,7 +22,8 @@ def test_a_plugin_that_changes_nothing_in_this_run_is_warned_of() -> None:
         config=None,  # type: ignore[arg-type]  # the log does not read it
         config_toml="",
         plugins=[plugin("inner"), plugin("outer")],
-        plan={"idle": {"outer": "parallel.context_parallel_size <= 1"}},
+        idle={"outer": "parallel.context_parallel_size <= 1"},
+        plan_json="{}",
         lock={},
     )
     with capture_logs() as events:

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from ascend_run.entrypoints import cli
+from ascend_run.entrypoints.commands import TRAIN, Command, commands
 from ascend_run.plugin_api import ConfigError, RankFailure
 from tests.support.command_line import imported_by, top
 
@@ -30,7 +31,8 @@ def replace_train(monkeypatch: pytest.MonkeyPatch, command: click.Command) -> No
     module = types.ModuleType("a_train_module")
     module.command = command  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_train_module", module)
-    monkeypatch.setitem(cli.COMMANDS, cli.TRAIN, ("a_train_module", "Train."))  # type: ignore[arg-type]
+    known = {**commands(), TRAIN: Command("a_train_module:command", "Train.")}
+    monkeypatch.setattr(cli, "commands", lambda: known)
 
 
 @pytest.mark.parametrize(
@@ -70,17 +72,17 @@ def test_help_shows_the_options_of_training_and_every_command(
     assert cli.run(["--help"]) == 0
 
     shown = capsys.readouterr().out
-    for word in ("--enable", "--config", "--platform", "--nproc", "--version", *cli.COMMANDS):
+    for word in ("--enable", "--config", "--platform", "--nproc", "--version", *commands()):
         assert word in shown, word
 
 
-@pytest.mark.parametrize("name", [*cli.COMMANDS])
+@pytest.mark.parametrize("name", [*commands()])
 def test_each_command_is_listed_with_the_first_line_of_its_help(name: str) -> None:
     context = click.Context(cli.program)
     command = cli.program.get_command(context, name)  # type: ignore[attr-defined]
 
     assert command.name == name
-    assert cli.COMMANDS[name][1] == (command.help or "").strip().splitlines()[0]
+    assert commands()[name].summary == (command.help or "").strip().splitlines()[0]
 
 
 def test_a_refusal_is_one_message_and_its_exit_code(

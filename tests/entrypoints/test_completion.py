@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 from click.shell_completion import ShellComplete
 
-from ascend_run.entrypoints.cli import COMMANDS, program, run
+from ascend_run.entrypoints.cli import program, run
+from ascend_run.entrypoints.commands import commands
 from tests.support.installed import Install, offer
 
 
@@ -31,7 +32,7 @@ def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_first_word_completes_to_commands() -> None:
-    assert completions([], "") == {*COMMANDS}
+    assert completions([], "") == {*commands()}
     assert completions([], "pl") == {"plan", "plugins"}
 
 
@@ -70,7 +71,7 @@ def test_names_of_other_packages_complete_without_running_them(install: Install)
     assert not (folder / "ran").exists()
 
 
-def test_the_program_answers_a_shell() -> None:
+def test_the_program_completes_words_for_a_shell() -> None:
     process = subprocess.run(
         [sys.executable, "-c", "from ascend_run.entrypoints.cli import main; main()"],
         env={

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ascend_run.entrypoints.cli import run
-from ascend_run.entrypoints.planning import prepare
 from ascend_run.plugin_api import AscendRunError
+from ascend_run.prepare.prepare import prepare
 from tests.support.hostile_packages import EVERY, Hostile, install_cycle
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def test_naming_one_is_a_clear_refusal_or_its_own_page(
     assert set(canaries(site)) <= {package.module}
 
 
-def test_a_slow_import_is_told_of(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_import_is_reported(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plugins", "show", "sleeps-at-import"]) == 0
 
     assert canaries(site) == ["hostile_sleeps_at_import"]  # so one that ran would be seen
@@ -138,9 +138,9 @@ def test_a_slow_import_is_told_of(site: Path, capsys: pytest.CaptureFixture[str]
     ("enable", "problem"),
     [
         ("sys-exit-at-import,manifest-raises", "it called sys.exit(0)"),
-        ("first-of-a-cycle,second-of-a-cycle", "the declared order ends where it began"),
+        ("first-of-a-cycle,second-of-a-cycle", "the declared order has a cycle"),
         ("second-of-a-cycle", "'second-of-a-cycle' requires 'first-of-a-cycle'; add it"),
-        ("twice", "'twice' is offered more than once"),
+        ("twice", "'twice' is provided more than once"),
     ],
 )
 def test_a_run_that_names_them_is_refused_before_it_starts(enable: str, problem: str) -> None:

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from ascend_run.core.launch import agent
 from ascend_run.core.launch.options import LaunchOptions
 from ascend_run.entrypoints import train
-from ascend_run.entrypoints.planning import prepare
 from ascend_run.plugin_api import AscendRunError, ConfigError, DataError, RankFailure
+from ascend_run.prepare.handed_over import HandedOver
+from ascend_run.prepare.prepare import prepare
 from tests.support.command_line import imported_by, top
 from tests.support.installed import Install, offer
 
@@ -40,7 +41,7 @@ class Started:
         self.trained: list[dict[str, str]] = []
         self.launched: list[tuple[str, Any, LaunchOptions]] = []
         self.error: BaseException | None = None
-        self.told = 0
+        self.reported = 0
         self.hosts_first_rank = True
         self.failures: list[tuple[str, bool]] = []
 
@@ -49,8 +50,8 @@ class Started:
         if self.error is not None:
             raise self.error
 
-    def tell(self, prepared: Any) -> None:
-        self.told += 1
+    def report(self, prepared: Any) -> None:
+        self.reported += 1
 
     def launch(self, target: str, request: Any, options: LaunchOptions, on_failure: Any) -> bool:
         self.launched.append((target, request, options))
@@ -67,7 +68,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         os.environ.pop(name, None)
     started = Started()
     monkeypatch.setattr(train, "check_run_data", lambda prepared: None)  # "corpus" is only a name
-    monkeypatch.setattr(train, "_tell_outcome", started.tell)
+    monkeypatch.setattr(train, "_report", started.report)
     monkeypatch.setattr(train, "_train", started.train)
     monkeypatch.setattr(agent, "launch_ranks", started.launch)
     return started
@@ -120,6 +121,7 @@ def test_a_choice_of_the_user_in_the_environment_stays(started: Started, file: P
     assert started.trained[0]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
 
 
+@pytest.mark.filterwarnings("ignore")  # Megatron's own, where it is imported
 @pytest.mark.parametrize(
     "words", [("--nproc", "2"), ("run.nproc=2",), ("--nproc", "2", "run.nproc=1")], ids=str
 )
@@ -127,16 +129,41 @@ def test_ranks_are_started_with_what_they_need_to_prepare_alike(
     started: Started, file: Path, words: tuple[str, ...]
 ) -> None:
     run("--config", file, "--enable", "relay", *words, "run.seed=5", "--max-restarts", "3")
-    ((target, request, options),) = started.launched
+    ((target, message, options),) = started.launched
     assert not started.trained
     assert target == "ascend_run.entrypoints.train:run_rank"
     assert options == LaunchOptions(nproc=2, max_restarts=3)
-    os.environ["WORLD_SIZE"] = "2"
-    train.run_rank(json.loads(json.dumps(request)))
+    train.run_rank(json.loads(json.dumps(message)))
     assert started.trained
-    overrides = request["overrides"]
-    prepared = prepare(file, overrides, enable=request["enable"], world_size=2)
-    assert (prepared.config.run.seed, prepared.config.run.nproc) == (5, 2)
+    received = HandedOver.from_json(json.loads(json.dumps(message))).run_request()
+    assert (received.config.run.seed, received.config.run.nproc) == (5, 2)
+    assert [plugin.manifest.name for plugin in received.plugins] == message["plugins"]
+    assert json.loads(received.plan_json)["cost"]["stages"]
+
+
+@pytest.mark.filterwarnings("ignore")  # Megatron's own, where it is imported
+def test_a_rank_receives_its_run_and_prepares_nothing(
+    started: Started, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It resolves no plugins, plans nothing and computes no costs; its config is the launcher's."""
+    run("--config", file, "--nproc", "2", "--enable", "relay")
+    message = json.loads(json.dumps(started.launched[0][1]))
+    prepared = prepare(file, ["run.nproc=2"], enable=["relay"], world_size=2)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a rank does not prepare")
+
+    for module, name in (
+        ("ascend_run.prepare.prepare", "resolve"),
+        ("ascend_run.prepare.prepare", "build_plan"),
+        ("ascend_run.prepare.prepare", "compatibility_problems"),
+        ("ascend_run.tools.plan.costs", "expected_costs"),
+    ):
+        monkeypatch.setattr(f"{module}.{name}", refuse)
+    received = HandedOver.from_json(message).run_request()
+    assert received.config == prepared.config
+    assert received.lock == prepared.lock
+    assert received.config_toml == prepared.run_request().config_toml
 
 
 def test_cores_are_shared_where_several_ranks_compute_on_them(started: Started, file: Path) -> None:
@@ -144,21 +171,33 @@ def test_cores_are_shared_where_several_ranks_compute_on_them(started: Started, 
     assert os.environ["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
-def test_several_nodes_need_a_place_to_meet(started: Started, file: Path) -> None:
-    nodes = ("--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "1")
-    run("--config", file, "--nproc", "1", *nodes)
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> tuple[str, ...]:
+    """Options of one of two nodes."""
+    key = tmp_path / "rdzv.key"
+    key.touch(mode=0o600)
+    key.write_text("0123456789abcdef" * 4)
+    return ("--nproc", "1", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-key-file", str(key))
+
+
+def test_several_nodes_need_a_place_to_meet(
+    started: Started, file: Path, two_nodes: tuple[str, ...]
+) -> None:
+    run("--config", file, *two_nodes, "--node-rank", "1")
     ((_, _, options),) = started.launched
-    assert options == LaunchOptions(nproc=1, nnodes=2, rdzv_endpoint="h:1", node_rank=1)
+    assert options == LaunchOptions(
+        nproc=1, nnodes=2, rdzv_endpoint="h:1", rdzv_key_file=two_nodes[-1], node_rank=1
+    )
     assert "needs --rdzv-endpoint" in str(refusal("--config", file, "--nnodes", "2"))
 
 
 @pytest.mark.parametrize("hosts_first_rank", [True, False])
 def test_the_node_of_the_first_rank_tells_of_the_outcome(
-    started: Started, file: Path, hosts_first_rank: bool
+    started: Started, file: Path, hosts_first_rank: bool, two_nodes: tuple[str, ...]
 ) -> None:
     started.hosts_first_rank = hosts_first_rank
-    run("--config", file, "--nproc", "1", "--nnodes", "2", "--rdzv-endpoint", "h:1")
-    assert started.told == hosts_first_rank
+    run("--config", file, *two_nodes)
+    assert started.reported == hosts_first_rank
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -167,10 +206,10 @@ def test_the_first_rank_of_another_starter_tells_of_the_outcome(
 ) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")
     run("--config", file)
-    assert started.told == (rank == 0)
+    assert started.reported == (rank == 0)
 
 
-def test_what_failed_first_is_left_in_the_metrics_where_there_is_a_run_folder(
+def test_the_first_failure_is_written_to_the_metrics_of_the_run_folder(
     started: Started, file: Path, tmp_path: Path
 ) -> None:
     started.failures = [("rank 1: ValueError: no", False), ("rank 0: Connection closed", True)]
@@ -229,7 +268,7 @@ def test_one_task_a_node_may_start_the_ranks_of_its_node(started: Started, file:
 
 def test_ranks_inside_of_a_rank_are_refused(started: Started, file: Path) -> None:
     os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")
-    assert "this process is rank 0 of 2 already" in str(refusal("--config", file, "--nproc", "2"))
+    assert "this process is already rank 0 of 2" in str(refusal("--config", file, "--nproc", "2"))
 
 
 def test_a_refusal_of_a_rank_names_it_and_is_left_for_its_starter(
@@ -280,7 +319,7 @@ NEEDS_HASHES = NEEDS_VARIABLE.replace("TUNED_BUFFERS", "PYTHONHASHSEED")
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_one_rank_gets_a_process_of_its_own_where_a_variable_comes_too_late_for_this_one(
+def test_one_rank_gets_a_new_process_if_a_variable_is_set_too_late(
     started: Started, install: Install, file: Path, in_time: bool
 ) -> None:
     offer(install, "tuned", NEEDS_HASHES)
@@ -292,7 +331,7 @@ def test_one_rank_gets_a_process_of_its_own_where_a_variable_comes_too_late_for_
     assert os.environ["PYTHONHASHSEED"] == "8"
 
 
-def test_a_variable_that_comes_too_late_for_a_rank_of_another_starter_is_told_once(
+def test_a_variable_set_too_late_under_another_launcher_warns_once(
     started: Started, install: Install, file: Path
 ) -> None:
     offer(install, "tuned", NEEDS_HASHES)
@@ -306,7 +345,7 @@ def test_a_variable_that_comes_too_late_for_a_rank_of_another_starter_is_told_on
     assert len(started.trained) == 2
 
 
-def test_the_printed_config_runs_identically_and_says_where_values_come_from(
+def test_the_printed_config_reproduces_the_run_and_gives_origins(
     started: Started, file: Path, tmp_path: Path
 ) -> None:
     words = ("--enable", "relay", "--nproc", "2", "run.seed=7")

@@ -17,6 +17,7 @@ import pytest
 
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.log.metrics import read_metrics
+from ascend_run.core.run_files import PAGE_NAME, RUN_FILES
 
 CONFIG = """
 [model]
@@ -149,6 +150,10 @@ def test_under_torchrun_the_run_folders_config_runs_identically(
     assert [reading["loss"] for reading in again] == [reading["loss"] for reading in first]
 
 
+def test_every_file_of_a_run_folder_is_one_that_no_input_may_be(saved: Path) -> None:
+    assert {path.name for path in saved.iterdir() if path.is_file()} == {*RUN_FILES, PAGE_NAME}
+
+
 def test_it_runs_as_well_under_srun(workplace: Path) -> None:
     """The variables are those that srun of Slurm 22.05 sets for two tasks on one node."""
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
@@ -177,7 +182,7 @@ def test_data_that_cannot_be_used_are_refused_before_any_rank_starts(workplace: 
     assert not (workplace / "runs" / "foreign").exists()
 
 
-def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_leaves_the_earlier_ones(
+def test_a_failed_save_ends_the_run_and_keeps_earlier_checkpoints(
     workplace: Path, saved: Path
 ) -> None:
     shutil.copytree(saved, workplace / "runs/full")
@@ -196,7 +201,7 @@ def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_leaves_the_earlier_one
     assert [record["step"] for record in history.records] == [1, 2, 3, 4]
 
 
-def test_a_full_disk_under_the_metrics_is_told_in_one_message(workplace: Path) -> None:
+def test_a_full_disk_under_the_metrics_is_one_message(workplace: Path) -> None:
     folder = workplace / "runs/no-metrics"
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").symlink_to("/dev/full")
@@ -209,9 +214,10 @@ def test_a_full_disk_under_the_metrics_is_told_in_one_message(workplace: Path) -
     assert "Traceback" not in errors
 
 
-def test_a_corrupt_checkpoint_is_passed_over_or_where_it_was_asked_for_refused_once(
+def test_a_corrupt_checkpoint_is_skipped_or_rejected_if_requested(
     workplace: Path, saved: Path
 ) -> None:
+    """A requested step that is corrupt is one error; otherwise an older checkpoint is used."""
     shutil.copytree(saved, workplace / "runs/corrupt")
     words = [*SAVED, "run.output_dir=runs/corrupt"]
     shard = workplace / "runs/corrupt/checkpoints/step_00000002/rank_0000.safetensors"
@@ -222,7 +228,7 @@ def test_a_corrupt_checkpoint_is_passed_over_or_where_it_was_asked_for_refused_o
     code, errors = finish(start(workplace, *words, "checkpoint.step=2"))
     assert code == 2, errors
     assert errors.count("error: rank") == 1
-    assert "step_00000002 is not sound:\n  rank 0: rank_0000.safetensors: tensor" in errors
+    assert "step_00000002 is corrupt:\n  rank 0: rank_0000.safetensors: tensor" in errors
     assert "Traceback" not in errors
 
     code, errors = finish(start(workplace, *words))
@@ -231,9 +237,7 @@ def test_a_corrupt_checkpoint_is_passed_over_or_where_it_was_asked_for_refused_o
     assert [reading["step"] for reading in readings(workplace, "corrupt")] == [1, 2, 2]
 
 
-def test_ranks_that_are_started_again_go_on_from_what_they_saved(
-    workplace: Path, saved: Path
-) -> None:
+def test_restarted_ranks_resume_from_their_checkpoint(workplace: Path, saved: Path) -> None:
     words = [*SAVED, "run.output_dir=runs/on", f"checkpoint.load={saved / 'checkpoints'}"]
     words += ["train.train_iters=1000000"]
     process = start(workplace, *words, "--max-restarts", "1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascend_run.plugin_api import SequencePartition, UnevenPartition, whole_length
+from ascend_run.plugin_api import SequencePartition, UnevenPartition, full_length
 
 
 class Even:
@@ -20,14 +20,14 @@ class LastHasTheRest(Even):
         ((start, stop),) = super().chunks(seq_length, rank, size)
         return [(start, seq_length if rank == size - 1 else stop)]
 
-    def whole_length(self, held: int, rank: int, size: int) -> int:
+    def full_length(self, held: int, rank: int, size: int) -> int:
         return 11
 
 
-def test_an_uneven_partition_says_it_and_of_any_other_all_ranks_hold_as_much() -> None:
+def test_only_a_declared_uneven_partition_has_unequal_shards() -> None:
     even: SequencePartition = Even()
     uneven: UnevenPartition = LastHasTheRest()
-    assert whole_length(even, 3, 1, 4) == 12
-    assert whole_length(uneven, 3, 1, 3) == 11
-    assert whole_length(uneven, 5, 0, 1) == 5, "one rank holds it all"
-    assert whole_length(None, 5, 0, 1) == 5
+    assert full_length(even, 3, 1, 4) == 12
+    assert full_length(uneven, 3, 1, 3) == 11
+    assert full_length(uneven, 5, 0, 1) == 5, "one rank holds it all"
+    assert full_length(None, 5, 0, 1) == 5

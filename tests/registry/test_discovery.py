@@ -88,7 +88,7 @@ def test_a_name_offered_twice_stops_no_run_that_does_not_name_it(install: Instal
     assert [*found.broken] == ["ring"]
 
 
-def test_of_two_installations_of_one_distribution_the_importable_one_counts(
+def test_the_importable_of_two_installed_distributions_counts(
     install: Install,
 ) -> None:
     install("ring-one", {"ascend_run.plugins": {"ring": "old:Plugin"}}, version="1.0")
@@ -122,7 +122,7 @@ def test_a_distribution_without_a_name_stops_no_other_plugin(install: Install) -
     assert any("nameless" in place for place in found.unreadable)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_and_where_was_searched() -> None:
+def test_an_unknown_name_is_rejected_with_the_nearest_and_the_locations() -> None:
     with pytest.raises(PluginResolutionError) as refusal:
         discover().load(["pretrian"])
 
@@ -151,8 +151,8 @@ def test_every_bad_name_is_in_one_refusal(install: Install) -> None:
         ("import a_module_that_is_nowhere", "No module named 'a_module_that_is_nowhere'"),
         ("def broken(:", "SyntaxError"),
         ("x = 1", "has no attribute 'Plugin'"),
-        ("Plugin = 3", "is no plugin"),
-        ("class Plugin: manifest = 'ring'", "is no plugin"),
+        ("Plugin = 3", "is not a plugin"),
+        ("class Plugin: manifest = 'ring'", "is not a plugin"),
     ],
 )
 def test_a_plugin_that_cannot_be_imported_stops_only_runs_that_name_it(

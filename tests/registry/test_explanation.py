@@ -5,21 +5,23 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import Claim, Condition, HookError, hookimpl, hookspecs
+from ascend_run.plugin_api import Claim, Condition, HookError, LinkPlace, hookimpl, hookspecs
 from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.implementations import implementations
 from ascend_run.registry.explanation import (
+    ForwardLinks,
     HookOwners,
     check_hooks,
+    explain_forwards,
     explain_hooks,
     explain_plugin,
     idle,
 )
-from ascend_run.registry.hooks import implementations
 from ascend_run.registry.resolution import resolve
 from tests.support.fake_plugins import named, platform, plugin
 
 
-def answer(self: object) -> None:
+def result(self: object) -> None:
     """A hook implementation that asks for nothing."""
 
 
@@ -73,40 +75,38 @@ def test_hooks_are_read_from_the_class_in_every_form_of_method() -> None:
 
 def test_a_misspelt_hook_is_refused_with_the_nearest() -> None:
     with pytest.raises(HookError) as refused:
-        check_hooks([plugin("ring", {"ascend_atention": answer})])
+        check_hooks([plugin("ring", {"ascend_atention": result})])
 
     assert refused.value.problems == (
-        "'ring' implements ascend_atention, which is no hook; did you mean ascend_attention?",
+        "'ring' implements ascend_atention, which is not a hook; did you mean ascend_attention?",
     )
 
 
-def test_an_answer_for_a_seam_that_the_manifest_does_not_claim_is_refused() -> None:
+@pytest.mark.parametrize("hooks", [{"ascend_experts": result}, {}], ids=["repeated", "unmade"])
+def test_a_claim_that_a_hook_makes_is_refused_in_the_manifest(hooks: dict[str, Any]) -> None:
+    claims = (Claim.EXPERTS, Claim.LINEAR_COMM)
     with pytest.raises(HookError) as refused:
-        check_hooks([plugin("ring", {"ascend_experts": answer}, claims=(Claim.ROUTER,))])
+        check_hooks([plugin("ring", hooks, claims=claims)])
 
     (problem,) = refused.value.problems
-    assert problem.startswith("'ring' answers ascend_experts without claiming 'experts'; add")
-    check_hooks([plugin("ring", {"ascend_experts": answer}, claims=(Claim.EXPERTS,))])
+    assert problem == (
+        "'ring' has Claim.EXPERTS in its manifest; only implementing ascend_experts makes the "
+        "claim 'experts': delete it from the manifest's claims"
+    )
+    check_hooks([plugin("ring", hooks, claims=(Claim.LINEAR_COMM,))])
 
 
-def test_the_platform_answers_as_the_default_without_the_claim_and_a_feature_is_no_platform() -> (
-    None
-):
-    hooks = {"ascend_attention_kernel": answer, "ascend_device": answer}
-    check_hooks([platform("cpu", hooks)])
-
-    with pytest.raises(HookError, match=r"Claim\.PLATFORM"):
-        check_hooks([plugin("ring", hooks, claims=(Claim.ATTENTION_KERNEL,))])
-
-
-def test_an_argument_that_a_hook_does_not_have_is_refused_with_those_it_has() -> None:
+def test_an_unknown_hook_argument_is_rejected_with_the_known_ones() -> None:
     def ascend_process_groups(self: object, layer: int) -> None: ...
 
     with pytest.raises(HookError) as refused:
         check_hooks([plugin("ring", {"ascend_process_groups": ascend_process_groups})])
 
     assert refused.value.problems == (
-        "'ring' asks ascend_process_groups for 'layer'; its arguments are: config, layout",
+        (
+            "'ring' implements ascend_process_groups with the argument 'layer'; its arguments are: "
+            "config, layout"
+        ),
     )
 
 
@@ -125,25 +125,26 @@ def test_an_order_beside_the_declared_one_is_refused(option: str) -> None:
 
 def test_all_bad_hooks_of_all_plugins_are_in_one_refusal() -> None:
     with pytest.raises(HookError) as refused:
-        check_hooks([plugin("a", {"ascend_x": answer}), plugin("b", {"ascend_y": answer})])
+        check_hooks([plugin("a", {"ascend_x": result}), plugin("b", {"ascend_y": result})])
 
     assert len(refused.value.problems) == 2
 
 
 def test_a_provider_lists_its_claimant_and_then_the_platform() -> None:
-    hooks = {"ascend_attention_kernel": answer}
+    hooks = {"ascend_attention_kernel": result}
 
     found = explained(
         platform("cpu", hooks),
-        plugin("z-kernel", hooks, claims=(Claim.ATTENTION_KERNEL,), after=("cpu",)),
+        plugin("z-kernel", hooks, after=("cpu",)),
     )["ascend_attention_kernel"]
 
     assert found.owners == ("z-kernel", "cpu")
     assert found.why == "z-kernel: claims attention-kernel; else cpu: the platform's default"
 
 
-def test_a_wrapper_lists_its_plugins_innermost_first_with_the_reason_of_each_place() -> None:
-    hooks = {"ascend_layer": answer}
+def test_a_wrapper_lists_its_plugins_innermost_first_with_reasons() -> None:
+    """Each position in the order has its reason."""
+    hooks = {"ascend_layer": result}
 
     found = explained(
         plugin("a", hooks, after=("z",)),
@@ -154,32 +155,33 @@ def test_a_wrapper_lists_its_plugins_innermost_first_with_the_reason_of_each_pla
 
     assert found.owners == ("m", "z", "a", "b")
     assert found.why == (
-        "innermost first; m, z: no order declared, by name; a declares to be after z; b requires a"
+        "innermost first; m, z: no declared order, sorted by name; a is declared to be after z; "
+        "b requires a"
     )
 
 
 def test_an_order_that_follows_from_others_names_them() -> None:
-    hooks = {"ascend_layer": answer}
+    hooks = {"ascend_layer": result}
 
     found = explained(
         plugin("a", hooks, after=("m",)), plugin("m", after=("z",)), plugin("z", hooks)
     )["ascend_layer"]
 
-    assert found.why == "innermost first; a comes after z by way of m"
+    assert found.why == "innermost first; a comes after z through m"
 
 
 def test_one_owner_needs_no_reason_of_order() -> None:
-    assert explained(plugin("a", {"ascend_layer": answer}))["ascend_layer"].why == (
-        "only one implements it"
+    assert explained(plugin("a", {"ascend_layer": result}))["ascend_layer"].why == (
+        "the only implementation"
     )
 
 
 def test_kinds_have_their_places() -> None:
-    hooks = {"ascend_configure": answer}
+    hooks = {"ascend_configure": result}
 
     found = explained(
         platform("cpu", hooks),
-        plugin("z-family", hooks, claims=(Claim.MODEL_FAMILY,)),
+        plugin("z-family", {**hooks, "ascend_model_family": result}),
         plugin("a", hooks),
     )["ascend_configure"]
 
@@ -193,17 +195,17 @@ def test_each_plugin_says_why_it_is_there_and_where() -> None:
     resolution = resolve([*classes], classes)
 
     assert explain_plugin(ring, resolution) == (
-        "enabled by name; outside of others as it declares: requires base, after gmm"
+        "enabled by name; declared to be outside of others: requires base, after gmm"
     )
     assert explain_plugin(cpu, resolution) == (
-        "the platform of the run (--platform); asked last by every provider, as the default"
+        "the platform of the run (--platform); the default of every provider hook, called last"
     )
     assert explain_plugin(classes["gmm"], resolution) == (
-        "enabled by name; declares no order: by name"
+        "enabled by name; no declared order: sorted by name"
     )
 
 
-def test_plugins_that_change_nothing_in_this_run_are_named_with_the_condition() -> None:
+def test_idle_plugins_are_named_with_their_condition() -> None:
     classes = named(plugin("ulysses", idle=Condition("parallel.cp", "<=", 1)), plugin("gmm"))
     resolution = resolve([*classes], classes)
 
@@ -211,3 +213,20 @@ def test_plugins_that_change_nothing_in_this_run_are_named_with_the_condition() 
         "ulysses": "parallel.cp <= 1"
     }
     assert idle(resolution, SimpleNamespace(parallel=SimpleNamespace(cp=2))) == {}
+
+
+def test_chains_are_shown_as_they_are_installed() -> None:
+    """What computes in place of a module's own forward is further in than all others."""
+    manifests = [
+        plugin("adapters", forward_links={"linear": LinkPlace.AROUND}),
+        plugin("graphs", forward_links={"linear": LinkPlace.COMPILER, "layer": LinkPlace.COMPILER}),
+        plugin("plain"),
+        plugin("product", forward_links={"linear": LinkPlace.OWN}),
+        plugin("swap", forward_links={"linear": LinkPlace.AROUND, "mlp": LinkPlace.AROUND}),
+    ]
+    found = explain_forwards([each.manifest for each in manifests])  # type: ignore[attr-defined]
+    assert found == (
+        ForwardLinks("layer", (), ("graphs",)),
+        ForwardLinks("linear", ("product", "adapters", "swap"), ("graphs",)),
+        ForwardLinks("mlp", ("swap",), ()),
+    )

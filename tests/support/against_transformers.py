@@ -1,7 +1,7 @@
 """A family against transformers: logits, every gradient, and the weights that every layout loads.
 
-What becomes of which tensor is written out by hand in the family's own suite; nothing of the
-engine is used.
+The mapping of tensors is written out in the family's own tests; nothing of the implementation is
+used.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.tensors import whole_of
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.tensors import full_tensors
 from tests.support.loaded_model import largest_difference, loaded_weights, run_loaded_model
 
 TOLERANCE: Final = 1e-5
 VOCAB: Final = 53
-"""Of every reference; an odd number, so that padding shows."""
+"""Of every reference model; odd, so that padding is noticed."""
 VOCABULARY: Final = ("word_embeddings.weight", "output_layer.weight")
 
 TENSOR: Final = {
@@ -44,17 +44,17 @@ DENSE_LAYOUTS: Final[dict[str, tuple[bool, int, dict[str, Any]]]] = {
     "vpp, tied": (True, 2, VIRTUAL_STAGES),
     "tp pp, tied": (True, 4, {**TENSOR, **STAGES}),
 }
-"""Of four layers: whether the embeddings are tied, ranks, sizes."""
+"""Of four layers: whether the embeddings are tied, number of ranks, sizes."""
 
 Tensors = dict[str, Tensor]
 
 
 @attrs.frozen
 class Reference:
-    """A random model of transformers, saved, and what one forward and backward of it came to.
+    """A saved random transformers model, and the results of one forward and backward.
 
     Args:
-        in_our_layout: From its tensors by their names, and its config, to ours.
+        in_our_layout: Converts its tensors, by name, and its config to ascend-run's names.
     """
 
     family: str
@@ -68,7 +68,7 @@ class Reference:
     loss: Tensor = attrs.field(init=False)
     """Sum over all tokens."""
     gradients: Tensors = attrs.field(init=False)
-    """By our names."""
+    """By ascend-run's names."""
 
     def __attrs_post_init__(self) -> None:
         self.model.save_pretrained(self.folder)
@@ -91,7 +91,7 @@ class Reference:
 
     @property
     def weights(self) -> Tensors:
-        """By our names."""
+        """Return the weights by ascend-run's names."""
         theirs = {name: p.detach() for name, p in self.model.named_parameters()}
         return self.in_our_layout(theirs, self.model.config)
 
@@ -102,7 +102,7 @@ def check_one_rank(
     overrides: Sequence[str] = (),
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Logits, loss and every gradient, in the dtype of the reference."""
+    """Compare logits, loss and every gradient in the dtype of the reference."""
     (ours,) = pool.run(
         run_loaded_model,
         1,
@@ -124,11 +124,10 @@ def check_two_ranks(
     overrides: Sequence[str],
     times: Callable[[str], int] = lambda name: 1,
 ) -> None:
-    """Loss and every gradient, put together from the two ranks' parts.
+    """Compare loss and every gradient, reassembled from the two ranks' shards.
 
     Args:
-        times: How often a parameter's gradient is counted, by its name: both ranks see the same
-            batch.
+        times: How often a parameter's gradient is counted, by name: both ranks see the same batch.
     """
     ranks = pool.run(
         run_loaded_model,
@@ -143,7 +142,7 @@ def check_two_ranks(
         assert largest_difference(rank.loss, reference.loss) < TOLERANCE
         if rank.logits_BSV is not None:
             assert largest_difference(rank.logits_BSV, reference.logits) < TOLERANCE
-    whole = whole_of(rank.pieces for rank in ranks)
+    whole = full_tensors(rank.pieces for rank in ranks)
     assert whole.problems(TOLERANCE) == []
     assert_gradients(
         {name.removeprefix("model/"): got for name, got in whole.tensors.items()},
@@ -166,7 +165,7 @@ def assert_gradients(
 def check_loaded_weights(
     reference: Reference, pool: GlooPool, world_size: int, layout: Mapping[str, Any]
 ) -> None:
-    """Every weight of every rank is transformers' own, bit for bit, and none is missing."""
+    """Check that every weight of every rank is bitwise transformers', and none is missing."""
     values = {
         "model.family": reference.family,
         "model.hf_path": str(reference.folder),
@@ -177,7 +176,7 @@ def check_loaded_weights(
         "train.precision": "fp32",
         **layout,
     }
-    whole = whole_of(pool.run(loaded_weights, world_size, values))
+    whole = full_tensors(pool.run(loaded_weights, world_size, values))
     assert whole.problems() == []
     expected = {f"model/{name}": weight for name, weight in reference.weights.items()}
     assert whole.tensors.keys() == expected.keys()

@@ -1,4 +1,4 @@
-"""Calls of an attention kernel of every kind, and the comparison of any kernel with the formula."""
+"""Attention kernel calls of every kind, and the comparison of a kernel with the formula."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCALE = 0.37
 
 @attrs.frozen(kw_only=True)
 class Problem:
-    """Shapes of one call and what it asks for."""
+    """Shapes and features of one call."""
 
     queries: int = 12
     keys: int = 12
@@ -28,7 +28,7 @@ class Problem:
     mask: Mask = attrs.field(factory=Mask)
     bias: tuple[int, ...] | None = None
     positions: str = ""
-    """What a bias of positions is proportional to: ``distance`` or ``root``; empty: none."""
+    """The position bias is proportional to ``distance`` or its ``root``; empty: none."""
     sinks: bool = False
     softcap: float | None = None
     seed: int = 0
@@ -38,7 +38,8 @@ class Problem:
         return self.groups * self.heads_per_group
 
     def draw(self, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], AttentionSpec]:
-        """q, k, v, then bias and sinks where asked for; and the spec that holds the last two."""
+        """Draw q, k, v, then bias and sinks if requested; and the spec that contains the last
+        two."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def leaf(*shape: int) -> Tensor:
@@ -66,7 +67,7 @@ class Problem:
     def _position_bias(self) -> PositionBias | None:
         if not self.positions:
             return None
-        # Numbers that float32 has too, since an operator may want slopes in it.
+        # Exact in float32 too, which operators may require for slopes.
         slopes = torch.tensor([(3 + n) / 16 for n in range(self.heads)], dtype=torch.float64)
         return PositionBias(slopes=slopes, root=self.positions == "root")
 
@@ -74,7 +75,7 @@ class Problem:
 def run_kernel(
     kernel: AttentionKernel, leaves: list[Tensor], spec: AttentionSpec, dout: Tensor
 ) -> list[Tensor]:
-    """Output, log-sum-exp, gradients; on tensors without autograd, as a kernel is called."""
+    """Return output, log-sum-exp, gradients; without autograd, as kernels are called."""
     with torch.no_grad():
         q, k, v = (leaf.detach() for leaf in leaves[:3])
         bias = None if spec.bias is None else spec.bias.detach()
@@ -108,7 +109,7 @@ def assert_same(got: list[Tensor], want: list[Tensor], tolerance: float = TOLERA
 
 
 def check(kernel: AttentionKernel, problem: Problem, tolerance: float = TOLERANCE) -> None:
-    """Output, log-sum-exp and every gradient of one call, in float64."""
+    """Compare output, log-sum-exp and every gradient of one call, in float64."""
     leaves, spec = problem.draw()
     shape = (problem.queries, problem.batch, problem.heads, problem.value_width)
     dout = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -11,7 +11,7 @@ from ascend_run.plugin_api import AttentionSpec, Mask
 
 
 def visible(mask: Mask, num_queries: int, num_keys: int) -> Tensor:
-    """Which keys each query sees, [S, J] bool: every rule, for every pair."""
+    """Return which keys each query sees, [S, J] bool: every rule, for every pair."""
     query = torch.arange(num_queries)[:, None] + mask.query_start
     key = torch.arange(num_keys)[None, :] + mask.key_start
     seen = torch.ones(num_queries, num_keys, dtype=torch.bool)
@@ -30,7 +30,7 @@ def visible(mask: Mask, num_queries: int, num_keys: int) -> Tensor:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output [S, B, N, E] and log-sum-exp [B, N, S].
+    """Return output [S, B, N, E] and log-sum-exp [B, N, S].
 
     Args:
         kept: Dropout factors [B, N, S, J] on the probabilities.

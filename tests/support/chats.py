@@ -1,4 +1,4 @@
-"""Tiny tokenizers and files of conversations."""
+"""Tiny tokenizers and conversation files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ LONG = [
 
 
 def bytes_tokenizer(**options: Any) -> Tokenizer:
-    """Byte-level pieces that merge over spaces and line ends as they come."""
+    """Build a byte-level tokenizer that merges over spaces and line ends."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, **options)
     backend.decoder = decoders.ByteLevel()
@@ -75,7 +75,7 @@ def bytes_tokenizer(**options: Any) -> Tokenizer:
 
 
 def greedy_tokenizer() -> Tokenizer:
-    """As above, but with no border between words: pieces merge over anything but special tokens."""
+    """Build the same without word boundaries: merges over anything but special tokens."""
     backend = bytes_tokenizer()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -94,7 +94,7 @@ def greedy_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """Pieces of SentencePiece's kind: a text's first piece is preceded by a space."""
+    """Build a SentencePiece-like tokenizer: a space precedes a text's first token."""
     backend = Tokenizer(models.BPE(byte_fallback=False, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
@@ -111,7 +111,7 @@ def metaspace_tokenizer() -> Tokenizer:
 def write_tokenizer(
     folder: Path, template: str | None = CHATML, backend: Tokenizer | None = None, **config: Any
 ) -> Path:
-    """A tokenizer's folder as transformers writes and reads it."""
+    """Write a tokenizer's folder as transformers does."""
     folder.mkdir(parents=True, exist_ok=True)
     (backend or bytes_tokenizer()).save(str(folder / "tokenizer.json"))
     values = {
@@ -127,7 +127,7 @@ def write_tokenizer(
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any] | str]) -> str:
-    """A file of JSON lines; texts are written as they are."""
+    """Write a JSON lines file; strings are written verbatim."""
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return str(path)

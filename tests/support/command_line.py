@@ -1,4 +1,4 @@
-"""A command line in a process of its own, and which modules it imported."""
+"""Runs a command line in a separate process, and reports which modules it imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ print(json.dumps([code, sorted({*sys.modules} - before)]))
 
 
 def imported_by(arguments: Sequence[str]) -> tuple[int, set[str]]:
-    """Exit code, and every module outside the standard library that was imported."""
+    """Return the exit code, and every imported module outside the standard library."""
     process = subprocess.run(
         [sys.executable, "-c", _PROBE, *arguments],
         capture_output=True,
@@ -31,5 +31,5 @@ def imported_by(arguments: Sequence[str]) -> tuple[int, set[str]]:
 
 
 def top(module: str) -> str:
-    """The top-level package of a module."""
+    """Return the top-level package of a module."""
     return module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The demo's config, and the mark of what is tested with it."""
+"""The demo's config, and the pytest mark of its tests."""
 
 from __future__ import annotations
 

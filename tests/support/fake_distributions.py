@@ -1,4 +1,4 @@
-"""Distributions that are not installed: a folder with metadata and modules, put on ``sys.path``."""
+"""Fake distributions: a folder with metadata and modules, put on ``sys.path``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ PLUGIN = """
 
 
 def plugin_source(name: str, manifest: str = "") -> str:
-    """A module with a class ``Plugin``; ``manifest`` holds further arguments of its Manifest."""
+    """Return a module with a class ``Plugin``; ``manifest`` holds further arguments of its
+    Manifest."""
     arguments = f"name={name!r}, summary='a plugin named {name}', {manifest}"
     return dedent(PLUGIN).format(manifest=arguments)
 
@@ -43,13 +44,13 @@ def make_distribution(
     record: bool = False,
     editable: bool = False,
 ) -> Path:
-    """Write a distribution as an installer leaves it; the folder to put on ``sys.path``.
+    """Write a distribution as an installer does, and return the folder to put on ``sys.path``.
 
     Args:
         entry_points: Group -> name -> ``module:attribute``.
         modules: File path -> source.
         record: Write a RECORD with the hash of every file.
-        editable: Say that it is run from its sources.
+        editable: Mark it as an editable install.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path, source in (modules or {}).items():

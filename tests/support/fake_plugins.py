@@ -1,15 +1,15 @@
-"""Plugin classes made on the spot, for what needs no distribution."""
+"""Plugin classes created in a test, without a distribution."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ascend_run.plugin_api import Claim, Manifest, hookimpl
+from ascend_run.plugin_api import Manifest, hookimpl
 
 
 def plugin(name: str, hooks: dict[str, Callable[..., Any]] | None = None, **manifest: Any) -> type:
-    """A plugin class without options.
+    """Create a plugin class without options.
 
     Args:
         hooks: Hook name -> function with ``self``.
@@ -24,12 +24,13 @@ def plugin(name: str, hooks: dict[str, Callable[..., Any]] | None = None, **mani
 
 
 def platform(name: str, hooks: dict[str, Callable[..., Any]] | None = None) -> type:
-    """A platform plugin."""
-    return plugin(name, hooks, claims=(Claim.PLATFORM,), platforms={})
+    """Create a platform plugin."""
+    results = {"ascend_device": lambda self: None, **(hooks or {})}
+    return plugin(name, results, platforms={})
 
 
 def named(*plugins: type) -> dict[str, type]:
-    """Each plugin under each of its names, as a catalogue loads them."""
+    """Map each plugin by each of its names, as a catalogue loads them."""
     return {
         name: found
         for found in plugins

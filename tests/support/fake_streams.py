@@ -1,4 +1,4 @@
-"""Streams without a device: work that is put on them is done when they are waited for."""
+"""Fake device streams: queued work runs when it is waited for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class FakeStream:
-    """A queue. What is queued runs when another stream waits for it, and no sooner."""
+    """A queue whose work runs only when another stream waits for it."""
 
     def __init__(self) -> None:
         self.queue: list[Callable[[], object]] = []
@@ -25,7 +25,7 @@ class FakeStream:
 
 
 class FakeStreams:
-    """``torch.cuda`` as far as a copier uses it; copies on a side stream are put off."""
+    """The part of ``torch.cuda`` that a copier uses; copies on a side stream are deferred."""
 
     def __init__(self) -> None:
         self._current = self.default = FakeStream()
@@ -38,7 +38,7 @@ class FakeStreams:
 
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
-        """Copies into tensors inside the block run with the stream."""
+        """Defer copies into tensors inside the block to the stream."""
         before, plain = self._current, torch.Tensor.copy_
 
         def put_off(self: torch.Tensor, source: torch.Tensor, **_: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What every model family's suite checks of its data, against transformers as the other side."""
+"""Checks shared by the tests of every model family, against transformers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ascend_run.core.convert.config_keys import config_from_hf, config_to_hf
-from ascend_run.core.convert.exporting import export_hf
-from ascend_run.core.convert.importing import load_hf_weights
-from ascend_run.core.convert.json_files import read_hf_config
-from ascend_run.plugin_api import FieldSection, ModelFamily, RunConfig, ShardPiece
+from ascend_run.core.hugging_face.importing import load_hf_weights
+from ascend_run.core.hugging_face.json_files import read_hf_config
+from ascend_run.plugin_api import ModelFamily, RunConfig, ShardPiece
+from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
+from ascend_run.tools.convert.exporting import export_hf
+from tests.support.tiny_configs import model_fields, parallel_fields
 
 
 def run_config(family: ModelFamily, config_json: dict[str, Any], **changes: Any) -> RunConfig:
-    """The family's defaults, what config.json says, and ``changes`` to ``[model]``."""
+    """Return the family's defaults, updated by config.json and ``changes`` to ``[model]``."""
     values = {**family.defaults, **config_from_hf(family, config_json)}
     fields = {name.removeprefix("model."): value for name, value in values.items()}
-    return RunConfig(model=FieldSection(fields | changes), parallel=FieldSection({}))
+    return RunConfig(model=model_fields(fields | changes), parallel=parallel_fields())
 
 
 def check_keys_are_named_once(family: ModelFamily, shared: frozenset[str] = frozenset()) -> None:
-    """Args:
-    shared: Fields that several keys stand for.
+    """Check that each key of config.json maps to one field.
+
+    Args:
+        shared: Fields that several keys map to.
     """
     names = [*(key.hf for key in family.keys), *family.fixed, *family.ignored]
     assert sorted(names) == sorted(set(names))
@@ -49,10 +52,10 @@ LLAMA_LIKE = frozenset(
 def check_transformers_defaults(
     family: ModelFamily, config_class: type, required: frozenset[str] = LLAMA_LIKE
 ) -> None:
-    """What the family assumes for a missing key is what transformers assumes.
+    """Check that the family's default for a missing key equals transformers'.
 
     Args:
-        required: Keys that must be given, whatever transformers assumes.
+        required: Keys that must be given, whatever transformers' default.
     """
     assert {key.hf for key in family.keys if key.default is attrs.NOTHING} == required
     theirs = config_class()
@@ -60,7 +63,7 @@ def check_transformers_defaults(
     seen = theirs.to_dict()
     if "rope_parameters" in seen:
         seen["rope_theta"] = seen["rope_parameters"]["rope_theta"]
-        seen["head_dim"] = None  # filled in by some classes: derived
+        seen["head_dim"] = None  # derived and filled in by some classes
         if seen["num_key_value_heads"] == seen["num_attention_heads"]:
             seen["num_key_value_heads"] = None
     for key in family.keys:
@@ -71,7 +74,7 @@ def check_transformers_defaults(
 
 
 def check_config_round_trip(family: ModelFamily, folder: Path) -> None:
-    """transformers reads our config.json as it reads its own."""
+    """Check that transformers reads our config.json as it reads its own."""
     from transformers import AutoConfig
 
     read = AutoConfig.from_pretrained(folder).to_dict()
@@ -88,10 +91,10 @@ def check_config_round_trip(family: ModelFamily, folder: Path) -> None:
 def check_weights_round_trip(
     family: ModelFamily, folder: Path, shapes: dict[str, tuple[int, ...]], root: Path
 ) -> None:
-    """A folder of transformers' -> our parameters -> a folder that transformers loads the same.
+    """Convert a transformers folder to our parameters and back to a folder that transformers loads.
 
     Args:
-        shapes: Our parameters, by name.
+        shapes: Our parameters' shapes, by name.
     """
     from transformers import AutoModelForCausalLM
 
@@ -116,7 +119,7 @@ def check_weights_round_trip(
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder's safetensors files."""
+    """Return every tensor of a folder's safetensors files."""
     return {
         name: tensor
         for file in sorted(folder.glob("*.safetensors"))

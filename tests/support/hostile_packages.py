@@ -1,7 +1,7 @@
-"""Fifty installed packages that mean harm or are broken, each in one way of its own.
+"""Fifty installed packages that are malicious or broken, each in a different way.
 
-All stand in one folder, as an installer leaves them. Every module first leaves a canary: an empty
-file beside it, by which a test sees that it ran.
+All are in one folder, as an installer leaves them. Every module first writes a canary: an empty
+file next to it that shows a test that it ran.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Hostile:
     """One package."""
 
     what: str
-    """``sys-exit-at-import``: also the end of its distribution's name."""
+    """Such as ``sys-exit-at-import``: also the end of its distribution's name."""
     plugin: str = ""
-    """The name of its plugin; that of ``what`` where it is empty."""
+    """The name of its plugin; ``what`` if empty."""
     source: str = ""
-    """Of its module, after the canary; empty is a plugin without fault."""
+    """Source of its module, after the canary; empty is a valid plugin."""
     group: str = FEATURES
     value: str = ""
-    """Of its entry point; the class of its module where it is empty."""
+    """Value of its entry point; the class of its module if empty."""
     files: Mapping[str, bytes | None] = attrs.field(factory=dict)
-    """Files of its metadata to replace, or with None to remove."""
+    """Metadata files to replace, or with None to remove."""
     named: str = ""
-    """What the refusal says where a command names the plugin; empty where it may be used."""
+    """The expected error when a command names the plugin; empty if it may be used."""
     listed: str = ""
-    """What the list of plugins says of it; its name where it is empty."""
+    """The expected text in the list of plugins; its name if empty."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Hostile:
         return f"hostile_{self.what.replace('-', '_')}"
 
     def install(self, folder: Path) -> None:
-        """Write it into a folder that is on ``sys.path``."""
+        """Write it to a folder on ``sys.path``."""
         source = CANARY + (dedent(self.source) or plugin_source(self.name))
         points = {self.group: {self.name: self.value or f"{self.module}:Plugin"}}
         make_distribution(folder, self.distribution, points, {f"{self.module}.py": source})
@@ -69,7 +69,7 @@ def _raises(what: str, statement: str, named: str) -> Hostile:
 
 
 def _does(what: str, statement: str) -> Hostile:
-    """A sound plugin whose import does something besides."""
+    """Return an otherwise valid plugin whose import has a side effect."""
     return Hostile(what=what, source=f"{statement}\n{plugin_source(what)}")
 
 
@@ -131,11 +131,11 @@ DECLARED = (
     Hostile(what="wrong-group", group="ascend_run.tasks", named="belongs in ascend_run.plugins"),
 )
 CLASSES = (
-    _class("a-function", "def Plugin(config): ...", "is no plugin"),
-    _class("a-number", "Plugin = 3", "is no plugin"),
+    _class("a-function", "def Plugin(config): ...", "is not a plugin"),
+    _class("a-number", "Plugin = 3", "is not a plugin"),
     _class("no-attribute", "x = 1", "has no attribute 'Plugin'"),
-    _class("no-manifest", "class Plugin: ...", "is no plugin"),
-    _class("manifest-a-text", "class Plugin:\n    manifest = 'ring'", "is no plugin"),
+    _class("no-manifest", "class Plugin: ...", "is not a plugin"),
+    _class("manifest-a-text", "class Plugin:\n    manifest = 'ring'", "is not a plugin"),
     _class(
         "manifest-raises",
         """
@@ -160,12 +160,12 @@ SHADOWING = (
     Hostile(
         what="takes-the-name-of-ours", plugin="cpu", group=FEATURES, listed="'cpu' is a plugin of"
     ),
-    Hostile(what="same-name-one", plugin="twice", named="'twice' is offered more than once"),
+    Hostile(what="same-name-one", plugin="twice", named="'twice' is provided more than once"),
     Hostile(
         what="same-name-two",
         plugin="twice",
         group="ascend_run.platforms",
-        named="'twice' is offered more than once",
+        named="'twice' is provided more than once",
     ),
 )
 METADATA = (
@@ -185,7 +185,7 @@ METADATA = (
     _metadata(
         "escapes-in-a-name",
         {"entry_points.txt": b"[ascend_run.plugins]\n\x1b[31mred = a:B\n"},
-        "can never be named",
+        "has an invalid name",
     ),
     Hostile(what="huge-metadata", files={"METADATA": _HUGE}),
     Hostile(
@@ -205,7 +205,7 @@ CYCLE = {
     "first-of-a-cycle": "after=('second-of-a-cycle',)",
     "second-of-a-cycle": "requires=('first-of-a-cycle',), after=('first-of-a-cycle',)",
 }
-"""Two more, whose order ends where it began: sound one by one."""
+"""Two more whose order is a cycle; each is valid by itself."""
 
 
 def install_cycle(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A fixture that puts distributions of a test's own on ``sys.path``; import it in a conftest."""
+"""A fixture that puts a test's distributions on ``sys.path``; import it in a conftest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Install = Callable[..., Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """``make_distribution`` in a folder of its own that imports find until the test ends."""
+    """Run ``make_distribution`` in a folder of its own that is importable until the test ends."""
     before = set(sys.modules)
 
     def put_on_path(name: str, *args: Any, **kwargs: Any) -> Path:

@@ -1,11 +1,11 @@
-"""A model with latent attention that takes milliseconds: a dense layer, then one with experts."""
+"""A tiny model with multi-latent attention: a dense layer, then one with experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ascend_run.plugin_api.testing.models import MOE
+from ascend_run.testing.models import MOE
 
 LATENT: Final[Mapping[str, Any]] = {
     "model.family": "deepseek_v2",
@@ -38,4 +38,4 @@ DENSE: Final[Mapping[str, Any]] = {
     "model.mscale_all_dim": 0.0,
     "model.v_head_dim": 10,
 }
-"""Without experts, with queries of their own and values as wide as keys."""
+"""Without experts, with uncompressed queries and values as wide as keys."""

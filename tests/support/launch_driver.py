@@ -1,6 +1,6 @@
-"""Start stand-in ranks as a command would: ``launch_driver.py FUNCTION REQUEST OPTIONS``.
+"""Start fake ranks as a command would: ``launch_driver.py FUNCTION REQUEST OPTIONS``.
 
-Each attempt's failure, and at the end whether rank 0 was here, go to standard output as JSON.
+Prints each attempt's failure, and whether rank 0 ran in this process, to standard output as JSON.
 """
 
 from __future__ import annotations

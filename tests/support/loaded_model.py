@@ -1,4 +1,4 @@
-"""A model of ours, loaded from a Hugging Face folder, run once; a job for the pool of ranks."""
+"""Loads a model from a Hugging Face folder and runs it once; a job for the pool of ranks."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_run.core.config.layout import layout_of
-from ascend_run.core.config.loading import build_config, read_raw
-from ascend_run.core.convert.config_keys import config_from_hf
-from ascend_run.core.convert.json_files import read_hf_config
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api.testing.runtime import RankOutcome
+from ascend_run.core.hugging_face.json_files import read_hf_config
+from ascend_run.prepare.config.loading import build_config, read_raw
+from ascend_run.prepare.hugging_face.config_keys import config_from_hf
+from ascend_run.testing.runtime import RankOutcome
 from tests.support.small_runs import Values, outcome_of, standing_rank
 
 
 @attrs.frozen
 class Outcome:
-    """What one rank computed."""
+    """One rank's results."""
 
     logits_BSV: Tensor | None
-    """None where the vocabulary is cut over ranks."""
+    """None if the vocabulary is sharded over ranks."""
     loss: Tensor
     """Sum over all tokens."""
     gradients: dict[str, Tensor]
-    """Of this rank's parameters, by their names in the whole model."""
+    """Of this rank's parameters, by their names in the full model."""
     pieces: RankOutcome
-    """The same as pieces of the whole ones."""
+    """The same as shards of the full tensors."""
 
 
 def largest_difference(got: Tensor, want: Tensor) -> float:
-    """Over the largest value of what is wanted."""
+    """Return the max error relative to the largest expected value."""
     assert got.shape == want.shape
     assert want.abs().max() > 0
     return float((got - want).abs().max() / want.abs().max())
@@ -58,18 +58,19 @@ def run_loaded_model(
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
-    from ascend_run.core.convert.models import load_model
+    from ascend_run.core.hugging_face.models import load_model
     from ascend_run.core.model.build import build_model
     from ascend_run.core.model.initialization import named_parameters
     from ascend_run.core.patches import applied_patches
     from ascend_run.core.train.groups import process_groups
-    from ascend_run.plugins.cpu import Cpu
+    from ascend_run.plugins.platforms.cpu import Cpu
+    from ascend_run.plugins.platforms.cpu.options import CpuOptions
 
     (entry,) = entry_points(group="ascend_run.models", name=family_name)
     plugin_class = entry.load()
     options = getattr(plugin_class, "config_class", None)
     plugin = plugin_class(options()) if options else plugin_class()
-    hooks = Hooks([plugin, Cpu()])
+    hooks = Hooks([plugin, Cpu(CpuOptions())])
     family = hooks.require("ascend_model_family")
     raw = read_raw(None, [f"model.family={family_name}", f"model.hf_path={folder}", *overrides])
     config = build_config(
@@ -104,9 +105,9 @@ def run_loaded_model(
 
 
 def loaded_weights(values: Values) -> RankOutcome:
-    """A job for the pool: this rank's pieces of the weights that it read from ``model.hf_path``."""
+    """Return this rank's shards of the weights read from ``model.hf_path``. A job for the pool."""
     from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
-    from ascend_run.core.convert.models import load_model
+    from ascend_run.core.hugging_face.models import load_model
     from ascend_run.core.model.build import build_model
 
     with standing_rank(values) as (hooks, context):

@@ -1,4 +1,4 @@
-"""Code that a test of mutations changes."""
+"""Code that a mutation test changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``@pytest.mark.needs_plugins("gmm", ...)``: a case that there is only beside those plugins.
+"""``@pytest.mark.needs_plugins("gmm", ...)``: a test that only exists if these plugins do.
 
-A plugin may be deleted, and then nothing of ours speaks of it any more: a test of another that
-enables it too is not skipped but deselected. It is for tests of what two plugins do together;
-one that could do with any plugin takes a made-up one.
+A plugin may be deleted, and then nothing built-in may refer to it: a test of another plugin that
+enables it too is deselected, not skipped. Use it for tests of what two plugins do together; a test
+that works with any plugin uses a fake one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Case = TypeVar("Case")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what needs a plugin that has no entry point."""
+    """Deselect tests that need a plugin without an entry point."""
     there = {*discover()}
     needed = {item: _needed(item) for item in items}
     config.stash[NAMED] = frozenset().union(*needed.values())
@@ -37,12 +37,12 @@ def _needed(item: pytest.Item) -> frozenset[str]:
 
 
 def case(plugins: Sequence[str], *rest: Any, id: str | None = None) -> Any:
-    """A parameter set whose first value are plugins, and which needs them."""
+    """Return a parameter set whose first value is the plugins that it needs."""
     return pytest.param(plugins, *rest, id=id, marks=pytest.mark.needs_plugins(*plugins))
 
 
 def names_of(table: Mapping[str, Case], plugins: Callable[[Case], Sequence[str]]) -> list[Any]:
-    """The names of a table's cases, as parameters; each needs the plugins of its case."""
+    """Return the names of a table's cases as parameters; each needs the plugins of its case."""
     return [
         pytest.param(name, id=name, marks=pytest.mark.needs_plugins(*plugins(found)))
         for name, found in table.items()

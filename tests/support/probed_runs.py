@@ -1,6 +1,6 @@
-"""Runs that take a second, in this process or on a rank of the pool, with probing plugins.
+"""Runs of about a second, in this process or on a rank of the pool, with probe plugins.
 
-They are prepared as every run is; the probes, which are not installed, then join the plugins.
+They are prepared like any run; the probes, which are not installed, are added afterwards.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 
 import attrs
 
-from ascend_run.core.config.raw import Given, RawConfig
-from ascend_run.core.data.indexed import bin_path
+from ascend_run.core.data.dataset_paths import bin_path
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.launch.rank_environment import RankEnvironment
-from ascend_run.entrypoints.planning import Prepared, prepare_raw
-from ascend_run.plugin_api import RunContext
-from ascend_run.plugin_api.testing.models import MODELS
+from ascend_run.plugin_api import LinkPlace, RunContext
+from ascend_run.prepare.config.raw import RawConfig, RawValue
+from ascend_run.prepare.prepare import PreparedRun, prepare_raw
+from ascend_run.testing.models import MODELS
 
 from .fake_plugins import plugin
 from .tokens import write_tokens
 
-# Megatron tells, once, when first imported, of each optional library that it does without.
+# Megatron warns of each missing optional library when first imported.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from ascend_run.core.run import (
@@ -34,7 +34,7 @@ with warnings.catch_warnings():
         run_training,
         seed_everything,
     )
-    from ascend_run.core.train.rehearsal import Rehearsal
+    from ascend_run.testing.dry_run import DryRun
 
 VALUES: Mapping[str, Any] = {
     "train.train_iters": 1,
@@ -44,22 +44,21 @@ VALUES: Mapping[str, Any] = {
     "optimizer.clip_grad": 0.0,
     "optimizer.adam_eps": 1e-8,
 }
-"""On top of the conformance kit's model: one step of one sequence, and nothing but the gradient
-moves a weight."""
+"""Added to the conformance kit's model: one step of one sequence, without weight decay."""
 
 Values = Mapping[str, Any]
 
 
 @contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """Megatron's own, of what it does itself."""
+    """Ignore Megatron's own deprecation warnings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"megatron\.")
         yield
 
 
-def prepare(folder: Path, values: Values | None = None, model: str = "dense") -> Prepared:
-    """A run on as many ranks as this process is one of, in a folder with its data."""
+def prepare(folder: Path, values: Values | None = None, model: str = "dense") -> PreparedRun:
+    """Prepare a run on as many ranks as this process belongs to, in a folder with its data."""
     chosen = {
         **MODELS[model],
         **VALUES,
@@ -67,12 +66,12 @@ def prepare(folder: Path, values: Values | None = None, model: str = "dense") ->
         "run.output_dir": str(folder / "run"),
         **(values or {}),
     }
-    raw = RawConfig(values={name: Given(value, "the test") for name, value in chosen.items()})
+    raw = RawConfig(values={name: RawValue(value, "the test") for name, value in chosen.items()})
     return prepare_raw(raw, world_size=RankEnvironment.of_this_process().world_size)
 
 
-def request(prepared: Prepared, *probes: Any) -> RunRequest:
-    """What training is asked; the probes come before the run's own plugins, so further in."""
+def request(prepared: PreparedRun, *probes: Any) -> RunRequest:
+    """Return the training request; the probes precede the run's plugins, so they are innermost."""
     asked = prepared.run_request()
     return attrs.evolve(asked, plugins=[*probes, *asked.plugins])
 
@@ -81,30 +80,30 @@ def request(prepared: Prepared, *probes: Any) -> RunRequest:
 def built(
     folder: Path, *probes: Any, values: Values | None = None, model: str = "dense"
 ) -> Iterator[tuple[Hooks, RunContext]]:
-    """Models built and nothing trained; no data is needed."""
+    """Yield models without training; needs no data."""
     with built_from(request(prepare(folder, values, model), *probes)) as (hooks, context):
         yield hooks, context
 
 
 @contextmanager
 def built_from(asked: RunRequest) -> Iterator[tuple[Hooks, RunContext]]:
-    """The same from a request, which may be for what no installed plugin would allow."""
+    """Yield the same from a request, which may be one that installed plugins would reject."""
     with _without_deprecations(), prepared_rank(asked) as (hooks, context):
         seed_everything(context.config, context.layout)
-        Rehearsal(hooks, context).build()
+        DryRun(hooks, context).build()
         yield hooks, context
 
 
 @attrs.frozen
 class Run:
-    """What is left of a run that has ended."""
+    """Results of a finished run."""
 
     folder: Path
     context: RunContext
 
     @property
     def model(self) -> Any:
-        """The model, inside its gradient reduction."""
+        """The model, inside its DDP wrapper."""
         return self.context.models["policy"].chunks[0].module
 
     @property
@@ -113,7 +112,7 @@ class Run:
         return {name: weight.detach() for name, weight in self.model.named_parameters()}
 
     def lines(self) -> list[dict[str, Any]]:
-        """``metrics.jsonl``."""
+        """Lines of ``metrics.jsonl``."""
         text = (self.folder / "run/metrics.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
@@ -123,7 +122,7 @@ class Run:
 
 
 def train(folder: Path, *probes: Any, values: Values | None = None, model: str = "dense") -> Run:
-    """A whole run."""
+    """Run training to its end."""
     seen: list[RunContext] = []
     witness = probe("ascend_before_run", lambda self, context: seen.append(context), "witness")
     if not bin_path(folder / "tokens").exists():
@@ -134,5 +133,7 @@ def train(folder: Path, *probes: Any, values: Values | None = None, model: str =
 
 
 def probe(hook: str, function: Callable[..., Any], name: str = "probe") -> Any:
-    """An instance of a plugin with one hook: ``function(self, ...)``."""
-    return plugin(name, {hook: function})()
+    """Create a plugin instance with one hook, ``function(self, ...)``; a module hook may link the
+    module's forward."""
+    links = {hook.removeprefix("ascend_"): LinkPlace.AROUND}
+    return plugin(name, {hook: function}, forward_links=links)()

@@ -1,4 +1,4 @@
-"""What a rank may do in place of training, to see what the launcher makes of it."""
+"""Fake ranks, for tests of the launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _rank() -> int:
 
 
 def write_environment(request: Request) -> None:
-    """Leave what this rank was given."""
+    """Write this rank's environment to a file."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
     names += ("ASCEND_RUN_ATTEMPT",)
     seen = {name: os.environ.get(name) for name in names}
@@ -30,14 +30,31 @@ def write_environment(request: Request) -> None:
 
 
 def hang(request: Request) -> None:
-    """Leave the process id and wait for an end that does not come."""
+    """Write the process id and hang."""
     _leave_pid(request, f"rank{_rank()}.pid")
     time.sleep(600)
 
 
+def meet_and_hang(request: Request) -> None:
+    """Connect with every other rank as a run does, in two groups, then hang."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    from ascend_run.core.launch.default_group import default_group
+    from ascend_run.plugin_api import Layout
+
+    layout = Layout(world_size=int(os.environ["WORLD_SIZE"]), rank=_rank())
+    with default_group(layout, "gloo", datetime.timedelta(seconds=30)):
+        for group in (dist.group.WORLD, dist.new_group()):
+            dist.all_reduce(torch.ones(1), group=group)
+        hang(request)
+
+
 def hang_deaf(request: Request) -> None:
-    """As ``hang``, with a child that is deaf to SIGTERM; so is rank 0 itself."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a child inherits what is ignored
+    """Hang like ``hang``, with a child that ignores SIGTERM; so does rank 0 itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a child inherits ignored signals
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if _rank() != 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -54,26 +71,26 @@ def fail_on_1(request: Request) -> None:
 
 
 def refuse_on_1(request: Request) -> None:
-    """Rank 1 finds what the user must mend."""
+    """Rank 1 finds a user error."""
     if _rank() == 1:
         raise DataError("the dataset is corrupt", ["file x: truncated", "file y: foreign"])
     hang(request)
 
 
 def refuse_everywhere(request: Request) -> None:
-    """Every rank finds the same."""
+    """Every rank finds the same user error."""
     raise DataError("the dataset is corrupt")
 
 
 def exit_3_on_1(request: Request) -> None:
-    """Rank 1 leaves by sys.exit."""
+    """Rank 1 exits by sys.exit."""
     if _rank() == 1:
         sys.exit(3)
     hang(request)
 
 
 def vanish_on_1(request: Request) -> None:
-    """Rank 1 leaves without a word."""
+    """Rank 1 exits without a message."""
     if _rank() == 1:
         os._exit(5)
     hang(request)
@@ -88,7 +105,7 @@ def die_on_1(request: Request) -> None:
 
 
 def fail_slowly_on_1(request: Request) -> None:
-    """Rank 1 fails first, but tears down for long before its failure is written."""
+    """Rank 1 fails first, but its failure is written after a long teardown."""
     if _rank() == 1:
         try:
             raise ValueError("the first failure")
@@ -98,7 +115,7 @@ def fail_slowly_on_1(request: Request) -> None:
 
 
 def fail_and_never_end_on_1(request: Request) -> None:
-    """Rank 1 reports its failure, then hangs while it tears down."""
+    """Rank 1 reports its failure, then hangs in teardown."""
     from ascend_run.core.launch.failures import record_failure
 
     if _rank() == 1:

@@ -1,8 +1,8 @@
-"""Use copies of the package that lack plugins: ``removal_driver.py REQUEST``, a JSON file.
+"""Runs copies of the package that lack plugins: ``removal_driver.py REQUEST``, a JSON file.
 
 A request is ``{"heavy": [module, ...], "trees": [{"folder", "commands": {name: [word, ...]},
-"output"}, ...]}``. The heavy modules, none of them ours, are imported once; then every copy has a
-process of its own, forked from this one, and leaves what it saw in its output.
+"output"}, ...]}``. The heavy modules, all third-party, are imported once; then each copy runs in a
+process forked from this one, and writes its results to its output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _in_child(tree: dict[str, Any]) -> bool:
 
 
 def _use(tree: dict[str, Any]) -> dict[str, Any]:
-    """Where the package was found, what could not be imported, and what each command answered."""
+    """Return where the package was found, which modules failed to import, and each command's
+    result."""
     sys.path.insert(0, tree["folder"])
     os.chdir(tree["folder"])
     package = importlib.import_module("ascend_run")
@@ -60,9 +61,9 @@ def _use(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _broken_modules(package: Any) -> Iterator[tuple[str, str]]:
-    """Modules of the package that cannot be imported, and why."""
+    """Yield modules of the package that cannot be imported, and why."""
     for module in pkgutil.walk_packages(package.__path__, "ascend_run."):
-        if module.name == "ascend_run.__main__":  # it is a run of the command line
+        if module.name == "ascend_run.__main__":  # it runs the command line
             continue
         try:
             importlib.import_module(module.name)
@@ -75,7 +76,7 @@ def _answer(cli: Any, words: list[str]) -> dict[str, Any]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = cli.run(words)
-        except Exception:  # a bug of ours; the other commands are tried all the same
+        except Exception:  # a bug in this command; the others run all the same
             code = 1
             traceback.print_exc()
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}

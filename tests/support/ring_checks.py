@@ -1,4 +1,4 @@
-"""Comparison of a shared sequence's attention with that of the whole sequence, case by case."""
+"""Compares attention over a shared sequence with that over the full sequence, case by case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import ring_formula as formula
 from . import ring_jobs as jobs
@@ -53,7 +53,7 @@ OWN: Mapping[str, Case] = {
         reads=frozenset({"q", "out", "lse"}), mask=c.Mask(window=(9, 0))
     ),
 }
-"""Of an inner kernel that is told what to read."""
+"""Cases for an inner kernel with given ``reads``."""
 PLATFORM: Mapping[str, Case] = {"softcap": Case(softcap=0.7, groups=2)}
 BIASED: Mapping[str, Case] = {
     "bias": Case(bias=(2, 4, 32, 32), groups=2),
@@ -69,7 +69,7 @@ BIASED: Mapping[str, Case] = {
     ),
     "general-mask-of-heads": Case(bias=(2, 4, 32, 32), general_mask=True, sinks=True),
 }
-"""By the platform's kernel; where the plugin lets a bias through."""
+"""Cases for the platform's kernel, if the plugin supports a bias."""
 
 BFLOAT16_MASKS: Mapping[str, c.Mask] = {
     "causal": c.Mask(),
@@ -80,7 +80,7 @@ BFLOAT16_MASKS: Mapping[str, c.Mask] = {
 
 @st.composite
 def cases(draw: st.DrawFn, multiple: int = 8) -> Case:
-    """Any problem whose length ``multiple`` divides and whose heads two ranks can share."""
+    """Draw any problem whose length ``multiple`` divides and whose heads two ranks can share."""
     heads_per_group = draw(st.sampled_from([1, 2, 3]))
     groups = draw(st.sampled_from([2, 4]))
     length = multiple * draw(st.integers(1, 5))
@@ -103,7 +103,7 @@ def cases(draw: st.DrawFn, multiple: int = 8) -> Case:
 
 
 def reference(case: Case) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Output, log-sum-exp and gradients on the whole sequence, in float64."""
+    """Return output, log-sum-exp and gradients on the full sequence, in float64."""
     *inputs, dout = case.tensors()
     leaves = [x.requires_grad_() for x in inputs]
     spec = case.spec
@@ -115,7 +115,7 @@ def reference(case: Case) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 def whole(parts: Sequence[Tensor], places: Sequence[Sequence[int]]) -> Tensor:
-    """The ranks' rows, each at its position."""
+    """Concatenate the ranks' rows in position order."""
     order = torch.tensor([place for rank in places for place in rank])
     assert sorted(order.tolist()) == list(range(len(order)))
     return torch.cat([*parts])[order.argsort()]
@@ -128,7 +128,7 @@ def assert_at_parity(
     world_size: int,
     platform: bool = False,
 ) -> list[list[jobs.Outcome]]:
-    """Output, log-sum-exp and every gradient of each case; answers the outcomes, rank by rank."""
+    """Compare output, log-sum-exp and every gradient of each case; returns the results by rank."""
     outcomes = gloo_pool.run(jobs.attend, world_size, plugin, [*named.values()], platform)
     for index, (name, case) in enumerate(named.items()):
         _assert_same(name, plugin, case, [of_rank[index] for of_rank in outcomes])
@@ -147,7 +147,7 @@ def _assert_same(name: str, plugin: Any, case: Case, outcomes: Sequence[jobs.Out
     for i, (what, places, gradient) in enumerate(expected):
         assert_close(f"{name}: {what}", whole([o.gradients[i] for o in outcomes], places), gradient)
     assert {len(o.gradients) for o in outcomes} == {3 + len(extras)}, name
-    # Each rank holds the share of its queries; training sums over ranks.
+    # Each rank holds its queries' contribution; training sums over ranks.
     for i, gradient in enumerate(extras, start=3):
         summed = torch.stack([o.gradients[i] for o in outcomes]).sum(0)
         assert_close(f"{name}: gradient {i}", summed, gradient)
@@ -162,7 +162,7 @@ def assert_close(name: str, result: Tensor, expected: Tensor) -> None:
 
 
 def distance(result: Tensor, expected: Tensor) -> float:
-    """max|a - b| / max|b|, a tensor of nothing but noise taken as it is."""
+    """Return max|a - b| / max|b|; the absolute error if b is only noise."""
     if not expected.numel():
         return 0.0
     scale = max(expected.abs().max().item(), 1e-3)
@@ -172,7 +172,7 @@ def distance(result: Tensor, expected: Tensor) -> float:
 def assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
     gloo_pool: GlooPool, plugin: Any, world_size: int, **shape: int
 ) -> None:
-    """Against float64: of the whole sequence by the platform's kernel, and shared by the plugin."""
+    """Compare the errors, against float64, of the platform's kernel and of the plugin around it."""
     plain = Case(length=128, heads=4, groups=2, width=16, value_width=16)
     cases = [attrs.evolve(plain, mask=mask, **shape) for mask in BFLOAT16_MASKS.values()]
     halved = [attrs.evolve(case, dtype=torch.bfloat16) for case in cases]
@@ -189,7 +189,7 @@ def assert_bfloat16_loses_no_more_than_twice_what_the_kernel_loses_alone(
 
 
 class _Rounded(Case):
-    """The same problem, of the numbers that bfloat16 has."""
+    """The same problem, rounded to bfloat16."""
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v, dout = super().tensors()
@@ -202,7 +202,7 @@ def _rounded(case: Case) -> Case:
 
 @attrs.frozen(kw_only=True)
 class _Shown(Case):
-    """Values that are the unit vectors: what comes out are the probabilities themselves."""
+    """A problem whose values are unit vectors: the output is the probabilities."""
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v, dout = super().tensors()
@@ -214,8 +214,8 @@ class _Shown(Case):
 def assert_dropout_is_that_of_the_formula(
     gloo_pool: GlooPool, plugin: Any, case: Case, world_size: int
 ) -> list[tuple[jobs.Outcome, list[int], list[int]]]:
-    """Output and every gradient are those of the probabilities that were kept, each divided by the
-    share that is kept; answers the outcomes, rank by rank."""
+    """Check that output and gradients are those of the dropped-out probabilities, scaled by 1 /
+    keep probability; returns the results by rank."""
     case = _Shown(**attrs.asdict(attrs.evolve(case, value_width=case.num_keys), recurse=False))
     outcomes = gloo_pool.run(jobs.dropped, world_size, plugin, case)
     rows, columns = (
@@ -232,7 +232,7 @@ def assert_dropout_is_that_of_the_formula(
     keep = 1 - case.dropout
     kept = (out > probabilities / (2 * keep)).double() / keep
     assert_close(f"{case}: out", out, probabilities.detach() * kept)
-    plain = probabilities > 1e-9  # of less it does not matter
+    plain = probabilities > 1e-9  # smaller ones do not matter
     seen, num_kept = int(plain.sum()), int((plain & (kept > 0)).sum())
     spread = (seen * case.dropout * keep) ** 0.5
     assert abs(num_kept - seen * keep) <= 5 * spread, f"{num_kept} of {seen} are kept"
@@ -251,7 +251,7 @@ def assert_dropout_is_that_of_the_formula(
 def assert_every_block_drops_other_places_and_backward_replays_them(
     gloo_pool: GlooPool, plugin: Any, num_blocks: int, case: Case | None = None
 ) -> None:
-    """On 4 ranks, each of which has so many blocks."""
+    """Check on 4 ranks, each with this many blocks."""
     case = attrs.evolve(case or Case(), dropout=0.5)
     outcomes = assert_dropout_is_that_of_the_formula(gloo_pool, plugin, case, 4)
     for _, forward, backward in outcomes:

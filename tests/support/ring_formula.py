@@ -1,4 +1,4 @@
-"""Attention by the formula, with a dense mask from positions; shares nothing with any plugin."""
+"""Attention by the formula, with a dense mask from positions; shares no code with plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ascend_run.plugin_api import contracts as c
 
 
 def positions(length: int, rank: int, size: int, cut: str) -> list[int]:
-    """Which positions a rank holds, in order."""
+    """Return the positions that a rank holds, in order."""
     if cut == "contiguous":
         part = length // size
         return list(range(rank * part, (rank + 1) * part))
@@ -24,7 +24,7 @@ def positions(length: int, rank: int, size: int, cut: str) -> list[int]:
 
 
 def seen(mask: c.Mask, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
-    """[S, T] bool: whether a query at this position sees a key at that one."""
+    """Return [S, T] bool: whether a query at this position sees a key at that one."""
     rows, columns = torch.tensor(queries)[:, None], torch.tensor(keys)[None]
     allowed = torch.ones(len(queries), len(keys), dtype=torch.bool)
     if mask.causal:
@@ -46,7 +46,7 @@ def seen(mask: c.Mask, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec, allowed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Output [S, B, N, E] and log-sum-exp [B, N, S], differentiable; packed without B."""
+    """Return output [S, B, N, E] and log-sum-exp [B, N, S], differentiable; packed without B."""
     if q.dim() == 3:
         out, lse = attention(q[:, None], k[:, None], v[:, None], spec, allowed)
         return out.squeeze(1), lse.squeeze(0)
@@ -77,9 +77,9 @@ def _distances(spec: c.AttentionSpec, num_queries: int, num_keys: int) -> Tensor
 
 
 class FormulaKernel:
-    """contracts.AttentionKernel on blocks; backward from the output and log-sum-exp it is given.
+    """contracts.AttentionKernel on blocks; backward uses the output and log-sum-exp it is given.
 
-    It takes note of every block, and fails for one without a single visible score.
+    Records every block, and fails for one without a single visible score.
     """
 
     features = c.AttentionFeatures(
@@ -94,7 +94,7 @@ class FormulaKernel:
     def __init__(self, reads: frozenset[str] = frozenset({"q", "k", "v", "out", "lse"})) -> None:
         self.backward_reads = reads
         self.visible: list[int] = []
-        """Scores of each forward block that count."""
+        """Number of visible scores of each forward block."""
         self.specs: list[c.AttentionSpec] = []
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec) -> c.AttentionResult:
@@ -166,12 +166,12 @@ class FormulaKernel:
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One attention problem; every rank draws the same whole tensors."""
+    """One attention problem; every rank draws the same full tensors."""
 
     heads: int = 4
     groups: int = 4
     batch: int | None = 2
-    """None is packed."""
+    """None is the packed layout."""
     length: int = 32
     key_length: int | None = None
     width: int = 4
@@ -185,9 +185,9 @@ class Case:
     """Whether the bias is a mask of 0 and -inf: some queries see a few keys, and some none."""
     bias_requires_grad: bool = True
     dropout: float = 0.0
-    """Probability."""
+    """Drop probability."""
     slopes: bool = False
-    """Whether a bias follows from the distance."""
+    """Whether there is a position bias."""
     dtype: torch.dtype = torch.float64
     reads: frozenset[str] = frozenset({"q", "k", "v", "out", "lse"})
     """What the inner kernel's backward reads."""
@@ -222,7 +222,7 @@ class Case:
         return self.key_length or self.length
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Whole q, k, v and the gradient of the output."""
+        """Return the full q, k, v and the gradient of the output."""
         batch = () if self.batch is None else (self.batch,)
         return (
             draw(self.length, *batch, self.heads, self.width, seed=1),

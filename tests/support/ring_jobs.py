@@ -1,4 +1,4 @@
-"""Plugins that pass keys and values round, on the ranks of a pool, against the formula."""
+"""Context-parallel plugins on the ranks of a pool, against the formula."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import attrs
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import FieldSection, Layout, RunConfig
+from ascend_run.plugin_api import Layout, RunConfig
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.config import DataSection
-from ascend_run.plugin_api.testing.effects import Collectives, count_collectives
+from ascend_run.testing.effects import Collectives, count_collectives
+from ascend_run.types.config import DataSection
+from tests.support.tiny_configs import model_fields, parallel_fields
 
 from .ring_formula import Case, FormulaKernel
 
@@ -26,44 +28,45 @@ Wrap = Callable[..., c.AttentionKernel]
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What one rank gives back."""
+    """One rank's results."""
 
     out: Tensor
     lse: Tensor
     gradients: tuple[Tensor, ...]
     saved_bytes: int
     peak_bytes: int
-    """Most that was live at a time, with the inputs, over forward and backward."""
+    """Peak bytes of live tensors, including inputs, over forward and backward."""
     forward: Collectives
     backward: Collectives
     visible: list[int]
-    """Scores that count in each block of forward."""
+    """Visible scores in each block of forward."""
     specs: list[c.AttentionSpec]
 
 
 def run_of(size: int, length: int = 1024) -> RunConfig:
-    """Of one rank too an exchange is asked for: it must be right, with nothing to pass."""
+    """Return a run config. A single rank is tested as well: it must be right without
+    communication."""
     parallel = {
         "context_parallel_size": max(2, size),
         "tensor_model_parallel_size": 1,
         "sequence_parallel": False,
     }
     return RunConfig(
-        model=FieldSection({"num_attention_heads": 8, "num_layers": 2}),
-        parallel=FieldSection(parallel),
+        model=model_fields({"num_attention_heads": 8, "num_layers": 2}),
+        parallel=parallel_fields(parallel),
         data=DataSection(seq_length=length),
     )
 
 
 def held(plugin: Any, case: Case, length: int, rank: int, size: int) -> list[int]:
-    """Positions of a rank, as the plugin's partition says."""
+    """Return the positions of a rank by the plugin's partition."""
     partition = plugin.ascend_sequence_partition(config=run_of(size, length))
     partition = c.partition_of(partition, case.mask.document_ends)
     return [p for chunk in partition.chunks(length, rank, size) for p in range(*chunk)]
 
 
 def wrapping(plugin: Any) -> Wrap:
-    """What the plugin puts around a kernel in a run on these ranks."""
+    """Return the plugin's kernel wrapper in a run on these ranks."""
     hooks, config = Hooks([plugin]), run_of(dist.get_world_size())
     layout = Layout(
         world_size=dist.get_world_size(), rank=dist.get_rank(), cp=dist.get_world_size()
@@ -85,17 +88,17 @@ def wrapping(plugin: Any) -> Wrap:
 
 
 def platform_kernel() -> c.AttentionKernel:
-    """The CPU's own."""
+    """Return the CPU's kernel."""
     (entry,) = entry_points(group="ascend_run.platforms", name="cpu")
     plugin = entry.load()
-    config = RunConfig(model=FieldSection({}), parallel=FieldSection({}))
-    hooks = Hooks([plugin()])
-    ops = hooks.require("ascend_platform_ops")
+    config = RunConfig(model=model_fields(), parallel=parallel_fields())
+    hooks = Hooks([plugin(plugin.config_class())])
+    ops = hooks.require("ascend_platform_ops", config=config)
     return hooks.require("ascend_attention_kernel", config=config, ops=ops)
 
 
 def attend(plugin: Any, cases: Sequence[Case], platform: bool = False) -> list[Outcome]:
-    """Forward and backward of this rank's part of each."""
+    """Run forward and backward of this rank's part of each case."""
     wrap = wrapping(plugin)
     return [
         attend_with(
@@ -124,12 +127,11 @@ def attend_with(wrap: Wrap, inner: c.AttentionKernel, plugin: Any, case: Case) -
         given = [x if name in kernel.backward_reads else None for name, x in named.items()]
         with count_collectives() as backward:
             gradients = kernel.backward(dout, *given, result.saved, case.spec)
-    saved = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in result.saved}
     return Outcome(
         out=result.out,
         lse=result.lse,
         gradients=gradients,
-        saved_bytes=sum(saved.values()),
+        saved_bytes=bytes_in(result.saved),
         peak_bytes=storages.peak,
         forward=forward,
         backward=backward,
@@ -138,8 +140,15 @@ def attend_with(wrap: Wrap, inner: c.AttentionKernel, plugin: Any, case: Case) -
     )
 
 
+def bytes_in(saved: Any) -> int:
+    """Return the bytes of the distinct storages of a record's tensors."""
+    tensors = [x for x in tree_leaves(saved) if isinstance(x, Tensor)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(storages.values())
+
+
 class Noting:
-    """The platform's kernel, and the seeds that it sees."""
+    """The platform's kernel, recording the seeds it gets."""
 
     def __init__(self) -> None:
         self._inner = platform_kernel()
@@ -157,7 +166,7 @@ class Noting:
 
 
 def dropped(plugin: Any, case: Case) -> tuple[Outcome, list[int], list[int]]:
-    """What this rank gives back, and the seeds of the blocks in forward and backward."""
+    """Return this rank's results, and the seeds of the blocks in forward and backward."""
     inner = Noting()
     wrap = functools.partial(wrapping(plugin), length=case.length)
     outcome = attend_with(wrap, inner, plugin, case)
@@ -165,7 +174,7 @@ def dropped(plugin: Any, case: Case) -> tuple[Outcome, list[int], list[int]]:
 
 
 class GatheringKernel:
-    """What no exchange may be: every rank gathers the whole sequence and attends to all of it."""
+    """The inefficient baseline: every rank gathers the full sequence and attends to all of it."""
 
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
@@ -194,12 +203,13 @@ def _gathered(part: Tensor) -> Tensor:
 
 
 def attend_gathering(plugin: Any, case: Case) -> Outcome:
-    """The same by gathering everything, on contiguous parts."""
+    """Run the gathering baseline on contiguous shards."""
     return attend_with(GatheringKernel, platform_kernel(), plugin, case)
 
 
 def attend_whole_of(case: Case) -> Outcome:
-    """What a rank that gathers everything holds: attention to the whole, of parts of any length."""
+    """Return what a gathering rank holds: attention to the full sequence from shards of any
+    length."""
     from benchmarks.memory_run import LiveStorages
 
     q, k, v, dout = case.tensors()
@@ -221,7 +231,7 @@ def attend_whole_of(case: Case) -> Outcome:
 
 
 def attend_whole(case: Case) -> Outcome:
-    """The platform's kernel on the whole sequence, in bfloat16."""
+    """Run the platform's kernel on the full sequence, in bfloat16."""
     q, k, v, dout = (x.bfloat16() for x in case.tensors())
     kernel = platform_kernel()
     result = kernel.forward(q, k, v, case.spec)
@@ -245,3 +255,9 @@ def attend_whole(case: Case) -> Outcome:
         visible=[],
         specs=[],
     )
+
+
+def features(plugin: Any) -> tuple[c.AttentionFeatures, c.AttentionFeatures]:
+    """Return its features around the platform's kernel, and around the formula."""
+    wrap = wrapping(plugin)
+    return wrap(platform_kernel()).features, wrap(FormulaKernel()).features

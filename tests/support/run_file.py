@@ -1,4 +1,4 @@
-"""A config file of a run on two ranks, with a feature that is not one of ours."""
+"""A config file of a run on two ranks, with a third-party feature."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ global_batch_size = 2
 """
 
 RELAY = """
-from ascend_run.plugin_api import Claim, Condition, Manifest, hookimpl
+from ascend_run.plugin_api import Condition, Manifest, hookimpl
 
 class Halves:
     multiple = 1
@@ -41,7 +41,6 @@ class Plugin:
     manifest = Manifest(
         name="relay",
         summary="hand the sequence on",
-        claims=(Claim.SEQUENCE_EXCHANGE,),
         idle=Condition("parallel.context_parallel_size", "<=", 1),
     )
 
@@ -53,7 +52,7 @@ class Plugin:
 
 @pytest.fixture
 def file(install: Install, tmp_path: Path) -> Path:
-    """The file; its feature is installed until the test ends."""
+    """Write the file; its feature is installed until the test ends."""
     offer(install, "relay", RELAY)
     path = tmp_path / "run.toml"
     path.write_text(CONFIG)

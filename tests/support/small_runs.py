@@ -1,4 +1,4 @@
-"""A rank of a tiny run: its hooks, groups and models; no folder, no data files, no launcher."""
+"""One rank of a tiny run: its hooks, groups and models; no folder, data files or launcher."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ascend_run.core.config.raw import Given, RawConfig
 from ascend_run.core.hooks import Hooks
-from ascend_run.entrypoints.planning import Prepared, prepare_raw
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.testing.models import samples
-from ascend_run.plugin_api.testing.runtime import Piece, RankOutcome
+from ascend_run.prepare.config.raw import RawConfig, RawValue
+from ascend_run.prepare.prepare import PreparedRun, prepare_raw
+from ascend_run.testing.models import samples
+from ascend_run.testing.runtime import Piece, RankOutcome
 
 Values = Mapping[str, Any]
 
 
-def prepare(values: Values, enable: Sequence[str] = (), world_size: int = 1) -> Prepared:
-    """A run from config keys (``model.num_layers``), as an entry point prepares it."""
+def prepare(values: Values, enable: Sequence[str] = (), world_size: int = 1) -> PreparedRun:
+    """Prepare a run from config keys (``model.num_layers``), as an entry point does."""
     given = {"data.train": ["none"], **values, "enable": [*enable]}
-    raw = RawConfig(values={key: Given(value, "the test") for key, value in given.items()})
+    raw = RawConfig(values={key: RawValue(value, "the test") for key, value in given.items()})
     return prepare_raw(raw, world_size=world_size)
 
 
 @contextmanager
 def rank_environment() -> Iterator[int]:
-    """The variables of a launcher, after the process group that is there; its size."""
+    """Set the launcher's variables for the existing process group; yields its size."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     before = dict(os.environ)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
@@ -48,8 +48,9 @@ def rank_environment() -> Iterator[int]:
 def standing_rank(
     values: Values, enable: Sequence[str] = ()
 ) -> Iterator[tuple[Hooks, c.RunContext]]:
-    """This process as a rank of a run, seeded, without models."""
-    from ascend_run.core.run import prepared_rank, seed_everything
+    """Make this process a rank of a run, seeded, without models."""
+    from ascend_run.core.run import prepared_rank
+    from ascend_run.core.train.seeding import seed_everything
 
     with rank_environment() as size:
         prepared = prepare(values, enable, size)
@@ -62,7 +63,7 @@ def standing_rank(
 def standing_model(
     values: Values, dtype: torch.dtype = torch.float64, enable: Sequence[str] = ()
 ) -> Iterator[nn.Module]:
-    """A bare model of one rank, with Megatron's process groups behind it."""
+    """Build a bare model of one rank, with Megatron's process groups."""
     from ascend_run.core.model.build import build_model
 
     with standing_rank(values, enable) as (hooks, context):
@@ -72,7 +73,7 @@ def standing_model(
 
 
 def initial_weights(values: Values) -> RankOutcome:
-    """A job for the pool: this rank's pieces of an untrained model."""
+    """Return this rank's shards of an untrained model. A job for the pool."""
     from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
     from ascend_run.core.model.build import build_model
 
@@ -83,7 +84,7 @@ def initial_weights(values: Values) -> RankOutcome:
 
 
 def outcome_of(pieces: Sequence[c.ShardPiece]) -> RankOutcome:
-    """What ``testing.tensors.whole_of`` puts together, from the pieces of a checkpoint."""
+    """Return what ``testing.tensors.full_tensors`` reassembles, from the shards of a checkpoint."""
     return RankOutcome(
         losses=(),
         grad_norms=(),
@@ -103,33 +104,33 @@ class Training:
     """A model, its optimizer and the batches of ``testing.models.samples``, step by step."""
 
     def __init__(self, values: Values, hooks: Hooks, context: c.RunContext) -> None:
-        from ascend_run.core.train.rehearsal import Rehearsal
+        from ascend_run.testing.dry_run import DryRun
 
         self.values, self.hooks, self.context = values, hooks, context
-        self.rehearsal = Rehearsal(hooks, context)
-        self.rehearsal.build()
-        self.task, self.plan = self.rehearsal.task, self.rehearsal.plan
-        self.role, self.bundle = self.rehearsal.role, self.rehearsal.bundle
-        self.train_step = self.rehearsal.train_step()
+        self.dry_run = DryRun(hooks, context)
+        self.dry_run.build()
+        self.task, self.plan = self.dry_run.task, self.dry_run.plan
+        self.role, self.bundle = self.dry_run.role, self.dry_run.bundle
+        self.train_step = self.dry_run.train_step()
 
     def batches(self) -> Iterator[c.Batch]:
-        """The one global batch, from its beginning."""
+        """Return the one global batch, from its start."""
         count = self.context.config.train.global_batch_size
-        return self.rehearsal.batches(samples(self.values, count))
+        return self.dry_run.batches(samples(self.values, count))
 
     def step(self) -> Any:
-        """One optimizer step on the one global batch; its StepResult."""
-        return self.train_step(self.batches(), self.plan.num_micro_batches)
+        """Take one optimizer step on the one global batch; returns its StepResult."""
+        return self.train_step(self.batches(), self.plan.num_microbatches)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Detached, by their names in the model."""
+        """Return the detached parameters, by their names in the model."""
         (chunk,) = self.bundle.chunks
         return {name: p.detach() for name, p in chunk.module.named_parameters()}
 
 
 @contextmanager
 def training(values: Values, enable: Sequence[str] = ()) -> Iterator[Training]:
-    """A model under training on the ranks that are there."""
+    """Build a model for training on the current ranks."""
     with standing_rank(values, enable) as (hooks, context):
         yield Training(values, hooks, context)

@@ -1,4 +1,4 @@
-"""A tiny Llama that transformers wrote, and AdamW steps on it by transformers and torch alone."""
+"""A tiny Llama saved by transformers, and AdamW steps on it by transformers and torch alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ OPTIMIZER: Final = {
     "optimizer.lr_decay_style": "constant",
     "optimizer.weight_decay": 0.1,
     "optimizer.adam_beta2": 0.95,
-    # Wide enough that the rounding of a gradient near zero is not made a step of full size.
+    # Large enough that rounding a near-zero gradient does not cause a step of full size.
     "optimizer.adam_eps": 1e-4,
     "optimizer.clip_grad": 1.0,
 }
-"""Of both sides."""
+"""Used by both sides."""
 
 
 def write_llama(folder: Path, vocab_size: int = 400, seed: int = 0, **changes: Any) -> str:
-    """A random model with grouped-query attention, as a Hugging Face folder."""
+    """Write a random model with grouped-query attention as a Hugging Face folder."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         **{
@@ -53,11 +53,11 @@ def train_reference(
     batches: Sequence[Sequence[tuple[list[int], list[bool]]]],
     mask_of: Callable[[list[bool]], Tensor | None] = lambda trained: None,
 ) -> Iterator[float]:
-    """Losses of AdamW steps, one a global batch; each sample goes through the model alone.
+    """Return losses of AdamW steps, one per global batch; each sample is run separately.
 
     Args:
         batches: Samples as token ids and which of them are trained.
-        mask_of: From the latter to what transformers is given as ``attention_mask``.
+        mask_of: Converts the latter to transformers' ``attention_mask``.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(

@@ -1,10 +1,10 @@
-"""A model of milliseconds in the words of a command line, for what is planned and never run."""
+"""Command-line options of a tiny model that is planned and never run."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from ascend_run.entrypoints.planning import Prepared, prepare
+from ascend_run.prepare.prepare import PreparedRun, prepare
 
 DENSE_WORDS: Final = (
     "model.family=llama",
@@ -18,11 +18,11 @@ DENSE_WORDS: Final = (
 )
 
 
-def planned_with(plugin: str, *words: str, ranks: int | None = None) -> Prepared:
-    """The plan of the tiny model with a feature, or several with commas between.
+def planned_with(plugin: str, *words: str, ranks: int | None = None) -> PreparedRun:
+    """Return the plan of the tiny model with a feature, or several separated by commas.
 
     Raises:
-        AscendRunError: It is refused.
+        AscendRunError: If planning fails.
     """
     options: dict[str, Any] = {} if ranks is None else {"world_size": ranks}
     return prepare(None, [*DENSE_WORDS, *words], enable=plugin.split(","), **options)

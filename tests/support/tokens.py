@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from ascend_run.core.data.indexed import IndexedWriter, bin_path, dtype_for, idx_path
+from ascend_run.core.data.dataset_paths import bin_path, idx_path
+from ascend_run.core.data.indexed import IndexedWriter, dtype_for
 
 
 def write_tokens(folder: Path, vocab_size: int = 90) -> str:
-    """Prefix (``FOLDER/tokens``) of 40 documents, 800 tokens in all."""
+    """Write 40 documents, 800 tokens in all, and return the prefix (``FOLDER/tokens``)."""
     folder.mkdir(parents=True, exist_ok=True)
     prefix = str(folder / "tokens")
     drawn = random.Random(3)

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: saved whole or not at all, and loadable by any layout."""
+"""Checkpoints of a run: saved atomically, loadable with any parallel layout."""
 
-from .choosing import Choice, CorruptCheckpoint, choose
 from .ranks import GroupRanks, Ranks, SingleRank
+from .selection import Choice, CorruptCheckpoint, choose
 from .store import FileStore, layout_sizes
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Boxes of a global tensor: which part a rank holds, what two parts share, whether parts tile.
+"""Boxes of a global tensor: intersection, slicing and tiling of shards.
 
-Torch-free. A tensor without axes is one box of volume 1; a box with an empty axis has volume 0.
+Torch-free. A 0-dim tensor is one box of volume 1; a box with an empty axis has volume 0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Box:
 
     @property
     def volume(self) -> int:
-        """How many elements it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """What both hold, in the same coordinates; None where they share no element."""
+        """Return the intersection, in global coordinates, or None if it is empty."""
         offset = tuple(map(max, self.offset, other.offset))
         ends = (
             min(a + n, b + m)
@@ -34,21 +34,21 @@ class Box:
         return Box(offset, shape) if all(length > 0 for length in shape) else None
 
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
-        """Index of this box in a tensor that holds ``outer``."""
+        """Return the index of this box in a tensor that holds ``outer``."""
         starts = (mine - its for mine, its in zip(self.offset, outer.offset, strict=True))
         return tuple(slice(s, s + n) for s, n in zip(starts, self.shape, strict=True))
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """The box of everything."""
+    """Return the box of a full tensor."""
     return Box((0,) * len(shape), tuple(shape))
 
 
 def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[Box]:
-    """Cut the flat range ``start <= i < stop`` of a row-major tensor into boxes.
+    """Split the flat range ``start <= i < stop`` of a row-major tensor into boxes.
 
     Returns:
-        At most ``2 * axes - 1`` boxes, in flat order, so that each is contiguous in the range.
+        At most ``2 * axes - 1`` boxes in flat order, each contiguous in the range.
     """
     if start >= stop:
         return []
@@ -75,17 +75,18 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[Box]:
 
 
 def tiling_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """Why ``boxes`` do not cover a tensor exactly once, or None where they do."""
+    """Return why ``boxes`` do not cover a tensor exactly once, or None if they do."""
     for box in boxes:
         if len(box.offset) != len(shape) or len(box.shape) != len(shape):
-            return f"a piece of shape {list(box.shape)} at {list(box.offset)} has other axes"
+            where = f"the shard of shape {list(box.shape)} at {list(box.offset)}"
+            return f"{where} has the wrong number of axes"
         axes = zip(box.offset, box.shape, shape, strict=True)
         if any(start < 0 or n < 0 or start + n > size for start, n, size in axes):
-            return f"the piece of shape {list(box.shape)} at {list(box.offset)} lies outside"
+            return f"the shard of shape {list(box.shape)} at {list(box.offset)} is out of bounds"
     if (pair := _overlap(shape, boxes)) is not None:
         one, other = pair
         return (
-            f"the piece of shape {list(one.shape)} at {list(one.offset)} overlaps "
+            f"the shard of shape {list(one.shape)} at {list(one.offset)} overlaps "
             f"the one of shape {list(other.shape)} at {list(other.offset)}"
         )
     covered, needed = sum(box.volume for box in boxes), math.prod(shape)
@@ -95,7 +96,7 @@ def tiling_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
 
 
 def _overlap(shape: Sequence[int], boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Two boxes that share an element: a sweep along the axis that is cut most."""
+    """Find two overlapping boxes by a sweep along the axis with the most distinct offsets."""
     solid = [box for box in boxes if box.volume]
     cuts = [len({box.offset[axis] for box in solid}) for axis in range(len(shape))]
     axis = cuts.index(max(cuts)) if cuts else None

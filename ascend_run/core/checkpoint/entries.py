@@ -1,10 +1,10 @@
-"""What a run holds beside models and optimizers: progress, random generators, plugins' state."""
+"""Checkpoint entries besides models and optimizers: progress, random generators, plugin state."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -12,19 +12,23 @@ import torch
 from torch import Tensor
 
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import CheckpointEntry, ShardPiece
+from ascend_run.plugin_api.contracts import CheckpointEntry, RunContext, ShardPiece
+
+if TYPE_CHECKING:
+    from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 
 class EntryPieces:
-    """The tensors of entries as pieces, and their values as JSON, of this rank.
+    """This rank's entries: tensors as shards, other values as JSON.
 
-    A plain tensor belongs to one rank: its key is ``<name>/rank_00003/<tensor>``. A ShardPiece is
-    this rank's part of a tensor of the whole run, ``<name>/<tensor>``, whatever key it has itself.
-    JSON values belong to the run and must be the same on every rank.
+    A plain tensor belongs to one rank and gets the key ``<name>/rank_00003/<tensor>``. A ShardPiece
+    is this rank's shard of a global tensor and gets the key ``<name>/<tensor>``, whatever its own
+    key. JSON values belong to the run and must be equal on all ranks.
 
     Args:
-        entries: Name -> entry.
-        rank: This process's.
+        entries: Maps names to entries.
+        rank: This process's rank.
     """
 
     def __init__(self, entries: Mapping[str, CheckpointEntry], rank: int) -> None:
@@ -33,7 +37,7 @@ class EntryPieces:
         self.values: dict[str, Any] = {name: {} for name in entries}
         self.pieces: list[ShardPiece] = []
         self.of_this_rank: set[str] = set()
-        """Names of the entries with tensors that belong to this rank."""
+        """Names of the entries with per-rank tensors."""
         for name, entry in entries.items():
             for key, item in entry.state_dict().items():
                 if isinstance(item, ShardPiece):
@@ -53,34 +57,36 @@ class EntryPieces:
                 self._tensors[name][key] = piece.tensor
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Hand every entry its tensors, once they are loaded into the pieces, and its values.
+        """Pass every entry its tensors, once they are loaded, and its values.
 
         Raises:
-            CheckpointError: The checkpoint has no values of an entry.
+            CheckpointError: The checkpoint has no values for an entry.
         """
         missing = [
             f"{name}: the checkpoint does not have it" for name in self._entries.keys() - values
         ]
         if missing:
-            raise CheckpointError("the checkpoint does not fit", sorted(missing))
+            raise CheckpointError("the checkpoint does not match this run", sorted(missing))
         for name, entry in self._entries.items():
             entry.load_state_dict({**self._tensors[name], **values[name]})
 
 
 @attrs.frozen
 class DeviceGenerator:
-    """A device's generator: ``torch.cuda`` and its like."""
+    """Getter and setter of a device's generator state, such as those of ``torch.cuda``."""
 
     get: Callable[[], Tensor]
     set: Callable[[Tensor], None]
 
 
 class RandomState:
-    """The generators of this rank: Python's, numpy's, torch's on the host and on the device, and
-    Megatron's tracker of those that differ between parallel ranks.
+    """State of this rank's random generators.
+
+    Covers Python, numpy, torch on host and device, and Megatron's tracker of generators that differ
+    between parallel ranks.
 
     Args:
-        device: None where the run draws nothing on a device of its own.
+        device: None if the run draws no random numbers on a device.
         tracker: Megatron's ``get_cuda_rng_tracker()``.
     """
 
@@ -122,7 +128,7 @@ class RandomState:
 
 
 def _optional(value: float | None) -> Tensor:
-    """The normal variate that a generator may hold back: [0, 0], or [1, the variate]."""
+    """Encode a generator's cached normal variate: [0, 0] if there is none, else [1, variate]."""
     return torch.tensor([0.0, 0.0] if value is None else [1.0, value], dtype=torch.float64)
 
 
@@ -131,26 +137,34 @@ def _value(spare: Tensor) -> float | None:
 
 
 class Progress:
-    """Where training stands: steps, samples, the schedule and the loss scale. JSON values only.
+    """Training progress: steps, samples, schedule and loss scale, as JSON values.
 
-    ``went_back_to`` is the step that ``checkpoint.step`` last went back to on the way here;
-    ``fingerprint`` tells one run's weights from another's, and is kept for whoever compares them.
+    ``went_back_to`` is the step of the last ``checkpoint.step`` in this run's history.
+    ``fingerprint`` identifies the weights; it is stored for later comparison only.
 
     Args:
         context: A RunContext; ``step`` and ``consumed_samples`` are read and set.
-        optimizer: Megatron's, with its loss scale.
-        scheduler: Megatron's; only its count of steps is kept, since the rest is the run's config
-            and may be changed between two runs (more steps, another rate).
+        optimizer: Megatron's optimizer, with its loss scale.
+        scheduler: Megatron's scheduler. Only its step count is saved; the other fields come from
+            the config and may change between runs (more steps, another rate).
+        machine_choices: Config key -> value, of options that the config may leave to the machine.
     """
 
-    def __init__(self, context: Any, optimizer: Any, scheduler: Any) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        optimizer: MegatronOptimizer,
+        scheduler: OptimizerParamScheduler,
+        machine_choices: Mapping[str, str] | None = None,
+    ) -> None:
         self._context = context
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self.machine_choices = dict(machine_choices or {})
         self.went_back_to: int | None = None
         self.fingerprint: str | None = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         scalers = [scaler.state_dict() for scaler in self._grad_scalers()]
         return {
             "step": self._context.step,
@@ -159,6 +173,7 @@ class Progress:
             "loss_scalers": [{k: _number(v) for k, v in state.items()} for state in scalers],
             "went_back_to": self.went_back_to,
             "fingerprint": self.fingerprint,
+            "machine_choices": self.machine_choices,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,7 +195,7 @@ class Progress:
     def _grad_scalers(self) -> list[Any]:
         parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
         scalers = (getattr(part, "grad_scaler", None) for part in parts)
-        # Optimizers of one run may share a scale.
+        # Optimizers of one run may share a loss scale.
         return list({id(scaler): scaler for scaler in scalers if scaler is not None}.values())
 
 

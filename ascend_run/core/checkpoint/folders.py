@@ -1,8 +1,8 @@
-"""A folder of checkpoints on a file system: hidden while written, published by one rename.
+"""Checkpoint folders on a file system: hidden while written, published by one rename.
 
-``step_00000100/`` is a published checkpoint. ``.step_00000100.tmp-<nonce>/`` is one being written,
-or one being removed; ``.step_00000100.old-<nonce>/`` is one about to be replaced by a newer save of
-the same step. Torch-free.
+``step_00000100/`` is a published checkpoint. ``.step_00000100.tmp-<nonce>/`` is being written or
+removed; ``.step_00000100.old-<nonce>/`` is being replaced by a newer save of the same step.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _HIDDEN: Final = re.compile(r"\.(step_\d{8,})\.(tmp|old)-[0-9a-f]+")
 
 
 def step_path(folder: str, step: int) -> str:
-    """Where the checkpoint of a step is published."""
+    """Return the path of a published checkpoint."""
     return os.path.join(folder, f"step_{step:08d}")
 
 
 def hidden_path(folder: str, step: int, nonce: str) -> str:
-    """Where it is while it is being written."""
+    """Return the path of a checkpoint that is being written."""
     return os.path.join(folder, f".step_{step:08d}.tmp-{nonce}")
 
 
 def published(folder: str) -> dict[int, str]:
-    """Step -> path of every published checkpoint, sound or not, oldest first.
+    """Map each published step to its path, oldest first, without an integrity check.
 
-    One that a dead run was about to replace is still published, under the name it was moved to.
+    A checkpoint that a crashed run was replacing counts as published, under its temporary name.
     """
     try:
         names = os.listdir(folder)
@@ -50,7 +50,7 @@ def published(folder: str) -> dict[int, str]:
 
 
 def make_root(folder: str) -> None:
-    """Create the folder of checkpoints, durably, where it is not there yet."""
+    """Create the folder of checkpoints durably, if it does not exist."""
     if os.path.isdir(folder):
         return
     os.makedirs(folder, exist_ok=True)
@@ -58,9 +58,9 @@ def make_root(folder: str) -> None:
 
 
 def publish(folder: str, hidden: str, step: int, nonce: str) -> str:
-    """Give a finished checkpoint its name, replacing one of the same step.
+    """Rename a finished checkpoint to its final name, replacing one of the same step.
 
-    At every moment either the old or the new one is there under a name that ``published`` knows.
+    At any time either the old or the new one exists under a name that ``published`` finds.
     """
     final = step_path(folder, step)
     replaced = os.path.join(folder, f".step_{step:08d}.old-{nonce}")
@@ -73,7 +73,7 @@ def publish(folder: str, hidden: str, step: int, nonce: str) -> str:
 
 
 def retire(folder: str, path: str, nonce: str) -> None:
-    """Remove a published checkpoint: first its name, then its files."""
+    """Remove a published checkpoint: rename it first, then delete its files."""
     hidden = os.path.join(folder, f".{os.path.basename(path)}.tmp-{nonce}")
     os.rename(path, hidden)
     sync_folder(folder)
@@ -81,7 +81,7 @@ def retire(folder: str, path: str, nonce: str) -> None:
 
 
 def clear_leftovers(folder: str) -> None:
-    """Clean up after a run that died: what it was writing goes, what it was replacing stays."""
+    """Clean up after a crashed run: remove partial checkpoints, restore replaced ones."""
     for name in sorted(os.listdir(folder)):
         match = _HIDDEN.fullmatch(name)
         if match is None:
@@ -103,11 +103,11 @@ def _remove(path: str) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: str, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn what the operating system refuses into a StorageError that says what, where and why.
+    """Convert an OSError to a StorageError that names the operation, the path and the reason.
 
     Args:
-        path: What was being written, for the message where the error does not name a file.
-        needed_bytes: What the whole write takes, for the message.
+        path: What is being written, for errors that do not name a file.
+        needed_bytes: Size of the whole write, for the error message.
     """
     try:
         yield
@@ -121,7 +121,7 @@ def storage_errors(path: str, needed_bytes: int | None = None) -> Iterator[None]
 
 
 def free_bytes(path: str) -> int | None:
-    """Space left for us where ``path`` is, or will be; None where it cannot be told."""
+    """Return the free space at ``path``, which need not exist yet, or None if unknown."""
     probe = os.path.abspath(path)
     while not os.path.lexists(probe):
         probe = os.path.dirname(probe)
@@ -133,6 +133,6 @@ def free_bytes(path: str) -> int | None:
 
 
 def free_text(path: str) -> str:
-    """``free_bytes`` for a message."""
+    """Return ``free_bytes`` as text."""
     free = free_bytes(path)
     return "free space unknown" if free is None else f"{free} bytes free"

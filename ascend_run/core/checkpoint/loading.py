@@ -1,4 +1,4 @@
-"""One load: fill each rank's tensors from whatever pieces hold their elements."""
+"""Load: fill each rank's tensors from the stored shards that overlap them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ascend_run.core.file_ranges import read_range
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.contracts import ShardPiece
 
 from .boxes import Box
+from .integrity import checked_header
 from .manifest import Manifest, StoredPiece
 from .ranks import Ranks, together
-from .shard_file import DTYPE_NAMES, HeaderEntry, open_shard, piece_box, read_range
-from .soundness import checked_header
+from .shard_file import DTYPE_NAMES, HeaderEntry, open_shard, piece_box
 
 
 def check_fit(
@@ -26,19 +27,19 @@ def check_fit(
     pieces: Sequence[ShardPiece],
     ignore_unused: Sequence[str],
 ) -> None:
-    """Compare what the ranks ask for with what a checkpoint holds.
+    """Check that a checkpoint holds exactly what the ranks request.
 
     Args:
-        ignore_unused: Patterns (``rng/*``) of keys that may be left unread.
+        ignore_unused: Patterns (``rng/*``) of keys that need not be read.
 
     Raises:
-        CheckpointError: Keys are missing, shapes or dtypes differ, or keys would be left unread;
-            lists the first 20, of all ranks.
+        CheckpointError: Keys are missing, shapes or dtypes differ, or keys would be left unread.
+            Lists the first 20 problems over all ranks.
     """
-    answers = together(ranks, headline, lambda: _fit(manifest, pieces))
+    results = together(ranks, headline, lambda: _fit(manifest, pieces))
 
     def unused() -> None:
-        wanted = {key for keys in answers or [] for key in keys}
+        wanted = {key for keys in results or [] for key in keys}
         left = [
             key
             for key in sorted(set(manifest.tensors) - wanted)
@@ -47,7 +48,7 @@ def check_fit(
         if left:
             raise CheckpointError(
                 headline,
-                [f"{key}: the checkpoint has it, this run has no place for it" for key in left],
+                [f"{key}: in the checkpoint, but not used by this run" for key in left],
             )
 
     together(ranks, headline, unused if ranks.rank == 0 else lambda: None)
@@ -71,15 +72,16 @@ def _fit(manifest: Manifest, pieces: Sequence[ShardPiece]) -> list[str]:
                 f"{DTYPE_NAMES.get(piece.tensor.dtype, piece.tensor.dtype)}"
             )
     if problems:
-        raise CheckpointError("the checkpoint does not fit", list(dict.fromkeys(problems)))
+        headline = "the checkpoint does not match this run"
+        raise CheckpointError(headline, list(dict.fromkeys(problems)))
     return [piece.key for piece in pieces]
 
 
 def fill(path: str, manifest: Manifest, pieces: Sequence[ShardPiece]) -> None:
-    """Copy the stored elements into the pieces' tensors, in place, file by file.
+    """Copy the stored elements into the shards' tensors in place, file by file.
 
     Raises:
-        CheckpointError: A file could not be read, or is not the one that was saved.
+        CheckpointError: A file cannot be read, or differs from the saved one.
     """
     by_file: dict[str, list[tuple[ShardPiece, StoredPiece, Box]]] = {}
     for piece in pieces:
@@ -108,7 +110,7 @@ def fill(path: str, manifest: Manifest, pieces: Sequence[ShardPiece]) -> None:
 def _read_box(
     descriptor: int, entry: HeaderEntry, outer: Box, inner: Box, dtype: torch.dtype
 ) -> Tensor:
-    """The part ``inner`` of the stored piece ``outer``, read as the one range that spans it."""
+    """Read the box ``inner`` of the stored shard ``outer``, as one contiguous byte range."""
     strides = [1] * len(outer.shape)
     for axis in range(len(outer.shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * outer.shape[axis + 1]

@@ -1,7 +1,7 @@
-"""``manifest.json``: what a checkpoint holds, where each part of it lies, and its checksums.
+"""``manifest.json``: contents of a checkpoint, locations of its shards, checksums.
 
-Torch-free, so that a checkpoint can be listed without loading torch. The file is written in one
-canonical way and carries the SHA-256 of its own content, so that any changed byte is seen.
+Torch-free, so that listing checkpoints does not import torch. The file has a canonical encoding and
+holds the SHA-256 of its own content, so that any changed byte is detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
     "I16": 2, "U16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-"""The element types, by their safetensors names, and their sizes."""
+"""Sizes of the dtypes in bytes, by safetensors name."""
 
 _SHARD_NAME: Final = re.compile(r"rank_\d{4,}\.safetensors")
 _LIMIT: Final = 2**62
@@ -33,14 +33,14 @@ _LIMIT: Final = 2**62
 
 @attrs.frozen
 class StoredPiece:
-    """One part of one tensor, where it lies."""
+    """One stored shard of a tensor and its location."""
 
     file: str
     name: str
-    """Of the tensor in its safetensors file."""
+    """Name of the tensor in its safetensors file."""
     box: Box
     crc32: str
-    """Of its bytes, 8 hex digits."""
+    """CRC-32 of its bytes, 8 hex digits."""
 
 
 @attrs.frozen
@@ -63,13 +63,13 @@ class StoredFile:
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """A whole checkpoint, but for the numbers."""
+    """Everything about a checkpoint except the tensor data."""
 
     step: int
     save_id: str
-    """Drawn for each save; the files carry it too, so a file of another save is known as such."""
+    """Random id of the save, also stored in the files to detect a file of another save."""
     layout: Mapping[str, int]
-    """Sizes of the parallel axes of the run that wrote it, ``world_size`` among them."""
+    """Parallel sizes of the run that saved it, including ``world_size``."""
     versions: Mapping[str, str]
     values: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
@@ -77,7 +77,7 @@ class Manifest:
 
     @functools.cached_property
     def by_file(self) -> Mapping[str, list[tuple[str, StoredTensor, StoredPiece]]]:
-        """File -> the key, tensor and piece of everything that it holds."""
+        """Maps each file to (key, tensor, shard) of everything it holds."""
         table: dict[str, list[tuple[str, StoredTensor, StoredPiece]]] = {f: [] for f in self.files}
         for key, tensor in self.tensors.items():
             for piece in tensor.pieces:
@@ -85,7 +85,7 @@ class Manifest:
         return table
 
     def render(self) -> bytes:
-        """The bytes of ``manifest.json``."""
+        """Return the bytes of ``manifest.json``."""
         content = {
             "format_version": FORMAT_VERSION,
             "step": self.step,
@@ -100,10 +100,10 @@ class Manifest:
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
-        """Read ``manifest.json``.
+        """Parse ``manifest.json``.
 
         Raises:
-            ValueError: It is not what ``render`` writes, or contradicts itself; says how.
+            ValueError: The bytes are not what ``render`` returns, or are inconsistent.
         """
         content = strict_json.parse(data)
         _expect(isinstance(content, dict), "it is not a JSON object")
@@ -150,11 +150,11 @@ def _check_tensors(tensors: Mapping[str, StoredTensor], files: Mapping[str, Stor
             places.add((piece.file, piece.name))
 
 
-def _sha256(content: Mapping[str, Any]) -> str:
+def _sha256(content: Mapping[str, object]) -> str:
     return hashlib.sha256(strict_json.render(content)).hexdigest()
 
 
-def _tensor_to_json(tensor: StoredTensor) -> dict[str, Any]:
+def _tensor_to_json(tensor: StoredTensor) -> dict[str, object]:
     pieces = [
         {
             "file": piece.file,
@@ -200,7 +200,7 @@ def _file_from_json(value: Any, name: str) -> StoredFile:
     )
 
 
-def _table(content: Mapping[str, Any], name: str, read: Any) -> dict[str, Any]:
+def _table(content: Mapping[str, object], name: str, read: Any) -> dict[str, Any]:
     table = content.get(name)
     _expect(isinstance(table, dict), f"{name} is not an object")
     assert isinstance(table, dict)
@@ -212,13 +212,13 @@ def _shape(value: Any, name: str) -> tuple[int, ...]:
     return tuple(_count(length, name) for length in value)
 
 
-def _count(value: Any, name: str) -> int:
+def _count(value: object, name: str) -> int:
     _expect(type(value) is int and 0 <= value < _LIMIT, f"{name} is {value!r}, not a count")
     assert isinstance(value, int)
     return value
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: object, name: str) -> str:
     _expect(isinstance(value, str), f"{name} is {value!r}, not a string")
     assert isinstance(value, str)
     return value

@@ -1,16 +1,16 @@
-"""The state of Megatron's optimizers as pieces that any layout can load.
+"""Optimizer state of Megatron's optimizers as shards that any parallel layout can load.
 
-Each state tensor is cut as its parameter is, so the pieces do not depend on the layout, nor on
-whether the optimizer's states are spread over data-parallel ranks: a distributed optimizer's flat
-range of a parameter is cut into boxes of that parameter. Keys: ``optimizer/<state>/<parameter>``,
-such as ``optimizer/exp_avg/decoder.layers.3.mlp.linear_fc1.weight``; ``main_param`` is the float32
-copy of a half-precision parameter.
+Each state tensor is sharded like its parameter, so shards depend neither on the layout nor on
+whether states are sharded over data-parallel ranks: the flat parameter range of a distributed
+optimizer is split into boxes of the parameter. Keys: ``optimizer/<state>/<parameter>``, such as
+``optimizer/exp_avg/decoder.layers.3.mlp.linear_fc1.weight``; ``main_param`` is the float32 copy of
+a half-precision parameter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -28,33 +28,41 @@ from ascend_run.plugin_api.contracts import ShardPiece
 from .boxes import Box, boxes_of_range, whole
 from .regions import Region, ShardedLocal
 
+if TYPE_CHECKING:
+    from megatron.core.optimizer import MegatronOptimizer
+
 MAIN_PARAM = "main_param"
 
 
 @attrs.frozen
 class Stepped:
-    """A parameter of the model and what the optimizer steps in its place."""
+    """A model parameter and the tensor that the optimizer updates for it."""
 
     parameter: Tensor
     stepped: Tensor
     inner: torch.optim.Optimizer
     flat_range: tuple[int, int] | None = None
-    """Which elements of the flat parameter ``stepped`` holds, where it is a distributed
-    optimizer's; else it has the parameter's shape."""
+    """Range of the flat parameter that ``stepped`` holds in a distributed optimizer.
+
+    None if ``stepped`` has the parameter's shape.
+    """
 
 
 def optimizer_pieces(
-    optimizer: Any, tensors: Sequence[ShardedLocal], prefix: str = "optimizer"
+    optimizer: MegatronOptimizer | torch.optim.Optimizer | None,
+    tensors: Sequence[ShardedLocal],
+    prefix: str = "optimizer",
 ) -> list[ShardPiece]:
-    """The pieces of an optimizer's state; they share its memory, so loading fills it.
+    """Return the shards of an optimizer's state; they share its memory, so loading fills it.
 
-    States that the optimizer would make in its first step are made here, as zeros.
+    States that the optimizer would create in its first step are created here, as zeros.
 
     Args:
-        tensors: The model's, of ``sharded_tensors``.
+        tensors: The model's tensors, from ``sharded_tensors``.
 
     Raises:
-        CheckpointError: An optimizer or a state of a kind that cannot be cut like its parameter.
+        CheckpointError: The optimizer is not supported, or a state has neither the parameter's
+            shape nor zero dimensions.
     """
     regions = {id(held.tensor): held.regions for held in tensors}
     stepped = list(stepped_parameters(optimizer))
@@ -70,7 +78,7 @@ def optimizer_pieces(
             where = f"{prefix}/{name}"
             of_parameter = regions[id(item.parameter)]
             if isinstance(state, Tensor) and state.shape == item.stepped.shape:
-                pieces += _cut_pieces(where, state, item, of_parameter)
+                pieces += _split_pieces(where, state, item, of_parameter)
             elif isinstance(state, Tensor) and state.ndim == 0:
                 pieces += _scalar_pieces(where, state, item, of_parameter)
             else:
@@ -80,15 +88,15 @@ def optimizer_pieces(
                     f"scalar tensor nor of the parameter's shape {list(item.stepped.shape)}"
                 )
     if problems:
-        raise _refusal(*problems)
+        raise _not_supported(*problems)
     return pieces
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the states that a torch optimizer makes in its first step, as zeros.
+    """Create the states that a torch optimizer creates in its first step, as zeros.
 
-    By a step with zero gradients and a zero learning rate for the parameters that have none yet;
-    parameters, gradients and existing states stay as they are.
+    Takes a step with zero gradients and a zero learning rate for the parameters without state.
+    Parameters, gradients and existing states are unchanged.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     missing = [p for p in parameters if not optimizer.state.get(p)]
@@ -122,11 +130,13 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def stepped_parameters(optimizer: Any) -> Iterator[Stepped]:
-    """Every parameter that an optimizer steps on this rank.
+def stepped_parameters(
+    optimizer: MegatronOptimizer | torch.optim.Optimizer | None,
+) -> Iterator[Stepped]:
+    """Yield every parameter that an optimizer updates on this rank.
 
     Raises:
-        CheckpointError: An optimizer of a kind that does not say.
+        CheckpointError: The optimizer type is not supported.
     """
     if isinstance(optimizer, ChainedOptimizer):
         for part in optimizer.chained_optimizers:
@@ -141,28 +151,29 @@ def stepped_parameters(optimizer: Any) -> Iterator[Stepped]:
         Float16OptimizerWithFloat16Params,
         DistributedOptimizer,
     ):
+        assert optimizer is not None
         inner = optimizer.optimizer
     else:
         inner = None
     if not isinstance(inner, torch.optim.Optimizer):
-        raise _refusal(
+        raise _not_supported(
             f"{type(optimizer).__name__}: expected one of torch's own, or Megatron's FP32, Float16 "
             "or Distributed optimizer"
         )
     if isinstance(optimizer, DistributedOptimizer):
         yield from _distributed(optimizer, inner)
     elif isinstance(optimizer, Float16OptimizerWithFloat16Params):
-        for halves, mains in zip(
+        for half_precision, mains in zip(
             optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True
         ):
-            for parameter, main in zip(halves, mains, strict=True):
+            for parameter, main in zip(half_precision, mains, strict=True):
                 yield Stepped(parameter, main, inner)
         for group in optimizer.fp32_from_fp32_groups:
             for parameter in group:
                 yield Stepped(parameter, parameter, inner)
     else:
-        for group in inner.param_groups:
-            for parameter in group["params"]:
+        for members in inner.param_groups:
+            for parameter in members["params"]:
                 yield Stepped(parameter, parameter, inner)
 
 
@@ -176,7 +187,7 @@ def _distributed(
     for parameters, shards in pairs:
         for parameter, shard in zip(parameters, shards, strict=True):
             if shard is None:
-                raise _refusal(
+                raise _not_supported(
                     "use_precision_aware_optimizer keeps main parameters where only it can read "
                     "them; turn it off"
                 )
@@ -185,14 +196,17 @@ def _distributed(
             yield Stepped(parameter, shard, inner, (ranges["param"].start, ranges["param"].end))
 
 
-def _refusal(*problems: str) -> CheckpointError:
+def _not_supported(*problems: str) -> CheckpointError:
     return CheckpointError("this optimizer cannot be checkpointed", problems)
 
 
 def _scalar_pieces(
     prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
 ) -> Iterator[ShardPiece]:
-    """A state such as ``step``, the same on all ranks: whoever holds the first element writes."""
+    """Yield shards of a scalar state such as ``step``, which is equal on all ranks.
+
+    The rank that holds the parameter's first element writes it.
+    """
     starts_here = item.flat_range is None or item.flat_range[0] == 0
     for key in dict.fromkeys(region.key for region in regions):
         writes = starts_here and any(
@@ -209,10 +223,10 @@ def _scalar_pieces(
         )
 
 
-def _cut_pieces(
+def _split_pieces(
     prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
 ) -> Iterator[ShardPiece]:
-    """A state of the parameter's shape, or of a flat range of it, cut at the regions' borders."""
+    """Yield shards of a state of the parameter's shape or flat range, split at region borders."""
     for box, values in _boxes(state.detach(), item):
         for region in regions:
             if (shared := box.intersect(region.local)) is not None:
@@ -221,7 +235,7 @@ def _cut_pieces(
 
 
 def _boxes(state: Tensor, item: Stepped) -> Iterator[tuple[Box, Tensor]]:
-    """Boxes of the parameter and views of the state's elements there."""
+    """Yield boxes of the parameter with views of the state's elements."""
     if item.flat_range is None:
         yield whole(state.shape), state
         return
@@ -232,12 +246,14 @@ def _boxes(state: Tensor, item: Stepped) -> Iterator[tuple[Box, Tensor]]:
 
 
 def owns(region: Region, flat_range: tuple[int, int] | None) -> bool:
-    """Whether this rank writes what it holds of a region: the data-parallel ranks of a distributed
-    optimizer hold different ranges, not replicas."""
+    """Return whether this rank writes its part of a region.
+
+    The data-parallel ranks of a distributed optimizer hold different ranges, not replicas.
+    """
     return region.writes if flat_range is None else not any(region.replica[:-1])
 
 
-def is_distributed(optimizer: Any) -> bool:
-    """Whether the data-parallel ranks share what it steps among them."""
+def is_distributed(optimizer: MegatronOptimizer | torch.optim.Optimizer | None) -> bool:
+    """Return whether the optimizer is sharded over data-parallel ranks."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     return any(isinstance(part, DistributedOptimizer) for part in parts)

@@ -1,4 +1,4 @@
-"""A model's parameters as pieces of whole tensors, under the names that no layout changes."""
+"""A model's parameters as shards of global tensors, with layout-independent names."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from .regions import sharded_tensors
 
 @attrs.frozen(kw_only=True)
 class ParameterPiece:
-    """The part of one parameter, or of what has its shape, that this rank holds."""
+    """This rank's shard of a parameter, or of a tensor of its shape."""
 
     name: str
-    """Of the parameter in the whole model."""
+    """Name of the parameter in the full model."""
     tensor: Tensor | None
-    """None where there is nothing to read, such as a gradient that did not come about."""
+    """None if there is nothing to read, such as a missing gradient."""
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
     is_parameter: bool
-    """Or a buffer."""
+    """False for a buffer."""
     trains: bool
     added_by: str | None
-    """The plugin that added it to the model, where one did."""
+    """The plugin that added the parameter to the model, if any."""
 
 
 def parameter_pieces(
     chunks: Sequence[nn.Module], vocab_size: int, read: Callable[[Tensor], Tensor | None]
 ) -> Iterator[ParameterPiece]:
-    """Pieces of what ``read`` answers for every parameter and persistent buffer; views, no copies.
+    """Yield shards of ``read(tensor)`` for every parameter and persistent buffer, as views.
 
     Args:
-        vocab_size: True rows of the embedding; those that pad it are left out.
+        vocab_size: Number of embedding rows without padding; padding rows are left out.
     """
     for held in sharded_tensors(chunks, vocab_size=vocab_size):
         value = read(held.tensor)

@@ -1,10 +1,10 @@
-"""What the ranks of a run tell each other about a checkpoint: JSON, never pickled objects."""
+"""Exchange JSON values between ranks for checkpoints; objects are never pickled."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,22 +15,22 @@ from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 
 
 class Ranks(Protocol):
-    """The ranks that save and load one checkpoint together."""
+    """The ranks that save and load a checkpoint together."""
 
     rank: int
     size: int
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's JSON value, in rank order, on rank 0; None elsewhere."""
+        """Return all ranks' JSON values in rank order on rank 0; None elsewhere."""
         ...
 
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's JSON value, on every rank."""
+    def broadcast(self, value: object) -> Any:
+        """Return rank 0's JSON value on every rank."""
         ...
 
 
 class SingleRank:
-    """A run of one process, with no process group."""
+    """A single process without a process group."""
 
     rank = 0
     size = 1
@@ -46,8 +46,8 @@ class GroupRanks:
     """The ranks of a torch process group.
 
     Args:
-        group: None is the default group. A gloo group keeps this traffic off the device.
-        device: Where the group's backend wants its tensors.
+        group: None is the default group. A gloo group keeps this communication off the device.
+        device: Device of the tensors that the group's backend takes.
     """
 
     def __init__(
@@ -91,25 +91,25 @@ def _from_tensor(data: Tensor) -> Any:
     return json.loads(data.cpu().numpy().tobytes())
 
 
+T = TypeVar("T")
 _MOST_PROBLEMS = 20
 _KINDS: dict[str, type[AscendRunError]] = {
     kind.__name__: kind for kind in (CheckpointError, StorageError)
 }
 
 
-def together(ranks: Ranks, headline: str, work: Callable[[], Any]) -> list[Any] | None:
-    """Do one step on every rank; where it fails on any, it fails on all with one message, of the
-    first 20 problems.
+def together(ranks: Ranks, headline: str, work: Callable[[], T]) -> list[T] | None:
+    """Run a function on every rank; if it fails on any rank, raise the same error on all ranks.
 
     Args:
-        work: May raise CheckpointError or StorageError; answers a JSON value.
+        work: Returns a JSON value; may raise CheckpointError or StorageError.
 
     Returns:
-        The answers of all ranks on rank 0; None elsewhere.
+        The values of all ranks on rank 0; None elsewhere.
 
     Raises:
-        StorageError: Some rank's storage refused.
-        CheckpointError: Nobody's storage refused, but some rank found something wrong.
+        StorageError: Storage failed on some rank. Lists the first 20 problems.
+        CheckpointError: Some rank found another problem, and no rank's storage failed.
     """
     result, kind, problems = None, "", []
     try:
@@ -121,7 +121,7 @@ def together(ranks: Ranks, headline: str, work: Callable[[], Any]) -> list[Any] 
     if verdict is not None:
         kind, problems = verdict
         raise _KINDS[kind](headline, problems)
-    return None if reports is None else [answer for answer, _, _ in reports]
+    return None if reports is None else [result for result, _, _ in reports]
 
 
 def _verdict(reports: list[Any]) -> tuple[str, list[str]] | None:

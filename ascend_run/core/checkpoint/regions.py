@@ -1,14 +1,14 @@
-"""Where the elements of each local parameter lie in the global tensors of a model.
+"""Map the elements of each local parameter to the global tensors of a model.
 
-Read from Megatron's own door, ``sharded_state_dict``, which knows layer offsets, tensor and expert
-parallel cuts, tied embeddings and who is a replica of whom. The answer serves the optimizer too:
-its states have the parameter's shape, so they are cut as the parameter is.
+Reads Megatron's ``sharded_state_dict``, which knows layer offsets, tensor- and expert-parallel
+sharding, tied embeddings and replicas. Optimizer states have the parameter's shape, so they use the
+same mapping.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from megatron.core.dist_checkpointing.mapping import (
@@ -19,28 +19,33 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 from torch import Tensor, nn
 
-from ascend_run.core.model.places import named_by_number
+from ascend_run.core.model.layer_slots import named_by_number
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.contracts import ShardPiece
 
 from .boxes import Box, whole
 
+if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
+
 _OWN_KEY_FOR_EACH_LAYER = {"non_homogeneous_layers": True}
-"""Metadata for Megatron: ``decoder.layers.3.mlp...`` rather than one tensor over all layers."""
+"""Metadata for Megatron: one key per layer (``decoder.layers.3.mlp...``), not stacked layers."""
 
 
 @attrs.frozen
 class Region:
-    """A box of a local tensor and its place in a global one."""
+    """A box of a local tensor and its location in a global tensor."""
 
     key: str
     local: Box
     offset: tuple[int, ...]
-    """Of the box in the global tensor; leading axes that the local tensor lacks come first."""
+    """Offset in the global tensor; leading axes that the local tensor lacks come first."""
     global_shape: tuple[int, ...]
     replica: tuple[int, ...]
-    """Megatron's replica id; all zeros where this rank is the one that writes. Its last entry
-    counts the data-parallel replicas."""
+    """Megatron's replica id; all zeros on the rank that writes.
+
+    Its last entry counts the data-parallel replicas.
+    """
 
     @property
     def writes(self) -> bool:
@@ -48,8 +53,10 @@ class Region:
         return not any(self.replica)
 
     def piece(self, prefix: str, part: Tensor, box: Box, *, writes: bool) -> ShardPiece:
-        """The piece for ``part``, which holds the box ``box`` (inside ``local``) of a tensor that
-        is cut like this one."""
+        """Return the shard for ``part``, the box ``box`` (inside ``local``) of a tensor.
+
+        The tensor must be sharded like this region's tensor.
+        """
         prepended = len(self.global_shape) - len(box.shape)
         steps = (mine - its for mine, its in zip(box.offset, self.local.offset, strict=True))
         shift = (*(0,) * prepended, *steps)
@@ -64,7 +71,7 @@ class Region:
 
 @attrs.frozen
 class ShardedLocal:
-    """One local tensor of a model and its regions."""
+    """A local tensor of a model and its regions."""
 
     tensor: Tensor
     regions: tuple[Region, ...]
@@ -73,15 +80,15 @@ class ShardedLocal:
 def sharded_tensors(
     chunks: Sequence[nn.Module], *, vocab_size: int | None = None
 ) -> list[ShardedLocal]:
-    """Every parameter and persistent buffer of a model on this rank.
+    """Return every parameter and persistent buffer of a model on this rank.
 
     Args:
-        chunks: Virtual pipeline chunks, behind data parallelism or not.
-        vocab_size: True rows of the embedding and the output layer. The rows after them pad the
-            vocabulary to a multiple that depends on the tensor-parallel size; they are not saved.
+        chunks: Virtual pipeline chunks, wrapped for data parallelism or not.
+        vocab_size: Number of rows of the embedding and output layer without padding. The padding
+            depends on the tensor-parallel size and is not saved.
 
     Raises:
-        CheckpointError: A parameter that Megatron does not list, or a value that is no tensor.
+        CheckpointError: Megatron does not list a parameter, or a value is not a tensor.
     """
     found: list[ShardedLocal] = []
     problems: list[str] = []
@@ -104,14 +111,14 @@ def sharded_tensors(
             for name, parameter in model.named_parameters()
             if id(parameter) not in known
         ]
-        problems += _uncut(model, found)
+        problems += _not_sharded(model, found)
     if problems:
         raise CheckpointError("this model cannot be checkpointed", problems)
     return found
 
 
 def model_pieces(tensors: Sequence[ShardedLocal], prefix: str = "model") -> list[ShardPiece]:
-    """The pieces of a model; they share its memory, so loading fills the model itself."""
+    """Return the shards of a model; they share its memory, so loading fills the model."""
     return [
         region.piece(
             prefix,
@@ -125,13 +132,13 @@ def model_pieces(tensors: Sequence[ShardedLocal], prefix: str = "model") -> list
 
 
 def unwrapped(module: nn.Module) -> Any:
-    """The model inside its data-parallel and precision wrappers."""
+    """Return the model inside its data-parallel and precision wrappers."""
     while isinstance(inner := getattr(module, "module", None), nn.Module):
         module = inner
     return module
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def _leaves(tree: object) -> Iterator[Any]:
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
@@ -144,8 +151,10 @@ def _leaves(tree: Any) -> Iterator[Any]:
 def _regions(
     item: ShardedTensor | ShardedTensorFactory, vocab_size: int | None
 ) -> Iterator[Region]:
-    """A tensor is one region; what a factory makes of it (the gate and up halves of a gated
-    feed-forward) are several."""
+    """Yield one region for a tensor, and several for a factory.
+
+    A factory splits a tensor, such as the gate and up projections of a gated MLP.
+    """
     if isinstance(item, ShardedTensor):
         region = _region(item, whole(item.local_shape))
         if item.allow_shape_mismatch and vocab_size is not None:
@@ -162,7 +171,7 @@ def _region(item: ShardedTensor, local: Box) -> Region:
 
 
 def _without_padding(region: Region, axis: int, rows: int) -> Region:
-    """The same region of a tensor that ends after ``rows`` along its first own axis."""
+    """Return the region clipped to ``rows`` rows of the global tensor."""
     kept = max(0, min(region.local.shape[0], rows - region.offset[axis]))
     shape = (*region.global_shape[:axis], rows, *region.global_shape[axis + 1 :])
     offset = (*region.offset[:axis], min(region.offset[axis], rows), *region.offset[axis + 1 :])
@@ -171,8 +180,8 @@ def _without_padding(region: Region, axis: int, rows: int) -> Region:
 
 
 def _box_of_view(key: str, view: Tensor, base: Tensor) -> Box:
-    """Which box of ``base`` a view of it shows."""
-    distance = int(view.storage_offset()) - int(base.storage_offset())
+    """Return the box of ``base`` that a view of it covers."""
+    elements = int(view.storage_offset()) - int(base.storage_offset())
     same_memory = view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
     if not same_memory or view.stride() != base.stride():
         raise CheckpointError(
@@ -180,7 +189,7 @@ def _box_of_view(key: str, view: Tensor, base: Tensor) -> Box:
         )
     offset = []
     for stride in base.stride():
-        index, distance = divmod(distance, stride)
+        index, elements = divmod(elements, stride)
         offset.append(index)
     return Box(tuple(offset), tuple(view.shape))
 
@@ -189,9 +198,12 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, Tensor) and value.numel() == 0)
 
 
-def _uncut(model: Any, tensors: Sequence[ShardedLocal]) -> Iterator[str]:
-    """Tensor-parallel parameters that Megatron lists as whole: where a wrapper hides the parallel
-    linear inside it, every rank's part looks like the same replica, and only one would be saved."""
+def _not_sharded(model: MegatronModule, tensors: Sequence[ShardedLocal]) -> Iterator[str]:
+    """Yield tensor-parallel parameters that Megatron lists as unsharded.
+
+    If a wrapper hides the parallel linear inside it, every rank's shard looks like a replica, and
+    only one of them would be saved.
+    """
     for held in tensors:
         if not getattr(held.tensor, "tensor_model_parallel", False):
             continue
@@ -202,7 +214,7 @@ def _uncut(model: Any, tensors: Sequence[ShardedLocal]) -> Iterator[str]:
             else model.config.tensor_model_parallel_size
         )
         for region in held.regions:
-            if size > 1 and region.global_shape == tuple(held.tensor.shape):
+            if size is not None and size > 1 and region.global_shape == tuple(held.tensor.shape):
                 yield (
                     f"{region.key}: each of {size} tensor-parallel ranks holds a part, but it is "
                     "listed as whole; a wrapper of its module must pass sharded_state_dict on"

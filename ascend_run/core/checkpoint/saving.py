@@ -1,4 +1,4 @@
-"""One save: agree on what is written, write it beside, read it back, publish it, prune."""
+"""Save: plan, write to a hidden folder, read back, publish, prune."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from ascend_run.core import strict_json
 from ascend_run.core.files import sync_folder
@@ -19,13 +19,15 @@ from ascend_run.plugin_api.contracts import ShardPiece
 
 from . import folders
 from .boxes import Box, tiling_problem
-from .manifest import MANIFEST_NAME, Manifest, StoredFile, StoredPiece, StoredTensor
+from .integrity import checkpoint_problems, looks_valid, read_manifest_file
+from .manifest import MANIFEST_NAME, Manifest, StoredPiece, StoredTensor
+from .rank_records import RankFile, RankPlan, TensorHeader, from_json, to_json
 from .ranks import Ranks, together
 from .shard_file import DTYPE_NAMES, name_in_file, piece_box, write_shard
-from .soundness import checkpoint_problems, looks_sound, read_manifest_file
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _DISTRIBUTIONS: Final = ("ascend-run", "megatron-core", "torch")
 
 
@@ -33,8 +35,8 @@ class Save:
     """One save of one step by all ranks.
 
     Args:
-        layout: Sizes of the parallel axes, for the manifest.
-        keep_last: How many sound checkpoints stay; 0 keeps all.
+        layout: Parallel sizes, recorded in the manifest.
+        keep_last: Number of valid checkpoints to keep; 0 keeps all.
     """
 
     def __init__(
@@ -48,24 +50,26 @@ class Save:
         self._headline = f"cannot save checkpoint {folders.step_path(folder, step)}"
 
     def run(self, pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> str:
-        """Do it; the path of the published checkpoint.
+        """Save and return the path of the published checkpoint.
 
         Raises:
-            CheckpointError: The pieces or values cannot be saved; nothing was written.
-            StorageError: The file system refused on some rank, or gave back other bytes than were
-                written. What was written is removed; earlier checkpoints are as they were.
+            CheckpointError: The shards or values cannot be saved; nothing was written.
+            StorageError: Writing failed on some rank, or read back other bytes. What was written is
+                removed; earlier checkpoints are unchanged.
         """
-        plans = together(self._ranks, self._headline, lambda: _plan(pieces, values))
-        needed = self._on_rank_0(lambda: _check_plans(plans or []))
+        given = together(self._ranks, self._headline, lambda: to_json(_plan(pieces, values)))
+        plans = [from_json(RankPlan, plan) for plan in given or []]
+        needed = self._on_rank_0(lambda: _check_plans(plans))
         nonce = self._on_rank_0(lambda: self._begin(needed))
         hidden = folders.hidden_path(self._folder, self._step, nonce)
         try:
-            written = together(
-                self._ranks, self._headline, lambda: self._write(hidden, nonce, pieces, needed)
+            given = together(
+                self._ranks,
+                self._headline,
+                lambda: to_json(self._write(hidden, nonce, pieces, needed)),
             )
-            self._on_rank_0(
-                lambda: self._write_manifest(hidden, nonce, plans or [], written or [], values)
-            )
+            written = [from_json(RankFile, file) for file in given or [] if file is not None]
+            self._on_rank_0(lambda: self._write_manifest(hidden, nonce, plans, written, values))
             together(self._ranks, self._headline, lambda: self._read_back(hidden))
             path = self._on_rank_0(lambda: self._publish(hidden, nonce))
         except AscendRunError:
@@ -76,14 +80,15 @@ class Save:
             self._prune(nonce)
         return str(path)
 
-    def _on_rank_0(self, work: Any) -> Any:
-        """Do a step on rank 0 alone; its answer, or its failure, on every rank."""
+    def _on_rank_0(self, work: Callable[[], T]) -> T:
+        """Run a function on rank 0; return its value, or raise its error, on every rank."""
         first = self._ranks.rank == 0
-        answers = together(self._ranks, self._headline, work if first else lambda: None)
-        return self._ranks.broadcast(None if answers is None else answers[0])
+        results = together(self._ranks, self._headline, work if first else lambda: None)
+        result: T = self._ranks.broadcast(None if results is None else results[0])
+        return result
 
     def _begin(self, needed: int) -> str:
-        """Make the hidden folder; the nonce that names it."""
+        """Create the hidden folder and return the nonce in its name."""
         with folders.storage_errors(self._folder, needed):
             folders.make_root(self._folder)
             folders.clear_leftovers(self._folder)
@@ -100,8 +105,8 @@ class Save:
 
     def _write(
         self, hidden: str, nonce: str, pieces: Sequence[ShardPiece], needed: int
-    ) -> list[Any] | None:
-        """Write this rank's file; its record as JSON, None where it has nothing to write."""
+    ) -> RankFile | None:
+        """Write this rank's file; None if it has nothing to write."""
         own = _written_pieces(pieces)
         if not own:
             return None
@@ -109,29 +114,21 @@ class Save:
         metadata = {"format": "pt", "step": str(self._step), "save_id": nonce}
         with folders.storage_errors(hidden, needed):
             file, stored = write_shard(os.path.join(hidden, name), own, metadata)
-        records = [
-            [key, piece.name, piece.box.offset, piece.box.shape, piece.crc32]
-            for key, pieces_of_key in stored.items()
-            for piece in pieces_of_key
-        ]
-        return [name, file.size, file.header_sha256, records]
+        return RankFile(name, file, {key: list(pieces) for key, pieces in stored.items()})
 
     def _write_manifest(
         self,
         hidden: str,
         nonce: str,
-        plans: Sequence[Any],
-        written: Sequence[Any],
-        values: Mapping[str, Any],
+        plans: Sequence[RankPlan],
+        written: Sequence[RankFile],
+        values: Mapping[str, object],
     ) -> None:
-        files: dict[str, StoredFile] = {}
         pieces: dict[str, list[StoredPiece]] = {}
-        for name, size, header_sha256, records in filter(None, written):
-            files[name] = StoredFile(size, header_sha256)
-            for key, in_file, offset, shape, crc32 in records:
-                piece = StoredPiece(name, in_file, Box(tuple(offset), tuple(shape)), crc32)
-                pieces.setdefault(key, []).append(piece)
-        about = {key: tensor for plan in plans for key, tensor in plan["tensors"].items()}
+        for rank in written:
+            for key, stored in rank.pieces.items():
+                pieces.setdefault(key, []).extend(stored)
+        headers = {key: header for plan in plans for key, header in plan.tensors.items()}
         manifest = Manifest(
             step=self._step,
             save_id=nonce,
@@ -139,10 +136,10 @@ class Save:
             versions={name: importlib.metadata.version(name) for name in _DISTRIBUTIONS},
             values=values,
             tensors={
-                key: StoredTensor(about[key][0], tuple(about[key][1]), tuple(stored))
+                key: StoredTensor(headers[key].dtype, headers[key].global_shape, tuple(stored))
                 for key, stored in pieces.items()
             },
-            files=files,
+            files={rank.name: rank.file for rank in written},
         )
         path = os.path.join(hidden, MANIFEST_NAME)
         with folders.storage_errors(path):
@@ -157,7 +154,7 @@ class Save:
             sync_folder(hidden)
 
     def _read_back(self, hidden: str) -> None:
-        """Read some of the files as another reader would; each rank another's where it can."""
+        """Read back files, preferably those written by another rank."""
         try:
             manifest = read_manifest_file(os.path.join(hidden, MANIFEST_NAME))
             files = sorted(manifest.files)[
@@ -176,9 +173,9 @@ class Save:
             return folders.publish(self._folder, hidden, self._step, nonce)
 
     def _prune(self, nonce: str) -> None:
-        """Remove what is older than the newest ``keep_last`` sound ones; never this one.
+        """Remove checkpoints older than the newest ``keep_last`` valid ones; never this one.
 
-        A failure to remove is a warning: the checkpoint is published.
+        A failed removal is a warning, since the checkpoint is already published.
         """
         if self._keep_last == 0:
             return
@@ -189,68 +186,65 @@ class Save:
                     continue
                 if kept >= self._keep_last:
                     folders.retire(self._folder, path, nonce)
-                elif looks_sound(path, step):
+                elif looks_valid(path, step):
                     kept += 1
         except OSError as error:
             log.warning("old checkpoints in %s could not be removed: %s", self._folder, error)
 
 
 def _written_pieces(pieces: Sequence[ShardPiece]) -> list[ShardPiece]:
-    """What this rank writes: empty parts of tensors that are not empty themselves have no bytes."""
+    """Return the shards that this rank writes; empty shards of non-empty tensors are left out."""
     return [p for p in pieces if p.writes and (p.tensor.numel() or 0 in p.global_shape)]
 
 
-def _plan(pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What this rank has, as JSON, once it is known to be savable."""
+def _plan(pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> RankPlan:
+    """Check what this rank saves."""
     problems = strict_json.value_problems(dict(values), "values")
-    tensors: dict[str, list[Any]] = {}
+    tensors: dict[str, TensorHeader] = {}
     for piece in pieces:
-        about = [DTYPE_NAMES.get(piece.tensor.dtype, ""), list(piece.global_shape)]
+        header = TensorHeader(DTYPE_NAMES.get(piece.tensor.dtype, ""), tuple(piece.global_shape))
         if not piece.key:
-            problems.append(f"a piece of shape {list(piece.tensor.shape)} has no key")
-        if not about[0]:
+            problems.append(f"a shard of shape {list(piece.tensor.shape)} has no key")
+        if not header.dtype:
             problems.append(f"{piece.key}: safetensors has no dtype for {piece.tensor.dtype}")
-        if tensors.setdefault(piece.key, about) != about:
-            problems.append(f"{piece.key}: given as {tensors[piece.key]} and as {about}")
+        if tensors.setdefault(piece.key, header) != header:
+            problems.append(f"{piece.key}: given as {tensors[piece.key]} and as {header}")
     own = _written_pieces(pieces)
     counts = Counter(name_in_file(piece) for piece in own)
     problems += [f"{name}: written twice" for name in sorted(counts) if counts[name] > 1]
     if problems:
-        raise CheckpointError("these cannot be saved", problems)
-    boxes: dict[str, list[Any]] = {}
+        raise CheckpointError("some tensors or values cannot be saved", problems)
+    boxes: dict[str, list[Box]] = {}
     for piece in own:
-        box = piece_box(piece)
-        boxes.setdefault(piece.key, []).append([box.offset, box.shape])
+        boxes.setdefault(piece.key, []).append(piece_box(piece))
     digests = {key: hashlib.sha256(strict_json.render(v)).hexdigest() for key, v in values.items()}
     size = sum(piece.tensor.numel() * piece.tensor.element_size() for piece in own)
-    return {"tensors": tensors, "boxes": boxes, "values": digests, "bytes": size}
+    return RankPlan(tensors, boxes, digests, size)
 
 
-def _check_plans(plans: Sequence[Any]) -> int:
-    """Whether the ranks together hold every tensor exactly once; the bytes that they will write.
+def _check_plans(plans: Sequence[RankPlan]) -> int:
+    """Check that all ranks together hold every tensor exactly once; return the total bytes.
 
     Raises:
-        CheckpointError: They do not, or they disagree.
+        CheckpointError: Elements are missing or duplicated, or ranks have different values.
     """
     problems: list[str] = []
-    about: dict[str, list[Any]] = {}
+    headers: dict[str, TensorHeader] = {}
     boxes: dict[str, list[Box]] = {}
     for rank, plan in enumerate(plans):
-        if plan["values"] != plans[0]["values"]:
-            keys = sorted(
-                k for k, _ in set(plan["values"].items()) ^ set(plans[0]["values"].items())
-            )
+        if plan.values != plans[0].values:
+            keys = sorted(k for k, _ in plan.values.items() ^ plans[0].values.items())
             problems.append(
-                f"rank {rank} has other values than rank 0: {', '.join(dict.fromkeys(keys))}"
+                f"rank {rank} has different values than rank 0: {', '.join(dict.fromkeys(keys))}"
             )
-        for key, tensor in plan["tensors"].items():
-            if about.setdefault(key, tensor) != tensor:
-                problems.append(f"{key}: rank {rank} has {tensor}, another rank {about[key]}")
-        for key, parts in plan["boxes"].items():
-            boxes.setdefault(key, []).extend(Box(tuple(o), tuple(n)) for o, n in parts)
-    for key, (_, global_shape) in about.items():
-        if (problem := tiling_problem(global_shape, boxes.get(key, []))) is not None:
+        for key, header in plan.tensors.items():
+            if headers.setdefault(key, header) != header:
+                problems.append(f"{key}: rank {rank} has {header}, another rank {headers[key]}")
+        for key, parts in plan.boxes.items():
+            boxes.setdefault(key, []).extend(parts)
+    for key, header in headers.items():
+        if (problem := tiling_problem(header.global_shape, boxes.get(key, []))) is not None:
             problems.append(f"{key}: {problem}")
     if problems:
-        raise CheckpointError("these cannot be saved", problems)
-    return sum(int(plan["bytes"]) for plan in plans)
+        raise CheckpointError("some tensors or values cannot be saved", problems)
+    return sum(plan.nbytes for plan in plans)

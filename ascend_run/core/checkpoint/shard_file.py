@@ -1,9 +1,9 @@
-"""One rank's file of tensors, in the safetensors format: written in a stream, read in ranges.
+"""One rank's file of tensors in the safetensors format: streamed writes, ranged reads.
 
-Written here rather than by the safetensors package because a checkpoint needs three things that the
-package does not offer: a checksum of each tensor taken while it is written, fsync, and no second
-copy of the tensors in memory. The package reads these files. Format: 8 bytes of header length
-(little-endian), a JSON header padded with spaces, the tensors one after the other.
+The safetensors package can read these files. It is not used to write them since it lacks three
+things: a checksum of each tensor taken during the write, fsync, and no second copy of the tensors
+in memory. Format: 8 bytes of header length (little-endian), a JSON header padded with spaces, then
+the tensors.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ascend_run.core import strict_json
+from ascend_run.core.file_ranges import CHUNK_BYTES
 from ascend_run.plugin_api.contracts import ShardPiece
 
 from .boxes import Box
@@ -45,7 +46,6 @@ DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
     torch.bool: "BOOL",
 }
 
-_CHUNK: Final = 8 << 20
 _MAX_HEADER: Final = 1 << 30
 
 
@@ -61,20 +61,20 @@ class HeaderEntry:
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, row-major, as a flat uint8 tensor on the host.
+    """Return the bytes of a tensor, row-major, as a flat uint8 tensor on the host.
 
-    A view where the tensor is a contiguous one on the host, else a copy.
+    A view if the tensor is contiguous and on the host, else a copy.
     """
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def piece_box(piece: ShardPiece) -> Box:
-    """The part of the global tensor that a piece holds."""
+    """Return the box of the global tensor that a shard holds."""
     return Box(tuple(piece.offset), tuple(piece.tensor.shape))
 
 
 def name_in_file(piece: ShardPiece) -> str:
-    """What a piece is called in its file: its key, and where it begins unless it is all of it."""
+    """Return the name of a shard in its file: its key, plus its offset unless it is unsharded."""
     if tuple(piece.tensor.shape) == tuple(piece.global_shape):
         return piece.key
     return f"{piece.key}@{','.join(map(str, piece.offset))}"
@@ -83,18 +83,18 @@ def name_in_file(piece: ShardPiece) -> str:
 def write_shard(
     path: str, pieces: Sequence[ShardPiece], metadata: Mapping[str, str]
 ) -> tuple[StoredFile, dict[str, list[StoredPiece]]]:
-    """Write and fsync a new file of pieces.
+    """Write and fsync a new file of shards.
 
     Args:
-        metadata: Strings to carry in the header.
+        metadata: Strings stored in the header.
 
     Returns:
-        What the manifest says of the file, and of its pieces by key.
+        The manifest entries of the file and, by key, of its shards.
 
     Raises:
-        OSError: As the operating system says; a part of the file may be left.
+        OSError: Writing failed; a partial file may remain.
     """
-    # Wider types first keeps every tensor aligned to its own element size.
+    # Wider dtypes first keeps every tensor aligned to its element size.
     ordered = sorted(pieces, key=lambda p: (-p.tensor.element_size(), name_in_file(p)))
     header = _header(ordered, metadata)
     stored: dict[str, list[StoredPiece]] = {}
@@ -106,9 +106,9 @@ def write_shard(
             for piece in ordered:
                 data = tensor_bytes(piece.tensor).numpy().data
                 crc = 0
-                for start in range(0, len(data), _CHUNK):
-                    chunk = data[start : start + _CHUNK]
-                    checksum = checksums.submit(zlib.crc32, chunk, crc)  # beside the write
+                for start in range(0, len(data), CHUNK_BYTES):
+                    chunk = data[start : start + CHUNK_BYTES]
+                    checksum = checksums.submit(zlib.crc32, chunk, crc)  # overlaps with the write
                     size += _write_all(descriptor, chunk)
                     crc = checksum.result()
                 stored.setdefault(piece.key, []).append(
@@ -123,7 +123,7 @@ def write_shard(
 
 
 def _header(pieces: Sequence[ShardPiece], metadata: Mapping[str, str]) -> bytes:
-    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+    table: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     for piece in pieces:
         end = position + piece.tensor.numel() * piece.tensor.element_size()
@@ -147,10 +147,10 @@ def _write_all(descriptor: int, data: memoryview) -> int:
 
 @contextlib.contextmanager
 def open_shard(path: str) -> Iterator[int]:
-    """Open a file of tensors for reading; a symbolic link is refused.
+    """Open a file of tensors for reading; symbolic links are rejected.
 
     Raises:
-        OSError: As the operating system says.
+        OSError: The file cannot be opened, or is a symbolic link.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -160,10 +160,10 @@ def open_shard(path: str) -> Iterator[int]:
 
 
 def read_header(descriptor: int) -> tuple[str, dict[str, HeaderEntry]]:
-    """The SHA-256 of a file's header, and its tensors.
+    """Return the SHA-256 of a file's header, and its tensors.
 
     Raises:
-        ValueError: It is not a safetensors file, or its tensors do not fill it exactly.
+        ValueError: The file is not safetensors, or its tensors do not fill it exactly.
     """
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
@@ -194,34 +194,5 @@ def _entry(name: str, entry: Any, data_begin: int) -> HeaderEntry:
     if dtype not in DTYPE_BYTES or min(shape, default=0) < 0:
         raise ValueError(f"tensor {name!r} has dtype {dtype} and shape {list(shape)}")
     if end - begin != volume * DTYPE_BYTES[dtype]:
-        raise ValueError(f"tensor {name!r} has {end - begin} bytes, which is not its shape's")
+        raise ValueError(f"tensor {name!r} has {end - begin} bytes, which does not match its shape")
     return HeaderEntry(dtype, shape, begin, end)
-
-
-def range_crc32(descriptor: int, begin: int, end: int) -> str:
-    """CRC-32 of a range of a file, 8 hex digits.
-
-    Raises:
-        EOFError: The file ends before the range does.
-    """
-    buffer = memoryview(bytearray(min(_CHUNK, end - begin)))
-    crc = 0
-    for position in range(begin, end, _CHUNK):
-        chunk = buffer[: min(_CHUNK, end - position)]
-        read_range(descriptor, chunk, position)
-        crc = zlib.crc32(chunk, crc)
-    return f"{crc:08x}"
-
-
-def read_range(descriptor: int, target: memoryview, begin: int) -> None:
-    """Fill ``target`` from a file, from the byte at ``begin`` on.
-
-    Raises:
-        EOFError: The file ends first.
-    """
-    done = 0
-    while done < len(target):
-        count = os.preadv(descriptor, [target[done:]], begin + done)
-        if count == 0:
-            raise EOFError(f"the file ends at byte {begin + done}")
-        done += count

@@ -1,30 +1,32 @@
-"""The kernel's own checkpoint store: safetensors shards and a JSON manifest in a folder."""
+"""The built-in checkpoint store: safetensors shards and a JSON manifest in a folder."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ascend_run.plugin_api import CheckpointError, Layout
 from ascend_run.plugin_api.contracts import ShardPiece
 
 from . import folders
+from .integrity import checkpoint_problems, read_manifest
 from .loading import check_fit, fill
 from .manifest import Manifest
 from .ranks import Ranks, SingleRank, together
 from .saving import Save
-from .soundness import checkpoint_problems, read_manifest
+
+T = TypeVar("T")
 
 
 class FileStore:
-    """Checkpoints in a folder that every rank sees. Every method is called on all ranks.
+    """Checkpoints in a folder shared by all ranks. Every method must be called on all ranks.
 
     Args:
         folder: Created at the first save.
-        layout: Of this run; recorded with each checkpoint.
-        keep_last: How many sound checkpoints stay; 0 keeps all.
-        ranks: How this run's ranks talk; alone by default.
+        layout: Layout of this run, recorded in each checkpoint.
+        keep_last: Number of valid checkpoints to keep; 0 keeps all.
+        ranks: Communication between the ranks; a single rank by default.
     """
 
     def __init__(
@@ -42,36 +44,36 @@ class FileStore:
         self._verified: set[str] = set()
 
     def steps(self) -> Sequence[int]:
-        """Steps of the published checkpoints, oldest first; rank 0's view of the folder."""
+        """Return the published steps, oldest first, as rank 0 sees them."""
 
         def look() -> list[int]:
             with folders.storage_errors(self.folder):
                 return list(folders.published(self.folder))
 
-        answers = self._together(f"cannot list checkpoints in {self.folder}", look)
-        return list(self._ranks.broadcast(None if answers is None else answers[0]))
+        results = self._together(f"cannot list checkpoints in {self.folder}", look)
+        return list(self._ranks.broadcast(None if results is None else results[0]))
 
     def save(self, step: int, pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> str:
-        """Write beside, read back, publish, prune; the path of the published checkpoint.
+        """Write, read back, publish and prune; return the path of the published checkpoint.
 
         Raises:
-            CheckpointError: The pieces of all ranks do not tile each tensor exactly once, or a
+            CheckpointError: The shards of all ranks do not tile each tensor exactly once, or a
                 value is not JSON; nothing was written.
-            StorageError: The file system refused; earlier checkpoints are as they were.
+            StorageError: Writing failed; earlier checkpoints are unchanged.
         """
         save = Save(self.folder, step, self._ranks, self._layout, self._keep_last)
         return save.run(pieces, values)
 
     def verify(self, step: int) -> None:
-        """Read every byte of a checkpoint, the files shared out over the ranks.
+        """Read every byte of a checkpoint; the files are divided among the ranks.
 
         Raises:
-            CheckpointError: It is missing or not sound; names file and tensor.
+            CheckpointError: The checkpoint is missing or corrupt; names file and tensor.
         """
         self._verify(*self._find(step))
 
     def _verify(self, path: str, manifest: Manifest) -> None:
-        headline = f"checkpoint {path} is not sound"
+        headline = f"checkpoint {path} is corrupt"
 
         def check() -> None:
             files = sorted(manifest.files)[self._ranks.rank :: self._ranks.size]
@@ -82,23 +84,25 @@ class FileStore:
         self._verified.add(manifest.save_id)
 
     def layout(self, step: int) -> Mapping[str, int]:
-        """Sizes of the parallel axes of the run that wrote a checkpoint; see ``layout_sizes``."""
+        """Return the parallel sizes of the run that saved a checkpoint; see ``layout_sizes``."""
         return self._find(step)[1].layout
 
     def manifest(self, step: int) -> Manifest:
-        """What a checkpoint says of itself: layout, values, tensors.
+        """Return the manifest of a checkpoint: layout, values, tensors.
 
         Raises:
-            CheckpointError: It is missing, or its manifest is not sound.
+            CheckpointError: The checkpoint is missing, or its manifest is corrupt.
         """
         return self._find(step)[1]
 
     def _find(self, step: int) -> tuple[str, Manifest]:
-        """Path and manifest of a published checkpoint."""
-        headline = f"checkpoint {folders.step_path(self.folder, step)} is not sound"
-        if step not in (there := self.steps()):
-            listed = ", ".join(map(str, there)) or "none"
-            raise CheckpointError(f"no checkpoint of step {step} in {self.folder}; there: {listed}")
+        """Return path and manifest of a published checkpoint."""
+        headline = f"checkpoint {folders.step_path(self.folder, step)} is corrupt"
+        if step not in (available := self.steps()):
+            listed = ", ".join(map(str, available)) or "none"
+            raise CheckpointError(
+                f"no checkpoint of step {step} in {self.folder}; available: {listed}"
+            )
         found: list[tuple[str, Manifest]] = []
 
         def read() -> None:
@@ -112,17 +116,17 @@ class FileStore:
     def load(
         self, step: int, pieces: Sequence[ShardPiece], *, ignore_unused: Sequence[str] = ()
     ) -> Mapping[str, Any]:
-        """Fill the pieces' tensors in place, whatever layout wrote them; the JSON values.
+        """Fill the shards' tensors in place, for any saved layout, and return the JSON values.
 
         A checkpoint that this store has not verified yet is verified first.
 
         Args:
-            ignore_unused: Patterns of keys (``rng/*``) that may be left unread; any other key
-                that no rank asks for is an error.
+            ignore_unused: Patterns of keys (``rng/*``) that need not be read. Any other key that no
+                rank requests is an error.
 
         Raises:
-            CheckpointError: It is not sound, or does not fit; lists the first 20 misfits of all
-                ranks.
+            CheckpointError: The checkpoint is corrupt or does not match the requested shards. Lists
+                the first 20 problems over all ranks.
         """
         headline = f"cannot load checkpoint {folders.step_path(self.folder, step)}"
         path, manifest = self._find(step)
@@ -132,12 +136,12 @@ class FileStore:
         self._together(headline, lambda: fill(path, manifest, pieces))
         return manifest.values
 
-    def _together(self, headline: str, work: Any) -> list[Any] | None:
+    def _together(self, headline: str, work: Callable[[], T]) -> list[T] | None:
         return together(self._ranks, headline, work)
 
 
 def layout_sizes(layout: Layout) -> dict[str, int]:
-    """The sizes of a layout as the manifest records them: without this process's rank."""
+    """Return the sizes of a layout as recorded in the manifest, without this process's rank."""
     return {
         "world_size": layout.world_size,
         **layout.dense_axes,

@@ -1,1 +1,1 @@
-"""From files and command lines to the frozen config of a run. Torch-free."""
+"""Values the runtime derives from a config: parallel sizes, stages, head sizes. No torch."""

@@ -1,21 +1,21 @@
-"""What a run asks of its attention kernels, held against what they declare. Imports no torch.
+"""Compare what a run needs of its attention kernels with what they declare. Imports no torch.
 
-Asked twice: while the run is planned, of what the manifests declare, and on the ranks, before
-training, of the kernels themselves, which may declare what no manifest says.
+Called twice: by planning, with what the manifests declare, and on the ranks before training, with
+what the kernels themselves declare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-from ascend_run.plugin_api.config import RunConfig
-from ascend_run.plugin_api.contracts import AttentionFeatures
+from ascend_run.plugin_api.contracts import AttentionFeatures, AttentionKernel
+from ascend_run.plugin_api.error_text import show
+from ascend_run.types.config import RunConfig
 
 from .latent_attention import head_widths
-from .value_types import show
 
 _OPTIONS: Final[Mapping[str, str]] = {
     "window": "window_size",
@@ -23,28 +23,28 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "sinks": "softmax_type",
     "softcap": "attn_logit_softcapping",
 }
-"""Feature -> the option of ``[model]`` that needs it wherever it is set and not neutral."""
+"""Maps a feature to the ``[model]`` option that needs it unless it is unset or neutral."""
 _NEUTRAL: Final = (None, 0, "vanilla")
 
 
 @attrs.frozen(kw_only=True)
 class AttentionPart:
-    """The kernel, or one that wraps it."""
+    """An attention kernel, or a wrapper of one."""
 
     plugin: str
     can: AttentionFeatures | None
-    """What it declares; None: nothing is known of it yet."""
+    """Features that it declares; None if unknown."""
     needs: AttentionFeatures = attrs.field(factory=AttentionFeatures)
-    """What it asks of every part inside of it."""
+    """Features that it needs of every kernel or wrapper inside it."""
 
 
 def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Iterator[str]:
-    """A sentence for each feature that the run needs and a part does not declare.
+    """Yield a message for each feature that the run needs and a kernel or wrapper does not declare.
 
     Args:
         parts: Innermost first.
     """
-    refused: set[str] = set()  # an outer kernel can at most what the one inside it can
+    refused: set[str] = set()  # an outer kernel supports at most what the inner one supports
     for position, part in enumerate(parts):
         if part.can is None:
             continue
@@ -52,7 +52,7 @@ def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Ite
             name: (f"model.{option}={show(value)} needs", "leave the option out, or that plugin")
             for name, option, value in _set_options(config)
         }
-        if config.model.get("multi_latent_attention"):
+        if config.model.multi_latent_attention:
             widths = head_widths(config.model)
             if widths.key != widths.value:
                 who = f"model.multi_latent_attention=true needs for keys {widths.key} wide and"
@@ -70,7 +70,7 @@ def attention_problems(config: RunConfig, parts: Sequence[AttentionPart]) -> Ite
 
 
 def needed_features(config: RunConfig, declared: Iterable[AttentionFeatures]) -> frozenset[str]:
-    """Names of all that the model's options and its plugins ask of the kernel.
+    """Return the names of all features that options and plugins need of the kernel.
 
     Args:
         declared: ``attention_needs`` of the plugins' manifests.
@@ -79,14 +79,14 @@ def needed_features(config: RunConfig, declared: Iterable[AttentionFeatures]) ->
     return frozenset(of_options.union(*(features.names() for features in declared)))
 
 
-def _set_options(config: RunConfig) -> Iterator[tuple[str, str, Any]]:
-    """Feature, option and value of what is set and not neutral."""
+def _set_options(config: RunConfig) -> Iterator[tuple[str, str, object]]:
+    """Yield (feature, option, value) of options that are set and not neutral."""
     for name, option in _OPTIONS.items():
-        if (value := config.model.get(option)) not in _NEUTRAL:
+        if (value := config.model[option]) not in _NEUTRAL:
             yield name, option, value
 
 
-def declared_by(kernel: Any) -> AttentionFeatures:
-    """What a kernel that is built declares; one that says nothing can nothing that is special."""
+def declared_by(kernel: AttentionKernel) -> AttentionFeatures:
+    """Return the features that a kernel declares; by default, none."""
     features: AttentionFeatures = getattr(kernel, "features", AttentionFeatures())
     return features

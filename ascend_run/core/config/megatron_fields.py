@@ -1,8 +1,8 @@
-"""The fields of the installed Megatron's config classes, read from its source.
+"""Fields of the installed Megatron's config classes, read from its source.
 
-Importing megatron.core takes seconds and torch; parsing the two files takes a few hundredths of a
-second and neither. What is read: name, annotation, default, docstring. The fields that only a model
-with multi-latent attention has (MLATransformerConfig) stand with the others.
+Importing megatron.core takes seconds and imports torch; parsing two files takes a few hundredths of
+a second. Reads name, annotation, default and docstring. Fields that only multi-latent attention has
+(MLATransformerConfig) are included.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ascend_run.plugin_api.errors import ConfigError
 _PARALLEL_FILE: Final = Path("core/model_parallel_config.py")
 _MODEL_FILE: Final = Path("core/transformer/transformer_config.py")
 _NULLABLE: Final = frozenset({"q_lora_rank"})
-"""Fields that Megatron's code asks for None, though its annotation leaves that out."""
+"""Fields for which Megatron's code accepts None although the annotation does not."""
 _OURS: Final = frozenset({"rotary_base", "rotary_percent"})
-"""Fields of that class alone which every model has here, as keys of our own."""
-_ATOMS: Final[Mapping[str, Any]] = {
+"""MLATransformerConfig fields that are keys of our own, for every model."""
+_ATOMS: Final[Mapping[str, object]] = {
     "int": int,
     "float": float,
     "bool": bool,
@@ -41,23 +41,23 @@ _ATOMS: Final[Mapping[str, Any]] = {
 
 @attrs.frozen(kw_only=True)
 class MegatronField:
-    """One field of TransformerConfig, or of MLATransformerConfig."""
+    """One field of TransformerConfig or MLATransformerConfig."""
 
     name: str
     section: str
-    """``parallel`` where inherited from ModelParallelConfig, else ``model``."""
+    """``parallel`` if inherited from ModelParallelConfig, else ``model``."""
     annotation: str
-    """As Megatron's source has it."""
+    """Annotation in Megatron's source."""
     type: Any
-    """The part of the annotation that a file can hold; None where it can hold none of it."""
+    """The part of the annotation that TOML can represent; None if there is none."""
     default: Any = None
     doc: str = ""
     latent: bool = False
-    """Of MLATransformerConfig alone: nothing reads it without multi-latent attention."""
+    """True for a field of MLATransformerConfig only, unused without multi-latent attention."""
 
 
 def find_megatron() -> Path:
-    """Folder of the ``megatron`` namespace that holds its ``core``; nothing is imported.
+    """Return the ``megatron`` folder that contains ``core``, without importing it.
 
     Raises:
         ConfigError: megatron-core is not installed.
@@ -71,16 +71,17 @@ def find_megatron() -> Path:
 
 @functools.cache
 def megatron_fields() -> Mapping[str, MegatronField]:
-    """Every public field of TransformerConfig by its name, inherited ones first; then those that
-    MLATransformerConfig adds.
+    """Return every public field of TransformerConfig by name, inherited ones first.
+
+    Fields that MLATransformerConfig adds come last.
 
     Raises:
-        ConfigError: megatron-core is not installed, or its source is not what we can read.
+        ConfigError: megatron-core is not installed, or its source cannot be parsed.
     """
     folder = find_megatron()
     parallel = _class_fields(folder / _PARALLEL_FILE, "ModelParallelConfig", "parallel")
     model = _class_fields(folder / _MODEL_FILE, "TransformerConfig", "model")
-    for name in parallel.keys() & model.keys():  # declared again: a new default, the old section
+    for name in parallel.keys() & model.keys():  # redeclared: new default, inherited section
         parallel[name] = attrs.evolve(model.pop(name), section="parallel")
     latent = {
         name: attrs.evolve(field, latent=True)
@@ -112,7 +113,7 @@ def _body_fields(body: list[ast.stmt], section: str) -> dict[str, MegatronField]
         if name.startswith("_"):
             continue
         known, default = _default(statement.value)
-        held = _holdable(statement.annotation) if known else None
+        held: Any = _holdable(statement.annotation) if known else None
         fields[name] = MegatronField(
             name=name,
             section=section,
@@ -125,14 +126,14 @@ def _body_fields(body: list[ast.stmt], section: str) -> dict[str, MegatronField]
 
 
 def _text(statement: ast.stmt) -> str:
-    """The string that stands after a field and describes it, on one line."""
+    """Return the docstring of a field, on one line."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return " ".join(str(statement.value.value).split())
     return ""
 
 
 def _default(node: ast.expr | None) -> tuple[bool, Any]:
-    """Whether a field's default is plain data, and the data."""
+    """Return whether a field's default is plain data, and its value."""
     if node is None:
         return True, None
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "dataclasses.field"):
@@ -152,9 +153,9 @@ def _default(node: ast.expr | None) -> tuple[bool, Any]:
 
 
 def _holdable(node: ast.expr) -> Any:
-    """The typing object of what a TOML file can hold of an annotation; None for nothing.
+    """Return the part of an annotation that TOML can represent, or None.
 
-    A union keeps those of its members that can be held; one that keeps only None keeps nothing.
+    A union keeps its representable members; a union of only None yields None.
     """
     if isinstance(node, ast.Constant):
         return type(None) if node.value is None else None

@@ -1,5 +1,4 @@
-"""Text to token files, and token files to micro-batches.
+"""From token files to micro-batches.
 
-Without torch: tokenizer, documents, corpus, indexed, sidecar, checks, index_cache, preprocess.
-With torch: epochs, samples, batches.
+Without torch: tokenizer, indexed, sidecar, index_cache. With torch: epochs, samples, batches.
 """

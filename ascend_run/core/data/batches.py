@@ -1,4 +1,4 @@
-"""Samples to micro-batches: which rank reads what, and what of it a context-parallel rank keeps."""
+"""Batch samples: assign them to data-parallel ranks, shard them over context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from ascend_run.plugin_api import Batch, BatchField, DataError
-from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import SequencePartition, partition_of
-from ascend_run.plugin_api.layout import Layout
-
-from .samples import Samples
+from ascend_run.types.config import RunConfig
+from ascend_run.types.data import Samples
+from ascend_run.types.layout import Layout
 
 BATCH_AXIS = "batch"
 SEQUENCE_AXIS = "sequence"
 MASK = "attention_mask"
 PAIR_AXES = (BATCH_AXIS, "query", "key")
-"""Of that field, which says of every pair of positions whether it is seen."""
+"""Axes of ``attention_mask``, which holds for each pair of positions whether it is visible."""
 
 
 @attrs.frozen(kw_only=True)
 class BatchPlan:
-    """How a global batch is dealt out to data-parallel ranks, as Megatron does.
+    """Assignment of a global batch's samples to data-parallel ranks, as in Megatron.
 
-    A global batch is the next ``global_batch_size`` samples, whatever the layout. Micro-batch by
-    micro-batch, every data-parallel rank in turn takes ``micro_batch_size`` consecutive samples.
+    A global batch is the next ``global_batch_size`` samples, independent of the layout. In each
+    micro-batch, the data-parallel ranks take ``micro_batch_size`` consecutive samples each, in
+    order.
     """
 
     micro_batch_size: int
@@ -38,7 +38,7 @@ class BatchPlan:
 
     @classmethod
     def of_rank(cls, config: RunConfig, layout: Layout) -> Self:
-        """This rank's part of a run's global batches."""
+        """Return the plan of this rank."""
         return cls(
             micro_batch_size=config.train.micro_batch_size,
             global_batch_size=config.train.global_batch_size,
@@ -50,12 +50,12 @@ class BatchPlan:
         assert self.global_batch_size % (self.micro_batch_size * self.dp_size) == 0
 
     @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches of one rank in a global batch."""
+    def num_microbatches(self) -> int:
+        """Number of micro-batches per rank in a global batch."""
         return self.global_batch_size // (self.micro_batch_size * self.dp_size)
 
     def samples(self, consumed_samples: int, micro_batch: int) -> range:
-        """This rank's samples of one micro-batch of the global batch that comes next."""
+        """Return this rank's sample indices of one micro-batch of the next global batch."""
         first = consumed_samples + micro_batch * self.micro_batch_size * self.dp_size
         first += self.dp_rank * self.micro_batch_size
         return range(first, first + self.micro_batch_size)
@@ -68,17 +68,17 @@ def micro_batches(
     consumed_samples: int = 0,
     num_global_batches: int | None = None,
 ) -> Iterator[Batch]:
-    """The micro-batches of one rank, global batch after global batch.
+    """Yield the micro-batches of one rank.
 
-    It holds no state but its position, so it goes on exactly wherever a run stopped, and an
-    evaluation that starts it anew reads the same samples.
+    The only state is the position, so a resumed run continues exactly where it stopped, and every
+    evaluation reads the same samples.
 
     Args:
         consumed_samples: Samples that the run has trained on.
-        num_global_batches: Where to stop; default: where the dataset does not hold another one.
+        num_global_batches: Number of global batches; default: all complete ones in the dataset.
 
     Raises:
-        DataError: The dataset ends before ``num_global_batches``, or lacks a field.
+        DataError: The dataset has fewer than ``num_global_batches``, or lacks a field.
     """
     if num_global_batches is None:
         num_global_batches = max(len(dataset) - consumed_samples, 0) // plan.global_batch_size
@@ -86,7 +86,7 @@ def micro_batches(
         require_samples(dataset, plan, consumed_samples, num_global_batches)
     for batch in range(num_global_batches):
         begin = consumed_samples + batch * plan.global_batch_size
-        for micro_batch in range(plan.num_micro_batches):
+        for micro_batch in range(plan.num_microbatches):
             samples = [dataset[index] for index in plan.samples(begin, micro_batch)]
             yield collate(samples, fields)
 
@@ -98,10 +98,10 @@ def require_samples(
     num_global_batches: int,
     name: str = "the dataset",
 ) -> None:
-    """See that a dataset lasts.
+    """Check that a dataset has enough samples.
 
     Raises:
-        DataError: It ends before ``num_global_batches`` more.
+        DataError: It has fewer than ``num_global_batches`` more global batches.
     """
     needed = consumed_samples + num_global_batches * plan.global_batch_size
     if len(dataset) < needed:
@@ -112,10 +112,10 @@ def require_samples(
 
 
 def collate(samples: list[Mapping[str, Tensor]], fields: Mapping[str, BatchField]) -> Batch:
-    """Stack the declared fields of some samples along a new first axis, ``batch``.
+    """Stack the declared fields of samples along a new first axis, ``batch``.
 
     Raises:
-        DataError: A sample lacks a field, or its shapes do not agree with the declaration.
+        DataError: A sample lacks a field, or its shape does not match the declaration.
     """
     tensors = {}
     for name, field in fields.items():
@@ -138,15 +138,14 @@ def collate(samples: list[Mapping[str, Tensor]], fields: Mapping[str, BatchField
 
 
 def join_rows(batch: Batch) -> Batch:
-    """A micro-batch whose rows end their documents at places of their own, as one row.
+    """Join the rows of a micro-batch into one row if they have document ends of their own.
 
-    The rows stand behind one another, each field [B, S, ...] as [1, B * S, ...], one of pairs of
-    positions [B, S, S] as [1, B * S, B * S], and a document ends where a row does. So whatever
-    keeps the documents of one row apart keeps these apart.
+    Rows are concatenated: each field [B, S, ...] becomes [1, B * S, ...], a field over pairs of
+    positions [B, S, S] becomes [1, B * S, B * S], and each row end becomes a document end. Whatever
+    keeps documents of one row apart therefore keeps rows apart.
 
     Raises:
-        DataError: A field is not [B, S, ...] as the others are, or the ends are not those of the
-            rows.
+        DataError: A field has another shape than [B, S, ...], or the ends do not match the rows.
     """
     if batch.row_ends is None:
         return batch
@@ -167,7 +166,7 @@ def _joined(batch: Batch, rows: int, length: int) -> dict[str, Tensor]:
     for name, tensor in batch.tensors.items():
         axes = batch.fields[name].axes
         if axes == PAIR_AXES:
-            # Nobody sees another row's tokens.
+            # Tokens do not attend to other rows.
             joined[name] = torch.block_diag(*tensor).to(tensor.dtype).unsqueeze(0)
             continue
         if axes[:2] != (BATCH_AXIS, SEQUENCE_AXIS) or tensor.shape[:2] != (rows, length):
@@ -182,10 +181,11 @@ def _joined(batch: Batch, rows: int, length: int) -> dict[str, Tensor]:
 
 
 def require_mask(batch: Batch) -> Batch:
-    """The same micro-batch, whose ``attention_mask``, where it has one, is as ``Batch`` says.
+    """Check the ``attention_mask`` of a micro-batch, if it has one, and return the micro-batch.
 
     Raises:
-        DataError: It is of another form, as Megatron's own.
+        DataError: Its axes, dtype or shape are not those that ``Batch`` documents; Megatron's own
+            masks differ.
     """
     mask = batch.tensors.get(MASK)
     if mask is None:
@@ -203,10 +203,10 @@ def require_mask(batch: Batch) -> Batch:
 
 
 def rows_and_length(batch: Batch) -> tuple[int, int]:
-    """B and S of a micro-batch that is not cut, by its first field that has both.
+    """Return B and S of an unsharded micro-batch, from its first field with both axes.
 
     Raises:
-        DataError: None has.
+        DataError: No field has both axes.
     """
     for name, tensor in batch.tensors.items():
         if name in batch.fields and batch.fields[name].axes[:2] == (BATCH_AXIS, SEQUENCE_AXIS):
@@ -217,24 +217,24 @@ def rows_and_length(batch: Batch) -> tuple[int, int]:
     )
 
 
-def cut_sequence(batch: Batch, partition: SequencePartition, cp_rank: int, cp_size: int) -> Batch:
-    """What one context-parallel rank keeps of a micro-batch.
+def shard_sequence(batch: Batch, partition: SequencePartition, cp_rank: int, cp_size: int) -> Batch:
+    """Return the shard of a micro-batch that one context-parallel rank keeps.
 
-    Every field with a ``sequence`` axis is cut along it, position ids among them, so that
-    positions can be read from the batch; fields declared ``replicated`` stay whole. Documents still
-    end where they end in the whole sequence.
+    Every field with a ``sequence`` axis is sharded along it, including position ids, so that
+    positions can be read from the batch. Fields declared ``replicated`` are not sharded. Document
+    ends still refer to the full sequence.
     """
     if cp_size == 1:
         return batch
     partition = partition_of(partition, batch.document_ends)
     tensors = {
-        name: _cut(tensor, batch.fields[name], partition, cp_rank, cp_size)
+        name: _shard(tensor, batch.fields[name], partition, cp_rank, cp_size)
         for name, tensor in batch.tensors.items()
     }
     return attrs.evolve(batch, tensors=tensors)
 
 
-def _cut(
+def _shard(
     tensor: Tensor, field: BatchField, partition: SequencePartition, cp_rank: int, cp_size: int
 ) -> Tensor:
     if field.replicated or SEQUENCE_AXIS not in field.axes:
@@ -246,7 +246,7 @@ def _cut(
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch on a device; the same batch where it is there already."""
+    """Move a batch to a device; return the same batch if it is already there."""
     if all(tensor.device == device for tensor in batch.tensors.values()):
         return batch
     moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}

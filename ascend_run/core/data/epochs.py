@@ -1,9 +1,9 @@
-"""One dataset's samples: documents shuffled, joined, cut to sequences, shuffled again.
+"""One dataset's samples: documents shuffled, concatenated, split to sequences, shuffled again.
 
-The samples of the first epoch, and their order, are those of Megatron's GPTDataset with the same
-seed. Later epochs are shuffled on their own, where Megatron shuffles all epochs of a run together:
-so every document is read once an epoch, and the order of samples does not depend on how long the
-run is to be. A run that is prolonged goes on with the samples that it would have read anyway.
+The samples of the first epoch and their order equal those of Megatron's GPTDataset with the same
+seed. Each later epoch is shuffled on its own, whereas Megatron shuffles all epochs of a run
+together. Every document is thus read once per epoch, and the order of samples does not depend on
+the run's length: an extended run continues with the samples that a longer run would have read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import numpy as np
@@ -21,9 +21,11 @@ from megatron.core.datasets.utils import Split
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ascend_run.plugin_api import DataError
+from ascend_run.plugin_api import ArrayCache, Arrays, DataError
 
-from .index_cache import Arrays, IndexCache
+if TYPE_CHECKING:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.tokenizers import MegatronTokenizerBase
 
 _NO_PADDING: Final = -1
 _EPOCHS_KEPT: Final = 2
@@ -31,31 +33,31 @@ _EPOCHS_KEPT: Final = 2
 
 @attrs.frozen(kw_only=True)
 class EpochSettings:
-    """How a token stream is cut and shuffled."""
+    """How a token stream is split and shuffled."""
 
     seq_length: int
     seed: int
     eod_mask_loss: bool = False
     eod: int | None = None
     vocab_size: int | None = None
-    """Token ids must be below it."""
+    """Token ids must be below this."""
 
     def epoch_seed(self, epoch: int) -> int:
-        """The run's seed for the first epoch; far from it and from each other afterwards."""
+        """Return the seed of an epoch: the run's for the first, independent ones afterwards."""
         if epoch == 0:
-            return self.seed % 2**32  # what RandomState takes
+            return self.seed % 2**32  # the range that RandomState accepts
         return int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0])
 
 
 class TokenStream:
-    """One dataset's samples without end, epoch after epoch.
+    """One dataset's samples, repeated epoch after epoch without end.
 
     Raises:
-        DataError: It has too few tokens for a single sample.
+        DataError: The dataset has too few tokens for one sample.
     """
 
     def __init__(
-        self, prefix: str, documents: Any, settings: EpochSettings, cache: IndexCache
+        self, prefix: str, documents: IndexedDataset, settings: EpochSettings, cache: ArrayCache
     ) -> None:
         self.prefix = prefix
         self._documents = documents
@@ -72,10 +74,10 @@ class TokenStream:
             )
 
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
-        """Sample number ``index``, from 0 without an upper end.
+        """Return sample ``index``, from 0 without an upper bound.
 
         Raises:
-            DataError: It holds a token id that the model has no embedding for.
+            DataError: A token id is not below the model's vocabulary size.
         """
         epoch, position = divmod(index, self.samples_per_epoch)
         sample: Mapping[str, Tensor] = self._epoch(epoch)[position]
@@ -110,20 +112,20 @@ class TokenStream:
 
 
 class Epoch(GPTDataset):
-    """One pass of Megatron's GPTDataset; only the making and keeping of its indices is ours.
+    """One epoch of Megatron's GPTDataset with indices from our own cache.
 
-    Megatron keys its cache by path rather than content, lets global rank 0 alone write it, in
-    place, and reads it with pickles allowed.
+    Megatron keys its cache by path instead of content, lets only global rank 0 write it, in place,
+    and loads it with pickles allowed.
     """
 
     def __init__(
         self,
         prefix: str,
-        documents: Any,
+        documents: IndexedDataset,
         length_digest: str,
         settings: EpochSettings,
         number: int,
-        cache: IndexCache,
+        cache: ArrayCache,
     ) -> None:
         self._cache = cache
         self._description = {
@@ -137,7 +139,8 @@ class Epoch(GPTDataset):
             sequence_length=settings.seq_length,
             blend=([prefix], None),
             split="1",
-            tokenizer=_EndOfDocument(settings.eod),
+            # Of which it reads this alone.
+            tokenizer=cast("MegatronTokenizerBase", _EndOfDocument(settings.eod)),
             reset_position_ids=False,
             reset_attention_mask=False,
             eod_mask_loss=settings.eod_mask_loss,
@@ -149,13 +152,13 @@ class Epoch(GPTDataset):
     def _build_document_sample_shuffle_indices(
         self,
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Megatron's three indices, mapped from the cache."""
+        """Return Megatron's three indices, memory-mapped from the cache."""
         arrays = self._cache.arrays(self._description, self._compute)
         return arrays["document"], arrays["sample"], arrays["shuffle"]
 
     def _compute(self) -> Arrays:
-        lengths = self.dataset.sequence_lengths
-        # Megatron's generator and order of draws, so that its samples are ours.
+        lengths = cast("IndexedDataset", self.dataset).sequence_lengths
+        # Uses Megatron's generator and order of draws, so that the samples are equal.
         random = np.random.RandomState(self.config.random_seed)
         document = self.indices.astype(np.int32)
         random.shuffle(document)
@@ -166,33 +169,33 @@ class Epoch(GPTDataset):
 
 
 def sample_starts(lengths: NDArray[Any], seq_length: int) -> NDArray[np.int32]:
-    """Where each sample of a stream of documents begins.
+    """Return where each sample of a document stream starts.
 
     Args:
-        lengths: Tokens in each document, in the order of the stream; documents may be empty.
+        lengths: Tokens in each document, in stream order; documents may be empty.
 
     Returns:
-        [samples + 1, 2]: document and offset of the first token of each sample; the last row is
-        that of the last token of the last sample, which is read as a label only.
+        Shape ``[samples + 1, 2]``: document and offset of each sample's first token. The last row
+        is the last token of the last sample, which is read as a label only.
     """
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1])
     positions = np.arange(0, total - (total - 1) % seq_length, seq_length, dtype=np.int64)
     documents = np.searchsorted(ends, positions, side="right")
     offsets = positions - (ends[documents] - lengths[documents])
-    # Both fit: an index counts its sequences and their tokens in int32.
+    # Both fit int32, which the index also uses for sequences and their lengths.
     starts: NDArray[np.int32] = np.stack([documents, offsets], axis=1).astype(np.int32)
     return starts
 
 
 @attrs.frozen
 class _EndOfDocument:
-    """The little of a tokenizer that GPTDataset asks for."""
+    """The attributes of a tokenizer that GPTDataset reads."""
 
     eod: int | None
     pad: int = _NO_PADDING
     vocab_size: None = None
 
     @property
-    def unique_identifiers(self) -> dict[str, Any]:
+    def unique_identifiers(self) -> dict[str, object]:
         return {"eod": self.eod}

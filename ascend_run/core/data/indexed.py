@@ -1,4 +1,4 @@
-"""Megatron's token files, byte for byte: ``PREFIX.bin`` has the ids, ``PREFIX.idx`` their places.
+"""Megatron's token files, byte for byte: ``PREFIX.bin`` has the ids, ``PREFIX.idx`` the index.
 
 Layout of the index, little-endian, without padding:
 
@@ -11,8 +11,8 @@ Layout of the index, little-endian, without padding:
     int64[s]  byte at which each sequence begins in the .bin
     int64[d]  first sequence of each document, and s at the end
 
-Written and checked here without torch or Megatron, so that preparing data and refusing bad data
-are quick; tested against Megatron's own writer and reader. Source of the layout:
+Written and validated here without torch or Megatron, so that data preparation and checks start
+fast; tested against Megatron's own writer and reader. Source of the layout:
 megatron/core/datasets/indexed_dataset.py.
 """
 
@@ -31,35 +31,27 @@ from numpy.typing import NDArray
 
 from ascend_run.plugin_api import DataError
 
+from .dataset_paths import bin_path, idx_path
+
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
 _HEADER: Final = struct.Struct("<9sQBQQ")
 _DTYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _CODES: Final = {name: code for code, name in _DTYPES.items()}
 _WIDE_VOCABULARY: Final = 65500
-"""From this vocabulary on Megatron stores ids as int32."""
-
-
-def bin_path(prefix: str | Path) -> Path:
-    """``PREFIX.bin``."""
-    return Path(f"{prefix}.bin")
-
-
-def idx_path(prefix: str | Path) -> Path:
-    """``PREFIX.idx``."""
-    return Path(f"{prefix}.idx")
+"""Megatron stores ids as int32 if the vocabulary has at least this size."""
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """The dtype in which Megatron stores the ids of a vocabulary."""
+    """Return the dtype in which Megatron stores the ids of a vocabulary."""
     return np.dtype("<u2" if vocab_size < _WIDE_VOCABULARY else "<i4")
 
 
 class IndexedWriter:
-    """Writes a pair of token files; each document is one sequence.
+    """Write a pair of token files; each document is one sequence.
 
     Args:
-        bin_stream: Receives the ids as they come.
+        bin_stream: Receives the ids.
         dtype: See ``dtype_for``.
     """
 
@@ -72,7 +64,7 @@ class IndexedWriter:
 
     @property
     def documents(self) -> int:
-        """Documents added so far."""
+        """Number of documents added so far."""
         return len(self._lengths)
 
     def add(self, ids: Sequence[int] | NDArray[Any]) -> None:
@@ -93,11 +85,11 @@ class IndexedWriter:
 
     @property
     def bin_sha256(self) -> str:
-        """Of everything added so far."""
+        """SHA-256 of the ids added so far."""
         return self._digest.hexdigest()
 
     def index(self) -> bytes:
-        """The content of the ``.idx`` for what was added so far."""
+        """Return the content of the ``.idx`` for the documents added so far."""
         lengths = np.array(self._lengths, dtype="<i4")
         documents = np.arange(len(lengths) + 1, dtype="<i8")
         code = _CODES[self._dtype.name]
@@ -107,14 +99,14 @@ class IndexedWriter:
 
 
 def _pointers(lengths: NDArray[Any], itemsize: int) -> NDArray[np.int64]:
-    """First byte of each sequence."""
+    """Return the first byte of each sequence."""
     ends = np.cumsum(lengths, dtype="<i8") * itemsize
     return np.concatenate(([0], ends[:-1])).astype("<i8") if len(lengths) else ends
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class TokenIndex:
-    """An ``.idx`` whose numbers agree with each other and with its ``.bin``."""
+    """A validated ``.idx``: its tables are consistent with each other and with its ``.bin``."""
 
     prefix: str
     dtype: np.dtype[Any]
@@ -132,15 +124,15 @@ class TokenIndex:
         return int(self.lengths.sum(dtype=np.int64))
 
     def ids(self) -> NDArray[Any]:
-        """Every token id, one after the other, mapped from the file and not read yet."""
+        """Return all token ids, memory-mapped."""
         return np.memmap(bin_path(self.prefix), dtype=self.dtype, mode="r")
 
 
 def read_index(prefix: str | Path) -> TokenIndex:
-    """Read an ``.idx`` and hold it against its ``.bin``: sizes, counts, pointers.
+    """Read an ``.idx`` and validate it against its ``.bin``: sizes, counts, pointers.
 
     Raises:
-        DataError: A file is missing, truncated, foreign, or contradicts the other.
+        DataError: A file is missing, truncated, of another format, or inconsistent.
     """
     _need_files(prefix)
     path = idx_path(prefix)
@@ -197,7 +189,7 @@ def _need_files(prefix: str | Path) -> None:
 
 
 def _check_numbers(path: Path, index: TokenIndex, pointers: NDArray[np.int64]) -> None:
-    """Hold the three tables of an index against each other."""
+    """Check that the three tables of an index are consistent."""
     lengths, starts = index.lengths, index.document_starts
     if len(lengths) and int(lengths.min()) < 0:
         raise _foreign(path, f"a sequence has {int(lengths.min())} tokens")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their places, then renamed into them."""
+"""Publish files atomically: write them under temporary names, then rename them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _ADVICE = {
 
 
 def storage_error(path: Path | str, error: OSError) -> StorageError:
-    """What the file system refused, as one message."""
+    """Convert an OSError to a StorageError with advice."""
     reason = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0, "check the path and the file system")
     return StorageError(f"cannot write {path}: {reason}; {advice}")
 
 
 class StagedFiles:
-    """New files that take their names only in ``publish``, in the order in which they were opened.
+    """New files that get their names only in ``publish``, in the order in which they were opened.
 
-    Used as a context: whatever leaves it unpublished is removed, and an OSError inside becomes a
-    StorageError, so the body must not read anything whose failure is not about the output.
-    A process killed in the middle leaves hidden ``.NAME.*.partial`` files and no others.
+    A context manager: unpublished files are removed on exit. An OSError inside becomes a
+    StorageError, so the body must not read anything whose errors are unrelated to the output. A
+    killed process leaves only hidden ``.NAME.*.partial`` files.
 
     Args:
         overwrite: Whether existing files may be replaced.
@@ -49,14 +49,14 @@ class StagedFiles:
         return self
 
     def open(self, path: Path) -> BinaryIO:
-        """A new binary file that will become ``path``.
+        """Open a new binary file that will become ``path``.
 
         Raises:
             StorageError: ``path`` exists and may not be replaced.
         """
+        assert path not in self._staged, f"{path} is opened twice"
         self._current = path
-        if path.exists() and not self._overwrite:
-            raise StorageError(f"{path} exists already; name another output, or pass --overwrite")
+        self._require_free(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
@@ -64,8 +64,18 @@ class StagedFiles:
         self._staged[path] = (partial, stream)
         return stream
 
+    def _require_free(self, path: Path) -> None:
+        if path.exists() and not self._overwrite:
+            raise StorageError(f"{path} exists already; name another output, or pass --overwrite")
+
     def publish(self) -> None:
-        """Make every file durable, then give each its name."""
+        """Sync every file to disk, then rename each to its final name.
+
+        Raises:
+            StorageError: A file was created at one of the paths in the meantime.
+        """
+        for path in self._staged:
+            self._require_free(path)
         for path, (_, stream) in self._staged.items():
             self._current = path
             stream.flush()
@@ -92,9 +102,9 @@ class StagedFiles:
 
 
 def _close_quietly(stream: BinaryIO) -> None:
-    """Close a file that is about to be removed; what it still holds need not reach the disk."""
+    """Close a file that is about to be removed; unflushed data need not reach the disk."""
     try:
         stream.close()
     except OSError:
-        # The flush inside close() fails on a full disk; the descriptor is closed all the same.
+        # The flush in close() fails on a full disk; the descriptor is closed regardless.
         return

@@ -1,102 +1,109 @@
-"""What a run reads: datasets opened, blended in their shares, and indexed once a file system."""
+"""Open a run's datasets, blend them by weight and cache their indices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from torch import Tensor
 
 from ascend_run.plugin_api import (
+    ArrayCache,
+    Arrays,
     DataError,
     Datasets,
+    HookError,
     PlatformError,
     RunConfig,
     SampleBlend,
     TokenBlend,
 )
+from ascend_run.types.data import Samples
 
 from .epochs import EpochSettings, TokenStream
-from .index_cache import Arrays, IndexCache
+from .index_cache import IndexCache
 from .sidecar import read_sidecar
 from .tokenizer import load_tokenizer
 
-Storage = Callable[[str], Any]
-"""From a prefix to a sequence of documents with the interface of Megatron's IndexedDataset."""
+
+class Stream(Protocol):
+    """An unbounded, indexable source of samples (named tensors)."""
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Tensor]: ...
 
 
-class Samples(Protocol):
-    """A map-style dataset of named tensors."""
+class BuiltDatasets(NamedTuple):
+    """The datasets of a run."""
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Mapping[str, Tensor]: ...
+    train: Samples | None
+    validation: Samples | None
 
 
 def build_datasets(
-    config: RunConfig,
-    datasets: Datasets,
-    train_samples: int,
-    valid_samples: int,
-    storage: Storage | None = None,
-) -> Datasets:
-    """Replace what a task described as a blend by map-style datasets; needs no process group.
+    config: RunConfig, datasets: Datasets, train_samples: int, valid_samples: int
+) -> BuiltDatasets:
+    """Build map-style datasets from the blends that a task describes. Needs no process group.
 
     Args:
-        datasets: What ``Task.datasets`` answered.
-        train_samples: How many samples will be read; likewise ``valid_samples``.
-        storage: What ``ascend_dataset`` answered; default: Megatron's IndexedDataset.
+        datasets: Return value of ``Task.datasets``.
+        train_samples, valid_samples: Number of samples to be read.
 
     Raises:
-        DataError: A dataset has too few tokens for one sample, or sums up to none.
+        HookError: The task returned no training dataset, and the run has steps.
+        DataError: A dataset has too few tokens for one sample.
         StorageError: ``data.cache_dir`` cannot be written.
     """
-    open_storage = storage or _open_indexed
-    cache = IndexCache(config.data.cache_dir or Path(config.run.output_dir) / "index-cache")
+    if datasets.train is None and train_samples:
+        raise HookError(
+            f"ascend_task: the task '{config.task}' returned no training dataset, but the run "
+            f"reads {train_samples} samples; return one from datasets(), or set train.train_iters=0"
+        )
+    cache = IndexCache.of_run(config)
 
-    def build(wanted: Any, samples: int) -> Any:
+    def build(wanted: TokenBlend | SampleBlend | Samples | None, samples: int) -> Samples | None:
         if isinstance(wanted, TokenBlend):
-            return build_blend(config, wanted, samples, open_storage, cache)
+            return build_blend(config, wanted, samples, cache)
         if isinstance(wanted, SampleBlend):
             return BlendedSamples(wanted.datasets, wanted.weights, samples, cache)
         return wanted
 
-    return Datasets(build(datasets.train, train_samples), build(datasets.validation, valid_samples))
+    return BuiltDatasets(
+        build(datasets.train, train_samples), build(datasets.validation, valid_samples)
+    )
 
 
-def build_blend(
-    config: RunConfig, blend: TokenBlend, samples: int, storage: Storage, cache: IndexCache
-) -> Samples:
-    """The first ``samples`` samples of one or several datasets."""
+def build_blend(config: RunConfig, blend: TokenBlend, samples: int, cache: ArrayCache) -> Samples:
+    """Build the first ``samples`` samples of one or several datasets."""
     settings = EpochSettings(
         seq_length=config.data.seq_length,
         seed=config.run.seed,
         eod_mask_loss=config.data.eod_mask_loss,
         eod=end_of_document(config, blend.prefixes) if config.data.eod_mask_loss else None,
-        vocab_size=config.model.get("vocab_size"),
+        vocab_size=config.model.vocab_size,
     )
-    sources = [TokenStream(prefix, storage(prefix), settings, cache) for prefix in blend.prefixes]
+    sources = [
+        TokenStream(prefix, _open_indexed(prefix), settings, cache) for prefix in blend.prefixes
+    ]
     weights = blend.weights or [float(source.tokens) for source in sources]
     return BlendedSamples(sources, weights, samples, cache)
 
 
 class BlendedSamples:
-    """Several datasets in given shares, exact to one sample at every point of the order.
+    """Blend datasets by weight, exact to one sample in every prefix.
 
     Args:
-        weights: Positive; need not add up to 1.
+        weights: Positive; need not sum to 1.
         samples: Length of the blend.
     """
 
     def __init__(
         self,
-        sources: Sequence[Samples],
+        sources: Sequence[Stream],
         weights: Sequence[float],
         samples: int,
-        cache: IndexCache,
+        cache: ArrayCache,
     ) -> None:
         self._sources = sources
         self._samples = samples
@@ -119,7 +126,7 @@ class BlendedSamples:
 
 
 def _interleave(shares: Sequence[float], samples: int) -> Arrays:
-    """Megatron's blending: each sample comes from the source that is furthest behind its share.
+    """Blend as Megatron does: each sample comes from the source furthest below its weight.
 
     Raises:
         PlatformError: Megatron's compiled helpers are missing.
@@ -134,15 +141,16 @@ def _interleave(shares: Sequence[float], samples: int) -> Arrays:
 
     source = np.zeros(samples, dtype=np.int16)
     position = np.zeros(samples, dtype=np.int64)
-    helpers.build_blending_indices(source, position, shares, len(shares), samples, False)
+    build = cast("Any", helpers).build_blending_indices  # in its compiled extension
+    build(source, position, shares, len(shares), samples, False)
     return {"source": source, "position": position}
 
 
 def end_of_document(config: RunConfig, prefixes: Sequence[str]) -> int:
-    """The id of the end-of-document token, from the tokenizer or a dataset's record.
+    """Return the id of the end-of-document token, from the tokenizer or a dataset's sidecar.
 
     Raises:
-        DataError: Neither names one.
+        DataError: Neither defines one.
     """
     if config.data.tokenizer is not None:
         eod = load_tokenizer(config.data.tokenizer).eod

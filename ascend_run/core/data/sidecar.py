@@ -1,4 +1,4 @@
-"""``PREFIX.json``: what a pair of token files was made from, written after both of them."""
+"""``PREFIX.json``: provenance of a pair of token files, written after both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import attrs
 
 from ascend_run.plugin_api import DataError
 
+from .dataset_paths import sidecar_path
+
 FORMAT: Final = "ascend-run token dataset"
 FORMAT_VERSION: Final = 1
 
@@ -19,7 +21,7 @@ _whole: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.val
 
 @attrs.frozen(kw_only=True)
 class FileDigest:
-    """Size and content of one file."""
+    """Size and SHA-256 of a file."""
 
     size_bytes: int = attrs.field(validator=_whole)
     sha256: str = attrs.field(validator=_text)
@@ -27,12 +29,12 @@ class FileDigest:
 
 @attrs.frozen(kw_only=True)
 class Sidecar:
-    """The record beside ``PREFIX.bin`` and ``PREFIX.idx``."""
+    """The record of ``PREFIX.bin`` and ``PREFIX.idx``."""
 
     tokenizer_sha256: str = attrs.field(validator=_text)
     """Fingerprint of the tokenizer."""
     vocab_size: int = attrs.field(validator=_whole)
-    """Every token id is below it."""
+    """Token ids are below this."""
     eod: int | None = attrs.field(validator=attrs.validators.optional(_whole))
     """Id of the end-of-document token."""
     append_eod: bool = attrs.field(validator=attrs.validators.instance_of(bool))
@@ -45,22 +47,17 @@ class Sidecar:
     ascend_run_version: str = attrs.field(validator=_text)
 
 
-def sidecar_path(prefix: str | Path) -> Path:
-    """``PREFIX.json``."""
-    return Path(f"{prefix}.json")
-
-
 def encode_sidecar(sidecar: Sidecar) -> bytes:
-    """The content of the file."""
+    """Encode the sidecar file."""
     values = {"format": FORMAT, "format_version": FORMAT_VERSION, **attrs.asdict(sidecar)}
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
 def read_sidecar(prefix: str | Path) -> Sidecar | None:
-    """The record of a dataset; None where there is no such file.
+    """Read the sidecar of a dataset; return None if it does not exist.
 
     Raises:
-        DataError: The file is not one of ours, or is broken.
+        DataError: The file has another format or is corrupt.
     """
     path = sidecar_path(prefix)
     try:

@@ -1,4 +1,4 @@
-"""Hugging Face ``tokenizer.json`` files: load, train, and tell apart. No transformers, no torch."""
+"""Load, train and fingerprint ``tokenizer.json`` files. No transformers, no torch."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ END_OF_DOCUMENT: Final = "<|endoftext|>"
 """The end-of-document token (EOD) of tokenizers trained here."""
 
 KNOWN_ENDS: Final = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
-"""End-of-document tokens of published tokenizers, in the order in which they are looked for."""
+"""End-of-document tokens of published tokenizers, in order of preference."""
 
 SMALLEST_VOCABULARY: Final = 257
-"""256 bytes and the end of a document."""
+"""256 bytes and the end-of-document token."""
 
 _SETTINGS: Final = ("truncation", "padding")
-"""Keys of tokenizer.json that a program may leave behind and that change no token id."""
+"""Keys of tokenizer.json that tools may write and that do not change token ids."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class TextTokenizer:
-    """A tokenizer for whole documents, in which text never yields a special token."""
+    """A tokenizer for full documents. Special tokens in the text are encoded as plain text."""
 
     backend: tokenizers.Tokenizer
     fingerprint: str
     """SHA-256 of the canonical content; see ``fingerprint_of``."""
     vocab_size: int
-    """One more than the largest token id."""
+    """Largest token id plus 1."""
     end_token: str | None
     eod: int | None
-    """Id of ``end_token``; None where the tokenizer has none that is known."""
+    """Id of ``end_token``; None if the tokenizer has no known one."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens; several threads."""
+        """Return the token ids of each text, without special tokens. Uses several threads."""
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, including special tokens."""
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """The content of its ``tokenizer.json``."""
+        """Return the content of its ``tokenizer.json``."""
         return self.backend.to_str(pretty=True)
 
 
 def fingerprint_of(content: str) -> str:
-    """SHA-256 over what decides the token ids: key order, spacing and run settings do not count.
+    """Return the SHA-256 of what determines token ids, without key order, spacing or run settings.
 
     Raises:
-        ValueError: Not a JSON object.
+        ValueError: The content is not a JSON object.
     """
     values = json.loads(content)
     if not isinstance(values, dict):
@@ -73,10 +73,10 @@ def load_tokenizer(path: Path | str, end_token: str | None = None) -> TextTokeni
     """Read a ``tokenizer.json``.
 
     Args:
-        end_token: The end-of-document token; default: the first of ``KNOWN_ENDS`` that it has.
+        end_token: The end-of-document token; default: the first of ``KNOWN_ENDS`` it contains.
 
     Raises:
-        DataError: Missing, not a tokenizer, or without ``end_token``.
+        DataError: The file is missing, not a tokenizer, or has no ``end_token``.
     """
     path = Path(path)
     if path.is_dir():
@@ -96,8 +96,7 @@ def load_tokenizer(path: Path | str, end_token: str | None = None) -> TextTokeni
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     """Train a byte-level BPE (Sennrich et al. 2016, arXiv:1508.07909; bytes as in GPT-2).
 
-    Every text can be encoded and decoded without loss. A small corpus may give fewer than
-    ``vocab_size`` tokens.
+    Every text is encoded without loss. A small corpus may yield fewer than ``vocab_size`` tokens.
 
     Raises:
         DataError: ``vocab_size`` is below ``SMALLEST_VOCABULARY``.
@@ -128,9 +127,9 @@ def _from_content(content: str, name: str, end_token: str | None) -> TextTokeniz
     try:
         fingerprint = fingerprint_of(content)
         backend = Tokenizer.from_str(content)
-    except Exception as error:  # tokenizers raises bare Exception for any malformed content
+    except Exception as error:  # tokenizers raises bare Exception for malformed content
         raise DataError(f"{name} is not a tokenizer.json: {error}") from error
-    # A document that spells a special token must not be cut by it, nor padded or truncated.
+    # A special token spelled out in a document is plain text; no padding, no truncation.
     backend.encode_special_tokens = True
     backend.no_padding()
     backend.no_truncation()

@@ -1,1 +1,1 @@
-"""A 64-bit hash of each step of a run, so that two runs can be told apart by one comparison."""
+"""Fingerprint each step with a 64-bit hash, so that two runs can be compared cheaply."""

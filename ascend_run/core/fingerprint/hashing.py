@@ -1,7 +1,7 @@
-"""The arithmetic of a fingerprint: which elements are sampled, and how they become 64 bits.
+"""Arithmetic of fingerprints: which elements are sampled, and how they are hashed to 64 bits.
 
-All of it is unsigned arithmetic modulo 2^64. Each sampled element is hashed with its place, and the
-hashes are added: the sum does not depend on the order, nor on who holds which element.
+All arithmetic is unsigned, modulo 2^64. Each sampled element is hashed with its position, and the
+hashes are summed, so the sum depends neither on the order nor on the sharding.
 
 Source of the mixing function: Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014 (SplitMix64), as finalised by Stafford's variant 13.
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 Words: TypeAlias = NDArray[np.uint64]
 
 SAMPLES: Final = 64
-"""Elements of each tensor; of a smaller one, all."""
+"""Number of sampled elements per tensor; smaller tensors are sampled in full."""
 MASK: Final = 2**64 - 1
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND: Final = np.uint64(0x94D049BB133111EB)
 _NONE: Final = 0x6E6F7468696E6721
-"""Stands for a value that a step does not have."""
+"""Encodes a missing value."""
 
 
 def mix(words: Words) -> Words:
-    """Every bit of the answer depends on every bit of the word; no two words give the same."""
+    """Mix bits: every output bit depends on every input bit. A bijection on 64-bit words."""
     words = words + _GAMMA
     words = (words ^ (words >> np.uint64(30))) * _FIRST
     words = (words ^ (words >> np.uint64(27))) * _SECOND
@@ -39,12 +39,15 @@ def mix(words: Words) -> Words:
 
 
 def key_of(name: str) -> int:
-    """64 bits that stand for the name of a tensor of the whole model."""
+    """Return a 64-bit key of a global tensor's name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
 def sampled_places(name: str, shape: Sequence[int]) -> NDArray[np.int64]:
-    """Row-major positions in a whole tensor, ascending: the same for every run and rank."""
+    """Return the sampled row-major positions of a global tensor, ascending.
+
+    They are equal for every run and rank.
+    """
     count = math.prod(shape)
     if count <= SAMPLES:
         return np.arange(count, dtype=np.int64)
@@ -53,15 +56,15 @@ def sampled_places(name: str, shape: Sequence[int]) -> NDArray[np.int64]:
 
 
 def salts(name: str, places: NDArray[np.int64]) -> Words:
-    """What tells an element from every other: a word for each place in a tensor."""
+    """Return a salt for each position of a tensor, distinct for every element of the model."""
     return mix(mix(places.astype(np.uint64)) ^ np.uint64(key_of(name)))
 
 
 def hash_elements(bits: NDArray[Any], salt: Words) -> Words:
-    """The sum of the hashes of each row's elements.
+    """Return the sum of the hashes of each row's elements.
 
     Args:
-        bits: [steps, elements], signed integers of any width: the elements' own bits.
+        bits: Bits of the elements, [steps, elements], signed integers of any width.
         salt: [elements].
 
     Returns:
@@ -73,7 +76,7 @@ def hash_elements(bits: NDArray[Any], salt: Words) -> Words:
 
 
 def float_bits(value: float | None) -> int:
-    """The bits of a float64; None has bits of its own, and every NaN the same."""
+    """Return the bits of a float64; None has its own code, and all NaNs are equal."""
     if value is None:
         return _NONE
     if math.isnan(value):
@@ -82,7 +85,7 @@ def float_bits(value: float | None) -> int:
 
 
 def combine(*parts: int | None) -> int:
-    """One word from several, in their order."""
+    """Combine several words into one; order matters."""
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
         state = mix(state ^ np.uint64(_NONE if part is None else part))

@@ -1,7 +1,7 @@
-"""What the ranks read in a step, as 64 bits: which rows, and where in the global batch each stood.
+"""Hash what the ranks read in a step to 64 bits: the rows and their positions in the batch.
 
-Each row is hashed with its place, and the hashes are added: the sum does not depend on how a
-global batch is dealt out to ranks and micro-batches.
+Each row is hashed with its position in the global batch, and the hashes are summed, so the sum does
+not depend on how rows are assigned to ranks and micro-batches.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .hashing import MASK
 
 
 class RowHashes:
-    """Sees a rank's micro-batches on their way to the model.
+    """Hash a rank's micro-batches before they reach the model.
 
     Args:
-        owns: Whether this rank's rows count; of ranks that read the same, one should say so.
+        owns: Whether this rank's rows count; set it on one of the ranks that read the same rows.
     """
 
     def __init__(self, plan: BatchPlan, *, owns: bool) -> None:
@@ -30,7 +30,7 @@ class RowHashes:
         self._total = self._micro_batch = 0
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same micro-batches."""
+        """Yield the same micro-batches and hash them."""
         for batch in batches:
             if self._owns:
                 self._add(batch)
@@ -38,7 +38,7 @@ class RowHashes:
             yield batch
 
     def take(self) -> int:
-        """The sum of the rows since the last call, modulo 2^64; the next one begins a step."""
+        """Return the sum of the rows since the last call, modulo 2^64, and start the next step."""
         total = self._total
         self._total = self._micro_batch = 0
         return total
@@ -57,6 +57,6 @@ class RowHashes:
 
 
 def _bytes(values: Tensor) -> memoryview:
-    """Of a tensor on the host."""
+    """Return the bytes of a tensor, copied to the host if needed."""
     flat = values.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data

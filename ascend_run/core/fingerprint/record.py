@@ -1,7 +1,7 @@
-"""``fingerprint.jsonl``: a line for every optimizer step, across any number of resumptions.
+"""``fingerprint.jsonl``: one line per optimizer step, across any number of resumes.
 
-Written and superseded as ``metrics.jsonl`` is: a ``start`` or ``resume`` event begins an attempt,
-and what an earlier attempt wrote of later steps no longer counts. Torch-free.
+Written like ``metrics.jsonl``: a ``start`` or ``resume`` event begins an attempt and supersedes
+lines that earlier attempts wrote for later steps. Torch-free.
 """
 
 from __future__ import annotations
@@ -19,58 +19,62 @@ from ascend_run.plugin_api.errors import DataError
 
 FILE_NAME: Final = "fingerprint.jsonl"
 FORMAT: Final = 1
-"""Raised where what is hashed, or how, changes: hashes of two formats cannot be compared."""
+"""Incremented if the hashing changes; hashes of different formats cannot be compared."""
 
 _HASH: Final = re.compile(r"[0-9a-f]{16}")
 
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """What one step came to."""
+    """Fingerprint of one step."""
 
     step: int
     fingerprint: str
-    """Of the three parts below; 16 hex digits."""
+    """Hash of the loss, the gradient norm and the parameters; 16 hex digits."""
     loss: float | None
-    """None before the first step, as for ``grad_norm``; the latter of a skipped step too."""
+    """None before the first step. ``grad_norm`` is also None for a skipped step."""
     grad_norm: float | None
     parameters: str | None
-    """Of the sampled elements after the update; 16 hex digits. None where the model does not say
-    which part of it a rank holds."""
+    """Hash of the sampled elements after the update; 16 hex digits.
+
+    None if the model cannot tell which shard a rank holds.
+    """
     consumed_samples: int
     batch: str | None = None
-    """Of the rows that the step read and their order; 16 hex digits. None before the first step,
-    and in files of earlier versions."""
+    """Hash of the rows that the step read, in order; 16 hex digits.
+
+    None before the first step, and in files of earlier versions.
+    """
 
 
 @attrs.frozen(kw_only=True)
 class Fingerprints:
-    """What the file says of a run as it now stands."""
+    """Content of the file for the run's current history."""
 
     entries: Mapping[int, Entry]
-    """Step -> entry, in the order of the steps."""
+    """Maps each step to its entry, in step order."""
     superseded: int
-    """Entries of steps that a resumed run has taken again."""
+    """Number of entries superseded by a resumed run."""
     problems: tuple[str, ...]
 
 
 def writer(folder: Path, start: int) -> MetricsWriter:
-    """Begin another attempt in the file of a run folder.
+    """Start an attempt in the file of a run folder.
 
     Args:
-        start: Steps done before, by the checkpoint that the run goes on from.
+        start: Step of the checkpoint that the run resumes from; 0 without one.
 
     Raises:
-        StorageError: The file system refused.
+        StorageError: The file cannot be written.
     """
     return MetricsWriter(folder / FILE_NAME, start or None, about={"format": FORMAT})
 
 
 def read_fingerprints(folder: Path) -> Fingerprints:
-    """Read the file of a run folder, finished or still growing.
+    """Read the file of a run folder, of a finished or a running run.
 
     Raises:
-        DataError: It is missing, holds nothing that can be read, or has another format.
+        DataError: The file is missing, has no readable entry, or has another format.
     """
     path = folder / FILE_NAME
     if not path.exists():
@@ -98,9 +102,10 @@ def read_fingerprints(folder: Path) -> Fingerprints:
 
 
 def _entry(record: Mapping[str, Any]) -> Entry:
-    """
+    """Parse one line.
+
     Raises:
-        KeyError, TypeError, ValueError: It is none.
+        KeyError, TypeError, ValueError: The line is not an entry.
     """
     parameters, batch = record["parameters"], record.get("batch")
     return Entry(
@@ -126,7 +131,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if value is None:
         return None
     found = number(value)

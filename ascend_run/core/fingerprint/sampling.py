@@ -1,9 +1,9 @@
-"""Where this rank finds the sampled elements that it owns.
+"""Locate the sampled elements that this rank owns.
 
-A sample is named by the tensor of the whole model and the place in it, so that it does not depend
-on the layout. What the optimizer steps is what is read: its float32 copy of a half-precision
-parameter, and of a distributed optimizer the range that this rank holds, which no gathering of
-parameters touches. So every element has one owner, and nobody waits for another.
+A sample is identified by the global tensor and the position in it, independent of the layout. It is
+read from what the optimizer updates: the float32 copy of a half-precision parameter, or this rank's
+range of a distributed optimizer. Every element therefore has one owner, and sampling does not wait
+for a parameter all-gather.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ _WORD: Final[Mapping[int, torch.dtype]] = {
     4: torch.int32,
     8: torch.int64,
 }
-"""Bytes of an element -> the integer that has its bits."""
+"""Maps an element size in bytes to the integer dtype of the same size."""
 
 
 @attrs.frozen
 class Samples:
-    """The sampled elements of tensors of one dtype on this rank."""
+    """Sampled elements of one dtype on this rank."""
 
     tensors: tuple[Tensor, ...]
     indices: tuple[Tensor, ...]
-    """Positions in each of the tensors, flat; on its device."""
+    """Flat positions in each tensor, on its device."""
     salt: Words
-    """Of all elements, in the order of the tensors."""
+    """Salts of all elements, in the order of the tensors."""
 
     def read(self) -> Tensor:
-        """Copies of the elements as they stand, [elements]; queued on the device, not awaited."""
+        """Return a copy of the elements, [elements]; asynchronous on the device."""
         parts = zip(self.tensors, self.indices, strict=True)
         return torch.cat([t.detach().reshape(-1).index_select(0, i) for t, i in parts])
 
 
 def bits_of(values: Tensor) -> NDArray[Any]:
-    """The bits of a tensor's elements as integers, on the host."""
+    """Return the bits of a tensor's elements as integers on the host."""
     bits: NDArray[Any] = values.view(_WORD[values.element_size()]).cpu().numpy()
     return bits
 
 
 def samples_of(bundle: c.ModelBundle, *, vocab_size: int | None) -> list[Samples]:
-    """The samples of a model that trains, a group for each dtype.
+    """Return the samples of a trained model, one group per dtype.
 
     Args:
-        vocab_size: As ``sharded_tensors`` takes it.
+        vocab_size: See ``sharded_tensors``.
 
     Raises:
-        CheckpointError: The model or its optimizer does not say which part of a whole tensor it
-            holds, as a checkpoint of it would need as well.
+        CheckpointError: The model or its optimizer cannot be mapped to global tensors, so it could
+            not be checkpointed either.
     """
     tensors = sharded_tensors(bundle.chunks, vocab_size=vocab_size)
     stepped = {id(item.parameter): item for item in stepped_parameters(bundle.optimizer)}
@@ -77,7 +77,7 @@ def samples_of(bundle: c.ModelBundle, *, vocab_size: int | None) -> list[Samples
         if (item := stepped.get(id(held.tensor))) is not None:
             source, flat_range = item.stepped, item.flat_range
         elif shared_out and held.tensor.requires_grad:
-            continue  # other ranks hold all that is stepped of it
+            continue  # other ranks hold its optimizer shard
         positions, words = _owned(held, flat_range)
         if positions.size:
             found.setdefault(source.dtype, []).append((source, positions, words))
@@ -94,7 +94,7 @@ def samples_of(bundle: c.ModelBundle, *, vocab_size: int | None) -> list[Samples
 def _owned(
     held: ShardedLocal, flat_range: tuple[int, int] | None
 ) -> tuple[NDArray[np.int64], Words]:
-    """Positions in what stands for a tensor, and the salts of the elements there."""
+    """Return positions in the tensor that is read, and the salts of the elements there."""
     positions, words = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
     for region in held.regions:
         if not owns(region, flat_range):
@@ -113,8 +113,11 @@ def _owned(
 def _flat_positions(
     held: ShardedLocal, region: Region, places: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Those of the places in a whole tensor that lie in a region: their flat positions in the
-    local tensor, and the places themselves."""
+    """Select the positions of a global tensor that lie in a region.
+
+    Returns:
+        Their flat positions in the local tensor, and the global positions.
+    """
     if not region.global_shape:
         return places, places
     prepended = len(region.global_shape) - len(region.local.shape)

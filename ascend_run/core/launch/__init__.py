@@ -1,4 +1,4 @@
-"""How ranks come to run: started here, started by something else, or this process alone.
+"""Launch ranks: start them here, join ranks started by another launcher, or run in this process.
 
-Imports no torch; ``agent`` does, and is imported only where ranks are started.
+Imports no torch, except ``agent``, which is imported only to start ranks.
 """

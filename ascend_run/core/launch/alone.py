@@ -1,4 +1,4 @@
-"""A run in this very process: no agent, no other process, no variables."""
+"""Run in this process: no agent, no other process, no environment variables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Let SIGTERM end the process as Ctrl-C does, through every ``finally``, with exit code 143.
+    """Make SIGTERM raise SystemExit(143), so that every ``finally`` block runs as after Ctrl-C.
 
-    A handler that somebody else has set stays.
+    A handler that is already installed is kept.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

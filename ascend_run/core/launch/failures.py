@@ -1,7 +1,7 @@
-"""What each failing rank leaves behind, and how that becomes one message.
+"""Record how each rank failed, and summarize the failures in one error.
 
 A rank writes its failure to the file that torch's elastic agent names in an environment variable,
-in that agent's format, so that torchrun shows it too.
+in the agent's format, so that torchrun reports it too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOST_PEER: Final = re.compile(
 
 
 class RankRefusal(RankFailure):
-    """A rank found what is the user's to mend."""
+    """A rank failed with an error that the user can fix."""
 
     exit_code: ClassVar[int] = 2
 
@@ -44,22 +44,22 @@ class Failure:
     time: float
     """Seconds since the epoch."""
     phase: str
-    """``start`` while its modules are imported, then ``run``."""
+    """``start`` during imports, then ``run``."""
     summary: str
     """One line."""
     text: str
-    """The refusal with its reasons, or the traceback."""
+    """The error message with its problems, or the traceback."""
     exit_code: int = 1
     is_refusal: bool = False
     lost_peer: bool = False
-    """It only noticed that another rank was gone."""
+    """The rank failed only because its connection to another rank broke."""
 
 
 def record_failure(error: BaseException, *, rank: int, phase: str = "run") -> None:
-    """Write this rank's failure; of several calls the first counts.
+    """Write this rank's failure. Only the first call has an effect.
 
-    Call it where an error is first caught: what is torn down afterwards may make other ranks fail,
-    and theirs must not look like the first failure.
+    Call it where the error is first caught: the teardown that follows may make other ranks fail,
+    and their failures must not look like the first one.
     """
     path = os.environ.get(FILE_VARIABLE)
     if not path or Path(path).exists():
@@ -73,12 +73,12 @@ def record_failure(error: BaseException, *, rank: int, phase: str = "run") -> No
     try:
         replace_file(Path(path), json.dumps(content))
     except OSError:
-        # A full disk may be the very failure; the exit code still tells that there was one.
+        # A full disk may be the cause; the exit code still reports the failure.
         print(f"rank {rank}: {failure.text}", flush=True)
 
 
 def describe_failure(error: BaseException, *, rank: int, phase: str) -> Failure:
-    """What an exception says of how a rank ended."""
+    """Describe how a rank ended, from its exception."""
     is_refusal = isinstance(error, AscendRunError)
     if isinstance(error, AscendRunError):
         text, exit_code = str(error), error.exit_code
@@ -103,7 +103,7 @@ def describe_failure(error: BaseException, *, rank: int, phase: str) -> Failure:
 
 
 def read_failure(path: str | Path) -> Failure | None:
-    """What a rank wrote; None where it wrote nothing, or not all of it."""
+    """Read the failure of a rank; return None if the file is missing or incomplete."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         return Failure(**content[_OWN_KEY])
@@ -112,11 +112,11 @@ def read_failure(path: str | Path) -> Failure | None:
 
 
 def silent_failure(rank: int, exit_code: int, when: float) -> Failure:
-    """A rank that ended without a word.
+    """Describe a rank that ended without a report.
 
     Args:
-        exit_code: As subprocess has it: a signal's number, negated.
-        when: At which it was seen to be gone.
+        exit_code: As in subprocess; a negative number is a signal.
+        when: Time at which the exit was noticed. Unit: seconds since the epoch.
     """
     if exit_code >= 0:
         text = f"ended with exit code {exit_code}"
@@ -128,9 +128,9 @@ def silent_failure(rank: int, exit_code: int, when: float) -> Failure:
 
 
 def summarize(failures: Sequence[Failure]) -> RankFailure:
-    """One error of all failures: the earliest in full, then the others in a line each.
+    """Summarize failures in one error: the first in full, the others in one line each.
 
-    One that only lost its peers is never the earliest while there is another.
+    A rank that only lost a peer counts as first only if all did.
     """
     first, *others = sorted(failures, key=_order)
     lines = [opening(first, first.text), *(_one_line(other, first) for other in others)]
@@ -139,12 +139,12 @@ def summarize(failures: Sequence[Failure]) -> RankFailure:
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
-    """The one that ``summarize`` tells in full."""
+    """Return the failure that ``summarize`` reports in full."""
     return min(failures, key=_order)
 
 
 def opening(failure: Failure, text: str) -> str:
-    """A rank and what is said of it: ``rank 1 was killed``, ``rank 1: ValueError``."""
+    """Prefix a message with its rank: ``rank 1 was killed``, ``rank 1: ValueError``."""
     silent = text.startswith(("was killed", "ended with"))
     return f"rank {failure.rank} {text}" if silent else f"rank {failure.rank}: {text}"
 
@@ -155,14 +155,14 @@ def _order(failure: Failure) -> tuple[bool, float]:
 
 def _one_line(other: Failure, first: Failure) -> str:
     if other.summary == first.summary:
-        return f"rank {other.rank}: the same"
+        return f"rank {other.rank}: same error"
     if other.lost_peer and not first.lost_peer:
         return f"rank {other.rank} then lost its connection to another rank"
     return f"rank {other.rank}: {other.summary}"
 
 
 def _is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or the one that it was raised from, tells of a connection that broke."""
+    """Return whether an error, or one of its causes, is a broken connection."""
     while error is not None:
         if isinstance(error, ConnectionError):
             return True

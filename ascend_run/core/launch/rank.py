@@ -1,6 +1,6 @@
-"""The process of one rank that our agent started: ``python -m ascend_run.core.launch.rank``.
+"""Process of one rank started by our agent: ``python -m ascend_run.core.launch.rank``.
 
-It ends with its launcher, whatever becomes of that one, and leaves its failure in a file.
+It ends when its launcher ends, and writes its failure to a file.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Final, NoReturn
 
 from .failures import describe_failure, record_failure
 
 TARGET_VARIABLE: Final = "ASCEND_RUN_TARGET"
-REQUEST_VARIABLE: Final = "ASCEND_RUN_REQUEST"
+REQUEST_VARIABLE: Final = "ASCEND_RUN_REQUEST_FILE"
 LAUNCHER_VARIABLE: Final = "ASCEND_RUN_LAUNCHER"
 ATTEMPT_VARIABLE: Final = "ASCEND_RUN_ATTEMPT"
-"""Which start of all ranks this is, the same on every node."""
+"""Number of the attempt, equal on all nodes."""
+RUN_ID_VARIABLE: Final = "ASCEND_RUN_RUN_ID"
+"""Unguessable name of the run, equal on all nodes."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Import the target, call it with the request."""
+    """Import the target and call it with the request."""
     _end_with_launcher()
     rank = int(os.environ["RANK"])
     phase = "start"
     try:
         module, _, function = os.environ[TARGET_VARIABLE].partition(":")
         target = getattr(importlib.import_module(module), function)
-        request = json.loads(os.environ[REQUEST_VARIABLE])
+        request = json.loads(Path(os.environ[REQUEST_VARIABLE]).read_text(encoding="utf-8"))
         phase = "run"
         target(request)
     except BaseException as error:
@@ -42,16 +45,16 @@ def main() -> None:
 
 
 def _end_with_launcher() -> None:
-    """Have the kernel kill this process when its launcher is gone, even if that was killed."""
+    """Ask the OS kernel to kill this process when its launcher ends, even by SIGKILL."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(os.environ[LAUNCHER_VARIABLE]):  # it was gone before we asked
+    if os.getppid() != int(os.environ[LAUNCHER_VARIABLE]):  # the launcher ended before the call
         os._exit(1)
 
 
 def _leave(exit_code: int) -> NoReturn:
-    """End at once: waiting for threads and destructors may mean waiting for ranks that are gone."""
+    """Exit at once; waiting for threads and destructors could block on ranks that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

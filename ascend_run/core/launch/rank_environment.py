@@ -1,4 +1,4 @@
-"""This process's place among ranks that something else has started: torchrun, srun, mpirun."""
+"""Rank and world size of a process that another launcher started: torchrun, srun, mpirun."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _NUM_PORTS: Final = 10000
 
 @attrs.frozen(kw_only=True)
 class RankEnvironment:
-    """One rank of a run, as its starter's environment tells it."""
+    """One rank of a run, as described by its launcher's environment."""
 
     rank: int
     world_size: int
     local_rank: int
     starter: str
-    """``RANK and WORLD_SIZE`` or ``SLURM``: what told it."""
+    """Variables that were read: ``RANK and WORLD_SIZE`` or ``SLURM``."""
     rendezvous: Mapping[str, str] = attrs.field(factory=dict)
-    """``MASTER_ADDR`` and ``MASTER_PORT``, where the starter names them."""
+    """``MASTER_ADDR`` and ``MASTER_PORT``, if the launcher sets them."""
 
     @classmethod
     def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> RankEnvironment:
-        """Once ranks run: what ``variables`` gives; alone where there are none."""
+        """Read the variables that ``variables`` returns; without them this is a single rank."""
         if "RANK" not in environment:
             return cls(rank=0, world_size=1, local_rank=0, starter="")
         return _from_rank(environment)
 
     def variables(self) -> dict[str, str]:
-        """The same in the words of torch.distributed."""
+        """Return the environment variables that torch.distributed reads."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -45,10 +45,10 @@ class RankEnvironment:
 
 
 def find_rank_environment(environment: Mapping[str, str]) -> RankEnvironment | None:
-    """The place that the environment tells; None where nothing else has started this process.
+    """Read this process's rank from its environment; return None if no other launcher started it.
 
     Raises:
-        ConfigError: The variables contradict one another or are incomplete.
+        ConfigError: The variables contradict each other or are incomplete.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:
         place = _from_rank(environment)
@@ -57,7 +57,7 @@ def find_rank_environment(environment: Mapping[str, str]) -> RankEnvironment | N
     else:
         return None
     if problems := list(_problems(place)):
-        raise ConfigError("the environment that started this rank is not sound", problems)
+        raise ConfigError("the launcher's environment variables are invalid", problems)
     return place
 
 
@@ -76,7 +76,7 @@ def _from_rank(environment: Mapping[str, str]) -> RankEnvironment:
 
 
 def _is_slurm_task(environment: Mapping[str, str]) -> bool:
-    """Whether srun started this process; a batch script has a job and a task number but no step."""
+    """Return whether srun started this process. A batch script has a job and a task but no step."""
     is_batch_script = "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
     return "SLURM_PROCID" in environment and not is_batch_script
 
@@ -97,8 +97,16 @@ def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment:
     )
 
 
+def spans_nodes(environment: Mapping[str, str], world_size: int) -> bool:
+    """Return whether the launcher's variables report ranks on several nodes."""
+    if int(environment.get("SLURM_STEP_NUM_NODES", "1")) > 1:
+        return True
+    names = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    return any(int(environment[name]) < world_size for name in names if name in environment)
+
+
 def first_host(hosts: str) -> str:
-    """The first name of a Slurm host list: ``node[007-012,020],other`` -> ``node007``."""
+    """Return the first host of a Slurm host list: ``node[007-012,020],other`` -> ``node007``."""
     match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\])?", hosts)
     return "".join(part or "" for part in match.groups()) if match else hosts
 
@@ -107,10 +115,10 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except KeyError:
-        raise ConfigError(f"{name} is not set, though other variables of its kind are") from None
+        raise ConfigError(f"{name} is not set, although related variables are") from None
     except ValueError:
         raise ConfigError(
-            f"{name}={environment[name]!r} in the environment is not a whole number"
+            f"{name}={environment[name]!r} in the environment is not an integer"
         ) from None
 
 
@@ -121,4 +129,4 @@ def _problems(place: RankEnvironment) -> Iterator[str]:
         yield f"local rank {place.local_rank} is negative"
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in place.rendezvous]
     if place.world_size > 1 and missing:
-        yield f"{' and '.join(missing)} must be set where WORLD_SIZE={place.world_size}"
+        yield f"{' and '.join(missing)} must be set if WORLD_SIZE={place.world_size}"

@@ -1,1 +1,1 @@
-"""What a run writes of itself while it runs: metrics, log, progress. Importing it does nothing."""
+"""What a run writes while it runs: metrics, log, progress. Import has no side effects."""

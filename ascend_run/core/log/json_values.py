@@ -1,4 +1,4 @@
-"""Readings as JSON that every parser takes: what JSON has no number for becomes a string."""
+"""Encode metrics as standard JSON; non-finite numbers become strings."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _NOT_FINITE: Final[Mapping[str, float]] = {
 }
 
 
-def to_json(values: Mapping[str, Any]) -> str:
-    """One line of JSON.
+def to_json(values: Mapping[str, object]) -> str:
+    """Encode values as one line of JSON.
 
-    Tensors and numpy values become numbers or lists, NaN and the infinities the strings ``NaN``,
-    ``Infinity`` and ``-Infinity``; what else JSON does not know becomes its text.
+    Tensors and numpy values become numbers or lists; NaN and infinities become the strings ``NaN``,
+    ``Infinity`` and ``-Infinity``; other types become their string form.
     """
     return json.dumps(_plain(values), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
 
 
 def number(value: Any) -> float | None:
-    """The number that a value read from such a line stands for; None where it is not one."""
+    """Decode a number from such a line; return None if it is not a number."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value)
     if isinstance(value, int | float):
         try:
             return float(value)
-        except OverflowError:  # an integer beyond every float
+        except OverflowError:  # an integer out of float range
             return None
     return None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):

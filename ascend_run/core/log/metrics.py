@@ -1,9 +1,9 @@
-"""``metrics.jsonl``: one JSON object a logged step, append-only, across any number of resumptions.
+"""``metrics.jsonl``: one JSON object per logged step, append-only, across any number of resumes.
 
-Lines with a ``step`` are readings; lines with an ``event`` tell of the run: ``start``, ``resume``
-(``step``: the checkpoint it goes on from), ``finish`` and ``failure`` (``error``). What an
-earlier attempt wrote of steps after the checkpoint stays in the file and is left out by the reader.
-Every line holds its ``time``, in seconds since 1970.
+Lines with a ``step`` are metrics; lines with an ``event`` are about the run: ``start``, ``resume``
+(``step``: the checkpoint it resumes from), ``finish`` and ``failure`` (``error``). Lines that an
+earlier attempt wrote for steps after the checkpoint stay in the file; the reader skips them. Every
+line has a ``time``, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Record = Mapping[str, Any]
 
 _BEGINNINGS: Final = ("start", "resume")
 _STEPS: Final = 2**53
-"""Every step is below; what is above, a parser that has floats only cannot tell apart."""
+"""Exclusive upper bound of steps; larger integers are inexact in parsers that use floats."""
 
 
 class MetricsWriter:
-    """Appends readings; each line is in the file when ``write`` returns.
+    """Append metrics; each line is in the file when ``write`` returns.
 
     Args:
-        path: The file; created where it is missing.
-        resume_step: Step of the checkpoint that the run goes on from; None for a run that starts
-            afresh, which supersedes whatever the file holds.
-        about: Further fields of the event that begins the attempt.
+        path: The file; created if missing.
+        resume_step: Step of the checkpoint that the run resumes from; None for a new run, which
+            supersedes the file's content.
+        about: Additional fields of the event that starts the attempt.
 
     Raises:
-        StorageError: The file system refused; from any method.
+        StorageError: The file cannot be written; from any method.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class MetricsWriter:
         else:
             self.event("resume", step=resume_step, **(about or {}))
 
-    def write(self, readings: Mapping[str, Any]) -> None:
-        """Append the readings of one step; they must name their ``step``."""
+    def write(self, readings: Mapping[str, object]) -> None:
+        """Append the metrics of one step; they must contain ``step``."""
         assert "step" in readings, f"readings without a step: {sorted(readings)}"
         self._lines.append(to_json({**readings, "time": round(time.time(), 3)}))
 
@@ -62,7 +62,7 @@ class MetricsWriter:
         self._lines.append(to_json({"event": name, **fields, "time": round(time.time(), 3)}))
 
     def close(self) -> None:
-        """Close the file; says nothing of how the run ended, which is an ``event``."""
+        """Close the file. Writes no event about how the run ended."""
         self._lines.close()
 
     def __enter__(self) -> Self:
@@ -78,15 +78,15 @@ class MetricsWriter:
 
 
 def add_failure(path: Path, error: str, *, lost_peer: bool = False) -> None:
-    """Append how a run failed, on behalf of ranks that may not have been able to.
+    """Append a failure on behalf of ranks that may not have been able to.
 
-    The last event counts, and whoever started the ranks knows which of them failed first.
+    The last event counts, and the launcher knows which rank failed first.
 
     Args:
-        lost_peer: Only that other ranks were gone, which does not stand after another failure.
+        lost_peer: The failure was only a lost peer; it is not appended after another failure.
 
     Raises:
-        StorageError: The file system refused.
+        StorageError: The file cannot be written.
     """
     if lost_peer and path.exists():
         events = read_metrics(path).events
@@ -99,22 +99,22 @@ def add_failure(path: Path, error: str, *, lost_peer: bool = False) -> None:
 
 @attrs.frozen(kw_only=True)
 class MetricsHistory:
-    """What ``metrics.jsonl`` says of the run as it now stands."""
+    """Content of ``metrics.jsonl`` for the run's current history."""
 
     records: tuple[Record, ...] = ()
-    """Readings in the order of their steps, superseded ones left out."""
+    """Metrics in step order, without superseded ones."""
     events: tuple[Record, ...] = ()
-    """All events since the last fresh start, in file order."""
+    """All events since the last new start, in file order."""
     attempts: tuple[tuple[float, float], ...] = ()
-    """First and last time of each attempt since the last fresh start, lost steps included."""
+    """First and last time of each attempt since the last new start, including superseded steps."""
     superseded: int = 0
-    """Readings left out because a resumed run took their steps again."""
+    """Number of metrics lines superseded by a resumed run."""
     problems: tuple[str, ...] = ()
-    """Lines that could not be read, by number; a line torn by a killed run is none."""
+    """Unreadable lines, by number; a line truncated by a killed run is not listed."""
 
 
 def read_metrics(path: Path) -> MetricsHistory:
-    """Read a metrics file, finished or still growing.
+    """Read a metrics file, of a finished or a running run.
 
     Raises:
         DataError: The file is missing or cannot be read.
@@ -136,14 +136,14 @@ def read_metrics(path: Path) -> MetricsHistory:
         if record is not None:
             reading.take(record)
     if unreadable is not None and text.endswith("\n"):
-        reading.problem(unreadable)  # a torn line has no end
+        reading.problem(unreadable)  # a truncated line has no newline
     return reading.history()
 
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # the latter from brackets nested without end
+    except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
         return None
     if not isinstance(record, dict):
         return None
@@ -154,11 +154,11 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 class _Reading:
-    """The state of reading one file from top to bottom."""
+    """State while reading one file from start to end."""
 
     def __init__(self) -> None:
         self._records: list[dict[str, Any]] = []
-        self._events: list[dict[str, Any]] = []
+        self._events: list[dict[str, object]] = []
         self._attempts: list[tuple[float, float]] = []
         self._superseded = 0
         self._problems: list[str] = []
@@ -194,7 +194,7 @@ class _Reading:
         self._superseded += len(self._records) - len(kept)
         self._records = kept
 
-    def _clock(self, record: dict[str, Any], *, begins: bool) -> None:
+    def _clock(self, record: dict[str, object], *, begins: bool) -> None:
         moment = record.get("time")
         if not isinstance(moment, int | float):
             return

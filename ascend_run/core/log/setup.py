@@ -1,8 +1,8 @@
 """The log of a run: structlog events to ``log.jsonl`` and, on rank 0, to the console.
 
-An event is a noun with fields, ``log.info("plugin.enabled", plugin="ulysses", order=1)``. Every
-rank appends to the one file: rank 0 what the level lets through, the others warnings and worse.
-Python warnings and records of the standard logging module (Megatron's, torch's) go the same way.
+An event is a noun with fields, ``log.info("plugin.enabled", plugin="ulysses", order=1)``. All ranks
+append to the same file: rank 0 at the configured level, the others from warnings up. Python
+warnings and records of the standard logging module (Megatron's, torch's) are included.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ LEVELS: Final[Mapping[str, int]] = {
 
 
 def configure_logging(path: Path | None, rank: int = 0, level: str = "info") -> RunLog:
-    """Direct this process's log to a run.
+    """Configure this process's logging for a run.
 
     Args:
-        path: ``log.jsonl`` of the run folder; None logs to the console only.
+        path: ``log.jsonl`` in the run folder; None logs to the console only.
         rank: Bound to every event.
-        level: Least severe level of rank 0; one of ``debug info warning error``.
+        level: Lowest level of rank 0; one of ``debug info warning error``.
 
     Returns:
-        The log in force: ``.logger`` to log with, ``.close()`` (or the end of a ``with`` block) to
-        put back what was configured before.
+        The active log: use ``.logger`` to log; ``.close()`` or the end of a ``with`` block restores
+            the previous configuration.
 
     Raises:
         StorageError: The file cannot be opened.
@@ -51,7 +51,7 @@ def configure_logging(path: Path | None, rank: int = 0, level: str = "info") -> 
 
 
 class RunLog:
-    """A process's logging while it belongs to a run; see ``configure_logging``."""
+    """A process's logging during a run; see ``configure_logging``."""
 
     logger: FilteringBoundLogger
 
@@ -81,21 +81,21 @@ class RunLog:
         warnings.showwarning = self._on_warning
 
     def write(self, event: EventDict) -> None:
-        """Put one event, complete with rank and level, wherever this process logs to."""
+        """Write one event, with rank and level, to the file and the console."""
         moment = time.time()
         if self._file is not None:
             self._file.append(to_json({"time": round(moment, 3), **event}))
         if self._console is not None:
             clock = time.strftime("%H:%M:%S", time.localtime(moment))
             shown = {key: value for key, value in event.items() if key != "rank"}
-            # Looked up now: a progress bar puts itself in place of sys.stderr.
+            # Looked up at each call: a progress bar replaces sys.stderr.
             print(self._console(None, "", {"timestamp": clock, **shown}), file=sys.stderr)
 
-    def write_of_others(self, level: str, event: str, **fields: Any) -> None:
-        """As ``write``, for what libraries say; a log that refuses is told once and ends nothing.
+    def write_library_event(self, level: str, event: str, **fields: Any) -> None:
+        """Log what libraries report; a StorageError is printed once and not raised.
 
-        They log and warn in the middle of anything, where nobody expects an error of storage. The
-        run's own next event raises it.
+        Libraries log and warn at any point, where no caller expects a StorageError. The run's own
+        next event raises it.
         """
         try:
             getattr(self.logger, level)(event, **fields)
@@ -105,7 +105,7 @@ class RunLog:
             self._refused = True
 
     def close(self) -> None:
-        """Put back the logging that was there before; a second time does nothing."""
+        """Restore the previous logging configuration. Calling it twice is allowed."""
         import structlog
 
         if self._before is None:
@@ -134,11 +134,11 @@ class RunLog:
         category: type[Warning],
         filename: str,
         lineno: int,
-        file: Any = None,
+        file: object = None,
         line: str | None = None,
     ) -> None:
         kind = category.__name__
-        self.write_of_others(
+        self.write_library_event(
             "warning",
             "python.warning",
             message=str(message),
@@ -148,7 +148,7 @@ class RunLog:
 
 
 class _Sink:
-    """What structlog takes for the logger under its own: every level ends in one place."""
+    """The logger that structlog wraps: every level calls one method."""
 
     def __init__(self, log: RunLog, rank: int) -> None:
         self._log = log
@@ -161,7 +161,7 @@ class _Sink:
 
 
 class _Forwarder(logging.Handler):
-    """Takes what others say through the standard logging module."""
+    """Forward records of the standard logging module."""
 
     def __init__(self, log: RunLog) -> None:
         super().__init__(level=logging.WARNING)
@@ -171,8 +171,8 @@ class _Forwarder(logging.Handler):
         try:
             level = "error" if record.levelno >= logging.ERROR else "warning"
             message = record.getMessage()
-            self._log.write_of_others(level, "python.log", message=message, source=record.name)
-        except Exception:  # a foreign record that cannot be formatted must not end the run
+            self._log.write_library_event(level, "python.log", message=message, source=record.name)
+        except Exception:  # a malformed third-party record must not end the run
             self.handleError(record)
 
 

@@ -1,1 +1,1 @@
-"""The model: Megatron's GPT with our modules at its seams, built from what the hooks answer."""
+"""The model: Megatron's GPT with our modules and the hooks' return values at its seams."""

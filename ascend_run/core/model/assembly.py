@@ -1,42 +1,50 @@
-"""What the plugins answered for one model, handed to the modules through their ModuleSpecs."""
+"""What the hooks return for one model, passed to its modules through their ModuleSpecs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
+import torch
 from torch import nn
 
 from ascend_run.plugin_api import contracts as c
 
-from .places import LayerNumbers
+from .layer_slots import LayerNumbers
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.moe.moe_layer import RouterBuilder
 
 
 @attrs.frozen(kw_only=True)
 class Assembly:
-    """Providers' answers; a None stands for the kernel's own module."""
+    """Return values of the provider hooks; None selects the built-in module."""
 
     ops: c.PlatformOps
+    device: torch.device
+    """Device on which parameters are created."""
     attention_kernel: Callable[[int], c.AttentionKernel]
-    """Layer index -> the platform's kernel inside every wrapper."""
+    """Maps a layer index to the platform's kernel inside all wrappers."""
     position_biases: Mapping[int, c.PositionBias | None] = attrs.field(factory=dict)
-    """Layer index -> what is added to its scores; there once its kernel is."""
+    """Maps a layer index to its position bias; filled when its kernel is built."""
     attention_problems: dict[str, None] = attrs.field(factory=dict)
-    """What the kernels built so far do not declare and the run asks of them: a set, in order.
-    Raised in one where the modules are built, which would put words of theirs to it."""
+    """Features that the run needs and a kernel does not declare, as an ordered set.
+
+    Collected while modules are built and raised once afterwards: an error inside a module build
+    would be re-raised with Megatron's own text.
+    """
     experts_kernel: c.ExpertsKernel
-    loss_kernel: c.LossKernel
     norm: type[nn.Module] | None = None
-    router: Callable[..., nn.Module] | None = None
+    router: RouterBuilder | None = None
     layer_numbers: LayerNumbers
-    """For each of ``num_layers`` places the number of its layer, or None."""
+    """Maps each of the ``num_layers`` layer slots to the number of its layer, or None."""
     partition: c.SequencePartition | None = None
-    """Owner of the sequence's cut; None where every rank holds whole sequences."""
+    """Sequence sharding; None if every rank holds full sequences."""
     wraps_output_layer: bool = False
-    """A plugin wraps the output projection, so the loss may not bypass it."""
+    """True if a plugin wraps the output projection, so that the loss may not bypass it."""
     activation: str = "silu"
     softcap: float | None = None
-    """Of the attention's scores."""
-    groups: Any = None
-    """Megatron's ProcessGroupCollection."""
+    """Softcap of the attention scores."""
+    groups: ProcessGroupCollection

@@ -1,9 +1,9 @@
-"""Self-attention on the attention contract: any kernel, any wrapper, one autograd function."""
+"""Self-attention on the attention contract: any kernel and wrappers, one autograd function."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -12,20 +12,25 @@ from megatron.core.transformer.attention import SelfAttention as MegatronSelfAtt
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 
 from ascend_run.core.config.attention_needs import declared_by
+from ascend_run.ops.autograd_function import Function
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import ConfigError, HookError
 
 from .assembly import Assembly
+from .saved import flatten_saved
 
-# S sequence on this rank, B micro-batch, N query heads, G key-value heads, D width of q and k,
-# E width of v, H hidden size; heads are this tensor-parallel rank's
+if TYPE_CHECKING:
+    from megatron.core.transformer.enums import AttnMaskType
+
+# S sequence on this rank, B micro-batch, N query heads, G key-value heads, D head size of q and k,
+# E head size of v, H hidden size; head counts are per tensor-parallel rank
 
 
-class _Attend(torch.autograd.Function):
-    """One kernel call; keeps for backward just what the kernel says it reads."""
+class _Attend(Function):
+    """One kernel call. Saves for backward only what the kernel declares that it reads."""
 
     @staticmethod
     def forward(
@@ -44,17 +49,19 @@ class _Attend(torch.autograd.Function):
         ctx.kernel, ctx.spec = kernel, spec
         ctx.has_bias = bias is not None and spec.bias_requires_grad
         ctx.has_sinks = sinks is not None
-        ctx.save_for_backward(*kept, *saved)
+        record, ctx.rebuild = flatten_saved(saved)
+        ctx.save_for_backward(*kept, *record)
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *saved = ctx.saved_tensors
-        dq, dk, dv, *extras = ctx.kernel.backward(dout, q, k, v, out, lse, tuple(saved), ctx.spec)
+        q, k, v, out, lse, *record = ctx.saved_tensors
+        saved = ctx.rebuild(record)
+        dq, dk, dv, *extras = ctx.kernel.backward(dout, q, k, v, out, lse, saved, ctx.spec)
         asked = ctx.has_bias + ctx.has_sinks
         if len(extras) != asked:
             raise HookError(
-                f"the backward of {type(ctx.kernel).__name__} answers {3 + len(extras)} gradients, "
+                f"the backward of {type(ctx.kernel).__name__} returns {3 + len(extras)} gradients, "
                 f"expected {3 + asked}: of q, k and v, of the bias where bias_requires_grad says "
                 "so, and of the sinks; see AttentionKernel.backward"
             )
@@ -66,26 +73,31 @@ class _Attend(torch.autograd.Function):
 def attend(
     kernel: c.AttentionKernel, q: Tensor, k: Tensor, v: Tensor, spec: c.AttentionSpec
 ) -> Tensor:
-    """Attention output [S, B, N, E], differentiable in q, k, v and the spec's bias and sinks."""
-    return _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
+    """Return the attention output [S, B, N, E], differentiable in q, k, v, bias and sinks."""
+    out: Tensor = _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
+    return out
 
 
 @attrs.frozen(kw_only=True)
 class BatchMask:
-    """What a micro-batch lets be seen, beside the layer's own mask; it goes through Megatron's
-    layers in the place of its ``packed_seq_params``."""
+    """Mask of a micro-batch, in addition to the layer's own mask.
+
+    Passed through Megatron's layers as ``packed_seq_params``.
+    """
 
     document_ends: tuple[int, ...] | None = None
-    """Where the documents of every sequence end."""
+    """Where documents end in every sequence."""
     bias: Tensor | None = None
-    """[B, 1, S, S] over the whole sequence, 0 where a query sees a key and -inf elsewhere; it
-    stands in the place of the causal mask."""
+    """[B, 1, S, S] over the full sequence: 0 where a query sees a key, else -inf.
+
+    Replaces the causal mask.
+    """
 
     @classmethod
     def of(
         cls, document_ends: tuple[int, ...] | None, allowed_BSS: Tensor | None, dtype: torch.dtype
     ) -> BatchMask | None:
-        """None where there is neither."""
+        """Build the mask; return None if the batch has neither documents nor a mask."""
         if document_ends is None and allowed_BSS is None:
             return None
         bias = None
@@ -97,13 +109,13 @@ class BatchMask:
 
 
 class CoreAttention(MegatronModule):
-    """Megatron's core attention: heads in, heads out, by the run's attention kernel."""
+    """Megatron's core attention, computed by the run's attention kernel."""
 
     def __init__(
         self,
         config: TransformerConfig,
         layer_number: int,
-        attn_mask_type: Any,
+        attn_mask_type: AttnMaskType,
         attention_type: str,
         *,
         assembly: Assembly,
@@ -114,6 +126,7 @@ class CoreAttention(MegatronModule):
         self.kernel = assembly.attention_kernel(layer_number - 1)
         self.tp_group = assembly.groups.tp
         self.dp_cp_group = getattr(assembly.groups, "dp_cp", None)
+        assert config.kv_channels is not None  # set by Megatron's __post_init__
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         window = getattr(config, "window_size", None)
         self.mask = c.Mask(causal=True, window=tuple(window) if window else None)
@@ -129,14 +142,14 @@ class CoreAttention(MegatronModule):
         attention_mask: Tensor | None = None,
         /,
         *,
-        attn_mask_type: Any = None,
+        attn_mask_type: AttnMaskType | None = None,
         attention_bias: Tensor | None = None,
         packed_seq_params: BatchMask | None = None,
     ) -> Tensor:
         """[S, B, N, D], [S, B, G, D], [S, B, G, E] -> [S, B, N * E].
 
-        The mask speaks of the whole sequence; a kernel that exchanges the sequence knows which
-        part of it this rank holds.
+        The mask refers to the full sequence; a context-parallel kernel knows this rank's shard of
+        it.
         """
         assert attention_mask is None, "masks are objects here; see contracts.Mask and BatchMask"
         if packed_seq_params is not None and packed_seq_params.bias is not None:
@@ -155,8 +168,10 @@ class CoreAttention(MegatronModule):
         return attend(self.kernel, query, key, value, spec).flatten(2)
 
     def _add_sinks(self, config: TransformerConfig) -> None:
-        """``softmax_offset``, as Megatron names and cuts it: one logit a head, trained, or 0 with
-        ``off-by-one``; None with ``vanilla``."""
+        """Add ``softmax_offset``, with Megatron's name and sharding.
+
+        One logit per head: trained for ``learnable``, 0 for ``off-by-one``, None for ``vanilla``.
+        """
         heads = config.num_attention_heads // self.tp_group.size()
         if config.softmax_type == "vanilla":
             self.softmax_offset = None
@@ -165,17 +180,17 @@ class CoreAttention(MegatronModule):
             self.register_buffer("softmax_offset", zeros, persistent=False)
         else:
             assert config.softmax_type == "learnable"
-            self.softmax_offset = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
+            self.softmax_offset = nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
             set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
     def sharded_state_dict(
         self,
         prefix: str = "",
         sharded_offsets: tuple[tuple[int, int, int], ...] = (),
-        metadata: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """The trained sinks, cut along their heads."""
-        found: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+        metadata: dict[str, object] | None = None,
+    ) -> dict[str, object]:
+        """Return the trained sinks, sharded over heads."""
+        found: dict[str, object] = make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             {"softmax_offset": 0},
@@ -191,13 +206,13 @@ class CoreAttention(MegatronModule):
         can, ends = declared_by(self.kernel), of_batch.document_ends
         if of_batch.bias is not None and not can.bias:
             raise ConfigError(
-                f"the attention of this run ({type(self.kernel).__name__}) takes no bias, and so "
-                "no attention_mask, which this batch has; leave the mask out"
+                f"the attention of this run ({type(self.kernel).__name__}) takes no bias, "
+                "so it takes no attention_mask, which this batch has; leave the mask out"
             )
         if ends is not None and not can.documents:
             raise ConfigError(
-                f"the attention of this run ({type(self.kernel).__name__}) keeps no documents "
-                "apart, and this batch has several in a sequence; do not pack them"
+                f"the attention of this run ({type(self.kernel).__name__}) cannot mask "
+                "across documents, and this batch packs several in a sequence; do not pack them"
             )
         return attrs.evolve(self.mask, causal=of_batch.bias is None, document_ends=ends)
 
@@ -205,30 +220,30 @@ class CoreAttention(MegatronModule):
         probability = self.config.attention_dropout
         if not self.training or probability == 0.0:
             return None
-        # From torch's CPU generator, which recomputation restores, and which is the same on the
-        # tensor-parallel ranks: they hold different heads, so each takes a seed of its own.
+        # Drawn from torch's CPU generator, which recomputation restores. It is equal on all
+        # tensor-parallel ranks; they hold different heads, so each derives a seed of its own.
         drawn = int(torch.randint(2**62, ()))
         seed = (drawn * self.tp_group.size() + self.tp_group.rank()) % 2**62
         return c.Dropout(probability=probability, seed=seed)
 
 
 class SelfAttention(MegatronSelfAttention):
-    """Megatron's self-attention, its parameters and names, with a forward for training only.
+    """Megatron's self-attention with its parameters and names; the forward is for training only.
 
-    Megatron's own forward serves inference, packing and fused kernels by branches on every call;
-    this one splits, rotates by the platform's operator and attends.
+    Megatron's forward branches on every call for inference, packing and fused kernels. This one
+    splits q, k and v, applies the platform's rotary operator and attends.
     """
 
     def __init__(self, *args: Any, assembly: Assembly, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ops = assembly.ops
 
-    def forward(
+    def forward(  # type: ignore[override]  # Megatron's serves inference and packing too
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         key_value_states: Tensor | None = None,
-        inference_context: Any = None,
+        inference_context: None = None,
         rotary_pos_emb: Tensor | None = None,
         *unused: Any,
         attention_bias: Tensor | None = None,
@@ -238,21 +253,22 @@ class SelfAttention(MegatronSelfAttention):
         """[S, B, H] -> ([S, B, H], bias).
 
         Args:
-            rotary_pos_emb: [2, S, R], cosines and sines, or None.
+            rotary_pos_emb: Cosines and sines, [2, S, R], or None.
         """
         assert inference_context is None
         assert key_value_states is None
-        mixed, _ = self.linear_qkv(hidden_states)
+        mixed, _ = self.linear_qkv(hidden_states)  # type: ignore[operator]  # as core_attention
         q, k, v = self._heads(mixed, rotary_pos_emb)
         options = {"attention_bias": attention_bias, "packed_seq_params": packed_seq_params}
         if self.checkpoint_core_attention and self.training:
-            out = self._checkpointed_attention_forward(q, k, v, None, **options)
-        else:
-            out = self.core_attention(q, k, v, None, **options)
-        return self.linear_proj(out)
+            out = self._checkpointed_attention_forward(q, k, v, None, **options)  # type: ignore[no-untyped-call]
+        else:  # Megatron's protocol names forward alone, and a cast would be in every call
+            out = self.core_attention(q, k, v, None, **options)  # type: ignore[operator]
+        result: tuple[Tensor, Tensor | None] = self.linear_proj(out)
+        return result
 
     def _heads(self, mixed: Tensor, tables: Tensor | None) -> tuple[Tensor, ...]:
-        """[S, B, G * (N/G + 2) * D] -> [S, B, N, D], [S, B, G, D], [S, B, G, D], rotated.
+        """[S, B, G * (N/G + 2) * D] -> [S, B, N, D], [S, B, G, D], [S, B, G, D], with RoPE applied.
 
         Megatron's order: for each key-value group its queries, its key, its value.
         """
@@ -262,8 +278,9 @@ class SelfAttention(MegatronSelfAttention):
         interleaved = self.config.rotary_interleaved
         has_norms = self.q_layernorm is not None or self.k_layernorm is not None
         if tables is not None and self.ops.split_qkv_rotary is not None and not has_norms:
+            cos, sin = tables.unbind(0)
             sizes = (groups, queries, width)
-            return self.ops.split_qkv_rotary(mixed, *tables.unbind(0), sizes, interleaved)
+            return self.ops.split_qkv_rotary(mixed, cos, sin, sizes, interleaved)
         grouped = mixed.view(*mixed.shape[:2], groups, queries + 2, width)
         q, k, v = grouped.split((queries, 1, 1), dim=3)
         q, k, v = q.reshape(*mixed.shape[:2], groups * queries, width), k.squeeze(3), v.squeeze(3)
@@ -272,5 +289,6 @@ class SelfAttention(MegatronSelfAttention):
         if self.k_layernorm is not None:
             k = self.k_layernorm(k)
         if tables is not None:
-            q, k = (self.ops.rotary(x, *tables.unbind(0), interleaved) for x in (q, k))
+            cos, sin = tables.unbind(0)
+            q, k = (self.ops.rotary(x, cos, sin, interleaved) for x in (q, k))
         return q, k, v

@@ -1,8 +1,8 @@
-"""One model from the config and the hooks."""
+"""Build one model from the config and the hooks."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from megatron.core.pipeline_parallel.utils import (
@@ -20,35 +20,33 @@ from ascend_run.core.config.attention_needs import (
     attention_problems,
     declared_by,
 )
+from ascend_run.core.config.vocabulary import padded_vocab_size
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.contracts import AttentionFeatures
 from ascend_run.plugin_api.errors import ConfigError
+from ascend_run.types.config import RunConfig
 
 from .assembly import Assembly
 from .experts import loop_experts
 from .gpt import GPT
 from .initialization import initialize_weights
-from .loss import CrossEntropy
-from .places import layer_numbers
+from .layer_slots import layer_numbers
 from .rotary import RotaryTable
 from .rotary_scaling import RotaryScaling
 from .seams import wrap_modules
 from .spec import block_spec
 from .transformer_config import PRECISIONS, make_transformer_config
 
-
-def padded_vocab_size(vocab_size: int, multiple: int, tp_size: int) -> int:
-    """The vocabulary rounded up so that every tensor-parallel rank holds equally many rows."""
-    unit = multiple * tp_size
-    return (vocab_size + unit - 1) // unit * unit
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 
 def assemble(
-    config: RunConfig, hooks: Hooks, groups: Any, device: c.Device, *, role: str
+    config: RunConfig, hooks: Hooks, groups: ProcessGroupCollection, device: c.Device, *, role: str
 ) -> Assembly:
-    """Ask every provider once; for the attention kernel once a layer."""
+    """Call every provider hook: once, or once per layer for the attention kernel."""
     asked = {"config": config, "device": device, "groups": groups, "role": role}
 
     needs = {plugin.manifest.name: plugin.manifest.attention_needs for plugin in hooks.plugins}
@@ -71,18 +69,19 @@ def assemble(
             added = AttentionFeatures(position_bias=True)
             parts.append(AttentionPart(plugin=biasing, can=None, needs=added))
         problems.update(dict.fromkeys(attention_problems(config, parts)))
-        return outer
+        result: c.AttentionKernel = outer
+        return result
 
     ops = hooks.wrap(
         "ascend_fused_operators", hooks.require("ascend_platform_ops", **asked), **asked
     )
     return Assembly(
         ops=ops,
+        device=device.torch_device,
         attention_kernel=attention_kernel,
         position_biases=biases,
         attention_problems=problems,
         experts_kernel=hooks.provide("ascend_experts", **asked, ops=ops) or loop_experts,
-        loss_kernel=hooks.provide("ascend_loss", **asked) or CrossEntropy(groups.tp),
         norm=hooks.provide("ascend_norm", **asked),
         router=hooks.provide("ascend_router", **asked),
         layer_numbers=layer_numbers(config, hooks),
@@ -97,24 +96,24 @@ def assemble(
 def build_model(
     config: RunConfig,
     hooks: Hooks,
-    groups: Any,
+    groups: ProcessGroupCollection,
     device: c.Device,
     *,
     role: str = "policy",
     dtype: torch.dtype | None = None,
 ) -> c.ModelBundle:
-    """This rank's part of a model, each chunk initialised and wrapped by every plugin.
+    """Build this rank's part of a model, with each chunk initialized and wrapped by every plugin.
 
-    Data parallelism comes around it later.
+    Data parallelism is added later.
 
     Args:
-        dtype: Of the parameters; default: what ``train.precision`` names.
+        dtype: Parameter dtype. Default: the dtype of ``train.precision``.
 
     Raises:
-        ConfigError: The attention kernels do not declare what the run asks of them.
+        ConfigError: An attention kernel does not declare a feature that the run needs.
     """
     dtype = dtype or PRECISIONS[config.train.precision]
-    asked = {"device": device, "groups": groups, "role": role}
+    asked: dict[str, Any] = {"device": device, "groups": groups, "role": role}
     transformer_config = make_transformer_config(config, hooks, dtype, **asked)
     assembly = assemble(config, hooks, **asked)
     bundle = c.ModelBundle(role=role, chunks=[], transformer_config=transformer_config)
@@ -122,7 +121,7 @@ def build_model(
     for vp_stage in [None] if num_chunks is None else range(num_chunks):
         chunk = _build_chunk(config, transformer_config, assembly, vp_stage)
         if assembly.attention_problems:
-            headline = "the attention cannot do what this run asks"
+            headline = "the attention kernel does not support this run"
             raise ConfigError(headline, list(assembly.attention_problems))
         chunk.to(device.torch_device)
         initialize_weights(
@@ -142,7 +141,7 @@ def _build_chunk(
     assembly: Assembly,
     vp_stage: int | None,
 ) -> GPT:
-    """One virtual pipeline chunk of this rank, or with ``vp_stage`` None its whole stage."""
+    """Build one virtual pipeline chunk of this rank; None for ``vp_stage`` is its only chunk."""
     groups, model = assembly.groups, config.model
     pp_rank, vp_size = groups.pp.rank(), transformer_config.virtual_pipeline_model_parallel_size
     num_layers = get_num_layers_to_build(transformer_config, vp_stage, pp_rank)
@@ -151,6 +150,7 @@ def _build_chunk(
         model.vocab_size, model.make_vocab_size_divisible_by, groups.tp.size()
     )
     rows = vocab // groups.tp.size()
+    stage = cast("int", vp_stage)  # Megatron takes None if there are no chunks
     return GPT(
         config=transformer_config,
         transformer_layer_spec=block_spec(
@@ -158,8 +158,8 @@ def _build_chunk(
         ),
         vocab_size=vocab,
         max_sequence_length=model.max_position_embeddings or config.data.seq_length,
-        pre_process=is_pp_first_stage(groups.pp) and is_vp_first_stage(vp_stage, vp_size),
-        post_process=is_pp_last_stage(groups.pp) and is_vp_last_stage(vp_stage, vp_size),
+        pre_process=is_pp_first_stage(groups.pp) and is_vp_first_stage(stage, vp_size),
+        post_process=is_pp_last_stage(groups.pp) and is_vp_last_stage(stage, vp_size),
         vp_stage=vp_stage,
         share_embeddings_and_output_weights=model.share_embeddings_and_output_weights,
         pg_collection=groups,
@@ -177,7 +177,7 @@ def _rotary_table(
         return None
     is_latent = transformer_config.multi_latent_attention
     return RotaryTable(
-        transformer_config.qk_pos_emb_head_dim
+        cast("MLATransformerConfig", transformer_config).qk_pos_emb_head_dim
         if is_latent
         else int(transformer_config.kv_channels * config.model.rotary_percent),
         config.model.rotary_base,

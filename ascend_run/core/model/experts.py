@@ -1,12 +1,13 @@
-"""The experts' parameters, and the plain computation that a plugin may replace.
+"""Parameters of the experts, and the reference computation that a plugin may replace.
 
-Their shapes and names do not depend on who computes, so neither do checkpoints.
+Shapes and names do not depend on the computation, and therefore neither do checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -17,12 +18,16 @@ from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor, nn
 
 from ascend_run.core.config.built_in import experts_problems
+from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import ConfigError
 
 from .assembly import Assembly
 
-# T tokens sent to this rank's experts, H hidden size, F expert width, X experts on this rank
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+# T tokens sent to this rank's experts, H hidden size, F expert FFN size, X experts on this rank
 
 
 def loop_experts(
@@ -32,10 +37,10 @@ def loop_experts(
     weights: c.ExpertWeights,
     activation: c.ExpertActivation,
 ) -> Tensor:
-    """One expert after the other: contracts.ExpertsKernel by plain matrix products.
+    """Compute one expert after the other: contracts.ExpertsKernel with plain matmuls.
 
-    The weights are unbound once: indexing the stacked tensor would zero-fill a gradient of the
-    whole stack for each expert.
+    The weights are unbound once: indexing the stacked tensor would allocate a zero-filled gradient
+    of the full stack for each expert.
     """
     outputs = []
     parts = zip(
@@ -61,24 +66,24 @@ def _activated(hidden: Tensor, activation: c.ExpertActivation) -> Tensor:
 
 
 class Experts(MegatronModule):
-    """Stacked gated feed-forwards; the seam of Megatron's MoELayer.
+    """Stacked gated MLPs, in the experts slot of Megatron's MoELayer.
 
-    Parameters: ``fc1`` [X, 2F, H] (gate rows, then up rows; [X, F, H] where not gated) and
-    ``fc2`` [X, H, F]. With tensor parallelism inside an expert F is this rank's part of the width:
-    the dispatcher gathers the ranks' tokens before, and adds their partial outputs after.
+    Parameters: ``fc1`` [X, 2F, H] (gate rows, then up rows; [X, F, H] without gating) and ``fc2``
+    [X, H, F]. With expert tensor parallelism F is this rank's shard: the dispatcher all-gathers the
+    tokens of the ranks before and reduce-scatters their partial outputs after.
     """
 
     def __init__(
         self,
         num_local_experts: int,
         config: TransformerConfig,
-        pg_collection: Any = None,
+        pg_collection: ProcessGroupCollection,
         *,
         assembly: Assembly,
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        if problems := list(experts_problems(config)):  # a plugin's configure has set it
+        if problems := list(experts_problems(config)):  # a plugin may have changed it
             raise ConfigError("the experts cannot do this", problems)
         self.num_local_experts = num_local_experts
         self.groups = pg_collection
@@ -93,12 +98,11 @@ class Experts(MegatronModule):
         tp_size = get_pg_size(pg_collection.expt_tp)
         width = (config.moe_ffn_hidden_size or config.ffn_hidden_size) // tp_size
         rows = 2 * width if config.gated_linear_unit else width
-        options = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
-        self.fc1 = nn.Parameter(torch.empty(num_local_experts, rows, config.hidden_size, **options))
-        self.fc2 = nn.Parameter(
-            torch.empty(num_local_experts, config.hidden_size, width, **options)
-        )
-        # Ranks that share tensors but do not cut experts hold copies of them, for their own tokens.
+        empty = partial(torch.empty, dtype=config.params_dtype, device=assembly.device)
+        self.fc1 = nn.Parameter(empty(num_local_experts, rows, config.hidden_size))
+        self.fc2 = nn.Parameter(empty(num_local_experts, config.hidden_size, width))
+        # Tensor-parallel ranks that do not shard experts hold replicas that process different
+        # tokens, so these gradients are reduced over the experts' own data-parallel group.
         as_dense = (
             config.expert_model_parallel_size == 1
             and config.expert_tensor_parallel_size == config.tensor_model_parallel_size
@@ -106,9 +110,9 @@ class Experts(MegatronModule):
         for parameter, dim in ((self.fc1, 1), (self.fc2, 2)):
             if tp_size > 1:
                 set_tensor_model_parallel_attributes(parameter, True, dim, 1)
-            # False is Megatron's mark of a parameter whose gradient is reduced over the experts'
+            # Megatron reduces the gradient of a parameter with allreduce=False over the experts'
             # own data-parallel group.
-            parameter.allreduce = as_dense  # type: ignore[attr-defined]
+            mark(parameter, allreduce=as_dense)
 
     def forward(
         self,
@@ -116,7 +120,7 @@ class Experts(MegatronModule):
         tokens_per_expert: Tensor,
         permuted_probs: Tensor,
     ) -> tuple[Tensor, None]:
-        """[T, H], counts [X], [T] -> ([T, H], no bias)."""
+        """[T, H], counts [X], [T] -> ([T, H], None for the bias)."""
         counts = tokens_per_expert.tolist()
         weights = c.ExpertWeights(self.fc1, self.fc2)
         out = self.compute(
@@ -125,16 +129,21 @@ class Experts(MegatronModule):
         return out, None
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
+        self,
+        prefix: str = "",
+        sharded_offsets: tuple[tuple[int, int, int], ...] = (),
+        metadata: dict[str, object] | None = None,
     ) -> dict[str, ShardedTensor | ShardedTensorFactory]:
-        """The stacked tensors, cut along the experts and, inside an expert, along its width."""
+        """Return the stacked tensors, sharded over experts and over the FFN size of each."""
         groups, axis = self.groups, len(sharded_offsets)
         experts = (axis, get_pg_rank(groups.ep), get_pg_size(groups.ep))
         tp_rank, tp_size = get_pg_rank(groups.expt_tp), get_pg_size(groups.expt_tp)
         replica = (0, 0, get_pg_rank(groups.expt_dp))
 
-        def cut(key: str, part: Tensor, width: tuple[int, int, int], replica: Any) -> ShardedTensor:
-            return ShardedTensor.from_rank_offsets(
+        def shard(
+            key: str, part: Tensor, width: tuple[int, int, int], replica: tuple[int, int, int]
+        ) -> ShardedTensor:
+            result: ShardedTensor = ShardedTensor.from_rank_offsets(
                 key,
                 part,
                 *sharded_offsets,
@@ -143,21 +152,22 @@ class Experts(MegatronModule):
                 replica_id=replica,
                 prepend_axis_num=axis,
             )
+            return result
 
-        def halves(key: str, fc1: Tensor, replica: Any, _: Any) -> list[ShardedTensor]:
+        def gate_and_up(key: str, fc1: Tensor, replica: Any, _: object) -> list[ShardedTensor]:
             return [
-                cut(key, half, (axis + 1, place * tp_size + tp_rank, 2 * tp_size), replica)
+                shard(key, half, (axis + 1, place * tp_size + tp_rank, 2 * tp_size), replica)
                 for place, half in enumerate(fc1.chunk(2, dim=1))
             ]
 
         fc1, fc2 = f"{prefix}fc1", f"{prefix}fc2"
         sharded: dict[str, ShardedTensor | ShardedTensorFactory] = {
-            fc1: cut(fc1, self.fc1, (axis + 1, tp_rank, tp_size), replica),
-            fc2: cut(fc2, self.fc2, (axis + 2, tp_rank, tp_size), replica),
+            fc1: shard(fc1, self.fc1, (axis + 1, tp_rank, tp_size), replica),
+            fc2: shard(fc2, self.fc2, (axis + 2, tp_rank, tp_size), replica),
         }
         if tp_size > 1 and self.activation.gated:
-            # Of the gate's rows and of the up rows each rank holds a part.
-            sharded[fc1] = ShardedTensorFactory(
-                fc1, self.fc1, halves, lambda parts: torch.cat(parts, dim=1), replica
-            )
+            # The gate rows and the up rows are sharded separately. The factory accepts any tree of
+            # tensors and, as in Megatron's own factories, lists.
+            build, merge = cast("Any", gate_and_up), cast("Any", partial(torch.cat, dim=1))
+            sharded[fc1] = ShardedTensorFactory(fc1, self.fc1, build, merge, replica)
         return sharded

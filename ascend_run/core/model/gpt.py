@@ -1,8 +1,8 @@
-"""Megatron's GPTModel with our rotary tables and our loss."""
+"""Megatron's GPTModel with our rotary tables and loss."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
@@ -15,22 +15,23 @@ from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
 from .attention import BatchMask
+from .loss import CrossEntropy
 from .rotary import RotaryTable
 
 # S sequence on this rank, B micro-batch, H hidden size, V vocabulary on this rank
 
 
 class GPT(GPTModel):
-    """Decoder-only transformer; parameters and their names are Megatron's.
+    """Decoder-only transformer with Megatron's parameters and names.
 
-    Megatron's model leaves the loss to float32 and its rotary tables to one way of cutting the
-    sequence. Here the loss kernel takes the hidden state (so that it need not hold all logits) and
-    the tables follow the owner of the sequence's cut.
+    Megatron's model computes the loss in float32 and supports one sequence sharding for its rotary
+    tables. Here the loss takes the hidden state, so it need not hold all logits, and the tables
+    follow the run's sequence partition.
 
     Args:
-        learns_positions: Whether there is an embedding for each position.
-        valid_rows: How many of this rank's vocabulary rows are true tokens; the rows after them
-            pad the vocabulary and take no probability.
+        learns_positions: Whether there is a learned position embedding.
+        valid_rows: Number of this rank's vocabulary rows that are real tokens; the rows after them
+            are padding and get no probability.
     """
 
     def __init__(
@@ -42,19 +43,21 @@ class GPT(GPTModel):
         valid_rows: int,
         **kwargs: Any,
     ) -> None:
-        kind = "learned_absolute" if learns_positions else "none"
+        kind: Literal["learned_absolute", "none"] = (
+            "learned_absolute" if learns_positions else "none"
+        )
         super().__init__(position_embedding_type=kind, **kwargs)
         if self.pre_process and learns_positions:
-            # Megatron's is float32 whatever the model, and would widen all that comes after it.
+            # Megatron's is always float32 and would widen all later activations.
             self.embedding.position_embeddings.to(self.config.params_dtype)
         self.valid_rows = valid_rows
         self.layer_numbers = assembly.layer_numbers
         self.rotary = rotary
-        self.loss = assembly.loss_kernel
+        self.loss = CrossEntropy(assembly.groups.tp, assembly.ops.matmul)
         self.fuses_loss = not assembly.wraps_output_layer
         self.partition, self.cp_group = assembly.partition, assembly.groups.cp
 
-    def forward(
+    def forward(  # type: ignore[override]  # Megatron's serves inference and multi-token heads too
         self,
         input_ids: Tensor,
         position_ids: Tensor | None = None,
@@ -64,20 +67,19 @@ class GPT(GPTModel):
         document_ends: tuple[int, ...] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Token ids [B, S] -> on the last stage the masked loss sum (a scalar), or the logits
-        [B, S, V] where there are no labels; on the others the hidden state [S, B, H].
+        """Token ids [B, S] -> masked loss sum, logits, or hidden state.
 
-        Any stage but the first reads the tokens' length only, and takes its hidden state from
-        ``set_input_tensor``.
+        The last stage returns the loss sum (a scalar), or the logits [B, S, V] without labels;
+        other stages return the hidden state [S, B, H]. Stages other than the first read only the
+        length of the tokens and take their hidden state from ``set_input_tensor``.
 
         Args:
-            attention_mask: [B, S, S] bool over the whole sequence, True where a query (second
-                axis) may attend to a key; None: causal. It stands in the place of the causal
-                mask; a window and documents hide more. Here it is not Megatron's, which is True
-                where it hides.
-            document_ends: Where documents end in every sequence; no token sees another document.
-                Position ids are the caller's. Rotary angles count on, since only differences
-                within a document matter to them.
+            attention_mask: [B, S, S] bool over the full sequence, True where a query (second axis)
+                may attend to a key; None is causal. Replaces the causal mask; a window and
+                documents mask more. Megatron's masks are inverted: True where masked.
+            document_ends: Where documents end in every sequence; tokens do not attend to other
+                documents. The caller provides position ids. RoPE positions are not reset, since
+                only differences within a document matter.
         """
         embedded = self.embedding(input_ids, position_ids) if self.pre_process else None
         hidden = self.decoder(
@@ -88,13 +90,14 @@ class GPT(GPTModel):
             **kwargs,
         )
         if not self.post_process:
-            return hidden
+            out: Tensor = hidden
+            return out
         if labels is None:
             return self._logits(hidden).transpose(0, 1).contiguous()
         assert loss_mask is not None
         if self.fuses_loss:
             return self.loss.from_hidden(
-                self._whole_hidden(hidden), self._output_weight(), labels, loss_mask
+                self._gathered_hidden(hidden), self._output_weight(), labels, loss_mask
             )
         return self.loss.from_logits(self._logits(hidden), labels, loss_mask)
 
@@ -104,9 +107,10 @@ class GPT(GPTModel):
         if self.rotary is None:
             return None
         rank, size = self.cp_group.rank(), self.cp_group.size()
-        whole_length = c.whole_length(self.partition, input_ids.shape[1], rank, size)
+        full_length = c.full_length(self.partition, input_ids.shape[1], rank, size)
         dtype, device = self.config.params_dtype, input_ids.device
-        return self.rotary(whole_length, dtype, device, document_ends)
+        result: Tensor | None = self.rotary(full_length, dtype, device, document_ends)
+        return result
 
     def _tied_weight(self) -> Tensor | None:
         if self.share_embeddings_and_output_weights:
@@ -115,25 +119,31 @@ class GPT(GPTModel):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits, _ = self.output_layer(hidden, weight=self._tied_weight())
-        return logits[..., : self.valid_rows]
+        out: Tensor = logits[..., : self.valid_rows]
+        return out
 
     def _output_weight(self) -> Tensor:
-        # Whoever gathers parameters while forward runs waits in hooks on the module that holds
-        # them, and the loss takes this one's without calling it.
+        # A plugin that all-gathers parameters during forward waits for them in a pre-forward hook
+        # of their module. The loss uses this weight without calling the module, so run the hooks
+        # here.
         for hook in self.output_layer._forward_pre_hooks.values():
             hook(self.output_layer, ())
         tied = self._tied_weight()
         weight = self.output_layer.weight if tied is None else tied
         return weight if self.valid_rows == weight.shape[0] else weight[: self.valid_rows]
 
-    def _whole_hidden(self, hidden: Tensor) -> Tensor:
-        """The hidden state as a column-parallel product needs it: whole on every tensor-parallel
-        rank, with the ranks' partial gradients summed in backward."""
+    def _gathered_hidden(self, hidden: Tensor) -> Tensor:
+        """Return the hidden state as a column-parallel linear needs it.
+
+        It is full on every tensor-parallel rank; backward sums the ranks' partial gradients.
+        """
         group = self.pg_collection.tp
         if group.size() == 1:
             return hidden
         if self.config.sequence_parallel:
-            return gather_from_sequence_parallel_region(
+            gathered: Tensor = gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=True, group=group
             )
-        return copy_to_tensor_model_parallel_region(hidden, group=group)
+            return gathered
+        out: Tensor = copy_to_tensor_model_parallel_region(hidden, group=group)
+        return out

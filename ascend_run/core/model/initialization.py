@@ -1,7 +1,7 @@
 """Initial weights that depend on the seed and a parameter's global name, not on the layout.
 
-Every parameter is drawn whole from its own generator and each rank keeps its part, so the same
-model starts from the same bits on any number of ranks.
+Every parameter is drawn in full from its own generator and each rank keeps its shard, so a model
+starts from the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -10,48 +10,61 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
+import torch.distributed as dist
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from .places import count_layers, named_by_number
+from .layer_slots import count_layers, named_by_number
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    from .gpt import GPT
 
 _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight", "experts.fc2")
-"""Parameters that write to the residual stream: drawn with std / sqrt(2 * layers)."""
+"""Parameters that write to the residual stream, drawn with std / sqrt(2 * layers)."""
 
 
 def global_name(name: str, model: nn.Module) -> str:
-    """A parameter's name with the number of its layer in the whole model."""
+    """Return a parameter's name with the global number of its layer."""
     match = _LOCAL_LAYER.match(name)
     if match is None:
         return name
-    index = model.decoder.layers[int(match[1])].layer_number - 1
+    layer = cast("GPT", model).decoder.layers[int(match[1])]
+    index = cast("TransformerLayer", layer).layer_number - 1
     return named_by_number(f"decoder.layers.{index}.{name[match.end() :]}", model)
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters of one model chunk under their global names."""
+    """Yield the parameters of one model chunk with their global names."""
     for name, parameter in model.named_parameters():
         yield global_name(name, model), parameter
 
 
 @torch.no_grad()
 def initialize_weights(
-    model: nn.Module, config: TransformerConfig, *, seed: int, vocab_size: int, groups: Any
+    model: nn.Module,
+    config: TransformerConfig,
+    *,
+    seed: int,
+    vocab_size: int,
+    groups: ProcessGroupCollection,
 ) -> None:
-    """Fill every parameter of a model chunk.
+    """Initialize every parameter of a model chunk.
 
     Args:
-        vocab_size: True size of the vocabulary; rows that pad it are zero.
+        vocab_size: Vocabulary size without padding; padding rows are zero.
     """
     layers = count_layers(model)
     tied = model.share_embeddings_and_output_weights
     for name, parameter in named_parameters(model):
         if tied and name == "output_layer.weight":
-            # The last pipeline stage's copy of what the first one holds.
+            # The last pipeline stage's copy of the first stage's embedding.
             name = "embedding.word_embeddings.weight"
         if name.endswith((".bias", "_bias")):
             parameter.zero_()
@@ -74,14 +87,19 @@ def _std(name: str, config: TransformerConfig, layers: int) -> float:
 
 
 def _draw(key: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
-    """Normal float32 numbers that are a function of the seed and the key."""
+    """Draw normal float32 values determined by the seed and the key."""
     digest = hashlib.sha256(f"{seed}/{key}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
 
 def _fill_experts(
-    name: str, parameter: Tensor, config: TransformerConfig, std: float, seed: int, groups: Any
+    name: str,
+    parameter: Tensor,
+    config: TransformerConfig,
+    std: float,
+    seed: int,
+    groups: ProcessGroupCollection,
 ) -> None:
     first, tp_group = groups.ep.rank() * parameter.shape[0], groups.expt_tp
     if name.endswith("fc2"):
@@ -102,9 +120,9 @@ def _fill_sharded(
     std: float,
     seed: int,
     vocab_size: int,
-    groups: Any,
+    groups: ProcessGroupCollection,
 ) -> None:
-    """A dense parameter: whole, or this tensor-parallel rank's part of it."""
+    """Initialize a dense parameter, or this tensor-parallel rank's shard of it."""
     tp_size = groups.tp.size()
     split = bool(getattr(parameter, "tensor_model_parallel", False)) and tp_size > 1
     dim = getattr(parameter, "partition_dim", 0)
@@ -112,7 +130,7 @@ def _fill_sharded(
     if split:
         shape[dim] *= tp_size
     if name.endswith(("word_embeddings.weight", "output_layer.weight")):
-        # The padding depends on the layout; what is drawn does not.
+        # The padding depends on the layout; the drawn values do not.
         whole = torch.zeros(shape)
         drawn = _draw(name, (vocab_size, shape[1]), std, seed)
         whole[:vocab_size] = drawn
@@ -121,12 +139,12 @@ def _fill_sharded(
     if split:
         stride = getattr(parameter, "partition_stride", 1)
         if "linear_fc1" in name and config.gated_linear_unit:
-            stride = 2  # gate rows and up rows are split apart
+            stride = 2  # gate rows and up rows are sharded separately
         whole = _part(whole, dim, stride, groups.tp)
     parameter.copy_(whole)
 
 
-def _part(whole: Tensor, dim: int, stride: int, group: Any) -> Tensor:
-    """This rank's part of each of ``stride`` blocks along a dimension."""
+def _part(whole: Tensor, dim: int, stride: int, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's shard of each of ``stride`` blocks along a dimension."""
     parts = [block.chunk(group.size(), dim)[group.rank()] for block in whole.chunk(stride, dim)]
     return torch.cat(parts, dim)

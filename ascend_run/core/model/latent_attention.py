@@ -1,8 +1,8 @@
 """Multi-latent attention on the attention contract: Megatron's parameters, our forward.
 
-Queries, and keys together with values, are projected down to a narrow latent, normalised, and
-projected up to heads. A part of each query turns with its position, and so does one key that all
-heads share, which comes from the input beside the latent.
+Queries, and keys together with values, are projected down to a latent, normalized, and projected up
+to heads. RoPE applies to a part of each query, and to a key that all heads share and that is
+projected directly from the input.
 
 Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; megatron/core/transformer/
 multi_latent_attention.py.
@@ -10,7 +10,7 @@ multi_latent_attention.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
@@ -30,14 +30,20 @@ from torch import Tensor
 from .assembly import Assembly
 from .attention import BatchMask, CoreAttention
 
-# S sequence on this rank, s its part on one tensor-parallel rank under sequence parallelism (else
-# S), B micro-batch, N heads on this tensor-parallel rank, C width of a head that does not turn, R
-# width that does, E width of a value, L width of a latent, H hidden size
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.attention import SelfAttentionSubmodules
+
+# S sequence on this rank, s its shard on one tensor-parallel rank with sequence parallelism (else
+# S), B micro-batch, N heads on this tensor-parallel rank, C head size without RoPE, R head size
+# with RoPE, E head size of v, L latent size, H hidden size
 
 
 @attrs.frozen(kw_only=True)
 class LatentAttentionSubmodules:
-    """What Megatron's attention builds itself, and the normalisation of the latents."""
+    """Submodules that Megatron's attention builds, and the norm of the latents."""
 
     core_attention: ModuleSpec
     linear_proj: type
@@ -45,13 +51,16 @@ class LatentAttentionSubmodules:
 
 
 class LatentAttention(Attention):
-    """Latent attention with the parameters and names of Megatron's MLASelfAttention.
+    """Multi-latent attention with the parameters and names of Megatron's MLASelfAttention.
 
     That class cannot be built without Transformer Engine (it compares with a class that is None
-    then), rotates by tables of one way of cutting the sequence, and under tensor parallelism leaves
-    the gradient of the shared key as each rank's heads have it. Here tables follow the owner of the
-    cut, and that gradient is summed.
+    then), supports one sequence sharding for its rotary tables, and with tensor parallelism does
+    not reduce the gradient of the shared key over ranks. Here the tables follow the run's sequence
+    partition, and the gradient is reduced.
     """
+
+    config: MLATransformerConfig
+    linear_q_proj: ColumnParallelLinear
 
     def __init__(
         self,
@@ -60,12 +69,18 @@ class LatentAttention(Attention):
         layer_number: int,
         attn_mask_type: AttnMaskType,
         cp_comm_type: str | None = None,
-        pg_collection: Any = None,
+        pg_collection: ProcessGroupCollection | None = None,
         *,
         assembly: Assembly,
     ) -> None:
         super().__init__(
-            config, submodules, layer_number, attn_mask_type, "self", cp_comm_type, pg_collection
+            config,
+            cast("SelfAttentionSubmodules", submodules),  # has all fields that it reads
+            layer_number,
+            attn_mask_type,
+            "self",
+            cp_comm_type,
+            pg_collection,
         )
         self.ops = assembly.ops
         self.key_width = config.qk_head_dim + config.qk_pos_emb_head_dim
@@ -91,7 +106,7 @@ class LatentAttention(Attention):
             columns,
             rows,
             config=self.config,
-            init_method=self.config.init_method,
+            init_method=cast("Callable[..., Any]", self.config.init_method),
             bias=False,
             gather_output=False,
             skip_bias_add=False,
@@ -107,12 +122,12 @@ class LatentAttention(Attention):
             eps=self.config.layernorm_epsilon,
         )
 
-    def forward(
+    def forward(  # type: ignore[override]  # as SelfAttention's
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         key_value_states: Tensor | None = None,
-        inference_context: Any = None,
+        inference_context: None = None,
         rotary_pos_emb: Tensor | None = None,
         *unused: Any,
         attention_bias: Tensor | None = None,
@@ -122,7 +137,7 @@ class LatentAttention(Attention):
         """[s, B, H] -> ([s, B, H], bias).
 
         Args:
-            rotary_pos_emb: [2, S, R], cosines and sines.
+            rotary_pos_emb: Cosines and sines, [2, S, R].
         """
         assert inference_context is None
         assert key_value_states is None
@@ -130,12 +145,13 @@ class LatentAttention(Attention):
         q, k, v = self.get_query_key_value_tensors(hidden_states, rotary_pos_emb)
         options = {"attention_bias": attention_bias, "packed_seq_params": packed_seq_params}
         if self.checkpoint_core_attention and self.training:
-            out = self._checkpointed_attention_forward(q, k, v, None, **options)
-        else:
-            out = self.core_attention(q, k, v, None, **options)
-        return self.linear_proj(out)
+            out = self._checkpointed_attention_forward(q, k, v, None, **options)  # type: ignore[no-untyped-call]
+        else:  # Megatron's protocol names forward alone, and a cast would be in every call
+            out = self.core_attention(q, k, v, None, **options)  # type: ignore[operator]
+        result: tuple[Tensor, Tensor | None] = self.linear_proj(out)
+        return result
 
-    def get_query_key_value_tensors(
+    def get_query_key_value_tensors(  # type: ignore[override]  # tables are always there
         self, hidden: Tensor, tables: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[s, B, H] -> q and k [S, B, N, C + R], v [S, B, N, E]."""
@@ -143,39 +159,44 @@ class LatentAttention(Attention):
         if config.q_lora_rank is None:
             mixed, _ = self.linear_q_proj(hidden)
         else:
-            latent = self._own_tokens(self._whole(self.linear_q_down_proj(hidden)[0]))
+            latent = self._scatter_tokens(self._all_gather(self.linear_q_down_proj(hidden)[0]))
             mixed, _ = self.linear_q_up_proj(self.q_layernorm(latent))
         q = mixed.unflatten(-1, (heads, self.key_width))
-        compressed = self._whole(self.linear_kv_down_proj(hidden)[0])
-        latent, k_turning = compressed.split((config.kv_lora_rank, config.qk_pos_emb_head_dim), -1)
-        up, _ = self.linear_kv_up_proj(self.kv_layernorm(self._own_tokens(latent)))
-        still, v = up.unflatten(-1, (heads, -1)).split((config.qk_head_dim, config.v_head_dim), -1)
-        # Each rank's heads have a part of the shared key's gradient.
-        k_turning = copy_to_tensor_model_parallel_region(k_turning, group=self.tp_group)
-        k_turning = self._turned(k_turning.unsqueeze(2), tables).expand(-1, -1, heads, -1)
-        q_still, q_turning = q.split((config.qk_head_dim, config.qk_pos_emb_head_dim), -1)
-        q = torch.cat((q_still, self._turned(q_turning, tables)), -1)
-        # Alone, a value does not keep the whole projection that it is a part of.
-        return q, torch.cat((still, k_turning), -1), v.contiguous()
+        compressed = self._all_gather(self.linear_kv_down_proj(hidden)[0])
+        latent, k_pos_emb = compressed.split((config.kv_lora_rank, config.qk_pos_emb_head_dim), -1)
+        up, _ = self.linear_kv_up_proj(self.kv_layernorm(self._scatter_tokens(latent)))
+        k_no_pe, v = up.unflatten(-1, (heads, -1)).split(
+            (config.qk_head_dim, config.v_head_dim), -1
+        )
+        # Each rank's heads contribute a partial gradient of the shared key.
+        k_pos_emb = copy_to_tensor_model_parallel_region(k_pos_emb, group=self.tp_group)
+        k_pos_emb = self._rotate(k_pos_emb.unsqueeze(2), tables).expand(-1, -1, heads, -1)
+        q_no_pe, q_pos_emb = q.split((config.qk_head_dim, config.qk_pos_emb_head_dim), -1)
+        q = torch.cat((q_no_pe, self._rotate(q_pos_emb, tables)), -1)
+        # A contiguous copy of v, so that backward does not keep the full projection alive.
+        return q, torch.cat((k_no_pe, k_pos_emb), -1), v.contiguous()
 
-    def _turned(self, x_SBNR: Tensor, tables: Tensor) -> Tensor:
-        return self.ops.rotary(x_SBNR, *tables.unbind(0), True)
+    def _rotate(self, x_SBNR: Tensor, tables: Tensor) -> Tensor:
+        cos, sin = tables.unbind(0)
+        return self.ops.rotary(x_SBNR, cos, sin, True)
 
-    def _whole(self, part_SBL: Tensor) -> Tensor:
-        """A latent of which each tensor-parallel rank has projected some entries."""
-        return gather_from_tensor_model_parallel_region(part_SBL, group=self.tp_group)
+    def _all_gather(self, part_SBL: Tensor) -> Tensor:
+        """All-gather a latent of which each tensor-parallel rank has projected some entries."""
+        out: Tensor = gather_from_tensor_model_parallel_region(part_SBL, group=self.tp_group)
+        return out
 
-    def _own_tokens(self, latent_SBL: Tensor) -> Tensor:
-        """This rank's part of the sequence where it is shared out, as the linears above take it."""
+    def _scatter_tokens(self, latent_SBL: Tensor) -> Tensor:
+        """Return this rank's tokens with sequence parallelism, else the input."""
         if not self.config.sequence_parallel:
             return latent_SBL
-        return scatter_to_sequence_parallel_region(latent_SBL, group=self.tp_group)
+        out: Tensor = scatter_to_sequence_parallel_region(latent_SBL, group=self.tp_group)
+        return out
 
 
 def latent_attention_spec(
     config: MLATransformerConfig, assembly: Assembly, norm: ModuleSpec | type
 ) -> ModuleSpec:
-    """Megatron's linears; latents are normalised with ``qk_layernorm``."""
+    """Build the spec with Megatron's linears; ``qk_layernorm`` normalizes the latents."""
     return ModuleSpec(
         module=LatentAttention,
         params={"attn_mask_type": AttnMaskType.causal, "assembly": assembly},

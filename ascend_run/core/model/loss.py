@@ -1,32 +1,48 @@
-"""Cross-entropy as a sum, vocabulary-parallel, in the input's own dtype."""
+"""Cross-entropy as a sum over tokens, vocabulary-parallel, in the input's dtype."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
+from ascend_run.ops.linear.wide_matmul import Matmul
+
+if TYPE_CHECKING:
+    from torch import distributed as dist
 
 
 class CrossEntropy:
-    """contracts.LossKernel by the shared operators, chunked, fused with the output projection."""
+    """Next-token cross-entropy as a sum; the mean is taken once, over all ranks and batches.
 
-    def __init__(self, tp_group: Any) -> None:
+    With tensor parallelism, weight and logits are this rank's shard of the vocabulary, and every
+    rank gets the full sum.
+    """
+
+    def __init__(self, tp_group: dist.ProcessGroup, matmul: Matmul | None = None) -> None:
+        self.matmul = matmul or torch.mm
         self.tp_group = tp_group if tp_group.size() > 1 else None
 
     def from_hidden(
         self, hidden_SBH: Tensor, weight_VH: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor
     ) -> Tensor:
+        """Return the sum of masked losses, a scalar, without materializing all logits.
+
+        Used if the output layer is a plain matmul.
+        """
         return linear_cross_entropy(
             hidden_SBH.flatten(0, 1),
             weight_VH,
             labels_BS.t().flatten(),
             loss_mask_BS.t().flatten(),
             tp_group=self.tp_group,
+            matmul=self.matmul,
         )
 
     def from_logits(self, logits_SBV: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor) -> Tensor:
+        """Return the same sum from logits; used if a plugin wraps the output layer."""
         return vocab_cross_entropy(
             logits_SBV.flatten(0, 1),
             labels_BS.t().flatten(),

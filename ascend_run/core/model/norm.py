@@ -1,4 +1,7 @@
-"""RMSNorm and LayerNorm on the platform's operators; works under sequence parallelism."""
+"""RMSNorm, LayerNorm and the per-head L2 norm on the platform's operators.
+
+They support sequence parallelism.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api.errors import ConfigError
 
 from .assembly import Assembly
 
 
 class Norm(nn.Module):
-    """The normalisation that ``config.normalization`` names.
+    """The norm selected by ``config.normalization``.
 
-    Shapes and dtypes: [..., H] -> [..., H], dtype kept; statistics in float32 or wider.
+    Shapes and dtypes: [..., H] -> [..., H] in the weight's dtype, which may be narrower than the
+    input's if the residual stream is float32; statistics in float32 or wider.
+
     Source: RMSNorm, arXiv:1910.07467; LayerNorm, arXiv:1607.06450.
     """
 
@@ -34,22 +40,50 @@ class Norm(nn.Module):
         self.eps = eps
         self.zero_centered = config.layernorm_zero_centered_gamma
         self.ops = assembly.ops
-        device = torch.cuda.current_device()
-        self.weight = nn.Parameter(
-            torch.ones(hidden_size, dtype=config.params_dtype, device=device)
-        )
+        dtype, device = config.params_dtype, assembly.device
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=dtype, device=device))
         self.bias: nn.Parameter | None = None
         if config.normalization == "LayerNorm":
-            self.bias = nn.Parameter(
-                torch.zeros(hidden_size, dtype=config.params_dtype, device=device)
-            )
+            self.bias = nn.Parameter(torch.zeros(hidden_size, dtype=dtype, device=device))
         for parameter in self.parameters():
-            # Megatron sums the gradients of such parameters over the tensor-parallel ranks, each
-            # of which saw its own part of the sequence.
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            # Megatron sums the gradients of marked parameters over the tensor-parallel ranks, each
+            # of which saw a different shard of the sequence.
+            mark(parameter, sequence_parallel=config.sequence_parallel)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight + 1 if self.zero_centered else self.weight
+        # The platform's operators take a single dtype; the cast is a no-op for equal dtypes.
+        weight = self.weight.to(x.dtype)
+        weight = weight + 1 if self.zero_centered else weight
         if self.bias is None:
-            return self.ops.rms_norm(x, weight, self.eps)
-        return self.ops.layer_norm(x, weight, self.bias, self.eps)
+            out = self.ops.rms_norm(x, weight, self.eps)
+        else:
+            out = self.ops.layer_norm(x, weight, self.bias.to(x.dtype), self.eps)
+        return out.to(self.weight.dtype)
+
+
+class L2Norm(nn.Module):
+    """``qk_l2_norm``: scale each query and key of a head to a mean square of 1, without weights.
+
+    Shapes and dtypes: [..., D] -> [..., D], same dtype; statistics in float32 or wider.
+
+    Source: Megatron's L2Norm, whose statistics are always float32.
+    """
+
+    ones: Tensor
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        hidden_size: int,
+        eps: float = 1e-5,
+        *,
+        assembly: Assembly,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.ops = assembly.ops
+        ones = torch.ones(hidden_size, dtype=config.params_dtype, device=assembly.device)
+        self.register_buffer("ones", ones, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.ones, self.eps)

@@ -12,20 +12,20 @@ from ascend_run.plugin_api import contracts as c
 
 from .rotary_scaling import RotaryScaling, frequencies
 
-# S sequence on this rank, R rotated width (rotary_percent of the head)
+# S sequence on this rank, R rotary dim (rotary_percent of the head size)
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines, cut as the sequence is cut.
+    """Cosines and sines, sharded like the sequence.
 
     Args:
-        width: R, rotated entries of a head; even.
-        base: Angle of pair i at position p is ``p * base ** (-2 i / R)``.
-        scaling: How these angles are stretched, or None.
-        partition: The owner of the sequence's cut, or None.
-        cp_rank, cp_size: This rank's place among those that share a sequence.
-        row_length: Most that a sequence of documents counts for a scaling by length: more are the
-            rows of a micro-batch, one behind another.
+        width: R, the number of rotated entries of a head; even.
+        base: The angle of pair i at position p is ``p * base ** (-2 i / R)``.
+        scaling: RoPE scaling, or None.
+        partition: Sequence sharding, or None.
+        cp_rank, cp_size: Context-parallel rank and size.
+        row_length: Upper bound of the length used by length-dependent scaling if the sequence holds
+            documents: packing concatenates the rows of a micro-batch to longer sequences.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class RotaryTable(nn.Module):
         self.partition, self.cp_rank, self.cp_size = partition, cp_rank, cp_size
         self.row_length = row_length
         self._cache: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
-        self._whole: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
+        self._full_tables: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
     def positions(self, seq_length: int, document_ends: tuple[int, ...] | None = None) -> Tensor:
-        """[S] int64: global positions of this rank's tokens, in the order it holds them."""
+        """Return the global positions of this rank's tokens in local order: ``[S]``, int64."""
         if self.partition is None or self.cp_size == 1:
             return torch.arange(seq_length)
         partition = c.partition_of(self.partition, document_ends)
@@ -63,23 +63,23 @@ class RotaryTable(nn.Module):
         device: torch.device,
         document_ends: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """[2, S, R]: cosines, then sines; angles are taken in float64 and rounded once.
+        """Return cosines and sines, [2, S, R]; angles are computed in float64 and rounded once.
 
         Args:
-            seq_length: The whole sequence's, over all context-parallel ranks.
-            document_ends: Of this batch, whose sequence may be cut by them.
+            seq_length: Length of the full sequence, over all context-parallel ranks.
+            document_ends: Document ends of this batch, on which the sharding may depend.
         """
         counted = seq_length
         if document_ends and self.row_length is not None:
             counted = min(seq_length, self.row_length)
         key = (seq_length, counted, dtype, device)
         if self.partition is not None and self.cp_size > 1 and document_ends:
-            # Every batch has other documents: the whole table is kept, and a part of it taken.
-            if key not in self._whole:
+            # Documents differ in every batch: cache the full table and select from it.
+            if key not in self._full_tables:
                 tables = self._tables(torch.arange(seq_length), counted)
-                self._whole[key] = tables.to(device=device, dtype=dtype)
-            places = self.positions(seq_length, document_ends).to(device)
-            return self._whole[key].index_select(1, places)
+                self._full_tables[key] = tables.to(device=device, dtype=dtype)
+            positions = self.positions(seq_length, document_ends).to(device)
+            return self._full_tables[key].index_select(1, positions)
         if key not in self._cache:
             tables = self._tables(self.positions(seq_length), counted)
             self._cache[key] = tables.to(device=device, dtype=dtype)

@@ -1,15 +1,15 @@
-"""The angles of scaled rotary positions, as the configs of Hugging Face name them.
+"""Angles of scaled rotary positions, with the parameters of Hugging Face configs.
 
 Sources: linear, arXiv:2306.15595; dynamic NTK and yarn, arXiv:2309.00071; longrope,
 arXiv:2402.13753; llama3, arXiv:2407.21783 and its published code.
 """
 
-# R rotated width of a head, P = R / 2 pairs
+# R rotary dim of a head, P = R / 2 pairs
 
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import attrs
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from ascend_run.core.config.latent_attention import yarn_magnitude
 from ascend_run.core.config.rotary_keys import NAMES, PREFIX
-from ascend_run.plugin_api.config import RunConfig
+from ascend_run.types.config import RunConfig
 
 
 @attrs.frozen(kw_only=True)
 class RotaryScaling:
-    """One scaling with its parameters; see ``core.config.rotary_keys``."""
+    """One RoPE scaling with its parameters; see ``core.config.rotary_keys``."""
 
     type: str
     max_position_embeddings: int
@@ -41,23 +41,26 @@ class RotaryScaling:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self | None:
-        """What a run's model asks for; None where its positions are not scaled."""
+        """Return the scaling of a run's model, or None without one."""
         model = config.model
-        if model.get("multi_latent_attention"):
+        if model.multi_latent_attention:
             return cls._of_latent(config)
         if model.rope_scaling_type is None:
             return None
-        given = {name.removeprefix(PREFIX): model.get(name) for name in NAMES}
+        given: dict[str, Any] = {name.removeprefix(PREFIX): model[name] for name in NAMES}
         given = {name: value for name, value in given.items() if value is not None}
-        longest = model.max_position_embeddings or config.data.seq_length
+        longest: int = model.max_position_embeddings or config.data.seq_length
         original = given.setdefault("original_max_position_embeddings", longest)
         given.setdefault("factor", longest / original)
         return cls(max_position_embeddings=longest, **given)
 
     @classmethod
     def _of_latent(cls, config: RunConfig) -> Self | None:
-        """Megatron's fields for multi-latent attention: yarn, and what becomes of both magnitudes
-        where ``mscale_all_dim`` is 0."""
+        """Build yarn from Megatron's multi-latent attention fields.
+
+        ``attention_factor`` is set to the ratio of both magnitudes, also if ``mscale_all_dim`` is
+        0.
+        """
         model = config.model
         if model.rope_type != "yarn":
             return None
@@ -74,7 +77,7 @@ class RotaryScaling:
         )
 
     def frequencies(self, width: int, base: float, seq_length: int) -> Tensor:
-        """[P] float64: the angle of each pair at position 1, in a sequence of this length."""
+        """Return the angle of each pair at position 1: ``[P]``, float64."""
         plain = frequencies(width, base)
         if self.type == "linear":
             return plain / self.factor
@@ -83,8 +86,8 @@ class RotaryScaling:
             stretch = self.factor * max(seq_length, longest) / longest - (self.factor - 1.0)
             return frequencies(width, base * stretch ** (width / (width - 2)))
         if self.type == "yarn":
-            kept = self._kept(width, base)
-            return plain / self.factor * (1.0 - kept) + plain * kept
+            ramp = self._ramp(width, base)
+            return plain / self.factor * (1.0 - ramp) + plain * ramp
         if self.type == "llama3":
             return self._by_wavelength(plain)
         assert self.type == "longrope"
@@ -94,7 +97,7 @@ class RotaryScaling:
 
     @property
     def magnitude(self) -> float:
-        """Factor on cosines and sines, and so, squared, on the scores."""
+        """Factor on cosines and sines; squared, it scales the attention scores."""
         if self.type not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
@@ -109,34 +112,37 @@ class RotaryScaling:
             return next(both) / next(both)
         return yarn_magnitude(self.factor, 1.0)
 
-    def _kept(self, width: int, base: float) -> Tensor:
-        """[P], yarn: 1 for pairs that turn often over the original length, 0 for those that hardly
-        do, on a line between."""
+    def _ramp(self, width: int, base: float) -> Tensor:
+        """Return yarn's ramp over pairs. Shape: ``[P]``.
 
-        def pair_with(turns: float) -> float:
-            """The pair, as a real number, that turns so often."""
-            angle = 2.0 * math.pi * turns / self.original_max_position_embeddings
+        1 for pairs with many rotations over the original length, 0 for pairs with few, linear
+        between.
+        """
+
+        def pair_of(rotations: float) -> float:
+            """Return the (fractional) index of the pair with this number of rotations."""
+            angle = 2.0 * math.pi * rotations / self.original_max_position_embeddings
             return -width * math.log(angle) / (2.0 * math.log(base))
 
-        first, last = pair_with(self.beta_fast), pair_with(self.beta_slow)
+        first, last = pair_of(self.beta_fast), pair_of(self.beta_slow)
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
         if first == last:
-            last += 0.001  # Hugging Face's, where the line would have no length
+            last += 0.001  # as in Hugging Face, avoids a division by zero
         pairs = torch.arange(width // 2, dtype=torch.float64)
         return 1.0 - ((pairs - first) / (last - first)).clamp(0.0, 1.0)
 
     def _by_wavelength(self, plain: Tensor) -> Tensor:
-        """Long waves are stretched, short ones not, and those between in part."""
-        # Waves in the original length, of each pair.
-        waves = self.original_max_position_embeddings * plain / (2.0 * math.pi)
+        """Divide angles of long wavelengths by the factor, keep short ones, interpolate."""
+        # Rotations of each pair over the original length.
+        rotations = self.original_max_position_embeddings * plain / (2.0 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
-        kept = ((waves - low) / (high - low)).clamp(0.0, 1.0)
-        return plain / self.factor * (1.0 - kept) + plain * kept
+        ramp = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+        return plain / self.factor * (1.0 - ramp) + plain * ramp
 
 
 def frequencies(width: int, base: float) -> Tensor:
-    """[P] float64: ``base ** (-2 i / R)``, the angle of pair i at position 1."""
+    """Return ``base ** (-2 i / R)``, the angle of pair i at position 1: ``[P]``, float64."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     return base**-exponents

@@ -1,14 +1,14 @@
-"""The MoE router: scores, top-k, and auxiliary losses in the widest dtype at hand.
+"""The MoE router: scores, top-k and auxiliary losses, in float32 or wider.
 
-Megatron's own router takes softmax in float32 whatever comes in, and weighs its auxiliary losses
-by the tokens of one context-parallel rank where the loss is a sum over tokens, so that they shrink
-as ranks are added. This one keeps float64 in float64 and adds every auxiliary loss as a sum over
-tokens, which the one division by the number of tokens turns into the mean.
+Megatron's own router always computes softmax in float32. For losses that are sums over tokens it
+weights auxiliary losses by the tokens of one context-parallel rank, so that they shrink as ranks
+are added. This router keeps float64 inputs in float64 and computes every auxiliary loss as a sum
+over tokens; the single division by the number of tokens yields the mean.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,16 +21,19 @@ from torch import Tensor
 from ascend_run.core.config.built_in import router_problems
 from ascend_run.plugin_api.errors import ConfigError
 
-# T tokens on this rank, X experts of the whole model, K chosen experts
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+# T tokens on this rank, X experts of the full model, K selected experts
 
 
 def routing_scores(
     logits_TX: Tensor, topk: int, score_function: str, pre_softmax: bool
 ) -> tuple[Tensor, Tensor]:
-    """Weights [T, K] and indices [T, K] of each token's experts.
+    """Return weights [T, K] and indices [T, K] of each token's experts.
 
-    ``softmax`` is taken over the chosen experts (Mixtral), or over all of them first where
-    ``pre_softmax`` (Switch); ``sigmoid`` weights are normalised over the chosen ones (DeepSeek-V3).
+    ``softmax`` is computed over the selected experts (Mixtral), or with ``pre_softmax`` over all
+    experts (Switch). ``sigmoid`` weights are normalized over the selected experts (DeepSeek-V3).
     """
     if score_function == "sigmoid":
         weights, chosen = logits_TX.sigmoid().topk(topk, dim=-1)
@@ -43,8 +46,8 @@ def routing_scores(
     return top_logits.softmax(dim=-1), chosen
 
 
-def _refuse_what_is_not_done_here(config: TransformerConfig) -> None:
-    """What planning has let through was changed by a plugin's ``ascend_configure`` since."""
+def _check_supported(config: TransformerConfig) -> None:
+    """Check the config again, since ``ascend_configure`` may have changed it after planning."""
     if problems := list(router_problems(config)):
         raise ConfigError("the built-in router cannot do this", problems)
 
@@ -55,18 +58,20 @@ class Router(MegatronRouter):
     Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5).
 
     Raises:
-        ConfigError: An option that Megatron's own router would serve and this one would ignore.
+        ConfigError: An option is set that Megatron's router supports and this one does not.
     """
 
-    def __init__(self, *, config: TransformerConfig, pg_collection: Any = None) -> None:
+    def __init__(
+        self, *, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None
+    ) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
-        _refuse_what_is_not_done_here(config)
+        _check_supported(config)
         self.topk = config.moe_router_topk
         self.tokens_routed: Tensor | None = None
         self.aux_losses: Tensor | None = None
 
     def gating(self, input: Tensor) -> Tensor:
-        """Logits in float32, or float64 for float64 inputs; ``moe_router_dtype`` may widen them."""
+        """Return logits in float32 or wider: float64 for float64 inputs or ``moe_router_dtype``."""
         wide = torch.promote_types(input.dtype, torch.float32)
         if self.config.moe_router_dtype == "fp64":
             wide = torch.float64
@@ -74,7 +79,7 @@ class Router(MegatronRouter):
         return F.linear(input.to(wide), self.weight.to(wide), bias)
 
     def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[S, B, H] -> weights [T, X] (0 where not chosen) and the routing map [T, X]."""
+        """[S, B, H] -> weights [T, X] (0 if not selected) and the routing map [T, X]."""
         assert padding_mask is None, "padded tokens are not routed apart yet"
         return self.routing(self.gating(input))
 
@@ -90,7 +95,7 @@ class Router(MegatronRouter):
             weights = weights * self.config.moe_router_topk_scaling_factor
         probs_TX = torch.zeros_like(logits_TX).scatter(1, chosen, weights)
         routing_map = torch.zeros_like(logits_TX, dtype=torch.bool).scatter(1, chosen, True)
-        if self._takes_gradients():  # once, where the layer is computed again in backward
+        if self._takes_gradients():  # counts once, even if the layer is recomputed
             self._count(routing_map)
         return self._with_aux_loss(probs_TX, logits_TX, routing_map), routing_map
 
@@ -99,10 +104,11 @@ class Router(MegatronRouter):
         if not coefficient or not self._takes_gradients():
             return logits_TX
         z_loss = logits_TX.logsumexp(dim=-1).square().sum() * coefficient
-        return MoEAuxLossAutoScaler.apply(logits_TX, z_loss)
+        out: Tensor = MoEAuxLossAutoScaler.apply(logits_TX, z_loss)
+        return out
 
     def _with_aux_loss(self, probs_TX: Tensor, logits_TX: Tensor, routing_map: Tensor) -> Tensor:
-        """Attach this rank's part of ``coefficient * X * sum_i f_i P_i``, times the tokens."""
+        """Attach this rank's part of ``num_tokens * coefficient * X * sum_i f_i P_i``."""
         coefficient = self.config.moe_aux_loss_coeff
         if (
             self.config.moe_router_load_balancing_type != "aux_loss"
@@ -115,29 +121,34 @@ class Router(MegatronRouter):
             scores_TX = scores_TX / (scores_TX.sum(dim=-1, keepdim=True) + 1e-20)
         else:
             scores_TX = logits_TX.softmax(dim=-1)
-        # The fractions f are of the whole sequence: over all ranks that share it.
+        # The fractions f are over the full sequence: reduce over all ranks that share it.
         tokens_X = routing_map.sum(dim=0).to(scores_TX.dtype)
         dist.all_reduce(tokens_X, group=self.tp_cp_group)
         fraction_X = tokens_X / tokens_X.sum()
         num_tokens = tokens_X.sum() / self.topk
-        num_experts = self.config.num_moe_experts
+        num_experts = scores_TX.shape[1]
+        assert not isinstance(coefficient, list)  # see router_problems
         aux_loss = coefficient * num_experts * (fraction_X * scores_TX.sum(dim=0)).sum()
         self._add_to_log(aux_loss.detach() / num_tokens)
-        return MoEAuxLossAutoScaler.apply(probs_TX, aux_loss)
+        out: Tensor = MoEAuxLossAutoScaler.apply(probs_TX, aux_loss)
+        return out
 
     def _takes_gradients(self) -> bool:
         return self.training and torch.is_grad_enabled()
 
     def take_counts(self) -> Tensor:
-        """[X] tokens sent to each expert by this rank in training since the last call."""
+        """Return and reset the count of this rank's training tokens per expert: ``[X]``."""
         counts, self.tokens_routed = self.tokens_routed, None
         if counts is None:
-            return torch.zeros(self.num_experts, dtype=torch.int64, device=self.weight.device)
+            weight_XH = self.weight
+            return torch.zeros(weight_XH.shape[0], dtype=torch.int64, device=weight_XH.device)
         return counts
 
     def take_aux_losses(self) -> Tensor:
-        """[2] in float64: this rank's parts of the balancing losses since the last call, added up;
-        and how many they are, one a micro-batch."""
+        """Return and reset this rank's sum and number of balancing losses, one per micro-batch.
+
+        Shape: ``[2]``, float64.
+        """
         losses, self.aux_losses = self.aux_losses, None
         if losses is None:
             return torch.zeros(2, dtype=torch.float64, device=self.weight.device)

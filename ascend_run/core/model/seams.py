@@ -1,26 +1,34 @@
-"""Where module wrappers reach into a built model: one table, one walk.
+"""Apply module wrappers to a built model: one table of seams, one walk.
 
-A wrapper takes a module and answers its replacement (often the same module with another forward);
-the kernel puts it in the module's place. State-dict keys must stay, which is checked.
+A wrapper takes a module and returns a link around its forward, links around forwards of its
+submodules, or a replacement module. State-dict keys must be preserved, which is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
+import attrs
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import nn
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.ops.linear.parallel_linear import linear_link
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
-from .places import is_empty
+from .collected_links import CollectedLinks
+from .layer_slots import is_empty
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    from .gpt import GPT
 
 
-def _layer_seams(layer: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(hook, parent, attribute) inside one layer, inner parts before the parts that hold them."""
+def _layer_seams(layer: TransformerLayer) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (hook, parent, attribute) of one layer, submodules before their parents."""
     is_moe = hasattr(layer.mlp, "router")
     if is_moe:
         yield "ascend_token_dispatcher", layer.mlp, "token_dispatcher"
@@ -29,7 +37,7 @@ def _layer_seams(layer: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _linears(layer: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """(name in the layer, parent, attribute) of every parallel linear."""
+    """Return (name in the layer, parent, attribute) of every parallel linear."""
     found = []
     for name, module in layer.named_modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
@@ -38,20 +46,76 @@ def _linears(layer: nn.Module) -> list[tuple[str, nn.Module, str]]:
     return found
 
 
-def wrap_modules(model: nn.Module, hooks: Hooks, ops: c.PlatformOps, **arguments: Any) -> nn.Module:
+def wrap_modules(model: GPT, hooks: Hooks, ops: c.PlatformOps, **arguments: Any) -> nn.Module:
     """Apply every module wrapper to one model chunk, inner seams first.
 
     Args:
-        ops: The model's table of operators, which wrappers of linears are asked with too.
-        arguments: Those that every hook of the model build is asked with.
+        ops: The model's operator table. Linears use its matmul, and their wrappers get it.
+        arguments: Arguments that every hook of the model build takes.
 
     Raises:
-        HookError: A wrapper lost state-dict keys of what it wraps; it may add some.
+        HookError: A wrapper removed state-dict keys (it may add some), assigned a forward, or
+            linked a forward that its plugin's manifest does not declare.
     """
+    links = CollectedLinks(hooks.plugins)
+    wrappers = _Wrappers(hooks, links, arguments)
+    if model.pre_process:
+        wrappers.replace("ascend_embedding", model, "embedding")
+    layers = model.decoder.layers
+    for position, module in enumerate(layers):
+        if is_empty(module):
+            continue
+        layer = cast("TransformerLayer", module)
+        index = layer.layer_number - 1
+        for name, parent, attribute in _linears(layer):
+            if ops.matmul is not None:
+                linear = getattr(parent, attribute)
+                links.add_platform(linear, linear_link(linear, matmul=ops.matmul))
+            wrappers.replace(
+                "ascend_linear", parent, attribute, name=name, layer_index=index, ops=ops
+            )
+        for hook, parent, attribute in _layer_seams(layer):
+            wrappers.replace(hook, parent, attribute, layer_index=index)
+        count = model.config.num_layers
+        wrappers.replace("ascend_layer", layers, str(position), layer_index=index, num_layers=count)
+    if model.post_process:
+        wrappers.replace("ascend_output_layer", model, "output_layer")
+    whole: nn.Module = wrappers.wrapped("ascend_model", "the model", model)
+    links.install(whole)
+    return whole
 
-    def wrapped(hook: str, what: str, inner: Any, /, **place: Any) -> Any:
-        before = _keys(inner)  # a wrapper may change the module itself
-        outer = hooks.wrap(hook, inner, **arguments, **place)
+
+@attrs.frozen
+class _Wrappers:
+    """The module wrappers of a run's plugins, with the arguments of one model build."""
+
+    hooks: Hooks
+    links: CollectedLinks
+    arguments: Mapping[str, Any]
+
+    def replace(self, hook: str, parent: nn.Module, attribute: str, **place: Any) -> None:
+        """Wrap a submodule and replace it by the result."""
+        inner = getattr(parent, attribute)
+        outer = self.wrapped(hook, attribute, inner, **place)
+        if outer is not inner:
+            setattr(parent, attribute, outer)
+
+    def wrapped(self, hook: str, what: str, inner: object, /, **place: Any) -> Any:
+        """Apply all wrappers of one hook to a module; collect links around forwards.
+
+        Args:
+            what: Name of the module in error messages.
+        """
+        before = _keys(inner)  # a wrapper may modify the module in place
+        outer = inner
+        for plugin, wrapper in self.hooks.wrappers(hook, **self.arguments, **place):
+            forwards = _forwards(outer)
+            outer = self.links.take(hook, plugin, outer, wrapper(outer))
+            if name := next((n for m, (n, f) in forwards.items() if m.forward != f), None):
+                raise HookError(
+                    f"{hook}: '{plugin}' assigned the forward of {name}; return a ForwardLink "
+                    "instead, which is ordered with the other plugins' links"
+                )
         after = _keys(outer)
         if not before <= after:
             raise HookError(
@@ -60,35 +124,13 @@ def wrap_modules(model: nn.Module, hooks: Hooks, ops: c.PlatformOps, **arguments
             )
         return outer
 
-    def replace(hook: str, parent: nn.Module, attribute: str, **place: Any) -> None:
-        inner = getattr(parent, attribute)
-        outer = wrapped(hook, attribute, inner, **place)
-        if outer is not inner:
-            setattr(parent, attribute, outer)
 
-    if model.pre_process:
-        replace("ascend_embedding", model, "embedding")
-    layers = model.decoder.layers
-    for position, layer in enumerate(layers):
-        if is_empty(layer):
-            continue
-        index = layer.layer_number - 1
-        for name, parent, attribute in _linears(layer):
-            replace("ascend_linear", parent, attribute, name=name, layer_index=index, ops=ops)
-        for hook, parent, attribute in _layer_seams(layer):
-            replace(hook, parent, attribute, layer_index=index)
-        replace(
-            "ascend_layer",
-            layers,
-            str(position),
-            layer_index=index,
-            num_layers=model.config.num_layers,
-        )
-    if model.post_process:
-        replace("ascend_output_layer", model, "output_layer")
-    return wrapped("ascend_model", "the model", model)
+def _forwards(part: object) -> dict[nn.Module, tuple[str, object]]:
+    """Return the name and the forward of a module and of each of its submodules."""
+    modules = part.named_modules() if isinstance(part, nn.Module) else ()
+    return {module: (name or "what it wraps", module.forward) for name, module in modules}
 
 
 def _keys(part: Any) -> set[str]:
-    """Of its state dict; a token dispatcher is no module and has none."""
+    """Return the state-dict keys; a token dispatcher is not a module and has none."""
     return set(part.state_dict()) if isinstance(part, nn.Module) else set()

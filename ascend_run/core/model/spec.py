@@ -1,8 +1,8 @@
-"""The layer's ModuleSpec: Megatron's layer, with our modules where the hooks reach in."""
+"""ModuleSpec of a layer: Megatron's layer with our modules at the seams of the hooks."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -18,17 +18,23 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 
+from ascend_run.plugin_api.expert_layers import moe_layers
+
 from .assembly import Assembly
 from .attention import CoreAttention, SelfAttention
 from .experts import Experts
 from .latent_attention import latent_attention_spec
-from .norm import Norm
-from .places import EmptyLayer
+from .layer_slots import EmptyLayer
+from .norm import L2Norm, Norm
+from .residual import wide_bias_dropout_add
 from .router import Router
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 
 class SwiGLU(nn.Module):
-    """The platform's fused SwiGLU at Megatron's activation seam: [..., 2F] -> [..., F]."""
+    """The platform's fused SwiGLU as Megatron's activation module: [..., 2F] -> [..., F]."""
 
     def __init__(self, config: TransformerConfig, *, assembly: Assembly) -> None:
         super().__init__()
@@ -37,28 +43,26 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
 
-    def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Nothing to save; Megatron's MLP asks each of its parts."""
+    def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, object]:
+        """Return nothing; Megatron's MLP calls this on each of its submodules."""
         return {}
 
 
 def norm_spec(assembly: Assembly) -> ModuleSpec | type[nn.Module]:
-    """The plugin's normalisation, or ours."""
+    """Return the plugin's norm, or the built-in one."""
     return assembly.norm or ModuleSpec(module=Norm, params={"assembly": assembly})
 
 
 def mlp_submodules(config: TransformerConfig, assembly: Assembly) -> MLPSubmodules:
-    """Megatron's linears; a fused activation enters where Transformer Engine's would."""
-    fused = ModuleSpec(module=SwiGLU, params={"assembly": assembly})
-    return MLPSubmodules(
-        linear_fc1=ColumnParallelLinear,
-        linear_fc2=RowParallelLinear,
-        activation_func=fused if config.use_te_activation_func else None,
-    )
+    """Return Megatron's linears; a fused activation is used like one of Transformer Engine."""
+    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    if config.use_te_activation_func:
+        submodules.activation_func = ModuleSpec(module=SwiGLU, params={"assembly": assembly})
+    return submodules
 
 
 def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
-    """Megatron's MoELayer around our router and experts; shared experts are Megatron's own."""
+    """Return Megatron's MoELayer with our router and experts; shared experts are Megatron's."""
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(
@@ -72,33 +76,37 @@ def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
 
 
 def attention_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
-    """Of queries, keys and values, or of latents that these are made from."""
+    """Return self-attention, or multi-latent attention if the config selects it."""
     norm = norm_spec(assembly)
     if config.multi_latent_attention:
-        return latent_attention_spec(config, assembly, norm)
+        return latent_attention_spec(cast("MLATransformerConfig", config), assembly, norm)
     per_head_norm = norm if config.qk_layernorm else None
+    if config.qk_l2_norm:
+        per_head_norm = ModuleSpec(module=L2Norm, params={"assembly": assembly})
+    submodules = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=ModuleSpec(module=CoreAttention, params={"assembly": assembly}),
+        linear_proj=RowParallelLinear,
+    )
+    if per_head_norm is not None:
+        submodules.q_layernorm = submodules.k_layernorm = per_head_norm
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal, "assembly": assembly},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
-            core_attention=ModuleSpec(module=CoreAttention, params={"assembly": assembly}),
-            linear_proj=RowParallelLinear,
-            q_layernorm=per_head_norm,
-            k_layernorm=per_head_norm,
-        ),
+        submodules=submodules,
     )
 
 
 def layer_spec(config: TransformerConfig, assembly: Assembly, *, moe: bool) -> ModuleSpec:
-    """One transformer layer, dense or with experts."""
+    """Return the spec of one transformer layer, dense or MoE."""
     norm = norm_spec(assembly)
+    add = wide_bias_dropout_add if config.fp32_residual_connection else get_bias_dropout_add
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=attention_spec(config, assembly),
-            self_attn_bda=get_bias_dropout_add,
+            self_attn_bda=cast("type", add),  # Megatron also passes a function
             pre_cross_attn_layernorm=IdentityOp,
             pre_mlp_layernorm=norm,
             mlp=(
@@ -110,32 +118,22 @@ def layer_spec(config: TransformerConfig, assembly: Assembly, *, moe: bool) -> M
                     submodules=mlp_submodules(config, assembly),
                 )
             ),
-            mlp_bda=get_bias_dropout_add,
+            mlp_bda=cast("type", add),
         ),
     )
-
-
-def moe_layers(config: TransformerConfig) -> list[bool]:
-    """For each place of the whole model, whether a layer there has experts (``moe_layer_freq``)."""
-    if config.num_moe_experts is None:
-        return [False] * config.num_layers
-    frequency = config.moe_layer_freq
-    if isinstance(frequency, int):
-        return [index % frequency == 0 for index in range(config.num_layers)]
-    return [bool(flag) for flag in frequency]
 
 
 def block_spec(
     config: TransformerConfig, assembly: Assembly, layers: range
 ) -> TransformerBlockSubmodules:
-    """The layers of one pipeline chunk."""
+    """Return the layers of one pipeline chunk."""
     moe = moe_layers(config)
     return TransformerBlockSubmodules(
         layer_specs=[
             ModuleSpec(module=EmptyLayer)
             if assembly.layer_numbers[index] is None
-            else layer_spec(config, assembly, moe=moe[index])
+            else layer_spec(config, assembly, moe=index in moe)
             for index in layers
         ],
-        layer_norm=norm_spec(assembly),
+        layer_norm=cast("ModuleSpec", norm_spec(assembly)),  # a class is accepted, too
     )

@@ -1,4 +1,4 @@
-"""From the run's config to Megatron's TransformerConfig."""
+"""Convert the run's config to Megatron's TransformerConfig."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from ascend_run.core.config.latent_attention import latent_softmax_scale
 from ascend_run.core.config.megatron_fields import megatron_fields
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api.config import RunConfig
 from ascend_run.plugin_api.errors import ConfigError, HookError
+from ascend_run.types.config import RunConfig
 
 PRECISIONS: Final[Mapping[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
@@ -46,24 +46,24 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 
 
 def _leave_unset(weight: Tensor) -> Tensor:
-    """Megatron's initialisation, switched off: ours does not depend on the layout."""
+    """Disable Megatron's initialization; ours does not depend on the layout."""
     return weight
 
 
 def make_transformer_config(
     config: RunConfig, hooks: Hooks, dtype: torch.dtype, **asked: Any
 ) -> TransformerConfig:
-    """Megatron's config, with what our modules need of it, after every plugin's ``configure``.
+    """Build Megatron's config with the values our modules need, then apply the configure hooks.
 
     Args:
-        dtype: Of the parameters and of the activations between layers.
-        asked: What every hook of the model build is asked with, beside the config.
+        dtype: Dtype of the parameters and of the activations between layers.
+        asked: Arguments that every hook of the model build takes besides the config.
 
     Raises:
-        HookError: A plugin changed the arguments that it was given to answer others.
-        ConfigError: Megatron refuses the values.
+        HookError: A plugin modified its arguments in place.
+        ConfigError: Megatron rejects the values.
     """
-    is_latent = bool(config.model.get("multi_latent_attention"))
+    is_latent = bool(config.model.multi_latent_attention)
     kind = MLATransformerConfig if is_latent else TransformerConfig
     known = {field.name: field for field in dataclasses.fields(kind) if field.init}
     chosen = {
@@ -72,10 +72,24 @@ def make_transformer_config(
         for name, value in section.items()
         if name in known and value is not None and value != known[name].default
     }
-    activation = ACTIVATIONS[config.model.activation]
-    arguments: dict[str, Any] = {
-        **chosen,
-        "activation_func": activation,
+    arguments = {**chosen, **_fixed_arguments(dtype), **_built_in_arguments(config, chosen)}
+    arguments = _configured(arguments, config, hooks, asked)
+    if arguments.get("fp32_residual_connection"):
+        # Pipeline stages send the residual stream. If the run dtype is already as wide, Megatron's
+        # option is turned off, since it would narrow float64.
+        stream = torch.promote_types(dtype, torch.float32)
+        arguments["pipeline_dtype"] = stream
+        arguments["fp32_residual_connection"] = stream is not dtype
+    try:
+        return kind(**arguments)
+    except (AssertionError, TypeError, ValueError) as error:
+        # Megatron's own checks of field combinations; they name the fields.
+        raise ConfigError("Megatron rejects this model", [str(error)]) from error
+
+
+def _fixed_arguments(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments that the runtime sets regardless of the config."""
+    return {
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
@@ -84,55 +98,66 @@ def make_transformer_config(
         "output_layer_init_method": _leave_unset,
         "embedding_init_method": _leave_unset,
         "bias_activation_fusion": False,
-        # Megatron's default names a scope that it then calls deprecated.
+        # Megatron's default value triggers its own deprecation warning.
         "cuda_graph_scope": [],
-        # Losses are sums over tokens, divided once by the tokens of the whole step.
+        # Losses are sums over tokens, divided once by the number of tokens of the step.
         "calculate_per_token_loss": True,
     }
-    if activation is F.silu and arguments.get("gated_linear_unit"):
-        # Megatron's seam for a fused activation, which our SwiGLU enters.
+
+
+def _built_in_arguments(config: RunConfig, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Megatron fields that the built-in modules need, derived from the config.
+
+    Args:
+        chosen: Megatron fields that the config sets.
+    """
+    model = config.model
+    activation = ACTIVATIONS[model.activation]
+    arguments: dict[str, Any] = {"activation_func": activation}
+    if activation is F.silu and chosen.get("gated_linear_unit"):
+        # Megatron's seam for a fused activation, used by our SwiGLU.
         arguments["use_te_activation_func"] = True
-    if arguments.get("num_moe_experts"):
-        # Asked for or our own default: Megatron's is another, so a value equal to it counts too.
-        arguments["moe_token_dispatcher_type"] = config.model.moe_token_dispatcher_type
-        arguments.setdefault("moe_ffn_hidden_size", arguments.get("ffn_hidden_size"))
-        if not arguments.get("moe_aux_loss_coeff"):
+    if chosen.get("num_moe_experts"):
+        # Set even if unset in the config, since Megatron's default differs from ours.
+        arguments["moe_token_dispatcher_type"] = model.moe_token_dispatcher_type
+        width = chosen.get("moe_ffn_hidden_size", chosen.get("ffn_hidden_size"))
+        arguments["moe_ffn_hidden_size"] = width
+        if not chosen.get("moe_aux_loss_coeff"):
             arguments["moe_router_load_balancing_type"] = "none"
-    if is_latent:
-        # None says that queries have no latent, which Megatron's default has.
-        arguments["q_lora_rank"] = config.model.q_lora_rank
-        # What Megatron's plain attention, which ours is built on, makes its own parts of.
-        arguments["kv_channels"] = config.model.v_head_dim
-        arguments["softmax_scale"] = latent_softmax_scale(config.model)
-    arguments = _configured(arguments, config, hooks, asked)
-    try:
-        return kind(**arguments)
-    except (AssertionError, TypeError, ValueError) as error:
-        # Its own checks of how fields go together; they name the fields.
-        raise ConfigError("Megatron refuses this model", [str(error)]) from error
+    if model.multi_latent_attention:
+        # None means that queries have no latent; Megatron's default differs.
+        arguments["q_lora_rank"] = model.q_lora_rank
+        # Megatron's plain attention, a base class here, sizes its submodules by this.
+        arguments["kv_channels"] = model.v_head_dim
+        arguments["softmax_scale"] = latent_softmax_scale(model)
+    return arguments
 
 
 def _as_megatron_has_it(name: str, value: Any) -> Any:
-    """A sequence, which a config keeps as a tuple, as the list that Megatron's type asks for."""
+    """Convert a tuple of the config to a list if Megatron's type is a list."""
     if not isinstance(value, tuple):
         return value
     takes_tuple = any(get_origin(t) is tuple for t in get_args(megatron_fields()[name].type))
-    return value if takes_tuple else list(value)
+    return value if takes_tuple else _as_lists(value)
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(member) for member in value] if isinstance(value, tuple) else value
 
 
 def _configured(
-    arguments: dict[str, Any], config: RunConfig, hooks: Hooks, asked: Mapping[str, Any]
+    arguments: dict[str, Any], config: RunConfig, hooks: Hooks, asked: Mapping[str, object]
 ) -> dict[str, Any]:
-    """The arguments after every plugin's ``ascend_configure``, each of which answers new ones."""
+    """Apply every plugin's ``ascend_configure``, each of which must return new arguments."""
     before = copy.deepcopy(arguments)
 
-    def watch(plugin: str, given: Mapping[str, Any], answered: Mapping[str, Any]) -> None:
+    def watch(plugin: str, given: Mapping[str, Any], returned: Mapping[str, object]) -> None:
         nonlocal before
         if given != before:
             raise HookError(
                 f"ascend_configure: '{plugin}' changed the arguments that it was given; it must "
-                "leave them alone and answer new ones, as in {**arguments, name: value}"
+                "leave them unchanged and return new ones, as in {**arguments, name: value}"
             )
-        before = copy.deepcopy(dict(answered))
+        before = copy.deepcopy(dict(returned))
 
     return dict(hooks.wrap("ascend_configure", arguments, watch, config=config, **asked))

@@ -1,1 +1,1 @@
-"""The training loop: process groups, gradients, optimizer, schedule, steps, evaluation."""
+"""The training loop: process groups, gradient reduction, optimizer, schedule, evaluation."""

@@ -1,18 +1,18 @@
-"""What a run reads: its datasets' micro-batches, wrapped by plugins and cut to this rank's part."""
+"""Batches of this rank: micro-batches wrapped by plugins, sharded along the sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ascend_run.core.data.batches import (
     BatchPlan,
-    cut_sequence,
     join_rows,
     micro_batches,
     require_mask,
     require_samples,
+    shard_sequence,
     to_device,
 )
 from ascend_run.core.data.samples import end_of_document
@@ -20,9 +20,15 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import DataError
 
+if TYPE_CHECKING:
+    from ascend_run.types.data import Samples
+
 
 class BatchReader:
-    """From a dataset to this rank's micro-batches; plugins are asked once, here."""
+    """Iterate over this rank's micro-batches of a dataset.
+
+    Hooks are called once, in the constructor.
+    """
 
     def __init__(
         self,
@@ -37,52 +43,58 @@ class BatchReader:
             config=context.config,
             end_of_document=partial(end_of_document, context.config, context.config.data.train),
         )
-        self._cut = sequence_cutter(hooks, context)
+        self._shard = sequence_sharder(hooks, context)
 
-    def require(self, dataset: Any, consumed_samples: int, steps: int, name: str) -> None:
-        """See that a dataset lasts for so many steps.
+    def require(self, dataset: Samples, consumed_samples: int, steps: int, name: str) -> None:
+        """Check that a dataset has enough samples.
 
         Raises:
-            DataError: It ends before.
+            DataError: The dataset has fewer samples than ``steps`` steps need.
         """
         require_samples(dataset, self._plan, consumed_samples, steps, f"the {name} dataset")
 
     def __call__(
         self,
-        dataset: Any,
+        dataset: Samples,
         consumed_samples: int,
         name: str,
         watch: Callable[[Iterator[c.Batch]], Iterator[c.Batch]] = lambda batches: batches,
     ) -> Iterator[c.Batch]:
-        """This rank's micro-batches on its device; to ask for one too many is a DataError.
+        """Yield this rank's micro-batches on its device.
 
         Args:
-            watch: Around the micro-batches while they are whole and on the host.
+            watch: Wraps the iterator of micro-batches before sharding, while they are on the host.
+
+        Raises:
+            DataError: More micro-batches were requested than the dataset has.
         """
         source = micro_batches(dataset, self._fields, self._plan, consumed_samples)
         count = 0
-        for batch in self._cut(watch(self._wrap(source))):
+        for batch in self._shard(watch(self._wrap(source))):
             count += 1
             yield batch
-        # Bare, the end of the iterator would come out of Megatron's schedule as a StopIteration.
+        # A bare return would surface from Megatron's schedule as a StopIteration.
         raise DataError(
-            f"the {name} dataset of {len(dataset)} samples gave {count} micro-batches to this rank "
-            "and no more, which is too few; a plugin that joins or drops samples needs more of them"
+            f"the {name} dataset of {len(dataset)} samples gave {count} micro-batches to this rank"
+            ", which is too few; a plugin that joins or drops samples needs more of them"
         )
 
 
-def sequence_cutter(
+def sequence_sharder(
     hooks: Hooks, context: c.RunContext
 ) -> Callable[[Iterator[c.Batch]], Iterator[c.Batch]]:
-    """What joins rows that have documents of their own, and takes this rank's part of every
-    micro-batch's sequence, to its device."""
+    """Return a function that prepares micro-batches for this rank.
+
+    It concatenates packed rows, takes this rank's shard of the sequence and copies it to the
+    device.
+    """
     partition = hooks.provide("ascend_sequence_partition", config=context.config)
     cp_rank, cp_size = context.layout.coordinate("cp"), context.layout.cp
 
-    def cut(batches: Iterator[c.Batch]) -> Iterator[c.Batch]:
+    def shard(batches: Iterator[c.Batch]) -> Iterator[c.Batch]:
         for batch in map(join_rows, map(require_mask, batches)):
             if partition is not None:
-                batch = cut_sequence(batch, partition, cp_rank, cp_size)
+                batch = shard_sequence(batch, partition, cp_rank, cp_size)
             yield to_device(batch, context.device.torch_device)
 
-    return cut
+    return shard

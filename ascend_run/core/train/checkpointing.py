@@ -1,10 +1,11 @@
-"""Saving and resuming a run: what is in a checkpoint, and how it comes back."""
+"""Save and resume a run: the contents of a checkpoint and how they are restored."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
@@ -19,26 +20,29 @@ from ascend_run.core.checkpoint.entries import (
 from ascend_run.core.checkpoint.optimizer_pieces import optimizer_pieces
 from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
 from ascend_run.core.checkpoint.store import layout_sizes
-from ascend_run.core.convert.models import load_model
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.hugging_face.models import load_model
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
-from .beginning import find_beginning
+from .starting_point import find_starting_point
 
-_KERNELS = re.compile(r"progress|rng|(model|optimizer)(\..*)?")
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+_RESERVED = re.compile(r"progress|rng|(model|optimizer)(\..*)?")
 _NAME = re.compile(r"[\w-][\w.-]*")
 
 
 class Checkpoints:
-    """The checkpoints of one run. Every method is called on all ranks.
+    """The checkpoints of one run. Every method must be called on all ranks.
 
     Args:
-        folder: The run folder; checkpoints go to ``checkpoints`` in it where the config names no
-            other place.
+        folder: The run folder. Checkpoints go to its ``checkpoints`` subfolder unless the config
+            names another.
 
     Raises:
-        HookError: A plugin's entry has a name that it cannot have.
+        HookError: A plugin's checkpoint entry has an invalid name.
     """
 
     def __init__(self, hooks: Hooks, context: c.RunContext, folder: Path) -> None:
@@ -48,15 +52,15 @@ class Checkpoints:
         self._ranks = GroupRanks(device=context.device.torch_device)
         self.store = self._open(self.save_folder)
         policy = next(bundle for bundle in context.models.values() if bundle.trains)
-        self._of_plugins = self._plugins_entries()
-        self._progress = Progress(context, policy.optimizer, policy.scheduler)
+        self._plugin_entries = self._collect_plugin_entries()
+        assert policy.optimizer is not None
+        assert policy.scheduler is not None
+        choices = hooks.merge("ascend_machine_choices", config=context.config)
+        self._progress = Progress(context, policy.optimizer, policy.scheduler, choices)
 
     def _open(self, folder: str) -> c.CheckpointStore:
         config = self.context.config
-        store: c.CheckpointStore | None = self.hooks.provide(
-            "ascend_checkpoint_store", config=config, folder=folder
-        )
-        own = store or FileStore(
+        own: c.CheckpointStore = FileStore(
             folder,
             layout=self.context.layout,
             keep_last=config.checkpoint.keep_last,
@@ -65,86 +69,108 @@ class Checkpoints:
         return self.hooks.wrap("ascend_checkpoint_transfer", own, context=self.context)
 
     def save(self, fingerprint: str | None = None) -> str:
-        """Publish the run as it stands; the path.
+        """Save a checkpoint and return its path.
 
         Args:
-            fingerprint: Of the run's last step, for the manifest.
+            fingerprint: Fingerprint of the last step, stored in the manifest.
         """
         self._progress.fingerprint = fingerprint
         pieces, values = self.state()
         return self.store.save(self.context.step, pieces, values)
 
-    def state(self) -> tuple[list[c.ShardPiece], dict[str, Any]]:
-        """What a checkpoint of this rank holds now: tensors, which share their memory with the
-        run's own, and values."""
+    def state(self) -> tuple[list[c.ShardPiece], dict[str, object]]:
+        """Return this rank's checkpoint contents: tensors (sharing the run's memory) and values."""
         entries = self._entries()
         return [*self._tensors(), *entries.pieces], entries.values
 
-    def restore(self, log: Any) -> None:
-        """Go on from a checkpoint, or begin from a Hugging Face folder, or afresh.
+    def restore(self, log: FilteringBoundLogger) -> None:
+        """Restore a checkpoint, or load Hugging Face weights, or keep the initial weights.
 
         Raises:
-            CheckpointError: The one asked for is missing or corrupt, or does not fit this model.
+            CheckpointError: The requested checkpoint is missing, corrupt, or does not match the
+                model.
         """
-        begin = find_beginning(
+        start = find_starting_point(
             self.context.config.checkpoint, self.store, self.save_folder, self._open
         )
-        step = begin.choice.step
-        for corrupt in begin.choice.corrupt:
+        step = start.choice.step
+        for corrupt in start.choice.corrupt:
             log.error("checkpoint.corrupt", step=corrupt.step, reason=corrupt.reason)
-        if begin.choice.newer:
-            log.warning("checkpoint.older_than_newest", step=step, newer=list(begin.choice.newer))
+        if start.choice.newer:
+            log.warning("checkpoint.older_than_newest", step=step, newer=list(start.choice.newer))
         if step is not None:
-            if begin.instead_of is not None:
-                log.warning("checkpoint.own_goes_first", step=step, passed_over=begin.instead_of)
-            if self.context.config.model.hf_path is not None and self._leaves_weights_out():
+            if start.overridden is not None:
+                log.warning("checkpoint.own_goes_first", step=step, passed_over=start.overridden)
+            if self.context.config.model.hf_path is not None and self._filters_drop_weights():
                 self._load_hugging_face(log)
-            self._load(begin.store, step, log)
-            if not begin.goes_on:
-                self._progress.went_back_to = begin.went_back_to
-            log.info("checkpoint.resumed", step=step, folder=begin.folder)
+            self._load(start.store, step, log)
+            if not start.continues:
+                self._progress.went_back_to = start.went_back_to
+            log.info("checkpoint.resumed", step=step, folder=start.folder)
         elif self.context.config.model.hf_path is not None:
             self._load_hugging_face(log)
         else:
             log.info("weights.initialised", seed=self.context.config.run.seed)
 
-    def _load(self, store: c.CheckpointStore, step: int, log: Any) -> None:
-        """Fill models, optimizers and entries.
+    def _load(self, store: c.CheckpointStore, step: int, log: FilteringBoundLogger) -> None:
+        """Load models, optimizers and entries.
 
-        An entry with tensors that belong to one rank, as the random generators are, begins anew
-        in a run of another layout, whose ranks are others.
+        If the parallel layout differs from the saved one, entries with per-rank tensors, such as
+        the random generators, are reinitialized.
         """
-        own = self._own_entries()
+        own = self._all_entries()
         entries = EntryPieces(own, self._ranks.rank)
         ignored: list[str] = []
         if moved := store.layout(step) != layout_sizes(self.context.layout):
-            anew = self._on_any_rank(entries.of_this_rank)
-            kept = {name: entry for name, entry in own.items() if name not in anew}
+            reinitialized = self._union_over_ranks(entries.of_this_rank)
+            kept = {name: entry for name, entry in own.items() if name not in reinitialized}
             entries = EntryPieces(kept, self._ranks.rank)
-            ignored = [*(f"{name}/rank_*" for name in own), *(f"{name}/*" for name in anew)]
+            ignored = [
+                *(f"{name}/rank_*" for name in own),
+                *(f"{name}/*" for name in reinitialized),
+            ]
         values = store.load(step, [*self._tensors(), *entries.pieces], ignore_unused=ignored)
         entries.restore(values)
         if moved:
-            log.warning("checkpoint.other_layout", step=step, begun_anew=anew)
+            log.warning("checkpoint.other_layout", step=step, begun_anew=reinitialized)
+        self._warn_of_other_choices(values["progress"], log)
 
-    def _on_any_rank(self, names: set[str]) -> list[str]:
-        """The names that any rank gives, on every rank."""
+    def _warn_of_other_choices(
+        self, progress: Mapping[str, Mapping[str, str]], log: FilteringBoundLogger
+    ) -> None:
+        """Warn of each choice that this machine makes differently from the one that saved: rounding
+        differs from this step on."""
+        before = progress.get("machine_choices", {})
+        for option, now in self._progress.machine_choices.items():
+            if (saved := before.get(option, now)) != now:
+                log.warning(
+                    "checkpoint.other_machine_choice",
+                    option=option,
+                    saved=saved,
+                    now=now,
+                    fix=f"set {option}={saved} to continue with the same numbers",
+                )
+
+    def _union_over_ranks(self, names: set[str]) -> list[str]:
+        """Return, on every rank, the union of all ranks' names."""
         given = self._ranks.gather(sorted(names))
         every = None if given is None else sorted({name for some in given for name in some})
         return list(self._ranks.broadcast(every))
 
-    def _load_hugging_face(self, log: Any) -> None:
+    def _load_hugging_face(self, log: FilteringBoundLogger) -> None:
         config = self.context.config
         family = self.hooks.require("ascend_model_family")
         for bundle in self.context.models.values():
             load_model(config.model.hf_path, family, config, bundle)
-            if bundle.trains:
+            if bundle.optimizer is not None:
                 bundle.optimizer.reload_model_params()
         log.info("weights.loaded", folder=config.model.hf_path)
 
-    def _leaves_weights_out(self) -> bool:
-        """Whether checkpoints hold less than the models, so that the rest is what the run began
-        with."""
+    def _filters_drop_weights(self) -> bool:
+        """Return whether checkpoint filters leave out weights.
+
+        A resumed run then also needs the initial weights.
+        """
         config = self.context.config
         for role, bundle in self.context.models.items():
             whole = model_pieces(sharded_tensors(bundle.chunks))
@@ -154,7 +180,7 @@ class Checkpoints:
         return False
 
     def _tensors(self) -> list[c.ShardPiece]:
-        """Every model's and every optimizer's; the pieces share their memory."""
+        """Return the shards of all models and optimizers; they share the run's memory."""
         config = self.context.config
         pieces: list[c.ShardPiece] = []
         first = next(iter(self.context.models))
@@ -172,27 +198,27 @@ class Checkpoints:
         return pieces
 
     def _entries(self) -> EntryPieces:
-        return EntryPieces(self._own_entries(), self._ranks.rank)
+        return EntryPieces(self._all_entries(), self._ranks.rank)
 
-    def _own_entries(self) -> dict[str, c.CheckpointEntry]:
-        """The kernel's and the plugins'."""
+    def _all_entries(self) -> dict[str, c.CheckpointEntry]:
+        """Return the checkpoint entries of the kernel and the plugins."""
         generators = RandomState(
             DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
             get_cuda_rng_tracker(),
         )
-        return {"progress": self._progress, "rng": generators, **self._of_plugins}
+        return {"progress": self._progress, "rng": generators, **self._plugin_entries}
 
-    def _plugins_entries(self) -> dict[str, c.CheckpointEntry]:
-        """What plugins add.
+    def _collect_plugin_entries(self) -> dict[str, c.CheckpointEntry]:
+        """Return the checkpoint entries that plugins add.
 
         Raises:
-            HookError: A name is the kernel's, is given twice, or cannot be one.
+            HookError: A name is reserved by the kernel, duplicated or invalid.
         """
         entries = self.hooks.merge("ascend_checkpoint_entries", context=self.context)
         problems = [
-            f"{name!r}: the kernel has it" if _KERNELS.fullmatch(name) else f"{name!r}: not a name"
+            f"{name!r}: the kernel has it" if _RESERVED.fullmatch(name) else f"{name!r}: not a name"
             for name in sorted(entries)
-            if _KERNELS.fullmatch(name) or not _NAME.fullmatch(name)
+            if _RESERVED.fullmatch(name) or not _NAME.fullmatch(name)
         ]
         if problems:
             raise HookError("ascend_checkpoint_entries: choose other names", problems)

@@ -1,8 +1,8 @@
-"""Gradient reduction: Megatron's DistributedDataParallel, or none where one rank holds it all."""
+"""Gradient reduction: Megatron's DistributedDataParallel, or none if no rank shares gradients."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -11,22 +11,26 @@ from torch import Tensor, nn
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.config import RunConfig
+from ascend_run.types.config import RunConfig
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class LocalGradients(_BaseDataParallel):
     """Megatron's data-parallel interface for a model whose gradients no other rank shares.
 
-    Autograd's own ``.grad`` is the gradient: no buffer is filled, zeroed or read again, which
-    saves a pass over all of them in every step.
+    Uses autograd's ``.grad`` directly, without a gradient buffer. Every step saves the passes over
+    all gradients that fill, zero and read the buffer.
     """
 
-    def __init__(self, config: Any, module: nn.Module) -> None:
+    def __init__(self, config: TransformerConfig, module: nn.Module) -> None:
         super().__init__(config=config, module=module)
-        self.ddp_config = DistributedDataParallelConfig()  # Megatron looks for FSDP in it
+        self.ddp_config = DistributedDataParallelConfig()  # Megatron reads its FSDP flag
 
     def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
-        """Nothing to wait for."""
+        """No-op: there is no communication to wait for."""
 
     def scale_gradients(self, scaling_factor: float | Tensor) -> None:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
@@ -39,11 +43,15 @@ class LocalGradients(_BaseDataParallel):
 
 
 def wrap_data_parallel(
-    bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: Any, num_microbatches: int
+    bundle: c.ModelBundle,
+    config: RunConfig,
+    hooks: Hooks,
+    groups: ProcessGroupCollection,
+    num_microbatches: int,
 ) -> None:
-    """Put every chunk of a model that trains behind its gradient reduction."""
+    """Wrap every chunk of a trained model for gradient reduction."""
     builder = hooks.provide("ascend_data_parallel", config=config)
-    # Tensor-parallel ranks share gradients too: those of norms and of experts that are not spread.
+    # Tensor-parallel ranks also share gradients: those of norms and of replicated experts.
     alone = groups.tp_dp_cp.size() == 1
     exact = _adds_exactly(config.train.precision, num_microbatches)
     options = config.ddp
@@ -70,17 +78,20 @@ def wrap_data_parallel(
 
 
 def gather_parameters(bundle: c.ModelBundle) -> None:
-    """End what ``overlap_param_gather`` puts off to the next forward: after it every parameter is
-    whole on every rank that holds it. Called on all of them, before anybody reads weights."""
+    """Complete the parameter all-gathers that ``overlap_param_gather`` defers to the next forward.
+
+    Must be called on all ranks before weights are read.
+    """
     for chunk in bundle.chunks:
         if getattr(chunk, "use_forward_hook", False):
-            chunk.start_param_sync(force_sync=True)
+            cast(DistributedDataParallel, chunk).start_param_sync(force_sync=True)
 
 
 def _adds_exactly(precision: str, num_microbatches: int) -> bool:
-    """Whether gradients may stay in the parameters' dtype, without Megatron's float32 buffers.
+    """Return whether gradients can stay in the parameters' dtype, without float32 buffers.
 
-    Half-precision micro-batches are summed in float32. In fp16 one alone needs it too: the sum
-    over tokens, divided by their number, would leave its narrow range.
+    Half-precision gradients of several micro-batches are accumulated in float32. fp16 needs float32
+    even for one micro-batch: the sum over tokens, which is divided by their number, would
+    leave its range.
     """
     return precision == "fp32" or (precision == "bf16" and num_microbatches == 1)

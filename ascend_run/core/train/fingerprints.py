@@ -1,14 +1,13 @@
-"""The fingerprint of every step: loss, gradient norm and sampled parameters as 64 bits.
+"""Fingerprint every step: a 64-bit hash of loss, gradient norm and sampled parameters.
 
-A step only queues copies of the sampled elements; nobody waits for the device. Hashing, and one
-small reduction of integers over all ranks, are done for several steps at once, when a line of the
-log waits for the device anyway.
+A step only queues copies of the sampled elements, without a device synchronization. Several steps
+are hashed and reduced over all ranks at once, when logging synchronizes the device anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
@@ -22,11 +21,14 @@ from ascend_run.core.fingerprint.sampling import Samples, bits_of, samples_of
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import CheckpointError
 
-from .optimizer_kinds import anywhere
+from .optimizer_kinds import any_rank
 from .step import StepResult
 
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
 MOST_WAITING: Final = 64
-"""Steps whose samples may wait in the device's memory."""
+"""Maximum number of steps whose samples are buffered in device memory."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,38 +40,44 @@ class _Waiting:
     loss: float | None
     grad_norm: float | None
     batch: int | None
-    """This rank's part of what was read."""
+    """Hash of this rank's part of the batch."""
     values: Sequence[Tensor]
-    """Of each group of samples."""
+    """Sampled elements, one tensor per group of samples."""
 
 
 class StepFingerprints:
-    """Collects the steps of a run. Every method is called on all ranks, at the same steps.
+    """Collect the fingerprints of a run's steps.
+
+    Every method must be called on all ranks, at the same steps.
 
     Args:
-        rows: Of what the steps read; None leaves that out.
+        rows: Hashes of the rows that the steps read; None leaves them out.
     """
 
     def __init__(
-        self, context: c.RunContext, bundle: c.ModelBundle, log: Any, rows: RowHashes | None = None
+        self,
+        context: c.RunContext,
+        bundle: c.ModelBundle,
+        log: FilteringBoundLogger,
+        rows: RowHashes | None = None,
     ) -> None:
         self.context, self._rows = context, rows
         self.latest: str | None = None
-        """Of the last step that is hashed, in hex."""
+        """Fingerprint of the last hashed step, in hex."""
         self._samples, problem = _samples(context, bundle)
-        self._has_parameters = not anywhere(problem is not None)
+        self._has_parameters = not any_rank(problem is not None)
         if problem is not None:
             log.warning("fingerprint.without_parameters", reason=problem)
         self._waiting: list[_Waiting] = []
 
     @property
     def is_full(self) -> bool:
-        """Whether the steps that wait must be taken before another one."""
+        """Whether the buffer is full, so that :meth:`take` must be called before the next step."""
         return len(self._waiting) >= MOST_WAITING
 
     @torch.no_grad()
     def add(self, result: StepResult | None) -> None:
-        """Keep what a step came to; None is how the run begins."""
+        """Buffer the result of a step; None stands for the initial state."""
         batch = None if result is None or self._rows is None else self._rows.take()
         self._waiting.append(
             _Waiting(
@@ -82,12 +90,12 @@ class StepFingerprints:
             )
         )
 
-    def take(self) -> list[Mapping[str, Any]]:
-        """The entries of the steps since the last call; their hashes are alike on every rank."""
+    def take(self) -> list[Mapping[str, object]]:
+        """Return the entries of the steps since the last call, with equal hashes on every rank."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return []
-        entries = []
+        entries: list[Mapping[str, Any]] = []
         table = self._over_ranks(waiting)
         for step, (loss, norm, parameters, batch) in zip(waiting, table, strict=True):
             known = parameters if self._has_parameters else None
@@ -106,21 +114,25 @@ class StepFingerprints:
         return entries
 
     def _over_ranks(self, waiting: Sequence[_Waiting]) -> list[list[int]]:
-        """For each step the bits of rank 0's loss and norm, and the sums of all ranks' hashes of
-        parameters and rows."""
+        """Reduce over all ranks.
+
+        Returns:
+            For each step the bits of rank 0's loss and norm, and the sums of all ranks' hashes of
+            parameters and rows.
+        """
         words = np.zeros((len(waiting), 4), dtype=np.uint64)
         if self.context.layout.rank == 0:
             words[:, 0] = [float_bits(step.loss) for step in waiting]
             words[:, 1] = [float_bits(step.grad_norm) for step in waiting]
         words[:, 2] = self._hashes(waiting)
         words[:, 3] = [step.batch or 0 for step in waiting]
-        # The sum of signed integers wraps around as that of unsigned ones does.
+        # Signed sums wrap around exactly as unsigned ones do.
         table = torch.from_numpy(words.view(np.int64)).to(self.context.device.torch_device)
         dist.all_reduce(table)
         return [[word & MASK for word in row] for row in table.tolist()]
 
     def _hashes(self, waiting: Sequence[_Waiting]) -> Words:
-        """[steps]: the sum over this rank's samples."""
+        """Return the sum of the hashes of this rank's samples. Shape: ``[steps]``."""
         total = np.zeros(len(waiting), dtype=np.uint64)
         if self._has_parameters:
             for index, group in enumerate(self._samples):
@@ -130,7 +142,10 @@ class StepFingerprints:
 
 
 def _samples(context: c.RunContext, bundle: c.ModelBundle) -> tuple[list[Samples], str | None]:
-    """This rank's samples, or why it has none: what cannot be saved can still be trained."""
+    """Return this rank's samples, or the reason why there are none.
+
+    A model that cannot be checkpointed, and so not sampled, can still be trained.
+    """
     try:
         return samples_of(bundle, vocab_size=context.config.model.vocab_size), None
     except CheckpointError as error:

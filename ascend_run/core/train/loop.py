@@ -1,48 +1,24 @@
-"""The loop: step after step, with evaluations, checkpoints, readings and events between them."""
+"""The training loop: steps, evaluations, checkpoints, metrics and event hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator
 
 import attrs
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.recorder import Recorder
 from ascend_run.plugin_api import contracts as c
 
 from .data_parallel import gather_parameters
 from .fingerprints import StepFingerprints
 from .readings import Readings
-from .step import TrainStep, evaluate
-
-
-class Recorder(Protocol):
-    """Where readings go; on every rank, though only one of them writes."""
-
-    def readings(self, readings: Mapping[str, Any]) -> None: ...
-
-    def evaluation(self, step: int, loss: float) -> None: ...
-
-    def fingerprints(self, entries: Iterable[Mapping[str, Any]]) -> None: ...
-
-    def step_done(self, step: int) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """The run has ended, by ``error`` or well."""
-        ...
+from .step import StepEvents, TrainStep, evaluate
 
 
 @attrs.define(kw_only=True)
 class Loop:
-    """Everything a loop needs; ``run`` takes it to ``train.train_iters``."""
+    """The training loop. :meth:`run` trains up to ``train.train_iters``."""
 
     context: c.RunContext
     step: TrainStep
@@ -52,16 +28,15 @@ class Loop:
     hooks: Hooks
     train_batches: Iterator[c.Batch]
     validation_batches: Callable[[], Iterator[c.Batch]] | None
-    """A fresh iterator for every evaluation, from the same first sample."""
+    """Returns a new iterator for each evaluation, always from the same first sample."""
     num_microbatches: int
     save: Callable[[], str] | None
-    """Publish a checkpoint; its path."""
+    """Saves a checkpoint and returns its path; None if checkpoints are off."""
 
     def run(self) -> None:
-        """Steps until the last one."""
+        """Train from the current step to the last step."""
         config, context = self.context.config, self.context
-        before_step = self.hooks.event("ascend_before_step")
-        after_step = self.hooks.event("ascend_after_step")
+        events = StepEvents(self.hooks, context)
         after_log = self.hooks.event("ascend_after_log")
         last = config.train.train_iters
         if context.step == 0:
@@ -70,11 +45,8 @@ class Loop:
             self._evaluate()
         self.readings.start()
         while context.step < last:
-            before_step(context=context)
-            result = self.step(self.train_batches, self.num_microbatches)
-            context.step += 1
-            context.consumed_samples += config.train.global_batch_size
-            after_step(context=context)
+            with events:
+                result = self.step(self.train_batches, self.num_microbatches)
             self.readings.add(result)
             self.fingerprints.add(result)
             done = context.step == last
@@ -113,7 +85,7 @@ class Loop:
         self.recorder.fingerprints(self.fingerprints.take())
 
     def _save(self, save: Callable[[], str]) -> None:
-        # A run that goes on from here finds the entry of every step until here.
+        # A run resumed from this checkpoint needs the fingerprint of every step up to here.
         self._record_fingerprints()
         gather_parameters(self.step.bundle)
         path = save()

@@ -1,4 +1,4 @@
-"""The models of a run, and around the one that trains its data parallelism and its optimizer."""
+"""Build the models of a run, and the data parallelism and optimizer of the trained one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,37 @@ def build_models(
     task: c.Task,
     hooks: Hooks,
     context: c.RunContext,
-    num_micro_batches: int,
+    num_microbatches: int,
     *,
     dtype: torch.dtype | None = None,
     with_optimizer: bool = True,
 ) -> None:
-    """Every role's model into the context; the first role trains.
+    """Build the model of every role and add it to the context. The first role is trained.
 
     Args:
-        dtype: Of the parameters; default: what ``train.precision`` names.
-        with_optimizer: Or gradients are all that is asked for.
+        dtype: Parameter dtype. Default: the dtype of ``train.precision``.
+        with_optimizer: If False, gradients are computed but there is no optimizer.
     """
     config, groups = context.config, context.groups
     for role in task.roles:
         bundle = build_model(config, hooks, groups, context.device, role=role, dtype=dtype)
         context.models[role] = bundle
         if role == task.roles[0]:
-            wrap_data_parallel(bundle, config, hooks, groups, num_micro_batches)
+            wrap_data_parallel(bundle, config, hooks, groups, num_microbatches)
             if with_optimizer:
                 build_optimizer(bundle, config, hooks, groups)
+
+
+def release_graphs(context: c.RunContext) -> None:
+    """Drop the graph of the last micro-batch, so that models and process groups can be freed.
+
+    Megatron's token dispatcher holds the router probabilities, which reference the autograd graph
+    and, through the gradient-reduction hooks, the dispatcher. Python's garbage collector cannot see
+    this reference cycle because it passes through C++.
+    """
+    for bundle in context.models.values():
+        for chunk in bundle.chunks:
+            for module in chunk.modules():
+                dispatcher = getattr(module, "token_dispatcher", None)
+                if dispatcher is not None and hasattr(dispatcher, "probs"):
+                    dispatcher.probs = None

@@ -1,9 +1,9 @@
-"""The optimizer: torch's AdamW inside Megatron's mixed-precision optimizers, and its schedule."""
+"""The optimizer and its schedule: torch's AdamW inside Megatron's mixed-precision optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -18,47 +18,49 @@ from torch import nn
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.config import RunConfig
+from ascend_run.types.config import RunConfig
 
-from .optimizer_kinds import anywhere, dense_kind, expert_kind, replicated, spread
+from .optimizer_kinds import any_rank, dense_kind, expert_kind, replicated, sharded
+
+if TYPE_CHECKING:
+    from megatron.core.optimizer.grad_scaler import MegatronGradScaler
+    from megatron.core.process_groups_config import ProcessGroupCollection
 
 
-def build_optimizer(bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: Any) -> None:
+def build_optimizer(
+    bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: ProcessGroupCollection
+) -> None:
     """Give a model its optimizer and its schedule.
 
-    Dense and expert parameters are two optimizers where the ranks hold experts otherwise than they
-    hold the rest: their gradient norms are summed over different groups.
+    Dense and expert parameters get separate optimizers if they are sharded over different ranks,
+    because their gradient norms are reduced over different groups.
     """
     options = _optimizer_config(config)
     make = hooks.provide("ascend_optimizer", config=config) or _adamw(config)
-    wrapped = hooks.wrap(
-        "ascend_param_groups",
-        parameter_groups(bundle.chunks, config),
-        config=config,
-        role=bundle.role,
-    )
-    param_groups = [_scaled_rates(group, config) for group in wrapped]
+    param_groups = parameter_groups(bundle.chunks, config)
     scaler = _grad_scaler(options)
     kinds = [dense_kind(groups)]
-    if anywhere(any(group["is_expert_parallel"] for group in param_groups)):
+    if any_rank(any(group["is_expert_parallel"] for group in param_groups)):
         kinds.append(expert_kind(groups))
     parts = []
     for kind in kinds:
-        # Those that this pipeline stage has none of step all the same, as their norm is summed
-        # over the stages.
+        # A stage without such parameters needs the optimizer too: the norm is reduced over all
+        # stages.
         own = [group for group in param_groups if group["is_expert_parallel"] is kind.is_expert]
         inner = make(own or [_group([], config, decays=True, is_expert=kind.is_expert)])
         if options.use_distributed_optimizer:
-            parts.append(spread(inner, options, scaler, kind, bundle, groups))
+            parts.append(sharded(inner, options, scaler, kind, bundle, groups))
         else:
             parts.append(replicated(inner, options, scaler, kind))
     bundle.optimizer = _Chained(parts, scaler)
     bundle.scheduler = _scheduler(bundle.optimizer, config)
 
 
-def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dict[str, Any]]:
-    """Trainable parameters by weight decay (none for vectors: norms and biases) and by whether
-    they belong to experts with groups of ranks of their own; Megatron's keys."""
+def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dict[str, object]]:
+    """Group trainable parameters by weight decay and by expert parallelism, with Megatron's keys.
+
+    Vectors (norms and biases) have no weight decay.
+    """
     buckets: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for chunk in chunks:
         for parameter in chunk.parameters():
@@ -73,7 +75,7 @@ def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dic
 
 def _group(
     parameters: list[nn.Parameter], config: RunConfig, *, decays: bool, is_expert: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "params": parameters,
         "wd_mult": 1.0 if decays else 0.0,
@@ -84,17 +86,6 @@ def _group(
         "min_lr": config.optimizer.min_lr,
         "default_config": True,
     }
-
-
-def _scaled_rates(group: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """The group with ``lr_mult`` in its own rates: Megatron's schedule reads these in every
-    version, and the factor in some only."""
-    factor = group.get("lr_mult", 1.0)
-    rates = {
-        name: group.get(name, default) * factor
-        for name, default in (("max_lr", config.optimizer.lr), ("min_lr", config.optimizer.min_lr))
-    }
-    return {**group, **rates, "lr_mult": 1.0}
 
 
 def _adamw(config: RunConfig) -> Callable[..., torch.optim.Optimizer]:
@@ -134,24 +125,27 @@ def _optimizer_config(config: RunConfig) -> OptimizerConfig:
 
 
 class _DynamicScaler(DynamicGradScaler):
-    """One loss scale for several optimizers, moved once a step rather than by each of them.
+    """A loss scale shared by several optimizers and updated once per step.
 
-    With a scale each, as Megatron has it, an overflow in one would leave the others at another
-    scale than the loss was multiplied by.
+    If each optimizer had its own scale, as in Megatron, an overflow in one would leave the others
+    at a scale that differs from the one applied to the loss.
     """
 
     def update(self, found_inf: bool) -> None:
-        """An optimizer's own word; the step's comes when all have spoken."""
+        """Ignore the update of a single optimizer; see :meth:`update_once`."""
 
     def update_once(self, found_inf: bool) -> None:
         super().update(found_inf)
 
 
 class _Chained(ChainedOptimizer):
-    """Optimizers that step together, at one loss scale; one alone too, since Megatron's own step
-    takes no norm, which is read, where it does not clip."""
+    """Optimizers that step together and share one loss scale.
 
-    def __init__(self, parts: list[MegatronOptimizer], scaler: Any) -> None:
+    Also wraps a single optimizer, since Megatron's own step computes no gradient norm, which is
+    logged, if it does not clip.
+    """
+
+    def __init__(self, parts: list[MegatronOptimizer], scaler: MegatronGradScaler | None) -> None:
         super().__init__(parts)
         self.dynamic_scaler = scaler if isinstance(scaler, _DynamicScaler) else None
 
@@ -163,31 +157,35 @@ class _Chained(ChainedOptimizer):
 
     @torch.no_grad()
     def step(self) -> tuple[bool, float | None, None]:
-        """As Megatron's, with ``_clip`` for its clipping."""
+        """Step as Megatron does, but clip with ``_clip``."""
         if self.prepare_grads():
             return False, None, None
-        norm = float(self.get_grad_norm())
+        take_norm: Callable[[], float] = self.get_grad_norm
+        norm = float(take_norm())
         for part in self.chained_optimizers:
             _clip(part, norm)
         return self.step_with_ready_grads(), norm, None
 
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:
-        """As Megatron's, but parameters that ranks spread are gathered once: each part would
-        gather those of all of them."""
+        """Step as Megatron does, but all-gather sharded parameters only once.
+
+        In Megatron each part would gather the parameters of all parts.
+        """
         *before, last = self.chained_optimizers
         succeeded = True
         for part in before:
-            is_spread = isinstance(part, DistributedOptimizer)
-            own = super(DistributedOptimizer, part) if is_spread else part
-            succeeded &= own.step_with_ready_grads()
+            if isinstance(part, DistributedOptimizer):
+                succeeded &= super(DistributedOptimizer, part).step_with_ready_grads()
+            else:
+                succeeded &= part.step_with_ready_grads()
         return succeeded & last.step_with_ready_grads()
 
 
 def _clip(part: MegatronOptimizer, norm: float) -> None:
-    """Scale gradients, in place, by ``clip_grad / norm`` where that is below 1.
+    """Scale gradients in place by ``clip_grad / norm`` if that is below 1.
 
-    Without Apex or Transformer Engine Megatron makes every gradient anew and copies it back.
+    Without Apex or Transformer Engine, Megatron allocates every gradient again and copies it back.
     """
     gradients = [p.grad for p in part.get_parameters() if p.grad is not None]
     factor = part.config.clip_grad / (norm + 1e-6)
@@ -195,7 +193,7 @@ def _clip(part: MegatronOptimizer, norm: float) -> None:
         torch._foreach_mul_(gradients, factor)
 
 
-def _grad_scaler(options: OptimizerConfig) -> Any:
+def _grad_scaler(options: OptimizerConfig) -> MegatronGradScaler | None:
     if options.loss_scale:
         return ConstantGradScaler(options.loss_scale)
     if not options.fp16:
@@ -205,7 +203,7 @@ def _grad_scaler(options: OptimizerConfig) -> Any:
         min_scale=options.min_loss_scale,
         growth_factor=2.0,
         backoff_factor=0.5,
-        growth_interval=options.loss_scale_window,
+        growth_interval=int(options.loss_scale_window),
         hysteresis=options.hysteresis,
     )
 

@@ -1,10 +1,9 @@
-"""What a logged step says beside its loss: speed, memory, expert load, and the plugins' metrics."""
+"""Metrics of a logged step besides the loss: speed, memory, expert load, plugin metrics."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from .step import StepResult, TrainStep
 
 
 class Readings:
-    """Collects the readings of the steps between two lines of the log. Called on every rank."""
+    """Collect the metrics of the steps between two log lines. Must be called on every rank."""
 
     def __init__(self, context: c.RunContext, step: TrainStep, hooks: Hooks) -> None:
         self.context, self.step = context, step
@@ -31,7 +30,7 @@ class Readings:
         self.start()
 
     def start(self) -> None:
-        """The first step of the next line begins now."""
+        """Start the timer of the next log line."""
         self.started, self.tokens, self.steps = time.perf_counter(), 0, 0
 
     def add(self, result: StepResult) -> None:
@@ -39,18 +38,18 @@ class Readings:
         self.steps += 1
 
     def pause(self) -> float:
-        """The time now; ``resume`` with it leaves what came between out of the speed."""
+        """Return the current time; pass it to ``resume`` to exclude the time in between."""
         return time.perf_counter()
 
     def resume(self, paused: float) -> None:
         self.started += time.perf_counter() - paused
 
-    def collect(self, result: StepResult) -> Mapping[str, Any]:
-        """One line of the log; the clock starts anew."""
+    def collect(self, result: StepResult) -> Mapping[str, object]:
+        """Return the metrics of one log line and restart the timer."""
         self.context.device.synchronize()
         elapsed = time.perf_counter() - self.started
         now, peak = self.context.device.memory_bytes()
-        readings: dict[str, Any] = {
+        readings: dict[str, object] = {
             "step": self.context.step,
             "loss": result.loss,
             "lr": result.learning_rate,
@@ -72,14 +71,14 @@ class Readings:
         self.start()
         return readings
 
-    def _expert_readings(self) -> dict[str, Any]:
-        """Each expert's share of the tokens since the last line, over all layers and ranks."""
+    def _expert_readings(self) -> dict[str, object]:
+        """Return each expert's share of the tokens since the last line, over layers and ranks."""
         num_experts = self.step.bundle.transformer_config.num_moe_experts
         if num_experts is None:
             return {}
         groups, device = self.context.groups, self.context.device.torch_device
-        # Tokens of each expert; the losses of all routers and micro-batches; how many they are. A
-        # pipeline stage may have none.
+        # Tokens per expert, sum of the aux losses of all routers and micro-batches, number of these
+        # losses. A pipeline stage may have no router.
         summary = torch.zeros(num_experts + 2, dtype=torch.float64, device=device)
         for router in self.routers:
             summary[:num_experts] += router.take_counts()
@@ -87,10 +86,10 @@ class Readings:
         for group in (groups.tp_dp_cp, groups.pp):
             dist.all_reduce(summary, group=group)
         *counts, aux_loss, num_losses = summary.tolist()
-        readings: dict[str, Any] = {}
+        readings: dict[str, object] = {}
         if total := sum(counts):
             readings["expert_load"] = [count / total for count in counts]
         if num_losses:
-            # Each rank of a sequence holds its part of the sum.
+            # Each rank holds the aux loss of its part of the sequence only.
             readings["aux_loss"] = aux_loss / num_losses * groups.tp_cp.size()
         return readings

@@ -1,10 +1,10 @@
-"""One optimizer step: every micro-batch forward and backward, one reduction, one update."""
+"""One optimizer step: forward and backward of all micro-batches, gradient reduction, update."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
@@ -20,41 +20,80 @@ from ascend_run.core.data.batches import BATCH_AXIS, SEQUENCE_AXIS
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.optimizer import MegatronOptimizer
+
 
 @attrs.frozen
 class StepResult:
-    """What a step reports."""
+    """Result of one training step."""
 
     loss: float
-    """Mean over every token (or sample) of the global batch."""
+    """Mean over all tokens (or samples) of the global batch."""
     grad_norm: float | None
-    """Before clipping; None where the step was skipped."""
+    """Before clipping; None if the step was skipped."""
     skipped: bool
-    """The gradients held inf or nan (fp16), so the weights did not move."""
+    """True if the gradients held inf or nan (fp16) and the weights were not updated."""
     num_tokens: int
     learning_rate: float
-    """Of this step's update, before the schedule moves on."""
+    """The rate used by this step's update."""
 
 
 def connect_schedule(bundle: c.ModelBundle) -> None:
-    """Give Megatron's schedules what they look for in the TransformerConfig."""
+    """Set the TransformerConfig fields that Megatron's pipeline schedules read."""
     config = bundle.transformer_config
     config.finalize_model_grads_func = finalize_model_grads
-    config.grad_scale_func = bundle.optimizer.scale_loss if bundle.trains else None
-    no_sync = [chunk.no_sync for chunk in bundle.chunks]
-    config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    config.grad_scale_func = None if bundle.optimizer is None else bundle.optimizer.scale_loss
+    no_sync = [cast("DistributedDataParallel", chunk).no_sync for chunk in bundle.chunks]
+    # The interleaved schedule takes one no_sync function per model chunk.
+    config.no_sync_func = cast("Any", no_sync) if len(no_sync) > 1 else no_sync[0]
     if config.virtual_pipeline_model_parallel_size and config.pipeline_model_parallel_size == 2:
-        # Each of two ranks is the other's next and previous one. A batch of messages tells them
-        # apart by their order alone, and Megatron's is not the same on both sides.
+        # With two ranks, the next and the previous rank are the same. Batched sends and receives
+        # are then matched by order only, and Megatron issues them in different orders on the two
+        # ranks.
         config.batch_p2p_comm = False
-    # Megatron keeps the last run's for the process, in whatever shape that was.
+    # Megatron keeps this scale per process; reset what an earlier run may have left.
     MoEAuxLossAutoScaler.main_loss_backward_scale = None
 
 
-class ForwardBackward:
-    """Forward (and backward) over the micro-batches of one global batch, by Megatron's schedule."""
+class StepEvents:
+    """Context manager around a training step: its two events, and the counters between them."""
 
-    def __init__(self, context: c.RunContext, task: c.Task, hooks: Hooks, role: str) -> None:
+    def __init__(self, hooks: Hooks, context: c.RunContext) -> None:
+        self._before = hooks.event("ascend_before_step")
+        self._after = hooks.event("ascend_after_step")
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._before(context=self._context)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self._context.step += 1
+            self._context.consumed_samples += self._context.config.train.global_batch_size
+            self._after(context=self._context)
+
+
+class ForwardBackward:
+    """Run forward (and backward) over the micro-batches of one global batch.
+
+    Uses Megatron's pipeline schedule, wrapped by ``ascend_schedule``.
+
+    Args:
+        force_all_reduce: All-reduce the gradients even if a distributed optimizer only needs its
+            shard.
+    """
+
+    def __init__(
+        self,
+        context: c.RunContext,
+        task: c.Task,
+        hooks: Hooks,
+        role: str,
+        *,
+        force_all_reduce: bool = False,
+    ) -> None:
         self.context, self.task = context, task
         self.bundle = context.models[role]
         self.groups = context.groups
@@ -63,8 +102,7 @@ class ForwardBackward:
             if self.groups.pp.size() > 1
             else None
         )
-        self.force_all_reduce = False
-        """Leave the whole gradient on every rank, where a distributed optimizer needs a part."""
+        self.force_all_reduce = force_all_reduce
         self.schedule = hooks.wrap(
             "ascend_schedule", get_forward_backward_func(), config=context.config
         )
@@ -72,11 +110,11 @@ class ForwardBackward:
     def __call__(
         self, batches: Iterator[c.Batch], num_microbatches: int, *, forward_only: bool = False
     ) -> tuple[float, int]:
-        """Run the micro-batches; (mean loss, tokens) over all ranks.
+        """Run the micro-batches and return (mean loss, number of tokens) over all ranks.
 
-        After it each gradient is that of the mean loss over the global batch.
+        Afterwards each gradient is that of the mean loss over the global batch.
         """
-        # Every chunk reads every micro-batch, each at its own time.
+        # Every model chunk reads every micro-batch, each at its own pace.
         read = itertools.islice(batches, num_microbatches)
         seq_length, micro_batch_size, once = self._shape(read)
         reports = self.schedule(
@@ -95,11 +133,13 @@ class ForwardBackward:
         return loss_sum / max(count, 1.0), int(count)
 
     def _shape(self, batches: Iterator[c.Batch]) -> tuple[int, int, Iterator[c.Batch]]:
-        """What passes between pipeline stages has the shape of the micro-batches, which joined
-        rows make another than the run's options say.
+        """Return the shape of the activations sent between pipeline stages.
+
+        Read it from the first micro-batch, since packing rows changes it from the configured one.
 
         Returns:
-            Positions of a whole sequence, rows, and the same batches, of which one was looked at.
+            Tuple of full sequence length, rows of a micro-batch, and an iterator over the same
+            batches.
         """
         config = self.context.config
         length, rows = config.data.seq_length, config.train.micro_batch_size
@@ -115,7 +155,7 @@ class ForwardBackward:
         return length, rows, itertools.chain((first,), batches)
 
     def _total(self, reports: list[Tensor]) -> Tensor:
-        """[2]: the loss and the tokens over all ranks; only the last pipeline stage has reports."""
+        """Sum loss and tokens over all ranks: ``[2]``, float64. Only the last stage has reports."""
         device = self.context.device.torch_device
         total = torch.zeros(2, dtype=torch.float64, device=device)
         if reports:
@@ -136,7 +176,7 @@ class ForwardBackward:
 
 
 class TrainStep:
-    """ForwardBackward and the update of one model."""
+    """One training step of one model: :class:`ForwardBackward`, then the optimizer update."""
 
     def __init__(self, context: c.RunContext, task: c.Task, hooks: Hooks, role: str) -> None:
         self.bundle = context.models[role]
@@ -144,15 +184,16 @@ class TrainStep:
         connect_schedule(self.bundle)
 
     def __call__(self, batches: Iterator[c.Batch], num_microbatches: int) -> StepResult:
+        optimizer, scheduler = self._optimizer, self.bundle.scheduler
         for chunk in self.bundle.chunks:
             chunk.train()
-            chunk.zero_grad_buffer()
-        self.bundle.optimizer.zero_grad()
+            cast("DistributedDataParallel", chunk).zero_grad_buffer()
+        optimizer.zero_grad()
         loss, num_tokens = self.forward_backward(batches, num_microbatches)
-        learning_rate = float(self.bundle.optimizer.param_groups[0]["lr"])
-        updated, grad_norm, _ = self.bundle.optimizer.step()
-        if updated:
-            self.bundle.scheduler.step(increment=1)
+        learning_rate = float(optimizer.param_groups[0]["lr"])
+        updated, grad_norm, _ = optimizer.step()
+        if updated and scheduler is not None:
+            scheduler.step(increment=1)
         return StepResult(
             loss=loss,
             grad_norm=None if grad_norm is None else float(grad_norm),
@@ -163,14 +204,19 @@ class TrainStep:
 
     @property
     def loss_scale(self) -> float:
-        return float(self.bundle.optimizer.get_loss_scale())
+        return float(self._optimizer.get_loss_scale())
+
+    @property
+    def _optimizer(self) -> MegatronOptimizer:
+        assert self.bundle.optimizer is not None, "a model that is not trained"
+        return self.bundle.optimizer
 
 
 @torch.no_grad()
 def evaluate(
     forward_backward: ForwardBackward, batches: Iterator[c.Batch], num_batches: int, per_batch: int
 ) -> float:
-    """Mean held-out loss over ``num_batches`` global batches of ``per_batch`` micro-batches."""
+    """Return the mean loss over ``num_batches`` batches of ``per_batch`` micro-batches each."""
     chunks = forward_backward.bundle.chunks
     for chunk in chunks:
         chunk.eval()

@@ -1,1 +1,1 @@
-"""Attention: masks, kernels in pieces, and what ranks exchange for it."""
+"""Attention: masks, blockwise and fused kernels, and context parallelism."""

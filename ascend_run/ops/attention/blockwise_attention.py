@@ -1,8 +1,8 @@
-"""Attention whose scores are at hand: biases, softcap and dropout, a block of queries at a time.
+"""Attention with materialised scores, one block of queries at a time.
 
-The scores are computed again in backward, from the log-sum-exp, so that only one block of them
-exists at any time. All arithmetic is float32 (float64 for float64 inputs). A softcap bounds the
-scaled scores first; the bias is added after it.
+Supports biases, softcap and dropout. Backward recomputes the scores from the log-sum-exp, so that
+only one block of them exists at any time. All arithmetic is float32 (float64 for float64 inputs).
+The softcap applies to the scaled scores; the bias is added after it.
 """
 
 # B batch, N query heads, G key-value heads, R = N/G, S queries of a block, J keys of a block
@@ -10,64 +10,30 @@ scaled scores first; the bias is added after it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .visibility import QUERY_BLOCK, MaskRules, Rectangle, Shape, rectangles
+from ascend_run.types.attention import AttentionSpec, Mask, PositionBias
+
+from .visibility import QUERY_BLOCK, Rectangle, Shape, rectangles
 
 
-class DropoutRules(Protocol):
-    """What is read of plugin_api's Dropout."""
-
-    @property
-    def probability(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-
-
-class PositionRules(Protocol):
-    """What is read of plugin_api's PositionBias."""
-
-    @property
-    def slopes(self) -> Tensor: ...
-    @property
-    def root(self) -> bool: ...
-
-
-class ScoreRules(Protocol):
-    """What is read of plugin_api's AttentionSpec, which says what each field means."""
-
-    @property
-    def scale(self) -> float: ...
-    @property
-    def mask(self) -> MaskRules: ...
-    @property
-    def bias(self) -> Tensor | None: ...
-    @property
-    def bias_requires_grad(self) -> bool: ...
-    @property
-    def position_bias(self) -> PositionRules | None: ...
-    @property
-    def softcap(self) -> float | None: ...
-    @property
-    def dropout(self) -> DropoutRules | None: ...
-
-
-def needs_scores(spec: ScoreRules) -> bool:
-    """Whether a spec changes scores or probabilities in ways that fused kernels cannot follow."""
+def needs_scores(spec: AttentionSpec) -> bool:
+    """Return whether a spec changes scores or probabilities in ways fused kernels do not
+    support."""
     changes = (spec.bias, spec.position_bias, spec.softcap, spec.dropout)
     return any(change is not None for change in changes)
 
 
-def learned_bias(spec: ScoreRules) -> Tensor | None:
-    """The bias whose gradient backward answers; a mask that is given as a bias has none."""
+def learned_bias(spec: AttentionSpec) -> Tensor | None:
+    """Return the bias that needs a gradient, or None; a mask passed as a bias needs none."""
     return spec.bias if spec.bias_requires_grad else None
 
 
 def band(part: Rectangle, like: Tensor) -> Tensor:
-    """The additive mask [S, J] of a rectangle: 0 where visible, else -inf; in ``like``'s dtype."""
+    """Return the additive mask [S, J] of a rectangle in ``like``'s dtype: 0 if visible, else
+    -inf."""
     rows = torch.arange(part.query_end - part.query_start, device=like.device)[:, None]
     columns = torch.arange(part.key_end - part.key_start, device=like.device)
     high = 0 if part.shape is Shape.CAUSAL else part.high
@@ -78,16 +44,16 @@ def band(part: Rectangle, like: Tensor) -> Tensor:
 
 
 def bias_of(bias: Tensor, part: Rectangle) -> Tensor:
-    """A rectangle's part of a bias or of its gradient, with four axes; of an axis of one entry that
-    one. A view."""
+    """Return a rectangle's slice of a bias (or of its gradient), with four dims. Dims of size 1 are
+    not sliced. A view."""
     bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
     queries = slice(None) if bias.shape[2] == 1 else part.queries
     keys = slice(None) if bias.shape[3] == 1 else part.keys
     return bias[:, :, queries, keys]
 
 
-def distances(mask: MaskRules, part: Rectangle, like: Tensor) -> Tensor:
-    """How far apart the positions of a rectangle's queries and keys are, [S, J], at least 0."""
+def distances(mask: Mask, part: Rectangle, like: Tensor) -> Tensor:
+    """Return |query position - key position| in a rectangle, [S, J], in tokens."""
     first, last = part.query_start + mask.query_start, part.query_end + mask.query_start
     rows = torch.arange(first, last, device=like.device)
     first, last = part.key_start + mask.key_start, part.key_end + mask.key_start
@@ -96,9 +62,9 @@ def distances(mask: MaskRules, part: Rectangle, like: Tensor) -> Tensor:
 
 
 class _Scores:
-    """The scores of one call, block by block, with what each block's gradient needs."""
+    """Computes the scores of one call block by block, and what each block's gradient needs."""
 
-    def __init__(self, q: Tensor, k: Tensor, spec: ScoreRules) -> None:
+    def __init__(self, q: Tensor, k: Tensor, spec: AttentionSpec) -> None:
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.spec = spec
         self.groups = k.shape[1]
@@ -107,18 +73,20 @@ class _Scores:
         self.parts = rectangles(spec.mask, q.shape[2], k.shape[2], QUERY_BLOCK)
 
     def grouped(self, x_BNSD: Tensor) -> Tensor:
-        """[B, N, S, D] -> [B, G, R * S, D]: the heads of one group are rows of one product."""
+        """Reshape [B, N, S, D] to [B, G, R * S, D], so that one matmul covers all heads of a
+        group."""
         batch, heads, length, width = x_BNSD.shape
         rows = heads // self.groups * length
         return x_BNSD.to(self.dtype).reshape(batch, self.groups, rows, width)
 
     def by_head(self, x_BGRSJ: Tensor, part: Rectangle) -> Tensor:
-        """The inverse of ``grouped``."""
+        """Invert ``grouped``."""
         batch, width = x_BGRSJ.shape[0], x_BGRSJ.shape[-1]
         return x_BGRSJ.reshape(batch, -1, part.query_end - part.query_start, width)
 
     def of(self, part: Rectangle) -> tuple[Tensor, Tensor | None]:
-        """Scores [B, N, S, J], and the capped ones before bias and mask (for the cap's slope)."""
+        """Return scores [B, N, S, J], and the capped scores before bias and mask (for its
+        gradient)."""
         q = self.grouped(self.q[:, :, part.queries])
         scores = self.by_head(q @ self.k[:, :, part.keys].mT, part) * self.spec.scale
         capped = None
@@ -132,14 +100,14 @@ class _Scores:
             scores = scores + band(part, scores)
         return scores, capped
 
-    def _slanted(self, rules: PositionRules, part: Rectangle, like: Tensor) -> Tensor:
-        """Slope times distance, [N, S, J]."""
+    def _slanted(self, rules: PositionBias, part: Rectangle, like: Tensor) -> Tensor:
+        """Return slope times distance, [N, S, J]."""
         away = distances(self.spec.mask, part, like)
         slopes = rules.slopes.to(device=like.device, dtype=like.dtype)
         return slopes[:, None, None] * (away.sqrt_() if rules.root else away)
 
     def keep_masks(self) -> Iterator[tuple[Rectangle, Tensor | None]]:
-        """Each rectangle with its dropout factors, drawn anew from the seed in the same order."""
+        """Yield each rectangle with its dropout factors, redrawn from the seed in a fixed order."""
         dropout = self.spec.dropout
         if dropout is None:
             yield from ((part, None) for part in self.parts)
@@ -152,8 +120,8 @@ class _Scores:
             yield part, factors.bernoulli_(keep, generator=generator).div_(keep or 1.0)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, spec: ScoreRules) -> tuple[Tensor, Tensor]:
-    """Attend; without sinks, which the caller adds.
+def forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Compute attention without sinks, which the caller adds.
 
     Args:
         q: [B, N, S_q, D]; k: [B, G, S_k, D]; v: [B, G, S_k, E].
@@ -178,9 +146,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, spec: ScoreRules) -> tuple[Tensor, 
 
 
 def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: ScoreRules
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: AttentionSpec
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, then of a bias that requires one; ``lse`` may include sinks."""
+    """Return gradients of q, k, v, and of a bias that requires one; ``lse`` may include sinks."""
     scores = _Scores(q, k, spec)
     v_wide = v.to(scores.dtype)
     dq = torch.zeros_like(q)
@@ -203,20 +171,22 @@ def backward(
         if dbias is not None:
             target = bias_of(dbias, part)
             target += dscores.sum_to_size(target.shape)
-        if capped is not None:
+        if capped is not None and spec.softcap is not None:
             dscores = dscores * (1.0 - (capped / spec.softcap).square())
         dscores_rows = scores.grouped(dscores * spec.scale)
         dq_rows = dscores_rows @ scores.k[:, :, part.keys]
         dq[:, :, part.queries] = scores.by_head(dq_rows, part).to(q.dtype)
         dk[:, :, part.keys] += dscores_rows.mT @ scores.grouped(q[:, :, part.queries])
     gradients = (dq, dk.to(k.dtype), dv.to(v.dtype))
-    return gradients if dbias is None else (*gradients, dbias.to(bias.dtype))
+    if bias is None or dbias is None:
+        return gradients
+    return *gradients, dbias.to(bias.dtype)
 
 
 def bias_gradient(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: ScoreRules
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: AttentionSpec
 ) -> Tensor:
-    """The gradient of a bias alone, for a kernel that answers the others; without dropout."""
+    """Return the gradient of a bias alone, for kernels that return the others; without dropout."""
     assert spec.bias is not None
     assert spec.dropout is None
     scores = _Scores(q, k, spec)
@@ -234,6 +204,6 @@ def bias_gradient(
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    """``exp(scores - lse)``; zeros for a query whose every key has a bias of -inf."""
+    """Return ``exp(scores - lse)``; zeros for a query whose keys all have a bias of -inf."""
     safe = torch.where(lse == -torch.inf, 0.0, lse)
     return (scores - safe.unsqueeze(-1)).exp()

@@ -1,8 +1,8 @@
-"""Causal attention by halves, for a kernel that computes whole blocks across the diagonal.
+"""Causal attention by recursive halving, for kernels that compute full blocks on the diagonal.
 
-Such a kernel takes twice the time of what is visible of a short square. But the visible half is a
-full square below two causal ones of half the size, and so on down to ``SMALLEST``. The squares of
-one size lie at equal distances, so all of a document's are the batch of one call, on views.
+Such a kernel computes twice the visible pairs of a short causal square. The visible half splits
+into a full square below two causal squares of half the size, and so on down to ``SMALLEST``. The
+squares of one size are evenly spaced, so one call batches all of a document's, on strided views.
 """
 
 # S positions, B batch, N query heads, D width of q and k, E width of v; H query or key-value heads
@@ -17,38 +17,41 @@ import attrs
 from torch import Tensor
 from torch.nn import functional as F
 
+from ascend_run.types.attention import Mask
+
 from . import pieced_attention
 from .log_sum_exp import merge_into
 from .pieced_attention import FusedKernel
-from .visibility import HALVED_FROM, MaskRules, Rectangle, Shape, rectangles
+from .visibility import HALVED_FROM, Rectangle, Shape, rectangles
 
 SMALLEST: Final = HALVED_FROM // 2
-"""Positions of the causal squares that remain; in smaller ones the kernel's products are slow."""
+"""Positions of the smallest causal squares; the kernel's matmuls are slow on smaller ones."""
 
 
 def forward(
-    kernel: FusedKernel, q: Tensor, k: Tensor, v: Tensor, mask: MaskRules, scale: float
+    kernel: FusedKernel, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """``pieced_attention.forward`` on [B, N, S, D], by halves where that costs less.
+    """Compute ``pieced_attention.forward`` on [B, N, S, D], by halving where that costs less.
 
-    Numerics: to rounding what one call gives; of a document the same bits wherever it lies.
+    Numerics: equal to one call up to rounding; a document's result is bitwise independent of its
+    position.
     """
     documents = _halved_documents(q, k, mask)
     if not documents:
         return pieced_attention.forward(kernel, q, k, v, mask, scale)
     heads, width = q.shape[:2], v.shape[-1]
     q, k, v = (x.flatten(0, 1) for x in pieced_attention.one_width(q, k, v))
-    out, lse = _room(q), q.new_empty(q.shape[:2])
+    out, lse = _empty(q), q.new_empty(q.shape[:2])
     for square in _squares(documents):
         queries, keys = square.queries, square.keys
         tensors = queries.of(q), keys.of(k), keys.of(v)
         more = kernel.forward(*tensors, square.rectangle, scale)
-        places = queries.of(out), queries.of(lse)
+        targets = queries.of(out), queries.of(lse)
         if square.is_first:
-            for place, x in zip(places, more, strict=True):
-                place.copy_(x)
+            for target, x in zip(targets, more, strict=True):
+                target.copy_(x)
         else:
-            (out_CHLD, lse_CHL), (more_CHLD, more_CHL) = places, more
+            (out_CHLD, lse_CHL), (more_CHLD, more_CHL) = targets, more
             merge_into(out_CHLD.movedim(2, 0), lse_CHL, more_CHLD.movedim(2, 0), more_CHL)
     return out.unflatten(0, heads)[..., :width], lse.unflatten(0, heads)
 
@@ -61,10 +64,10 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    mask: MaskRules,
+    mask: Mask,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``pieced_attention.backward``, by halves where ``forward`` is."""
+    """Compute ``pieced_attention.backward``, by halving where ``forward`` does."""
     documents = _halved_documents(q, k, mask)
     if not documents:
         return pieced_attention.backward(kernel, dout, q, k, v, out, lse, mask, scale)
@@ -73,7 +76,7 @@ def backward(
     dout, out, lse = (x.flatten(0, 1) for x in (dout, out, lse))
     if q.shape[-1] > v_width:
         dout, out = (F.pad(x, (0, q.shape[-1] - v_width)) for x in (dout, out))
-    dq, dk, dv = (_room(x) for x in (q, k, v))
+    dq, dk, dv = (_empty(x) for x in (q, k, v))
     for square in _squares(documents):
         queries, keys = square.queries, square.keys
         gradients = kernel.backward(
@@ -86,9 +89,9 @@ def backward(
             square.rectangle,
             scale,
         )
-        places = queries.of(dq), keys.of(dk), keys.of(dv)
-        for place, x in zip(places, gradients, strict=True):
-            place.copy_(x) if square.is_first else place.add_(x)
+        targets = queries.of(dq), keys.of(dk), keys.of(dv)
+        for target, x in zip(targets, gradients, strict=True):
+            target.copy_(x) if square.is_first else target.add_(x)
     return (
         dq.unflatten(0, heads)[..., :q_width],
         dk.unflatten(0, groups)[..., :q_width],
@@ -98,7 +101,7 @@ def backward(
 
 @attrs.frozen
 class _Blocks:
-    """Equal runs of positions at equal distances."""
+    """Evenly spaced runs of positions of equal length."""
 
     start: int
     length: int
@@ -106,7 +109,7 @@ class _Blocks:
     step: int = 1
 
     def of(self, x: Tensor) -> Tensor:
-        """[H, S, D] -> [C, H, L, D], or [H, S] -> [C, H, L]: a view."""
+        """View [H, S, D] as [C, H, L, D], or [H, S] as [C, H, L]."""
         across, along, *widths = x.stride()
         return x.as_strided(
             (self.count, x.shape[0], self.length, *x.shape[2:]),
@@ -117,26 +120,29 @@ class _Blocks:
 
 @attrs.frozen
 class _Squares:
-    """What one call attends to."""
+    """Queries and keys of one kernel call."""
 
     queries: _Blocks
     keys: _Blocks
 
     @property
     def is_first(self) -> bool:
-        """Of these queries and of these keys; these are the causal ones."""
+        """Whether no earlier call covers these queries or keys: these are the causal squares."""
         return self.queries == self.keys
 
     @property
     def rectangle(self) -> Rectangle:
-        """Each of them."""
+        """The rectangle of one square."""
         shape = Shape.CAUSAL if self.is_first else Shape.FULL
         return Rectangle(0, self.queries.length, 0, self.keys.length, shape)
 
 
-def _halved_documents(q: Tensor, k: Tensor, mask: MaskRules) -> list[tuple[int, int]]:
-    """First and last position of each, all causal squares one after the other; none where anything
-    else is visible, and where all are short. Half precisions would round what is joined."""
+def _halved_documents(q: Tensor, k: Tensor, mask: Mask) -> list[tuple[int, int]]:
+    """Return (start, end) of each document if the mask leaves only consecutive causal squares.
+
+    Empty if anything else is visible, if all documents are short, or for dtypes under 4 bytes,
+    whose partial results would lose precision when merged.
+    """
     length = q.shape[2]
     parts = rectangles(mask, length, k.shape[2])
     causal = (part.shape is Shape.CAUSAL or part.num_queries == 1 for part in parts)
@@ -149,8 +155,8 @@ def _halved_documents(q: Tensor, k: Tensor, mask: MaskRules) -> list[tuple[int, 
 
 
 def _squares(documents: list[tuple[int, int]]) -> Iterator[_Squares]:
-    """Of each document the causal squares, then the full ones by size; the last of a size may have
-    fewer queries."""
+    """Yield each document's causal squares, then the full ones by increasing size; the last square
+    of a size may have fewer queries."""
     for start, end in documents:
         length = end - start
         size = SMALLEST if length >= 2 * SMALLEST else length
@@ -171,6 +177,6 @@ def _squares(documents: list[tuple[int, int]]) -> Iterator[_Squares]:
             size *= 2
 
 
-def _room(x_HSD: Tensor) -> Tensor:
-    """As large, [S, H, D] in memory."""
+def _empty(x_HSD: Tensor) -> Tensor:
+    """Allocate a tensor of the same shape, stored as [S, H, D]."""
     return x_HSD.new_empty((x_HSD.shape[1], x_HSD.shape[0], x_HSD.shape[2])).transpose(0, 1)

@@ -1,5 +1,7 @@
-"""Which heads, and which part of a sequence, each rank of an exchange has. No torch: costs too are
-reckoned from it."""
+"""The heads and the sequence ranges that each rank of a head all-to-all owns.
+
+Imports no torch: cost formulas use it too.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,14 @@ import attrs
 
 # P ranks; N query heads and G key-value heads of all of them
 
-Cut = tuple[tuple[int, int], ...]
-"""Of each rank in turn the first and the first one after; two ranks' may overlap."""
+HeadRanges = tuple[tuple[int, int], ...]
+"""Half-open (start, end) of each rank in order; ranges of two ranks may overlap."""
 
 
 @functools.cache
-def parts(total: int, size: int) -> Cut:
-    """Consecutive shares of ``size`` ranks: equal ones, or the first ranks have one more."""
+def parts(total: int, size: int) -> HeadRanges:
+    """Split ``total`` into consecutive ranges for ``size`` ranks; the first ranks get the
+    remainder."""
     each, more = divmod(total, size)
     starts = [rank * each + min(rank, more) for rank in range(size + 1)]
     return tuple(itertools.pairwise(starts))
@@ -25,15 +28,15 @@ def parts(total: int, size: int) -> Cut:
 
 @attrs.frozen
 class HeadShare:
-    """What one rank attends with."""
+    """The heads one rank attends with."""
 
     queries: tuple[int, int]
-    """Its query heads."""
+    """Half-open range of its query heads."""
     groups: tuple[int, int]
-    """The key-value heads that those need."""
+    """Half-open range of the key-value heads that those query heads need."""
     copies: tuple[int, ...]
-    """How often each of these lies beside itself, for as many query heads to each; all 1 where it
-    is so already."""
+    """Repeats of each key-value head, so that all serve equally many query heads; all 1 where they
+    already do."""
 
     @property
     def num_queries(self) -> int:
@@ -46,17 +49,17 @@ class HeadShare:
 
 @functools.cache
 def head_shares(num_heads: int, num_groups: int, size: int) -> tuple[HeadShare, ...]:
-    """Every rank's: consecutive query heads, and no key-value head that they do not need.
+    """Return each rank's share: consecutive query heads and only the key-value heads they need.
 
-    Where P divides N and one of P and G the other, no head is copied on any rank.
+    If P divides N, and P divides G or G divides P, no rank repeats a head.
 
     Raises:
-        ValueError: G does not divide N, or there are fewer query heads than ranks.
+        ValueError: If G does not divide N, or if there are fewer query heads than ranks.
     """
     if num_heads % num_groups or num_heads < size:
         raise ValueError(
-            f"{num_heads} query heads on {num_groups} key-value heads cannot be shared by {size} "
-            "ranks; use a multiple of the key-value heads, and a head for each rank"
+            f"{num_heads} query heads with {num_groups} key-value heads cannot be split over "
+            f"{size} ranks; use a multiple of {num_groups} that is at least {size}"
         )
     each = num_heads // num_groups
     shares = []

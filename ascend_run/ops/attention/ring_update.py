@@ -1,7 +1,7 @@
-"""Two attentions over different keys joined by the statistics of their softmax.
+"""Merges two attention outputs over disjoint keys by their softmax statistics.
 
-``log_sum_exp.merge`` is the same on one number a query; this is the form whose statistics are a
-largest score and a sum of exponentials, as the NPU's fused attention answers them.
+``log_sum_exp.merge_into`` does the same with one number a query; this variant takes the row maximum
+and the sum of exponentials, which the NPU's fused attention returns.
 
 Source: MindSpeed's operator documentation, npu_ring_attention_update; online softmax of
 arXiv:1805.02867.
@@ -20,7 +20,7 @@ from ascend_run.ops.kernels.forward_only import refuse_gradient
 
 
 class Merged(NamedTuple):
-    """The joined attention."""
+    """The merged attention."""
 
     out: Tensor
     softmax_max: Tensor
@@ -38,30 +38,31 @@ def ring_attention_update(
     layout: Literal["SBH", "TND"] = "SBH",
     starts: Tensor | None = None,
 ) -> Merged:
-    """Attention over the keys of both, which do not overlap. No backward.
+    """Merge two attention outputs over disjoint keys. Has no backward.
 
     Args:
         prev_out: [S, B, N * D] with layout SBH, [T, N, D] with layout TND; cur_out alike.
-        prev_max: Largest score of each query, repeated along the last axis: [B, N, S, 8], or
-            [T, N, 8]; float32 (float64). The others alike. -inf and a sum of 0 for a query that
-            saw no key, whose row of the output is zeros.
+        prev_max: Largest score of each query, repeated along the last dim: [B, N, S, 8], or [T, N,
+            8]; float32 (float64). The other statistics alike. A query that saw no key has -inf, a
+            sum of 0, and an output of zeros.
         layout: Of out and statistics.
-        starts: Where each sequence begins and the last ends, from 0, int64; the NPU's operator
-            wants it with layout TND. The result does not depend on it.
+        starts: Offset of each sequence and the end of the last, from 0, int64; the NPU's operator
+            requires it with layout TND. The result does not depend on it.
 
-    Numerics: in the dtype of the statistics, rounded once to that of ``prev_out``.
+    Numerics: computed in the statistics' dtype, rounded once to that of ``prev_out``.
 
     Raises:
-        RuntimeError: A gradient is asked for; attention's own backward takes the joined statistics.
+        RuntimeError: If a gradient is required; attention's own backward takes the merged
+            statistics.
     """
     refuse_gradient("ring_attention_update", prev_out, cur_out, prev_max, cur_max)
     largest = torch.maximum(prev_max, cur_max)
-    # A query that saw no key on either side has no largest score to measure from.
+    # A query that saw no key on either side has no finite maximum to subtract.
     origin = largest.masked_fill(largest == -torch.inf, 0.0)
     prev_part = prev_sum * (prev_max - origin).exp()
     cur_part = cur_sum * (cur_max - origin).exp()
     total = prev_part + cur_part
-    # Their shares of the output; of a sum of nothing there are none.
+    # Weights of the two outputs; both are 0 if the total is 0.
     inverse = total.reciprocal().masked_fill(total == 0, 0.0)
     prev_share, cur_share = (
         _as_factor(part * inverse, prev_out, layout) for part in (prev_part, cur_part)
@@ -71,7 +72,7 @@ def ring_attention_update(
 
 
 def _as_factor(share: Tensor, out: Tensor, layout: str) -> Tensor:
-    """One number a query and head, in the shape of the output's rows."""
+    """Expand one number a query and head to the shape of the output's rows."""
     first = share[..., 0]
     if layout == "TND":
         return first.unsqueeze(-1)

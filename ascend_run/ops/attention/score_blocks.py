@@ -1,4 +1,4 @@
-"""What attention costs where its scores are at hand (``blockwise_attention``). No torch."""
+"""Cost of attention with materialised scores (``blockwise_attention``). No torch."""
 
 # S sequence, D width of q and k, E width of v
 
@@ -10,50 +10,52 @@ from typing import Any, Final
 
 import attrs
 
-from .visibility import QUERY_BLOCK, CausalMask, rectangles
+from ascend_run.types.attention import Mask
+from ascend_run.types.config import RunConfig
+from ascend_run.types.cost import RankKind
+
+from .visibility import QUERY_BLOCK, rectangles
 
 CHANGING_SCORES: Final = frozenset({"bias", "position_bias", "softcap", "dropout"})
-"""What a fused kernel on the CPU and on CUDA cannot follow in backward."""
+"""Features that fused kernels on CPU and CUDA do not support in backward."""
 _BLOCKS: Final = 5
-"""In backward: scores, probabilities, their gradients and what is between them."""
+"""In backward: scores, probabilities, their gradients and intermediates."""
 _MORE_BLOCKS: Final[Mapping[str, int]] = {"dropout": 3, "softcap": 2}
 _BEFORE: Final = 2
-"""Blocks of the rectangle before, which are let go of late."""
+"""Blocks of the previous rectangle, which are freed late."""
 _ROWS: Final = 4
-"""Wide tensors of a rectangle's queries."""
+"""float32 tensors of a rectangle's queries."""
 _WIDE: Final = 4
 
 
 @attrs.frozen(kw_only=True)
 class BlockCost:
-    """On one rank."""
+    """Cost on one rank."""
 
     scores_bytes: float
-    """Held in one backward."""
+    """Held during one backward."""
     output_bytes: float
-    """Kept in each layer beside the output itself: heads are written one after the other, so that
-    it is copied for the projection."""
+    """Saved in each layer in addition to the output: heads are written one after the other, so the
+    projection needs a contiguous copy."""
     flops: float
-    """In a step, beside those of the pairs that a mask leaves: a rectangle on the diagonal is
-    computed whole."""
+    """Per step, in addition to those of visible pairs: a rectangle on the diagonal is computed in
+    full."""
 
 
 def needs_blocks(attention_needs: Collection[str]) -> bool:
-    """Whether a run's attention cannot be a fused kernel's on the CPU and on CUDA."""
+    """Return whether a run's attention cannot use a fused kernel on CPU and CUDA."""
     return not CHANGING_SCORES.isdisjoint(attention_needs)
 
 
-def block_cost(config: Any, cp: int, rank: Any) -> BlockCost:
-    """By the rectangles of a whole sequence, of which each rank that shares it has a part of the
-    heads, or of the pairs.
+def block_cost(config: RunConfig, cp: int, rank: RankKind) -> BlockCost:
+    """Compute the cost from the rectangles of a full sequence, of which each of the cp ranks has an
+    equal share of the heads or of the pairs.
 
     Args:
-        config: A ``RunConfig``.
         cp: Ranks that share a sequence.
-        rank: A ``RankKind``.
     """
     length, window = config.data.seq_length, config.model.window_size
-    mask = CausalMask(window=tuple(window) if window else None)
+    mask = Mask(window=tuple(window) if window else None)
     parts = rectangles(mask, length, length, QUERY_BLOCK)
     areas = [part.num_queries * part.num_keys for part in parts]
     blocks = _BLOCKS + sum(n for name, n in _MORE_BLOCKS.items() if name in rank.attention_needs)
@@ -67,16 +69,16 @@ def block_cost(config: Any, cp: int, rank: Any) -> BlockCost:
     )
 
 
-def _widened(rank: Any) -> float:
-    """Keys and values in float32, and their gradients."""
+def _widened(rank: RankKind) -> float:
+    """Bytes of keys and values in float32, and of their gradients."""
     numbers = 2 * rank.tokens * rank.query_groups * rank.head_width
     more = _WIDE - rank.item_bytes
     return float(numbers * (_WIDE + more)) if more else 0.0
 
 
-def pairs_flops(config: Any, cp: int, rank: Any) -> float:
-    """FLOPs in a step on one rank for each pair of a query and a key of a whole sequence: two
-    products in forward and five in backward, 8 D + 6 E a head.
+def pairs_flops(config: RunConfig, cp: int, rank: RankKind) -> float:
+    """Return FLOPs per step on one rank for each query-key pair of a full sequence: two matmuls in
+    forward and five in backward, 8 D + 6 E a head.
 
     Args: as ``block_cost``.
     """
@@ -85,7 +87,7 @@ def pairs_flops(config: Any, cp: int, rank: Any) -> float:
 
 
 def pairs_seen(length: int, window: Any) -> float:
-    """Pairs of a query and a key that a causal mask leaves.
+    """Return the number of query-key pairs that a causal mask leaves visible.
 
     Args:
         window: Keys before the query and after it; None or -1: all.

@@ -1,4 +1,4 @@
-"""Additive masks of bands, made once for all that ask for the same: layers and micro-batches."""
+"""A cache of additive band masks, shared by layers and micro-batches."""
 
 # S queries, J keys
 
@@ -13,18 +13,18 @@ from .visibility import SHARED_BANDS, Rectangle, Shape
 
 
 class SharedBands:
-    """``blockwise_attention.band``, which may not be written to."""
+    """Caches ``blockwise_attention.band``; the tensors must not be modified."""
 
     def __init__(self) -> None:
         self._made: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that are held."""
+        """All cached masks."""
         return tuple(self._made.values())
 
     def of(self, part: Rectangle, like: Tensor) -> Tensor:
-        """[S, J], as ``band`` makes it."""
+        """Return the mask [S, J] of ``band``."""
         borders = (part.low, part.high) if part.shape is Shape.BAND else part.shape
         key = (part.num_queries, part.num_keys, borders, like.dtype, like.device)
         if key not in self._made:

@@ -1,58 +1,35 @@
-"""Which rectangles of the score matrix a mask leaves, so that nothing hidden is computed.
+"""Splits the visible part of a mask into rectangles, so that masked scores are not computed.
 
-Along one document the keys that a query sees are one run, and both ends of that run move right
-with the query. So every query that sees anything belongs to exactly one rectangle, and a rectangle
-is either fully visible, cut by the diagonal from its top left corner, or a band.
+Within one document the keys that a query sees are contiguous, and both ends of that range move
+right with the query. So every query that sees any key belongs to exactly one rectangle, and a
+rectangle is either fully visible, causal from its top left corner, or a band.
 """
 
 from __future__ import annotations
 
+import bisect
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 
+from ascend_run.types.attention import Mask
+
 QUERY_BLOCK: Final = 256
-"""Queries of one rectangle where its scores are at hand."""
+"""Queries of one rectangle where scores are materialised."""
 HALVED_FROM: Final = 128
-"""Positions of the shortest causal square that ``halved_attention`` cuts."""
+"""Positions of the shortest causal square that ``halved_attention`` splits."""
 SHARED_BANDS: Final = 16
-"""Masks that ``shared_bands`` holds at most; those of a window are all alike but for its first and
-its last."""
+"""Capacity of ``SharedBands``; the bands of a window are all equal except the first and the
+last."""
 BAND_BLOCK: Final = 256
-"""Queries of one banded rectangle; the band's mask is at most this many rows."""
-
-
-class MaskRules(Protocol):
-    """What is read of plugin_api's Mask, which says what each field means."""
-
-    @property
-    def causal(self) -> bool: ...
-    @property
-    def window(self) -> tuple[int, int] | None: ...
-    @property
-    def document_ends(self) -> tuple[int, ...] | None: ...
-    @property
-    def query_start(self) -> int: ...
-    @property
-    def key_start(self) -> int: ...
-
-
-@attrs.frozen(kw_only=True)
-class CausalMask:
-    """The rules of one causal document, as a plan knows them."""
-
-    window: tuple[int, int] | None = None
-    causal: bool = True
-    document_ends: None = None
-    query_start: int = 0
-    key_start: int = 0
+"""Queries of one banded rectangle; the band's mask has at most this many rows."""
 
 
 class Shape(enum.Enum):
-    """What of a rectangle is visible."""
+    """The visible part of a rectangle."""
 
     FULL = enum.auto()
     CAUSAL = enum.auto()
@@ -63,7 +40,7 @@ class Shape(enum.Enum):
 
 @attrs.frozen
 class Rectangle:
-    """A part of the score matrix, half-open on both axes; indices into this call's tensors."""
+    """A part of the score matrix, half-open in both dims; indices into this call's tensors."""
 
     query_start: int
     query_end: int
@@ -91,22 +68,21 @@ class Rectangle:
 
 
 def rectangles(
-    mask: MaskRules,
+    mask: Mask,
     num_queries: int,
     num_keys: int,
     block: int | None = None,
     *,
     band_block: int | None = BAND_BLOCK,
 ) -> tuple[Rectangle, ...]:
-    """Cut the visible part of the score matrix; a query in none of the rectangles sees no key.
+    """Split the visible part of the score matrix; a query in none of the rectangles sees no key.
 
     Args:
-        mask: The rules.
+        mask: The mask.
         num_queries: Rows of the score matrix.
         num_keys: Columns of the score matrix.
-        block: Cut every rectangle to at most so many queries; None leaves whole what is not a
-            band.
-        band_block: The same for bands.
+        block: Maximum number of queries of a rectangle; None limits only bands.
+        band_block: Maximum number of queries of a band.
     """
     found: list[Rectangle] = []
     for first, last in _documents(mask, num_queries, num_keys):
@@ -117,8 +93,38 @@ def rectangles(
     return tuple(found)
 
 
-def _documents(mask: MaskRules, num_queries: int, num_keys: int) -> Iterator[tuple[int, int]]:
-    """Position ranges of the documents, over every position of this call."""
+def reach(mask: Mask) -> tuple[int, int]:
+    """Return how far a query sees to the left and to the right, in tokens; -1 is unbounded."""
+    left, right = mask.window or (-1, -1)
+    return left, 0 if mask.causal else right
+
+
+def seen_keys(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[int, int]:
+    """Return the range of ``keys`` that some query of a range sees; it may be empty.
+
+    Both ends of a query's visible range move right with the query, so the union has no gap.
+    """
+    left, right = reach(mask)
+    first, last = queries[0], queries[1] - 1
+    start, end = keys
+    if left >= 0:
+        start = max(start, first - left)
+    if right >= 0:
+        end = min(end, last + right + 1)
+    if mask.document_ends:
+        begin, stop = _document_bounds(sorted({*mask.document_ends}), first, last)
+        start, end = max(start, begin), end if stop is None else min(end, stop)
+    return start, end
+
+
+def _document_bounds(ends: Sequence[int], first: int, last: int) -> tuple[int, int | None]:
+    """Return the start of the first query's document and the end of the last's, or None if open."""
+    before, behind = bisect.bisect_right(ends, first), bisect.bisect_right(ends, last)
+    return ends[before - 1] if before else 0, ends[behind] if behind < len(ends) else None
+
+
+def _documents(mask: Mask, num_queries: int, num_keys: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) positions of the documents that intersect this call."""
     first = min(mask.query_start, mask.key_start)
     end = max(mask.query_start + num_queries, mask.key_start + num_keys)
     inner = (e for e in mask.document_ends or () if first < e < end)
@@ -130,21 +136,19 @@ def _clip(start: int, end: int, size: int) -> tuple[int, int]:
 
 
 def _within_document(
-    mask: MaskRules,
+    mask: Mask,
     queries: tuple[int, int],
     keys: tuple[int, int],
     block: int | None,
     band_block: int | None,
 ) -> Iterator[Rectangle]:
     (q0, q1), (k0, k1) = queries, keys
-    left, right = mask.window or (-1, -1)
-    if mask.causal:
-        right = 0
-    # Query i (an index) sees keys i + low to i + high, as far as the document's keys go.
+    left, right = reach(mask)
+    # Query i (an index) sees keys i + low to i + high within the document.
     shift = mask.query_start - mask.key_start
     low = shift - left if left >= 0 else k0 - q1
     high = shift + right if right >= 0 else k1 - q0
-    q0, q1 = max(q0, k0 - high), min(q1, k1 - low)  # the others see no key
+    q0, q1 = max(q0, k0 - high), min(q1, k1 - low)  # other queries see no key
     size = block or (q1 - q0)
     if _shape(q0, q1, k0, k1, low, high) is Shape.BAND:
         size = min(size, band_block or size)

@@ -1,1 +1,1 @@
-"""Norms, activations, rotations and the optimizer's step, each in one autograd node."""
+"""Norms, activations, RoPE and a fused optimizer step, each as one autograd node."""

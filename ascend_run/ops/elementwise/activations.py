@@ -1,7 +1,7 @@
-"""Activations by the names that the fused feed-forwards and grouped products take.
+"""Activations by the names that fused MLPs and grouped GEMMs take.
 
-Source: Hendrycks and Gimpel 2016, arXiv:1606.08415 (GELU and its sigmoid form), Shazeer 2020,
-arXiv:2002.05202 (the gated ones).
+Source: Hendrycks and Gimpel 2016, arXiv:1606.08415 (GELU and its sigmoid approximation), Shazeer
+2020, arXiv:2002.05202 (the gated ones).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 def fast_gelu(x: Tensor) -> Tensor:
-    """``x * sigmoid(1.702 * x)``."""
+    """Compute ``x * sigmoid(1.702 * x)``."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -28,14 +28,14 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "silu": F.silu,
 }
 GATED: Final = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
-"""Gated activations: the first half of the last axis is activated and gates the second."""
+"""Gated activations: the first half of the last dim is activated and gates the second."""
 
 
 def activate(x: Tensor, name: str) -> Tensor:
-    """[..., F] alike; [..., 2F] -> [..., F] for a gated one.
+    """Apply an activation by name: [..., F] to the same shape, or [..., 2F] to [..., F] if gated.
 
     Raises:
-        ValueError: No activation has this name.
+        ValueError: If no activation has this name.
     """
     if name in GATED:
         gate, up = x.chunk(2, dim=-1)

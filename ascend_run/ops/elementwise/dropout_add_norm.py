@@ -1,13 +1,13 @@
-"""Dropout, the sum with a residual and a norm in one autograd node, with its backward by hand.
+"""Dropout, residual add and norm in one autograd node with a manual backward.
 
-Kept for backward are the sum, one statistic or two a row, the mask, and the input only where one
-of its scales has a gradient; the normalised values are computed again.
+Saves for backward the sum, one or two statistics a row, the mask, and the input only if one of its
+scales requires a gradient; recomputes the normalised values.
 
 Source: the kernel of the same name in flash-attention (Dao 2022, arXiv:2205.14135) and its
 description in MindSpeed's operator documentation, npu_dropout_add_layer_norm.
 """
 
-# ... leading axes (rows), H hidden size
+# ... leading dims (rows), H hidden size
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ascend_run.ops.autograd_function import Function
+
 
 class DropoutAddNorm(NamedTuple):
-    """What the operator answers."""
+    """Outputs of the operator."""
 
     out: Tensor
     """Normalised, in x's dtype."""
     summed: Tensor
-    """What was normalised: the next residual. In the residual's dtype."""
+    """Input of the norm: the next residual. In the residual's dtype."""
     mask: Tensor | None
-    """True where x was kept, bool; None without dropout."""
+    """True where x is kept, bool; None without dropout."""
 
 
 def dropout_add_layer_norm(
@@ -42,16 +44,16 @@ def dropout_add_layer_norm(
     residual_in_fp32: bool = False,
     mask: Tensor | None = None,
 ) -> DropoutAddNorm:
-    """``layer_norm(dropout(x * rowscale * layerscale) + residual)``.
+    """Compute ``layer_norm(dropout(x * rowscale * layerscale) + residual)``.
 
     Shapes: x and residual [..., H], rowscale [...], the others [H].
 
     Args:
-        p: Share of elements that is dropped, in [0, 1); 0 in evaluation.
-        residual_in_fp32: Whether the sum is float32 where there is no residual to say so.
-        mask: What to keep; drawn where not given. The mask of an earlier call repeats it.
+        p: Dropout probability, in [0, 1); 0 in evaluation.
+        residual_in_fp32: Whether the sum is float32 if there is no residual.
+        mask: The dropout mask; None draws one. Pass the mask of an earlier call to repeat it.
 
-    Numerics: in float32 (float64 for float64); the norm is of the sum as it is returned, rounded.
+    Numerics: in float32 (float64 for float64); the norm applies to the sum as returned, rounded.
     Differentiable in all floating inputs; also through ``summed``.
     """
     mask = drawn_mask(x, p, mask)
@@ -74,7 +76,7 @@ def dropout_add_rms_norm(
     residual_in_fp32: bool = False,
     mask: Tensor | None = None,
 ) -> DropoutAddNorm:
-    """``dropout_add_layer_norm`` with the root-mean-square norm: no mean is taken away."""
+    """Compute ``dropout_add_layer_norm`` with RMS norm, which subtracts no mean."""
     mask = drawn_mask(x, p, mask)
     dtype = sum_dtype(x, residual, residual_in_fp32)
     scales = (rowscale, layerscale_H, mask)
@@ -83,7 +85,7 @@ def dropout_add_rms_norm(
 
 
 def sum_dtype(x: Tensor, residual: Tensor | None, in_fp32: bool) -> torch.dtype:
-    """Of the sum: the residual's where there is one."""
+    """Return the dtype of the sum: the residual's if there is one."""
     if residual is not None:
         return residual.dtype
     return torch.promote_types(x.dtype, torch.float32) if in_fp32 else x.dtype
@@ -92,7 +94,7 @@ def sum_dtype(x: Tensor, residual: Tensor | None, in_fp32: bool) -> torch.dtype:
 def scaled_and_dropped(
     x: Tensor, rowscale: Tensor | None, layerscale_H: Tensor | None, mask: Tensor | None, p: float
 ) -> Tensor:
-    """``dropout(x * rowscale * layerscale)`` in the dtype of x, by torch's own operations."""
+    """Compute ``dropout(x * rowscale * layerscale)`` in the dtype of x, by torch operations."""
     if rowscale is not None:
         x = x * rowscale.unsqueeze(-1)
     if layerscale_H is not None:
@@ -101,7 +103,7 @@ def scaled_and_dropped(
 
 
 def drawn_mask(x: Tensor, p: float, mask: Tensor | None) -> Tensor | None:
-    """What to keep of x: the mask that is given, or a new one; None without dropout."""
+    """Return the given dropout mask, or draw one; None without dropout."""
     if not 0 <= p < 1:
         raise ValueError(f"dropout p={p}; expected 0 <= p < 1")
     if p == 0 or mask is not None:
@@ -112,7 +114,8 @@ def drawn_mask(x: Tensor, p: float, mask: Tensor | None) -> Tensor | None:
 def _apply(*arguments: Any) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
         return _plain(*arguments)
-    return _DropoutAddNorm.apply(*arguments)
+    outputs: tuple[Tensor, Tensor] = _DropoutAddNorm.apply(*arguments)
+    return outputs
 
 
 def _plain(
@@ -137,14 +140,14 @@ def _plain(
 
 
 def _normalised(z: Tensor, eps: float, is_rms: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(normalised, mean, reciprocal deviation), the last two one a row."""
+    """Return (normalised, mean, reciprocal deviation), the last two one a row."""
     mean = None if is_rms else z.mean(-1, keepdim=True)
     centred = z if mean is None else z - mean
     inverse = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
     return centred * inverse, mean, inverse
 
 
-class _DropoutAddNorm(torch.autograd.Function):
+class _DropoutAddNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,

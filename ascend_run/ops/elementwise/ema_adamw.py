@@ -1,29 +1,30 @@
-"""AdamW (or Adam) and the exponential moving average of the parameters, in one step.
+"""Fused step of AdamW (or Adam) and the exponential moving average of the parameters.
 
 Source: Loshchilov and Hutter 2019, arXiv:1711.05101; MindSpeed's npu_apply_fused_ema_adamw for the
-order (the average takes the parameters after their update).
+order (the average uses the updated parameters).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
+"""The sequence types that torch's foreach operations accept."""
+
 
 def warmed_up_decay(decay: float, step: int) -> float:
-    """``min(decay, (1 + step) / (10 + step))``: an average that forgets its start quickly."""
+    """Return ``min(decay, (1 + step) / (10 + step))``: an EMA warmup that decays the start fast."""
     return min(decay, (1 + step) / (10 + step))
 
 
 @torch.no_grad()
 def ema_adamw_step_(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    emas: Sequence[Tensor],
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    emas: Tensors,
     *,
     step: int,
     lr: float,
@@ -34,16 +35,16 @@ def ema_adamw_step_(
     decoupled: bool = True,
     bias_correction: bool = True,
 ) -> None:
-    """One step of all tensors, in place::
+    """Take one step on all tensors, in place::
 
-        g += weight_decay * p                      where not decoupled (Adam); not in place
+        g += weight_decay * p                      if not decoupled (Adam); g is not modified
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g * g
-        p -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * p)    the last where decoupled
+        p -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * p)    the last term if decoupled
         s = ema_decay * s + (1 - ema_decay) * p
 
     Args:
-        exp_avgs: m; exp_avg_sqs: v; emas: s. Each like its parameter, which is float32 (float64).
+        exp_avgs: m; exp_avg_sqs: v; emas: s. Each like its parameter; float32 (float64).
         step: From 1; ``m_hat = m / (1 - beta1 ** step)`` and v_hat alike with bias correction.
     """
     beta1, beta2 = betas
@@ -65,11 +66,11 @@ def ema_adamw_step_(
 
 @torch.no_grad()
 def fused_ema_adamw_step_(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    emas: Sequence[Tensor],
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    emas: Tensors,
     *,
     step: int,
     lr: float,
@@ -80,9 +81,9 @@ def fused_ema_adamw_step_(
     decoupled: bool = True,
     bias_correction: bool = True,
 ) -> None:
-    """``ema_adamw_step_`` by torch's fused Adam, which CUDA, torch_npu and the CPU each have.
+    """Run ``ema_adamw_step_`` by torch's fused Adam, which CUDA, torch_npu and the CPU each have.
 
-    Without bias correction, which that kernel always makes, it is ``ema_adamw_step_``.
+    Without bias correction, which that kernel always applies, it calls ``ema_adamw_step_``.
     """
     if not bias_correction:
         ema_adamw_step_(

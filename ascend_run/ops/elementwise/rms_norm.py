@@ -1,9 +1,9 @@
-"""Root-mean-square normalisation in one autograd node, with its backward by hand.
+"""RMS norm in one autograd node with a manual backward.
 
 Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
-# T all leading axes together, H hidden size
+# T all leading dims flattened, H hidden size
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ascend_run.ops.autograd_function import Function
+
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x * x) + eps) * weight`` over the last axis.
+    """Compute ``x / sqrt(mean(x * x) + eps) * weight`` over the last dim.
 
     Shapes and dtypes: [..., H] -> [..., H] in x's dtype; any strides.
-    Numerics: statistics, products and their sums in float32 (float64 for float64), rounded once.
-    In a graph of torch.compile it is the plain composition, which the compiler fuses.
+    Numerics: in float32 (float64 for float64), rounded once. Within a torch.compile graph it runs
+    ``plain_rms_norm``, which the compiler fuses.
     """
     if torch.compiler.is_compiling():
         return plain_rms_norm(x, weight_H, eps)
-    return _RmsNorm.apply(x, weight_H, eps)
+    out: Tensor = _RmsNorm.apply(x, weight_H, eps)
+    return out
 
 
 def plain_rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """The same as a composition of torch's operations, differentiated by autograd."""
+    """Compute ``rms_norm`` by torch operations, differentiated by autograd."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * inverse * weight_H).to(x.dtype)
 
 
-class _RmsNorm(torch.autograd.Function):
+class _RmsNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -54,7 +57,7 @@ class _RmsNorm(torch.autograd.Function):
         dweight = products_TH.sum(0).to(weight_H.dtype) if wants_weight else None
         if not wants_x:
             return None, dweight, None
-        # The gradient through the mean of squares: its size along x, for each row.
+        # The gradient through the mean of squares: its coefficient of x, for each row.
         along = torch.mv(products_TH, weight_H.to(wide)).div_(-hidden).view_as(inverse)
         dx = normalised.mul_(along).addcmul_(dy_wide, weight_H.to(wide)).mul_(inverse)
         return dx.to(x.dtype), dweight, None

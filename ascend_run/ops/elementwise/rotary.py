@@ -1,4 +1,4 @@
-"""Rotary position embedding in one autograd node, alone and with the split of q, k and v.
+"""Rotary position embedding in one autograd node, alone and fused with the split of q, k and v.
 
 Source: Su et al. 2021, arXiv:2104.09864.
 """
@@ -14,18 +14,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ascend_run.ops.autograd_function import Function
+
 
 def rotary(x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first R of D; pairs are (i, i + R/2), or (2i, 2i + 1) where interleaved.
+    """Rotate the first R of D; pairs are (i, i + R/2), or (2i, 2i + 1) if interleaved.
 
-    ``out = x * cos + turned * sin`` where turned is (-second, first) of each pair.
+    ``out = x * cos + rotated_half * sin`` where rotated_half is (-second, first) of each pair.
 
-    Shapes and dtypes: x's, the tables are rounded to x's dtype; any strides. In a graph of
-    torch.compile it is the plain composition, which the compiler fuses; so below.
+    Shapes and dtypes: x's; the tables are cast to x's dtype; any strides. Within a torch.compile
+    graph it runs ``plain_rotary``, which the compiler fuses; so below.
     """
     if torch.compiler.is_compiling():
         return plain_rotary(x_SBND, cos_SR, sin_SR, interleaved)
-    return _Rotary.apply(x_SBND, cos_SR, sin_SR, interleaved)
+    out: Tensor = _Rotary.apply(x_SBND, cos_SR, sin_SR, interleaved)
+    return out
 
 
 def split_qkv_rotary(
@@ -43,12 +46,15 @@ def split_qkv_rotary(
         sizes: G, N/G and D.
 
     Returns:
-        q [S, B, N, D], k and v [S, B, G, D], laid out head by head in memory, which attention on
-        the CPU reads fastest. The gradient of ``mixed_SBM`` is written into one buffer.
+        q [S, B, N, D], k and v [S, B, G, D], stored heads first, which attention on the CPU reads
+        fastest. The gradient of ``mixed_SBM`` is written into one buffer.
     """
     if torch.compiler.is_compiling():
         return plain_split_qkv_rotary(mixed_SBM, cos_SR, sin_SR, sizes, interleaved)
-    return _SplitQkvRotary.apply(mixed_SBM, cos_SR, sin_SR, sizes, interleaved)
+    outputs: tuple[Tensor, Tensor, Tensor] = _SplitQkvRotary.apply(
+        mixed_SBM, cos_SR, sin_SR, sizes, interleaved
+    )
+    return outputs
 
 
 def plain_split_qkv_rotary(
@@ -58,7 +64,7 @@ def plain_split_qkv_rotary(
     sizes: tuple[int, int, int],
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as a composition of torch's operations; head by head on the CPU only."""
+    """Compute the same by torch operations; stored heads first on the CPU only."""
     parts = split_qkv(mixed_SBM, sizes)
     rotated = [plain_rotary(part, cos_SR, sin_SR, interleaved) for part in parts[:2]]
     q, k, v = (*rotated, parts[2])
@@ -68,28 +74,28 @@ def plain_split_qkv_rotary(
 
 
 def split_qkv(mixed_SBM: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """q [S, B, N, D], k and v [S, B, G, D] of a projection; views where they can be."""
+    """Split a projection into q [S, B, N, D], k and v [S, B, G, D]; views where possible."""
     q, k, v = (part.flatten(2, 3) for part in _by_group(mixed_SBM, sizes))
     return q, k, v
 
 
 def plain_rotary(x: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
-    """``rotary`` as a composition of torch's operations, differentiated by autograd."""
+    """Compute ``rotary`` by torch operations, differentiated by autograd."""
     width = cos_SR.shape[-1]
     cos, sin = (table.to(x.dtype)[:, None, None] for table in (cos_SR, sin_SR))
     first, second = _pairs(x, width, interleaved)
-    turned = torch.stack((-second, first), dim=-1 if interleaved else -2).flatten(-2)
-    rotated = x[..., :width] * cos + turned * sin
+    rotated_half = torch.stack((-second, first), dim=-1 if interleaved else -2).flatten(-2)
+    rotated = x[..., :width] * cos + rotated_half * sin
     return rotated if width == x.shape[-1] else torch.cat((rotated, x[..., width:]), dim=-1)
 
 
 def _in_order_of_heads(x_SBND: Tensor) -> Tensor:
-    """The same values with memory in the order B, N, S, D."""
+    """Copy to the memory order B, N, S, D."""
     return x_SBND.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
 
 
 def _pairs(x: Tensor, width: int, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Views of the first and the second of each pair, [..., R/2] both."""
+    """Return views of the first and the second of each pair, both [..., R/2]."""
     if interleaved:
         return x[..., :width:2], x[..., 1:width:2]
     half = width // 2
@@ -97,7 +103,7 @@ def _pairs(x: Tensor, width: int, interleaved: bool) -> tuple[Tensor, Tensor]:
 
 
 class _Tables(NamedTuple):
-    """Cosines and sines, whole and by pair; broadcast over every axis between S and R."""
+    """Cosines and sines, the latter by pair; broadcast over all dims between S and R."""
 
     width: int
     cos: Tensor
@@ -112,28 +118,28 @@ class _Tables(NamedTuple):
         return cls(shape[-1], cos, *_pairs(sin, shape[-1], interleaved), interleaved)
 
     def rotate(self, x: Tensor, out: Tensor) -> None:
-        """Write x, rotated, into ``out``."""
+        """Write the rotated x to ``out``."""
         first, second = _pairs(x, self.width, self.interleaved)
         out_first, out_second = self._scaled(x, out)
         out_first.addcmul_(second, self.sin_first, value=-1)
         out_second.addcmul_(first, self.sin_second)
 
     def rotate_back(self, dy: Tensor, out: Tensor) -> None:
-        """Write the gradient of what ``rotate`` read."""
+        """Write the gradient of ``rotate``'s input to ``out``."""
         first, second = _pairs(dy, self.width, self.interleaved)
         out_first, out_second = self._scaled(dy, out)
         out_first.addcmul_(second, self.sin_second)
         out_second.addcmul_(first, self.sin_first, value=-1)
 
     def _scaled(self, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Write ``x * cos`` and what is not rotated into ``out``; its pairs."""
+        """Write ``x * cos`` and the unrotated part to ``out``, and return its pairs."""
         torch.mul(x[..., : self.width], self.cos, out=out[..., : self.width])
         if x.shape[-1] > self.width:
             out[..., self.width :].copy_(x[..., self.width :])
         return _pairs(out, self.width, self.interleaved)
 
 
-class _Rotary(torch.autograd.Function):
+class _Rotary(Function):
     @staticmethod
     def forward(
         ctx: Any, x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool
@@ -148,13 +154,14 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        tables = _Tables.of(*ctx.saved_tensors, dy, ctx.interleaved)
+        cos_SR, sin_SR = ctx.saved_tensors
+        tables = _Tables.of(cos_SR, sin_SR, dy, ctx.interleaved)
         dx = torch.empty_like(dy, memory_format=torch.contiguous_format)
         tables.rotate_back(dy, dx)
         return dx, None, None, None
 
 
-class _SplitQkvRotary(torch.autograd.Function):
+class _SplitQkvRotary(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -181,7 +188,8 @@ class _SplitQkvRotary(torch.autograd.Function):
         groups, queries, width = ctx.sizes
         dmixed = dv.new_empty((*dv.shape[:2], groups * (queries + 2) * width))
         dmixed_q, dmixed_k, dmixed_v = _by_group(dmixed, ctx.sizes)
-        tables = _Tables.of(*ctx.saved_tensors, dmixed_q, ctx.interleaved)
+        cos_SR, sin_SR = ctx.saved_tensors
+        tables = _Tables.of(cos_SR, sin_SR, dmixed_q, ctx.interleaved)
         tables.rotate_back(dq.unflatten(2, (groups, queries)), dmixed_q)
         tables.rotate_back(dk.unsqueeze(3), dmixed_k)
         dmixed_v.copy_(dv.unsqueeze(3))
@@ -189,13 +197,13 @@ class _SplitQkvRotary(torch.autograd.Function):
 
 
 def _by_group(mixed_SBM: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Views [S, B, G, N/G, D], [S, B, G, 1, D], [S, B, G, 1, D] of a projection."""
+    """Return views [S, B, G, N/G, D], [S, B, G, 1, D], [S, B, G, 1, D] of a projection."""
     groups, queries, width = sizes
     q, k, v = mixed_SBM.unflatten(2, (groups, queries + 2, width)).split((queries, 1, 1), dim=3)
     return q, k, v
 
 
 def _head_by_head(like_SBGQD: Tensor) -> Tensor:
-    """An empty tensor of this shape whose memory is in the order B, G, Q, S, D."""
+    """Allocate a tensor of this shape with memory order B, G, Q, S, D."""
     sequence, *middle, width = like_SBGQD.shape
     return like_SBGQD.new_empty((*middle, sequence, width)).movedim(-2, 0)

@@ -1,9 +1,9 @@
-"""The gated activation of feed-forwards in one autograd node, with its backward by hand.
+"""SwiGLU in one autograd node with a manual backward.
 
 Source: Shazeer 2020, arXiv:2002.05202.
 """
 
-# F width of the feed-forward
+# F intermediate size of the MLP
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ascend_run.ops.autograd_function import Function
+
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """[..., 2F] (gate, then up) -> [..., F]: ``silu(gate) * up``, in the input's dtype.
+    """Compute ``silu(gate) * up``, [..., 2F] (gate, then up) -> [..., F], in the input's dtype.
 
-    Numerics: two roundings in forward, as the plain composition. Kept for backward: the input and
-    ``silu(gate)``, as the plain composition keeps; the gradient is written into one buffer. In a
-    graph of torch.compile it is the plain composition, which the compiler fuses.
+    Numerics: rounds twice in forward, as ``plain_swiglu``. Saves the input and ``silu(gate)``, as
+    ``plain_swiglu`` does; the gradient is written into one buffer. Within a torch.compile graph it
+    runs ``plain_swiglu``, which the compiler fuses.
     """
     if torch.compiler.is_compiling():
         return plain_swiglu(gate_up)
-    return _SwiGlu.apply(gate_up)
+    out: Tensor = _SwiGlu.apply(gate_up)
+    return out
 
 
 def plain_swiglu(gate_up: Tensor) -> Tensor:
-    """The same as a composition of torch's operations, differentiated by autograd."""
+    """Compute ``swiglu`` by torch operations, differentiated by autograd."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-class _SwiGlu(torch.autograd.Function):
+class _SwiGlu(Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -1,1 +1,1 @@
-"""Feed-forwards of experts: permutation, grouped products, quantised ones, their collectives."""
+"""Expert MLPs: permutation, grouped GEMMs, quantised ones, and their collectives."""

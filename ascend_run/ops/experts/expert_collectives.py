@@ -1,17 +1,16 @@
-"""Experts' products beside the exchange of their tokens, over expert and tensor parallel ranks.
+"""Batched expert matmuls fused with their collectives over expert and tensor parallel ranks.
 
-Every expert takes the same number of tokens (dropped or padded ones). The ranks of ``ep_group``
-hold different experts, those of ``tp_group`` different columns (rows, of the second product) of
-one expert's matrix. The sharded dimension says how tensor parallel ranks split the tokens outside:
-0 by their hidden size, 1 by their number.
+Every expert takes the same number of tokens (dropped or padded). The ranks of ``ep_group`` hold
+different experts, those of ``tp_group`` different columns (rows, of the second matmul) of an
+expert's matrix. ``shard_type`` is the dim along which tensor parallel ranks shard the tokens: 0 for
+the hidden size, 1 for the tokens.
 
 Source: MindSpeed's operator documentation, npu_all_to_all_all_gather_bmm and
 npu_bmm_reduce_scatter_all_to_all. torch_npu has neither operator.
 """
 
-# E experts in all, e = E / ep of this rank, C tokens of an expert from one expert parallel rank,
-# H hidden size, M width of the experts, m = M / tp of this rank; A tokens of one expert here,
-# ep * C of them
+# E experts in all, e = E / ep of this rank, C tokens of an expert from one expert parallel rank, H
+# hidden size, M width of the experts, m = M / tp of this rank; A = ep * C tokens of one expert
 
 from __future__ import annotations
 
@@ -26,18 +25,18 @@ from ascend_run.ops.transfer.tensor_collectives import exchange, gather, reduce_
 
 HIDDEN: Final = 0
 TOKENS: Final = 1
-"""``shard_type``: tensor parallel ranks split the hidden size, or the tokens."""
+"""``shard_type``: tensor parallel ranks shard the hidden size, or the tokens."""
 
 
 class Gathered(NamedTuple):
-    """What the first product answers."""
+    """Outputs of the first matmul."""
 
     out: Tensor
     """[e, A, m], activated."""
     gathered: Tensor | None
-    """[e, A, H]: the tokens that were multiplied, where asked for."""
+    """[e, A, H]: the gathered tokens, if requested."""
     product: Tensor | None
-    """[e, A, m]: before the activation, where asked for and there is one."""
+    """[e, A, m]: before the activation, if requested and there is one."""
 
 
 def all_to_all_all_gather_bmm(
@@ -52,16 +51,18 @@ def all_to_all_all_gather_bmm(
     gathered: bool = False,
     product: bool = False,
 ) -> Gathered:
-    """Tokens to the ranks of their experts, whole again over tp, and multiplied.
+    """Send tokens to the ranks of their experts, all-gather them over tp, and multiply.
 
     Args:
         x: [E, C, H / tp] with ``shard_type`` 0, [E, C / tp, H] with 1.
         bias: [e, m] or [e, 1, m].
-        gathered: Answer the gathered tokens as well; product: the product before the activation.
+        gathered: Also return the gathered tokens; product: also return the values before the
+            activation.
 
-    Tokens of one expert stand by expert parallel rank, then as the tensor parallel ranks had them.
-    Differentiable in x, weight and bias. Messages: an all-to-all and an all-gather; in backward a
-    reduce-scatter and an all-to-all.
+    Tokens of one expert are ordered by expert parallel rank, then as the tensor parallel ranks had
+    them. Differentiable in x, weight and bias.
+
+    Communication: an all-to-all and an all-gather; in backward a reduce-scatter and an all-to-all.
     """
     experts = x.unflatten(0, (ep_group.size(), -1))
     arrived = exchange(experts, ep_group).transpose(0, 1)  # [e, ep, C or C / tp, H / tp or H]
@@ -83,19 +84,19 @@ def bmm_reduce_scatter_all_to_all(
     bias: Tensor | None = None,
     shard_type: Literal[0, 1] = TOKENS,
 ) -> Tensor:
-    """The second product, summed over tp, each rank its share, and tokens back to their ranks.
+    """Apply the second matmul, reduce-scatter over tp, and return tokens to their ranks.
 
     Args:
-        x_eAm: In the order that ``all_to_all_all_gather_bmm`` gives.
+        x_eAm: In the order of ``all_to_all_all_gather_bmm``.
         bias: [e, H / tp] with ``shard_type`` 0, [e, H] with 1, or with a 1 in the middle; added
-            after the sum. With 1 it is the same on all tensor parallel ranks and each one's
-            gradient is of its own tokens: their sum is the gradient.
+            after the sum. With 1 it is equal on all tensor parallel ranks, and each rank's gradient
+            covers its own tokens: their sum is the gradient.
 
     Returns:
         [E, C, H / tp] with ``shard_type`` 0, [E, C / tp, H] with 1.
 
-    Differentiable in x, weight and bias. Messages: a reduce-scatter and an all-to-all; in backward
-    an all-to-all and an all-gather.
+    Differentiable in x, weight and bias. Communication: a reduce-scatter and an all-to-all; in
+    backward an all-to-all and an all-gather.
     """
     ep, tp = ep_group.size(), tp_group.size()
     product = torch.bmm(x_eAm, weight_emH).unflatten(1, (ep, -1))  # [e, ep, C, H]
@@ -109,5 +110,6 @@ def bmm_reduce_scatter_all_to_all(
 
 
 def _joined(x: Tensor, shard_type: int) -> Tensor:
-    """[e, A, H] of the gathered pieces: [e, ep, C, tp, H / tp] or [e, ep, tp, C / tp, H]."""
+    """Flatten gathered shards to [e, A, H], from [e, ep, C, tp, H / tp] or [e, ep, tp, C / tp,
+    H]."""
     return x.flatten(3).flatten(1, 2) if shard_type == HIDDEN else x.flatten(1, 3)

@@ -1,8 +1,8 @@
-"""The feed-forward of all experts as one differentiable operation with a backward by hand.
+"""The MLP of all experts as one differentiable operation with a manual backward.
 
-It keeps the tokens (where their weight is trained), the first product and, for SwiGLU by hand, the
-non-linearity of the gate: 3 F values a token beside the tokens, where autograd keeps 5 F. What is
-cheap is computed again in backward.
+It saves the tokens (if their weight is trained), the first GEMM's output and, for SwiGLU, the
+activated gate: 3 F values a token besides the tokens, where autograd saves 5 F. Cheap intermediates
+are recomputed in backward.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .grouped_matmul import GROUPS, Backend, Groups, MakeGroups, choose
+from ascend_run.ops.autograd_function import Function
+from ascend_run.ops.tensor_marks import mark
+from ascend_run.types.moe import GroupedGemm
+
+from .grouped_matmul import GROUPS, Backend, MakeGroups, choose
 
 # T tokens sorted by expert, H hidden size, F expert width, X experts
 
 CACHE_ELEMENTS: Final = 1 << 17
-"""Elements of an intermediate that the elementwise part touches at a time on a CPU: several such
-tensors fit in a core's second-level cache."""
+"""Elements of an intermediate that the elementwise part processes at a time on a CPU: several such
+tensors fit in a core's L2 cache."""
 
 
 def expert_mlp(
@@ -37,25 +41,25 @@ def expert_mlp(
     backend: Backend | MakeGroups | None = None,
     accumulate: bool = False,
 ) -> Tensor:
-    """``(probs * act(x @ fc1.T)) @ fc2.T`` for each token with its own expert.
+    """Compute ``(probs * act(x @ fc1.T)) @ fc2.T`` for each token with its own expert.
 
     Args:
         tokens_TH: Sorted by expert.
         counts: Tokens of each expert, on the host.
-        probs_T: Any floating dtype; taken in that of the tokens.
-        fc1: [X, 2F, H], gate rows before up rows; [X, F, H] where not gated.
+        probs_T: Any floating dtype; cast to that of the tokens.
+        fc1: [X, 2F, H], gate rows before up rows; [X, F, H] if not gated.
         fc2: [X, H, F].
-        function: The non-linearity; of the gate where gated.
-        is_silu: Whether it is SiLU, which then is differentiated by hand.
-        fused: The whole activation, [t, 2F] -> [t, F], by a differentiable operator that takes the
-            place of both; it is computed again in backward.
-        backend: By name, or what makes the products of a partition; default: what
-            ``grouped_matmul.choose`` says.
-        accumulate: Add the weights' gradients straight to their ``main_grad``, where data
-            parallelism has given them one, rather than to a tensor that is then added to it.
+        function: The activation; of the gate if gated.
+        is_silu: Whether it is SiLU, which has a manual backward.
+        fused: The full activation, [t, 2F] -> [t, F], a differentiable operator that replaces
+            ``function``; recomputed in backward.
+        backend: A name, or a factory of the grouped GEMMs of a partition; default:
+            ``grouped_matmul.choose``.
+        accumulate: Add the weights' gradients directly to their ``main_grad``, if data parallelism
+            has set one, instead of to a separate tensor.
 
     Returns:
-        [T, H]; differentiable in tokens, probs and weights, an empty expert's with zeros.
+        [T, H]; differentiable in tokens, probs and weights; an empty expert's gradients are zeros.
     """
     if backend is None:
         widths = (*fc1.shape[1:], *fc2.shape[1:])
@@ -66,10 +70,11 @@ def expert_mlp(
         activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
     make = GROUPS[backend] if isinstance(backend, str) else backend
     groups = make(counts, tokens_TH.device)
-    return _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation, accumulate)
+    out: Tensor = _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation, accumulate)
+    return out
 
 
-class _ExpertMlp(torch.autograd.Function):
+class _ExpertMlp(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -77,7 +82,7 @@ class _ExpertMlp(torch.autograd.Function):
         probs_T: Tensor,
         fc1: Tensor,
         fc2: Tensor,
-        groups: Groups,
+        groups: GroupedGemm,
         activation: SwiGlu | AutogradActivation,
         accumulate: bool,
     ) -> Tensor:
@@ -88,7 +93,7 @@ class _ExpertMlp(torch.autograd.Function):
         for rows in _row_blocks(act_TF):
             activation.forward(hidden[rows], probs_T1[rows], out=act_TF[rows], kept=kept[rows])
         ctx.groups, ctx.activation, ctx.accumulate = groups, activation, accumulate
-        # The tokens are read for the gradient of a weight only.
+        # The tokens are only needed for the gradient of a weight.
         read_TH = tokens_TH if ctx.needs_input_grad[2] else None
         ctx.save_for_backward(read_TH, probs_T, fc1, fc2, hidden, kept)
         return groups.matmul(act_TF, fc2.transpose(1, 2))
@@ -121,35 +126,36 @@ class _ExpertMlp(torch.autograd.Function):
 
 
 def _weight_gradient(
-    groups: Groups, weight: Tensor, a_TN: Tensor, b_TK: Tensor, accumulate: bool
+    groups: GroupedGemm, weight: Tensor, a_TN: Tensor, b_TK: Tensor, accumulate: bool
 ) -> Tensor:
-    """The gradient of a weight; or, where it was added to ``main_grad``, a tensor without values.
+    """Return the gradient of a weight, or an empty tensor if it was added to ``main_grad``.
 
-    Megatron's data parallelism reads the mark, adds nothing then and drops the tensor; that there
-    is one tells it that the gradient has come.
+    Megatron's data parallelism reads the mark and then drops the tensor without adding it; the
+    tensor's presence signals that the gradient is ready.
     """
     main_grad: Tensor | None = getattr(weight, "main_grad", None) if accumulate else None
     if main_grad is None:
         return groups.outer(a_TN, b_TK)
     groups.add_outer(main_grad, a_TN, b_TK)
-    weight.grad_added_to_main_grad = True
+    mark(weight, grad_added_to_main_grad=True)
     return torch.empty_like(weight)
 
 
 def _row_blocks(x: Tensor) -> Iterator[slice]:
-    """Rows to work on at a time: few enough to stay in cache on a CPU, all of them elsewhere."""
+    """Yield the rows to process at a time: on a CPU few enough to stay in cache, else all."""
     rows = max(1, CACHE_ELEMENTS // x.shape[1]) if x.device.type == "cpu" else x.shape[0]
     for start in range(0, x.shape[0], max(rows, 1)):
         yield slice(start, start + rows)
 
 
 class SwiGlu:
-    """``probs * silu(gate) * up``, differentiated by hand. Source: arXiv:2002.05202."""
+    """``probs * silu(gate) * up`` with a manual backward. Source: arXiv:2002.05202."""
 
     keeps = True
 
     def forward(self, hidden: Tensor, probs: Tensor, *, out: Tensor, kept: Tensor) -> None:
-        """[t, 2F] and [t, 1] into ``out`` [t, F], and silu(gate) into ``kept`` [t, F]."""
+        """Write the output of [t, 2F] and [t, 1] to ``out`` [t, F], and silu(gate) to ``kept`` [t,
+        F]."""
         gate, up = hidden.chunk(2, dim=-1)
         torch.ops.aten.silu.out(gate, out=kept)
         torch.mul(kept, up, out=out).mul_(probs)
@@ -165,7 +171,7 @@ class SwiGlu:
         dhidden: Tensor,
         dprobs: Tensor,
     ) -> None:
-        """Fill ``act`` (again), ``dhidden`` and ``dprobs``; ``dact`` is used up."""
+        """Fill ``act`` (recomputed), ``dhidden`` and ``dprobs``; overwrites ``dact``."""
         gate, up = hidden.chunk(2, dim=-1)
         dgate, dup = dhidden.chunk(2, dim=-1)
         product = torch.mul(kept, up, out=act)
@@ -177,8 +183,8 @@ class SwiGlu:
 
 
 class AutogradActivation:
-    """Any other non-linearity, or an operator that is all of it (which then is not gated here): its
-    own backward is autograd's, block by block."""
+    """Any other activation, or a fused operator (which is not gated here); its backward is
+    autograd's, block by block."""
 
     keeps = False
 
@@ -186,7 +192,7 @@ class AutogradActivation:
         self.function, self.gated = function, gated
 
     def forward(self, hidden: Tensor, probs: Tensor, *, out: Tensor, kept: Tensor) -> None:
-        """[t, 2F] (or [t, F]) and [t, 1] into ``out`` [t, F]; keeps nothing."""
+        """Write the output of [t, 2F] (or [t, F]) and [t, 1] to ``out`` [t, F]; saves nothing."""
         torch.mul(self._activate(hidden), probs, out=out)
 
     def backward(
@@ -200,7 +206,7 @@ class AutogradActivation:
         dhidden: Tensor,
         dprobs: Tensor,
     ) -> None:
-        """Fill ``act`` (again), ``dhidden`` and ``dprobs``."""
+        """Fill ``act`` (recomputed), ``dhidden`` and ``dprobs``."""
         with torch.enable_grad():
             leaf = hidden.detach().requires_grad_()
             product = self._activate(leaf)

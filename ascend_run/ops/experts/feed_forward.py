@@ -1,12 +1,12 @@
-"""Whole feed-forwards for inference: dense or by experts, wide, quantised or with int8 weights.
+"""Fused MLPs for inference: dense or by experts, in floating point, int8, or with int8 weights.
 
-No backward; experts that learn are ``expert_mlp``. An expert's tokens stand one after the other,
-and its share is told by the rows of each, or by their running totals (``cumulative``).
+No backward; ``expert_mlp`` is the trainable one. An expert's tokens are contiguous; ``experts`` has
+the rows of each, or their cumulative sums (``cumulative``).
 
 Source: MindSpeed's operator documentation, ffn; torch_npu's documentation of npu_ffn.
 """
 
-# M tokens, H hidden size, F width between the products (2F before a gated activation), X experts
+# M tokens, H hidden size, F intermediate size (2F before a gated activation), X experts
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def ffn(
     experts: Sequence[int] | None = None,
     cumulative: bool = False,
 ) -> Tensor:
-    """``act(x @ weight1 + bias1) @ weight2 + bias2``, in x's dtype.
+    """Compute ``act(x @ weight1 + bias1) @ weight2 + bias2`` in x's dtype.
 
     Args:
         x: [..., H]; [M, H] with experts.
-        weight1: [H, F], or [X, H, F] with experts; weight2 [F, H] or [X, F, H]. Biases [F] and
-            [H], or [X, F] and [X, H].
-        activation: See ``activations``; a gated one has 2F where F is said of the first product.
-        experts: Rows of each expert, on the host; running totals where ``cumulative``.
+        weight1: [H, F], or [X, H, F] with experts; weight2 [F, H] or [X, F, H]. Biases [F] and [H],
+            or [X, F] and [X, H].
+        activation: See ``activations``; with a gated one the first weight and bias have 2F for F.
+        experts: Rows of each expert, on the host; cumulative sums if ``cumulative``.
 
     Numerics: in float32 (float64 for float64).
 
     Raises:
-        RuntimeError: A gradient is asked for.
+        RuntimeError: If a gradient is required.
     """
     refuse_gradient("ffn", x, weight1, weight2, bias1, bias2)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -70,18 +70,18 @@ def quantised_ffn(
     cumulative: bool = False,
     output_dtype: torch.dtype = torch.float16,
 ) -> Tensor:
-    """``(int8(act((x @ w1 + b1) * deq1) * scale + offset) @ w2 + b2) * deq2``.
+    """Compute ``(int8(act((x @ w1 + b1) * deq1) * scale + offset) @ w2 + b2) * deq2``.
 
     Args:
         x, weight1, weight2: int8, in the shapes of ``ffn``. Biases int32.
-        scale: [1] or [F], [X] or [X, F] with experts; offset [1] or [X]: of the activation's
-            quantisation, which rounds to the nearest (halves to even) and saturates.
+        scale: [1] or [F], [X] or [X, F] with experts; offset [1] or [X]: quantisation of the
+            activation, which rounds to nearest (ties to even) and saturates.
         deq_scale1: [F] or [X, F]; deq_scale2: [H] or [X, H].
 
-    Numerics: in float64, which holds the integer products exactly.
+    Numerics: in float64, which holds the integer matmuls exactly.
 
     Raises:
-        RuntimeError: A gradient is asked for.
+        RuntimeError: If a gradient is required.
     """
     refuse_gradient("quantised_ffn", scale, offset, deq_scale1, deq_scale2)
     sizes = expert_sizes(experts, cumulative, x)
@@ -107,13 +107,13 @@ def weight_quantised_ffn(
     experts: Sequence[int] | None = None,
     cumulative: bool = False,
 ) -> Tensor:
-    """``ffn`` with ``(weight + antiquant_offset) * antiquant_scale`` for each int8 weight.
+    """Compute ``ffn`` with ``(weight + antiquant_offset) * antiquant_scale`` for each int8 weight.
 
     Args:
         antiquant_scale1: [F] or [X, F], the offset alike; antiquant_scale2: [H] or [X, H].
 
     Raises:
-        RuntimeError: A gradient is asked for.
+        RuntimeError: If a gradient is required.
     """
     refuse_gradient("weight_quantised_ffn", x, antiquant_scale1, antiquant_scale2, bias1, bias2)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -144,7 +144,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
 
 
 def _by_row(x: Tensor, sizes: Sequence[int] | None) -> Tensor:
-    """[X, F] -> [M, F], [X] -> [M, 1]: each token its expert's; as it is without experts."""
+    """Expand [X, F] to [M, F], or [X] to [M, 1], by each token's expert; x itself without
+    experts."""
     if sizes is None:
         return x
     rows = spread(x, sizes)

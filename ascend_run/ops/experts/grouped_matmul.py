@@ -1,53 +1,42 @@
-"""Matrix products of groups of rows, each group with its own matrix.
+"""Grouped GEMM: each group of rows has its own matrix.
 
-Rows are sorted by group and the counts are host integers, so that choosing and slicing never wait
-for the device. Source: the grouped GEMM of MegaBlocks, arXiv:2211.15841, section 5.
+Rows are sorted by group and the counts are host integers, so that dispatch and slicing never
+synchronise with the device. Source: the grouped GEMM of MegaBlocks, arXiv:2211.15841, section 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ascend_run.ops.autograd_function import Function
+from ascend_run.ops.linear.wide_matmul import wide_matmul
+from ascend_run.types.moe import GroupedGemm
 
 # T rows of all groups, X groups, K and N inner and outer widths of the matrices, C rows of the
 # largest group
 
 Backend = Literal["grouped_mm", "bmm", "loop"]
 NATIVE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
-"""What torch's grouped product takes on the CPU; on CUDA it is at its best in bfloat16."""
+"""Dtypes that torch's grouped GEMM supports on the CPU; on CUDA it is fast in bfloat16 only."""
 ROW_BYTES: Final = 16
-"""torch's grouped product takes rows that are multiples of this."""
+"""torch's grouped GEMM requires row sizes that are multiples of this."""
 MANY_GROUPS: Final = 16
-"""From here on the cost of a call a group shows, and one batched product wins where it can."""
+"""From this many groups on, the overhead of one call a group is noticeable, and a batched GEMM is
+faster if possible."""
 PADDING_TOLERATED: Final = 1.1
-"""A batched product computes C rows for every group; beyond this it loses to a grouped one."""
-
-
-class Groups(Protocol):
-    """The products of one partition of rows; made once, used for all products of a step."""
-
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None: ...
-
-    def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
-        """[T, N]: each row times the matrix of its group. Matrices may be transposed views."""
-        ...
-
-    def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
-        """[X, N, K]: ``a.T @ b`` over the rows of each group; zeros for an empty one."""
-        ...
-
-    def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        """Add ``outer`` to a sum, which may be of a wider dtype, in place."""
-        ...
+"""A batched GEMM computes C rows for every group; beyond this ratio a grouped one is faster."""
 
 
 class LoopGroups:
-    """One product after the other, each straight into its place; any dtype, exact in float64."""
+    """One GEMM per group, written into the output; any dtype, exact in float64."""
+
+    mm = staticmethod(torch.mm)
 
     def __init__(self, counts: Sequence[int], device: torch.device) -> None:
         self.counts = list(counts)
@@ -58,7 +47,7 @@ class LoopGroups:
             x_TK.split(self.counts), matrices_XKN.unbind(0), y_TN.split(self.counts), strict=True
         )
         for x, matrix, y in parts:
-            torch.mm(x, matrix, out=y)
+            self.mm(x, matrix, out=y)
         return y_TN
 
     def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
@@ -67,7 +56,7 @@ class LoopGroups:
             a_TN.split(self.counts), b_TK.split(self.counts), products.unbind(0), strict=True
         )
         for a, b, product in parts:
-            torch.mm(a.t(), b, out=product)
+            self.mm(a.t(), b, out=product)
         return products
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
@@ -78,11 +67,17 @@ class LoopGroups:
             if total.dtype is a.dtype:
                 total.addmm_(a.t(), b)
             else:
-                total.add_(a.t() @ b)
+                total.add_(self.mm(a.t(), b))
+
+
+class WideGroups(LoopGroups):
+    """LoopGroups whose bfloat16 matmuls run in float32."""
+
+    mm = staticmethod(wide_matmul)
 
 
 class NativeGroups:
-    """torch's own grouped product: one call; operands must be contiguous."""
+    """torch's grouped GEMM: one call; operands must be contiguous."""
 
     def __init__(self, counts: Sequence[int], device: torch.device) -> None:
         self.ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32).to(
@@ -96,11 +91,11 @@ class NativeGroups:
         return F.grouped_mm(a_TN.contiguous().t(), b_TK.contiguous(), offs=self.ends)
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        sum_XNK.add_(self.outer(a_TN, b_TK))  # torch's has no sum to start from
+        sum_XNK.add_(self.outer(a_TN, b_TK))  # torch's cannot accumulate into a sum
 
 
 class PaddedGroups:
-    """One batched product over groups padded to the largest; a view where they are equal."""
+    """One batched GEMM over groups padded to the largest; a view if they are equal."""
 
     def __init__(self, counts: Sequence[int], device: torch.device) -> None:
         self.num_groups, self.rows = len(counts), max(counts)
@@ -125,14 +120,14 @@ class PaddedGroups:
             sum_XNK.add_(self.outer(a_TN, b_TK))
 
     def _pad(self, x: Tensor) -> Tensor:
-        """[T, K] -> [X, C, K]."""
+        """Reshape or pad [T, K] to [X, C, K]."""
         if self.places is not None:
             padded = x.new_zeros(self.num_groups * self.rows, x.shape[1])
             x = padded.index_copy_(0, self.places, x)
         return x.view(self.num_groups, self.rows, x.shape[1])
 
 
-MakeGroups = Callable[[Sequence[int], torch.device], Groups]
+MakeGroups = Callable[[Sequence[int], torch.device], GroupedGemm]
 GROUPS: Final[dict[Backend, MakeGroups]] = {
     "grouped_mm": NativeGroups,
     "bmm": PaddedGroups,
@@ -141,10 +136,10 @@ GROUPS: Final[dict[Backend, MakeGroups]] = {
 
 
 def native_takes(device_type: str, dtype: torch.dtype, widths: Sequence[int]) -> bool:
-    """Whether torch's grouped product does this, and well.
+    """Return whether torch's grouped GEMM supports these operands and is fast.
 
     Args:
-        widths: K and N of every product; their rows must be multiples of 16 bytes.
+        widths: K and N of every GEMM; their rows must be multiples of 16 bytes.
     """
     if any(width * dtype.itemsize % ROW_BYTES for width in widths):
         return False
@@ -156,10 +151,10 @@ def native_takes(device_type: str, dtype: torch.dtype, widths: Sequence[int]) ->
 def choose(
     counts: Sequence[int], device: torch.device, dtype: torch.dtype, widths: Sequence[int]
 ) -> Backend:
-    """The fastest way for these shapes; measured, see docs/plugins/gmm.md.
+    """Return the fastest backend for these shapes; measured, see docs/plugins/experts/gmm.md.
 
-    On the CPU a loop of wide float32 products is as fast as anything, while in half precision the
-    products are short enough for the calls between them to show.
+    On the CPU a loop of float32 GEMMs is as fast as any, while in half precision the GEMMs are
+    short enough for the overhead of separate calls to matter.
     """
     total, largest = sum(counts), max(counts, default=0)
     if total == 0:
@@ -175,9 +170,9 @@ def choose(
     return "bmm" if balanced and device.type != "cpu" else "loop"
 
 
-class _GroupedMatmul(torch.autograd.Function):
+class _GroupedMatmul(Function):
     @staticmethod
-    def forward(ctx: Any, x_TK: Tensor, matrices_XNK: Tensor, groups: Groups) -> Tensor:
+    def forward(ctx: Any, x_TK: Tensor, matrices_XNK: Tensor, groups: GroupedGemm) -> Tensor:
         ctx.groups = groups
         ctx.save_for_backward(x_TK if ctx.needs_input_grad[1] else None, matrices_XNK)
         return groups.matmul(x_TK, matrices_XNK.transpose(1, 2))
@@ -193,15 +188,16 @@ class _GroupedMatmul(torch.autograd.Function):
 def grouped_matmul(
     x_TK: Tensor, matrices_XNK: Tensor, counts: Sequence[int], backend: Backend | None = None
 ) -> Tensor:
-    """[T, N]: ``x @ matrix.T`` with the matrix of each row's group, differentiable in both.
+    """Compute ``x @ matrix.T`` with the matrix of each row's group, [T, N]; differentiable in both.
 
     Args:
-        counts: Rows of each group, on the host; their sum is T; any may be 0, and then that
-            group's matrix receives a gradient of zeros.
-        backend: Default: what ``choose`` says.
+        counts: Rows of each group, on the host; they sum to T. A count may be 0; that group's
+            matrix then has a gradient of zeros.
+        backend: Default: ``choose``.
 
-    Numerics: each backend sums in the order of its own product; ``loop`` is torch.mm of each group.
+    Numerics: each backend has the reduction order of its GEMM; ``loop`` is torch.mm of each group.
     """
     if backend is None:
         backend = choose(counts, x_TK.device, x_TK.dtype, matrices_XNK.shape[1:])
-    return _GroupedMatmul.apply(x_TK, matrices_XNK, GROUPS[backend](counts, x_TK.device))
+    out: Tensor = _GroupedMatmul.apply(x_TK, matrices_XNK, GROUPS[backend](counts, x_TK.device))
+    return out

@@ -1,14 +1,14 @@
-"""Tokens in the order of their experts and back, with a backward that only gathers.
+"""Permutes tokens into the order of their experts and back, with a backward that only gathers.
 
-The sort is stable, so that the same routing gives the same order. Where autograd would add rows
-with atomic operations (in an order of their own on a GPU), each token gathers its copies instead.
+The sort is stable, so equal routing gives equal order. Where autograd would add rows with atomic
+operations (in nondeterministic order on a GPU), each token gathers its copies instead.
 
 Source: MindSpeed's operator documentation, npu_moe_token_permute and npu_moe_token_unpermute;
 torch_npu's documentation of the operators of the same names.
 """
 
-# T tokens, K experts of a token, M = T * K copies, R rows that are kept, H hidden size, X experts,
-# C capacity of an expert
+# T tokens, K experts of a token (top-k), M = T * K copies, R rows after dropping, H hidden size, X
+# experts, C capacity of an expert
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ascend_run.ops.autograd_function import Function
+
 
 def moe_token_permute(
     tokens_TH: Tensor,
@@ -26,18 +28,18 @@ def moe_token_permute(
     num_out_tokens: int | None = None,
     padded_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Copies of tokens, sorted by expert.
+    """Copy tokens, sorted by expert.
 
     Args:
         indices: The experts of each token, integer, [T, K] or [T]; with ``padded_mode`` the tokens
             of each expert, [X, C].
-        num_out_tokens: How many rows to keep of the sorted ones; a negative number leaves so many
-            out at the end; None or 0 keeps all.
-        padded_mode: Take the tokens that ``indices`` names; nothing is sorted.
+        num_out_tokens: How many of the sorted rows to return; a negative number drops so many at
+            the end; None or 0 returns all.
+        padded_mode: Select the tokens in ``indices``, without sorting.
 
     Returns:
-        (permuted [R, H], places [M] int32): copy k of token t stands in row ``places[t * K + k]``,
-        and is left out where that is R or more. With ``padded_mode`` (tokens [X * C, H], indices).
+        (permuted [R, H], places [M] int32): copy k of token t is row ``places[t * K + k]``, and is
+            dropped if that is R or more. With ``padded_mode`` (tokens [X * C, H], indices).
 
     Differentiable in tokens.
     """
@@ -50,7 +52,7 @@ def moe_token_permute(
 
 
 def sorted_places(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """(copies in the order of their experts, row of each copy), both [M] int64."""
+    """Return (copies in the order of their experts, row of each copy), both [M] int64."""
     order = torch.argsort(indices.reshape(-1), stable=True)
     places = torch.empty_like(order)
     places[order] = torch.arange(order.shape[0], device=order.device)
@@ -64,22 +66,23 @@ def moe_token_unpermute(
     padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Each token as the weighted sum of its copies: ``moe_token_permute`` backwards.
+    """Sum each token's weighted copies: the inverse of ``moe_token_permute``.
 
     Args:
-        places: What ``moe_token_permute`` answered; [M], any integer dtype, or [X, C].
-        probs: Weight of each copy, [T, K]; ones, one copy a token, where None. With
+        places: As ``moe_token_permute`` returns them; [M], any integer dtype, or [X, C].
+        probs: Weight of each copy, [T, K]; None means ones and one copy a token. With
             ``padded_mode`` [X, C].
         restore_shape: (T, H), with ``padded_mode``.
 
     Returns:
-        [T, H] in the dtype of ``permuted``; copies that were left out count as zeros.
+        [T, H] in the dtype of ``permuted``; dropped copies count as zeros.
 
-    Differentiable in permuted and probs. Numerics: products and their sum in float32 (float64).
+    Differentiable in permuted and probs. Numerics: multiplies and sums in float32 (float64).
     """
     if padded_mode:
         return _unpermute_padded(permuted_RH, places, probs, restore_shape)
-    return _Unpermute.apply(permuted_RH, places.to(torch.int64), probs)
+    out: Tensor = _Unpermute.apply(permuted_RH, places.to(torch.int64), probs)
+    return out
 
 
 def _unpermute_padded(
@@ -93,7 +96,7 @@ def _unpermute_padded(
 
 
 def _gather(rows_RH: Tensor, places_M: Tensor) -> Tensor:
-    """[M, H]: the row of each place; zeros for one that was left out."""
+    """Return the row of each copy, [M, H]; zeros for dropped copies."""
     num_rows = rows_RH.shape[0]
     if num_rows >= places_M.shape[0]:
         return rows_RH.index_select(0, places_M)
@@ -103,7 +106,7 @@ def _gather(rows_RH: Tensor, places_M: Tensor) -> Tensor:
     return found * (places_M < num_rows).unsqueeze(-1)
 
 
-class _Permute(torch.autograd.Function):
+class _Permute(Function):
     @staticmethod
     def forward(
         ctx: Any, tokens_TH: Tensor, sources_R: Tensor, places_M: Tensor, copies: int
@@ -120,7 +123,7 @@ class _Permute(torch.autograd.Function):
         return copies.sum(1), None, None, None
 
 
-class _Unpermute(torch.autograd.Function):
+class _Unpermute(Function):
     @staticmethod
     def forward(ctx: Any, permuted_RH: Tensor, places_M: Tensor, probs_TK: Tensor | None) -> Tensor:
         ctx.save_for_backward(None if probs_TK is None else permuted_RH, places_M, probs_TK)
@@ -130,7 +133,8 @@ class _Unpermute(torch.autograd.Function):
             return copies
         wide = torch.promote_types(permuted_RH.dtype, torch.float32)
         weighted = copies.unflatten(0, probs_TK.shape).to(wide) * probs_TK.unsqueeze(-1)
-        return weighted.sum(1).to(permuted_RH.dtype)
+        out: Tensor = weighted.sum(1).to(permuted_RH.dtype)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -147,6 +151,6 @@ class _Unpermute(torch.autograd.Function):
 
 
 def _scatter(copies_MH: Tensor, places_M: Tensor, num_rows: int) -> Tensor:
-    """[R, H]: each row from the one copy that stands there."""
+    """Return the rows [R, H], each from its single copy."""
     rows = torch.empty_like(copies_MH).index_copy_(0, places_M, copies_MH)
     return rows[:num_rows]

@@ -1,7 +1,7 @@
-"""Grouped products of quantised operands: int8 by int8, and of wide rows with int8 matrices.
+"""Quantised grouped GEMMs: int8 by int8, and floating-point rows by int8 matrices.
 
-For inference: no backward. Products of int8 are taken in float64, which holds their sums exactly
-(up to 2**39 terms), so that the only rounding is the last one.
+For inference: no backward. int8 matmuls run in float64, which holds their sums exactly (up to 2**39
+terms), so that only the result is rounded.
 
 Source: MindSpeed's operator documentation, quant_gmm and weight_quant_gmm; torch_npu's
 documentation of npu_grouped_matmul.
@@ -34,19 +34,19 @@ def quant_grouped_matmul(
     activation: str | None = None,
     output_dtype: torch.dtype = torch.float16,
 ) -> Tensor:
-    """[T, N]: ``act((x @ matrix + bias) * scale * per_token_scale)`` by each row's group.
+    """Compute ``act((x @ matrix + bias) * scale * per_token_scale)`` by each row's group, [T, N].
 
     Args:
         x_TK: int8, as are the matrices, which may be transposed views.
-        scale_XN: Of the products; floating. Each row's own scale multiplies it.
-        bias_XN: int32, added to the integer product.
+        scale_XN: Dequantisation scale; floating. Multiplied by each row's own scale.
+        bias_XN: int32, added to the integer result.
         activation: relu, gelu_tanh, fastgelu or silu.
-        output_dtype: int8 rounds to the nearest (halves to even) and saturates; then there is
-            neither per-token scale nor activation.
+        output_dtype: int8 rounds to nearest (ties to even) and saturates; it excludes per-token
+            scale and activation.
 
     Raises:
-        ValueError: int8 is asked for with a per-token scale or an activation.
-        RuntimeError: A gradient is asked for.
+        ValueError: If the output is int8 with a per-token scale or an activation.
+        RuntimeError: If a gradient is required.
     """
     refuse_gradient("quant_grouped_matmul", scale_XN, per_token_scale_T)
     check_int8_output(output_dtype, per_token_scale_T, activation)
@@ -65,14 +65,15 @@ def quant_grouped_matmul(
 def check_int8_output(
     output_dtype: torch.dtype, per_token_scale_T: Tensor | None, activation: str | None
 ) -> None:
-    """Whether an int8 output is asked for with what it does not take; see above.
+    """Check that an int8 output has neither a per-token scale nor an activation.
 
     Raises:
-        ValueError: It is.
+        ValueError: If it has.
     """
     if output_dtype is torch.int8 and (activation or per_token_scale_T is not None):
         raise ValueError(
-            "quant_grouped_matmul: an int8 output takes no per-token scale and no activation"
+            "quant_grouped_matmul: an int8 output supports no per-token scale and no activation; "
+            "use a floating output_dtype, or remove them"
         )
 
 
@@ -86,16 +87,16 @@ def weight_quant_grouped_matmul(
     cumulative: bool,
     bias_XN: Tensor | None = None,
 ) -> Tensor:
-    """[T, N] in x's dtype: ``x @ ((matrix + offset) * scale) + bias`` by each row's group.
+    """Compute ``x @ ((matrix + offset) * scale) + bias`` by each row's group, [T, N] in x's dtype.
 
     Args:
         x_TK: float16, bfloat16 or wider.
         matrices_XKN: int8; may be a transposed view.
 
-    Numerics: products and sums in float32 (float64 for float64).
+    Numerics: matmuls in float32 (float64 for float64).
 
     Raises:
-        RuntimeError: A gradient is asked for.
+        RuntimeError: If a gradient is required.
     """
     refuse_gradient("weight_quant_grouped_matmul", x_TK, antiquant_scale_XN, bias_XN)
     sizes = group_sizes(group_list, cumulative, x_TK.shape[0])
@@ -110,7 +111,7 @@ def weight_quant_grouped_matmul(
 def antiquantised(
     matrices: Tensor, scale: Tensor, offset: Tensor | None, dtype: torch.dtype, group_size: int = 0
 ) -> Tensor:
-    """``(matrices + offset) * scale``.
+    """Compute ``(matrices + offset) * scale``.
 
     Args:
         matrices: [..., K, N].
@@ -131,17 +132,17 @@ def antiquantised(
 
 
 def products(x_TK: Tensor, matrices_XKN: Tensor, sizes: Sequence[int]) -> Tensor:
-    """[T, N]: each row times the matrix of its group."""
+    """Multiply each row by the matrix of its group; returns [T, N]."""
     parts = zip(x_TK.split(list(sizes)), matrices_XKN.unbind(0), strict=True)
     return torch.cat([rows @ matrix for rows, matrix in parts])
 
 
 def spread(per_group: Tensor, sizes: Sequence[int]) -> Tensor:
-    """[X, ...] -> [T, ...]: the group's, for each of its rows."""
+    """Repeat each group's entry for each of its rows: [X, ...] -> [T, ...]."""
     repeats = torch.tensor(sizes, device=per_group.device)
     return per_group.repeat_interleave(repeats, dim=0, output_size=sum(sizes))
 
 
 def to_int8(x: Tensor) -> Tensor:
-    """Rounded to the nearest, halves to even, and saturated."""
+    """Round to nearest, ties to even, and saturate."""
     return x.round().clamp(-128, 127).to(torch.int8)

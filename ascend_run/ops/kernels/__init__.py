@@ -1,1 +1,1 @@
-"""Which kernel computes an operator: the table, other libraries' kernels, compilers."""
+"""Kernel selection: the operator catalog, third-party kernels, compilers."""

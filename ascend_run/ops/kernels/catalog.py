@@ -1,6 +1,6 @@
-"""The operators of the platforms' tables: where the torch form of each stands, and what it can.
+"""The operators of the platforms' tables: the torch implementation of each, and its capabilities.
 
-What a platform has of its own is not told here: ``PlatformOps`` answers that.
+Platform-specific kernels are not listed here: ``PlatformOps`` has those.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ class Operator:
     """One operator."""
 
     name: str
-    """Of the torch form: a function, or for attention a module's pair of functions."""
+    """Name of the torch implementation: a function, or for attention a module's pair of
+    functions."""
     module: str
-    """In ``ascend_run.ops``."""
+    """Module in ``ascend_run.ops``."""
     known_as: str
-    """In MindSpeed's list of operators."""
+    """Name in MindSpeed's list of operators."""
     backward: bool = True
-    """Whether it has one; without, asking for a gradient is refused. What adds to a gradient or
-    takes a step needs none."""
+    """Whether it has a backward; without one, requiring a gradient is an error. Operators that
+    accumulate gradients or take an optimizer step need none."""
     collective: bool = False
     """Whether it communicates."""
     quantised: bool = False
     """Whether it takes int8."""
     suite: str = attrs.field(default=attrs.Factory(lambda self: self.module, takes_self=True))
-    """Folder and name of the file with its tests."""
+    """Folder and name of its test file."""
 
     @property
     def suite_path(self) -> str:
-        """From the root of the repository."""
+        """Path of the test file from the root of the repository."""
         return f"tests/ops/{self.suite.replace('.', '/test_')}.py"
 
     def torch_form(self) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Operators without a backward say so where they are called, not where a gradient is missing."""
+"""Errors at the call of operators without a backward, rather than a missing gradient later."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def refuse_gradient(name: str, *tensors: Tensor | None) -> None:
-    """Refuse what would be differentiated.
+    """Raise an error if the call would record a gradient.
 
     Raises:
-        RuntimeError: Gradients are recorded and one of the tensors wants one.
+        RuntimeError: If gradients are enabled and one of the tensors requires one.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """Operators by Liger's Triton kernels, for GPUs; the package is imported at the first call.
 
-Each wrapper brings our layouts to what a kernel takes. Its kernels write over what they are given:
-what belongs to the caller is copied before.
+Each wrapper converts layouts to those of the kernel. The kernels modify their inputs in place, so
+tensors of the caller are copied first.
 
 Source: Liger Kernel, arXiv:2410.10989; github.com/linkedin/Liger-Kernel, version 0.8.5.
 """
@@ -16,33 +16,38 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ascend_run.ops.autograd_function import Function
 from ascend_run.ops.elementwise.rotary import plain_rotary, plain_split_qkv_rotary, split_qkv
 
-# Statistics and products in float32, rounded once, as ours.
+# Statistics and matmuls in float32, rounded once, as in the torch implementation.
 _CASTING = "gemma"
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """PlatformOps.rms_norm. The gradient is not written over its upstream: a residual may hold
-    that."""
+    """Implement PlatformOps.rms_norm. The gradient is not written in place of its upstream
+    gradient, which a residual may still need."""
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    return LigerRMSNormFunction.apply(x, weight_H, eps, 0.0, _CASTING, False)
+    out: Tensor = LigerRMSNormFunction.apply(x, weight_H, eps, 0.0, _CASTING, False)
+    return out
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """PlatformOps.swiglu. The kernel takes gate and up as tensors of their own: both are copied."""
-    return _SwiGlu.apply(gate_up)
+    """Implement PlatformOps.swiglu. Copies gate and up, which the kernel takes as separate
+    tensors."""
+    out: Tensor = _SwiGlu.apply(gate_up)
+    return out
 
 
-class _SwiGlu(torch.autograd.Function):
+class _SwiGlu(Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         from liger_kernel.ops.swiglu import swiglu_forward
 
         ctx.save_for_backward(gate_up)
         gate, up = (half.contiguous() for half in gate_up.chunk(2, dim=-1))
-        return swiglu_forward(gate, up)[2]
+        out: Tensor = swiglu_forward(gate, up)[2]
+        return out
 
     @staticmethod
     @once_differentiable
@@ -57,11 +62,12 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def rotary(x_SBND: Tensor, cos_SR: Tensor, sin_SR: Tensor, interleaved: bool) -> Tensor:
-    """PlatformOps.rotary. Pairs of neighbours are not the kernel's: those are torch's."""
+    """Implement PlatformOps.rotary. Interleaved pairs, which the kernel lacks, use torch."""
     if interleaved:
         return plain_rotary(x_SBND, cos_SR, sin_SR, interleaved)
     no_keys = x_SBND.new_zeros((*x_SBND.shape[:2], 1, x_SBND.shape[3]))
-    return _Rotary.apply(x_SBND, no_keys, cos_SR, sin_SR)[0]
+    out: Tensor = _Rotary.apply(x_SBND, no_keys, cos_SR, sin_SR)[0]
+    return out
 
 
 def split_qkv_rotary(
@@ -71,7 +77,7 @@ def split_qkv_rotary(
     sizes: tuple[int, int, int],
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PlatformOps.split_qkv_rotary: q and k in one launch."""
+    """Implement PlatformOps.split_qkv_rotary with q and k in one launch."""
     if interleaved:
         return plain_split_qkv_rotary(mixed_SBM, cos_SR, sin_SR, sizes, interleaved)
     q, k, v = split_qkv(mixed_SBM, sizes)
@@ -79,9 +85,9 @@ def split_qkv_rotary(
     return q, k, v
 
 
-class _Rotary(torch.autograd.Function):
-    """The kernel walks over [batch, sequence] in that order and ours lie as [S, B], so our sequence
-    is its batch, and the tables are given for each row of it."""
+class _Rotary(Function):
+    """The kernel expects [batch, sequence] order and the inputs are [S, B], so S is passed as its
+    batch, with the tables expanded for each row."""
 
     @staticmethod
     def forward(
@@ -98,17 +104,18 @@ class _Rotary(torch.autograd.Function):
     def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
         from liger_kernel.ops.rope import rope_backward
 
-        dq, dk = rope_backward(*_rows(dq, dk), *_tables(*ctx.saved_tensors, dq))
+        cos_SR, sin_SR = ctx.saved_tensors
+        dq, dk = rope_backward(*_rows(dq, dk), *_tables(cos_SR, sin_SR, dq))
         return dq.transpose(1, 2), dk.transpose(1, 2), None, None
 
 
 def _rows(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Copies, contiguous as [S, B, N, D], in the kernel's [batch, heads, sequence, width]."""
+    """Return contiguous [S, B, N, D] copies as [batch, heads, sequence, width] for the kernel."""
     return tuple(t.clone(memory_format=torch.contiguous_format).transpose(1, 2) for t in tensors)
 
 
 def _tables(cos_SR: Tensor, sin_SR: Tensor, like_SBND: Tensor) -> tuple[Tensor, ...]:
-    """[S, B, R] both, in the tensors' dtype."""
+    """Expand both tables to [S, B, R] in the tensors' dtype."""
     shape = (*like_SBND.shape[:2], cos_SR.shape[-1])
     return tuple(
         table.to(like_SBND.dtype)[:, None].expand(shape).contiguous() for table in (cos_SR, sin_SR)

@@ -1,7 +1,7 @@
-"""Which kernel computes an entry of the table of operators. No torch until one is made.
+"""Selects the kernel of an operator. Imports torch only to build one.
 
-An operator has up to three forms beside the platform's own: the plain formula in torch's
-operations, the same compiled into one kernel, and Liger's.
+An operator has up to three implementations besides the platform's own: plain torch operations, the
+same compiled into one kernel, and Liger's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
+
+from ascend_run.types.model import PlatformOps
 
 from .compilers import missing_compiler
 
@@ -26,9 +28,9 @@ BEST_ON_GPU: Final[Mapping[str, tuple[str, ...]]] = {
     "rotary": ("compile",),
     "split_qkv_rotary": ("compile",),
 }
-"""What ``auto`` takes on CUDA, the first that is there. Liger's gate and rotation take tensors of
-their own, which costs a copy of what Megatron's layers have in one: a compiled graph reads it where
-it lies, and moves three and two numbers where copy and kernel move seven and four."""
+"""Preference of ``auto`` on CUDA; the first available one. Liger's SwiGLU and rotary take separate
+tensors and so need a copy of what Megatron's layers pack into one: a compiled graph reads it in
+place and moves three and two numbers, where copy and kernel move seven and four."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,21 +38,21 @@ class KernelOptions:
     """Options, set by ``plugins.<name>.<field>=<value>``."""
 
     kernel: str = attrs.field(default="auto", validator=attrs.validators.in_(KERNELS))
-    """Which kernel: ``auto`` (the platform's best), ``torch`` (the plain formula, to find out
-    whether a kernel is at fault), ``compile`` (the formula by torch.compile), ``liger`` (CUDA)."""
+    """Which kernel: ``auto`` (the platform's best), ``torch`` (plain operations, to find out
+    whether a kernel is at fault), ``compile`` (the same by torch.compile), ``liger`` (CUDA)."""
 
 
 def problems(plugin: str, kernel: str, platform: str) -> list[str]:
-    """Why a kernel cannot be had, a sentence each."""
-    asked = f"{plugin}: plugins.{plugin}.kernel={kernel}"
+    """Return one message for each reason why a kernel is unavailable."""
+    option = f"{plugin}: plugins.{plugin}.kernel={kernel}"
     if kernel == "liger" and platform != "cuda":
-        return [f"{asked} is for platform cuda, not {platform}; use auto, compile or torch"]
+        return [f"{option} is for platform cuda, not {platform}; use auto, compile or torch"]
     if kernel == "liger" and not has_liger():
-        return [f"{asked} needs the package liger-kernel; pip install liger-kernel, or use auto"]
+        return [f"{option} needs the package liger-kernel; pip install liger-kernel, or use auto"]
     if kernel == "compile" and platform == "npu":
-        return [f"{asked} has no compiler on platform npu; use auto or torch"]
+        return [f"{option} is not supported on platform npu; use auto or torch"]
     if kernel == "compile" and platform == "cpu" and (missing := missing_compiler()):
-        problem = f"{asked} needs a C++ compiler ({missing}) on the PATH"
+        problem = f"{option} needs a C++ compiler ({missing}) on the PATH"
         return [f"{problem}; install one, set CXX to it, or use auto"]
     return []
 
@@ -60,7 +62,8 @@ def has_liger() -> bool:
 
 
 def choose(operator: str, kernel: str, device_type: str) -> str:
-    """The form of one operator: one of ``KERNELS`` without ``auto``, or the platform's own.
+    """Return the implementation of one operator: one of ``KERNELS`` without ``auto``, or the
+    platform's.
 
     Args:
         operator: An entry of the table, by name.
@@ -75,9 +78,9 @@ def choose(operator: str, kernel: str, device_type: str) -> str:
 
 
 def in_form(operator: str, form: str) -> Callable[..., Any]:
-    """The operator as ``torch``, ``compile`` or ``liger`` computes it.
+    """Return the operator as implemented by ``torch``, ``compile`` or ``liger``.
 
-    In a graph of torch.compile every form is the plain composition, which that compiler fuses.
+    Within a torch.compile graph all of them run the plain operations, which the compiler fuses.
     """
     import torch
 
@@ -86,13 +89,15 @@ def in_form(operator: str, form: str) -> Callable[..., Any]:
         importlib.import_module(f"ascend_run.ops.elementwise.{module}"), f"plain_{operator}"
     )
     if form == "torch":
-        return plain
+        implementation: Callable[..., Any] = plain
+        return implementation
     if form == "liger":
         kernel = getattr(importlib.import_module(f"{__package__}.liger"), operator)
     else:
-        # Its own graphs, so that another run in this process neither finds them nor uses up their
-        # number.
-        kernel = torch.compile(plain, recompile_limit=16, isolate_recompiles=True)
+        # Isolated graphs, so that another run in this process neither reuses them nor exhausts
+        # their limit. torch's overloads lack these options.
+        options: dict[str, Any] = {"recompile_limit": 16, "isolate_recompiles": True}
+        kernel = torch.compile(plain, **options)
 
     @functools.wraps(plain)
     def run(*args: Any) -> Any:
@@ -101,13 +106,14 @@ def in_form(operator: str, form: str) -> Callable[..., Any]:
     return run
 
 
-def replaced(ops: Any, kernel: str, device_type: str, *operators: str) -> Any:
-    """The table with some operators in another form; the same table where that is the platform's.
+def replaced(ops: PlatformOps, kernel: str, device_type: str, *operators: str) -> PlatformOps:
+    """Replace some operators of the table; return the same table if all are the platform's.
 
     Args:
-        ops: A ``PlatformOps``.
-        kernel: Of ``KERNELS``.
+        kernel: One of ``KERNELS``.
     """
     forms = {name: choose(name, kernel, device_type) for name in operators}
-    made = {name: in_form(name, form) for name, form in forms.items() if form != PLATFORMS_OWN}
+    made: dict[str, Any] = {
+        name: in_form(name, form) for name, form in forms.items() if form != PLATFORMS_OWN
+    }
     return attrs.evolve(ops, **made) if made else ops

@@ -1,1 +1,1 @@
-"""Parallel linears and the products, messages and losses in them."""
+"""Parallel linears, and the matmuls, collectives and losses they use."""

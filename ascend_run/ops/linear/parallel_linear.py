@@ -1,8 +1,8 @@
-"""Megatron's parallel linears as one differentiable function, with products and sums to choose.
+"""Megatron's parallel linears as one differentiable function, with configurable matmuls.
 
-A linear meets its tensor-parallel group in one of four ways, by what is split and whether the
-sequence is split too. Forward and the gradient of the input are one product each, with a collective
-before or after it; the gradient of the weight is a product of what both had before them.
+A linear has one of four patterns of tensor-parallel collectives, by the sharded dim and whether
+sequence parallelism is on. Forward and the gradient of the input are one matmul each, with a
+collective before or after it; the gradient of the weight is a matmul of their inputs.
 
 Source: Megatron-LM, arXiv:1909.08053 and arXiv:2205.05198.
 """
@@ -12,8 +12,8 @@ Source: Megatron-LM, arXiv:1909.08053 and arXiv:2205.05198.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
-from types import MethodType
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -22,13 +22,17 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
+from ascend_run.ops.autograd_function import Function
+from ascend_run.types.forward import Forward, ForwardLink
+
 from .weight_gradient import MatmulAdd, weight_gradient
+from .wide_matmul import Matmul
 
 Group: TypeAlias = dist.ProcessGroup
 
 
-class Exchange(enum.Enum):
-    """How a linear meets its group: forward / gradient of the input."""
+class LinearCollectives(enum.Enum):
+    """The collectives of a linear: forward / gradient of the input."""
 
     NONE = "nothing / nothing"
     COLUMN = "nothing / all-reduce"
@@ -38,40 +42,43 @@ class Exchange(enum.Enum):
 
 
 @attrs.frozen(kw_only=True)
-class Products:
-    """Products with their collective: ``(rows, matrix [in, out], group)``."""
+class CollectiveMatmuls:
+    """Matmuls with their collective: ``(rows, matrix [in, out], group)``."""
 
     all_gather_matmul: Callable[[Tensor, Tensor, Group], tuple[Tensor, Tensor]]
-    """The product of all ranks' rows, and those rows."""
+    """Returns all ranks' rows times the matrix, and those rows."""
     matmul_reduce_scatter: Callable[[Tensor, Tensor, Group], Tensor]
-    """This rank's rows of the sum of all ranks' products."""
+    """Returns this rank's rows of the sum of all ranks' matmuls."""
     matmul_all_reduce: Callable[[Tensor, Tensor, Group], Tensor]
 
 
-def _all_gather_matmul(x: Tensor, matrix: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    gathered, work = _start_gather(x, group)
-    work.wait()
-    return gathered @ matrix, gathered
+@functools.cache
+def plain_matmuls(matmul: Matmul) -> CollectiveMatmuls:
+    """Run collective and matmul one after the other, as Megatron does."""
+
+    def all_gather_matmul(x: Tensor, matrix: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        gathered, work = _start_gather(x, group)
+        work.wait()
+        return matmul(gathered, matrix), gathered
+
+    def matmul_reduce_scatter(x: Tensor, matrix: Tensor, group: Group) -> Tensor:
+        out, work, _ = _start_reduce_scatter(matmul(x, matrix), group)
+        work.wait()
+        return out
+
+    def matmul_all_reduce(x: Tensor, matrix: Tensor, group: Group) -> Tensor:
+        product = matmul(x, matrix)
+        dist.all_reduce(product, group=group)
+        return product
+
+    return CollectiveMatmuls(
+        all_gather_matmul=all_gather_matmul,
+        matmul_reduce_scatter=matmul_reduce_scatter,
+        matmul_all_reduce=matmul_all_reduce,
+    )
 
 
-def _matmul_reduce_scatter(x: Tensor, matrix: Tensor, group: Group) -> Tensor:
-    out, work, _ = _start_reduce_scatter(x @ matrix, group)
-    work.wait()
-    return out
-
-
-def _matmul_all_reduce(x: Tensor, matrix: Tensor, group: Group) -> Tensor:
-    product = x @ matrix
-    dist.all_reduce(product, group=group)
-    return product
-
-
-PLAIN: Final = Products(
-    all_gather_matmul=_all_gather_matmul,
-    matmul_reduce_scatter=_matmul_reduce_scatter,
-    matmul_all_reduce=_matmul_all_reduce,
-)
-"""Collective and product one after the other, as Megatron has them."""
+PLAIN: Final = plain_matmuls(torch.mm)
 
 
 def _start_gather(x: Tensor, group: Group) -> tuple[Tensor, dist.Work]:
@@ -81,50 +88,75 @@ def _start_gather(x: Tensor, group: Group) -> tuple[Tensor, dist.Work]:
 
 
 def _start_reduce_scatter(x: Tensor, group: Group) -> tuple[Tensor, dist.Work, Tensor]:
-    """The last is what is sent, which must stay until then."""
+    """Start a reduce-scatter; keep the returned input alive until the work is done."""
     out = x.new_empty(x.shape[0] // group.size(), x.shape[1])
     return out, dist.reduce_scatter_tensor(out, x, group=group, async_op=True), x
 
 
-@attrs.define(kw_only=True)
-class Way:
-    """How one linear computes; what several plugins say of it stands together."""
+@attrs.frozen(kw_only=True)
+class LinearImplementation:
+    """How one linear computes; several plugins may set fields of it."""
 
-    products: Products = PLAIN
+    matmul: Matmul = torch.mm
+    """The matmul that has no collective."""
+    fused: CollectiveMatmuls | None = None
+    """Matmuls with a collective; None runs ``matmul`` and the collective one after the other."""
     matmul_add: MatmulAdd | None = None
-    """Adds the weight's gradient to its ``main_grad``; None leaves it a tensor of its own."""
+    """Adds the weight's gradient to its ``main_grad``; None returns it as a separate tensor."""
     keep_gathered: bool = False
-    """Keep the gathered input of a column-parallel linear for backward; else gather it again."""
+    """Save the gathered input of a column-parallel linear for backward; else gather it again."""
+
+    @property
+    def matmuls(self) -> CollectiveMatmuls:
+        """The matmuls with a collective."""
+        return plain_matmuls(self.matmul) if self.fused is None else self.fused
 
 
 def parallel_linear(
-    x: Tensor, weight_NK: Tensor, exchange: Exchange, group: Group | None, way: Way
+    x: Tensor,
+    weight_NK: Tensor,
+    collectives: LinearCollectives,
+    group: Group | None,
+    implementation: LinearImplementation,
 ) -> Tensor:
-    """[..., K] -> [..., N], the leading axes P times or 1 / P as long where the exchange says so.
+    """Compute [..., K] -> [..., N]; the collective may multiply or divide the leading dim by P.
 
-    Numerics: those of Megatron's linear but for the order of sums.
+    Numerics: as Megatron's linear, except for the reduction order.
     """
-    return _ParallelLinear.apply(x, weight_NK, exchange, group, way)
+    out: Tensor = _ParallelLinear.apply(x, weight_NK, collectives, group, implementation)
+    return out
 
 
-class _ParallelLinear(torch.autograd.Function):
+class _ParallelLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, exchange: Exchange, group: Any, way: Way
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        collectives: LinearCollectives,
+        group: Group | None,
+        implementation: LinearImplementation,
     ) -> Tensor:
-        rows, matrix, products = x.flatten(0, -2), weight.t(), way.products
+        rows, matrix, matmuls = x.flatten(0, -2), weight.t(), implementation.matmuls
         kept = rows
-        if exchange is Exchange.COLUMN_SEQUENCE:
-            out, gathered = products.all_gather_matmul(rows, matrix, group)
-            kept = gathered if way.keep_gathered else rows
-        elif exchange is Exchange.ROW_SEQUENCE:
-            out = products.matmul_reduce_scatter(rows, matrix, group)
-        elif exchange is Exchange.ROW:
-            out = products.matmul_all_reduce(rows, matrix, group)
+        if collectives in (LinearCollectives.NONE, LinearCollectives.COLUMN):
+            out = implementation.matmul(rows, matrix)
         else:
-            out = rows @ matrix
-        # The parameter itself, since who reduces gradients talks to it by its attributes.
-        ctx.parameter, ctx.exchange, ctx.group, ctx.way = weight, exchange, group, way
+            assert group is not None
+            if collectives is LinearCollectives.COLUMN_SEQUENCE:
+                out, gathered = matmuls.all_gather_matmul(rows, matrix, group)
+                kept = gathered if implementation.keep_gathered else rows
+            elif collectives is LinearCollectives.ROW_SEQUENCE:
+                out = matmuls.matmul_reduce_scatter(rows, matrix, group)
+            else:
+                out = matmuls.matmul_all_reduce(rows, matrix, group)
+        # The parameter itself, because gradient reduction reads its attributes.
+        ctx.parameter, ctx.collectives, ctx.group, ctx.implementation = (
+            weight,
+            collectives,
+            group,
+            implementation,
+        )
         ctx.shape = x.shape
         ctx.save_for_backward(weight, kept if ctx.needs_input_grad[1] else None)
         return out.view(-1, *x.shape[1:-1], weight.shape[0])
@@ -133,98 +165,125 @@ class _ParallelLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, x = ctx.saved_tensors
-        exchange, group, way = ctx.exchange, ctx.group, ctx.way
+        collectives, group, implementation = ctx.collectives, ctx.group, ctx.implementation
         wants_x, wants_weight, *_ = ctx.needs_input_grad
         dy, dx, work, sent = dy.flatten(0, -2), None, None, None
         gather = None
-        if wants_weight and exchange is Exchange.COLUMN_SEQUENCE and not way.keep_gathered:
+        if (
+            wants_weight
+            and collectives is LinearCollectives.COLUMN_SEQUENCE
+            and not implementation.keep_gathered
+        ):
             x, gather = _start_gather(x, group)
-        if exchange is Exchange.ROW_SEQUENCE:
-            dx, dy = way.products.all_gather_matmul(dy, weight, group)
-        elif not wants_x or exchange in (Exchange.NONE, Exchange.ROW):
-            dx = dy @ weight if wants_x else None
-        elif exchange is Exchange.COLUMN_SEQUENCE:
-            if wants_weight:  # whose product hides the message
-                dx, work, sent = _start_reduce_scatter(dy @ weight, group)
+        if collectives is LinearCollectives.ROW_SEQUENCE:
+            dx, dy = implementation.matmuls.all_gather_matmul(dy, weight, group)
+        elif not wants_x or collectives in (LinearCollectives.NONE, LinearCollectives.ROW):
+            dx = implementation.matmul(dy, weight) if wants_x else None
+        elif collectives is LinearCollectives.COLUMN_SEQUENCE:
+            if wants_weight:  # its matmul overlaps with the collective
+                dx, work, sent = _start_reduce_scatter(implementation.matmul(dy, weight), group)
             else:
-                dx = way.products.matmul_reduce_scatter(dy, weight, group)
+                dx = implementation.matmuls.matmul_reduce_scatter(dy, weight, group)
         elif wants_weight:
-            dx = dy @ weight
+            dx = implementation.matmul(dy, weight)
             work = dist.all_reduce(dx, group=group, async_op=True)
         else:
-            dx = way.products.matmul_all_reduce(dy, weight, group)
+            dx = implementation.matmuls.matmul_all_reduce(dy, weight, group)
         if gather is not None:
             gather.wait()
         dweight = None
         if wants_weight:
-            dweight = weight_gradient(ctx.parameter, dy, x, way.matmul_add)
+            dweight = weight_gradient(
+                ctx.parameter, dy, x, implementation.matmul_add, implementation.matmul
+            )
         if work is not None:
             work.wait()
         del sent
         return None if dx is None else dx.view(ctx.shape), dweight, None, None, None
 
 
-_WAY: Final = "_ascend_way"
+def linear_link(linear: nn.Module, **changes: Any) -> ForwardLink:
+    """Return a link that runs Megatron's linear by ``parallel_linear``, with these fields of
+    ``LinearImplementation``.
 
-
-def change_way(linear: nn.Module, **changes: Any) -> nn.Module:
-    """Let Megatron's linear compute by ``parallel_linear``, with these fields of its ``Way``.
-
-    The same module, parameters and names; done again it changes more fields.
+    The link replaces the linear's forward, or updates more fields if another such link is inside.
 
     Args:
         linear: Megatron's ColumnParallelLinear or RowParallelLinear.
 
     Raises:
-        ValueError: Somebody has given it another forward, which would be lost.
+        ValueError: It wraps any other forward, which would be lost.
     """
-    way: Way | None = getattr(linear, _WAY, None)
-    if way is None:
-        if "forward" in vars(linear):
+
+    def wrap(inner: Forward) -> Forward:
+        is_megatrons = getattr(inner, "__func__", None) is type(linear).forward
+        if not is_megatrons and not isinstance(inner, _LinearForward):
             raise ValueError(
-                "this linear has another plugin's forward already; let that plugin's manifest say "
-                "after=(...) of the one that changes how linears compute"
+                f"another plugin has already replaced this linear's forward by {inner!r}; enable "
+                "only one plugin that replaces it"
             )
-        way = Way()
-        setattr(linear, _WAY, way)
-        is_row = hasattr(linear, "input_is_parallel")
-        linear.forward = MethodType(_row_forward if is_row else _column_forward, linear)
-    for name, value in changes.items():
-        setattr(way, name, value)
-    return linear
+        implementation = LinearImplementation() if is_megatrons else inner.implementation
+        return _forward_class(linear)(linear, attrs.evolve(implementation, **changes))
+
+    return ForwardLink(wrap=wrap, compilable=False)
 
 
-def _column_forward(
-    self: Any, x: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """As Megatron's, of a layer's linear: its output stays split."""
-    assert not (self.gather_output if runtime_gather_output is None else runtime_gather_output)
-    weight = self.weight if weight is None else weight
-    if self.explicit_expert_comm or self.tp_group.size() == 1:
-        exchange = Exchange.NONE
-    elif self.sequence_parallel:
-        exchange = Exchange.COLUMN_SEQUENCE
-    else:
-        exchange = Exchange.COLUMN if self.allreduce_dgrad else Exchange.NONE
-    return _with_bias(self, parallel_linear(x, weight, exchange, self.tp_group, _way_of(self)))
+def _forward_class(linear: nn.Module) -> type[_ColumnForward] | type[_RowForward]:
+    return _RowForward if hasattr(linear, "input_is_parallel") else _ColumnForward
 
 
-def _row_forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """As Megatron's, of a layer's linear: its input is split already."""
-    assert self.input_is_parallel
-    if self.explicit_expert_comm or self.tp_group.size() == 1:
-        exchange = Exchange.NONE
-    else:
-        exchange = Exchange.ROW_SEQUENCE if self.sequence_parallel else Exchange.ROW
-    return _with_bias(self, parallel_linear(x, self.weight, exchange, self.tp_group, _way_of(self)))
+@attrs.frozen(eq=False)
+class _LinearForward:
+    linear: Any
+    implementation: LinearImplementation
+
+    def _with_bias(self, out: Tensor) -> tuple[Tensor, Tensor | None]:
+        linear = self.linear
+        if linear.skip_bias_add or linear.bias is None:
+            return out, linear.bias if linear.skip_bias_add else None
+        return out + linear.bias, None
 
 
-def _way_of(linear: Any) -> Way:
-    way: Way = getattr(linear, _WAY)
-    return way
+class _ColumnForward(_LinearForward):
+    def __call__(
+        self,
+        input_: Tensor,
+        weight: Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run Megatron's forward for a linear within a layer: its output stays sharded."""
+        linear = self.linear
+        gathers = linear.gather_output if runtime_gather_output is None else runtime_gather_output
+        assert not gathers
+        weight = linear.weight if weight is None else weight
+        if linear.explicit_expert_comm or linear.tp_group.size() == 1:
+            collectives = LinearCollectives.NONE
+        elif linear.sequence_parallel:
+            collectives = LinearCollectives.COLUMN_SEQUENCE
+        else:
+            collectives = (
+                LinearCollectives.COLUMN if linear.allreduce_dgrad else LinearCollectives.NONE
+            )
+        return self._with_bias(
+            parallel_linear(input_, weight, collectives, linear.tp_group, self.implementation)
+        )
 
 
-def _with_bias(linear: Any, out: Tensor) -> tuple[Tensor, Tensor | None]:
-    if linear.skip_bias_add or linear.bias is None:
-        return out, linear.bias if linear.skip_bias_add else None
-    return out + linear.bias, None
+class _RowForward(_LinearForward):
+    def __call__(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Run Megatron's forward for a linear within a layer: its input is already sharded."""
+        linear = self.linear
+        assert linear.input_is_parallel
+        if linear.explicit_expert_comm or linear.tp_group.size() == 1:
+            collectives = LinearCollectives.NONE
+        else:
+            collectives = (
+                LinearCollectives.ROW_SEQUENCE
+                if linear.sequence_parallel
+                else LinearCollectives.ROW
+            )
+        return self._with_bias(
+            parallel_linear(
+                input_, linear.weight, collectives, linear.tp_group, self.implementation
+            )
+        )

@@ -1,13 +1,13 @@
-"""Products whose inner dimension is split over ranks, summed over them, and what follows.
+"""Matmuls whose inner dim is sharded over ranks, with their all-reduce and fused epilogues.
 
-For inference: no backward. The sum is taken over the ranks of ``group``; each adds its own bias to
-its product, as the fused operators do, so that a bias that shall count once stands on one rank.
+For inference: no backward. The sum runs over the ranks of ``group``; each rank adds its own bias
+before the sum, as the fused operators do, so pass a bias on one rank only to add it once.
 
 Source: MindSpeed's operator documentation, npu_mm_all_reduce_add_rms_norm and
 npu_grouped_mat_mul_all_reduce.
 """
 
-# K inner width on this rank, N outer width, ... leading axes
+# K inner width on this rank, N outer width, ... leading dims
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ascend_run.ops.kernels.forward_only import refuse_gradient
 
 @attrs.frozen(eq=False, kw_only=True)
 class Dequantisation:
-    """How a product of quantised operands becomes what they stand for; nothing for wide ones."""
+    """Scales of quantised operands; no fields are set for floating-point operands."""
 
     dequant_scale: Tensor | None = None
-    """Of the product of int8 rows and an int8 matrix: [1] or [N]."""
+    """Scale of the matmul of int8 rows and an int8 matrix: [1] or [N]."""
     antiquant_scale: Tensor | None = None
-    """Of an int8 matrix beside wide rows: [1], [N], or [ceil(K / group_size), N]."""
+    """Scale of an int8 matrix with floating-point rows: [1], [N], or [ceil(K / group_size), N]."""
     antiquant_offset: Tensor | None = None
-    """Added before the scale; in its shape."""
+    """Added before the scale; of its shape."""
     group_size: int = 0
     """Rows of the matrix that share a scale; 0: all."""
 
@@ -51,21 +51,21 @@ def mm_all_reduce_add_rms_norm(
     bias_N: Tensor | None = None,
     quantised: Dequantisation = WIDE,
 ) -> tuple[Tensor, Tensor]:
-    """``y = all_reduce(x @ matrix + bias) + residual`` and ``y / rms(y) * gamma``.
+    """Compute ``y = all_reduce(x @ matrix + bias) + residual`` and ``y / rms(y) * gamma``.
 
     Args:
-        x: [B, S, K] or [B * S, K]; the residual [B, S, N]. Wide, or int8 with a dequant scale.
-        matrix_KN: Wide, or int8; may be a transposed view.
-        bias_N: Of the product: int32 beside a dequant scale.
+        x: [B, S, K] or [B * S, K]; the residual [B, S, N]. Floating, or int8 with a dequant scale.
+        matrix_KN: Floating, or int8; may be a transposed view.
+        bias_N: Bias of the matmul: int32 with a dequant scale.
 
     Returns:
-        (y, normalised), both as the residual is.
+        (y, normalised), both in the residual's shape and dtype.
 
-    Numerics: product and norm in float32 (float64), y rounded in between as it is returned;
-    integer products in float64.
+    Numerics: matmul and norm in float32 (float64), y rounded in between as it is returned; integer
+    matmuls in float64.
 
     Raises:
-        RuntimeError: A gradient is asked for.
+        RuntimeError: If a gradient is required.
     """
     refuse_gradient("mm_all_reduce_add_rms_norm", x, matrix_KN, residual, gamma_N, bias_N)
     wide = torch.promote_types(residual.dtype, torch.float32)
@@ -89,7 +89,7 @@ def mm_all_reduce_add_rms_norm_(
     bias_N: Tensor | None = None,
     quantised: Dequantisation = WIDE,
 ) -> tuple[Tensor, Tensor]:
-    """``mm_all_reduce_add_rms_norm`` whose y is written into the residual, which is answered."""
+    """Compute ``mm_all_reduce_add_rms_norm``; write y to the residual and return that."""
     y, normalised = mm_all_reduce_add_rms_norm(
         x, matrix_KN, residual, gamma_N, group, eps=eps, bias_N=bias_N, quantised=quantised
     )
@@ -99,7 +99,7 @@ def mm_all_reduce_add_rms_norm_(
 def dequantised_product(
     x: Tensor, matrix_KN: Tensor, bias_N: Tensor | None, how: Dequantisation, wide: torch.dtype
 ) -> Tensor:
-    """``x @ matrix + bias`` of what the operands stand for."""
+    """Compute ``x @ matrix + bias`` of the dequantised operands."""
     if how.dequant_scale is not None:
         product = x.double() @ matrix_KN.double()
         with_bias = product if bias_N is None else product + bias_N
@@ -121,21 +121,21 @@ def grouped_matmul_all_reduce(
     group_list: Sequence[int] | None = None,
     split_item: int = 0,
 ) -> list[Tensor]:
-    """``all_reduce(rows_i @ matrix_i) + bias_i`` of every group, in one message.
+    """Compute ``all_reduce(rows_i @ matrix_i) + bias_i`` of every group in one all-reduce.
 
     Args:
-        rows: One [T_i, K_i] a group with ``split_item`` 0 or 2; with 1 or 3 a single [T, K] of
-            all groups, which ``group_list`` cuts by running totals.
+        rows: One [T_i, K_i] a group with ``split_item`` 0 or 2; with 1 or 3 a single [T, K] of all
+            groups, which ``group_list`` splits by cumulative sums.
         matrices: One [K_i, N_i] a group.
-        biases: One [N_i] a group, the same on all ranks; counted once.
-        split_item: With 2 or 3 the groups' results stand in one tensor; N_i is then one N.
+        biases: One [N_i] a group, the same on all ranks; added once.
+        split_item: With 2 or 3 the groups' results are concatenated; all N_i are then equal.
 
     Returns:
         One tensor a group, or a list of the one tensor; in the dtype of the rows.
 
     Raises:
-        ValueError: The lists do not fit ``split_item``.
-        RuntimeError: A gradient is asked for.
+        ValueError: If the lists do not fit ``split_item``.
+        RuntimeError: If a gradient is required.
     """
     refuse_gradient("grouped_matmul_all_reduce", *rows, *matrices, *(biases or ()))
     parts = split_rows(rows, len(matrices), group_list, split_item)
@@ -146,12 +146,12 @@ def grouped_matmul_all_reduce(
 def split_rows(
     rows: Sequence[Tensor], groups: int, group_list: Sequence[int] | None, split_item: int
 ) -> Sequence[Tensor]:
-    """The rows of each group."""
+    """Return the rows of each group."""
     single = split_item in (1, 3)
     if split_item not in (0, 1, 2, 3) or len(rows) != (1 if single else groups):
         raise ValueError(
-            f"grouped_matmul_all_reduce: split_item={split_item} with {len(rows)} tensors of rows "
-            f"and {groups} matrices; expected as many with 0 or 2, and one with 1 or 3"
+            f"grouped_matmul_all_reduce: split_item={split_item} with {len(rows)} row tensors and "
+            f"{groups} matrices; expected {groups} row tensors with 0 or 2, and 1 with 1 or 3"
         )
     if single != (group_list is not None):
         raise ValueError(
@@ -160,7 +160,8 @@ def split_rows(
         )
     if group_list is None:
         return rows
-    return rows[0].split(list(group_sizes(group_list, True, rows[0].shape[0])))
+    split: Sequence[Tensor] = rows[0].split(list(group_sizes(group_list, True, rows[0].shape[0])))
+    return split
 
 
 def reduced_products(
@@ -169,10 +170,10 @@ def reduced_products(
     split_item: int,
     group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """The sum of each over the ranks, in one message, plus its bias."""
-    message = torch.cat([product.reshape(-1) for product in products])
-    dist.all_reduce(message, group=group)
-    sums = message.split([product.numel() for product in products])
+    """All-reduce all results in one collective, and add their biases."""
+    flat = torch.cat([product.reshape(-1) for product in products])
+    dist.all_reduce(flat, group=group)
+    sums = flat.split([product.numel() for product in products])
     results = [part.view(product.shape) for part, product in zip(sums, products, strict=True)]
     if biases is not None:
         pairs = zip(results, biases, strict=True)

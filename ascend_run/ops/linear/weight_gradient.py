@@ -1,4 +1,4 @@
-"""The gradient of a linear's weight, summed where data parallelism keeps it.
+"""The gradient of a linear's weight, accumulated into data parallelism's buffer.
 
 Source: Megatron-LM's gradient accumulation fusion.
 """
@@ -13,15 +13,19 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ascend_run.ops.tensor_marks import mark
+
+from .wide_matmul import Matmul
+
 MatmulAdd: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def matmul_add_fp32(sum_NK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-    """``sum += a.T @ b`` in one kernel.
+    """Compute ``sum += a.T @ b`` in one kernel.
 
     Shapes and dtypes: a and b of one dtype; the sum in that or a wider one, changed in place.
-    Numerics: the product is summed and added in the sum's dtype, where a product of its own would
-    be rounded to a's first.
+    Numerics: the matmul accumulates in the sum's dtype, where a separate matmul would first round
+    to a's.
     """
     if sum_NK.dtype == a_TN.dtype:
         sum_NK.addmm_(a_TN.t(), b_TK)
@@ -32,23 +36,28 @@ def matmul_add_fp32(sum_NK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
 
 
 def weight_gradient(
-    weight: Tensor, dy_TN: Tensor, x_TK: Tensor, matmul_add: MatmulAdd | None
+    weight: Tensor,
+    dy_TN: Tensor,
+    x_TK: Tensor,
+    matmul_add: MatmulAdd | None,
+    matmul: Matmul = torch.mm,
 ) -> Tensor:
-    """The gradient of a weight [N, K]; or, where it was added to its ``main_grad``, a tensor
-    without values.
+    """Return the gradient of a weight [N, K], or an empty tensor if it was added to its
+    ``main_grad``.
 
-    Megatron's data parallelism gives a parameter that it reduces a ``main_grad``. It reads the mark
-    that is left here, adds nothing then and drops the tensor; that there is one tells it that the
-    gradient has come.
+    Megatron's data parallelism sets ``main_grad`` on parameters that it reduces. It reads the mark
+    set here and then drops the tensor without adding it; the tensor's presence signals that the
+    gradient is ready.
 
     Args:
-        matmul_add: How it is added there; None leaves that to who reduces.
+        matmul_add: Adds the gradient to ``main_grad``; None leaves that to data parallelism.
+        matmul: Computes the gradient as a separate tensor.
     """
     main_grad: Tensor | None = getattr(weight, "main_grad", None) if matmul_add else None
     if main_grad is None or matmul_add is None:
-        return dy_TN.t() @ x_TK
+        return matmul(dy_TN.t(), x_TK)
     matmul_add(main_grad, dy_TN, x_TK)
-    weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    # Of a tied embedding the buffer takes what comes, beside what was added to it.
+    mark(weight, grad_added_to_main_grad=True)
+    # The buffer of a tied embedding adds the returned tensor to what was accumulated.
     make = torch.zeros_like if getattr(weight, "zero_out_wgrad", False) else torch.empty_like
     return make(weight)

@@ -1,1 +1,1 @@
-"""What moves tensors between ranks, or between a device and its host."""
+"""Tensor transfers between ranks, and between a device and its host."""

@@ -1,4 +1,4 @@
-"""Several tensors beside each other in one buffer, so that they travel in one message."""
+"""Packs several tensors side by side in one buffer, for a single collective."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# S positions and ... batch dimensions, which all tensors share; n_i heads and D_i width of tensor i
+# S positions and ... batch dims, which all tensors share; n_i heads and D_i width of tensor i
 
 
 class Columns:
     """The layout of tensors [S, ..., n_i, D_i] in the rows of a buffer [S, W].
 
-    A position's whole batch of one tensor lies together, so that batch and heads are one dimension
-    to who wants that. W counts elements where all dtypes are one, else bytes; then the widest dtype
-    comes first and the row is padded, so that every tensor lies aligned to its own size.
+    A position's full batch of one tensor is contiguous, so batch and heads can be viewed as one
+    dim. W counts elements if all dtypes are equal, else bytes; then the widest dtype comes first
+    and the row is padded, so that every tensor is aligned to its item size.
 
     Args:
-        heads: n_i, where they are not those of the tensors.
+        heads: n_i, if they differ from the tensors'.
     """
 
     def __init__(self, like: Sequence[Tensor], heads: Sequence[int] | None = None) -> None:
@@ -40,7 +40,7 @@ class Columns:
         self.width = end + -end % max(item_sizes)
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The buffer: one copy of each tensor, none of a single one that is contiguous."""
+        """Return the buffer: one copy of each tensor; none for a single contiguous tensor."""
         first = tensors[0]
         if len(tensors) == 1 and first.is_contiguous():
             return first.flatten(1)
@@ -50,7 +50,7 @@ class Columns:
         return buffer
 
     def unpack(self, buffer: Tensor) -> list[Tensor]:
-        """Views of a buffer [..., W], in the shapes and dtypes of the tensors."""
+        """Return views of a buffer [..., W], in the shapes and dtypes of the tensors."""
         return [
             buffer.narrow(-1, offset, width).view(dtype).unflatten(-1, shape)
             for offset, width, dtype, shape in zip(

@@ -1,5 +1,4 @@
-"""Every rank's tensors on every rank, and their gradients' sums back home, while something else is
-computed."""
+"""Asynchronous all-gather of tensors and reduce-scatter of their gradients."""
 
 from __future__ import annotations
 
@@ -16,40 +15,40 @@ from .ring import Packing
 
 
 @attrs.frozen(eq=False)
-class Gathering:
-    """Tensors of all ranks on their way here."""
+class AllGatherWork:
+    """An all-gather in flight."""
 
     packing: Packing
     _received: Tensor
     _sent: Tensor
-    """Held so that its memory is not given to anything else before it has left."""
+    """Held so that its memory is not reused before the send is done."""
     _work: dist.Work | None
 
     def wait(self) -> Tensor:
-        """[P, numbers of a rank], each rank's as ``packing`` lays them."""
+        """Return [P, elements of a rank], each rank's in the layout of ``packing``."""
         if self._work is not None:
             self._work.wait()
         return self._received
 
 
-def gather(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> Gathering:
-    """Begin to bring every rank's tensors here; all ranks hold tensors of these shapes.
+def start_all_gather(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> AllGatherWork:
+    """Start an all-gather; all ranks hold tensors of these shapes.
 
-    Messages: one all-gather; none on one rank. Numerics: bitwise.
+    Communication: one all-gather; none on one rank. Numerics: bitwise.
     """
     packing = Packing([x.shape for x in tensors])
     sent = packing.pack([*tensors])
     if group.size() == 1:
-        return Gathering(packing, sent[None], sent, None)
+        return AllGatherWork(packing, sent[None], sent, None)
     received = sent.new_empty(group.size(), packing.numel)
-    # gloo wants the pieces one after the other along the tensor's own first dimension; so below.
+    # gloo requires the shards concatenated along the tensor's first dim; so below.
     work = dist.all_gather_into_tensor(received.flatten(), sent, group=group, async_op=True)
-    return Gathering(packing, received, sent, work)
+    return AllGatherWork(packing, received, sent, work)
 
 
 @attrs.frozen(eq=False)
-class Summing:
-    """A rank's share of sums over all ranks, on its way here."""
+class ReduceScatterWork:
+    """A reduce-scatter in flight."""
 
     _received: Tensor
     _sent: Tensor
@@ -61,13 +60,13 @@ class Summing:
         return self._received
 
 
-def sum_home(parts: Tensor, group: dist.ProcessGroup) -> Summing:
-    """Begin to sum [P, n] over the ranks, row r of which goes to rank r; it may not be written to.
+def start_reduce_scatter(parts: Tensor, group: dist.ProcessGroup) -> ReduceScatterWork:
+    """Start a reduce-scatter of [P, n], row r to rank r; ``parts`` must not be modified meanwhile.
 
-    Messages: one reduce-scatter; none on one rank.
+    Communication: one reduce-scatter; none on one rank.
     """
     if group.size() == 1:
-        return Summing(parts[0], parts, None)
+        return ReduceScatterWork(parts[0], parts, None)
     received = torch.empty_like(parts[0])
     work = dist.reduce_scatter_tensor(received, parts.flatten(), group=group, async_op=True)
-    return Summing(received, parts, work)
+    return ReduceScatterWork(received, parts, work)

@@ -1,4 +1,4 @@
-"""Passing buffers round a ring of ranks while something else is computed."""
+"""Asynchronous sends and receives of buffers between ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import distributed as dist
 
 
 @attrs.frozen(eq=False)
-class Passing:
-    """A buffer on its way to a neighbour, and the other neighbour's on its way here."""
+class SendReceiveWork:
+    """A send to one rank and a receive from another, in flight."""
 
     _received: Tensor
     _sent: Tensor
-    """Held so that its memory is not given to anything else before it has left."""
+    """Held so that its memory is not reused before the send is done."""
     _works: tuple[dist.Work, ...]
 
     def wait(self) -> Tensor:
-        """The buffer that has come. The one that was sent may be written to from here on."""
+        """Return the received buffer. From then on the sent one may be modified."""
         for work in self._works:
             work.wait()
         return self._received
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:
-    """A small message of all ranks, before those in which some take no part.
+    """Run a small all-reduce before point-to-point calls in which some ranks take no part.
 
     NCCL and HCCL connect the ranks of a group in its first call, and wait there for all of them
     (torch, ``batch_isend_irecv``).
@@ -36,57 +36,60 @@ def connect(group: dist.ProcessGroup, device: torch.device) -> None:
     dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
-def pass_on(buffer: Tensor, group: dist.ProcessGroup, *, by: int = 1, tag: int = 0) -> Passing:
-    """Send a buffer ``by`` ranks ahead, and receive the like from as many behind.
+def pass_on(
+    buffer: Tensor, group: dist.ProcessGroup, *, by: int = 1, tag: int = 0
+) -> SendReceiveWork:
+    """Send a buffer ``by`` ranks ahead, and receive one of equal shape from as many behind.
 
-    It returns at once; until ``wait`` the buffer may be read and not be written. Every rank of the
-    group calls it in the same order.
+    Returns at once; until ``wait`` the buffer must not be modified. Every rank of the group must
+    call it in the same order.
 
     Args:
         buffer: Contiguous; of one shape and dtype on all ranks.
-        by: 1 to the next rank, -1 to the one before; round the end of the group.
-        tag: Tells two rings apart that are under way at once, where the backend knows tags.
+        by: 1 sends to the next rank, -1 to the previous one, modulo the group size.
+        tag: Distinguishes two rings in flight at once, if the backend supports tags.
 
-    Messages: one sent and one received. Numerics: bitwise.
+    Communication: one send and one receive. Numerics: bitwise.
     """
     rank, size = group.rank(), group.size()
     received = torch.empty_like(buffer)
     if by % size == 0:
-        return Passing(received.copy_(buffer), buffer, ())
-    return post((buffer, (rank + by) % size), (received, (rank - by) % size), group, tag=tag)
+        return SendReceiveWork(received.copy_(buffer), buffer, ())
+    return send_receive(
+        (buffer, (rank + by) % size), (received, (rank - by) % size), group, tag=tag
+    )
 
 
-def post(
+def send_receive(
     sent: tuple[Tensor, int | None],
     received: tuple[Tensor, int | None],
     group: dist.ProcessGroup,
     *,
     tag: int = 0,
-) -> Passing:
-    """Send one buffer, and receive another; see ``pass_on``, which does so round a ring.
+) -> SendReceiveWork:
+    """Send one buffer, and receive another; ``pass_on`` does so around a ring.
 
     Args:
-        sent: Contiguous, and the rank that it goes to; None: to nobody.
-        received: Contiguous, to be written to, and the rank that it comes from; None: from nobody.
+        sent: Contiguous, and the destination rank; None: no send.
+        received: Contiguous, overwritten, and the source rank; None: no receive.
 
-    Messages: at most one sent and one received. Numerics: bitwise.
+    Communication: at most one send and one receive. Numerics: bitwise.
     """
     ends = ((dist.isend, *sent), (dist.irecv, *received))
-    # Posted together: a backend that runs them in order could wait on both sides for ever.
+    # Posted together: a backend that runs them in order could deadlock.
     operations = [
         dist.P2POp(operation, buffer, group=group, group_peer=peer, tag=tag)
         for operation, buffer, peer in ends
         if peer is not None
     ]
     works = dist.batch_isend_irecv(operations) if operations else []
-    return Passing(received[0], sent[0], tuple(works))
+    return SendReceiveWork(received[0], sent[0], tuple(works))
 
 
 class Packing:
-    """Where tensors [S, ..., n_i, D_i] lie in one flat buffer, so that they travel as one message.
+    """The layout of tensors [S, ..., n_i, D_i] in one flat buffer, for a single send.
 
-    Each lies with its heads first, [..., n_i, S, D_i], so that a head's rows are beside each other
-    when they are multiplied.
+    Each is stored heads first, [..., n_i, S, D_i], so that a head's rows are contiguous in matmuls.
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
@@ -95,13 +98,13 @@ class Packing:
         self.numel = sum(self._sizes)
 
     def pack(self, tensors: list[Tensor]) -> Tensor:
-        """[numel], of the tensors' dtype, which must be one; each is copied once."""
+        """Return [numel], of the tensors' dtype, which must be one; each is copied once."""
         flat = tensors[0].new_empty(self.numel)
         for place, tensor in zip(self.views(flat), tensors, strict=True):
             place.copy_(tensor)
         return flat
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The tensors in a buffer [numel]."""
+        """Return views of the tensors in a buffer [numel]."""
         parts = zip(flat.split(self._sizes), self._shapes, strict=True)
         return [part.view(shape).movedim(-2, 0) for part, shape in parts]

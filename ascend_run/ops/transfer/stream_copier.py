@@ -1,4 +1,4 @@
-"""Copies between a device and its host on streams of their own, beside the computation."""
+"""Copies between a device and its host on side streams, overlapped with the computation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 class StreamCopier:
     """plugin_api's HostCopier on pinned memory and two side streams, one for each direction.
 
-    The computation waits for copies on its own stream; the host never does.
+    The computation's stream waits for copies; the host never does.
 
     Args:
         streams: ``torch.cuda``, or a module of the same functions (``torch.npu``).
-        pin: Whether host memory is pinned; without it a copy is done when it returns.
+        pin: Whether host memory is pinned; without it copies are synchronous.
     """
 
     def __init__(self, streams: Any, *, pin: bool = True) -> None:
@@ -25,7 +25,7 @@ class StreamCopier:
         self._to_device = streams.Stream()
 
     def to_host(self, tensor: Tensor) -> Tensor:
-        """Start copying, as soon as the computation that is queued now has made the tensor."""
+        """Start a copy after the queued work of the current stream."""
         source = tensor.detach()
         host = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._pin)
         self._to_host.wait_stream(self._streams.current_stream())
@@ -34,16 +34,18 @@ class StreamCopier:
         return host
 
     def wait_host(self) -> None:
-        """Let the computation go on only when every tensor has left; then its memory is free."""
+        """Make the current stream wait for all copies to the host; their memory may then be
+        freed."""
         self._streams.current_stream().wait_stream(self._to_host)
 
     def to_device(self, host: Tensor, out: Tensor) -> None:
-        """Start copying back, after the host has the bytes and ``out`` is done with for others."""
+        """Start a copy to ``out``, after the copies to the host and the queued work that uses
+        ``out``."""
         self._to_device.wait_stream(self._to_host)
         self._to_device.wait_stream(self._streams.current_stream())
         with self._streams.stream(self._to_device):
             out.detach().copy_(host, non_blocking=True)
 
     def wait_device(self) -> None:
-        """Let the computation go on only when everything is back."""
+        """Make the current stream wait for all copies to the device."""
         self._streams.current_stream().wait_stream(self._to_device)

@@ -1,4 +1,4 @@
-"""Collectives on whole tensors with their backward, the dimension being one of the tensor's."""
+"""Differentiable collectives along a dim of a tensor."""
 
 from __future__ import annotations
 
@@ -8,31 +8,36 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ascend_run.ops.autograd_function import Function
+
 # P ranks of the group
 
 
 def exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[P, ...] -> [P, ...]: entry i goes to rank i, and entry j has come from rank j.
+    """Send entry i of [P, ...] to rank i, and return [P, ...] with entry j received from rank j.
 
-    Its backward is itself. Messages: one all-to-all. Numerics: bitwise.
+    Its backward is the same all-to-all. Communication: one all-to-all. Numerics: bitwise.
     """
-    return _Exchange.apply(x, group)
+    out: Tensor = _Exchange.apply(x, group)
+    return out
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """A new dimension of P entries, each rank's tensor in its place; backward: the sum, scattered.
+    """All-gather into a new dim of size P; backward: reduce-scatter.
 
-    Messages: one all-gather; one reduce-scatter in backward.
+    Communication: one all-gather; one reduce-scatter in backward.
     """
-    return _Gather.apply(x, dim, group)
+    out: Tensor = _Gather.apply(x, dim, group)
+    return out
 
 
 def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's entry of a dimension of P entries, summed over the ranks; the dimension goes.
+    """Reduce-scatter along a dim of size P, which is removed; backward: all-gather.
 
-    The backward gathers. Messages: one reduce-scatter; one all-gather in backward.
+    Communication: one reduce-scatter; one all-gather in backward.
     """
-    return _ReduceScatter.apply(x, dim, group)
+    out: Tensor = _ReduceScatter.apply(x, dim, group)
+    return out
 
 
 def _exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -44,7 +49,7 @@ def _exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     received = x.new_empty(group.size(), *x.shape)
-    # gloo wants the pieces one after the other along the tensor's own first dimension; so below.
+    # gloo requires the shards concatenated along the tensor's first dim; so below.
     dist.all_gather_into_tensor(received.flatten(0, 1), x.contiguous(), group=group)
     return received.movedim(0, dim)
 
@@ -56,7 +61,7 @@ def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     return received
 
 
-class _Exchange(torch.autograd.Function):
+class _Exchange(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -67,7 +72,7 @@ class _Exchange(torch.autograd.Function):
         return _exchange(dy, ctx.group), None
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
@@ -78,7 +83,7 @@ class _Gather(torch.autograd.Function):
         return _reduce_scatter(dy, ctx.dim, ctx.group), None, None
 
 
-class _ReduceScatter(torch.autograd.Function):
+class _ReduceScatter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group

@@ -11,7 +11,7 @@ _BUCKETS: Final = "megatron.core.distributed.param_and_grad_buffer:_ParamAndGrad
 _SPREAD: Final = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _SCHEDULES: Final = "megatron.core.pipeline_parallel.schedules"
 _DISPATCHERS: Final = "megatron.core.transformer.moe.token_dispatcher"
-_RING: Final = "ascend_run.ops.attention.ring_attention"
+_RING: Final = "ascend_run.ops.attention.context_parallel"
 _ATTENTION: Final = r"decoder\.layers\.\d+\.self_attention(\.(core_attention|linear_qkv))?"
 _EXPERTS: Final = r"decoder\.layers\.\d+\.mlp(\.experts)?"
 _ROUTER: Final = r"decoder\.layers\.\d+\.mlp\.router"
@@ -60,8 +60,8 @@ BUGS: Final = (
         name="blind-schedule-steps-for-each-chunk",
         what="the learning rate moves on once for every chunk of a virtual pipeline",
         target="ascend_run.core.train.step:TrainStep.__call__",
-        old="self.bundle.scheduler.step(increment=1)",
-        new="self.bundle.scheduler.step(increment=len(self.bundle.chunks))",
+        old="scheduler.step(increment=1)",
+        new="scheduler.step(increment=len(self.bundle.chunks))",
         layout={"pp": 2, "vpp": 2},
         config={"model.num_layers": 4},
         modules="optimizer",
@@ -126,7 +126,7 @@ BUGS: Final = (
     Bug(
         name="blind-loss-splits-hidden-gradient",
         what="the gradient of the gathered hidden state is cut, not summed over vocabulary parts",
-        target="ascend_run.core.model.gpt:GPT._whole_hidden",
+        target="ascend_run.core.model.gpt:GPT._gathered_hidden",
         old="tensor_parallel_output_grad=True",
         new="tensor_parallel_output_grad=False",
         layout={"tp": 2, "sp": 1},
@@ -266,7 +266,7 @@ BUGS: Final = (
     Bug(
         name="blind-swap-forgets-strides",
         what="a view comes back with its values in the order of its storage",
-        target="ascend_run.plugins.swap_attention.swapper:Call.unpack",
+        target="ascend_run.plugins.memory.swap_attention.swapper:Call.unpack",
         old="like.set_(storage, kept.offset, kept.size, kept.stride)",
         new="like.set_(storage, kept.offset, kept.size)",
         plugins=("swap-attention",),
@@ -278,7 +278,7 @@ BUGS: Final = (
     Bug(
         name="blind-lora-gradient-of-a-not-summed",
         what="a column-parallel adapter does not sum the gradient of its narrow product",
-        target="ascend_run.plugins.lora.adapter:Adapter._exchanged",
+        target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter._exchanged",
         old="tensor_parallel_output_grad=True",
         new="tensor_parallel_output_grad=False",
         plugins=("lora",),
@@ -291,7 +291,7 @@ BUGS: Final = (
     Bug(
         name="blind-lora-recomputed-without-gradient",
         what="the first layer's adapters are recomputed from an input that wants no gradient",
-        target="ascend_run.plugins.lora.freezing:begin_graph",
+        target="ascend_run.plugins.fine_tuning.lora.freezing:begin_graph",
         old="not out.requires_grad",
         new="out.requires_grad",
         plugins=("lora", "swap-attention"),

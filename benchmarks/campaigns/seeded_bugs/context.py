@@ -6,9 +6,9 @@ from typing import Final
 
 from .bug import BACKWARD, FORWARD, Bug
 
-_KERNEL = "ascend_run.ops.attention.ring_attention.kernel:RingAttention"
-_SUMS = "ascend_run.ops.attention.ring_attention.sums"
-_EXCHANGE = "ascend_run.ops.attention.head_exchange"
+_RING = "ascend_run.ops.attention.context_parallel.ring"
+_SUMS = "ascend_run.ops.attention.context_parallel.sums"
+_EXCHANGE = "ascend_run.ops.attention.context_parallel.head_all_to_all"
 _ALL_TO_ALL = "ascend_run.ops.transfer.all_to_all"
 _ATTENTION = r"decoder\.layers\.0\.(self_attention|input_layernorm).*"
 _LAYERS = r"decoder\.layers\.\d+\.(self_attention|input_layernorm).*"
@@ -43,7 +43,7 @@ BUGS: Final = (
     Bug(
         name="ulysses-rank-off-by-one",
         what="a rank holds the part of the sequence of the next one",
-        target="ascend_run.plugins.ulysses.partition:ContiguousPartition.chunks",
+        target="ascend_run.ops.attention.context_parallel.partitions:Contiguous.chunks",
         old="((rank * part, (rank + 1) * part),)",
         new="(((rank + 1) % size * part, ((rank + 1) % size + 1) * part),)",
         plugins=("ulysses",),
@@ -76,9 +76,9 @@ BUGS: Final = (
     Bug(
         name="ulysses-gradient-by-cp",
         what="the gradient of the queries is divided by the ranks of the exchange",
-        target=f"{_EXCHANGE}:HeadExchange.backward",
-        old="take_back(dq, dk",
-        new="take_back(dq / self.group.size(), dk",
+        target=f"{_EXCHANGE}:HeadAllToAll.backward",
+        old="return_gradients(dq, dk",
+        new="return_gradients(dq / self.group.size(), dk",
         plugins=("ulysses",),
         layout={"cp": 2},
         modules=_LAYERS,
@@ -110,9 +110,9 @@ BUGS: Final = (
     Bug(
         name="ring-stale-block",
         what="the block that came is not taken: every step sees the rank's own keys",
-        target=f"{_KERNEL}.forward",
-        old="held = coming.wait() if coming else held",
-        new="coming and coming.wait()",
+        target=f"{_RING}:RingRoute._circulated",
+        old="held = incoming.wait() if incoming else held",
+        new="incoming and incoming.wait()",
         plugins=("ring-attention",),
         layout={"cp": 2},
         modules=_ATTENTION,
@@ -121,7 +121,7 @@ BUGS: Final = (
     Bug(
         name="ring-gradients-forwards",
         what="the gradients of keys and values go round the wrong way",
-        target=f"{_KERNEL}.backward",
+        target=f"{_RING}:RingRoute._backward",
         old="pass_on(total, self.group, by=-1, tag=_GRADIENTS)",
         new="pass_on(total, self.group, by=1, tag=_GRADIENTS)",
         plugins=("ring-attention",),
@@ -134,7 +134,7 @@ BUGS: Final = (
         name="ring-keys-of-next",
         what="a step is masked as if the keys of the rank ahead had come",
         # Not in holder itself, whose answers ring_steps keeps.
-        target="ascend_run.ops.attention.ring_attention.blocks:ring_steps",
+        target="ascend_run.ops.attention.context_parallel.blocks:ring_steps",
         old="holder(of_rank, step, size, window)",
         new="holder(of_rank, -step, size, window)",
         plugins=("ring-attention",),

@@ -1,6 +1,6 @@
 """A function that is not as it was written, for the length of a block.
 
-The function object stays; only its code is another. Whoever holds it (a class, a module that
+The function object stays; only its code is another. Code that holds it (a class, a module that
 imported it by name, an autograd Function) runs the other code.
 """
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from .bug import BACKWARD, FORWARD, OPTIMIZER, Bug
 
-_SWAPPER = "ascend_run.plugins.swap_attention.swapper"
-_ADAPTER = "ascend_run.plugins.lora.adapter"
+_SWAPPER = "ascend_run.plugins.memory.swap_attention.swapper"
+_ADAPTER = "ascend_run.plugins.fine_tuning.lora.adapter"
 _SMALL = {"plugins.swap-attention.min_bytes": 1}
 _ADAPTERS = r".*(adapter|lora|linear_qkv|linear_proj|linear_fc1|linear_fc2).*"
 
@@ -51,8 +51,8 @@ BUGS: Final = (
         name="lora-not-reduced",
         what="a row-parallel linear's adapter adds a rank's part for the whole",
         target=f"{_ADAPTER}:Adapter._exchanged",
-        old="return reduce_from_tensor_model_parallel_region(inner, group=group)",
-        new="return inner",
+        old="summed: Tensor = reduce_from_tensor_model_parallel_region(inner, group=group)",
+        new="summed = inner",
         plugins=("lora",),
         layout={"tp": 2},
         modules=_ADAPTERS,
@@ -63,8 +63,8 @@ BUGS: Final = (
         name="lora-whole-part-not-reduced",
         what="the gradient of what every rank holds whole is not summed over their tokens",
         target=f"{_ADAPTER}:Adapter.__init__",
-        old="parameter.sequence_parallel = self.sequence_parallel",
-        new="parameter.sequence_parallel = False",
+        old="mark(parameter, sequence_parallel=self.sequence_parallel)",
+        new="mark(parameter, sequence_parallel=False)",
         plugins=("lora",),
         layout={"tp": 2, "sp": 1},
         modules=_ADAPTERS,
@@ -86,7 +86,7 @@ BUGS: Final = (
     Bug(
         name="lora-base-moves",
         what="the base is not frozen",
-        target="ascend_run.plugins.lora.freezing:freeze",
+        target="ascend_run.plugins.fine_tuning.lora.freezing:freeze",
         old="parameter.requires_grad_(False)",
         new="pass",
         plugins=("lora",),

@@ -11,9 +11,10 @@ import torch
 from ascend_run_metered_cpu import MeteredCpu, MeteredCpuConfig
 
 from ascend_run.entrypoints.cli import run
-from ascend_run.plugin_api.testing.models import DENSE
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.prepare.prepare import prepare
+from ascend_run.testing.models import DENSE
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 
 LAYERS, MICRO_BATCHES = 2, 4
 NORMS = (2 * LAYERS + 1) * MICRO_BATCHES
@@ -69,7 +70,8 @@ def test_a_feature_made_for_the_cpu_runs_on_it_and_its_copies_are_counted(
 
 def test_a_reading_begins_where_the_last_one_ended() -> None:
     plugin = MeteredCpu(MeteredCpuConfig())
-    operators = plugin.ascend_platform_ops()
+    config = prepare(None, ["data.train=any", *(f"{key}={DENSE[key]}" for key in DENSE)]).config
+    operators = plugin.ascend_platform_ops(config=config)
     operators.swiglu(torch.ones(2, 4))
     assert plugin.meter.take() == {"swiglu_calls": 1.0}
     assert plugin.meter.take() == {}

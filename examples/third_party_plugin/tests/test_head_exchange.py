@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api.testing.parity import Parity
+from ascend_run.testing.parity import Parity
 
 LAYERS, MICRO_BATCHES = 2, 4
 MESSAGES = 9
@@ -46,7 +46,7 @@ def test_it_is_listed_by_name_and_version_and_its_code_has_not_run() -> None:
 def test_showing_it_imports_it_but_no_torch() -> None:
     code, output, _, modules = command("plugins", "show", "head-exchange")
     assert code == 0
-    assert "sequence-exchange" in output
+    assert "context-parallel" in output
     assert "ascend_run_head_exchange" in modules
     assert "torch" not in modules
 
@@ -72,7 +72,7 @@ def test_what_it_cannot_split_is_refused_with_all_that_is_wrong() -> None:
 def test_it_is_refused_beside_ulysses_since_both_claim_the_exchange() -> None:
     code, _, errors, _ = command(*RUN, "--enable", "head-exchange,ulysses")
     assert code == 2
-    assert "'head-exchange' and 'ulysses' both claim 'sequence-exchange'" in errors
+    assert "'head-exchange' and 'ulysses' both claim 'context-parallel'" in errors
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -1,4 +1,4 @@
-"""What it trains, held against plain pre-training. Needs it installed."""
+"""What it trains, compared with plain pre-training. Needs it installed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import Batch, LossSum
-from ascend_run.plugin_api.testing.models import DENSE
-from ascend_run.plugin_api.testing.parity import Parity
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.testing.models import DENSE
+from ascend_run.testing.parity import Parity
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 
 NAME = "context-pretrain"
 

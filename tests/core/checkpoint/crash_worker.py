@@ -68,7 +68,7 @@ class PairRanks:
 
 
 class Shim:
-    """Counts the moments around each call, and ends the process at the one it is told."""
+    """Counts the moments around each call, and ends the process at the given one."""
 
     def __init__(self, folder: Path, crash_at: int | None, power: bool) -> None:
         self.folder, self.crash_at, self.power = folder, crash_at, power
@@ -84,11 +84,11 @@ class Shim:
             if name == "write":
                 self.dirty.add(os.fstat(args[0]).st_ino)
                 self.moment(lambda: self.write(args[0], args[1][: len(args[1]) // 2]))
-            answer = call(*args, **kwargs)
+            result = call(*args, **kwargs)
             if name == "fsync":
                 self.dirty.discard(os.fstat(args[0]).st_ino)
             self.moment()
-            return answer
+            return result
 
         return shimmed
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.config.layout import layout_of
-from ascend_run.core.config.loading import build_config, read_raw
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import FieldSection, ShardPiece
+from ascend_run.prepare.config.loading import build_config, read_raw
 
 VOCABULARY = 50
 
@@ -78,12 +78,14 @@ def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[Shard
     from ascend_run.core.checkpoint.optimizer_pieces import optimizer_pieces
     from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
     from ascend_run.core.model.build import build_model
+    from ascend_run.core.patches import applied_patches
     from ascend_run.core.train.data_parallel import wrap_data_parallel
     from ascend_run.core.train.groups import process_groups
     from ascend_run.core.train.optimizer import build_optimizer
-    from ascend_run.plugins.cpu import Cpu
+    from ascend_run.plugins.platforms.cpu import Cpu
+    from ascend_run.plugins.platforms.cpu.options import CpuOptions
 
-    hooks = Hooks([Cpu()])
+    hooks = Hooks([Cpu(CpuOptions())])
     config = build_config(read_raw(None, case.overrides()), {}, {}, ()).config
     # The loop refuses pipeline stages so far; a checkpoint must not know the difference.
     stages = {**config.parallel, "pipeline_model_parallel_size": case.pp}
@@ -92,7 +94,7 @@ def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[Shard
     device = hooks.require("ascend_device", local_rank=0)
     device.activate()
     try:
-        with process_groups(config, layout, device, hooks) as groups:
+        with applied_patches(hooks), process_groups(config, layout, device, hooks) as groups:
             model_parallel_cuda_manual_seed(case.seed)
             bundle = build_model(config, hooks, groups, device)
             if case.distributed_optimizer:

@@ -62,9 +62,9 @@ def errors_of(folder: Path) -> list[str]:
         finally:
             assert all(piece.tensor.eq(7).all() for piece in blanks), "filled before it was checked"
 
-    answers = [*on_ranks(2, verify), *on_ranks(2, load)]
-    assert all(isinstance(answer, CheckpointError) for answer in answers), answers
-    return [str(answer) for answer in answers]
+    results = [*on_ranks(2, verify), *on_ranks(2, load)]
+    assert all(isinstance(result, CheckpointError) for result in results), results
+    return [str(result) for result in results]
 
 
 def shard(folder: Path, rank: int = 0) -> Path:
@@ -165,7 +165,7 @@ def test_a_flipped_bit_in_a_tensor_names_that_tensor_and_no_other(damaged: Path)
 
 
 def forged(folder: Path, change: Callable[[dict], object]) -> None:
-    """A manifest that was changed by somebody who renewed its own checksum."""
+    """A changed manifest with an updated checksum."""
     path = manifest_path(folder)
     content = json.loads(path.read_bytes())
     change(content)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.checkpoint.shard_file import DTYPE_NAMES
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import model_jobs
 from .model_jobs import VOCABULARY, Case
@@ -78,7 +78,7 @@ def test_every_layout_writes_and_reads_the_same_checkpoint(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.timeout(200)
-def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
+def test_a_resumed_run_equals_the_uninterrupted_run(
     gloo_pool: GlooPool, tmp_path: Path, precision: str
 ) -> None:
     writer = Case(precision=precision, dp=2, distributed_optimizer=True)
@@ -123,7 +123,7 @@ def test_keys_and_shapes_are_those_of_the_whole_model(gloo_pool: GlooPool, tmp_p
 
 
 def test_ranks_of_a_process_group_choose_alike(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    answers = gloo_pool.run(model_jobs.corrupt_and_choose, 2, str(tmp_path))
-    assert len(set(answers)) == 1
-    assert answers[0].startswith("1 ")
-    assert "rank 1: rank_0001.safetensors: tensor 't' has checksum" in answers[0]
+    results = gloo_pool.run(model_jobs.corrupt_and_choose, 2, str(tmp_path))
+    assert len(set(results)) == 1
+    assert results[0].startswith("1 ")
+    assert "rank 1: rank_0001.safetensors: tensor 't' has checksum" in results[0]

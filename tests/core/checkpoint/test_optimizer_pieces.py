@@ -48,7 +48,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("saved_after", [0, 2])
-def test_an_optimizer_goes_on_as_if_it_had_never_stopped(
+def test_a_resumed_optimizer_equals_an_uninterrupted_one(
     tmp_path: Path, name: str, saved_after: int
 ) -> None:
     whole_run, stopped = weights(0), weights(0)
@@ -67,7 +67,7 @@ def test_an_optimizer_goes_on_as_if_it_had_never_stopped(
         assert torch.equal(got, want)
 
 
-def test_making_state_changes_neither_parameters_nor_gradients_nor_what_is_there() -> None:
+def test_creating_state_changes_no_parameter_gradient_or_state() -> None:
     parameters = weights(0)
     optimizer = torch.optim.AdamW(parameters, lr=0.5, weight_decay=0.5)
     parameters[0].grad = torch.ones(4, 3)

@@ -58,7 +58,7 @@ FAILURES = [
     FAILURES,
     ids=[f"{c}-{errno.errorcode[n]}-{o}" for c, n, o, _ in FAILURES],
 )
-def test_a_refusal_on_one_rank_is_the_same_error_on_all_and_the_run_can_go_on(
+def test_a_rejection_on_one_rank_is_one_error_on_all_ranks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     refuse: Refuse,
@@ -67,6 +67,7 @@ def test_a_refusal_on_one_rank_is_the_same_error_on_all_and_the_run_can_go_on(
     only: str,
     named: str,
 ) -> None:
+    """The run can continue afterwards."""
     save_two_tensors(tmp_path, 1)
 
     def save(ranks: ThreadRanks) -> Any:

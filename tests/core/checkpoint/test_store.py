@@ -19,15 +19,7 @@ from ascend_run.core.checkpoint.boxes import Box, boxes_of_range
 from ascend_run.core.checkpoint.shard_file import DTYPE_NAMES
 from ascend_run.plugin_api import CheckpointError, Layout, ShardPiece, StorageError
 
-from .tensors import (
-    blank,
-    load_two_tensors,
-    numbers,
-    part,
-    rows,
-    save_two_tensors,
-    whole_piece,
-)
+from .tensors import blank, load_two_tensors, numbers, part, rows, save_two_tensors, whole_piece
 from .thread_ranks import ThreadRanks, all_ranks, on_ranks
 
 
@@ -170,15 +162,16 @@ def test_random_tilings_of_random_tensors_round_trip(tmp_path: Path, data: st.Da
     ("pieces", "named"),
     [
         ([[("t", (0, 0), (2, 6))], [("t", (3, 0), (5, 6))]], "t: 6 of 48 elements"),
-        ([[("t", (0, 0), (5, 6))], [("t", (3, 0), (5, 6))]], "t: the piece of shape [5, 6] at [0"),
-        ([[("t", (0, 0), (8, 6))], [("t", (0, 0), (8, 6))]], "t: the piece of shape [8, 6]"),
+        ([[("t", (0, 0), (5, 6))], [("t", (3, 0), (5, 6))]], "t: the shard of shape [5, 6] at [0"),
+        ([[("t", (0, 0), (8, 6))], [("t", (0, 0), (8, 6))]], "t: the shard of shape [8, 6]"),
         ([[("t", (0, 0), (8, 6)), ("t", (0, 0), (8, 6))], []], "t: written twice"),
     ],
     ids=["gap", "overlap", "replica", "twice on one rank"],
 )
-def test_pieces_that_do_not_tile_their_tensor_are_refused_before_anything_is_written(
+def test_shards_that_do_not_tile_their_tensor_are_rejected(
     tmp_path: Path, pieces: list[list[tuple[str, tuple[int, int], tuple[int, int]]]], named: str
 ) -> None:
+    """The error is raised before anything is written."""
     tensor = numbers(8, 6)
 
     def save(ranks: ThreadRanks) -> object:
@@ -204,11 +197,11 @@ def test_ranks_that_disagree_on_a_value_or_a_dtype_are_refused(tmp_path: Path) -
         return FileStore(tmp_path, ranks=ranks).save(1, [piece], {"same": 1, "who": ranks.rank})
 
     for error in on_ranks(2, save):
-        assert "rank 1 has other values than rank 0: who" in str(error)
+        assert "rank 1 has different values than rank 0: who" in str(error)
         assert "F64" in str(error)
 
 
-def test_loading_lists_every_misfit_of_every_rank_at_once(tmp_path: Path) -> None:
+def test_loading_lists_all_mismatches_of_all_ranks_at_once(tmp_path: Path) -> None:
     saved = {"kept": numbers(4), "shape": numbers(4), "dtype": numbers(4), "left": numbers(2)}
     FileStore(tmp_path).save(1, [whole_piece(k, t) for k, t in saved.items()], {})
 
@@ -226,7 +219,7 @@ def test_loading_lists_every_misfit_of_every_rank_at_once(tmp_path: Path) -> Non
         assert "rank 1: dtype: the checkpoint has dtype F32, this run F64" in str(error)
 
 
-def test_of_many_misfits_the_first_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+def test_many_mismatches_are_listed_up_to_a_limit_and_counted(tmp_path: Path) -> None:
     FileStore(tmp_path).save(1, [whole_piece(f"old{i:02}", numbers(1)) for i in range(30)], {})
     for wanted, first in (([], "old00"), ([f"new{i:02}" for i in range(30)], "new00")):
         with pytest.raises(CheckpointError) as refused:
@@ -236,11 +229,12 @@ def test_of_many_misfits_the_first_are_listed_and_the_others_counted(tmp_path: P
         assert refused.value.problems[-1] == "and 10 more"
 
 
-def test_a_tensor_that_nobody_asks_for_is_an_error_unless_told_to_ignore_it(tmp_path: Path) -> None:
+def test_an_unused_tensor_is_an_error_unless_ignored(tmp_path: Path) -> None:
     pieces = [whole_piece("model/a", numbers(2)), whole_piece("rng/rank_00001/torch", numbers(2))]
     FileStore(tmp_path).save(1, pieces, {})
     wanted = [blank(pieces[0])]
-    with pytest.raises(CheckpointError, match="rng/rank_00001/torch: the checkpoint has it"):
+    problem = "rng/rank_00001/torch: in the checkpoint, but not used by this run"
+    with pytest.raises(CheckpointError, match=problem):
         FileStore(tmp_path).load(1, wanted)
     assert wanted[0].tensor.eq(7).all()
     FileStore(tmp_path).load(1, wanted, ignore_unused=["rng/*"])
@@ -269,9 +263,10 @@ def test_a_corrupt_checkpoint_does_not_count_as_one_to_keep(tmp_path: Path) -> N
     assert FileStore(tmp_path).steps() == [3, 4]
 
 
-def test_going_back_and_saving_again_removes_no_later_checkpoint_and_never_itself(
+def test_saving_after_going_back_removes_no_later_checkpoint(
     tmp_path: Path,
 ) -> None:
+    """Nor does the save remove itself."""
     for step in (1, 8, 9):
         save_two_tensors(tmp_path, step)
     save_two_tensors(tmp_path, 2, keep_last=1)
@@ -310,7 +305,7 @@ def test_one_that_was_being_replaced_by_a_dead_run_is_still_there(tmp_path: Path
 
 def test_a_folder_that_does_not_exist_holds_no_checkpoint(tmp_path: Path) -> None:
     assert FileStore(tmp_path / "none").steps() == []
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 3 in .*; there: none"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 3 in .*; available: none"):
         FileStore(tmp_path / "none").load(3, [])
 
 

@@ -54,8 +54,8 @@ def on_ranks(size: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
 
 def all_ranks(size: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
     """The same where no rank may fail."""
-    answers = on_ranks(size, work)
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
+    results = on_ranks(size, work)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results

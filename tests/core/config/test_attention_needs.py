@@ -1,11 +1,10 @@
-"""What a run asks of its attention is refused of whoever does not declare it, once."""
+"""A run is rejected once if its attention kernel does not declare a needed feature."""
 
 from __future__ import annotations
 
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems, declared_by
 from ascend_run.plugin_api import AttentionFeatures
-
-from .runs import config_with
+from tests.support.tiny_configs import config_with
 
 EVERYTHING = AttentionFeatures.all_but()
 NOTHING = AttentionFeatures()

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ascend_run.core.data.batches import (
     BatchPlan,
-    cut_sequence,
     join_rows,
     micro_batches,
     require_mask,
+    shard_sequence,
     to_device,
 )
 from ascend_run.plugin_api import Batch, BatchField, DataError
@@ -57,7 +57,7 @@ def test_the_ranks_together_read_the_next_samples_once_and_in_order(
         plan = BatchPlan(
             micro_batch_size=micro, global_batch_size=total, dp_rank=dp_rank, dp_size=dp_size
         )
-        assert plan.num_micro_batches == accumulation
+        assert plan.num_microbatches == accumulation
         dataset = Numbered(consumed + batches * total)
         by_rank.append(read(list(micro_batches(dataset, FIELDS, plan, consumed))))
     seen = [sample for turn in zip(*by_rank, strict=True) for part in turn for sample in part]
@@ -66,7 +66,7 @@ def test_the_ranks_together_read_the_next_samples_once_and_in_order(
 
 @settings(deadline=None)
 @given(sizes)
-def test_a_run_goes_on_exactly_wherever_it_stopped(size: tuple[int, int, int]) -> None:
+def test_a_run_resumes_exactly_wherever_it_stopped(size: tuple[int, int, int]) -> None:
     micro, dp_size, accumulation = size
     total = micro * dp_size * accumulation
     dataset = Numbered(6 * total)
@@ -89,7 +89,7 @@ def test_the_global_batch_is_the_same_samples_whatever_the_layout() -> None:
             )
             turns = read(list(micro_batches(Numbered(24), FIELDS, plan)))
             for number, part in enumerate(turns):
-                found[number // plan.num_micro_batches].update(part)
+                found[number // plan.num_microbatches].update(part)
         return found
 
     want = [set(range(8)), set(range(8, 16)), set(range(16, 24))]
@@ -97,7 +97,7 @@ def test_the_global_batch_is_the_same_samples_whatever_the_layout() -> None:
         assert global_batches(micro, dp_size) == want
 
 
-def test_every_evaluation_reads_the_same_samples_and_stops_where_told() -> None:
+def test_every_evaluation_reads_the_same_number_of_equal_samples() -> None:
     plan = BatchPlan(micro_batch_size=2, global_batch_size=4)
 
     def evaluation() -> list[list[int]]:
@@ -168,7 +168,7 @@ def test_the_cut_parts_put_together_are_the_batch(
     }
     batch = Batch(tensors=tensors, fields=fields)
     partition = Partition(pieces, zigzag)
-    parts = [cut_sequence(batch, partition, rank, cp_size) for rank in range(cp_size)]
+    parts = [shard_sequence(batch, partition, rank, cp_size) for rank in range(cp_size)]
     for rank, part in enumerate(parts):
         chunks = partition.chunks(length, rank, cp_size)
         held_places = [place for begin, end in chunks for place in range(begin, end)]
@@ -202,16 +202,16 @@ class OfDocuments(Partition):
         return attrs.evolve(self, document_ends=document_ends)
 
 
-def test_a_partition_that_knows_documents_is_told_them_and_a_batch_keeps_them() -> None:
+def test_a_partition_gets_the_documents_and_a_batch_keeps_them() -> None:
     ends = (4, 12)
     tensors = {"tokens": torch.arange(12)[None]}
     fields = {"tokens": BatchField(axes=("batch", "sequence"))}
     batch = Batch(tensors=tensors, fields=fields, document_ends=ends)
-    part = cut_sequence(batch, OfDocuments(2, True), 0, 2)
+    part = shard_sequence(batch, OfDocuments(2, True), 0, 2)
     assert part.tensors["tokens"].tolist() == [[0, 3, 4, 5, 10, 11]]
     assert part.document_ends == ends
     assert to_device(part, torch.device("meta")).document_ends == ends
-    by_position = cut_sequence(batch, Partition(1, False), 0, 2)
+    by_position = shard_sequence(batch, Partition(1, False), 0, 2)
     assert by_position.tensors["tokens"].tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
@@ -301,7 +301,7 @@ def test_a_mask_of_every_pair_and_none_are_taken() -> None:
 
 def test_one_context_parallel_rank_keeps_the_very_batch() -> None:
     batch = Batch(tensors={"tokens": torch.zeros(1, 4)}, fields=FIELDS)
-    assert cut_sequence(batch, Partition(1, False), 0, 1) is batch
+    assert shard_sequence(batch, Partition(1, False), 0, 1) is batch
 
 
 def test_moving_to_a_device_moves_every_field_and_nothing_twice() -> None:

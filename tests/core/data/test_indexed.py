@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ascend_run.core.data.indexed import bin_path, dtype_for, idx_path, read_index
+from ascend_run.core.data.dataset_paths import bin_path, idx_path
+from ascend_run.core.data.indexed import dtype_for, read_index
 from ascend_run.plugin_api import DataError
+from tests.support.token_files import WriteDataset
 
-from .conftest import WriteDataset
 from .reference import read_documents
 
 SAME_FOLDER = settings(

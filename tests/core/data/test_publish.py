@@ -65,6 +65,21 @@ def test_an_existing_file_is_kept_unless_it_may_be_overwritten(tmp_path: Path) -
     assert (tmp_path / "second").read_bytes() == b"new"
 
 
+def test_a_file_that_appears_in_the_meantime_is_kept(tmp_path: Path) -> None:
+    def overtaken() -> None:
+        with StagedFiles() as staged:
+            for name in ("first", "second"):
+                staged.open(tmp_path / name).write(b"new")
+            (tmp_path / "second").write_bytes(b"somebody's")
+            staged.publish()
+
+    with pytest.raises(StorageError, match="second exists already"):
+        overtaken()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "second": b"somebody's"
+    }
+
+
 def failing(number: int, skip: int) -> Callable[..., Any]:
     """A system call that works ``skip`` times and then answers with an error."""
     calls = [0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,21 @@ from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split
+from structlog.testing import capture_logs
 
 from ascend_run.core.data.epochs import EpochSettings, TokenStream, sample_starts
 from ascend_run.core.data.index_cache import IndexCache
 from ascend_run.core.data.samples import BlendedSamples, build_datasets
-from ascend_run.plugin_api import DataError, Datasets, PlatformError, RunConfig, TokenBlend
+from ascend_run.plugin_api import (
+    DataError,
+    Datasets,
+    HookError,
+    PlatformError,
+    RunConfig,
+    TokenBlend,
+)
+from tests.support.token_files import WriteDataset
 
-from .conftest import WriteDataset
 from .reference import samples_in_order
 
 MakeConfig = Callable[..., RunConfig]
@@ -201,7 +208,7 @@ def test_every_sample_of_a_source_is_drawn_before_one_comes_again(
     assert len(set(mine[per_epoch : 2 * per_epoch])) == per_epoch
 
 
-def test_a_dataset_made_anew_in_the_same_place_is_not_read_with_the_old_index(
+def test_a_rebuilt_dataset_is_not_read_with_the_old_index(
     write_dataset: WriteDataset, run_config: MakeConfig
 ) -> None:
     config = run_config(seq_length=4)
@@ -230,27 +237,20 @@ def test_loss_leaves_out_the_end_of_document_where_asked(
         assert torch.equal(sample["loss_mask"] == 0, ends & masked)
 
 
-def test_a_storage_of_a_plugin_is_read_in_place_of_megatrons(run_config: MakeConfig) -> None:
-    class Counting:
-        def __init__(self, prefix: str) -> None:
-            self.prefix = prefix
-            self.sequence_lengths = np.full(5, 10, dtype=np.int32)
-
-        def get(self, index: int, offset: int = 0, length: int | None = None) -> Any:
-            return np.arange(10)[offset : None if length is None else offset + length]
-
-    blend = Datasets(TokenBlend(prefixes=("anywhere",)), None)
-    train = build_datasets(run_config(seq_length=5), blend, 9, 0, Counting).train
-    for index in range(9):
-        read = window(train[index])
-        assert all((b - a) % 10 == 1 for a, b in pairwise(read))
-
-
 def test_a_tasks_own_dataset_passes_through(run_config: MakeConfig) -> None:
     own = [{"tokens": torch.zeros(4)}]
     built = build_datasets(run_config(), Datasets(own, None), 1, 0)
     assert built.train is own
     assert built.validation is None
+
+
+def test_a_task_without_training_data_is_refused_where_steps_are_left(
+    run_config: MakeConfig,
+) -> None:
+    nothing = Datasets(train=None, validation=None)
+    with pytest.raises(HookError, match=r"'pretrain' returned no training dataset.* 10 samples"):
+        build_datasets(run_config(), nothing, 10, 0)
+    assert build_datasets(run_config(), nothing, 0, 0).train is None
 
 
 def test_too_little_text_for_one_sample_is_refused_with_both_numbers(
@@ -277,9 +277,10 @@ def test_a_token_that_the_model_has_no_row_for_is_refused_when_read(
     assert build_datasets(run_config(seq_length=8, vocab_size=71), blend, 3, 0).train[0]
 
 
-def test_blending_without_the_compiled_helpers_is_refused_with_the_way_out(
+def test_blending_without_the_compiled_helpers_is_rejected(
     write_dataset: WriteDataset, run_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The message says what to install."""
     import sys
 
     import megatron.core.datasets
@@ -302,3 +303,17 @@ def test_building_says_nothing_to_the_user(
         warnings.simplefilter("error")
         build_datasets(run_config(seq_length=4), blend, 5, 0).train[0]
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_permuted_index_gives_the_samples_of_the_sound_one(
+    write_dataset: WriteDataset, tmp_path: Path
+) -> None:
+    prefix = write_dataset([[*range(number, number + 7)] for number in range(20)])
+    order = [window(stream_of(prefix, tmp_path / "cache")[index]) for index in range(30)]
+    for name in ("document", "sample", "shuffle"):
+        (path,) = (tmp_path / "cache").glob(f"*/{name}.npy")
+        np.save(path, np.load(path)[::-1])
+        with capture_logs() as events:
+            stream = stream_of(prefix, tmp_path / "cache")
+            assert [window(stream[index]) for index in range(30)] == order
+        assert [event["event"] for event in events] == ["index_cache.damaged"]

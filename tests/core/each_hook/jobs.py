@@ -12,10 +12,9 @@ import torch.distributed as dist
 
 from ascend_run.core.data.batches import BatchPlan
 from ascend_run.core.train.batches import BatchReader
-from ascend_run.plugin_api import Claim
-from ascend_run.plugin_api.config import FieldSection
 from ascend_run.plugin_api.contracts import ShardPiece
-from ascend_run.plugin_api.testing.models import DENSE, samples
+from ascend_run.testing.models import DENSE, samples
+from ascend_run.types.config import FieldSection
 from tests.support.fake_plugins import plugin
 from tests.support.probed_runs import built, built_from, prepare, probe, request, train
 
@@ -77,7 +76,6 @@ def cut_backwards(folder: str) -> dict[str, list[int]]:
     partition = plugin(
         "backwards",
         {"ascend_sequence_partition": lambda self: Backwards(), "ascend_batch": look},
-        claims=(Claim.SEQUENCE_EXCHANGE,),
     )()
     asked = request(prepare(Path(folder), {"train.global_batch_size": 2}), partition)
     # Set here: preparing such a run takes an installed owner of the exchange.
@@ -99,7 +97,7 @@ def cut_backwards(folder: str) -> dict[str, list[int]]:
 
 
 def log_lines_heard(folder: str) -> list[tuple[int, float]]:
-    """Step and loss of every logged step that this rank is told of."""
+    """Step and loss of every logged step that this rank logs."""
     _take_place()
     heard: list[tuple[int, float]] = []
     listen = lambda self, metrics: heard.append((metrics["step"], metrics["loss"]))  # noqa: E731

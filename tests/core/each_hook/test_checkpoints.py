@@ -12,7 +12,7 @@ import torch
 
 from ascend_run.core.checkpoint.store import FileStore, layout_sizes
 from ascend_run.plugin_api import CheckpointError, HookError, Layout
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from tests.support.probed_runs import Run, probe, train
 from tests.support.tokens import write_tokens
 
@@ -34,7 +34,6 @@ class Shelf:
 
     def __init__(self) -> None:
         self.saved: dict[int, tuple[dict[str, torch.Tensor], Mapping[str, Any]]] = {}
-        self.folders: list[str] = []
         self.loaded: list[int] = []
 
     def steps(self) -> Sequence[int]:
@@ -62,25 +61,19 @@ class Shelf:
         return values
 
 
-def test_ascend_checkpoint_store_is_where_a_run_saves_and_goes_on_from(tmp_path: Path) -> None:
+def test_ascend_checkpoint_transfer_may_stand_in_the_place_of_the_store(tmp_path: Path) -> None:
     shelf = Shelf()
-
-    def store(self: Any, folder: str) -> Shelf:
-        shelf.folders.append(folder)
-        return shelf
-
-    go_on(tmp_path / "resumed", 2, probe("ascend_checkpoint_store", store))
+    on_the_shelf = probe("ascend_checkpoint_transfer", lambda self: lambda inner: shelf)
+    go_on(tmp_path / "resumed", 2, on_the_shelf)
     assert shelf.steps() == [1, 2]
-    resumed = go_on(tmp_path / "resumed", 3, probe("ascend_checkpoint_store", store))
+    resumed = go_on(tmp_path / "resumed", 3, on_the_shelf)
     assert shelf.loaded == [2]
-    assert {*shelf.folders} == {str(tmp_path / "resumed/run/checkpoints")}
     assert not (tmp_path / "resumed/run/checkpoints").exists()
     through = go_on(tmp_path / "through", 3).weights
     assert all(torch.equal(resumed.weights[name], weight) for name, weight in through.items())
 
 
 def test_ascend_checkpoint_transfer_stands_between_the_run_and_its_store(tmp_path: Path) -> None:
-    shelf = Shelf()
     passed: list[tuple[str, str, int]] = []
 
     class Passing:
@@ -108,15 +101,15 @@ def test_ascend_checkpoint_transfer_stands_between_the_run_and_its_store(tmp_pat
 
         return probe("ascend_checkpoint_transfer", wrap, name)
 
-    probes = (probe("ascend_checkpoint_store", lambda self: shelf), of("inner"), of("outer"))
+    probes = (of("inner"), of("outer"))
     go_on(tmp_path, 1, *probes)
     assert passed == [("outer", "save", 1), ("inner", "save", 1)]
-    assert shelf.steps() == [1]
+    assert FileStore(tmp_path / "run/checkpoints").steps() == [1]
     go_on(tmp_path, 2, *probes)
     assert passed[2:4] == [("outer", "load", 1), ("inner", "load", 1)]
 
 
-def test_ascend_checkpoint_filter_leaves_pieces_out_of_what_is_saved_and_loaded(
+def test_ascend_checkpoint_filter_excludes_shards_from_save_and_load(
     tmp_path: Path,
 ) -> None:
     started_from: list[torch.Tensor] = []
@@ -172,7 +165,7 @@ def counting(counter: Counter) -> tuple[Any, Any]:
     )
 
 
-def test_ascend_checkpoint_entries_come_back_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_ascend_checkpoint_entries_are_restored_on_resume(tmp_path: Path) -> None:
     first, second = Counter(), Counter()
     go_on(tmp_path, 2, *counting(first))
     assert first.number == 2
@@ -181,7 +174,7 @@ def test_ascend_checkpoint_entries_come_back_when_a_run_goes_on(tmp_path: Path) 
     assert second.tensor.tolist() == [1.5] * 3
 
 
-def test_ascend_checkpoint_entries_that_are_not_in_the_checkpoint_are_missed(
+def test_ascend_checkpoint_entries_missing_in_the_checkpoint_are_errors(
     tmp_path: Path,
 ) -> None:
     go_on(tmp_path, 1)
@@ -199,9 +192,10 @@ def test_ascend_checkpoint_entries_may_not_take_a_name_of_the_kernels(
     assert not (tmp_path / "run/metrics.jsonl").exists()  # refused before the first step
 
 
-def test_ascend_checkpoint_entries_of_one_name_are_refused_before_the_first_step(
+def test_ascend_checkpoint_entries_of_one_name_are_rejected(
     tmp_path: Path,
 ) -> None:
+    """The error is raised before the first step."""
     takers = [
         probe("ascend_checkpoint_entries", lambda self: {"counter": Counter()}, name)
         for name in ("one", "other")
@@ -214,7 +208,7 @@ def test_ascend_checkpoint_entries_of_one_name_are_refused_before_the_first_step
 def test_ascend_checkpoint_entries_of_a_rank_begin_anew_on_other_ranks(
     tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
-    """And those of the whole run are cut anew."""
+    """And those of the whole run are resharded."""
     write_tokens(tmp_path)
     empty = [-1.0, -1.0]
     first = gloo_pool.run(train_with_entries, 2, str(tmp_path), 1, timeout=100)
@@ -232,3 +226,26 @@ def test_ascend_checkpoint_entries_of_a_rank_begin_anew_on_other_ranks(
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
     (told,) = [line for line in map(json.loads, lines) if line["event"].endswith("other_layout")]
     assert told["begun_anew"] == ["halves", "rng"]
+
+
+def test_ascend_machine_choices_that_differ_are_reported_on_resume(tmp_path: Path) -> None:
+    """With both values and the option; the run goes on."""
+
+    def choosing(value: str) -> Any:
+        return probe("ascend_machine_choices", lambda self: {"plugins.probe.products": value})
+
+    for steps, value in enumerate(("narrow", "narrow", "wide", "wide"), start=1):
+        go_on(tmp_path, steps, choosing(value))
+        environment = json.loads((tmp_path / "run/environment.json").read_text())
+        assert environment["machine_choices"] == {"plugins.probe.products": value}
+    go_on(tmp_path, 5)  # an option that no longer counts
+
+    lines = map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines())
+    (told,) = [line for line in lines if line["event"] == "checkpoint.other_machine_choice"]
+    assert told["level"] == "warning"
+    assert (told["option"], told["saved"], told["now"]) == (
+        "plugins.probe.products",
+        "narrow",
+        "wide",
+    )
+    assert "set plugins.probe.products=narrow" in told["fix"]

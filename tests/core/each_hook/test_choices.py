@@ -15,10 +15,10 @@ from ascend_run.core.model.experts import loop_experts
 from ascend_run.core.model.loss import CrossEntropy
 from ascend_run.core.model.router import Router
 from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError, PositionBias
-from ascend_run.plugins.cpu.attention import FusedCpuAttention
-from ascend_run.plugins.cpu.operators import platform_ops
-from ascend_run.plugins.pretrain.task import PretrainTask
-from tests.support.marking import Passing, marking
+from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
+from ascend_run.plugins.platforms.cpu.operators import platform_ops
+from ascend_run.plugins.tasks.pretrain.task import PretrainTask
+from tests.support.marking import Passing, marking_link
 from tests.support.probed_runs import built, probe, train
 
 
@@ -68,7 +68,7 @@ def test_ascend_platform_ops_compute_the_norms_gates_and_rotations(tmp_path: Pat
     assert sorted(called) == ["rms_norm"] * 5 + ["rotary"] * 4 + ["swiglu"] * 2
 
 
-def test_ascend_fused_operators_are_put_around_those_of_the_platform_in_order(
+def test_ascend_fused_operators_wrap_those_of_the_platform_in_order(
     tmp_path: Path,
 ) -> None:
     ran: list[str] = []
@@ -81,11 +81,11 @@ def test_ascend_fused_operators_are_put_around_those_of_the_platform_in_order(
 
             return attrs.evolve(ops, swiglu=swiglu)
 
-        def answer(self: Any, device: Any, role: str) -> Any:
+        def result(self: Any, device: Any, role: str) -> Any:
             assert (device.name, role) == ("cpu", "policy")
             return wrap
 
-        return probe("ascend_fused_operators", answer, plugin)
+        return probe("ascend_fused_operators", result, plugin)
 
     run = train(tmp_path, of("inner"), of("outer"))
     assert ran == ["outer", "inner"] * 2  # two layers
@@ -131,9 +131,10 @@ class Plain(Passing):
     ("option", "value", "feature"),
     [("window_size", [4, 0], "window"), ("attention_dropout", 0.1, "dropout")],
 )
-def test_ascend_attention_kernel_that_cannot_do_what_the_run_asks_is_refused_before_training(
+def test_ascend_attention_kernel_without_a_needed_feature_is_rejected(
     tmp_path: Path, option: str, value: Any, feature: str
 ) -> None:
+    """The error is raised before training."""
     values = {f"model.{option}": value}
     plain = probe("ascend_attention_kernel", lambda self: Plain(FusedCpuAttention()), "plain")
     with pytest.raises(ConfigError) as refused, built(tmp_path, plain, values=values):
@@ -145,7 +146,7 @@ def test_ascend_attention_kernel_that_cannot_do_what_the_run_asks_is_refused_bef
             pass
 
 
-def test_ascend_position_bias_reaches_the_kernel_of_each_layer_from_outside(
+def test_ascend_position_bias_reaches_the_kernel_of_each_layer(
     tmp_path: Path,
 ) -> None:
     """And what cannot add it is refused, by the name of who asks."""
@@ -182,7 +183,7 @@ def test_ascend_attention_that_lets_less_through_is_refused_by_its_name(tmp_path
     assert len(refused.value.problems) == 1
 
 
-def test_ascend_attention_wraps_the_kernel_of_each_layer_innermost_plugin_first(
+def test_ascend_attention_wraps_each_kernel_innermost_plugin_first(
     tmp_path: Path,
 ) -> None:
     marks: list[Any] = []
@@ -228,37 +229,27 @@ def test_ascend_experts_compute_on_the_kernels_own_parameters(tmp_path: Path) ->
     assert run.readings()[0]["loss"] == plain.readings()[0]["loss"]
 
 
-class CountingLoss(Passing):
-    """The kernel's own cross-entropy, and which way it was asked."""
-
-    def __init__(self, inner: Any, asked: list[str]) -> None:
-        super().__init__(inner)
-        self.asked = asked
-
-    def from_hidden(self, *args: Tensor) -> Tensor:
-        self.asked.append("hidden")
-        return self.inner.from_hidden(*args)
-
-    def from_logits(self, *args: Tensor) -> Tensor:
-        self.asked.append("logits")
-        return self.inner.from_logits(*args)
-
-
 @pytest.mark.parametrize("wraps", [False, True], ids=["plain output", "wrapped output"])
-def test_ascend_loss_reads_the_hidden_state_or_what_a_wrapped_output_layer_gives(
-    tmp_path: Path, wraps: bool
+def test_the_loss_uses_hidden_states_or_a_wrapped_output_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wraps: bool
 ) -> None:
     asked: list[str] = []
 
-    def loss(self: Any, groups: Any) -> Any:
-        return CountingLoss(CrossEntropy(groups.tp), asked)
+    def counted(way: str) -> Any:
+        inner = getattr(CrossEntropy, way)
 
-    probes = [probe("ascend_loss", loss)]
-    if wraps:
-        wrap = marking([], None)
-        probes.append(probe("ascend_output_layer", lambda self: wrap, "output"))
-    run = train(tmp_path, *probes)
-    assert asked == ["logits" if wraps else "hidden"]
+        def loss(self: CrossEntropy, *args: Tensor) -> Any:
+            asked.append(way)
+            return inner(self, *args)
+
+        return loss
+
+    for way in ("from_hidden", "from_logits"):
+        monkeypatch.setattr(CrossEntropy, way, counted(way))
+
+    output = probe("ascend_output_layer", lambda self: marking_link([], None), "output")
+    run = train(tmp_path, *([output] if wraps else []))
+    assert asked == ["from_logits" if wraps else "from_hidden"]
     plain = train(tmp_path / "plain").readings()[0]["loss"]
     assert run.readings()[0]["loss"] == pytest.approx(plain, rel=1e-6)
 
@@ -281,7 +272,7 @@ def test_ascend_configure_changes_megatrons_config_innermost_plugin_first(
         assert context.models["policy"].transformer_config.layernorm_epsilon == 0.5
 
 
-def test_ascend_configure_that_changes_what_it_was_given_is_the_plugins_error(
+def test_ascend_configure_that_mutates_its_argument_is_a_plugin_error(
     tmp_path: Path,
 ) -> None:
     def change(arguments: Any) -> Any:
@@ -296,7 +287,7 @@ def test_ascend_configure_that_changes_what_it_was_given_is_the_plugins_error(
         raise AssertionError("it was built all the same")
 
 
-def test_ascend_configure_is_told_which_model_it_is_and_where(tmp_path: Path) -> None:
+def test_ascend_configure_gets_the_role_and_the_groups(tmp_path: Path) -> None:
     asked: list[Any] = []
 
     def configure(self: Any, role: str, device: Any, groups: Any) -> Any:

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from ascend_run.plugin_api import Manifest, RunContext, hookimpl
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 from tests.support.probed_runs import probe, train
 from tests.support.tokens import write_tokens
 
@@ -64,10 +64,6 @@ class AllEars:
     @hookimpl
     def ascend_after_checkpoint(self, context: RunContext, path: str) -> None:
         self.hear("ascend_after_checkpoint", context, path=path)
-
-    @hookimpl
-    def ascend_after_failure(self, context: RunContext, error: BaseException) -> None:
-        self.hear("ascend_after_failure", context, error=error)
 
     @hookimpl
     def ascend_after_run(self, context: RunContext) -> None:
@@ -166,7 +162,7 @@ def test_ascend_after_run_comes_once_at_the_end(told: list[Told]) -> None:
     assert [one.step for one in heard(told, "ascend_after_run")] == [2]
 
 
-def test_ascend_after_failure_is_given_the_error_and_the_run_is_ended(tmp_path: Path) -> None:
+def test_ascend_after_run_is_called_for_a_failed_run(tmp_path: Path) -> None:
     told: list[Told] = []
     planted = RuntimeError("planted")
 
@@ -181,14 +177,10 @@ def test_ascend_after_failure_is_given_the_error_and_the_run_is_ended(tmp_path: 
             probe("ascend_after_step", fail, "failing"),
             values={"train.train_iters": 3},
         )
-    failure, end = told[-2:]
-    assert (failure.event, failure.step) == ("ascend_after_failure", 1)
-    assert failure.details["error"] is planted
-    assert end.event == "ascend_after_run"
-
-
-def test_ascend_after_failure_is_not_told_of_a_run_that_succeeds(told: list[Told]) -> None:
-    assert heard(told, "ascend_after_failure") == []
+    assert [(one.event, one.step) for one in told[-2:]] == [
+        ("ascend_after_step", 1),
+        ("ascend_after_run", 1),
+    ]
 
 
 def test_no_evaluation_is_made_where_none_is_asked_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A hook without a test of its own is red, whoever adds it."""
+"""Every hook has its own test."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -17,8 +18,8 @@ import pytest
 from ascend_run.core.patches import source_hash
 from ascend_run.entrypoints.cli import run as command_line
 from ascend_run.plugin_api import ConfigError, HookError, Patch, PlatformError
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugins.cpu.device import CpuDevice
+from ascend_run.plugins.platforms.cpu.device import CpuDevice
+from ascend_run.testing.pool import GlooPool
 from tests.support.fake_distributions import plugin_source
 from tests.support.installed import Install, offer
 from tests.support.marking import Passing
@@ -79,7 +80,7 @@ def test_ascend_environment_is_set_before_the_run(
     assert "the run sees 1" in capsys.readouterr().out
 
 
-def test_ascend_process_groups_are_made_on_every_rank_and_kept_where_they_belong(
+def test_ascend_process_groups_are_created_on_all_ranks_kept_by_members(
     gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
     assert gloo_pool.run(jobs.own_groups, 2, str(tmp_path)) == [
@@ -160,8 +161,8 @@ def test_ascend_patches_are_undone_after_a_failure(tmp_path: Path) -> None:
     [
         ({"versions": "<0.1"}, f"<0.1, found {importlib.metadata.version('megatron-core')}"),
         ({"source_hash": "0" * 16}, "has changed: expected 0000000000000000"),
-        ({"target": "megatron.core.utils:multiply"}, "megatron.core.utils:multiply is not there"),
-        ({"target": "megatron.core.nowhere:divide"}, "megatron.core.nowhere:divide is not there"),
+        ({"target": "megatron.core.utils:multiply"}, "megatron.core.utils:multiply does not exist"),
+        ({"target": "megatron.core.nowhere:divide"}, "megatron.core.nowhere:divide does not exist"),
     ],
     ids=["version", "hash", "attribute", "module"],
 )
@@ -224,6 +225,20 @@ def test_ascend_process_settings_are_put_back_after_a_failure(tmp_path: Path) ->
     assert undone == [True]
 
 
+def test_the_recursion_limit_is_put_back_after_the_run(tmp_path: Path) -> None:
+    """As torch.compile leaves it, where its cache is cold."""
+    before = sys.getrecursionlimit()
+    raised: list[int] = []
+
+    def compile_something(self: Any) -> None:
+        sys.setrecursionlimit(before + 1000)
+        raised.append(sys.getrecursionlimit())
+
+    train(tmp_path, probe("ascend_before_step", compile_something))
+    assert raised == [before + 1000]
+    assert sys.getrecursionlimit() == before
+
+
 def test_ascend_process_settings_of_one_name_are_refused_by_name(tmp_path: Path) -> None:
     probes = [
         probe("ascend_process_settings", lambda self: {"switch": nullcontext()}, name)
@@ -241,7 +256,7 @@ from ascend_run.plugin_api import ModelFamily
 
 
 class Family(Plugin):
-    manifest = Manifest(name="plain", summary="GPT-2's parts", claims=(Claim.MODEL_FAMILY,))
+    manifest = Manifest(name="plain", summary="GPT-2's parts")
 
     @hookimpl
     def ascend_model_family(self):
@@ -252,7 +267,7 @@ class Family(Plugin):
 """
 
 
-def test_ascend_model_family_gives_the_defaults_that_the_model_is_built_with(
+def test_ascend_model_family_sets_the_defaults_of_the_model(
     install: Install, tmp_path: Path
 ) -> None:
     points = {"ascend_run.models": {"plain": "plain_family:Family"}}

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ascend_run.plugin_api import HookError
-from tests.support.marking import Passing, marking
+from ascend_run.core.model.forward_chain import links_of
+from ascend_run.plugin_api import ForwardLink, HookError
+from tests.support.marking import Passing, marking_link
 from tests.support.probed_runs import built, probe, train
 
 LAYERS = (0, 1)
@@ -22,7 +23,7 @@ def pair(hook: str, marks: list[Any]) -> tuple[Any, Any]:
 
     def of(name: str) -> Any:
         def wrap(self: Any, layer_index: int) -> Any:
-            return marking(marks, (name, layer_index))
+            return marking_link(marks, (name, layer_index))
 
         return probe(hook, wrap, name)
 
@@ -32,7 +33,7 @@ def pair(hook: str, marks: list[Any]) -> tuple[Any, Any]:
 OUTERMOST_FIRST = [(name, layer) for layer in LAYERS for name in ("outer", "inner")]
 
 
-def test_ascend_linear_wraps_each_linear_once_by_name_innermost_plugin_first(
+def test_ascend_linear_wraps_each_linear_once_innermost_plugin_first(
     tmp_path: Path,
 ) -> None:
     asked: list[tuple[str, int]] = []
@@ -42,7 +43,7 @@ def test_ascend_linear_wraps_each_linear_once_by_name_innermost_plugin_first(
         def wrap(self: Any, device: Any, name: str, layer_index: int) -> Any:
             assert device.name == "cpu"
             asked.append((name, layer_index))
-            return marking(ran, (plugin, name, layer_index))
+            return marking_link(ran, (plugin, name, layer_index))
 
         return probe("ascend_linear", wrap, plugin)
 
@@ -65,17 +66,18 @@ def test_ascend_linear_wraps_each_linear_once_by_name_innermost_plugin_first(
 def test_ascend_embedding_wraps_the_embedding(tmp_path: Path) -> None:
     marks: list[Any] = []
     run = train(
-        tmp_path, probe("ascend_embedding", lambda self, device: marking(marks, device.name))
+        tmp_path, probe("ascend_embedding", lambda self, device: marking_link(marks, device.name))
     )
     assert marks == ["cpu"]
-    assert "forward" in vars(run.model.embedding)
+    assert links_of(run.model.embedding) == ("probe",)
 
 
 def test_ascend_self_attention_wraps_each_layers_attention(tmp_path: Path) -> None:
     marks: list[Any] = []
     run = train(tmp_path, *pair("ascend_self_attention", marks))
     assert marks == OUTERMOST_FIRST
-    assert all("forward" in vars(layer.self_attention) for layer in run.model.decoder.layers)
+    for layer in run.model.decoder.layers:
+        assert links_of(layer.self_attention) == ("inner", "outer")
 
 
 def test_ascend_mlp_wraps_dense_layers_and_no_experts(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_ascend_mlp_wraps_dense_layers_and_no_experts(tmp_path: Path) -> None:
     assert marks == OUTERMOST_FIRST
     with built(tmp_path, *pair("ascend_mlp", []), model="moe") as (_, context):
         layers = context.models["policy"].chunks[0].module.decoder.layers
-        assert not any("forward" in vars(layer.mlp) for layer in layers)
+        assert not any(links_of(layer.mlp) for layer in layers)
 
 
 def test_ascend_moe_layer_wraps_experts_and_no_dense_layer(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_ascend_moe_layer_wraps_experts_and_no_dense_layer(tmp_path: Path) -> No
     assert marks == OUTERMOST_FIRST
     with built(tmp_path, *pair("ascend_moe_layer", [])) as (_, context):
         layers = context.models["policy"].chunks[0].module.decoder.layers
-        assert not any("forward" in vars(layer.mlp) for layer in layers)
+        assert not any(links_of(layer.mlp) for layer in layers)
 
 
 def test_ascend_token_dispatcher_wraps_each_layers_dispatcher(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_ascend_layer_wraps_each_layer_and_knows_how_many_there_are(tmp_path: Pa
     marks: list[Any] = []
 
     def wrap(self: Any, layer_index: int, num_layers: int) -> Any:
-        return marking(marks, (layer_index, num_layers))
+        return marking_link(marks, (layer_index, num_layers))
 
     train(tmp_path, probe("ascend_layer", wrap))
     assert marks == [(0, 2), (1, 2)]
@@ -132,42 +134,42 @@ def test_ascend_layer_may_leave_a_layer_alone(tmp_path: Path) -> None:
     marks: list[Any] = []
 
     def wrap(self: Any, layer_index: int) -> Any:
-        return marking(marks, layer_index) if layer_index == 1 else None
+        return marking_link(marks, layer_index) if layer_index == 1 else None
 
     run = train(tmp_path, probe("ascend_layer", wrap))
     assert marks == [1]
-    assert ["forward" in vars(layer) for layer in run.model.decoder.layers] == [False, True]
+    assert [links_of(layer) for layer in run.model.decoder.layers] == [(), ("probe",)]
 
 
-def test_ascend_output_layer_wraps_the_projection_that_the_loss_then_reads(
+def test_ascend_output_layer_wraps_the_projection_used_by_the_loss(
     tmp_path: Path,
 ) -> None:
-    def flat(module: nn.Module) -> nn.Module:
-        inner = module.forward
-
+    def flat(inner: Any) -> Any:
         def forward(*args: Any, **kwargs: Any) -> Any:
             logits, bias = inner(*args, **kwargs)
             return logits * 0.0, bias
 
-        module.forward = forward  # type: ignore[method-assign]
-        return module
+        return forward
 
-    run = train(tmp_path, probe("ascend_output_layer", lambda self: flat))
+    link = ForwardLink(wrap=flat, compilable=True)
+    run = train(tmp_path, probe("ascend_output_layer", lambda self: lambda module: link))
     assert run.readings()[0]["loss"] == pytest.approx(math.log(90), rel=1e-6)
 
 
-def test_ascend_model_wraps_the_whole_model_of_a_role_outside_of_its_parts(
+def test_ascend_model_wraps_the_model_of_a_role_outside_its_modules(
     tmp_path: Path,
 ) -> None:
     marks: list[Any] = []
 
     def wrap(self: Any, device: Any, role: str) -> Any:
-        return marking(marks, (role, device.name))
+        return marking_link(marks, (role, device.name))
 
-    layer = probe("ascend_layer", lambda self, layer_index: marking(marks, layer_index), "layer")
+    layer = probe(
+        "ascend_layer", lambda self, layer_index: marking_link(marks, layer_index), "layer"
+    )
     run = train(tmp_path, probe("ascend_model", wrap), layer)
     assert marks == [("policy", "cpu"), 0, 1]
-    assert "forward" in vars(run.model)
+    assert links_of(run.model) == ("probe",)
 
 
 def test_ascend_empty_layers_leave_places_without_a_layer(tmp_path: Path) -> None:

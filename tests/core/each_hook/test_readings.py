@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from ascend_run.entrypoints.report import read_run, write_report
-from ascend_run.plugin_api import HookError
+from ascend_run.plugin_api import HookError, ReportPanel
+from ascend_run.tools.pages.run_folder import read_run
+from ascend_run.tools.plan.cost_records import StageCost, cost_of
+from ascend_run.tools.plan.costs import with_costs
+from ascend_run.tools.report.page import write_report
 from tests.support.fake_distributions import plugin_source
 from tests.support.installed import Install, offer
 from tests.support.probed_runs import prepare, probe, train
@@ -23,7 +26,7 @@ def metrics_of(name: str, group: str) -> Any:
     )
 
 
-def test_ascend_metrics_are_read_once_a_logged_step_under_the_name_of_their_group(
+def test_ascend_metrics_are_read_once_per_logged_step_by_group_name(
     tmp_path: Path,
 ) -> None:
     values = {"train.train_iters": 5, "train.log_interval": 2}
@@ -55,9 +58,9 @@ DRAWN = """
 def test_ascend_report_draws_a_curve_of_a_plugins_own(install: Install, tmp_path: Path) -> None:
     offer(install, "drawn", plugin_source("drawn") + DRAWN)
     values = {"enable": ["drawn"], "train.train_iters": 2}
-    assert prepare(tmp_path, values).plan["panels"] == [
-        {"title": "How high", "metrics": ["drawn/height"], "unit": "ells"}
-    ]
+    assert prepare(tmp_path, values).plan.panels == (
+        ReportPanel(title="How high", metrics=("drawn/height",), unit="ells"),
+    )
     run = train(tmp_path, values=values)
     page = tmp_path / "report.html"
     write_report([read_run(run.folder / "run")], page)
@@ -70,35 +73,37 @@ def costly(name: str, factor: float) -> str:
     return f"""
     @hookimpl
     def ascend_cost(self, rank):
-        from ascend_run.plugin_api import CostChange, KeptChange, Messages
+        from ascend_run.plugin_api import CostChange, SavedChange, Communication
 
-        kept = KeptChange(tensors=("input_norm.*",), factor={factor})
-        sent = Messages(
+        saved = SavedChange(tensors=("input_norm.*",), factor={factor})
+        sent = Communication(
             operation="all_reduce",
             group="dp",
             calls=len(rank.layers),
             sent_bytes=1024.0 * len(rank.layers),
             why="{name}",
         )
-        return CostChange(kept=(kept,), messages=(sent,))
+        return CostChange(saved=(saved,), communication=(sent,))
 """
 
 
-def test_ascend_cost_is_applied_to_the_plain_models_numbers_plugin_after_plugin(
+def test_ascend_cost_changes_the_plain_model_plugin_after_plugin(
     install: Install, tmp_path: Path
 ) -> None:
     for name, factor in (("wide", 2.0), ("wider", 3.0)):
         offer(install, name, plugin_source(name) + costly(name, factor))
 
-    def stage(*enable: str) -> dict[str, Any]:
-        (found,) = prepare(tmp_path, {"enable": list(enable)}).plan["cost"]["stages"]
-        return dict(found)
+    def stage(*enable: str) -> StageCost:
+        cost = cost_of(with_costs(prepare(tmp_path, {"enable": list(enable)})).plan)
+        assert cost is not None
+        (found,) = cost.stages
+        return found
 
     plain, one, two = stage(), stage("wide"), stage("wide", "wider")
-    norms = one["memory"]["activations"] - plain["memory"]["activations"]
+    norms = one.memory.activations - plain.memory.activations
     assert norms > 0
-    assert two["memory"]["activations"] - plain["memory"]["activations"] == 5 * norms
-    assert plain["changed_by"] == two["changed_by"][2:]
-    assert two["changed_by"][:2] == ["wide", "wider"]
-    sent = {m["why"]: m["sent_bytes"] for m in two["messages"] if m["why"].startswith("wide")}
-    assert sent == dict.fromkeys(("wide", "wider"), 1024 * two["layers"])
+    assert two.memory.activations - plain.memory.activations == 5 * norms
+    assert plain.changed_by == two.changed_by[2:]
+    assert two.changed_by[:2] == ("wide", "wider")
+    sent = {c.why: c.sent_bytes for c in two.communication if c.why.startswith("wide")}
+    assert sent == dict.fromkeys(("wide", "wider"), 1024 * two.layers)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 from tests.core.checkpoint.model_jobs import Case
 
 from . import jobs

@@ -1,4 +1,4 @@
-"""What a step read has one hash however it is dealt out, and another in another order."""
+"""What a step read has one hash in every layout, and another in another order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hashes(
         rows = RowHashes(plan, owns=True)
         batches = rows.watch(micro_batches(samples, FIELDS, plan))
         for step in range(2):
-            for _ in range(plan.num_micro_batches):
+            for _ in range(plan.num_microbatches):
                 next(batches)
             totals[step] = (totals[step] + rows.take()) & MASK
     return totals

@@ -1,10 +1,16 @@
-"""The launcher with stand-in ranks: each failure in its own process tree, with a timeout."""
+"""The launcher with stub ranks: each failure in its own process tree, with a timeout."""
 
 from __future__ import annotations
 
+import base64
+import datetime
+import errno
+import hashlib
 import json
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
@@ -121,7 +128,11 @@ def test_a_refusal_on_a_rank_has_no_traceback_and_the_users_exit_code(folder: Pa
 def test_a_rank_that_ends_without_a_word_is_named(
     folder: Path, function: str, message: str
 ) -> None:
-    assert finish(start(folder, function)) == (1, f"error: {message}\n")
+    """The other rank may notice before it is ended, and is then reported as a consequence."""
+    code, errors = finish(start(folder, function))
+    first, *consequences = errors.splitlines()
+    assert (code, first) == (1, f"error: {message}")
+    assert consequences in ([], ["rank 0 then lost its connection to another rank"])
 
 
 def test_a_slow_first_failure_stands_before_its_consequences(folder: Path) -> None:
@@ -195,14 +206,14 @@ def test_ranks_are_started_again_as_often_as_allowed(folder: Path) -> None:
     assert seen["ASCEND_RUN_ATTEMPT"] == "1"
 
 
-def test_each_failed_attempt_is_told_by_the_rank_that_failed_first(folder: Path) -> None:
+def test_each_failed_attempt_names_the_rank_that_failed_first(folder: Path) -> None:
     _, _, notes = finish_with_notes(start(folder, "fail_slowly_on_1"))
     assert notes == [["rank 1: ValueError: the first failure", False]]
     again = finish_with_notes(start(folder, "fail_once", max_restarts=2))[2]
     assert again == [["rank 1: ValueError: the bug of rank 1", False], True]
 
 
-def test_a_signal_is_told_as_the_end_of_the_run(folder: Path) -> None:
+def test_a_signal_is_reported_as_the_end_of_the_run(folder: Path) -> None:
     process = start(folder, "hang")
     wait_for(folder, "rank0.pid", "rank1.pid")
     process.send_signal(signal.SIGTERM)
@@ -213,7 +224,7 @@ def test_a_signal_is_told_as_the_end_of_the_run(folder: Path) -> None:
 def test_one_of_two_nodes_has_the_first_rank(
     folder: Path, node_ranks: tuple[int | None, int | None]
 ) -> None:
-    options = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": free_endpoint()}
+    options = two_nodes(folder)
     nodes = [start(folder, "write_environment", node_rank=n, **options) for n in node_ranks]
     ends = [finish_with_notes(node) for node in nodes]
     assert [code for code, _, _ in ends] == [0, 0], ends
@@ -221,19 +232,161 @@ def test_one_of_two_nodes_has_the_first_rank(
     assert told == [[True], [False]] or (node_ranks[0] is None and told == [[False], [True]])
 
 
-def free_endpoint() -> str:
-    import socket
+def two_nodes(folder: Path, name: str = "key", host: str = "127.0.0.1") -> dict[str, Any]:
+    """Options of two nodes on this machine.
 
+    Args:
+        host: An address of this machine.
+    """
+    key = folder / name
+    key.touch(mode=0o600)
+    key.write_text(hashlib.sha256(name.encode()).hexdigest())
+    endpoint = free_endpoint(host)
+    return {"nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "rdzv_key_file": str(key)}
+
+
+def free_endpoint(host: str) -> str:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
 
 
 def test_two_nodes_meet_at_an_endpoint(folder: Path) -> None:
-    options = {"nproc": 1, "nnodes": 2, "rdzv_endpoint": free_endpoint()}
+    options = two_nodes(folder)
     nodes = [start(folder, "write_environment", node_rank=n, **options) for n in (0, 1)]
     ends = [finish(node) for node in nodes]
     assert [code for code, _ in ends] == [0, 0], ends
     for rank in (0, 1):
         seen = json.loads((folder / f"rank{rank}.json").read_text())
         assert (seen["WORLD_SIZE"], seen["LOCAL_RANK"]) == ("2", "0")
+
+
+def test_ctrl_c_ends_a_node_that_waits_for_another(folder: Path) -> None:
+    """Not only once it has come, or the time to wait for it is over."""
+    options = two_nodes(folder)
+    node = start(folder, "write_environment", node_rank=0, **options)
+    wait_for_store(options["rdzv_endpoint"])
+    time.sleep(0.5)  # into the wait
+    node.send_signal(signal.SIGINT)
+    assert finish(node) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "message"),
+    [(0, "after 1 s these of 3 nodes have not come: 1, 2"), (1, "no store at {} within 1 s")],
+)
+def test_nodes_that_do_not_come_are_named(folder: Path, node_rank: int, message: str) -> None:
+    options = {**two_nodes(folder), "nnodes": 3, "join_seconds": 1, "node_rank": node_rank}
+    code, errors = finish(start(folder, "write_environment", **options))
+    assert code == 1
+    assert message.format(options["rdzv_endpoint"]) in errors
+
+
+@pytest.mark.parametrize("over", ["one machine", "two nodes", "a network"])
+def test_a_run_listens_on_one_address_only(folder: Path, over: str) -> None:
+    """Launchers and ranks, with every group connected; another address is refused."""
+    host = outside_address() if over == "a network" else "127.0.0.1"
+    nodes = [{}] if over == "one machine" else [two_nodes(folder, host=host)] * 2
+    processes = [start(folder, "meet_and_hang", **options) for options in nodes]
+    wait_for(folder, "rank0.pid", "rank1.pid")
+    listening = [address for process in processes for address in listeners(process.pid)]
+    others = {"127.0.0.2", *own_addresses()} - {host}
+    refused = [is_refused(address, port) for address in others for _, port in listening]
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    assert [finish(process)[0] for process in processes] == [130] * len(processes)
+    assert len(listening) >= 3  # a store and a rank's gloo each, or the test sees nothing
+    assert {address for address, _ in listening} == {host}
+    assert refused
+    assert all(refused)
+
+
+def listeners(pid: int) -> list[tuple[str, int]]:
+    """Address and port of each listening TCP socket of a process and its children."""
+    root = psutil.Process(pid)
+    return [
+        (connection.laddr.ip, connection.laddr.port)
+        for process in (root, *root.children(recursive=True))
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+
+def outside_address() -> str:
+    """One of this machine that is not loopback's first; where it has no network, another there."""
+    others = [address for address in own_addresses() if not address.startswith("127.")]
+    return others[0] if others else "127.0.0.2"
+
+
+def own_addresses() -> list[str]:
+    interfaces = psutil.net_if_addrs().values()
+    return [one.address for some in interfaces for one in some if one.family == socket.AF_INET]
+
+
+def is_refused(address: str, port: int) -> bool:
+    with socket.socket() as stranger:
+        stranger.settimeout(5)
+        return stranger.connect_ex((address, port)) == errno.ECONNREFUSED
+
+
+def test_what_a_stranger_writes_to_the_store_is_not_unpickled(folder: Path) -> None:
+    """The first node waits for the second; someone else puts a pickle in place of its state."""
+    options = two_nodes(folder)
+    node = start(folder, "write_environment", **options)
+    planted = overwrite_every_key(options["rdzv_endpoint"], Touch(str(folder / "canary")))
+    code, errors = finish(node)
+    assert planted
+    assert code == 1
+    assert "something else has written to the rendezvous store" in errors
+    assert not (folder / "canary").exists()
+
+
+def wait_for_store(endpoint: str) -> None:
+    host, _, port = endpoint.partition(":")
+    for _ in range(600):
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing listens at {endpoint}")
+
+
+class Touch:
+    """Unpickling it leaves a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self.path),)
+
+
+def overwrite_every_key(endpoint: str, value: object) -> list[str]:
+    """Connect as anyone can and replace what is there, once the rendezvous has begun."""
+    from torch.distributed import TCPStore
+
+    host, _, port = endpoint.partition(":")
+    store = TCPStore(host, int(port), timeout=datetime.timedelta(seconds=30))
+    payload = base64.b64encode(pickle.dumps(value))
+    for _ in range(600):
+        if states := [key for key in store.list_keys() if "torch.rendezvous." in key]:
+            for key in states:
+                store.set(key.lstrip("/"), payload)
+            return states
+        time.sleep(0.05)
+    return []
+
+
+@pytest.mark.parametrize("node_ranks", [(0, 1), (None, None)], ids=["static", "as they come"])
+def test_a_node_with_another_key_is_refused(
+    folder: Path, node_ranks: tuple[int | None, int | None]
+) -> None:
+    options = two_nodes(folder)
+    first = start(folder, "write_environment", node_rank=node_ranks[0], **options)
+    wait_for_store(options["rdzv_endpoint"])
+    other = {**two_nodes(folder, "another key"), "rdzv_endpoint": options["rdzv_endpoint"]}
+    code, errors = finish(start(folder, "write_environment", node_rank=node_ranks[1], **other))
+    first.kill()  # it waits for a node with its own key
+    finish(first)
+    assert code == 1
+    assert "the nodes have different keys: --rdzv-key-file must be the same" in errors

@@ -61,7 +61,7 @@ def test_the_first_record_of_a_rank_counts(file: Path) -> None:
     assert failure.summary == "ValueError: first"
 
 
-def test_nothing_is_recorded_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FILE_VARIABLE, raising=False)
     record_failure(ValueError("x"), rank=0)
 
@@ -97,7 +97,7 @@ def test_a_record_is_published_whole(file: Path) -> None:
         (DataError("corrupt"), False),
     ],
 )
-def test_a_lost_connection_is_told_from_a_failure(error: Exception, lost: bool) -> None:
+def test_a_lost_connection_is_distinguished_from_a_failure(error: Exception, lost: bool) -> None:
     assert describe_failure(error, rank=0, phase="run").lost_peer is lost
 
 
@@ -114,7 +114,7 @@ def test_the_earliest_failure_stands_first_and_in_full() -> None:
     assert (type(error), error.exit_code) == (RankFailure, 1)
 
 
-def test_who_only_lost_a_peer_is_not_the_first() -> None:
+def test_a_rank_that_lost_a_peer_is_not_the_first_failure() -> None:
     assert str(summarize([LOST, EARLY])).splitlines() == [
         "rank 2: Traceback",
         "x",
@@ -122,10 +122,10 @@ def test_who_only_lost_a_peer_is_not_the_first() -> None:
     ]
 
 
-def test_equal_refusals_are_told_once_and_stay_the_users() -> None:
+def test_equal_errors_of_ranks_are_reported_once_as_user_errors() -> None:
     refusal = describe_failure(DataError("corrupt", ["file x"]), rank=0, phase="run")
     error = summarize([refusal, attrs.evolve(refusal, rank=1, time=refusal.time + 1)])
-    assert str(error) == "rank 0: corrupt:\n  file x\nrank 1: the same"
+    assert str(error) == "rank 0: corrupt:\n  file x\nrank 1: same error"
     assert (type(error), error.exit_code) == (RankRefusal, 2)
 
 

@@ -89,9 +89,9 @@ def test_the_local_rank_is_what_any_starter_calls_it(
         ({"RANK": "4"}, "rank 4 is not below the world size 4"),
         ({"RANK": "-1"}, "rank -1 is not below"),
         ({"LOCAL_RANK": "-1"}, "local rank -1 is negative"),
-        ({"RANK": "three"}, "RANK='three' in the environment is not a whole number"),
+        ({"RANK": "three"}, "RANK='three' in the environment is not an integer"),
         ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
-        ({"MASTER_PORT": None}, "MASTER_PORT must be set where WORLD_SIZE=4"),
+        ({"MASTER_PORT": None}, "MASTER_PORT must be set if WORLD_SIZE=4"),
     ],
 )
 def test_an_environment_that_is_not_sound_is_refused(
@@ -119,7 +119,7 @@ def test_the_first_host_of_a_slurm_list(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 
-def test_a_rank_that_runs_finds_its_place_and_one_alone_needs_no_variables() -> None:
+def test_a_rank_finds_its_coordinates_and_one_alone_needs_no_variables() -> None:
     rank = RankEnvironment.of_this_process({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
     assert (rank.rank, rank.world_size, rank.local_rank) == (3, 8, 1)
     alone = RankEnvironment.of_this_process({"PATH": "/bin"})

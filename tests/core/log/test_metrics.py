@@ -95,7 +95,7 @@ def test_the_torn_last_line_of_a_killed_run_is_left_out_silently(tmp_path: Path)
         assert read_metrics(path).problems == ()
 
 
-def test_a_run_goes_on_after_a_torn_line_without_losing_its_own(tmp_path: Path) -> None:
+def test_a_run_continues_after_a_torn_line_without_losing_its_own(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_steps(path, range(1, 4), loss=1.0)
     path.write_bytes(path.read_bytes()[:-9])

@@ -47,7 +47,7 @@ def test_a_logger_that_any_module_asks_for_goes_to_the_run(tmp_path: Path) -> No
     assert lines(path)[0]["event"] == "checkpoint.corrupt"
 
 
-def test_the_first_rank_speaks_on_standard_error_and_not_on_standard_output(
+def test_rank_zero_logs_to_standard_error_not_standard_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with configure_logging(None, rank=0) as log:
@@ -175,7 +175,7 @@ def test_importing_the_package_loads_neither_structlog_nor_rich() -> None:
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
-def test_a_full_disk_is_told_once_by_what_libraries_say_and_raised_by_the_run(
+def test_a_full_disk_is_recognized_in_library_errors_and_raised_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "log.jsonl"

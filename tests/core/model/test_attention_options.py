@@ -12,16 +12,17 @@ from torch import Tensor
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
 from ascend_run.core.model.attention import attend as run_attention
 from ascend_run.plugin_api import AttentionFeatures, AttentionSpec, HookError
-from ascend_run.plugin_api.testing.parity import Parity
-from ascend_run.plugin_api.testing.tensors import whole_of
-from ascend_run.plugins.cpu.attention import FusedCpuAttention
-from tests.core.config.runs import config_with
+from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
+from ascend_run.testing.parity import Parity
+from ascend_run.testing.tensors import full_tensors
 from tests.support.attention_reference import attend
 from tests.support.needed_plugins import case
 from tests.support.probed_runs import built
+from tests.support.tiny_configs import config_with
 
 SINKS = {"model.softmax_type": "learnable"}
 CAP = {"model.attn_logit_softcapping": 0.2}
+L2 = {"model.qk_l2_norm": True}
 
 
 @pytest.mark.parametrize("kind", ["learnable", "off-by-one", "vanilla"])
@@ -52,7 +53,7 @@ class Noting(FusedCpuAttention):
 
     def backward(self, *arguments: Any) -> tuple[Tensor, ...]:
         gradients = super().backward(*arguments)
-        self.answered = len(gradients)
+        self.returned = len(gradients)
         return gradients
 
 
@@ -66,7 +67,7 @@ def test_a_bias_has_a_gradient_where_it_requires_one(learned: bool) -> None:
     kernel = Noting()
     found = torch.autograd.grad(run_attention(kernel, q, k, v, spec).square().sum(), leaves)
     want = torch.autograd.grad(attend(q, k, v, spec)[0].square().sum(), leaves)
-    assert kernel.answered == len(leaves)
+    assert kernel.returned == len(leaves)
     for ours, theirs in zip(found, want, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
@@ -76,10 +77,10 @@ class TooMany(FusedCpuAttention):
         return (*super().backward(*arguments), torch.zeros(()))
 
 
-def test_a_kernel_that_answers_other_gradients_than_asked_is_named() -> None:
+def test_a_kernel_that_returns_other_gradients_is_named() -> None:
     q = torch.randn(7, 2, 4, 4, requires_grad=True)
     out = run_attention(TooMany(), q, q.detach(), q.detach(), AttentionSpec(scale=0.5))
-    with pytest.raises(HookError, match="backward of TooMany answers 4 gradients, expected 3"):
+    with pytest.raises(HookError, match="backward of TooMany returns 4 gradients, expected 3"):
         out.sum().backward()
 
 
@@ -96,10 +97,21 @@ def test_every_layout_trains_sinks_and_caps_scores_alike(
     parity: Parity, plugins: tuple[str, ...], layout: dict[str, int]
 ) -> None:
     outcomes = parity(plugins, layout=layout, config={**SINKS, **CAP})
-    tensors = whole_of(outcomes).tensors
+    tensors = full_tensors(outcomes).tensors
     sinks = [tensor for name, tensor in tensors.items() if name.endswith("softmax_offset")]
     assert [tensor.shape for tensor in sinks] == [(8,), (8,)]
     assert all((tensor != 0).all() for tensor in sinks)
+
+
+@pytest.mark.parametrize(("plugins", "layout"), LAYOUTS, ids=str)
+def test_every_layout_trains_alike_with_l2_norms_of_heads(
+    parity: Parity, plugins: tuple[str, ...], layout: dict[str, int]
+) -> None:
+    normed = full_tensors(parity(plugins, layout=layout, config=L2)).tensors
+    assert not [name for name in normed if "q_layernorm" in name or "k_layernorm" in name]
+    plain = full_tensors(parity(plugins, layout=layout)).tensors
+    name = next(name for name in plain if name.endswith("linear_qkv.weight"))
+    assert not torch.allclose(normed[name], plain[name])
 
 
 def test_recomputed_sinks_have_the_same_gradients(parity: Parity) -> None:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 from tests.support.small_runs import standing_model
 
 VOCABULARY, PADDED = 90, 96
@@ -168,8 +168,18 @@ def test_documents_of_one_sequence_are_what_they_are_alone(options: dict[str, An
 # -- attention --------------------------------------------------------------------------------
 
 
-def plain_attention(module: nn.Module, x: Tensor, tables: Tensor | None, scale: float) -> Tensor:
-    """Grouped-query attention, head by head."""
+def plain_attention(
+    module: nn.Module,
+    x: Tensor,
+    tables: Tensor | None,
+    scale: float,
+    norms: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """Grouped-query attention, head by head.
+
+    Args:
+        norms: Weights of the normalisation of queries and of keys; None without one.
+    """
     mixed = x @ module.linear_qkv.weight.t()
     heads, groups, width = 8, 2, 4
     per_group = heads // groups
@@ -179,10 +189,10 @@ def plain_attention(module: nn.Module, x: Tensor, tables: Tensor | None, scale: 
         start = head // per_group * (per_group + 2) * width
         places = (head % per_group, per_group, per_group + 1)
         q, k, v = (mixed[..., start + i * width : start + (i + 1) * width] for i in places)
-        if module.q_layernorm is not None:
+        if norms is not None:
             q, k = (
-                t / (t.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
-                for t, norm in ((q, module.q_layernorm), (k, module.k_layernorm))
+                t / (t.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+                for t, weight in zip((q, k), norms, strict=True)
             )
         if tables is not None:
             q, k = (rotated(t, tables) for t in (q, k))
@@ -206,24 +216,30 @@ def rotated(x: Tensor, tables: Tensor) -> Tensor:
     [
         ({}, 0.5),
         ({"model.qk_layernorm": True}, 0.5),
+        ({"model.qk_l2_norm": True}, 0.5),
+        ({"model.qk_l2_norm": True, "model.position_embedding_type": "none"}, 0.5),
         ({"model.softmax_scale": 0.3}, 0.3),
         ({"model.rotary_percent": 0.5}, 0.5),
     ],
-    ids=["plain", "qk_layernorm", "softmax_scale", "half rotated"],
+    ids=["plain", "qk_layernorm", "l2", "l2 unrotated", "softmax_scale", "half rotated"],
 )
 def test_self_attention_and_its_gradients_are_those_of_the_plain_formula(
     options: dict[str, Any], scale: float
 ) -> None:
     with standing_model({**DENSE, **options}) as model:
         module = model.decoder.layers[0].self_attention
-        if module.q_layernorm is not None:
-            for norm in (module.q_layernorm, module.k_layernorm):
-                norm.weight.data.copy_(torch.linspace(0.5, 2.0, 4))
-        tables = model.rotary(16, torch.float64, torch.device("cpu"))
+        norms = None
+        if "model.qk_layernorm" in options:
+            norms = (module.q_layernorm.weight, module.k_layernorm.weight)
+            for weight in norms:
+                weight.data.copy_(torch.linspace(0.5, 2.0, 4))
+        elif "model.qk_l2_norm" in options:
+            norms = (torch.ones(4), torch.ones(4))
+        tables = model.rotary and model.rotary(16, torch.float64, torch.device("cpu"))
         x = hidden_states().requires_grad_()
         got, bias = module(x, rotary_pos_emb=tables)
         assert bias is None
-        wanted = plain_attention(module, x, tables, scale)
+        wanted = plain_attention(module, x, tables, scale, norms)
         torch.testing.assert_close(got, wanted, **CLOSE)
         inputs = (x, *module.parameters())
         dout = hidden_states().flip(0)

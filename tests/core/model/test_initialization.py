@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import RankOutcome
-from ascend_run.plugin_api.testing.tensors import whole_of
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import RankOutcome
+from ascend_run.testing.tensors import full_tensors
 from tests.support.small_runs import initial_weights, standing_model
 
 SHARED_EXPERT = {**MOE, "model.moe_shared_expert_intermediate_size": 16}
@@ -28,7 +28,7 @@ TIED = {"model.share_embeddings_and_output_weights": True}
 
 
 def whole(outcomes: list[RankOutcome]) -> Mapping[str, Tensor]:
-    gathered = whole_of(outcomes)
+    gathered = full_tensors(outcomes)
     assert not gathered.problems()
     return gathered.tensors
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.testing.models import DENSE
 from tests.support.small_runs import standing_model
 
 EPS = 1e-3

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ascend_run.core.config.rotary_keys import PREFIX, rotary_problems
+from ascend_run.core.config.rotary_keys import PREFIX
 from ascend_run.core.model.rotary import RotaryTable
 from ascend_run.core.model.rotary_scaling import RotaryScaling
 from ascend_run.plugin_api import RunConfig
-from tests.core.config.runs import config_with
+from ascend_run.prepare.checks.rotary import rotary_problems
+from tests.support.tiny_configs import config_with
 
 WIDTH, HEADS, LONGEST = 16, 2, 128
 CPU = torch.device("cpu")
@@ -125,7 +126,7 @@ def test_angles_of_a_longer_sequence_are_taken_anew() -> None:
     ],
     ids=str,
 )
-def test_parameters_that_do_not_fit_are_told(given: dict[str, Any], expected: str) -> None:
+def test_mismatching_parameters_are_reported(given: dict[str, Any], expected: str) -> None:
     assert any(expected in problem for problem in rotary_problems(ours(given)))
 
 

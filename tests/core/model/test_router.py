@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ascend_run.core.model.router import Router, routing_scores
 from ascend_run.plugin_api import ConfigError
-from ascend_run.plugin_api.testing.models import MOE
+from ascend_run.testing.models import MOE
 from tests.support.small_runs import standing_model
 
 EXPERTS, TOPK, HIDDEN = 4, 2, 32

@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ascend_run.core.config.stages import stage_layers, stage_problems, virtual_size
-from tests.core.config.runs import config_with
+from ascend_run.core.config.stages import stage_layers, virtual_size
+from ascend_run.prepare.checks.stages import stage_problems
+from tests.support.tiny_configs import config_with
 
 PP = "parallel__pipeline_model_parallel_size"
 VPP = "parallel__virtual_pipeline_model_parallel_size"
@@ -51,6 +52,20 @@ def builds_all(values: dict[str, Any]) -> bool:
         return False
     built = sorted(index for rank in ranks for chunk in rank for index in chunk)
     return built == list(range(values["model__num_layers"]))
+
+
+def test_stages_listed_as_lists_reach_megatron_as_lists() -> None:
+    import torch
+
+    from ascend_run.core.hooks import Hooks
+    from ascend_run.core.model.transformer_config import make_transformer_config
+
+    stages = '[["embedding", "decoder"], ["decoder", "loss"]]'
+    made = make_transformer_config(
+        config_with(**{PP: 2, LISTED: stages}), Hooks([]), torch.float32
+    ).pipeline_model_parallel_layout
+    counted = [[kind.name for kind in chunk] for (chunk,) in made.layout]
+    assert counted == [["embedding", "decoder"], ["decoder", "loss"]]
 
 
 optional_layers = st.none() | st.integers(1, 6)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ascend_run.plugin_api import CheckpointError
+from ascend_run.plugin_api import CheckpointError, ForwardLink, LinkPlace
 from tests.support.fake_plugins import plugin
 from tests.support.probed_runs import Run, train
 from tests.support.tiny_llama import write_llama
@@ -27,18 +27,19 @@ def run(folder: Path, base: str, steps: int, seen: list[Any], *, marked: bool = 
     hold nothing else of the model."""
 
     def add(self: Any, name: str) -> Any:
-        def wrap(linear: nn.Module) -> nn.Module:
+        def wrap(linear: nn.Module) -> ForwardLink:
             linear.extra = nn.Parameter(torch.full((3,), 2.0))
             if marked:
                 linear.extra.ascend_added_by = "adder"
-            inner = linear.forward
 
-            def forward(*args: Any) -> Any:
-                out, bias = inner(*args)
-                return out + linear.extra.sum(), bias
+            def added(inner: Any) -> Any:
+                def forward(*args: Any) -> Any:
+                    out, bias = inner(*args)
+                    return out + linear.extra.sum(), bias
 
-            linear.forward = forward
-            return linear
+                return forward
+
+            return ForwardLink(wrap=added, compilable=False)
 
         return wrap if name.endswith("linear_proj") else None
 
@@ -56,6 +57,7 @@ def run(folder: Path, base: str, steps: int, seen: list[Any], *, marked: bool = 
             "ascend_checkpoint_filter": keep,
             "ascend_before_run": look,
         },
+        forward_links={"linear": LinkPlace.AROUND},
     )()
     values = {
         "model.hf_path": base,

@@ -10,7 +10,7 @@ import pytest
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import DataError
 from ascend_run.plugin_api.contracts import Datasets
-from ascend_run.plugin_api.testing.models import DENSE, samples
+from ascend_run.testing.models import DENSE, samples
 from tests.support.fake_plugins import plugin
 from tests.support.probed_runs import prepare, probe, train
 from tests.support.tokens import write_tokens
@@ -52,7 +52,8 @@ def test_batches_that_a_plugin_uses_up_end_in_one_message(tmp_path: Path) -> Non
     def every_second(self: Any) -> Any:
         return lambda batches: (batch for i, batch in enumerate(batches) if i % 2)
 
-    with pytest.raises(DataError, match="4 samples gave 2 micro-batches to this rank and no more"):
+    problem = "4 samples gave 2 micro-batches to this rank, which is too few"
+    with pytest.raises(DataError, match=problem):
         train(
             tmp_path,
             short_task(tmp_path, 4),

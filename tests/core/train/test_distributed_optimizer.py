@@ -1,4 +1,4 @@
-"""The optimizer's state spread over data-parallel ranks, and communication that overlaps."""
+"""The optimizer's state sharded over data-parallel ranks, and communication that overlaps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ascend_run.plugin_api.errors import ConfigError
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 
 from .trials import (
     CP,
@@ -48,7 +48,7 @@ TIED = {"model.share_embeddings_and_output_weights": True}
         (VPP, 4, (), OVERLAPPED),
         (CP, 4, EXCHANGE, OVERLAPPED),
         ids=[
-            "dp2-spread",
+            "dp2-sharded",
             "dp2-reduced",
             "dp2-all",
             "tp2 dp2-all",
@@ -81,10 +81,10 @@ def test_training_comes_to_the_weights_of_one_rank(
         ({**VPP, **EP, **ONE_STAGE}, 4, OVERLAPPED),
     ],
     ids=[
-        "ep-spread",
+        "ep-sharded",
         "ep dp-all",
-        "tp etp-spread",
-        "ep, experts on one stage-spread",
+        "tp etp-sharded",
+        "ep, experts on one stage-sharded",
         "vpp ep-all",
     ],
 )
@@ -100,12 +100,12 @@ def test_experts_train_to_the_weights_of_one_rank(
 @pytest.mark.parametrize(
     ("layout", "world_size", "ddp"),
     [(PP, 2, DISTRIBUTED), (VPP, 4, {}), (VPP, 4, OVERLAPPED)],
-    ids=["pp-spread", "vpp dp-plain", "vpp dp-all"],
+    ids=["pp-sharded", "vpp dp-plain", "vpp dp-all"],
 )
 def test_tied_embeddings_stay_tied(
     gloo_pool: GlooPool, layout: Mapping[str, Any], world_size: int, ddp: Mapping[str, Any]
 ) -> None:
-    """Bit for bit: ``assemble`` is told to let no copies differ."""
+    """Bitwise: ``assemble`` lets no copies differ."""
     values = {**DENSE, **FOUR, **TIED}
     several = outcomes(gloo_pool, {**values, **layout, **ddp}, world_size, (), STEPS)
     assert_trained_alike(several, outcomes(gloo_pool, values, 1, (), STEPS))
@@ -121,16 +121,16 @@ def test_what_overlaps_reduces_the_same_gradients(
 
 
 def test_an_optimizer_that_megatron_cannot_spread_is_refused() -> None:
-    from ascend_run.core.train.optimizer_kinds import spread
+    from ascend_run.core.train.optimizer_kinds import sharded
 
     inner = torch.optim.SGD([torch.zeros(1)])
     with pytest.raises(ConfigError, match="spreads Adam and AdamW only, not SGD"):
-        spread(inner, *[None] * 5)
+        sharded(inner, *[None] * 5)
 
 
 def test_each_rank_gathers_and_scatters_where_it_would_reduce(gloo_pool: GlooPool) -> None:
     values = {**DENSE, **FOUR}
-    plain, spread = (outcomes(gloo_pool, {**values, **d}, 2, (), 2)[0] for d in ({}, DISTRIBUTED))
-    names = {name for name in spread.collectives if name not in plain.collectives}
-    assert any("reduce_scatter" in name for name in names), spread.collectives
-    assert any("allgather" in name for name in names), spread.collectives
+    plain, sharded = (outcomes(gloo_pool, {**values, **d}, 2, (), 2)[0] for d in ({}, DISTRIBUTED))
+    names = {name for name in sharded.collectives if name not in plain.collectives}
+    assert any("reduce_scatter" in name for name in names), sharded.collectives
+    assert any("allgather" in name for name in names), sharded.collectives

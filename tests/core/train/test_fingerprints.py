@@ -65,7 +65,7 @@ class Died(Exception):
     """Stands for whatever ends a run."""
 
 
-def test_a_run_that_died_and_was_resumed_has_the_entries_of_one_that_did_not(
+def test_a_resumed_run_has_the_entries_of_an_uninterrupted_one(
     tmp_path: Path, straight: Any
 ) -> None:
     def die(self: Any, context: Any) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.tensors import differences, whole_of
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.tensors import differences, full_tensors
 
 from .trials import CP, EP, ETP, EXCHANGE, PP, TP, assert_same, outcomes, possible
 
@@ -74,11 +74,11 @@ def test_the_routers_losses_are_of_the_whole_sequence(
 def test_the_routers_losses_do_change_the_gradients(gloo_pool: GlooPool) -> None:
     """Or the test before compared nothing."""
     without = {**BALANCED, "model.moe_aux_loss_coeff": 0.0, "model.moe_z_loss_coeff": None}
-    found = [whole_of(outcomes(gloo_pool, v, 1)).tensors for v in (BALANCED, without)]
+    found = [full_tensors(outcomes(gloo_pool, v, 1)).tensors for v in (BALANCED, without)]
     assert len(list(differences(*found, 1e-3))) > 10
 
 
-def test_router_losses_of_several_data_parallel_ranks_are_the_mean_of_theirs(
+def test_router_losses_are_averaged_over_data_parallel_ranks(
     gloo_pool: GlooPool,
 ) -> None:
     """Two micro-batches on one rank, or one on each of two."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api.errors import ConfigError
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 from tests.support.small_runs import prepare
 
 from .trials import EXCHANGE, assert_same, outcomes

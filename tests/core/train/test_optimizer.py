@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 from tests.support.small_runs import Training, Values, training
 
 FLAT = {
@@ -68,7 +68,7 @@ def norm(tensors: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_gradients_are_clipped_to_the_norm_and_the_norm_before_is_told(precision: str) -> None:
+def test_gradients_are_clipped_and_the_norm_before_is_returned(precision: str) -> None:
     found = {}
     for limit in (0.0, 0.05, 1e6):
         options = {"train.precision": precision, "optimizer.clip_grad": limit}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 
 from .trials import CP, EP, EXCHANGE, PP, TP, VPP, assert_same, outcomes, possible
 

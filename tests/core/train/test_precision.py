@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 from tests.support.small_runs import Training, Values, training
 
 FP16 = {

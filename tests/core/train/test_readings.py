@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ascend_run.core.train import readings as readings_module
 from ascend_run.core.train.readings import Readings
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from tests.support.clock import Clock
 from tests.support.probed_runs import probe, train
 from tests.support.small_runs import Training, Values, training
 
@@ -53,17 +56,26 @@ def test_a_line_has_the_readings_of_its_step() -> None:
         assert 0 < line["memory_bytes"] <= line["memory_peak_bytes"]
 
 
-def test_what_comes_between_steps_does_not_count_as_their_time() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What readings take for the time."""
+    clock = Clock()
+    monkeypatch.setattr(readings_module, "time", SimpleNamespace(perf_counter=clock))
+    return clock
+
+
+def test_what_comes_between_steps_does_not_count_as_their_time(clock: Clock) -> None:
     with training(DENSE) as run:
         readings = readings_of(run)
+        readings.add(run.step())
+        clock.now = 2.0
+        paused = readings.pause()
+        clock.now = 102.0
+        readings.resume(paused)
         result = run.step()
         readings.add(result)
-        first = readings.collect(result)["step_seconds"]
-        paused = readings.pause()
-        time.sleep(10 * first + 1)
-        readings.resume(paused)
-        readings.add(result)
-        assert readings.collect(result)["step_seconds"] < 1
+        clock.now = 106.0
+        assert readings.collect(result)["step_seconds"] == (2.0 + 4.0) / 2
 
 
 def test_a_skipped_step_says_so_with_its_loss_scale() -> None:
@@ -153,12 +165,19 @@ def test_the_balancing_loss_is_its_formula_over_all_ranks(
         assert sum(line["expert_load"]) == pytest.approx(1.0)
 
 
-def test_the_evaluation_before_the_first_step_does_not_count_as_its_time(tmp_path: Path) -> None:
+def test_the_evaluation_before_the_first_step_does_not_count_as_its_time(
+    tmp_path: Path, clock: Clock
+) -> None:
     values = {
         "data.validation": [str(tmp_path / "tokens")],
         "train.eval_interval": 1,
         "train.eval_iters": 1,
     }
-    slow = probe("ascend_before_evaluation", lambda self: time.sleep(2))
-    (line,) = train(tmp_path, slow, values=values).readings()
-    assert line["step_seconds"] < 1
+
+    def takes(seconds: float) -> Callable[[Any], None]:
+        return lambda self: setattr(clock, "now", clock.now + seconds)
+
+    evaluation = probe("ascend_before_evaluation", takes(100.0), "evaluation")
+    step = probe("ascend_before_step", takes(3.0), "step")
+    (line,) = train(tmp_path, evaluation, step, values=values).readings()
+    assert line["step_seconds"] == 3.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 
 from .runs import HALF, STEPS, Runs, assert_same
 
@@ -83,7 +83,7 @@ def test_every_evaluation_reads_the_same_samples(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("kind", [({**DENSE, "train.micro_batch_size": 1}, 1, ())], ids=["dense"])
-def test_a_run_goes_on_on_other_ranks_than_it_began_on(runs: Runs) -> None:
+def test_a_run_resumes_on_other_ranks(runs: Runs) -> None:
     straight = runs("straight")
     runs("moved", train__train_iters=HALF, checkpoint__save_interval=HALF)
     runs.world_size = 2  # two data-parallel ranks share each global batch

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.plugin_api.testing.models import DENSE, MOE
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
 
 from .runs import Runs, assert_same
 from .test_distributed_optimizer import OVERLAPPED, TIED
@@ -36,9 +36,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(
-    gloo_pool: GlooPool, tmp_path: Path, kind: str
-) -> None:
+def test_a_stopped_run_resumes_bitwise(gloo_pool: GlooPool, tmp_path: Path, kind: str) -> None:
     """Weights, optimizer, random generators, position in the data, and ten losses."""
     values, world_size, plugins = KINDS[kind]
     runs = Runs(gloo_pool, tmp_path, ({**values, **_DROPOUT}, world_size, plugins))
@@ -60,7 +58,7 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", ["tied pp", "tp cp, cut experts, overlapped"])
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
-def test_a_run_goes_on_in_another_layout(
+def test_a_run_resumes_in_another_layout(
     gloo_pool: GlooPool, tmp_path: Path, kind: str, back: bool
 ) -> None:
     values, world_size, plugins = KINDS[kind]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api.testing.models import DENSE
+from ascend_run.testing.models import DENSE
 from tests.support.small_runs import training
 
 WARMUP, DECAY, HIGH, LOW = 3, 10, 0.5, 0.1
@@ -38,7 +38,7 @@ RULES: dict[str, Callable[[int], float]] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_each_step_is_made_at_the_rate_of_the_formula_and_told_so(name: str) -> None:
+def test_each_step_uses_and_logs_the_rate_of_the_formula(name: str) -> None:
     style, _, final = name.partition(" ")
     options: dict[str, Any] = {"optimizer.lr_decay_style": style}
     if final:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ascend_run.plugin_api.testing.models import DENSE, samples
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.models import DENSE, samples
+from ascend_run.testing.pool import GlooPool
 from tests.support.small_runs import Values, training
 
 from .trials import PP, VPP
@@ -37,7 +37,7 @@ def step_of(values: Values, left: int) -> tuple[float, int, float]:
         made = samples(values, values["train.global_batch_size"])
         for empty in made[left:]:
             empty["loss_mask"].zero_()
-        result = run.train_step(run.rehearsal.batches(made), run.plan.num_micro_batches)
+        result = run.train_step(run.dry_run.batches(made), run.plan.num_microbatches)
         return result.loss, result.num_tokens, result.grad_norm
 
 

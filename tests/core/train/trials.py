@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import Claim
-from ascend_run.plugin_api.testing.pool import GlooPool
-from ascend_run.plugin_api.testing.runtime import RankOutcome, Trial, run_trial
-from ascend_run.plugin_api.testing.tensors import differences, whole_of
+from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.testing.tensors import differences, full_tensors
 
 TOLERANCE = 1e-10
 TRAINED = 1e-5
@@ -28,14 +29,14 @@ VPP = {**PP, "parallel.virtual_pipeline_model_parallel_size": 2}
 
 
 def owner_of(claim: Claim) -> tuple[str, ...]:
-    """Some feature of ours that has a claim: the kernel's own tests need one, whichever."""
+    """Any built-in feature with a claim, for the kernel's tests."""
     catalogue = discover()
     ours = [n for n, found in catalogue.items() if found.first_party and found.kind is Kind.FEATURE]
-    owners = [n for n, plugin in catalogue.load(ours).items() if claim in plugin.manifest.claims]
+    owners = [n for n, plugin in catalogue.load(ours).items() if claim in claims_of(plugin)]
     return tuple(owners[-1:])
 
 
-EXCHANGE = owner_of(Claim.SEQUENCE_EXCHANGE)
+EXCHANGE = owner_of(Claim.CONTEXT_PARALLEL)
 
 
 def possible(*cases: tuple[Any, ...], ids: Sequence[str]) -> list[Any]:
@@ -75,7 +76,7 @@ def assert_same(several: list[RankOutcome], one: list[RankOutcome]) -> None:
     (loss,) = one[0].losses
     for outcome in several:
         assert outcome.losses == pytest.approx([loss], rel=TOLERANCE)
-    got, want = whole_of(several), whole_of(one)
+    got, want = full_tensors(several), full_tensors(one)
     assert got.problems(TOLERANCE) == want.problems() == []
     assert all(tensor.any() for tensor in want.tensors.values())
     assert list(differences(got.tensors, want.tensors, TOLERANCE)) == []
@@ -86,6 +87,6 @@ def assert_trained_alike(several: list[RankOutcome], one: list[RankOutcome]) -> 
     for outcome in several:
         assert outcome.losses == pytest.approx(one[0].losses, rel=TRAINED)
         assert outcome.grad_norms == pytest.approx(one[0].grad_norms, rel=TRAINED)
-    got, want = whole_of(several), whole_of(one)
+    got, want = full_tensors(several), full_tensors(one)
     assert got.problems() == want.problems() == []
     assert list(differences(got.tensors, want.tensors, TRAINED)) == []

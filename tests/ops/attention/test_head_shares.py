@@ -1,4 +1,4 @@
-"""Shares of heads: everything is given out, and nothing that is not needed."""
+"""Head shares: every head is assigned, and no rank gets a head that it does not need."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ascend_run.ops.attention.head_shares import head_shares, parts
 
 @given(total=st.integers(0, 200), size=st.integers(1, 16))
 def test_parts_follow_one_another_and_the_first_have_one_more(total: int, size: int) -> None:
-    cut = parts(total, size)
-    assert [place for part in cut for place in range(*part)] == [*range(total)]
-    numbers = [stop - start for start, stop in cut]
+    ranges = parts(total, size)
+    assert [place for part in ranges for place in range(*part)] == [*range(total)]
+    numbers = [stop - start for start, stop in ranges]
     assert numbers == sorted(numbers, reverse=True)
     assert max(numbers) - min(numbers) <= 1
 

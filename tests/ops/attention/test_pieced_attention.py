@@ -1,4 +1,4 @@
-"""Documents that lie one after the other are attended to as if each were alone."""
+"""Consecutive documents are attended to independently."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ascend_run.plugin_api import AttentionSpec, Mask
-from ascend_run.plugin_api.testing.effects import count_operations
-from ascend_run.plugins.cpu.attention import FusedCpuAttention
+from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
+from ascend_run.testing.effects import count_operations
 
 LENGTH = 600
 ENDS = (3, 40, 41, LENGTH)
@@ -17,7 +17,8 @@ CLEARING = ("zero_", "fill_", "add_", "zeros_like", "new_zeros", "new_full")
 def attend(
     mask: Mask, first: int = 0, last: int = LENGTH, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[torch.Tensor, ...]:
-    """Output, log-sum-exp and gradients of these positions, each with its positions first."""
+    """Return output, log-sum-exp and gradients of these positions, each with its positions
+    first."""
     generator = torch.Generator().manual_seed(1)
     shapes = ((LENGTH, 2, heads, 8) for heads in (4, 2, 2, 4))
     q, k, v, dout = (torch.randn(s, generator=generator).to(dtype)[first:last] for s in shapes)
@@ -36,7 +37,7 @@ def test_each_document_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> Non
 
 
 def test_nothing_is_cleared_or_added_up_where_no_two_share_a_key() -> None:
-    """The bands of a window do share keys, whose gradients are sums."""
+    """The bands of a window share keys, whose gradients are accumulated."""
     with count_operations() as documents:
         attend(Mask(document_ends=ENDS))
     assert documents["copy_"]

@@ -1,4 +1,4 @@
-"""Two attentions joined by their statistics, against one attention over all keys."""
+"""Two attentions merged by their softmax statistics, against one attention over all keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ S, B, N, D, J = 5, 2, 3, 4, 7
 
 
 def attention(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, N, S, J] scores: out [S, B, N * D], and the statistics, eight times each."""
+    """Return out [S, B, N * D] of scores [B, N, S, J], and the statistics, each repeated eight
+    times."""
     largest = scores.amax(-1)
     terms = (scores - largest.nan_to_num(neginf=0.0).unsqueeze(-1)).exp()
     total = terms.sum(-1)
@@ -30,7 +31,7 @@ def drawn() -> tuple[Tensor, Tensor]:
 
 
 def as_tnd(out: Tensor, *statistics: Tensor) -> list[Tensor]:
-    """A batch of one as packed tokens."""
+    """Convert a batch of one to packed tokens."""
     return [out[:, 0].unflatten(-1, (N, D)), *(x[0].transpose(0, 1) for x in statistics)]
 
 

@@ -1,4 +1,4 @@
-"""The rectangles of a mask, against the mask's rules applied to every query and key."""
+"""The rectangles of a mask, against the mask's rules applied to every query-key pair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ masks = st.builds(
 
 
 def painted(parts: tuple[Rectangle, ...], num_queries: int, num_keys: int) -> Tensor:
-    """How often each query and key is computed."""
+    """Count how often each query-key pair is computed."""
     times = torch.zeros(num_queries, num_keys, dtype=torch.int64)
     for part in parts:
         shown = torch.ones(part.queries.stop - part.queries.start, part.key_end - part.key_start)
@@ -56,7 +56,7 @@ def test_a_chunk_in_the_past_is_full_and_one_in_the_future_is_nothing() -> None:
     assert rectangles(Mask(query_start=4, key_start=8), 4, 4) == ()
 
 
-def test_queries_ahead_of_the_first_key_are_left_out_and_the_rest_is_causal() -> None:
+def test_queries_before_the_first_key_are_skipped_and_others_causal() -> None:
     (part,) = rectangles(Mask(query_start=0, key_start=3), 8, 8)
     assert (part.queries, part.keys) == (slice(3, 8), slice(0, 5))
     assert part.shape is Shape.CAUSAL

@@ -1,4 +1,4 @@
-"""What the suites of the elementwise operators share: a comparison, and inputs to make it with."""
+"""Inputs and comparisons shared by the tests of elementwise operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def outputs_and_gradients(operator: Operator, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The output, then the gradient of each leaf under a fixed upstream gradient."""
+    """Return the output, then the gradient of each leaf for a fixed upstream gradient."""
     out = operator(*leaves)
     upstream = draw(*out.shape, seed=99, dtype=out.dtype).detach()
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
@@ -25,7 +25,7 @@ def outputs_and_gradients(operator: Operator, leaves: Sequence[Tensor]) -> list[
 def assert_equal_to_formula(
     operator: Operator, formula: Operator, leaves: Sequence[Tensor]
 ) -> None:
-    """float64, 1e-12 of the largest value, forward and every gradient."""
+    """Compare output and every gradient in float64, to 1e-12 of the largest value."""
     got = outputs_and_gradients(operator, leaves)
     want = outputs_and_gradients(formula, leaves)
     for ours, theirs in zip(got, want, strict=True):
@@ -38,9 +38,9 @@ def assert_equal_to_formula(
 def assert_no_worse_than_plain(
     operator: Operator, plain: Operator, formula: Operator, leaves: Sequence[Tensor]
 ) -> None:
-    """In the leaves' low precision our root-mean-square error is at most the plain composition's.
+    """Check that the RMS error in the leaves' low precision is at most the plain composition's.
 
-    Five percent are left for luck: both errors are sums of roundings.
+    Allows 5%, because both errors are sums of random rounding errors.
     """
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact = outputs_and_gradients(formula, exact_leaves)
@@ -53,7 +53,7 @@ def assert_no_worse_than_plain(
 
 
 def assert_subsets_of_gradients(operator: Operator, leaves: Sequence[Tensor]) -> None:
-    """Each leaf alone gets the gradient that it gets beside the others."""
+    """Check that each leaf alone gets the same gradient as together with the others."""
     _, *together = outputs_and_gradients(operator, leaves)
     for index, expected in enumerate(together):
         alone = [
@@ -67,7 +67,7 @@ def assert_subsets_of_gradients(operator: Operator, leaves: Sequence[Tensor]) ->
 
 
 def assert_takes_expanded_gradients(operator: Operator, leaves: Sequence[Tensor]) -> None:
-    """The gradient of a plain sum, which autograd expands from one number, is taken as such."""
+    """Check the gradient of a plain sum, which autograd expands from one number."""
     out = operator(*leaves)
     expanded = torch.autograd.grad(out.sum(), leaves)
     written = torch.autograd.grad(operator(*leaves), leaves, torch.ones_like(out))

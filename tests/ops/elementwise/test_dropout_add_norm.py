@@ -1,4 +1,4 @@
-"""Dropout, sum and norm in one node, against the formula under autograd."""
+"""Dropout, residual add and norm in one node, against the formula under autograd."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_hand(
     layerscale: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Row by row, element by element, as one would write it on paper."""
+    """Compute the formula row by row and element by element."""
     outs, sums = [], []
     for i, j in product(range(x.shape[0]), range(x.shape[1])):
         row = x[i, j]
@@ -49,7 +49,7 @@ def by_hand(
 
 
 def joined(out: Tensor, summed: Tensor) -> Tensor:
-    """Both outputs in one, so that both get a gradient."""
+    """Concatenate both outputs, so that both get a gradient."""
     return torch.cat((out, summed.sin()), -1)
 
 
@@ -68,7 +68,7 @@ def test_any_parts_follow_the_formula_with_both_outputs(norm: str, parts: tuple[
 
     def ours(x: Tensor, weight: Tensor, *optional: Tensor) -> Tensor:
         given = dict(zip(names, optional, strict=True))
-        answer = OPERATORS[norm](
+        result = OPERATORS[norm](
             x,
             given.get("residual"),
             weight,
@@ -79,8 +79,8 @@ def test_any_parts_follow_the_formula_with_both_outputs(norm: str, parts: tuple[
             layerscale_H=given.get("layerscale"),
             mask=mask,
         )
-        assert answer.mask is mask
-        return joined(answer.out, answer.summed)
+        assert result.mask is mask
+        return joined(result.out, result.summed)
 
     def formula(x: Tensor, weight: Tensor, *optional: Tensor) -> Tensor:
         given: dict[str, Tensor | None] = dict.fromkeys(shapes)
@@ -113,9 +113,9 @@ def test_a_mask_is_drawn_from_the_seed_and_repeats_its_call() -> None:
 def test_dtypes_are_the_inputs(norm: str) -> None:
     x = check.draw(4, 8, seed=0, dtype=torch.bfloat16)
     residual = check.draw(4, 8, seed=1, dtype=torch.float32)
-    answer = run(norm, x, residual)
-    assert (answer.out.dtype, answer.summed.dtype) == (torch.bfloat16, torch.float32)
-    dx, dresidual = torch.autograd.grad(answer.out.float().sum(), [x, residual])
+    result = run(norm, x, residual)
+    assert (result.out.dtype, result.summed.dtype) == (torch.bfloat16, torch.float32)
+    dx, dresidual = torch.autograd.grad(result.out.float().sum(), [x, residual])
     assert (dx.dtype, dresidual.dtype) == (torch.bfloat16, torch.float32)
     assert run(norm, x).summed.dtype is torch.bfloat16
     assert run(norm, x, residual_in_fp32=True).summed.dtype is torch.float32

@@ -1,4 +1,4 @@
-"""Steps of AdamW with an average of the parameters, against torch's optimizers and the formula."""
+"""Steps of AdamW with an EMA of the parameters, against torch's optimizers and the formula."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Step = Callable[..., None]
 
 
 def run(step_: Step, steps: int, **options: bool) -> list[list[Tensor]]:
-    """(parameters, first, second, averages) after some steps."""
+    """Return (parameters, first moments, second moments, averages) after some steps."""
     params = [check.draw(*shape, seed=i).detach() for i, shape in enumerate(SHAPES)]
     first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
     averages = [p.clone() for p in params]

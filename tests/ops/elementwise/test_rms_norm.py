@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation against its formula."""
+"""RMS norm against its formula."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain(x: Tensor, weight: Tensor) -> Tensor:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=3), st.integers(3, 9), st.integers(0, 5))
 def test_any_shape_follows_the_formula(leading: list[int], hidden: int, seed: int) -> None:
-    """From 3 up: below, the gradient is a difference of equals, and what is left is rounding."""
+    """Starts at 3: below, the gradient cancels and only rounding errors remain."""
     leaves = [check.draw(*leading, hidden, seed=seed), check.draw(hidden, seed=seed + 1)]
     check.assert_equal_to_formula(ours, formula, leaves)
 

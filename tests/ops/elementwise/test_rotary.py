@@ -1,4 +1,4 @@
-"""Rotary embedding, alone and with the split of q, k and v, against its formula."""
+"""Rotary embedding, alone and fused with the split of q, k and v, against its formula."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import elementwise as check
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Each pair as a plane of its own; tables [S, R] need not repeat."""
+    """Rotate each pair in its own plane; tables [S, R] need not repeat."""
     width = cos.shape[1]
     columns = list(x.unbind(-1))
     out = list(columns)
@@ -28,7 +28,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As model code writes it: tables in the input's dtype, halves concatenated."""
+    """Compute RoPE as in model code: tables in the input's dtype, halves concatenated."""
     cos, sin = (table.to(x.dtype)[:, None, None] for table in (cos, sin))
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
@@ -81,7 +81,7 @@ def test_strided_inputs_and_expanded_gradients_are_taken() -> None:
 def split_by_formula(
     mixed: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int], interleaved: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Head by head: a group's queries, then its key, then its value."""
+    """Split head by head: a group's queries, then its key, then its value."""
     groups, queries, width = sizes
     heads = list(mixed.split(width, dim=2))
     q, k, v = [], [], []
@@ -94,7 +94,7 @@ def split_by_formula(
 
 
 def one(split: Callable[..., tuple[Tensor, ...]]) -> Callable[[Tensor], Tensor]:
-    """The three outputs as one, for a comparison that takes one."""
+    """Concatenate the three outputs, for a comparison that takes one."""
     return lambda mixed: torch.cat([part.flatten(2) for part in split(mixed)], dim=2)
 
 
@@ -112,7 +112,7 @@ def test_the_split_follows_the_formula(queries: int, width: int, interleaved: bo
     )
 
 
-def test_the_split_lays_heads_out_one_by_one_and_keeps_no_view_of_its_input() -> None:
+def test_the_split_packs_heads_and_keeps_no_view_of_its_input() -> None:
     cos, sin = tables(5, 4)
     mixed = check.draw(5, 3, 2 * 4 * 4, seed=0)
     outputs = split_qkv_rotary(mixed, cos, sin, (2, 2, 4), False)

@@ -1,4 +1,4 @@
-"""The gated activation against its formula."""
+"""SwiGLU against its formula."""
 
 from __future__ import annotations
 

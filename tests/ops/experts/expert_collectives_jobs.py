@@ -1,4 +1,4 @@
-"""Experts over ranks, each rank's tensors cut from the whole ones."""
+"""Expert collectives on a rank, with shards of full tensors."""
 
 # E experts, C tokens of an expert from one expert parallel rank, H hidden, M width
 
@@ -23,7 +23,8 @@ def _whole(*shape: int, seed: int) -> Tensor:
 
 
 def _groups(ep: int, tp: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Ranks of this rank's expert group, tensor parallel ranks beside each other."""
+    """Return this rank's expert parallel and tensor parallel group; the latter has adjacent
+    ranks."""
     rank = dist.get_rank()
     mine = []
     for ranks in (
@@ -36,7 +37,8 @@ def _groups(ep: int, tp: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
 
 
 def feed_forward(ep: int, tp: int, shard_type: int) -> dict[str, float]:
-    """Largest differences of both products and every gradient from the unsharded computation."""
+    """Return the max errors of both outputs and every gradient against the unsharded
+    computation."""
     rank = dist.get_rank()
     e, t = divmod(rank, tp)
     ep_group, tp_group = _groups(ep, tp)
@@ -58,7 +60,7 @@ def feed_forward(ep: int, tp: int, shard_type: int) -> dict[str, float]:
     )
 
     def cut(values: dict[str, Tensor], *, own_tokens: bool = False) -> dict[str, Tensor]:
-        """This rank's part of each."""
+        """Return this rank's shard of each tensor."""
         b2 = values["b2"][experts]
         return {
             "x": values["x"][e].chunk(tp, axis)[t],
@@ -87,7 +89,7 @@ def feed_forward(ep: int, tp: int, shard_type: int) -> dict[str, float]:
     gradients = dict(
         zip(mine, torch.autograd.grad(second, list(mine.values()), my_upstream), strict=True)
     )
-    if shard_type:  # replicated: each rank's gradient is of its own tokens
+    if shard_type:  # replicated: each rank's gradient covers its own tokens
         dist.all_reduce(gradients["b2"], group=tp_group)
     tokens = whole["x"][:, experts].transpose(0, 1).flatten(1, 2)
     before = product[:, experts].transpose(0, 1).flatten(1, 2).chunk(tp, 2)[t]
@@ -111,5 +113,5 @@ def nothing_more_is_answered() -> bool:
     group = dist.group.WORLD
     alone = _groups(dist.get_world_size(), 1)[1]
     x, weight = _whole(4, 2, 3, seed=0), _whole(2, 3, 5, seed=1)
-    answer = all_to_all_all_gather_bmm(x, weight, group, alone, product=True)
-    return answer.gathered is None and answer.product is None
+    result = all_to_all_all_gather_bmm(x, weight, group, alone, product=True)
+    return result.gathered is None and result.product is None

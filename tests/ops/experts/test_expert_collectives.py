@@ -1,10 +1,10 @@
-"""Experts' products beside their exchange, against the unsharded computation."""
+"""Expert matmuls with their collectives, against the unsharded computation."""
 
 from __future__ import annotations
 
 import pytest
 
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import expert_collectives_jobs as jobs
 
@@ -18,5 +18,5 @@ def test_both_products_and_every_gradient_are_the_unsharded_ones(
         assert {name: d for name, d in differences.items() if d > 1e-12} == {}
 
 
-def test_only_what_is_asked_for_is_answered(gloo_pool: GlooPool) -> None:
+def test_only_requested_results_are_returned(gloo_pool: GlooPool) -> None:
     assert all(gloo_pool.run(jobs.nothing_more_is_answered, 2))

@@ -1,4 +1,4 @@
-"""The experts' feed-forward against a loop over tokens, differentiated by autograd."""
+"""The experts' MLP against a loop over tokens, differentiated by autograd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool, bool]] = {
 def leaves(
     counts: Sequence[int], gated: bool, dtype: torch.dtype = torch.float64
 ) -> tuple[list[Tensor], Tensor]:
-    """[tokens, probs, fc1, fc2] that need gradients, and the gradient of the output."""
+    """Return [tokens, probs, fc1, fc2] that require gradients, and the gradient of the output."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -110,7 +110,7 @@ def test_an_operator_that_is_the_whole_activation_stands_in_its_place() -> None:
 def test_every_backend_agrees_with_the_formula_in_lower_precision(
     backend: Backend, dtype: torch.dtype
 ) -> None:
-    # One rounding of the type's own unit a product, some dozens of them: 16 units.
+    # Some dozens of matmuls round once each; their error stays below 16 eps of the dtype.
     tolerance = 16 * torch.finfo(dtype).eps
     inputs, dy = leaves(COUNTS, gated=True, dtype=dtype)
     out = expert_mlp(inputs[0], COUNTS, *inputs[1:], backend=backend)
@@ -156,7 +156,7 @@ def test_a_rank_without_tokens_still_gives_gradients_of_zeros() -> None:
 
 @pytest.mark.parametrize("wide", [False, True], ids=["own dtype", "wider"])
 @pytest.mark.parametrize("backend", ["loop", "bmm", "grouped_mm"])
-def test_weight_gradients_are_added_to_the_main_gradient_where_there_is_one(
+def test_weight_gradients_accumulate_in_an_existing_main_gradient(
     backend: Backend, wide: bool
 ) -> None:
     dtype = torch.bfloat16 if wide else torch.float32
@@ -174,7 +174,7 @@ def test_weight_gradients_are_added_to_the_main_gradient_where_there_is_one(
             assert torch.equal(leaf.grad, gradient)  # type: ignore[arg-type]
             continue
         assert leaf.grad_added_to_main_grad  # type: ignore[attr-defined]
-        assert leaf.grad is not None  # data parallelism waits for one
+        assert leaf.grad is not None  # data parallelism waits for it
         added = leaf.main_grad - start[leaf]  # type: ignore[attr-defined]
         assert error(added, gradient) <= 16 * torch.finfo(torch.float32).eps
 
@@ -216,7 +216,7 @@ def test_blocks_of_rows_give_the_bits_of_one_block(monkeypatch: pytest.MonkeyPat
         out = expert_mlp(inputs[0], COUNTS, *inputs[1:])
         return [out.detach(), *torch.autograd.grad(out, inputs, dy)]
 
-    assert sum(COUNTS) * WIDTH < CACHE_ELEMENTS  # one block as it stands
+    assert sum(COUNTS) * WIDTH < CACHE_ELEMENTS  # fits in a single block
     whole = results()
     monkeypatch.setattr("ascend_run.ops.experts.expert_mlp.CACHE_ELEMENTS", 3 * WIDTH)
     for result, expected in zip(results(), whole, strict=True):

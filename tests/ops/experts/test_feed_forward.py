@@ -1,4 +1,4 @@
-"""Whole feed-forwards against the formula, token by token."""
+"""Fused MLPs against the formula, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouped products by lists, against a product of each group under autograd."""
+"""Grouped GEMMs by group lists, against one matmul per group under autograd."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def test_nothing_is_rounded_on_its_way_into_a_wider_sum() -> None:
 @pytest.mark.parametrize(
     ("entries", "cumulative", "message"),
     [
-        ([3, 2], True, r"\[3, 2\] \(running totals\): .* never falls and ends with 5"),
-        ([3, 4], True, "ends with 5"),
-        ([6, -1], False, r"\(rows of each group\): .* never negative and sums to 5"),
-        ([3, 4], False, "sums to 5"),
+        ([3, 2], True, r"\[3, 2\] \(cumulative sums\): .* nondecreasing and end with 5"),
+        ([3, 4], True, "end with 5"),
+        ([6, -1], False, r"\(rows of each group\): .* nonnegative and sum to 5"),
+        ([3, 4], False, "sum to 5"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Grouped products against one product a group, for every backend."""
+"""Every backend of the grouped GEMM against one matmul per group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draw(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def problem(counts: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows [T, 8], matrices [X, 12, 8], gradient of the product [T, 12]."""
+    """Return rows [T, 8], matrices [X, 12, 8], and the gradient of the output [T, 12]."""
     total = sum(counts)
     return (
         draw(total, 8, dtype=dtype, seed=0),
@@ -40,7 +40,7 @@ def problem(counts: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tens
 
 
 def by_hand(x: Tensor, matrices: Tensor, dy: Tensor, counts: list[int]) -> list[Tensor]:
-    """Product and both gradients in float64, row by row."""
+    """Return the output and both gradients in float64, computed row by row."""
     x, matrices, dy = x.double(), matrices.double(), dy.double()
     group = [g for g, count in enumerate(counts) for _ in range(count)]
     y, dx, dmatrices = torch.zeros_like(dy), torch.zeros_like(x), torch.zeros_like(matrices)

@@ -1,4 +1,4 @@
-"""Permutation of tokens against loops over tokens and experts."""
+"""MoE permutation against loops over tokens and experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.ops.elementwise import elementwise as check
 
 EXPERTS = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]])
 ROWS = [(t, k) for e in range(3) for t in range(5) for k in range(2) if EXPERTS[t, k] == e]
-"""(token, copy) of each row: experts in order, and the tokens of one in theirs."""
+"""(token, copy) of each row, sorted by expert, then by token."""
 
 
 def test_tokens_stand_in_the_order_of_their_experts() -> None:
@@ -37,7 +37,7 @@ def test_only_the_first_rows_are_kept(kept: int) -> None:
 
 @pytest.mark.parametrize("kept", [10, 6, 0], ids=str)
 def test_copies_come_back_weighted(kept: int) -> None:
-    """Those that were left out count as zeros."""
+    """Dropped copies count as zeros."""
     _, places = moe_token_permute(torch.zeros(5, 1), EXPERTS)
 
     def formula(rows: Tensor, probs: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def test_one_expert_a_token_needs_no_second_axis() -> None:
 
 
 def test_padded_experts_name_their_tokens() -> None:
-    chosen = torch.tensor([[0, 3], [1, 3], [4, 0]])  # token 2 by none, 0 and 3 by two
+    chosen = torch.tensor([[0, 3], [1, 3], [4, 0]])  # token 2 is in no expert, 0 and 3 in two
     names = chosen.flatten().tolist()
     leaves = [check.draw(5, 4, seed=0)]
     check.assert_equal_to_formula(

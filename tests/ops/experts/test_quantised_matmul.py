@@ -1,4 +1,4 @@
-"""Quantised grouped products against integer arithmetic row by row."""
+"""Quantised grouped GEMMs against integer arithmetic row by row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def integers(*shape: int, seed: int, low: int = -128, high: int = 127) -> Tensor
 
 
 def operands() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """x and matrices as int8, then what their product is: exact, and bias, scales."""
+    """Return x and matrices as int8, then their exact product, bias and scales."""
     x, matrices = integers(7, 64, seed=0), integers(3, 64, 5, seed=1)
     exact = torch.stack([x[row] @ matrices[group] for row, group in enumerate(OWNER)])
     scale = check.draw(3, 5, seed=2).detach().abs() / 1e3
@@ -78,7 +78,7 @@ def test_an_int8_output_rounds_to_even_and_saturates() -> None:
     assert got.flatten().tolist() == [0, 2, 2, 64, -64]
     got = quant_grouped_matmul(x, one, 3 * half, [5], **options)
     assert got.flatten().tolist() == [2, 4, 8, 127, -128]
-    with pytest.raises(ValueError, match="no per-token scale and no activation"):
+    with pytest.raises(ValueError, match="no per-token scale and no activation; use a floating"):
         quant_grouped_matmul(x, one, half, [5], **options, activation="relu")
 
 

@@ -1,7 +1,7 @@
-"""Liger's kernels behind our layouts, by Triton's interpreter on the CPU, against the formulas.
+"""Liger's kernels in Triton's interpreter on the CPU, against the formulas.
 
-Not part of ``make test``, which has no Triton: ``make test-liger`` runs it. The interpreter
-computes what a kernel says, in float32; how fast it is on a GPU it cannot tell.
+Not part of ``make test``, which has no Triton: ``make test-liger`` runs it. The interpreter runs
+the kernels in float32; it does not show their speed on a GPU.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.ops.elementwise.elementwise import draw
 EPS = 1e-5
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
-"""Of the largest value. Statistics are float32; the interpreter has no bfloat16."""
+"""Relative to the largest value. Statistics are float32; the interpreter has no bfloat16."""
 
 
 @pytest.fixture(autouse=True)
 def kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton hands a number to a kernel as a float32; its interpreter leaves it Python's own, which
-    has not the methods that kernels call."""
+    """Patch the interpreter: Triton passes a number to a kernel as a float32; the interpreter
+    passes a Python float, which lacks the methods that kernels call."""
     convert = interpreter._implicit_cvt
 
     def as_triton_does(argument: Any) -> Any:
@@ -40,7 +40,7 @@ def kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         return tl.tensor(handle, tl.float32)
 
     monkeypatch.setattr(interpreter, "_implicit_cvt", as_triton_does)
-    # CUDA's own function is one of a device library; the language's is the same one.
+    # CUDA's rsqrt comes from a device library; Triton's own is equivalent.
     monkeypatch.setattr("liger_kernel.ops.rms_norm.rsqrt", lambda x: tl.rsqrt(x))
 
 
@@ -62,7 +62,7 @@ def assert_same(
     formula: Callable[..., Tensor | tuple[Tensor, ...]],
     *leaves: Tensor,
 ) -> None:
-    """In the leaves' dtype, against the formula in float64 on the same numbers; the leaves stay."""
+    """Compare with the formula in float64 on equal inputs; the leaves must not change."""
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     kept = [leaf.detach().clone() for leaf in leaves]
     got = outputs_and_gradients(kernel, leaves)

@@ -1,4 +1,4 @@
-"""The forms of an operator, and which of them a run takes."""
+"""The implementations of an operator, and which of them a run selects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ascend_run.ops.kernels import operator_kernels as kernels
 from ascend_run.ops.kernels.compilers import missing_compiler
-from ascend_run.plugins.cpu.operators import platform_ops
+from ascend_run.plugins.platforms.cpu.operators import platform_ops
 from tests.ops.elementwise import elementwise as check
 
 EPS = 1e-5
@@ -34,14 +34,14 @@ def tables() -> tuple[Tensor, Tensor]:
 
 
 def rotary(x: Tensor) -> Tensor:
-    """A product of complex numbers."""
+    """Rotate by complex multiplication."""
     cos, sin = (table[:, None, None, :2] for table in tables())
     turned = torch.complex(x[..., :2], x[..., 2:]) * torch.complex(cos, sin)
     return torch.cat((turned.real, turned.imag), -1)
 
 
 def split_qkv_rotary(mixed: Tensor) -> Tensor:
-    """q, k and v one behind the other, as one tensor."""
+    """Return q, k and v concatenated in one tensor."""
     q, k, v = mixed.view(5, 2, 2, 5, 4).split((3, 1, 1), 3)
     parts = rotary(q.reshape(5, 2, 6, 4)), rotary(k.reshape(5, 2, 2, 4)), v.reshape(5, 2, 2, 4)
     return torch.cat(parts, 2)
@@ -73,7 +73,7 @@ def test_the_compiled_form_is_a_graph_and_inside_a_graph_a_part_of_it() -> None:
     compiled = kernels.in_form("swiglu", "compile")
     x = check.draw(3, 12, seed=0)
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError):
-        compiled(x)  # nothing of it is made yet, and now nothing may be
+        compiled(x)  # it compiles at the first call, which no longer may
     inside = torch.compile(lambda x: compiled(x) + 1, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(inside(x), swiglu(x) + 1, rtol=0, atol=1e-14)
 
@@ -116,7 +116,7 @@ def test_a_table_of_the_platforms_own_is_the_same_table() -> None:
     [
         ("liger", "cpu", "is for platform cuda, not cpu"),
         ("liger", "cuda", "needs the package liger-kernel"),
-        ("compile", "npu", "has no compiler on platform npu"),
+        ("compile", "npu", "is not supported on platform npu"),
         ("compile", "cpu", "needs a C++ compiler"),
     ],
 )

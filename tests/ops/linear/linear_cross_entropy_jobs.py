@@ -1,4 +1,4 @@
-"""Vocabulary-parallel losses on a rank: every rank draws the same whole tensors."""
+"""Vocabulary-parallel losses on a rank: every rank draws the same full tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Problem:
     dtype: torch.dtype = torch.float64
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """hidden [T, H], weight [V, H], labels [T], mask [T]."""
+        """Return hidden [T, H], weight [V, H], labels [T], mask [T]."""
         generator = torch.Generator().manual_seed(3)
         labels = torch.randint(self.vocabulary, (self.tokens,), generator=generator)
         mask = torch.rand(self.tokens, generator=generator, dtype=torch.float64)
@@ -39,7 +39,7 @@ class Problem:
 
 @attrs.frozen
 class Parts:
-    """What one rank has: the sum, its part of the hidden gradient, its rows' gradient."""
+    """One rank's results: the sum, its contribution to the hidden gradient, its rows' gradient."""
 
     fused: Tensor
     from_logits: Tensor

@@ -1,4 +1,4 @@
-"""One parallel linear on every rank, cut from whole tensors, against the unsharded formula."""
+"""One parallel linear on every rank, with shards of full tensors, against the unsharded formula."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ from torch import distributed as dist
 
 from ascend_run.ops.linear import collective_matmul as ring
 from ascend_run.ops.linear import sliced_matmul as sliced
-from ascend_run.ops.linear.parallel_linear import PLAIN, Exchange, Products, Way, parallel_linear
+from ascend_run.ops.linear.parallel_linear import (
+    PLAIN,
+    CollectiveMatmuls,
+    LinearCollectives,
+    LinearImplementation,
+    parallel_linear,
+)
 from ascend_run.ops.linear.weight_gradient import matmul_add_fp32
-from ascend_run.plugin_api.testing.effects import count_collectives
+from ascend_run.testing.effects import count_collectives
 
 S, B, K, N = 12, 2, 8, 16
-"""Whole sequence, batch, inputs and outputs of the unsharded linear."""
+"""Full sequence, batch, inputs and outputs of the unsharded linear."""
 
 
-def products(name: str) -> Products:
+def products(name: str) -> CollectiveMatmuls:
     if name == "plain":
         return PLAIN
     if name == "ring":
-        return Products(
+        return CollectiveMatmuls(
             all_gather_matmul=ring.all_gather_matmul,
             matmul_reduce_scatter=ring.matmul_reduce_scatter,
             matmul_all_reduce=ring.matmul_all_reduce,
         )
     number = int(name.removeprefix("sliced "))
-    return Products(
+    return CollectiveMatmuls(
         **{
             operation: functools.partial(getattr(sliced, operation), number=number)
             for operation in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
@@ -42,24 +48,30 @@ def _whole(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _cut(exchange: Exchange, x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """This rank's parts of input, weight [N, K] and output; or of their gradients."""
+def _cut(exchange: LinearCollectives, x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return this rank's shards of input, weight [N, K] and output; or of their gradients."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    column = exchange in (Exchange.COLUMN, Exchange.COLUMN_SEQUENCE)
+    column = exchange in (LinearCollectives.COLUMN, LinearCollectives.COLUMN_SEQUENCE)
     weight = weight.chunk(size, 0 if column else 1)[rank]
     if column:
         y = y.chunk(size, -1)[rank]
-        x = x.chunk(size, 0)[rank] if exchange is Exchange.COLUMN_SEQUENCE else x
+        x = x.chunk(size, 0)[rank] if exchange is LinearCollectives.COLUMN_SEQUENCE else x
     else:
         x = x.chunk(size, -1)[rank]
-        y = y.chunk(size, 0)[rank] if exchange is Exchange.ROW_SEQUENCE else y
+        y = y.chunk(size, 0)[rank] if exchange is LinearCollectives.ROW_SEQUENCE else y
     return tuple(t.clone() for t in (x, weight, y))
 
 
 def linear(
-    name: str, exchange: Exchange, frozen: bool, keep: bool, accumulate: bool, length: int = S
+    name: str,
+    exchange: LinearCollectives,
+    frozen: bool,
+    keep: bool,
+    accumulate: bool,
+    length: int = S,
 ) -> dict[str, Any]:
-    """How far output and gradients lie from the formula, and what was sent forward and backward."""
+    """Return the max errors of output and gradients, and the collectives of forward and
+    backward."""
     x, weight, dy = _whole(length, B, K, seed=0), _whole(N, K, seed=1), _whole(length, B, N, seed=2)
     y, dx, dweight = x @ weight.t(), dy @ weight, torch.einsum("sbn,sbk->nk", dy, x)
     mine_x, mine_w, want_y = _cut(exchange, x, weight, y)
@@ -69,8 +81,8 @@ def linear(
     if accumulate:
         mine_w.main_grad = torch.ones_like(mine_w)  # type: ignore[attr-defined]
         mine_w.grad_added_to_main_grad = False  # type: ignore[attr-defined]
-    way = Way(
-        products=products(name),
+    way = LinearImplementation(
+        fused=products(name),
         keep_gathered=keep,
         matmul_add=matmul_add_fp32 if accumulate else None,
     )
@@ -106,7 +118,7 @@ def _apart(got: Tensor | None, want: Tensor) -> float:
 
 
 def overlap(name: str) -> list[str]:
-    """The order in which slices are multiplied and their collectives are started and waited for."""
+    """Return the order in which slices are multiplied and their collectives start and finish."""
     events: list[str] = []
     seen = dist.all_gather_into_tensor
 

@@ -1,4 +1,4 @@
-"""Products split over ranks, each rank's operands cut from the whole ones."""
+"""Row-parallel matmuls on a rank, with shards of full operands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def _integers(*shape: int, seed: int) -> Tensor:
 
 
 def _case(kind: str) -> tuple[Tensor, Tensor, Tensor, Dequantisation, Tensor]:
-    """This rank's (x, matrix, bias) and what they mean: whole [3, 2, 6] product and all biases."""
+    """Return this rank's (x, matrix, bias), their dequantisation, and the expected values: the full
+    output [3, 2, 6] and all biases."""
     rank, size = dist.get_rank(), dist.get_world_size()
     bias = _whole(6, seed=9) if kind != "int8" else _integers(6, seed=9).int()
     x = _integers(3, 2, 8, seed=0) if kind == "int8" else _whole(3, 2, 8, seed=0)
@@ -43,7 +44,7 @@ def _case(kind: str) -> tuple[Tensor, Tensor, Tensor, Dequantisation, Tensor]:
     if kind == "channel":
         how = Dequantisation(antiquant_scale=scale, antiquant_offset=offset)
         stands_for = (w + offset) * scale
-    else:  # three rows share a scale: two groups on each rank, the last one short
+    else:  # three rows share a scale: two groups on each rank, the last one shorter
         scale, offset = (_whole(size, 2, 6, seed=seed) for seed in (2, 3))
         group = [[i // 3 for i in range(8 // size)] for _ in range(size)]
         rows = torch.cat([scale[r][group[r]] for r in range(size)])
@@ -60,7 +61,7 @@ def add_rms_norm(kind: str, in_place: bool) -> list[float]:
     residual, gamma = _whole(3, 2, 6, seed=4), _whole(6, seed=5)
     given = residual.clone()
     operator = mm_all_reduce_add_rms_norm_ if in_place else mm_all_reduce_add_rms_norm
-    flat = x.flatten(0, 1) if kind == "wide" else x  # two axes are taken as well
+    flat = x.flatten(0, 1) if kind == "wide" else x  # also accepts two dims
     y, normalised = operator(
         flat, matrix, given, gamma, dist.group.WORLD, eps=EPS, bias_N=bias, quantised=how
     )

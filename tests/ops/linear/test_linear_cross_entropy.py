@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ascend_run.ops.linear import linear_cross_entropy as module
 from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import linear_cross_entropy_jobs as jobs
 from .linear_cross_entropy_jobs import Problem
@@ -37,7 +37,7 @@ def from_logits(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) ->
 
 
 def run(loss_of: Loss, tensors: tuple[Tensor, ...], scale: float = 0.3) -> list[Tensor]:
-    """The loss, and both gradients of ``scale`` times it."""
+    """Return the loss, and both gradients of ``scale`` times it."""
     hidden, weight, labels, mask = tensors
     loss = loss_of(hidden, weight, labels, mask)
     return [loss.detach(), *torch.autograd.grad(scale * loss, [hidden, weight])]
@@ -72,7 +72,7 @@ def test_any_size_follows_the_formula(tokens: int, hidden: int, vocabulary: int)
 
 
 def test_logits_far_apart_lose_neither_the_loss_nor_become_infinite() -> None:
-    """The label's probability underflows in float32; its loss is the distance of the logits."""
+    """The label's probability underflows in float32; its loss is the difference of the logits."""
     logits = torch.tensor([[0.0, 300.0, -300.0]], requires_grad=True)
     loss = vocab_cross_entropy(logits, torch.tensor([2]), torch.ones(1))
     (gradient,) = torch.autograd.grad(loss, logits)
@@ -96,7 +96,7 @@ def test_lower_precision_is_no_worse_than_the_plain_composition(dtype: torch.dty
     assert [t.dtype for t in ours] == [torch.float32, dtype, dtype]
     for a, b, c in zip(ours, theirs, truth, strict=True):
         error, plain_error = ((t.double() - c).square().mean().sqrt() for t in (a, b))
-        # Two more units in the last place of a sum of 128 losses in float32.
+        # Allows two more ULPs of a sum of 128 losses in float32.
         assert error <= 1.05 * plain_error + (1e-4 if a.dim() == 0 else 0.0)
 
 
@@ -149,7 +149,7 @@ def test_no_more_than_a_chunk_of_logits_is_ever_allocated() -> None:
 def test_ranks_with_parts_of_the_vocabulary_agree_with_the_whole(
     gloo_pool: GlooPool, split: tuple[int, ...], chunk_bytes: int
 ) -> None:
-    """Equal parts; fewer true rows on the last rank; none at all there."""
+    """Equal parts; fewer valid rows on the last rank; none there."""
     problem = Problem(split=split, chunk_bytes=chunk_bytes)
     parts = gloo_pool.run(jobs.vocabulary_parallel, 2, problem)
     hidden, weight, labels, mask = problem.tensors()
@@ -165,10 +165,10 @@ def test_ranks_with_parts_of_the_vocabulary_agree_with_the_whole(
 
 
 @pytest.mark.parametrize("loss_of", [linear_cross_entropy, from_logits])
-def test_half_precision_keeps_gradients_that_a_loss_scale_lifts_out_of_its_range(
+def test_half_precision_keeps_gradients_scaled_out_of_its_range(
     loss_of: Loss,
 ) -> None:
-    """A token of probability 1e-9, whose gradient fp16 holds only after the scale."""
+    """A token of probability 1e-9, whose gradient fp16 represents only after scaling."""
     hidden = torch.tensor([[1.0, 0.0]], dtype=torch.float16, requires_grad=True)
     rows = [[0.0, 1.0], [-20.7, 1.0]]
     weight = torch.tensor(rows, dtype=torch.float16, requires_grad=True)
@@ -177,7 +177,7 @@ def test_half_precision_keeps_gradients_that_a_loss_scale_lifts_out_of_its_range
     _, _, dweight = run(loss_of, (hidden, weight, labels, mask), scale)
     exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
     _, _, want = run(formula, (*exact, labels, mask.double()), scale)
-    assert want[1, 0] > 6e-8  # fp16's smallest
+    assert want[1, 0] > 6e-8  # smallest fp16 number
     torch.testing.assert_close(dweight[1, 0].double(), want[1, 0], rtol=0.05, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""Parallel linears by every kind of product against the unsharded formula, with gradients."""
+"""Parallel linears by every kind of matmul against the unsharded formula, with gradients."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import torch
 from torch import nn
 
 from ascend_run.ops.linear import sliced_matmul
-from ascend_run.ops.linear.parallel_linear import Exchange, change_way
+from ascend_run.ops.linear.parallel_linear import LinearCollectives, linear_link
 from ascend_run.ops.linear.weight_gradient import matmul_add_fp32, weight_gradient
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import parallel_linear_jobs as jobs
 
 KINDS = ("plain", "ring", "sliced 1", "sliced 2", "sliced 8")
-SPLIT = (Exchange.COLUMN, Exchange.COLUMN_SEQUENCE, Exchange.ROW, Exchange.ROW_SEQUENCE)
+SPLIT = (
+    LinearCollectives.COLUMN,
+    LinearCollectives.COLUMN_SEQUENCE,
+    LinearCollectives.ROW,
+    LinearCollectives.ROW_SEQUENCE,
+)
 
 
 def run(
     pool: GlooPool,
     ranks: int,
     name: str,
-    exchange: Exchange,
+    exchange: LinearCollectives,
     *,
     frozen: bool = False,
     keep: bool = False,
@@ -40,7 +45,7 @@ def run(
 @pytest.mark.parametrize("exchange", SPLIT, ids=lambda e: e.name)
 @pytest.mark.parametrize("name", KINDS)
 def test_outputs_and_gradients_are_the_unsharded_ones(
-    gloo_pool: GlooPool, name: str, exchange: Exchange
+    gloo_pool: GlooPool, name: str, exchange: LinearCollectives
 ) -> None:
     outcome = run(gloo_pool, 2, name, exchange)
     assert {*outcome["apart"]} == {"y", "dx", "dw"}
@@ -49,17 +54,20 @@ def test_outputs_and_gradients_are_the_unsharded_ones(
 @pytest.mark.parametrize("exchange", SPLIT, ids=lambda e: e.name)
 @pytest.mark.parametrize("name", ["ring", "sliced 2"])
 def test_four_ranks_and_rows_that_do_not_divide(
-    gloo_pool: GlooPool, name: str, exchange: Exchange
+    gloo_pool: GlooPool, name: str, exchange: LinearCollectives
 ) -> None:
     run(gloo_pool, 4, name, exchange)
-    if exchange in (Exchange.COLUMN, Exchange.ROW):  # [3, 2] rows are no multiple of four
+    if exchange in (
+        LinearCollectives.COLUMN,
+        LinearCollectives.ROW,
+    ):  # [3, 2] rows are not a multiple of four
         run(gloo_pool, 4, name, exchange, length=3)
 
 
 @pytest.mark.parametrize("exchange", SPLIT, ids=lambda e: e.name)
 @pytest.mark.parametrize("name", ["plain", "ring", "sliced 2"])
 def test_a_frozen_weight_has_no_gradient_and_its_input_is_not_kept(
-    gloo_pool: GlooPool, name: str, exchange: Exchange
+    gloo_pool: GlooPool, name: str, exchange: LinearCollectives
 ) -> None:
     outcome = run(gloo_pool, 2, name, exchange, frozen=True)
     assert outcome["kept"] == [jobs.N * jobs.K // 2]
@@ -70,7 +78,7 @@ def test_a_frozen_weight_has_no_gradient_and_its_input_is_not_kept(
 @pytest.mark.parametrize("exchange", SPLIT, ids=lambda e: e.name)
 @pytest.mark.parametrize("name", ["plain", "ring", "sliced 2"])
 def test_a_gradient_that_is_added_to_its_buffer_is_the_same(
-    gloo_pool: GlooPool, name: str, exchange: Exchange
+    gloo_pool: GlooPool, name: str, exchange: LinearCollectives
 ) -> None:
     run(gloo_pool, 2, name, exchange, accumulate=True)
 
@@ -85,27 +93,27 @@ GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduc
     [
         (
             "sliced 2",
-            Exchange.COLUMN_SEQUENCE,
+            LinearCollectives.COLUMN_SEQUENCE,
             ({GATHER: 2}, {GATHER: WHOLE_X // 2}),
             ({GATHER: 1, SCATTER: 1}, {GATHER: WHOLE_X // 2, SCATTER: WHOLE_X}),
         ),
         (
             "sliced 2",
-            Exchange.ROW_SEQUENCE,
+            LinearCollectives.ROW_SEQUENCE,
             ({SCATTER: 2}, {SCATTER: WHOLE_Y}),
             ({GATHER: 2}, {GATHER: WHOLE_Y // 2}),
         ),
-        ("sliced 8", Exchange.ROW, ({REDUCE: 8}, {REDUCE: WHOLE_Y}), ({}, {})),
-        ("sliced 8", Exchange.COLUMN, ({}, {}), ({REDUCE: 1}, {REDUCE: WHOLE_X})),
+        ("sliced 8", LinearCollectives.ROW, ({REDUCE: 8}, {REDUCE: WHOLE_Y}), ({}, {})),
+        ("sliced 8", LinearCollectives.COLUMN, ({}, {}), ({REDUCE: 1}, {REDUCE: WHOLE_X})),
         (
             "ring",
-            Exchange.COLUMN_SEQUENCE,
+            LinearCollectives.COLUMN_SEQUENCE,
             ({"send": 1, "recv_": 1}, None),
             ({GATHER: 1, SCATTER: 1}, {GATHER: WHOLE_X // 2, SCATTER: WHOLE_X}),
         ),
         (
             "ring",
-            Exchange.ROW_SEQUENCE,
+            LinearCollectives.ROW_SEQUENCE,
             ({"send": 1, "recv_": 1}, None),
             ({"send": 1, "recv_": 1}, None),
         ),
@@ -113,7 +121,7 @@ GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduc
     ids=str,
 )
 def test_messages_and_bytes_are_as_many_as_they_should_be(
-    gloo_pool: GlooPool, name: str, exchange: Exchange, forward: Any, backward: Any
+    gloo_pool: GlooPool, name: str, exchange: LinearCollectives, forward: Any, backward: Any
 ) -> None:
     outcome = run(gloo_pool, 2, name, exchange)
     for direction, (calls, nbytes) in (("forward", forward), ("backward", backward)):
@@ -123,7 +131,7 @@ def test_messages_and_bytes_are_as_many_as_they_should_be(
 
 
 def test_what_is_kept_gathered_is_not_gathered_again(gloo_pool: GlooPool) -> None:
-    outcome = run(gloo_pool, 2, "sliced 2", Exchange.COLUMN_SEQUENCE, keep=True)
+    outcome = run(gloo_pool, 2, "sliced 2", LinearCollectives.COLUMN_SEQUENCE, keep=True)
     assert outcome["backward"][0] == {SCATTER: 1}
     assert max(outcome["kept"]) == jobs.S * jobs.B * jobs.K
 
@@ -144,7 +152,7 @@ def test_slices_are_nearly_equal_and_none_is_empty(rows: int, number: int) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_a_product_is_added_in_the_dtype_of_the_sum(dtype: torch.dtype) -> None:
-    """Without a rounding of its own: the product of what half precision holds is exact enough."""
+    """There is no intermediate rounding: a product of half-precision numbers is exact."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(64, n, generator=generator).to(dtype) for n in (5, 3))
     wide = torch.promote_types(dtype, torch.float32)
@@ -164,7 +172,6 @@ def test_a_tied_weight_gets_zeros_beside_what_was_added() -> None:
 
 
 def test_another_forward_is_not_lost_in_silence() -> None:
-    linear = nn.Linear(2, 2)
-    linear.forward = lambda x: x  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="another plugin's forward already"):
-        change_way(linear, keep_gathered=True)
+    link = linear_link(nn.Linear(2, 2), keep_gathered=True)
+    with pytest.raises(ValueError, match=r"already replaced .* by .*; enable only one"):
+        link.wrap(lambda x: x)

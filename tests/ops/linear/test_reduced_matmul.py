@@ -1,4 +1,4 @@
-"""Products summed over ranks against the unsharded formula."""
+"""All-reduced matmuls against the unsharded formula."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ascend_run.ops.linear.reduced_matmul import mm_all_reduce_add_rms_norm, split_rows
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import reduced_matmul_jobs as jobs
 
@@ -30,7 +30,7 @@ def test_groups_are_the_unsharded_ones(
 
 def test_lists_that_do_not_fit_and_gradients_are_refused() -> None:
     x = torch.ones(4, 3)
-    with pytest.raises(ValueError, match="split_item=1 with 2 tensors of rows and 2 matrices"):
+    with pytest.raises(ValueError, match="split_item=1 with 2 row tensors and 2 matrices"):
         split_rows([x, x], 2, [4, 8], 1)
     with pytest.raises(ValueError, match="split_item=3 needs a group_list"):
         split_rows([x], 2, None, 3)

@@ -1,4 +1,4 @@
-"""Buffers passed round on a rank."""
+"""Ring sends of buffers on a rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ascend_run.ops.transfer.ring import pass_on
-from ascend_run.plugin_api.testing.effects import count_collectives
+from ascend_run.testing.effects import count_collectives
 
 
 def mark(rank: int) -> Tensor:
@@ -15,14 +15,14 @@ def mark(rank: int) -> Tensor:
 
 
 def passed(by: int) -> tuple[Tensor, int, int]:
-    """What came, and messages and bytes sent."""
+    """Return the received buffer, and the number and bytes of sends."""
     with count_collectives() as seen:
         received = pass_on(mark(dist.get_rank()), dist.group.WORLD, by=by).wait()
     return received, seen.calls["send"], seen.sent_bytes["send"]
 
 
 def all_the_way(by: int) -> list[Tensor]:
-    """What comes in as the buffer goes on until it is home."""
+    """Return every buffer received while it travels around the full ring."""
     group = dist.group.WORLD
     held, seen = mark(group.rank()), []
     for _ in range(group.size()):
@@ -32,7 +32,7 @@ def all_the_way(by: int) -> list[Tensor]:
 
 
 def two_at_once() -> tuple[Tensor, Tensor]:
-    """Two buffers under way between the same ranks, waited for in the other order."""
+    """Two sends in flight between the same ranks, waited for in reverse order."""
     group = dist.group.WORLD
     first = pass_on(mark(group.rank()), group, by=-1)
     second = pass_on(-mark(group.rank()), group, by=-1, tag=1)
@@ -41,7 +41,7 @@ def two_at_once() -> tuple[Tensor, Tensor]:
 
 
 def in_a_part_of_the_ranks() -> Tensor:
-    """Ranks 1, 3 of four are a ring of their own, and so are 0, 2."""
+    """Ranks 1, 3 of four form one ring, and 0, 2 another."""
     rank = dist.get_rank()
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     return pass_on(mark(rank), groups[rank % 2]).wait()

@@ -1,12 +1,12 @@
-"""Exchanges against slices of the whole tensor, bit for bit."""
+"""All-to-alls against slices of the full tensor, bitwise."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ascend_run.ops.attention.head_shares import Cut, parts
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.ops.attention.head_shares import HeadRanges, parts
+from ascend_run.testing.pool import GlooPool
 
 from . import all_to_all_jobs as jobs
 
@@ -32,14 +32,14 @@ def test_tensors_of_any_dtypes_travel_in_one_message_each_way(
 
 
 REGULAR = ((0, 1), (0, 1), (1, 2), (1, 2))
-"""Two heads, each for two of four ranks."""
+"""Two heads, each on two of four ranks."""
 FIRST_HAS_MORE = ((0, 2), (2, 4), (4, 5), (5, 6))
 OVERLAPPING = ((0, 1), (0, 2), (1, 3), (2, 3))
 
 
 @pytest.mark.parametrize("lengths", [None, (4, 3, 3, 2)], ids=["even", "uneven"])
 @pytest.mark.parametrize(
-    "cuts",
+    "head_ranges",
     [
         (parts(8, 4), REGULAR, REGULAR),
         (FIRST_HAS_MORE, OVERLAPPING, parts(4, 4)),
@@ -48,20 +48,9 @@ OVERLAPPING = ((0, 1), (0, 2), (1, 3), (2, 3))
     ids=["regular", "irregular", "as-many-each"],
 )
 def test_ranks_may_share_heads_and_hold_parts_of_other_lengths(
-    gloo_pool: GlooPool, cuts: tuple[Cut, ...], lengths: tuple[int, ...] | None
+    gloo_pool: GlooPool, head_ranges: tuple[HeadRanges, ...], lengths: tuple[int, ...] | None
 ) -> None:
-    heads = tuple(cut[-1][1] for cut in cuts)
-    for messages, right in gloo_pool.run(jobs.shared_out, 4, heads, cuts, lengths):
+    heads = tuple(ranges[-1][1] for ranges in head_ranges)
+    for messages, right in gloo_pool.run(jobs.shared_out, 4, heads, head_ranges, lengths):
         assert messages == 2
-        assert right == [True] * (2 * len(cuts))
-
-
-@pytest.mark.parametrize(("heads", "groups"), [(5, 5), (6, 2), (10, 5)])
-def test_any_attention_may_stand_between_two_exchanges(
-    gloo_pool: GlooPool, heads: int, groups: int
-) -> None:
-    lengths = (5, 1, 3, 4)
-    for messages, asked, away in gloo_pool.run(jobs.encoder, 4, heads, groups, lengths):
-        assert messages == 4
-        assert asked == [*lengths]
-        assert max(away) <= 1e-10
+        assert right == [True] * (2 * len(head_ranges))

@@ -1,4 +1,4 @@
-"""A ring of ranks: what arrives where, and how many messages that takes."""
+"""A ring of ranks: what each receives, and how many sends that takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ascend_run.ops.transfer.ring import Packing
-from ascend_run.plugin_api.testing.pool import GlooPool
+from ascend_run.testing.pool import GlooPool
 
 from . import ring_jobs as jobs
 from .ring_jobs import mark

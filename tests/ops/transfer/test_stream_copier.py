@@ -1,4 +1,4 @@
-"""The order of copies on side streams, with streams that put work off until they are waited for."""
+"""The order of copies on side streams, with streams that defer work until they are waited for."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def copier(streams: FakeStreams) -> StreamCopier:
     return StreamCopier(streams, pin=False)  # pinning needs a device
 
 
-def test_a_tensor_leaves_beside_the_computation_and_has_left_when_that_has_waited(
+def test_a_copy_overlaps_with_computation_and_is_complete_after_wait(
     copier: StreamCopier, streams: FakeStreams
 ) -> None:
     source = torch.zeros(4, requires_grad=True)
-    # The computation that makes the tensor is queued, not done.
+    # The computation that fills the tensor is queued, not run.
     streams.default.queue.append(lambda: source.detach().fill_(1.0))
     host = copier.to_host(source)
     assert not host.requires_grad
     host.fill_(-1.0)
     copier.wait_host()
-    assert host.eq(-1.0).all()  # nothing has waited on the host
+    assert host.eq(-1.0).all()  # the host has not waited
     streams.default.queue.append(lambda: source.detach().fill_(2.0))  # reused memory
     streams.default.run()
     assert host.eq(1.0).all()
@@ -54,7 +54,7 @@ def test_memory_that_the_computation_still_uses_is_not_overwritten(
     copier: StreamCopier, streams: FakeStreams
 ) -> None:
     host, out, read = torch.full((4,), 3.0), torch.ones(4), []
-    streams.default.queue.append(lambda: read.append(out.clone()))  # queued before the fetch
+    streams.default.queue.append(lambda: read.append(out.clone()))  # queued before the copy
     copier.to_device(host, out)
     copier.wait_device()
     streams.default.run()

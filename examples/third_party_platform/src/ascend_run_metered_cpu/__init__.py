@@ -10,14 +10,15 @@ import attrs
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
-    Claim,
     Device,
     Manifest,
     Maturity,
     Metrics,
     Numerics,
+    Patch,
     PlatformOps,
     ReportPanel,
+    RunConfig,
     RunContext,
     Support,
     hookimpl,
@@ -26,7 +27,7 @@ from ascend_run.plugin_api import (
 from .meter import Meter
 
 if TYPE_CHECKING:
-    from ascend_run.plugins.cpu import Cpu
+    from ascend_run.plugins.platforms.cpu import Cpu
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +47,6 @@ class MeteredCpu:
     manifest = Manifest(
         name="metered-cpu",
         summary="train on the CPU and count calls of operators and copied bytes",
-        claims=(Claim.PLATFORM,),
         numerics=Numerics.BITWISE,
         platforms={"metered-cpu": Support.REAL},
         behaves_as="cpu",
@@ -72,12 +72,16 @@ class MeteredCpu:
         return MeteredDevice(local_rank, self.meter)
 
     @hookimpl
+    def ascend_patches(self) -> Sequence[Patch]:
+        return _cpu().ascend_patches()
+
+    @hookimpl
     def ascend_attention_kernel(self, ops: PlatformOps) -> AttentionKernel:
         return _cpu().ascend_attention_kernel(ops=ops)
 
     @hookimpl
-    def ascend_platform_ops(self) -> PlatformOps:
-        operators = _cpu().ascend_platform_ops()
+    def ascend_platform_ops(self, config: RunConfig) -> PlatformOps:
+        operators = _cpu().ascend_platform_ops(config=config)
         return self.meter.counting(operators) if self.config.operators else operators
 
     @hookimpl
@@ -101,6 +105,7 @@ class MeteredCpu:
 
 def _cpu() -> Cpu:
     """The platform that does the work."""
-    from ascend_run.plugins.cpu import Cpu
+    from ascend_run.plugins.platforms.cpu import Cpu
+    from ascend_run.plugins.platforms.cpu.options import CpuOptions
 
-    return Cpu()
+    return Cpu(CpuOptions())

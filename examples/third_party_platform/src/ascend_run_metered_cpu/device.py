@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ascend_run.plugins.cpu.device import CpuDevice, SynchronousCopier
+from ascend_run.plugins.platforms.cpu.device import CpuDevice, SynchronousCopier
 
 from .meter import Meter
 

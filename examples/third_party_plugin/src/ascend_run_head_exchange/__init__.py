@@ -10,7 +10,6 @@ import attrs
 from ascend_run.plugin_api import (
     AttentionFeatures,
     AttentionKernel,
-    Claim,
     Condition,
     Layout,
     Manifest,
@@ -46,7 +45,6 @@ class HeadExchange:
     manifest = Manifest(
         name="head-exchange",
         summary="split sequences over ranks, exchanging each tensor's heads by itself",
-        claims=(Claim.SEQUENCE_EXCHANGE,),
         idle=Condition("parallel.context_parallel_size", "<=", 1),
         numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL},

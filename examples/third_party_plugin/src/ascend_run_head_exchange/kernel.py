@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import attrs
 import torch
 from torch import Tensor
@@ -29,6 +31,16 @@ def exchange(x: Tensor, cut: int, join: int, group: dist.ProcessGroup) -> Tensor
     return torch.cat(arrived, join)
 
 
+class Saved(NamedTuple):
+    """What backward needs; autograd keeps the tensors in it."""
+
+    copies: int
+    """Of each key-value head: backward is given no k that would say it."""
+    kept: dict[str, Tensor]
+    """What the inner kernel reads, by its name."""
+    inner: tuple[Any, ...]
+
+
 class HeadExchangeKernel:
     """contracts.AttentionKernel on this rank's part of the sequence.
 
@@ -49,12 +61,11 @@ class HeadExchangeKernel:
         ]
         out, lse, inner_saved = self.inner.forward(*inside, self._inside(spec))
         named = dict(zip(_NAMES, (*inside, out, lse), strict=True))
-        kept = [named[name] for name in self._inner_reads()]
+        kept = {name: named[name] for name in _NAMES if name in self.inner.backward_reads}
         return AttentionResult(
             self._to_sequence(out),
             exchange(lse, LSE_SEQUENCE, LSE_HEADS, self.group),
-            # Backward is given no k: how many copies there are is kept as a shape.
-            (k.new_empty(copies, 0), *kept, *inner_saved),
+            Saved(copies, kept, inner_saved),
         )
 
     def backward(
@@ -65,19 +76,17 @@ class HeadExchangeKernel:
         v: Tensor | None,
         out: Tensor | None,
         lse: Tensor | None,
-        saved: tuple[Tensor, ...],
+        saved: Saved,
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
-        reads = self._inner_reads()
-        kept = dict(zip(reads, saved[1:], strict=False))
         dq, dk, dv, *extras = self.inner.backward(
             self._to_heads(dout),
-            *(kept.get(name) for name in _NAMES),
-            saved[1 + len(reads) :],
+            *(saved.kept.get(name) for name in _NAMES),
+            saved.inner,
             self._inside(spec),
         )
-        copies = saved[0].shape[0]
-        dk, dv = (self._to_sequence(x).unflatten(HEADS, (-1, copies)).sum(HEADS) for x in (dk, dv))
+        copies = (-1, saved.copies)
+        dk, dv = (self._to_sequence(x).unflatten(HEADS, copies).sum(HEADS) for x in (dk, dv))
         return self._to_sequence(dq), dk, dv, *map(self._among_all_heads, extras)
 
     def _to_heads(self, x: Tensor) -> Tensor:
@@ -85,9 +94,6 @@ class HeadExchangeKernel:
 
     def _to_sequence(self, x: Tensor) -> Tensor:
         return exchange(x, SEQUENCE, HEADS, self.group)
-
-    def _inner_reads(self) -> list[str]:
-        return [name for name in _NAMES if name in self.inner.backward_reads]
 
     def _inside(self, spec: AttentionSpec) -> AttentionSpec:
         """The same attention for this rank's heads over the whole sequence."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from ascend_run.plugin_api import (
-    Claim,
     Manifest,
     Maturity,
     Numerics,
@@ -36,7 +35,6 @@ class ContextPretrain:
     manifest = Manifest(
         name="context-pretrain",
         summary="pre-train with the first tokens of each sequence as context alone",
-        claims=(Claim.TASK,),
         numerics=Numerics.MODEL,
         # Nothing here knows a device; what has run on one is said all the same.
         platforms={

@@ -1,0 +1,25 @@
+"""Paths of a dataset's token files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def bin_path(prefix: str | Path) -> Path:
+    """Return ``PREFIX.bin``."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    """Return ``PREFIX.idx``."""
+    return Path(f"{prefix}.idx")
+
+
+def sidecar_path(prefix: str | Path) -> Path:
+    """Return ``PREFIX.json``."""
+    return Path(f"{prefix}.json")
+
+
+def tokenizer_files(path: Path) -> tuple[Path, ...]:
+    """Return the paths that are read for a tokenizer: the file, or the files in its folder."""
+    return (path, path / "tokenizer.json", path / "tokenizer_config.json")

@@ -1,0 +1,1 @@
+"""Load weights of a Hugging Face folder into our parameters with a family's tensor maps."""

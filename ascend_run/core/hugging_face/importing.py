@@ -1,0 +1,205 @@
+"""Fill this rank's parameters from a Hugging Face folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ascend_run.plugin_api.contracts import ModelFamily, ShardPiece
+from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.types.config import RunConfig
+
+from .parameter_rows import (
+    VOCABULARY_PARAMETERS,
+    ParameterSource,
+    RowRun,
+    parameter_sources,
+    row_runs,
+    stored_shapes,
+    tied_copy,
+)
+from .stored_tensors import StoredTensors
+
+_COMPUTED: Final = r".*\.rotary_emb\.inv_freq"
+"""Buffers that old checkpoints contain and all readers recompute."""
+_ROWS_AT_A_TIME: Final = 4096
+
+Progress = Callable[[str, int, int], None]
+"""Progress callback: stage name, bytes done, total bytes."""
+
+
+def load_hf_weights(
+    folder: str | Path, family: ModelFamily, config: RunConfig, pieces: Sequence[ShardPiece]
+) -> None:
+    """Fill ``pieces`` in place; only their own slices are read, one after the other.
+
+    Args:
+        pieces: This rank's shards. The key is the parameter's name in Megatron's GPTModel
+            (``decoder.layers.0.mlp.linear_fc1.weight``, with global layer numbers); global shape
+            and offset are those of the unsharded parameter with vocabulary padding. A shard that is
+            not a box is given as several: with tensor parallelism a gated fc1 has gate rows and up
+            rows. Padding rows become 0.
+
+    Raises:
+        CheckpointError: The folder cannot be read; a tensor is missing, unexpected, of another
+            shape or not floating point; or a shard has no counterpart. Lists all problems; nothing
+            is filled then.
+    """
+    with StoredTensors(folder) as stored:
+        sources, problems = _match(stored, family, config)
+        runs = {} if problems else _plan(stored, sources, config, pieces, problems)
+        if problems:
+            raise _mismatch(folder, family, problems)
+        for piece in pieces:
+            _fill(piece, runs[piece.key], stored)
+
+
+def read_hf_model(
+    folder: str | Path,
+    family: ModelFamily,
+    config: RunConfig,
+    progress: Progress = lambda stage, done, total: None,
+) -> list[ShardPiece]:
+    """Read the full model into new tensors, one per parameter, in the stored dtypes.
+
+    The vocabulary is not padded.
+
+    Args:
+        progress: Called with the bytes read.
+
+    Raises:
+        CheckpointError: See ``load_hf_weights``.
+    """
+    with StoredTensors(folder) as stored:
+        sources, problems = _match(stored, family, config)
+        pieces = [] if problems else [_allocate(source, stored) for source in sources.values()]
+        runs = {} if problems else _plan(stored, sources, config, pieces, problems)
+        if problems:
+            raise _mismatch(folder, family, problems)
+        done, total = 0, sum(piece.tensor.nbytes for piece in pieces)
+        for piece in pieces:
+            _fill(piece, runs[piece.key], stored)
+            done += piece.tensor.nbytes
+            progress("read", done, total)
+    return pieces
+
+
+def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> CheckpointError:
+    headline = f"{folder} does not match this {family.model_type} model"
+    return CheckpointError(headline, problems)
+
+
+def _allocate(source: ParameterSource, stored: StoredTensors) -> ShardPiece:
+    """Allocate a parameter of the size of the stored tensors it is built from."""
+    parts = [stored.shape(name) for name in source.hf[0]]
+    parts = [shape[::-1] for shape in parts] if source.transposed else parts
+    shape = (sum(part[0] for part in parts), *parts[0][1:])
+    if source.form == "stack_experts":
+        shape = (len(source.hf), *shape)
+    tensor = torch.empty(shape, dtype=stored.dtype(source.hf[0][0]))
+    return ShardPiece(key=source.name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
+
+
+def _match(
+    stored: StoredTensors, family: ModelFamily, config: RunConfig
+) -> tuple[Mapping[str, ParameterSource], list[str]]:
+    """Return the full model's parameters, and the names that are missing or unexpected."""
+    for field in ("num_layers", "num_moe_experts"):  # checked before generating that many names
+        count = config.model[field] or 0
+        if count > len(stored.names):
+            stored_count = f"only {len(stored.names)} tensors are stored"
+            return {}, [f"model.{field} is {count}, but {stored_count}"]
+    output, embedding = tied_copy(family)
+    stored.complete_names(family.base_prefix, but=output)
+    sources = parameter_sources(family, config)
+    expected = {name for source in sources.values() for name in source.hf_names}
+    problems = [f"{name} is missing" for name in sorted(expected - stored.names)]
+    buffers = re.compile("|".join((_COMPUTED, *family.buffers)))
+    extra = {name for name in stored.names - expected if not buffers.fullmatch(name)}
+    if output in extra and embedding in stored.names:  # not expected because it is tied
+        extra.remove(output)
+        if not _equal(stored, output, embedding):
+            problems.append(
+                f"{output} differs from {embedding}, though the model ties them; set "
+                "tie_word_embeddings to false in config.json"
+            )
+    problems += [f"{name} is unexpected: no parameter takes it" for name in sorted(extra)]
+    return sources, problems + stored.unreadable(expected & stored.names)
+
+
+def _plan(
+    stored: StoredTensors,
+    sources: Mapping[str, ParameterSource],
+    config: RunConfig,
+    pieces: Sequence[ShardPiece],
+    problems: list[str],
+) -> dict[str, tuple[RowRun, ...]]:
+    """Return the runs of every parameter that has a shard here; add mismatches to ``problems``."""
+    plan: dict[str, tuple[RowRun, ...]] = {}
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for piece in pieces:
+        assert (piece.key, piece.offset) not in seen, f"{piece.key} at {piece.offset} twice"
+        seen.add((piece.key, piece.offset))
+        if piece.key in plan:
+            continue
+        plan[piece.key] = ()
+        if (source := sources.get(piece.key)) is None:
+            problems.append(f"parameter {piece.key} has no Hugging Face tensor")
+            continue
+        try:
+            runs = row_runs(source, piece.global_shape, config)
+        except ValueError as problem:
+            problems.append(f"parameter {piece.key}: {problem}")
+            continue
+        plan[piece.key] = runs
+        for name, shape in stored_shapes(runs, piece.global_shape).items():
+            if stored.shape(name) != shape:
+                problems.append(f"{name} is {list(stored.shape(name))}, expected {list(shape)}")
+    return plan
+
+
+@torch.no_grad()
+def _fill(piece: ShardPiece, runs: Sequence[RowRun], stored: StoredTensors) -> None:
+    stacked = runs[0].expert is not None
+    first = piece.offset[0] if stacked else 0
+    matrices = piece.tensor if stacked else piece.tensor.unsqueeze(0)
+    row, *column = piece.offset[1:] if stacked else piece.offset
+    columns = slice(column[0], column[0] + matrices.shape[2]) if column else None
+    if piece.key in VOCABULARY_PARAMETERS:
+        matrices.zero_()
+    filled = 0
+    for run in runs:
+        index = (run.expert or 0) - first
+        if not 0 <= index < len(matrices):
+            continue
+        target = matrices[index]
+        start, stop = max(run.start, row), min(run.start + run.rows, row + len(target))
+        for begin in range(start, stop, _ROWS_AT_A_TIME):
+            end = min(begin + _ROWS_AT_A_TIME, stop)
+            shift = run.hf_start - run.start
+            target[begin - row : end - row].copy_(
+                stored.rows(run.hf, begin + shift, end + shift, columns, transposed=run.transposed)
+            )
+        filled += max(0, stop - start)
+    whole = sum(len(matrix) for matrix in matrices)
+    assert filled == whole or piece.key in VOCABULARY_PARAMETERS, f"{piece.key}: {filled}/{whole}"
+
+
+def _equal(stored: StoredTensors, one: str, other: str) -> bool:
+    """Return whether two stored tensors are bitwise equal, comparing blocks of rows."""
+    shape = stored.shape(one)
+    if shape != stored.shape(other) or len(shape) != 2:
+        return False
+
+    def part(name: str, begin: int) -> Tensor:
+        return stored.rows(name, begin, min(begin + _ROWS_AT_A_TIME, shape[0]))
+
+    return all(
+        torch.equal(part(one, begin), part(other, begin))
+        for begin in range(0, shape[0], _ROWS_AT_A_TIME)
+    )

@@ -1,0 +1,49 @@
+"""Load a Hugging Face folder into a built model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors, unwrapped
+from ascend_run.core.model.layer_slots import count_layers
+from ascend_run.plugin_api.contracts import ModelBundle, ModelFamily
+from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.types.config import FieldSection, RunConfig
+
+from .importing import load_hf_weights
+
+_PREFIX: Final = "model"
+
+
+def load_model(
+    folder: str | Path, family: ModelFamily, config: RunConfig, bundle: ModelBundle
+) -> None:
+    """Replace this rank's initial weights by those of a Hugging Face folder.
+
+    Call it on every rank, before the optimizer copies the parameters. Vocabulary padding keeps its
+    initial zeros, and parameters added by a plugin (marked ``ascend_added_by``) keep their values.
+
+    Raises:
+        CheckpointError: See ``load_hf_weights``; the weights are unchanged then.
+    """
+    tensors = [
+        held
+        for held in sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+        if not getattr(held.tensor, "ascend_added_by", None)
+    ]
+    pieces = [
+        attrs.evolve(piece, key=piece.key.removeprefix(f"{_PREFIX}/"))
+        for piece in model_pieces(tensors, _PREFIX)
+    ]
+    # The folder has no empty layer slots.
+    model, experts = unwrapped(bundle.chunks[0]), moe_layers(config.model)
+    layers = {**config.model, "num_layers": count_layers(model)}
+    if experts:
+        numbers = enumerate(model.layer_numbers)
+        layers["moe_layer_freq"] = [
+            int(p in experts) for p, number in numbers if number is not None
+        ]
+    load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), pieces)

@@ -1,0 +1,186 @@
+"""Map rows of parameters to rows of a Hugging Face folder's tensors. Torch-free.
+
+Parameters are unsharded here; a rank's shard is a box of the unsharded parameter. Import fills
+boxes from the runs below, and export gathers tensors along the same runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from ascend_run.plugin_api.contracts import ModelFamily, TensorMap
+from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.types.config import RunConfig
+
+from .derived_fields import model_value
+
+EMBEDDING: Final = "embedding.word_embeddings.weight"
+OUTPUT_LAYER: Final = "output_layer.weight"
+VOCABULARY_PARAMETERS: Final = frozenset({EMBEDDING, OUTPUT_LAYER})
+"""Parameters with one row per token; ours are padded with unused rows at the end."""
+
+
+@attrs.frozen
+class RowRun:
+    """Consecutive rows of a parameter that are consecutive rows of one stored tensor."""
+
+    hf: str
+    hf_start: int
+    start: int
+    """First row in the parameter, or in its expert's matrix."""
+    rows: int
+    expert: int | None = None
+    """Index on axis 0 of a parameter that stacks experts."""
+    transposed: bool = False
+    """Whether they are columns of the stored tensor."""
+
+
+@attrs.frozen
+class ParameterSource:
+    """One parameter and the names of the stored tensors it is built from."""
+
+    name: str
+    form: str
+    hf: tuple[tuple[str, ...], ...]
+    """One tuple of names per expert for a stacked parameter, else a single tuple."""
+    transposed: bool = False
+
+    @property
+    def hf_names(self) -> tuple[str, ...]:
+        return tuple(itertools.chain.from_iterable(self.hf))
+
+
+def parameter_sources(family: ModelFamily, config: RunConfig) -> dict[str, ParameterSource]:
+    """Return every parameter of the full model by name; the output layer only if it is not tied."""
+    tied = bool(config.model.share_embeddings_and_output_weights)
+    return {
+        source.name: source
+        for tensor_map in family.tensors
+        if not (tied and tensor_map.megatron == OUTPUT_LAYER)
+        and (tensor_map.condition is None or tensor_map.condition.holds(config))
+        for source in _expand(tensor_map, config)
+    }
+
+
+def tied_copy(family: ModelFamily) -> tuple[str, str]:
+    """Return the stored names of the output layer and of the embedding that it may be tied to."""
+    names = {tensor_map.megatron: tensor_map.hf[0] for tensor_map in family.tensors}
+    return names[OUTPUT_LAYER], names[EMBEDDING]
+
+
+def row_runs(
+    source: ParameterSource, shape: Sequence[int], config: RunConfig
+) -> tuple[RowRun, ...]:
+    """Return the runs of rows that form an unsharded parameter.
+
+    Args:
+        shape: Shape of the unsharded parameter, including vocabulary padding.
+
+    Raises:
+        ValueError: The shape is invalid for this form; states the expected one.
+    """
+    runs = _runs(source, shape, config)
+    if source.transposed:
+        return tuple(attrs.evolve(run, transposed=True) for run in runs)
+    return runs
+
+
+def _runs(source: ParameterSource, shape: Sequence[int], config: RunConfig) -> tuple[RowRun, ...]:
+    if source.form == "copy":
+        rows = shape[0]
+        if source.name in VOCABULARY_PARAMETERS:
+            rows = config.model.vocab_size
+            if shape[0] < rows:
+                raise ValueError(f"{shape[0]} rows hold no vocabulary of {rows}")
+        return (RowRun(source.hf[0][0], 0, 0, rows),)
+    if source.form == "qkv":
+        return _grouped_rows(source.hf[0], shape[0], config)
+    if source.form == "concat":
+        return _concatenated_rows(source.hf[0], shape[0])
+    assert source.form == "stack_experts", f"{source.name}: no form {source.form!r}"
+    if shape[0] != len(source.hf):
+        raise ValueError(f"{shape[0]} experts on its first axis, expected {len(source.hf)}")
+    return tuple(
+        attrs.evolve(run, expert=expert)
+        for expert, names in enumerate(source.hf)
+        for run in _concatenated_rows(names, shape[1])
+    )
+
+
+def stored_shapes(runs: Sequence[RowRun], shape: Sequence[int]) -> Mapping[str, tuple[int, ...]]:
+    """Return the shape of every stored tensor that a parameter of this shape is built from."""
+    stacked = runs[0].expert is not None
+    rows: dict[str, int] = {}
+    for run in runs:
+        rows[run.hf] = rows.get(run.hf, 0) + run.rows
+    shapes = {name: (count, *shape[2 if stacked else 1 :]) for name, count in rows.items()}
+    if runs[0].transposed:
+        return {name: shape[::-1] for name, shape in shapes.items()}
+    return shapes
+
+
+def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSource]:
+    layers = _layers(tensor_map, config) if "{layer}" in tensor_map.megatron else (0,)
+    stacked = tensor_map.form == "stack_experts"
+    experts = range(config.model.num_moe_experts or 0) if stacked else range(1)
+    for layer in layers:
+        yield ParameterSource(
+            name=tensor_map.megatron.format(layer=layer),
+            form=tensor_map.form,
+            transposed=tensor_map.transposed,
+            hf=tuple(
+                tuple(name.format(layer=layer, expert=expert) for name in tensor_map.hf)
+                for expert in experts
+            ),
+        )
+
+
+def _layers(tensor_map: TensorMap, config: RunConfig) -> Sequence[int]:
+    every = range(config.model.num_layers)
+    if tensor_map.layers == "all":
+        return every
+    assert tensor_map.layers in ("dense", "experts"), f"{tensor_map.megatron}: {tensor_map.layers}"
+    experts, wanted = moe_layers(config.model), tensor_map.layers == "experts"
+    return [layer for layer in every if (layer in experts) is wanted]
+
+
+def _grouped_rows(names: Sequence[str], rows: int, config: RunConfig) -> tuple[RowRun, ...]:
+    """Return Megatron's order of query, key and value rows.
+
+    Key-value groups are consecutive; each has its query heads, its key and its value.
+
+    Args:
+        names: Stored names of queries, keys and values, or of one tensor with all three in order.
+    """
+    groups = model_value(config, "num_query_groups")
+    width = model_value(config, "kv_channels")
+    heads = config.model.num_attention_heads // groups  # query heads of one group
+    query, key, value = names if len(names) == 3 else [*names] * 3
+    fused = len(names) == 1
+    keys = groups * heads * width if fused else 0
+    values = keys + groups * width if fused else 0
+    if rows != (expected := groups * (heads + 2) * width):
+        raise ValueError(
+            f"{rows} rows; {groups} groups of {heads} query heads, a key and a value, each "
+            f"{width} wide, are {expected}"
+        )
+    runs = []
+    for group in range(groups):
+        start = group * (heads + 2) * width
+        runs += [
+            RowRun(query, group * heads * width, start, heads * width),
+            RowRun(key, keys + group * width, start + heads * width, width),
+            RowRun(value, values + group * width, start + (heads + 1) * width, width),
+        ]
+    return tuple(runs)
+
+
+def _concatenated_rows(names: Sequence[str], rows: int) -> tuple[RowRun, ...]:
+    each, rest = divmod(rows, len(names))
+    if rest:
+        raise ValueError(f"{rows} rows are not {len(names)} equal parts")
+    return tuple(RowRun(name, 0, part * each, each) for part, name in enumerate(names))

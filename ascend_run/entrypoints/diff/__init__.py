@@ -1,1 +1,0 @@
-"""``ascend-run diff``: where two runs part, and what is not the same about them."""

@@ -1,0 +1,41 @@
+"""Values in error messages: the given one, and valid ones to suggest."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Final
+
+NONE: Final = "none"
+"""What a config file writes for an option without a value: TOML has no null."""
+LARGEST: Final = 2**63 - 1
+"""Largest integer that TOML has."""
+
+
+def show(value: object) -> str:
+    """A value in an error message: as TOML spells it, and short."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return "a very large number"
+    return reprlib.repr(list(value) if isinstance(value, tuple) else value)
+
+
+def divisors(number: int, at_most: int = 4096) -> list[int]:
+    """Return the divisors of a positive number up to a limit, ascending."""
+    return [size for size in range(1, min(number, at_most) + 1) if number % size == 0]
+
+
+def one_of(numbers: list[int]) -> str:
+    """Format as ``1``, ``1 or 2``, ``1, 2, 5 or 10``; long lists are abbreviated."""
+    shown = [str(number) for number in numbers]
+    if len(shown) > 10:
+        shown = [*shown[:6], "...", *shown[-3:]]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
+
+
+def around(number: int, unit: int) -> str:
+    """Format the multiples of ``unit`` next to a number: ``96 or 128``."""
+    below = number // unit * unit
+    return one_of([below, below + unit] if below else [unit])

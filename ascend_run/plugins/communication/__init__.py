@@ -1,0 +1,1 @@
+"""Collectives overlapped or fused with matmuls."""

@@ -1,0 +1,1 @@
+"""Kernels for mixture-of-experts layers."""

@@ -1,0 +1,52 @@
+"""Implement contracts.ExpertsKernel with ops.expert_mlp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ascend_run.ops.elementwise.swiglu import swiglu
+from ascend_run.ops.experts.expert_mlp import expert_mlp
+from ascend_run.ops.experts.grouped_matmul import Backend, MakeGroups
+from ascend_run.plugin_api import (
+    ExpertActivation,
+    ExpertWeights,
+)
+
+
+class GroupedExperts:
+    """Compute all local experts in one operation.
+
+    Args:
+        backend: Implementation of the grouped GEMM, by name or as the platform's own; None chooses
+            for each call, since the token counts change with the routing.
+        accumulate: Whether the weights' gradients are accumulated directly in ``main_grad``.
+    """
+
+    def __init__(self, backend: Backend | MakeGroups | None, *, accumulate: bool = False) -> None:
+        self.backend = backend
+        self.accumulate = accumulate
+
+    def __call__(
+        self,
+        tokens_TH: Tensor,
+        tokens_per_expert: Sequence[int],
+        probs_T: Tensor,
+        weights: ExpertWeights,
+        activation: ExpertActivation,
+    ) -> Tensor:
+        return expert_mlp(
+            tokens_TH,
+            tokens_per_expert,
+            probs_T,
+            weights.fc1,
+            weights.fc2,
+            function=activation.function,
+            gated=activation.gated,
+            is_silu=activation.is_silu,
+            # ``expert_mlp`` has its own SwiGLU, which applies the router probabilities.
+            fused=None if activation.fused is swiglu else activation.fused,
+            backend=self.backend,
+            accumulate=self.accumulate,
+        )

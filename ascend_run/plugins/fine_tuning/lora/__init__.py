@@ -1,0 +1,189 @@
+"""LoRA: low-rank adapters beside frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ascend_run.plugin_api import (
+    ANY,
+    LegacyFlag,
+    LinkPlace,
+    Manifest,
+    Maturity,
+    Numerics,
+    Support,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ascend_run.plugin_api import Layout, RunConfig, RunContext
+    from ascend_run.plugin_api import contracts as c
+
+ROLE = "policy"
+"""The model that is adapted; a reference model beside it stays unchanged."""
+
+
+@attrs.frozen(kw_only=True)
+class LoraOptions:
+    """Options, set by ``plugins.lora.<field>=<value>``."""
+
+    rank: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    """Rank of every adapter."""
+    alpha: float = attrs.field(default=16.0, validator=attrs.validators.gt(0))
+    """The output of an adapter is multiplied by ``alpha / rank``."""
+    rslora: bool = False
+    """Multiply by ``alpha / sqrt(rank)`` instead, arXiv:2312.03732."""
+    dropout: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
+    )
+    """Dropout probability of an adapter's input in training."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Linears to adapt: ``linear_qkv``, ``linear_proj``, ``linear_fc1``, ``linear_fc2``, or one
+    projection of a fused linear: ``linear_q``, ``linear_k``, ``linear_v``, ``linear_fc1_gate``,
+    ``linear_fc1_up``."""
+    load: str | None = None
+    """Folder of an adapter in PEFT format to start from."""
+    export: bool | None = None
+    """Write the adapter in PEFT format to ``<run.output_dir>/adapter``, with every checkpoint and
+    after the last step; default: if PEFT's names for the model's family are known."""
+    checkpoint: str = attrs.field(
+        default="adapters", validator=attrs.validators.in_(("adapters", "full"))
+    )
+    """What checkpoints contain: the adapters alone, or the frozen weights too."""
+
+
+class Lora:
+    """Compute ``y = W x + scale * B A x`` with A and B trained and W frozen.
+
+    Cost: for each collective of a Megatron linear, one of ``rank`` numbers per token instead of its
+    full width. Numerics: at the first step B is zero, so the model equals the base. Source: Hu et
+    al. 2021, arXiv:2106.09685.
+    """
+
+    manifest = Manifest(
+        name="lora",
+        summary="train low-rank adapters on frozen weights, in PEFT's file format",
+        numerics=Numerics.MODEL,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.ARITHMETIC,
+        },
+        level=2,
+        forward_links={"linear": LinkPlace.AROUND, "embedding": LinkPlace.AROUND},
+        maturity=Maturity.BETA,
+        legacy_flags=(
+            LegacyFlag(flag="--lora-r", values={ANY: True}),
+            LegacyFlag(flag="--lora-r", key="plugins.lora.rank", values=None),
+            LegacyFlag(flag="--lora-alpha", key="plugins.lora.alpha", values=None),
+            LegacyFlag(
+                flag="--lora-target-modules", key="plugins.lora.target_modules", values=None
+            ),
+            LegacyFlag(flag="--lora-load", key="plugins.lora.load", values=None),
+            LegacyFlag(flag="--lora-register-forward-hook", key="", values={}),
+        ),
+        source="arXiv:2106.09685",
+    )
+    config_class = LoraOptions
+
+    def __init__(self, config: LoraOptions) -> None:
+        self.config = config
+        self._exported_step: int | None = None
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        from .rules import problems
+
+        return problems(config, self.config)
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: c.RankKind) -> c.CostChange:
+        from .cost import adapter_cost
+
+        return adapter_cost(config, layout, rank, self.config)
+
+    @hookimpl
+    def ascend_linear(
+        self, config: RunConfig, role: str, name: str, layer_index: int
+    ) -> c.ModuleWrapper | None:
+        from .targets import wanted_parts
+
+        parts = wanted_parts(self.config.target_modules, name, config) if role == ROLE else ()
+        if not parts:
+            return None
+        from .adapter import attach
+
+        return lambda linear: attach(linear, layer_index, name, parts, self.config)
+
+    @hookimpl
+    def ascend_embedding(self, role: str) -> c.ModuleWrapper | None:
+        if role != ROLE:
+            return None
+        from .freezing import begin_graph
+
+        return begin_graph
+
+    @hookimpl
+    def ascend_model(self, config: RunConfig, role: str) -> c.Wrapper[nn.Module] | None:
+        if role != ROLE:
+            return None
+
+        def wrap(model: nn.Module) -> nn.Module:
+            from .adapter import adapters, number_layers
+            from .freezing import freeze
+            from .peft_folder import load_adapters
+
+            freeze(model)
+            number_layers(model)
+            for adapter in adapters(model):
+                adapter.initialize(config.run.seed)
+            if self.config.load is not None:
+                load_adapters(self.config.load, model, config, self.config)
+            return model
+
+        return wrap
+
+    @hookimpl
+    def ascend_checkpoint_filter(self, role: str) -> c.Wrapper[Sequence[c.ShardPiece]] | None:
+        if role != ROLE or self.config.checkpoint == "full":
+            return None
+        return lambda pieces: [piece for piece in pieces if ".adapter." in piece.key]
+
+    @hookimpl
+    def ascend_checkpoint_entries(self, context: RunContext) -> Mapping[str, c.CheckpointEntry]:
+        from .base import BaseRecord
+
+        return {"lora": BaseRecord(context.config, self.config)}
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        from .freezing import log_trained_parameters
+
+        log_trained_parameters(context, ROLE)
+
+    @hookimpl
+    def ascend_after_step(self, context: RunContext) -> None:
+        if context.step == context.config.train.train_iters:
+            self._export(context)
+
+    @hookimpl
+    def ascend_after_checkpoint(self, context: RunContext) -> None:
+        self._export(context)
+
+    def _export(self, context: RunContext) -> None:
+        from .targets import PEFT_NAMES
+
+        wanted = self.config.export
+        if wanted is None:
+            wanted = context.config.model.family in PEFT_NAMES
+        if not wanted or self._exported_step == context.step:
+            return
+        from .peft_folder import export_adapters
+
+        export_adapters(context, ROLE, self.config)
+        self._exported_step = context.step

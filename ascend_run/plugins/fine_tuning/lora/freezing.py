@@ -1,0 +1,51 @@
+"""Freeze everything but the adapters, and make gradients reach the adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from ascend_run.plugin_api import ForwardLink, RunContext
+from ascend_run.types.forward import Forward
+
+from .adapter import ADDED_BY, adapters
+
+
+def freeze(model: nn.Module) -> None:
+    """Disable gradients of every parameter that does not belong to an adapter."""
+    for parameter in model.parameters():
+        if getattr(parameter, "ascend_added_by", None) != ADDED_BY:
+            parameter.requires_grad_(False)
+
+
+def begin_graph(embedding: nn.Module) -> ForwardLink:
+    """Make the embedding's output require a gradient.
+
+    A recomputed layer gets no gradient if none of its inputs requires one, even if its parameters
+    do: the adapters in it would silently not train.
+    """
+
+    def wrap(inner: Forward) -> Forward:
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            out: Tensor = inner(*args, **kwargs)
+            if torch.is_grad_enabled() and not out.requires_grad:
+                out.requires_grad_()
+            return out
+
+        return forward
+
+    return ForwardLink(wrap=wrap, compilable=False)
+
+
+def log_trained_parameters(context: RunContext, role: str) -> None:
+    """Log the number of trained parameters on this rank."""
+    parameters = [p for chunk in context.models[role].chunks for p in chunk.parameters()]
+    structlog.get_logger().info(
+        "lora.adapters",
+        adapters=sum(len(adapters(chunk)) for chunk in context.models[role].chunks),
+        trained=sum(p.numel() for p in parameters if p.requires_grad),
+        frozen=sum(p.numel() for p in parameters if not p.requires_grad),
+    )

@@ -1,0 +1,146 @@
+"""Add an adapter in PEFT format to the weights of a Hugging Face model::
+
+    python -m ascend_run.plugins.fine_tuning.lora.merging BASE ADAPTER TARGET
+
+One file of the base is held at a time; no model is built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ascend_run.plugin_api import (
+    AscendRunError,
+    CheckpointError,
+    NamedPath,
+    StorageError,
+    refuse_collisions,
+)
+
+from .peft_config import TENSOR_FILE, neutral_problems, read_adapter
+
+_ADAPTER: Final = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
+
+
+def merge_folders(base: Path, adapter: Path, target: Path) -> int:
+    """Write ``base`` with ``W + scale * B A`` for every adapted W.
+
+    Every other file of the base is copied. Matmuls and sums are computed in float64 and rounded
+    once, to the base's dtype.
+
+    Args:
+        target: Must not exist, or be empty; written beside and renamed when complete.
+
+    Returns:
+        The number of adapted weights.
+
+    Raises:
+        CheckpointError: A folder cannot be read, or the adapter does not fit this base.
+        ConfigError: The target lies in one of the other two.
+        StorageError: The target is not empty, or the file system raises an error.
+    """
+    found = read_adapter(adapter)
+    problems = list(neutral_problems(found))
+    files = sorted(base.glob("*.safetensors"))
+    if not files:
+        problems.append(f"{base} has no .safetensors file")
+    if problems:
+        raise CheckpointError("the adapter cannot be merged", problems)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise StorageError(f"{target} exists and is not empty; name a new folder")
+    refuse_collisions(
+        (),
+        [NamedPath("TARGET", target)],
+        [NamedPath("BASE", base), NamedPath("ADAPTER", adapter)],
+    )
+    wanted = {match[1] for name in found.shapes if (match := _ADAPTER.fullmatch(name))}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            done = _write(base, adapter, beside, files, wanted, _scale(found.config))
+            if missing := sorted(wanted - done):
+                raise CheckpointError(
+                    f"the adapter in {adapter} does not fit the model in {base}",
+                    [f"{name}.weight is not in the model" for name in missing],
+                )
+            beside.chmod(0o755)  # mkdtemp creates it with mode 0700
+            beside.replace(target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except SafetensorError as error:
+        raise CheckpointError(f"{base} or {adapter} cannot be read: {error}") from None
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror or error}") from None
+    return len(done)
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    rank, alpha = config["r"], config["lora_alpha"]
+    return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
+
+
+def _write(
+    base: Path, adapter: Path, out: Path, files: Sequence[Path], wanted: set[str], scale: float
+) -> set[str]:
+    """Write every file of the base with the adapted weights; return the names of those found."""
+    done: set[str] = set()
+    with safe_open(adapter / TENSOR_FILE, framework="pt") as matrices:
+        for path in base.iterdir():
+            if path.is_file() and path not in files:
+                shutil.copy2(path, out / path.name)
+        for path in files:
+            with safe_open(path, framework="pt") as stored:
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  (not a mapping)
+                metadata = stored.metadata()
+            for name, weight in tensors.items():
+                module = name.removesuffix(".weight")
+                if module in wanted:
+                    tensors[name] = _merged(weight, matrices, module, scale)
+                    done.add(module)
+            save_file(tensors, out / path.name, metadata=metadata)
+    return done
+
+
+def _merged(weight: Tensor, matrices: Any, module: str, scale: float) -> Tensor:
+    prefix = f"base_model.model.{module}"
+    a, b = (matrices.get_tensor(f"{prefix}.lora_{part}.weight").double() for part in "AB")
+    if (b.shape[0], a.shape[1]) != tuple(weight.shape):
+        raise CheckpointError(
+            f"{module}: the adapter is for a weight of {[b.shape[0], a.shape[1]]}, the model has "
+            f"{list(weight.shape)}"
+        )
+    out: Tensor = (weight.double() + scale * (b @ a)).to(weight.dtype)
+    return out
+
+
+@click.command()
+@click.argument("base", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("adapter", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+def command(base: Path, adapter: Path, target: Path) -> None:
+    """Write the Hugging Face model BASE, with ADAPTER added to its weights, to TARGET."""
+    try:
+        merged = merge_folders(base, adapter, target)
+    except AscendRunError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    click.echo(f"{target}: {merged} weights changed")
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        command()

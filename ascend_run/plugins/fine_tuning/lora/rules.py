@@ -1,0 +1,86 @@
+"""Conflicts of LoRA with the rest of a run. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ascend_run.plugin_api import CheckpointError, NamedPath, file_collisions
+
+from .peft_config import TENSOR_FILE, config_problems, export_folder, read_adapter
+from .targets import ALL, FEED_FORWARD, PEFT_NAMES, adapted, known_targets, only_experts
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api import RunConfig
+
+    from . import LoraOptions
+
+
+def problems(config: RunConfig, options: LoraOptions) -> list[str]:
+    """Return one sentence for each conflict."""
+    if config.model.multi_latent_attention:
+        return [
+            (
+                "lora: the linears of model.multi_latent_attention=true take no adapters; leave "
+                "lora out, or choose a model without it"
+            )
+        ]
+    found = [*_target_problems(config, options)]
+    if not found:
+        found += _peft_problems(config, options)
+    return [f"lora: {problem}" for problem in found]
+
+
+def _target_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
+    known = known_targets(config)
+    for name in options.target_modules:
+        if name not in known:
+            yield (
+                f"plugins.lora.target_modules names {name!r}; expected some of {', '.join(known)}"
+            )
+        elif name in FEED_FORWARD and only_experts(config):
+            yield (
+                f"plugins.lora.target_modules names {name!r}, but every layer has experts "
+                f"(model.num_moe_experts={config.model.num_moe_experts}, model.moe_layer_freq="
+                f"{_listed(config.model.moe_layer_freq)}), which stand in one tensor and "
+                "take no adapter; name linear_qkv and linear_proj, or all-linear"
+            )
+    if not options.target_modules:
+        yield f"plugins.lora.target_modules is empty; name {ALL}, or some of {', '.join(known)}"
+
+
+def _listed(frequency: int | Sequence[int]) -> int | list[int]:
+    """Return the frequency in the form of a config file."""
+    return frequency if isinstance(frequency, int) else list(frequency)
+
+
+def _peft_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
+    family = config.model.family
+    if family not in PEFT_NAMES:
+        named = ", ".join(PEFT_NAMES)
+        if options.export:
+            yield (
+                f"plugins.lora.export=true: PEFT's names are known for {named}, not for {family}; "
+                "leave it out"
+            )
+        if options.load is not None:
+            yield (
+                f"plugins.lora.load={options.load}: PEFT's names are known for {named}, not for "
+                f"{family}"
+            )
+        return
+    if options.load is not None:
+        try:
+            found = read_adapter(options.load)
+        except CheckpointError as error:
+            yield str(error)
+            return
+        parts = adapted(options.target_modules, config)
+        yield from config_problems(found, config, options, parts)
+        if options.export is not False:
+            read, written = Path(options.load), export_folder(config)
+            yield from file_collisions(
+                [NamedPath("plugins.lora.load", read / TENSOR_FILE)],
+                [NamedPath("plugins.lora.export", written / TENSOR_FILE)],
+            )

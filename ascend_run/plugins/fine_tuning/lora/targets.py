@@ -1,0 +1,85 @@
+"""The parts of linears that can be adapted, and their names in other formats. No torch.
+
+Megatron fuses the projections of queries, keys and values into one linear, and those of gate and up
+into another. Each of them has its own adapter here, as in Hugging Face's models, where they are
+separate linears: so PEFT's files and ours hold the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api import RunConfig
+from ascend_run.plugin_api.expert_layers import moe_layers
+
+ALL: Final = "all-linear"
+
+LINEARS: Final[Mapping[str, tuple[str, ...]]] = {
+    "self_attention.linear_qkv": ("linear_q", "linear_k", "linear_v"),
+    "self_attention.linear_proj": ("linear_proj",),
+    "mlp.linear_fc1": ("linear_fc1_gate", "linear_fc1_up"),
+    "mlp.linear_fc2": ("linear_fc2",),
+}
+"""Linear in a layer -> its parts, in Megatron's order. An fc1 without a gate is one part."""
+
+FEED_FORWARD: Final = ("linear_fc1", "linear_fc1_gate", "linear_fc1_up", "linear_fc2")
+
+_LLAMA: Final[Mapping[str, str]] = {
+    "linear_q": "self_attn.q_proj",
+    "linear_k": "self_attn.k_proj",
+    "linear_v": "self_attn.v_proj",
+    "linear_proj": "self_attn.o_proj",
+    "linear_fc1_gate": "mlp.gate_proj",
+    "linear_fc1_up": "mlp.up_proj",
+    "linear_fc2": "mlp.down_proj",
+}
+PEFT_NAMES: Final[Mapping[str, Mapping[str, str]]] = {"llama": _LLAMA, "mixtral": _LLAMA}
+"""Model family -> part -> module in a layer of Hugging Face's model."""
+
+
+def linear_parts(name: str, config: RunConfig) -> tuple[str, ...]:
+    """Return the parts of a linear by its name in the layer; empty if it takes no adapter."""
+    if name == "mlp.linear_fc1" and not config.model.gated_linear_unit:
+        return ("linear_fc1",)
+    return LINEARS.get(name, ())
+
+
+def wanted_parts(targets: Sequence[str], name: str, config: RunConfig) -> tuple[str, ...]:
+    """Return the parts of a linear that ``target_modules`` names, in Megatron's order."""
+    short = name.rpartition(".")[2]
+    return tuple(
+        part
+        for part in linear_parts(name, config)
+        if ALL in targets or short in targets or part in targets
+    )
+
+
+def known_targets(config: RunConfig) -> list[str]:
+    """Return every name that ``target_modules`` accepts."""
+    names = [ALL]
+    for linear in LINEARS:
+        names += [linear.rpartition(".")[2], *linear_parts(linear, config)]
+    return list(dict.fromkeys(names))
+
+
+def peft_module(part: str, layer_index: int, family: str) -> str:
+    """Return the name of the module that PEFT adapts in Hugging Face's model."""
+    return f"model.layers.{layer_index}.{PEFT_NAMES[family][part]}"
+
+
+def adapted(targets: Sequence[str], config: RunConfig) -> list[str]:
+    """Return the adapted parts that exist in at least one layer of the model."""
+    return [
+        part
+        for linear in LINEARS
+        if not (linear.startswith("mlp.") and only_experts(config))
+        for part in wanted_parts(targets, linear, config)
+    ]
+
+
+def only_experts(config: RunConfig) -> bool:
+    """Return whether the MLP of every layer is a mixture of experts."""
+    num_layers: int = config.model.num_layers
+    return len(moe_layers(config.model)) == num_layers

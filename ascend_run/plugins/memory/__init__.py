@@ -1,0 +1,1 @@
+"""Placement of activations that are saved for backward."""

@@ -1,0 +1,1 @@
+"""Model families: conversion between Hugging Face's and Megatron's format."""

@@ -1,0 +1,1 @@
+"""Reproducibility and precision."""

@@ -1,0 +1,1 @@
+"""Platforms: a device with its operators."""

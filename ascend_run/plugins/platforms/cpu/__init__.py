@@ -1,0 +1,143 @@
+"""The CPU platform: gloo ranks, host memory, and a torch.cuda facade for Megatron."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    AttentionKernel,
+    CostChange,
+    Device,
+    Layout,
+    Manifest,
+    Maturity,
+    Numerics,
+    Patch,
+    PlatformOps,
+    RankKind,
+    RunConfig,
+    Support,
+    Wrapper,
+    hookimpl,
+)
+
+from .memory import HostMemory
+from .options import BF16_PRODUCTS, CpuOptions
+
+_KERNELS_KEPT: Final = 128
+
+
+class Cpu:
+    """Train on CPUs only: the default platform, so that everything can be tried on any machine."""
+
+    manifest = Manifest(
+        name="cpu",
+        summary="train on the CPU, with gloo between the ranks",
+        numerics=Numerics.ROUNDING,
+        platforms={"cpu": Support.REAL},
+        level=0,
+        maturity=Maturity.BETA,
+        attention=AttentionFeatures.all_but(),
+    )
+    config_class = CpuOptions
+
+    def __init__(self, config: CpuOptions) -> None:
+        self.config = config
+        self._memory = HostMemory()
+        self._product_dtype: str | None = None
+
+    @hookimpl
+    def ascend_check(self) -> Sequence[str]:
+        found = os.environ.get(BF16_PRODUCTS, "")
+        if found in ("", "bf16", "fp32"):
+            return ()
+        problem = (
+            f"cpu: the environment has {BF16_PRODUCTS}={found!r}; expected bf16 or fp32: "
+            "set one of them, or unset it to time both and use the faster one"
+        )
+        return (problem,)
+
+    @hookimpl
+    def ascend_environment(self, local_world_size: int) -> Mapping[str, str]:
+        """Share the cores between local ranks, and limit the primitive cache of oneDNN.
+
+        oneDNN caches one kernel per shape. The number of tokens per expert differs in every step,
+        so the default capacity of 1024 fills with kernels that are never reused, about 1 MB each,
+        and memory grows by a gigabyte. A step of fixed shapes needs a few dozen. Variables that the
+        user has set are kept.
+        """
+        wanted = dict.fromkeys(
+            ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), str(_KERNELS_KEPT)
+        )
+        if local_world_size > 1:
+            cores = len(os.sched_getaffinity(0))
+            wanted["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size))
+        return {name: value for name, value in wanted.items() if name not in os.environ}
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+        """Return the cost of the platform.
+
+        Device memory is host memory, and scores without a fused kernel are materialized.
+        """
+        from .cost import platform_cost
+
+        return platform_cost(config, layout, rank, self.config.bf16_products)
+
+    @hookimpl
+    def ascend_device(self, local_rank: int) -> Device:
+        from .device import CpuDevice
+
+        return CpuDevice(local_rank, self._memory)
+
+    @hookimpl
+    def ascend_configure(self) -> Wrapper[Mapping[str, Any]]:
+        """Disable the fused residual addition of ``model.bias_dropout_fusion``.
+
+        Megatron compiles it, and the compiled dropout bypasses the device's generator.
+        """
+        return lambda arguments: {**arguments, "bias_dropout_fusion": False}
+
+    @hookimpl
+    def ascend_machine_choices(self, config: RunConfig) -> Mapping[str, str]:
+        dtype = self._dtype_of_products(config)
+        return {} if dtype is None else {"plugins.cpu.bf16_products": dtype}
+
+    @hookimpl
+    def ascend_patches(self) -> Sequence[Patch]:
+        """Return the torch.cuda facade for Megatron, and patches for absent accelerator packages.
+
+        The accelerator packages that Megatron imports are not used here, even if they are
+        installed.
+        """
+        from ascend_run.plugin_api.absent_packages import absent_package_patches
+
+        from .facade import facade_patches
+
+        return (*facade_patches(self._memory), *absent_package_patches())
+
+    @hookimpl
+    def ascend_attention_kernel(self, ops: PlatformOps) -> AttentionKernel:
+        return next(iter(ops.attention_kernels.values()))()
+
+    @hookimpl
+    def ascend_platform_ops(self, config: RunConfig) -> PlatformOps:
+        from .operators import platform_ops, with_wide_matmuls
+
+        wide = self._dtype_of_products(config) == "fp32"
+        return with_wide_matmuls(platform_ops()) if wide else platform_ops()
+
+    def _dtype_of_products(self, config: RunConfig) -> str | None:
+        """Return ``bf16`` or ``fp32`` for all models of the run; None if none of them is
+        bfloat16.
+        """
+        if config.train.precision != "bf16":
+            return None
+        if self._product_dtype is None:
+            from .bf16_products import agreed_dtype
+
+            self._product_dtype = agreed_dtype(self.config.bf16_products)
+        return self._product_dtype

@@ -1,0 +1,93 @@
+"""Cost of attention on the CPU beyond that of a fused kernel. No torch."""
+
+from __future__ import annotations
+
+import attrs
+
+from ascend_run.ops.attention.score_blocks import block_cost, needs_blocks
+from ascend_run.ops.attention.visibility import HALVED_FROM
+from ascend_run.ops.linear.wide_factors import wide_factors
+from ascend_run.plugin_api import (
+    CostChange,
+    Layout,
+    Moment,
+    RankKind,
+    RunConfig,
+    SavedChange,
+    SavedTensor,
+    Storage,
+    WorkingMemory,
+)
+
+_WIDE = 4
+_SQUARES = 1.5
+
+
+def platform_cost(
+    config: RunConfig, layout: Layout, rank: RankKind, bf16_products: str
+) -> CostChange:
+    """Return the cost of attention and of bfloat16 matmuls on the CPU.
+
+    Device memory is host memory. The fused kernel does not support dropout, softcap and biases in
+    backward: then scores are materialized, one block at a time. Matmuls in float32 hold temporary
+    wide copies of their factors; a dtype selected by timing is not known here.
+    """
+    cost = _attention_cost(config, layout, rank)
+    if bf16_products != "fp32" or config.train.precision != "bf16":
+        return cost
+    copies = tuple(wide_factors(rank, config.model.hidden_size))
+    return attrs.evolve(cost, working=(*cost.working, *copies))
+
+
+def _attention_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+    part = "self_attention"
+    uncopied = SavedChange(tensors=(f"{part}.attended",), storage=Storage.NONE)
+    if not needs_blocks(rank.attention_needs):
+        halved = _by_halves(config, layout, rank)
+        is_read_as_written = halved and rank.head_width == rank.value_width
+        return CostChange(
+            host_is_device=True,
+            working=(_gradients_of_squares(rank),) if halved else (),
+            saved=(uncopied,) if is_read_as_written else (),
+        )
+    cost = block_cost(config, layout.cp, rank)
+    return CostChange(
+        host_is_device=True,
+        working=(
+            WorkingMemory(
+                part=f"{part}.core",
+                name="scores",
+                nbytes=cost.scores_bytes,
+                moment=Moment.BACKWARD,
+            ),
+        ),
+        saved=(uncopied,),
+        saved_added=(SavedTensor(part=part, name="copied", nbytes=cost.output_bytes),),
+        flops=cost.flops,
+    )
+
+
+def _by_halves(config: RunConfig, layout: Layout, rank: RankKind) -> bool:
+    """Return whether ``ops.attention.halved_attention`` runs.
+
+    It writes the output in the layout that the projection reads, unless values are narrower than
+    keys.
+    """
+    other = {"window", "documents"} & rank.attention_needs
+    is_long = config.data.seq_length >= HALVED_FROM and layout.cp == 1
+    return is_long and not other and rank.item_bytes == _WIDE
+
+
+def _gradients_of_squares(rank: RankKind) -> WorkingMemory:
+    """Return the gradients of squares of one size, and half as much for the next size.
+
+    If values are narrower than keys, this adds the tensors that are padded for the kernel.
+    """
+    sizes = {tensor.name: tensor.nbytes for tensor in next(iter(rank.saved.values()), ())}
+    query, key = (sizes.get(name, 0.0) for name in ("q", "k"))
+    nbytes = _SQUARES * (query + 2 * key)
+    if rank.head_width != rank.value_width:
+        nbytes += 2 * query + key  # the output, its gradient, and the values
+    return WorkingMemory(
+        part="self_attention.core", name="squares", nbytes=nbytes, moment=Moment.BACKWARD
+    )

@@ -1,0 +1,73 @@
+"""The CPU as one rank's device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .allocator import keep_freed_memory, release_freed_memory
+from .memory import HostMemory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CpuDevice:
+    """The CPU behind the ``Device`` contract.
+
+    Megatron takes it for its accelerator while the platform's patches are applied; see ``facade``.
+
+    Args:
+        local_rank: Index among this machine's ranks, which share one device.
+        memory: Reads this process's memory; default: a reader with its own peak.
+    """
+
+    name = "cpu"
+    backend = "gloo"
+
+    def __init__(self, local_rank: int = 0, memory: HostMemory | None = None) -> None:
+        self.local_rank = local_rank
+        self.torch_device = torch.device("cpu")
+        self._memory = memory or HostMemory()
+
+    def activate(self) -> None:
+        """Keep freed memory for the next step."""
+        keep_freed_memory()
+
+    def deactivate(self) -> None:
+        """Release freed memory."""
+        release_freed_memory()
+
+    def synchronize(self) -> None:
+        """Do nothing: operations on the CPU are complete when they return."""
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Return the resident bytes now, and the highest reading since the reset."""
+        return self._memory.memory_bytes()
+
+    def reset_peak_memory(self) -> None:
+        self._memory.reset_peak_memory()
+
+    def host_copier(self) -> SynchronousCopier:
+        return SynchronousCopier()
+
+
+class SynchronousCopier:
+    """Copy synchronously: device memory is host memory here.
+
+    The copy is real, so that activation offloading behaves as on an accelerator.
+    """
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+        return host.copy_(tensor.detach())
+
+    def wait_host(self) -> None:
+        """Do nothing: no copy is pending."""
+
+    def to_device(self, host: Tensor, out: Tensor) -> None:
+        out.detach().copy_(host)
+
+    def wait_device(self) -> None:
+        """Do nothing: no copy is pending."""

@@ -1,0 +1,43 @@
+"""Fused operators of the CPU platform."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import attrs
+from torch.nn import functional as F
+
+from ascend_run.ops.elementwise.rms_norm import rms_norm
+from ascend_run.ops.elementwise.rotary import rotary, split_qkv_rotary
+from ascend_run.ops.elementwise.swiglu import swiglu
+from ascend_run.ops.experts.grouped_matmul import WideGroups
+from ascend_run.ops.linear.collective_matmul import RingMatmuls
+from ascend_run.ops.linear.wide_matmul import wide_matmul
+from ascend_run.plugin_api import PlatformOps
+
+from .attention import FusedCpuAttention
+
+
+def platform_ops() -> PlatformOps:
+    """Return the operators: torch's own layer norm is one kernel; the others are built in."""
+    return PlatformOps(
+        rms_norm=rms_norm,
+        layer_norm=lambda x, weight, bias, eps: F.layer_norm(x, (x.shape[-1],), weight, bias, eps),
+        swiglu=swiglu,
+        rotary=rotary,
+        split_qkv_rotary=split_qkv_rotary,
+        attention_kernels={
+            "fused": FusedCpuAttention,
+            "blocks": partial(FusedCpuAttention, in_blocks=True),
+        },
+    )
+
+
+def with_wide_matmuls(ops: PlatformOps) -> PlatformOps:
+    """Return the same operators, with bfloat16 matmuls computed in float32."""
+    ring = RingMatmuls(wide_matmul)
+    forms = (ring.all_gather_matmul, ring.matmul_reduce_scatter, ring.matmul_all_reduce)
+    wide = {form.__name__: form for form in forms}
+    return attrs.evolve(
+        ops, matmul=wide_matmul, grouped_matmul=WideGroups, fused={**ops.fused, **wide}
+    )

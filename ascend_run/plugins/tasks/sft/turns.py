@@ -1,0 +1,121 @@
+"""Locate the assistant's turns in a rendered conversation. No torch.
+
+A turn is everything that the model would write: from the end of its generation prompt to the end of
+what the template closes a turn with. It is located by rendering prefixes of the conversation. Some
+templates render an earlier turn differently from the last one (they omit its reasoning); there the
+turn is located by rendering a marker in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from .conversations import Conversation
+from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
+
+Span = tuple[int, int]
+"""Half-open range of characters."""
+
+
+@attrs.frozen
+class Rendered:
+    """A conversation as text."""
+
+    text: str
+    spans: tuple[Span, ...]
+    """The assistant's turns, in order."""
+
+
+def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
+    """Render a conversation and locate the turns to train; empty turns are left out.
+
+    Raises:
+        TemplateRefusal: See ``ChatTemplate.render``; or a turn cannot be located in the text.
+    """
+    messages, tools = conversation.messages, conversation.tools
+    text = template.render(messages, tools)
+    if BEGIN in text:
+        return _marked(text)
+    spans = [
+        _turn(template, messages, tools, index, text)
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant" and _says_something(message)
+    ]
+    return Rendered(text, tuple(spans))
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    return bool((message["content"] or "").strip() or message.get("tool_calls"))
+
+
+def _marked(text: str) -> Rendered:
+    """Take the turns that the template itself marks as generated."""
+    plain, spans, length = [], [], 0
+    for part in text.split(BEGIN):
+        inside, found, outside = part.partition(END)
+        if found and inside.strip():
+            spans.append((length, length + len(inside)))
+        plain += [inside, outside]
+        length += len(inside) + len(outside)
+    return Rendered("".join(plain), tuple(spans))
+
+
+def _turn(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, object]],
+    tools: object,
+    index: int,
+    text: str,
+) -> Span:
+    start = _prompt_end(template, messages[:index], tools, text)
+    is_last = index == len(messages) - 1
+    until = text if is_last else template.render(messages[: index + 1], tools)
+    if start is not None and start < len(until) and text.startswith(until):
+        return start, len(until)
+    begin, end = _by_mark(template, messages, tools, index, text)
+    return (begin if start is None or start > begin else start), end
+
+
+def _prompt_end(
+    template: ChatTemplate, before: Sequence[Mapping[str, object]], tools: object, text: str
+) -> int | None:
+    """Return the end of the prompt for a turn.
+
+    Returns None if the conversation does not start with the prompt, or the template cannot render a
+    conversation that short.
+    """
+    try:
+        prompt = template.render(before, tools, prompt=True)
+    except TemplateRefusal:
+        return None
+    return len(prompt) if text.startswith(prompt) else None
+
+
+def _by_mark(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: object,
+    index: int,
+    text: str,
+) -> Span:
+    """Locate a turn's content and closing text by replacing the content with a marker."""
+    changed = [*messages]
+    changed[index] = {**messages[index], "content": MARK}
+    before, found, after = template.render(changed, tools).partition(MARK)
+    end = len(text) - len(after)
+    if not found or len(before) > end or not (text.startswith(before) and text.endswith(after)):
+        raise TemplateRefusal(
+            f"message {index + 1} cannot be located in the rendered conversation; use a "
+            "template with {% generation %} blocks"
+        )
+    closing = template.render(changed[: index + 1], tools).partition(MARK)[2]
+    return len(before), end + _common_length(after, closing)
+
+
+def _common_length(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,0 +1,68 @@
+"""Check that valid parts of a run are compatible. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.implementations import implementations
+from ascend_run.registry.explanation import idle
+from ascend_run.registry.kinds import Kind, kind_of
+from ascend_run.registry.resolution import Resolution, check_conditions
+from ascend_run.types.config import RunConfig
+from ascend_run.types.layout import Layout
+
+from .layout import run_problems
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api.manifest import EnabledPlugin
+
+
+def compatibility_problems(
+    config: RunConfig, layout: Layout, resolution: Resolution, hooks: Hooks
+) -> list[str]:
+    """Return all incompatibilities of a run: conditions, layout, plugins' own checks."""
+    partition = hooks.provide("ascend_sequence_partition", config=config)
+    multiple = None if partition is None else partition.multiple
+    problems = check_conditions(resolution, config)
+    problems += run_problems(
+        config, layout, claimed=[*resolution.owners], sequence_multiple=multiple
+    )
+    problems += attention_problems(config, _attention_parts(config, resolution, hooks.plugins))
+    for name, result in hooks.contributions("ascend_check", config=config, layout=layout):
+        if isinstance(result, str):
+            raise HookError(f"'{name}' returns a text from ascend_check; expected a list of texts")
+        problems += result
+    return list(dict.fromkeys(problems))
+
+
+def _attention_parts(
+    config: RunConfig, resolution: Resolution, plugins: Sequence[EnabledPlugin]
+) -> list[AttentionPart]:
+    """Return the attention kernel, its wrappers, then plugins that only need features of it.
+
+    Features are those of the manifests.
+
+    Args:
+        plugins: Instances; an option may make an instance's manifest need more than the class's.
+    """
+    unused = idle(resolution, config)
+    active = [plugin for plugin in plugins if plugin.manifest.name not in unused]
+    kernels = [p for p in active if "ascend_attention_kernel" in implementations(p)]
+    # Providers call the platform last, as the default.
+    kernels.sort(key=lambda plugin: kind_of(plugin) is Kind.PLATFORM)
+    wrappers = [plugin for plugin in active if "ascend_attention" in implementations(plugin)]
+    asking = [
+        p for p in active if p not in (*kernels, *wrappers) and p.manifest.attention_needs.names()
+    ]
+    return [
+        AttentionPart(
+            plugin=plugin.manifest.name,
+            can=plugin.manifest.attention,
+            needs=plugin.manifest.attention_needs,
+        )
+        for plugin in (*kernels[:1], *wrappers, *asking)
+    ]

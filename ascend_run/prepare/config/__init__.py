@@ -1,0 +1,1 @@
+"""From files and command lines to the typed config of a run."""

@@ -1,0 +1,51 @@
+"""Our own keys of ``[model]``: properties of a GPT model beyond its transformer blocks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.core.config.rotary_keys import RotaryScalingKeys
+from ascend_run.types.config import DEFAULT_FAMILY
+
+_positive: Any = attrs.validators.gt(0)
+
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
+
+
+def _proper_share(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{attribute.name} must be above 0 and at most 1")
+
+
+@attrs.frozen(kw_only=True)
+class ModelKeys(RotaryScalingKeys):
+    """Keys merged into ``config.model``; a family's defaults may set any of them."""
+
+    family: str = DEFAULT_FAMILY
+    """Plugin of the group ``ascend_run.models``; Hugging Face's ``model_type``."""
+    hf_path: str | None = None
+    """Hugging Face folder to load the model's config and weights from."""
+    vocab_size: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Vocabulary size before padding; required. Unit: tokens."""
+    make_vocab_size_divisible_by: int = attrs.field(default=128, validator=_positive)
+    """Embedding rows are padded to a multiple of this times the tensor-parallel size."""
+    position_embedding_type: str = attrs.field(
+        default="rope", validator=attrs.validators.in_(("rope", "learned_absolute", "none"))
+    )
+    """``none`` applies no positions, unless a plugin adds a position bias."""
+    rotary_base: float = attrs.field(default=10000.0, validator=_positive)
+    rotary_percent: float = attrs.field(default=1.0, validator=_proper_share)
+    """Fraction of a head's size to which RoPE is applied."""
+    share_embeddings_and_output_weights: bool = False
+    max_position_embeddings: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_positive)
+    )
+    """Maximum sequence length of the model; default: ``data.seq_length``. Unit: tokens."""
+    activation: str = attrs.field(default="silu", validator=attrs.validators.in_(ACTIVATIONS))
+    """Activation of the MLP; replaces Megatron's ``activation_func``, which is a function."""
+    attn_logit_softcapping: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_positive)
+    )
+    """Softcap of the attention scores: each becomes ``c * tanh(score / c)``."""

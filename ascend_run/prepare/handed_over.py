@@ -1,0 +1,76 @@
+"""A prepared run as JSON values, passed from a launcher to its ranks. No torch.
+
+A rank does not resolve plugins, check or plan again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ascend_run.registry.discovery import discover
+
+from .config.loading import build_config
+from .config.printing import render_toml
+from .config.reading import raw_of_toml
+from .plan.json_values import plan_text
+from .prepare import PreparedRun, instances, options_of
+
+if TYPE_CHECKING:
+    from ascend_run.core.run import RunRequest
+
+
+@attrs.frozen(kw_only=True)
+class HandedOver:
+    """A prepared run without classes: plugins by name, config as text."""
+
+    config_toml: str
+    plugins: list[str]
+    """Canonical names in resolved order."""
+    idle: dict[str, str]
+    plan_json: str
+    lock: dict[str, Any]
+
+    @classmethod
+    def of(cls, prepared: PreparedRun) -> HandedOver:
+        """Extract what the ranks of a prepared run need."""
+        return cls(
+            config_toml=render_toml(prepared.resolved),
+            plugins=[plugin.manifest.name for plugin in prepared.resolution.order],
+            idle=dict(prepared.idle),
+            plan_json=plan_text(prepared.plan),
+            lock=dict(prepared.lock),
+        )
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> HandedOver:
+        """Build it from JSON values."""
+        return cls(**values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return attrs.asdict(self, recurse=False)
+
+    def run_request(self) -> RunRequest:
+        """Build the run request with new plugin instances.
+
+        Raises:
+            AscendRunError: A plugin cannot be imported here.
+        """
+        from ascend_run.core.run import RunRequest
+
+        raw = raw_of_toml(self.config_toml, "config.toml")
+        loaded = discover().load(self.plugins)
+        order = [loaded[name] for name in self.plugins]
+        options = {plugin.manifest.name: options_of(plugin) for plugin in order}
+        config = build_config(raw, options, {}, raw.enable).config
+        return RunRequest(
+            config=config,
+            config_toml=self.config_toml,
+            plugins=instances(order, config),
+            idle=self.idle,
+            plan_json=self.plan_json,
+            lock=self.lock,
+        )

@@ -1,0 +1,1 @@
+"""Convert a Hugging Face config.json to keys of ``[model]``, and back."""

@@ -1,0 +1,201 @@
+"""Convert config.json to ``[model]`` and back with a family's data. Torch-free."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.core.hugging_face.derived_fields import UNREPRESENTED, derived_value, model_value
+from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
+from ascend_run.plugin_api.errors import ConfigError
+from ascend_run.types.config import RunConfig
+
+from .key_forms import FROM_ZERO, to_ours, to_theirs
+from .latent_rope import latent_rope, latent_rope_problems
+from .neutral_fields import NEUTRAL, TRAINING_ONLY
+from .rope import rope_keys, take_rope
+
+_LARGEST_COUNT: Final = 2**31 - 1
+
+
+def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[str, object]:
+    """Convert a config.json to our fields.
+
+    Returns:
+        Maps keys such as ``model.num_layers`` to values, for every key that the family maps. Does
+        not include the family's ``defaults``.
+
+    Raises:
+        ConfigError: Lists every key that is unknown, missing, of the wrong type, or has a value
+            that the family cannot represent.
+    """
+    remaining = dict(config_json)
+    problems = _identity_problems(family, remaining)
+    values: dict[str, Any] = {}
+    problems += take_rope(remaining, values)
+    if family.defaults.get("model.multi_latent_attention"):
+        problems += latent_rope(values)
+    counts: list[tuple[ConfigKey, int]] = []
+    for key in family.keys:
+        if key.hf not in remaining and key.default is attrs.NOTHING:
+            problems.append(f"{key.hf} is missing; {family.architecture} needs it")
+            continue
+        value = remaining.pop(key.hf, key.default)
+        if expected := _expectation(key, value):
+            problems.append(f"{key.hf} is {value!r}; expected {expected}")
+            continue
+        if key.form != "copy":
+            counts.append((key, value))
+            continue
+        value = float(value) if isinstance(key.default, float) else value
+        if values.setdefault(key.field, value) != value:
+            other = next(other.hf for other in family.keys if other.field == key.field)
+            problems.append(
+                f"{other} is {values[key.field]!r} and {key.hf} is {value!r}; both are "
+                f"{key.field}, so they must be equal"
+            )
+    for name, only in family.fixed.items():
+        if not _same(value := remaining.pop(name, only), only):
+            problems.append(f"{name} is {value!r}; only {only!r} is supported")
+    for name in sorted(set(remaining) - family.ignored):
+        problems.append(_unknown(name, family))
+    if not problems:
+        values |= {key.field: to_ours(key, count, values) for key, count in counts}
+        problems += _head_problems(family, values)
+    if problems:
+        raise ConfigError(
+            f"config.json is not a {family.model_type} config that can be built", problems
+        )
+    return values
+
+
+def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
+    """Build a config.json for a run's model; the inverse of ``config_from_hf`` on valid input.
+
+    Raises:
+        ConfigError: Lists every field that the family's Hugging Face class cannot represent.
+    """
+    mapped = {key.field for key in family.keys}
+    if any(key.hf == "rope_theta" for key in family.keys):
+        mapped.add("model.rope_scaling_type")
+    expected = {field: value for field, value in family.defaults.items() if field not in mapped}
+    for name, neutral in NEUTRAL.items():
+        if f"model.{name}" not in mapped:
+            expected.setdefault(f"model.{name}", neutral)
+    for name in UNREPRESENTED:
+        if f"model.{name}" not in mapped:
+            expected[f"model.{name}"] = derived_value(config, name)
+    problems = [
+        f"{field} is {value!r}; {family.architecture} has only {only!r}"
+        for field, only in expected.items()
+        if field not in TRAINING_ONLY and not _same(value := _value(config, field, only), only)
+    ]
+    counts: dict[str, int] = {}
+    for key in family.keys:
+        try:
+            if key.form != "copy":
+                counts[key.hf] = to_theirs(key, config)
+        except ValueError as problem:
+            problems.append(str(problem))
+    problems += latent_rope_problems(config)
+    problems += [
+        f"{key.field} is None; {family.architecture} needs it"
+        for key in family.keys
+        if not (key.default is None or key.nullable or key.form != "copy")
+        and _value(config, key.field, None) is None
+    ]
+    if problems:
+        raise ConfigError(
+            f"this model cannot be written as a Hugging Face {family.model_type}", problems
+        )
+    result: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+    }
+    result |= {
+        key.hf: counts[key.hf] if key.hf in counts else _value(config, key.field, None)
+        for key in family.keys
+    }
+    result |= family.fixed
+    if "rope_theta" in result:
+        result |= rope_keys(result["rope_theta"], config)
+    config_from_hf(family, result)  # what cannot be read back is not written
+    return dict(sorted(result.items()))
+
+
+def _identity_problems(family: ModelFamily, remaining: dict[str, object]) -> list[str]:
+    problems = []
+    if (model_type := remaining.pop("model_type", None)) != family.model_type:
+        problems.append(
+            f"model_type is {model_type!r}; the family {family.model_type!r} was chosen: "
+            "set model.family to the model's own"
+        )
+    architectures = remaining.pop("architectures", None)
+    if architectures not in (None, [family.architecture]):
+        problems.append(f"architectures is {architectures!r}; expected [{family.architecture!r}]")
+    return problems
+
+
+def _expectation(key: ConfigKey, value: Any) -> str | None:
+    """Return the expected value of a key, derived from its default; None if the value is valid.
+
+    A key without a default or with an integer default is a count. A key with the default None, or
+    one that Hugging Face derives from other keys, may be null.
+    """
+    default = key.default
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, float):
+        sound = isinstance(value, int | float) and not isinstance(value, bool)
+        # Compare before converting: an integer may be too large for a float.
+        return None if sound and 0 <= value <= 1e30 and math.isfinite(value) else "a number >= 0"
+    if isinstance(default, str):
+        return None if isinstance(value, str) else "a string"
+    if value is None and (default is None or key.nullable):
+        return None
+    if key.form in FROM_ZERO and value == 0:
+        return None
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return None if is_count and 0 < value <= _LARGEST_COUNT else "a whole number above 0"
+
+
+def _head_problems(family: ModelFamily, values: Mapping[str, Any]) -> list[str]:
+    names = {key.field: key.hf for key in family.keys}
+    heads, groups = values.get("model.num_attention_heads"), values.get("model.num_query_groups")
+    hidden, width = values.get("model.hidden_size"), values.get("model.kv_channels")
+    named_heads = f"{names.get('model.num_attention_heads')} ({heads})"
+    problems = []
+    if heads and groups and heads % groups:
+        problems.append(
+            f"{names['model.num_query_groups']} is {groups}; it must divide {named_heads}"
+        )
+    if heads and hidden and not width and hidden % heads:
+        width_key = names.get("model.kv_channels")
+        without = f"without a {width_key} " if width_key else ""
+        problems.append(
+            f"{names['model.hidden_size']} is {hidden}; {without}it must be a multiple of "
+            f"{named_heads}"
+        )
+    return problems
+
+
+def _unknown(name: str, family: ModelFamily) -> str:
+    known = {*(key.hf for key in family.keys), *family.fixed, *family.ignored}
+    near = " or ".join(map(repr, difflib.get_close_matches(name, known, n=2)))
+    hint = f"; did you mean {near}?" if near else "; its effect is unknown"
+    return f"unknown key {name!r}{hint}"
+
+
+def _same(value: Any, other: object) -> bool:
+    """Return whether values are equal and not a bool and a number."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def _value(config: RunConfig, field: str, absent: object) -> Any:
+    """Return a field of ``[model]``; ``absent`` if the installed Megatron does not have it."""
+    name = field.removeprefix("model.")
+    return model_value(config, name) if name in config.model else absent

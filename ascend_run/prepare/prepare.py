@@ -1,0 +1,293 @@
+"""From a user's request to a run that can start, or one error. Imports no torch.
+
+Training, ``plan`` and the conformance kit all use this, so the plan shows what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ascend_run.core.config.layout import layout_of
+from ascend_run.core.hooks import Hooks
+from ascend_run.core.run_files import run_folder_problems
+from ascend_run.plugin_api.errors import AscendRunError, ConfigError, PluginResolutionError
+from ascend_run.registry.discovery import Catalogue, discover
+from ascend_run.registry.explanation import check_hooks, idle
+from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
+from ascend_run.registry.lock import plugin_lock
+from ascend_run.registry.resolution import Resolution, resolve
+from ascend_run.types.config import RunConfig
+from ascend_run.types.layout import Layout
+
+from .checks.compatibility import compatibility_problems
+from .config.loading import ResolvedConfig, build_config, read_raw
+from .config.raw import COMMAND_LINE, RawConfig
+from .conflicts import explained
+from .levels import Trial as LevelTrial
+from .levels import choose_members, with_level, without_disabled
+from .plan.building import build_plan
+from .plan.json_values import plan_text
+from .plan.records import Bundle, Plan
+
+if TYPE_CHECKING:
+    from ascend_run.core.run import RunRequest
+
+
+@attrs.frozen(kw_only=True)
+class PreparedRun:
+    """A run that passed every check that can be made before it starts."""
+
+    resolved: ResolvedConfig
+    resolution: Resolution
+    layout: Layout
+    idle: Mapping[str, str]
+    """Maps each plugin that has no effect in this run to the condition that disables it."""
+    plan: Plan
+    """Without costs, which ``tools.plan`` adds."""
+    lock: Mapping[str, object]
+    """Contents of ``plugins.lock.json``, compared over ranks."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    def instances(self) -> list[Any]:
+        """Return a new instance of every plugin, innermost first."""
+        return instances(self.resolution.order, self.config)
+
+    def run_request(self, *more: Any) -> RunRequest:
+        """Build the request to core, with new instances of every plugin.
+
+        Args:
+            more: Instances of plugins that are not installed, outermost.
+        """
+        from ascend_run.core.run import RunRequest
+
+        from .config.printing import render_toml
+
+        return RunRequest(
+            config=self.config,
+            config_toml=render_toml(self.resolved),
+            plugins=[*self.instances(), *more],
+            idle=self.idle,
+            plan_json=plan_text(self.plan),
+            lock=self.lock,
+        )
+
+
+def prepare(
+    file: Path | None,
+    overrides: Sequence[str] = (),
+    enable: Sequence[str] | None = None,
+    platform: str | None = None,
+    task: str | None = None,
+    world_size: int | None = None,
+    level: int | None = None,
+    disable: Sequence[str] = (),
+) -> PreparedRun:
+    """Read, resolve, check and plan a run.
+
+    Args:
+        enable: Features that replace the file's; None keeps the file's. Likewise ``platform`` and
+            ``task``.
+        world_size: Number of ranks; None is ``run.nproc``.
+        level: Also enable our own features up to this level, as far as they can run.
+        disable: Features to leave out of the file's and the level's.
+
+    Raises:
+        AscendRunError: Lists all problems of the first stage that has any: reading, plugins,
+            values, compatibility.
+    """
+    raw = request(file, overrides, enable, platform, task, level, disable)
+    return prepare_raw(raw, world_size)
+
+
+def request(
+    file: Path | None,
+    overrides: Sequence[str],
+    enable: Sequence[str] | None,
+    platform: str | None,
+    task: str | None,
+    level: int | None = None,
+    disable: Sequence[str] = (),
+) -> RawConfig:
+    """Read the file and apply a command line to it.
+
+    Raises:
+        ConfigError: The file cannot be read, or an override is malformed.
+    """
+    chosen = {"enable": None if enable is None else [*enable], "platform": platform, "task": task}
+    raw = read_raw(file, overrides).replacing(COMMAND_LINE, **chosen)
+    return attrs.evolve(raw, level=level, disable=tuple(disable))
+
+
+def prepare_raw(
+    raw: RawConfig, world_size: int | None = None, catalogue: Catalogue | None = None
+) -> PreparedRun:
+    """Prepare a run from a raw config; see ``prepare``.
+
+    Args:
+        catalogue: Available plugins; None is all that are installed.
+    """
+    known = discover() if catalogue is None else catalogue
+    raw, bundle = _with_level(raw, known, world_size)
+    try:
+        resolved_run = _resolve_run(raw, known, world_size)
+    except PluginResolutionError as error:
+        raise explained(error, _named_plugins(raw), known) from None
+    problems = [
+        *resolved_run.problems(),
+        *run_folder_problems(resolved_run.resolved.config, raw.file),
+    ]
+    if problems:
+        raise ConfigError("this run cannot start", problems)
+    resolution, resolved, layout = (
+        resolved_run.resolution,
+        resolved_run.resolved,
+        resolved_run.layout,
+    )
+    plan = build_plan(resolution, known, resolved, layout, resolved_run.hooks)
+    return PreparedRun(
+        resolved=resolved,
+        resolution=resolution,
+        layout=layout,
+        idle=idle(resolution, resolved.config),
+        plan=plan if bundle is None else with_level(plan, bundle),
+        lock=plugin_lock(resolution, known),
+    )
+
+
+@attrs.frozen
+class RunCheck:
+    """The compatibility of a run with valid plugins and values."""
+
+    problems: tuple[str, ...]
+    """Why it cannot start; empty if it can."""
+    idle: Mapping[str, str]
+    """As in ``PreparedRun``."""
+
+
+def check_run(raw: RawConfig, world_size: int, catalogue: Catalogue) -> RunCheck:
+    """Check a run without planning it, in less time than ``prepare_raw`` takes.
+
+    Raises:
+        AscendRunError: The plugins or values are invalid.
+    """
+    run = _resolve_run(raw, catalogue, world_size)
+    return RunCheck(tuple(run.problems()), idle(run.resolution, run.resolved.config))
+
+
+@attrs.frozen
+class _ResolvedRun:
+    """A run with valid plugins and values whose compatibility is not checked yet."""
+
+    resolution: Resolution
+    resolved: ResolvedConfig
+    layout: Layout
+    hooks: Hooks
+
+    def problems(self) -> list[str]:
+        return compatibility_problems(
+            self.resolved.config, self.layout, self.resolution, self.hooks
+        )
+
+
+def _resolve_run(raw: RawConfig, known: Catalogue, world_size: int | None) -> _ResolvedRun:
+    resolution = _resolve(raw, known)
+    check_hooks(resolution.order)
+    resolved = _build_config(raw, resolution)
+    config = resolved.config
+    layout = layout_of(config, config.run.nproc if world_size is None else world_size)
+    return _ResolvedRun(resolution, resolved, layout, Hooks(instances(resolution.order, config)))
+
+
+def _named_plugins(raw: RawConfig) -> list[str]:
+    """Return every plugin that a run names."""
+    return [*raw.enable, raw.platform, raw.task, raw.family]
+
+
+def _with_level(
+    raw: RawConfig, known: Catalogue, world_size: int | None
+) -> tuple[RawConfig, Bundle | None]:
+    """Apply ``--level`` and ``--disable`` to the features of a run."""
+    if raw.level is None and not raw.disable:
+        return raw, None
+    enabled = without_disabled(raw, known)
+
+    def attempt(features: Sequence[str]) -> LevelTrial:
+        try:
+            tried = _resolve_run(raw.replacing(COMMAND_LINE, enable=[*features]), known, world_size)
+            unused = idle(tried.resolution, tried.resolved.config)
+            return LevelTrial(problems=frozenset(tried.problems()), idle=unused)
+        except AscendRunError as error:
+            return LevelTrial(problems=frozenset(error.problems or [error.headline]))
+
+    if raw.level is None:
+        return raw.replacing(f"{COMMAND_LINE}, --disable", enable=enabled), None
+    bundle = choose_members(raw.level, enabled, raw.disable, known, attempt)
+    origin = f"{COMMAND_LINE}, --level {raw.level}"
+    return raw.replacing(origin, enable=[*enabled, *bundle.members]), bundle
+
+
+def instances(order: Iterable[Plugin], config: RunConfig) -> list[Any]:
+    """Create a new instance of every plugin with its options, in the same order."""
+    return [
+        plugin(config.plugins[plugin.manifest.name]) if options_of(plugin) else plugin()
+        for plugin in order
+    ]
+
+
+def options_of(plugin: Plugin) -> type | None:
+    """Return the plugin's options class, or None."""
+    options: type | None = getattr(plugin, "config_class", None)
+    return options
+
+
+def _resolve(raw: RawConfig, catalogue: Catalogue) -> Resolution:
+    wanted = [
+        *((name, Kind.FEATURE) for name in raw.enable),
+        (raw.platform, Kind.PLATFORM),
+        (raw.task, Kind.TASK),
+        (raw.family, Kind.MODEL),
+    ]
+    failures: dict[str, AscendRunError] = {}
+    for name, kind in wanted:
+        if name in catalogue and catalogue[name].kind is not kind:
+            actual = catalogue[name].kind
+            failures[name] = PluginResolutionError(
+                f"'{name}' is a {actual}, not a {kind}; choose it with {CHOSEN_WITH[actual]}"
+            )
+    names = [name for name, _ in wanted]
+    loaded = catalogue.load_each(name for name in names if name not in failures)
+    return resolve(names, loaded.classes, {**loaded.failures, **failures})
+
+
+def _build_config(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
+    family = _family(resolution)
+    hf_values: Mapping[str, object] = {}
+    if raw.hf_path is not None:
+        # Read only by runs that start from a Hugging Face folder.
+        from ascend_run.core.hugging_face.json_files import read_hf_config
+
+        from .hugging_face.config_keys import config_from_hf
+
+        hf_values = config_from_hf(family, read_hf_config(raw.hf_path))
+    return build_config(
+        raw,
+        {plugin.manifest.name: options_of(plugin) for plugin in resolution.order},
+        family.defaults,
+        resolution.of_kind(Kind.FEATURE),
+        hf_values=hf_values,
+    )
+
+
+def _family(resolution: Resolution) -> Any:
+    """Return the model family's data, which the config needs before any option is known."""
+    (plugin,) = (p for p in resolution.order if kind_of(p) is Kind.MODEL)
+    options = options_of(plugin)
+    family = plugin(options()) if options else plugin()
+    return Hooks([family]).require("ascend_model_family")

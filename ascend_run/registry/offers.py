@@ -1,0 +1,93 @@
+"""Entry points of installed distributions, read from their metadata without importing them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from email.parser import HeaderParser
+from importlib.metadata import Distribution, EntryPoint, distribution, distributions
+from typing import NamedTuple
+
+OWN_DISTRIBUTION = "ascend-run"
+_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+"""As in ``Manifest.name``."""
+
+
+class Offer(NamedTuple):
+    """One entry point and its distribution."""
+
+    entry_point: EntryPoint
+    distribution: str
+    """Normalized."""
+    version: str
+
+
+def offers_in(groups: Collection[str], kind: str) -> tuple[list[Offer], dict[str, str]]:
+    """Read the entry points of every distribution on ``sys.path``; import nothing.
+
+    Args:
+        groups: Entry-point groups.
+        kind: What their entry points are called in messages.
+
+    Returns:
+        The entry points, and distributions that cannot be read -> why. A broken third-party package
+        must not affect commands that do not use it.
+    """
+    offers: list[Offer] = []
+    unreadable: dict[str, str] = {}
+    for name in _offering_distributions(groups, unreadable):
+        try:
+            found = distribution(name)  # of several installations, the one that is imported
+            _, version = _identity(found)
+            for entry_point in found.entry_points:
+                if entry_point.group not in groups:
+                    continue
+                if not _NAME.fullmatch(entry_point.name):
+                    unreadable[name] = (
+                        f"its {kind} {entry_point.name[:60]!a} has an invalid name: names are "
+                        "kebab-case, such as 'my-feature'"
+                    )
+                    continue
+                offers.append(Offer(entry_point=entry_point, distribution=name, version=version))
+        except Exception as error:  # third-party metadata may be broken in any way
+            unreadable[name] = f"its entry points cannot be read: {_one_line(error)}"
+    return offers, unreadable
+
+
+def normalised(distribution_name: str) -> str:
+    """Return a distribution's name as normalized by PEP 503."""
+    return re.sub(r"[-_.]+", "-", distribution_name).lower()
+
+
+def _offering_distributions(groups: Collection[str], unreadable: dict[str, str]) -> list[str]:
+    """Normalized names of the distributions whose entry points mention one of the groups."""
+    names: set[str] = set()
+    for found in distributions():
+        try:
+            text = found.read_text("entry_points.txt") or ""
+            if any(group in text for group in groups):
+                names.add(_identity(found)[0])
+        except Exception as error:  # as above
+            unreadable[str(getattr(found, "_path", found))] = (
+                f"its metadata cannot be read: {_one_line(error)}"
+            )
+    return sorted(names)
+
+
+def _identity(found: Distribution) -> tuple[str, str]:
+    """Normalized name and version, from the header of the metadata only, since the description
+    below it may be of any size.
+
+    Raises:
+        ValueError: The metadata has no name.
+    """
+    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    head = HeaderParser().parsestr(text.partition("\n\n")[0])
+    if not head["Name"]:
+        raise ValueError("it has no Name")
+    version = "".join(letter if letter.isprintable() else "?" for letter in head["Version"] or "?")
+    return normalised(head["Name"]), version[:40]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,0 +1,117 @@
+"""A dry run on one rank: builds and steps models with the same code as training.
+
+Used by the conformance kit's trials and by ``verify``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ascend_run.core.checkpoint.parameter_pieces import ParameterPiece, parameter_pieces
+from ascend_run.core.data.batches import BatchPlan
+from ascend_run.core.hooks import Hooks
+from ascend_run.core.train.batches import BatchReader
+from ascend_run.core.train.models import build_models
+from ascend_run.core.train.step import (
+    ForwardBackward,
+    StepEvents,
+    StepResult,
+    TrainStep,
+    connect_schedule,
+)
+from ascend_run.plugin_api import contracts as c
+
+if TYPE_CHECKING:
+    from ascend_run.types.data import Samples
+
+
+class DryRun:
+    """A run's models, built to compute gradients or to train; ``bundle`` is the first role's."""
+
+    def __init__(self, hooks: Hooks, context: c.RunContext) -> None:
+        self.hooks, self.context = hooks, context
+        self.plan = BatchPlan.of_rank(context.config, context.layout)
+        self.task: c.Task = hooks.require("ascend_task", config=context.config)
+        self.role = self.task.roles[0]
+
+    @property
+    def bundle(self) -> c.ModelBundle:
+        return self.context.models[self.role]
+
+    def for_gradients(self, dtype: torch.dtype) -> ForwardBackward:
+        """Build the models without an optimizer, in any dtype; gradients are all-reduced, so that
+        every rank has full ones."""
+        self.build(dtype, with_optimizer=False)
+        connect_schedule(self.bundle)
+        return ForwardBackward(
+            self.context, self.task, self.hooks, self.role, force_all_reduce=True
+        )
+
+    def build(self, dtype: torch.dtype | None = None, *, with_optimizer: bool = True) -> None:
+        """Build the models; by default as in training, in the run's precision."""
+        build_models(
+            self.task,
+            self.hooks,
+            self.context,
+            self.plan.num_microbatches,
+            dtype=dtype,
+            with_optimizer=with_optimizer,
+        )
+
+    def train_step(self) -> TrainStep:
+        """Return the train step; the models must have been built with their optimizer."""
+        return TrainStep(self.context, self.task, self.hooks, self.role)
+
+    def batches(self, dataset: Samples) -> Iterator[c.Batch]:
+        """Yield this rank's micro-batches of a dataset, from the consumed samples on."""
+        read = BatchReader(self.hooks, self.context, self.task.batch_fields, self.plan)
+        return read(dataset, self.context.consumed_samples, "dry run's")
+
+    def gradients(
+        self,
+        forward_backward: ForwardBackward,
+        batches: Iterator[c.Batch],
+        watched: AbstractContextManager[Any] | None = None,
+    ) -> tuple[float, int]:
+        """Run forward and backward of one global batch.
+
+        Args:
+            watched: Context manager entered around forward and backward.
+
+        Returns:
+            The mean loss and the number of tokens.
+        """
+        self.hooks.event("ascend_before_step")(context=self.context)
+        with watched or nullcontext():
+            return forward_backward(batches, self.plan.num_microbatches)
+
+    def step(
+        self,
+        train_step: TrainStep,
+        batches: Iterator[c.Batch],
+        watched: AbstractContextManager[Any] | None = None,
+    ) -> StepResult:
+        """Run one training step, with the events around it.
+
+        Args:
+            watched: As in ``gradients``.
+        """
+        with StepEvents(self.hooks, self.context), watched or nullcontext():
+            return train_step(batches, self.plan.num_microbatches)
+
+    def pieces(self, read: Callable[[Tensor], Tensor | None]) -> list[ParameterPiece]:
+        """Return what ``read`` returns for each parameter, as shards of full tensors."""
+        vocab_size = self.context.config.model.vocab_size
+        found = parameter_pieces(self.bundle.chunks, vocab_size, read)
+        return [piece for piece in found if piece.is_parameter]
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return a parameter's gradient: Megatron's ``main_grad``, or autograd's ``grad``."""
+    main: Tensor | None = getattr(parameter, "main_grad", None)
+    return parameter.grad if main is None else main

@@ -1,0 +1,235 @@
+"""Gloo ranks that live for the whole test session.
+
+Importing torch and Megatron costs seconds per rank; a job on running ranks costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import multiprocessing
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import attrs
+
+from .worker import Failure, Job
+
+START_SECONDS: Final = 180.0
+"""Importing torch on a loaded machine is slow."""
+GRACE_SECONDS: Final = 10.0
+"""Time for the other ranks to notice that one has failed."""
+LOG_TAIL_BYTES: Final = 4000
+_SERVE: Final = f"from {__package__}.worker import serve; serve"
+
+
+class PoolError(Exception):
+    """A job failed on a rank.
+
+    Args:
+        rank: The rank that failed first.
+        kind: Class name of its exception; ``Hang`` or ``Death`` where there was none.
+        message: Its message.
+        details: The remote traceback, or the end of the rank's log.
+    """
+
+    def __init__(self, rank: int, kind: str, message: str, details: str) -> None:
+        self.rank, self.kind, self.message, self.details = rank, kind, message, details
+        super().__init__(f"rank {rank}: {kind}: {message}\n{details}")
+
+
+@attrs.frozen
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    log: Path
+
+    def log_tail(self) -> str:
+        with self.log.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - LOG_TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+
+
+class GlooPool:
+    """Runs module-level functions on 1 to n ranks; all world sizes share the same processes.
+
+    Processes are started when a job needs them. A job that fails, dies or hangs ends all of them,
+    and the next one starts new ones: after a failure while a process group was being created, torch
+    cannot create another one in the same process.
+    """
+
+    def __init__(self) -> None:
+        self._workers: list[_Worker] = []
+        self._folder: Path | None = None
+        self._jobs = 0
+
+    def __enter__(self) -> GlooPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        world_size: int,
+        *args: Any,
+        timeout: float = 60.0,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Call ``function(*args, **kwargs)`` on every rank of a fresh default process group.
+
+        Args:
+            function: Importable by name, so neither a lambda nor a closure.
+            timeout: Limit for the job, without the start of processes. Unit: seconds.
+
+        Returns:
+            The return value of each rank, which must be picklable.
+
+        Raises:
+            PoolError: The first failure, with the rank and its traceback.
+        """
+        if function.__module__ == "__main__" or "<" in function.__qualname__:
+            raise ValueError(f"{function.__qualname__} cannot be imported by another process")
+        self._ensure(world_size)
+        self._jobs += 1
+        job = Job(
+            module=function.__module__,
+            file=inspect.getsourcefile(function),
+            qualname=function.__qualname__,
+            arguments=pickle.dumps((args, kwargs)),
+            search_path=tuple(sys.path),
+            rank=0,
+            world_size=world_size,
+            store=str(self._scratch() / f"store-{self._jobs}"),
+            timeout=timeout,
+        )
+        team = self._workers[:world_size]
+        for rank, worker in enumerate(team):
+            worker.connection.send_bytes(pickle.dumps(attrs.evolve(job, rank=rank)))
+        try:
+            return self._collect(team, timeout)
+        except BaseException:
+            # After an interrupt, such as a test's time limit, the next job would receive the
+            # replies of this one.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes and remove their files; the pool can be used again."""
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.kill()
+            worker.process.wait()
+        self._workers.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _collect(self, team: list[_Worker], timeout: float) -> list[object]:
+        deadline = time.monotonic() + timeout + GRACE_SECONDS
+        waiting = {worker.connection: rank for rank, worker in enumerate(team)}
+        results: list[object] = [None] * len(team)
+        first: PoolError | None = None
+        failed_at = math.inf
+        while waiting:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self.close()
+                hung = sorted(waiting.values())
+                raise first or PoolError(hung[0], "Hang", f"no reply from ranks {hung}", "")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                try:
+                    reply = pickle.loads(connection.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    # The other ranks would only report a lost connection.
+                    death = self._death(rank, team[rank], timeout)
+                    self.close()
+                    raise death from None
+                if isinstance(reply, Failure):
+                    if reply.at < failed_at:
+                        first = PoolError(rank, reply.kind, reply.message, reply.traceback)
+                        failed_at = reply.at
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                else:
+                    results[rank] = reply
+        if first is not None:
+            self.close()
+            raise first
+        return results
+
+    def _death(self, rank: int, worker: _Worker, timeout: float) -> PoolError:
+        code = worker.process.wait(GRACE_SECONDS)
+        log = worker.log_tail()
+        if "Timeout (" in log:  # faulthandler's heading of the stacks that the watchdog prints
+            return PoolError(rank, "Hang", f"still running after {timeout:g} s", log)
+        return PoolError(rank, "Death", f"the process ended with exit code {code}", log)
+
+    def _ensure(self, count: int) -> None:
+        """Start the missing processes concurrently, and wait until they are ready."""
+        fresh = [self._spawn(rank) for rank in range(len(self._workers), count)]
+        deadline = time.monotonic() + START_SECONDS
+        self._workers.extend(fresh)
+        for worker in fresh:
+            if not _is_ready(worker, deadline):
+                log = worker.log_tail()
+                self.close()
+                raise PoolError(0, "Start", "a rank of the pool did not start", log)
+
+    def _spawn(self, rank: int) -> _Worker:
+        ours, theirs = multiprocessing.Pipe()
+        log = self._scratch() / f"rank-{rank}.log"
+        with theirs, log.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"{_SERVE}({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=_environment(),
+            )
+        return _Worker(process, ours, log)
+
+    def _scratch(self) -> Path:
+        """Folder of the logs and the rendezvous files."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="ascend-run-pool-"))
+        return self._folder
+
+
+def _is_ready(worker: _Worker, deadline: float) -> bool:
+    if not worker.connection.poll(max(0.0, deadline - time.monotonic())):
+        return False
+    try:
+        return worker.connection.recv_bytes() == b"ready"
+    except (EOFError, ConnectionResetError):
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """Environment of a rank: one thread, the loopback interface, the caller's ``sys.path``."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    if "lo" in {name for _, name in socket.if_nameindex()}:
+        # Without it gloo resolves the host name, which may have no address.
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment

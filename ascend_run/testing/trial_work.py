@@ -1,0 +1,139 @@
+"""Execute a trial on one rank: gradients, or steps and checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import contracts as c
+from ascend_run.testing.effects import CollectiveCall, count_both
+from ascend_run.testing.models import samples
+from ascend_run.testing.runtime import Piece, RankOutcome, Trial
+
+
+@attrs.define
+class _Counts:
+    """Operations and collectives of the last forward and backward."""
+
+    operations: Mapping[str, int] = attrs.field(factory=dict)
+    calls: Mapping[str, int] = attrs.field(factory=dict)
+    sent_bytes: Mapping[str, int] = attrs.field(factory=dict)
+    collective_calls: Sequence[CollectiveCall] = ()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        with count_both() as (operations, collectives):
+            yield
+        self.operations = Counter(operations)
+        self.calls, self.sent_bytes = collectives.calls, collectives.sent_bytes
+        self.collective_calls = tuple(collectives.collective_calls)
+
+
+class TrialWork:
+    """One trial on one rank, whose process groups and device exist."""
+
+    def __init__(self, trial: Trial, hooks: Hooks, context: c.RunContext) -> None:
+        from ascend_run.testing.dry_run import DryRun
+
+        self.trial, self.hooks, self.context = trial, hooks, context
+        self.dry_run = DryRun(hooks, context)
+        self.counts = _Counts()
+
+    def gradients(self) -> RankOutcome:
+        """Compute loss and gradients of the first global batch, in the trial's dtype."""
+        from ascend_run.testing.dry_run import gradient_of
+
+        forward_backward = self.dry_run.for_gradients(getattr(torch, self.trial.dtype))
+        loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
+        return self._outcome([loss], [], gradient_of)
+
+    def train(self) -> RankOutcome:
+        """Run the steps; resume from and save to checkpoints if the trial has a folder for them."""
+        from ascend_run.core.run_end import notifying_listeners
+        from ascend_run.core.train.checkpointing import Checkpoints
+
+        self.dry_run.build()
+        if not self.trial.checkpoints:
+            return self._steps()
+        folder = Path(self.trial.checkpoints)
+        folder.mkdir(parents=True, exist_ok=True)
+        with notifying_listeners(self.hooks, self.context, _NO_LOG):
+            checkpoints = Checkpoints(self.hooks, self.context, folder)
+            checkpoints.restore(_NO_LOG)
+            self.hooks.event("ascend_before_run")(context=self.context)
+            outcome = self._steps()
+            path = checkpoints.save()
+            self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)
+            pieces, values = checkpoints.state()
+        state = {f"{p.key} {p.offset}": p.tensor.detach().clone() for p in pieces}
+        return attrs.evolve(outcome, state=state, values=values)
+
+    def _steps(self) -> RankOutcome:
+        from ascend_run.core.train.data_parallel import gather_parameters
+
+        step, batches = self.dry_run.train_step(), self._batches(self.trial.steps)
+        losses, norms = [], []
+        while self.context.step < self.trial.steps:
+            is_last = self.context.step == self.trial.steps - 1
+            result = self.dry_run.step(step, batches, self._watch() if is_last else None)
+            losses.append(result.loss)
+            norms.append(float("nan") if result.grad_norm is None else result.grad_norm)
+        gather_parameters(self.dry_run.bundle)
+        return self._outcome(losses, norms, Tensor.detach)
+
+    def _watch(self) -> AbstractContextManager[None] | None:
+        return self.counts.watch() if self.trial.counted else None
+
+    def _batches(self, num_global_batches: int) -> Iterator[c.Batch]:
+        """Yield the remaining micro-batches of the given number of global batches."""
+        count = num_global_batches * self.context.config.train.global_batch_size
+        return self.dry_run.batches(samples(self.trial.config, count))
+
+    def _outcome(
+        self, losses: list[float], norms: list[float], read: Callable[[Tensor], Tensor | None]
+    ) -> RankOutcome:
+        return RankOutcome(
+            losses=tuple(losses),
+            grad_norms=tuple(norms),
+            pieces=tuple(
+                Piece(
+                    name=held.name,
+                    tensor=None if held.tensor is None else held.tensor.clone(),
+                    offset=held.offset,
+                    global_shape=held.global_shape,
+                )
+                for held in self.dry_run.pieces(read)
+                if held.trains
+            ),
+            collectives=self.counts.calls,
+            sent_bytes=self.counts.sent_bytes,
+            collective_calls=self.counts.collective_calls,
+            operations=self.counts.operations,
+            metrics=self._metrics(),
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        groups = self.hooks.merge("ascend_metrics", context=self.context)
+        return {
+            f"{group}/{name}": value
+            for group, metrics in groups.items()
+            for name, value in metrics(self.context).items()
+        }
+
+
+class _NoLog:
+    """A log that discards everything."""
+
+    def __getattr__(self, level: str) -> Callable[..., None]:
+        return lambda event, **fields: None
+
+
+_NO_LOG: Any = _NoLog()

@@ -1,0 +1,172 @@
+"""One rank of the pool: runs jobs from a pipe until the pipe is closed.
+
+Started by ``pool``, which passes one end of the pipe as a file descriptor. Output goes to the
+rank's log; results and errors are sent through the pipe.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import os
+import pickle
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import attrs
+
+_MANY_THREADS = 40
+"""Each process group has three threads, one of which polls a hundred times per second, and a
+model's reference cycles keep the groups of finished jobs alive until they are collected."""
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """One call of one function on one rank."""
+
+    module: str
+    file: str | None
+    """Source file of the module, for modules that cannot be imported by name."""
+    qualname: str
+    arguments: bytes
+    """Pickled ``(args, kwargs)``: unpickled only after the module is imported."""
+    search_path: tuple[str, ...]
+    """The caller's ``sys.path``."""
+    rank: int
+    world_size: int
+    store: str
+    """Rendezvous file of this job."""
+    timeout: float
+    """After this time the worker prints its stacks and exits. Unit: seconds."""
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """An exception that a job raised."""
+
+    kind: str
+    """Name of the exception's class."""
+    message: str
+    traceback: str
+    at: float
+    """Monotonic time when it was raised; the first failure is the cause. Unit: seconds."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Build a Failure from the exception that is being handled."""
+        return cls(
+            kind=type(error).__name__,
+            message=str(error),
+            traceback=traceback.format_exc(),
+            at=time.monotonic(),
+        )
+
+
+def load_function(job: Job) -> Callable[..., Any]:
+    """Import the job's function with the caller's ``sys.path``."""
+    sys.path[:] = job.search_path
+    try:
+        module = importlib.import_module(job.module)
+    except ModuleNotFoundError as error:
+        if job.file is None or (error.name and not job.module.startswith(error.name)):
+            raise
+        # A test module that pytest imported by path, under a name that is not on sys.path.
+        spec = importlib.util.spec_from_file_location(job.module, job.file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[job.module] = module
+        spec.loader.exec_module(module)
+    found: Any = module
+    for part in job.qualname.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def run_job(job: Job) -> Any:
+    """Call the function inside a default process group of the job's size; return its result, or a
+    Failure if it raised."""
+    import torch
+    from torch import distributed
+
+    function = load_function(job)
+    args, kwargs = pickle.loads(job.arguments)
+    # Reset state that an earlier job may have changed.
+    torch.manual_seed(0)
+    random.seed(0)
+    default_dtype, environment = torch.get_default_dtype(), dict(os.environ)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{job.store}",
+        rank=job.rank,
+        world_size=job.world_size,
+        timeout=datetime.timedelta(seconds=job.timeout),
+    )
+    # A rank must not finish a short job while another rank is still connecting to it, here or in a
+    # group that the job has created.
+    distributed.barrier()
+    try:
+        result = function(*args, **kwargs)
+        if distributed.is_initialized():
+            distributed.barrier()
+        return result
+    except Exception as error:
+        # Recorded before the group is destroyed, which makes the waiting ranks fail too.
+        return Failure.of(error)
+    finally:
+        if distributed.is_initialized():  # the job may have torn everything down itself
+            distributed.destroy_process_group()
+        torch.set_default_dtype(default_dtype)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def reply_to(job: Job) -> bytes:
+    """Run a job and return its pickled result or Failure."""
+    try:
+        result = run_job(job)
+        reply = pickle.dumps(result)
+    except Exception as error:  # it could not be imported, or its result not be pickled
+        result = Failure.of(error)
+        reply = pickle.dumps(result)
+    # The frames of an exception may hold process groups. Collecting them closes their connections,
+    # so that peers that wait in a collective fail at once.
+    if isinstance(result, Failure) or _num_threads() > _MANY_THREADS:
+        gc.collect()
+        if not gc.get_freeze_count():
+            gc.freeze()  # skip the objects of torch and Megatron in further collections
+    return reply
+
+
+def _num_threads() -> int:
+    import psutil
+
+    return int(psutil.Process().num_threads())
+
+
+def serve(descriptor: int) -> None:
+    """Run the jobs that are received through an open pipe, until the pool closes its end."""
+    import torch
+
+    connection = Connection(descriptor)
+    torch.set_num_threads(1)
+    connection.send_bytes(b"ready")
+    while True:
+        try:
+            job: Job = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        # The watchdog also ends a rank whose pool has died.
+        faulthandler.dump_traceback_later(job.timeout, exit=True)
+        reply = reply_to(job)
+        faulthandler.cancel_dump_traceback_later()
+        sys.stdout.flush()
+        connection.send_bytes(reply)

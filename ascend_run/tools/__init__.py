@@ -1,0 +1,1 @@
+"""Commands other than train, one folder each; a command is optional and listed in setup.cfg."""

@@ -1,0 +1,129 @@
+"""Write a model as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ascend_run.core.hugging_face.parameter_rows import (
+    EMBEDDING,
+    ParameterSource,
+    RowRun,
+    parameter_sources,
+    row_runs,
+)
+from ascend_run.plugin_api.contracts import ModelFamily
+from ascend_run.plugin_api.errors import CheckpointError, StorageError
+from ascend_run.prepare.hugging_face.config_keys import config_to_hf
+from ascend_run.types.config import RunConfig
+
+from .safetensors_shards import SafetensorsShards
+
+MAX_SHARD_BYTES: Final = 5 * 10**9
+"""Maximum file size, the default of transformers."""
+
+
+def export_hf(
+    folder: str | Path,
+    family: ModelFamily,
+    config: RunConfig,
+    state: Iterable[tuple[str, Tensor]],
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write config.json and safetensors for transformers, with one parameter in memory at a time.
+
+    They are written to a temporary folder, which is then renamed. Tokenizer files are not written.
+
+    Args:
+        folder: Must not exist, or be empty.
+        state: (name in Megatron's GPTModel, full tensor), each parameter once, in any order;
+            vocabulary padding is dropped.
+
+    Raises:
+        ConfigError: The family's Hugging Face class does not support this model's config.
+        CheckpointError: A parameter is missing, unknown, or of the wrong shape.
+        StorageError: The folder is not empty or cannot be written.
+    """
+    config_json = config_to_hf(family, config)
+    out = Path(folder)
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise StorageError(f"{out} is not empty; name a new folder to export to")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        try:
+            dtype = _write_tensors(beside, family, config, state, max_shard_bytes)
+            config_json["dtype"] = str(dtype).removeprefix("torch.")
+            text = json.dumps(config_json, indent=2, sort_keys=True) + "\n"
+            (beside / "config.json").write_text(text, "utf-8")
+            beside.chmod(0o755)  # mkdtemp creates it for the owner only
+            beside.replace(out)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as problem:
+        raise StorageError(f"{out} cannot be written: {problem.strerror or problem}") from None
+
+
+def hf_tensors(
+    source: ParameterSource, parameter: Tensor, config: RunConfig
+) -> Iterator[tuple[str, Tensor]]:
+    """Split one full parameter into its Hugging Face tensors, by name.
+
+    Raises:
+        ValueError: The parameter's shape does not match the family and config.
+    """
+    parts: dict[str, list[RowRun]] = {}
+    for run in row_runs(source, parameter.shape, config):
+        parts.setdefault(run.hf, []).append(run)
+    for name, runs in parts.items():
+        in_order = sorted(runs, key=lambda run: run.hf_start)
+        rows = [_rows(parameter, run) for run in in_order]
+        whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+        yield name, whole.t() if runs[0].transposed else whole
+
+
+def _rows(parameter: Tensor, run: RowRun) -> Tensor:
+    matrix = parameter if run.expert is None else parameter[run.expert]
+    return matrix[run.start : run.start + run.rows]
+
+
+def _write_tensors(
+    folder: Path,
+    family: ModelFamily,
+    config: RunConfig,
+    state: Iterable[tuple[str, Tensor]],
+    max_shard_bytes: int,
+) -> torch.dtype:
+    """Write all parameters; return the dtype of the embedding, for config.json."""
+    missing: dict[str, ParameterSource] = dict(parameter_sources(family, config))
+    names = [name for source in missing.values() for name in source.hf_names]
+    shards = SafetensorsShards(folder, names, max_shard_bytes)
+    problems: list[str] = []
+    dtype = torch.float32
+    try:
+        for name, parameter in state:
+            if (source := missing.pop(name, None)) is None:
+                problems.append(f"parameter {name} does not exist in a {family.architecture}")
+                continue
+            if name == EMBEDDING:
+                dtype = parameter.dtype
+            try:
+                for hf_name, tensor in hf_tensors(source, parameter, config):
+                    shards.add(hf_name, tensor)
+            except ValueError as problem:
+                problems.append(f"parameter {name}: {problem}")
+        problems += [f"parameter {name} is missing" for name in missing]
+        if problems:
+            raise CheckpointError("this model cannot be exported", problems)
+        shards.close()
+    finally:
+        shards.abandon()
+    return dtype

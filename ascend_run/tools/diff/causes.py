@@ -1,0 +1,177 @@
+"""Compare the conditions of two runs: config, plugins, versions, device, data files, layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.core.fingerprint.record import Entry
+from ascend_run.tools.pages.run_folder import RunData, mapping
+
+_PLACE_ONLY: Final = frozenset({"run.output_dir"})
+"""Settings for the location of a run, which always differ."""
+
+
+@attrs.frozen(kw_only=True)
+class Difference:
+    """One difference between the runs."""
+
+    kind: str
+    """``config``, ``plugin``, ``version``, ``device``, ``data``, ``layout``, ``environment``."""
+    name: str
+    values: tuple[str, str]
+    origins: tuple[str, str] = ("", "")
+    """Origins of config values."""
+
+
+@attrs.frozen
+class RunFacts:
+    """Contents of a run folder, except its steps."""
+
+    data: RunData
+    environment: Mapping[str, object]
+    """``environment.json``; empty if there is none."""
+
+    @classmethod
+    def read(cls, data: RunData) -> RunFacts:
+        return cls(data, _environment(data.path / "environment.json"))
+
+
+def differences(
+    one: RunFacts, other: RunFacts, first_data: tuple[Entry, Entry] | None = None
+) -> list[Difference]:
+    """Yield all differences, the most likely causes first.
+
+    Args:
+        first_data: The entries of the first step whose data differ.
+    """
+    return [
+        *_config(one.data, other.data),
+        *_plugins(one.data, other.data),
+        *_tables("version", _versions(one), _versions(other)),
+        *_tables("device", _device(one), _device(other)),
+        *_data(one, other),
+        *(_position(*first_data) if first_data is not None else ()),
+        *_tables("layout", _layout(one.data), _layout(other.data)),
+        *_tables("environment", _variables(one.data), _variables(other.data)),
+    ]
+
+
+def _environment(path: Path) -> Mapping[str, object]:
+    """Contents of ``environment.json``; runs of earlier versions have none."""
+    try:
+        return mapping(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _config(one: RunData, other: RunData) -> Iterator[Difference]:
+    tables = [{row.name: row for row in run.config_rows} for run in (one, other)]
+    origins = [run.plan.origins for run in (one, other)]
+    for name in dict.fromkeys(name for table in tables for name in table):
+        rows = [table.get(name) for table in tables]
+        values = ["" if row is None else row.value for row in rows]
+        if values[0] == values[1] or name in _PLACE_ONLY:
+            continue
+        # Missing keys have the default of the platform, task or family in the plan.
+        came_from = [
+            str(known.get(name, "")) if row is None else row.origin
+            for row, known in zip(rows, origins, strict=True)
+        ]
+        yield Difference(
+            kind="config",
+            name=name,
+            values=(values[0] or "not set", values[1] or "not set"),
+            origins=(came_from[0], came_from[1]),
+        )
+
+
+def _plugins(one: RunData, other: RunData) -> Iterator[Difference]:
+    locks = [mapping(run.lock) for run in (one, other)]
+    orders = [[plugin.name for plugin in run.plan.plugins] for run in (one, other)]
+    for name in dict.fromkeys([*locks[0], *locks[1]]):
+        first, second = (mapping(lock.get(name)) for lock in locks)
+        if not first or not second:
+            shown = ["enabled" if lock.get(name) else "not enabled" for lock in locks]
+            yield Difference(kind="plugin", name=name, values=(shown[0], shown[1]))
+            continue
+        for field in ("distribution", "version"):
+            if first.get(field) != second.get(field):
+                values = (str(first.get(field)), str(second.get(field)))
+                yield Difference(kind="plugin", name=f"{name} {field}", values=values)
+        if first.get("sha256") != second.get("sha256"):
+            codes = (str(first.get("sha256"))[:12], str(second.get("sha256"))[:12])
+            yield Difference(kind="plugin", name=f"{name} code", values=codes)
+    both = {*orders[0]} & {*orders[1]}
+    in_order = [" ".join(name for name in order if name in both) for order in orders]
+    if in_order[0] != in_order[1]:
+        yield Difference(kind="plugin", name="order", values=(in_order[0], in_order[1]))
+
+
+def _versions(run: RunFacts) -> Mapping[str, object]:
+    return {**run.data.plan.versions, **mapping(run.environment.get("versions"))}
+
+
+def _device(run: RunFacts) -> Mapping[str, Any]:
+    """With what was left to it, and it has chosen."""
+    return {
+        "platform": run.data.plan.device or None,
+        **mapping(run.environment.get("device")),
+        **mapping(run.environment.get("machine_choices")),
+    }
+
+
+def _data(one: RunFacts, other: RunFacts) -> Iterator[Difference]:
+    """Files with the same name and different content; names are compared in the config."""
+    files = [mapping(run.environment.get("data")) for run in (one, other)]
+    for prefix in files[0].keys() & files[1].keys():
+        for part, first in mapping(files[0][prefix]).items():
+            second = mapping(files[1][prefix]).get(part)
+            if first != second:
+                values = (_content(first), _content(second))
+                yield Difference(kind="data", name=f"{prefix}.{part}", values=values)
+
+
+def _position(one: Entry, other: Entry) -> Iterator[Difference]:
+    """Data position of the runs, and the samples that they read."""
+    if one.consumed_samples != other.consumed_samples:
+        values = (str(one.consumed_samples), str(other.consumed_samples))
+        yield Difference(kind="data", name=f"position after step {one.step}", values=values)
+    if one.batch != other.batch and one.batch is not None and other.batch is not None:
+        values = (one.batch, other.batch)
+        yield Difference(kind="data", name=f"samples of step {one.step}", values=values)
+
+
+def _content(file: object) -> str:
+    found = mapping(file)
+    if not found:
+        return "no such file"
+    return f"{found.get('size_bytes')} bytes, sha256 {str(found.get('sha256_of_ends'))[:12]}"
+
+
+def _layout(run: RunData) -> Mapping[str, Any]:
+    layout = run.plan.layout
+    sizes = {**layout.axes, **layout.expert_axes}
+    return {"ranks": layout.world_size, **sizes, "stages": layout.stages or None}
+
+
+def _variables(run: RunData) -> Mapping[str, object]:
+    return run.plan.environment
+
+
+def _tables(
+    kind: str, one: Mapping[str, object], other: Mapping[str, object]
+) -> Iterator[Difference]:
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            yield Difference(
+                kind=kind, name=name, values=(_shown(one.get(name)), _shown(other.get(name)))
+            )
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,1 @@
+"""Building blocks of HTML pages that several commands write."""

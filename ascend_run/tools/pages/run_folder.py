@@ -1,0 +1,145 @@
+"""Read a run folder, which may be incomplete."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.core.fingerprint.record import FILE_NAME, Entry, read_fingerprints
+from ascend_run.core.log.metrics import MetricsHistory, read_metrics
+from ascend_run.plugin_api.errors import DataError
+from ascend_run.prepare.plan.records import Plan
+
+from .config_rows import ConfigRow, config_rows
+from .plan_reading import read_plan
+
+SIGNS_OF_A_RUN: Final = ("config.toml", "plan.json", "metrics.jsonl")
+_SHOWN_LEVELS: Final = frozenset({"warning", "error", "critical"})
+
+
+@attrs.frozen(kw_only=True)
+class RunData:
+    """The contents of a run folder; parts that are missing or corrupt are empty."""
+
+    name: str
+    path: Path
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    """Sections of the resolved config."""
+    config_rows: tuple[ConfigRow, ...] = ()
+    plan: Plan = attrs.field(factory=lambda: read_plan({}))
+    lock: Mapping[str, object] = attrs.field(factory=dict)
+    metrics: MetricsHistory = attrs.field(factory=MetricsHistory)
+    fingerprint: Entry | None = None
+    """Fingerprint of the last step; None if there is none."""
+    warnings: tuple[Mapping[str, object], ...] = ()
+    """Log events of level warning or higher."""
+    problems: tuple[str, ...] = ()
+    """Messages about missing and unreadable parts."""
+
+
+def read_run(path: Path) -> RunData:
+    """Read the run folder of a finished, failed or running run.
+
+    Raises:
+        DataError: The folder does not exist or is not a run folder.
+    """
+    if not path.is_dir():
+        raise DataError(f"no run folder {path}", ["name the folder that run.output_dir named"])
+    if not any((path / name).is_file() for name in SIGNS_OF_A_RUN):
+        problem = f"it holds none of {', '.join(SIGNS_OF_A_RUN)}"
+        raise DataError(f"{path} is not the folder of a run", [problem])
+    problems: list[str] = []
+    plan = read_plan(_json_object(path / "plan.json", problems))
+    text = _text(path / "config.toml", problems)
+    config = _toml(text, problems)
+    return RunData(
+        name=path.resolve().name,
+        path=path,
+        config=config,
+        config_rows=config_rows(config, text, plan.origins),
+        plan=plan,
+        lock=_json_object(path / "plugins.lock.json", problems),
+        metrics=_metrics(path / "metrics.jsonl", problems),
+        fingerprint=_last_fingerprint(path, problems),
+        warnings=_warnings(path / "log.jsonl", problems),
+        problems=tuple(problems),
+    )
+
+
+def mapping(value: object) -> Mapping[str, object]:
+    """Return the value if it is a mapping, else an empty one; files may have been edited."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(path: Path, problems: list[str]) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror or error}")
+    return ""
+
+
+def _json_object(path: Path, problems: list[str]) -> Mapping[str, object]:
+    text = _text(path, problems)
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path.name} is not valid JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} holds no JSON object")
+    return mapping(value)
+
+
+def _toml(text: str, problems: list[str]) -> Mapping[str, object]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"config.toml is not valid TOML: {error}")
+        return {}
+
+
+def _metrics(path: Path, problems: list[str]) -> MetricsHistory:
+    if not path.exists():
+        problems.append(f"{path.name} is missing")
+        return MetricsHistory()
+    try:
+        history = read_metrics(path)
+    except DataError as error:
+        problems.append(str(error))
+        return MetricsHistory()
+    problems.extend(f"{path.name}: {problem}" for problem in history.problems)
+    return history
+
+
+def _last_fingerprint(folder: Path, problems: list[str]) -> Entry | None:
+    if not (folder / FILE_NAME).exists():
+        return None  # a run of an earlier version, or one without steps yet
+    try:
+        found = read_fingerprints(folder)
+    except DataError as error:
+        problems.append(str(error))
+        return None
+    problems.extend(f"{FILE_NAME}: {problem}" for problem in found.problems)
+    return found.entries[max(found.entries)] if found.entries else None
+
+
+def _warnings(path: Path, problems: list[str]) -> tuple[Mapping[str, object], ...]:
+    events: list[Mapping[str, object]] = []
+    for line in _text(path, problems).split("\n"):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # truncated by a killed rank; log lines are independent
+        if isinstance(event, dict) and event.get("level") in _SHOWN_LEVELS:
+            events.append(event)
+    return tuple(events)

@@ -1,0 +1,206 @@
+"""The plain model's estimate for the ranks of one stage, to which plugins' changes are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import attrs
+
+from ascend_run.plugin_api.contracts import (
+    Communication,
+    CostChange,
+    Moment,
+    ParameterCost,
+    SavedChange,
+    SavedTensor,
+    Storage,
+    WorkingMemory,
+)
+
+from .backward import Step
+
+
+@attrs.define
+class Saved:
+    """A saved activation after the changes so far."""
+
+    part: str
+    name: str
+    nbytes: float
+    storage: Storage = Storage.DEVICE
+    ahead: int = 0
+    """On the host: how many layers before its own backward it is prefetched."""
+    again: int | None = None
+    """If recomputed: the layer at whose backward its forward is recomputed."""
+    entry_bytes: float | None = None
+    """Bytes saved instead of it if the part is recomputed from it, if that is narrower."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.part}.{self.name}"
+
+
+@attrs.define
+class Ledger:
+    """Mutable estimate of memory, communication and FLOPs of the ranks of one stage."""
+
+    saved: dict[int, list[Saved]]
+    """Layer -> tensors, in the order of the forward."""
+    steps: dict[int, tuple[Step, ...]]
+    """Layer -> the steps of its backward."""
+    parameters: list[ParameterCost]
+    communication: list[Communication]
+    flops: float
+    part_flops: dict[int, dict[str, float]]
+    """Layer -> part -> forward FLOPs of one micro-batch."""
+    part_communication: dict[int, dict[str, list[Communication]]]
+    """Layer -> part -> communication of its forward in one step."""
+    num_microbatches: int
+    repeated: set[tuple[int | None, str]] = attrs.field(factory=set)
+    """(layer, part) of every forward that is recomputed in backward."""
+    working: list[WorkingMemory] = attrs.field(factory=list)
+    removed: list[str] = attrs.field(factory=list)
+    buffers: dict[str, float] = attrs.field(factory=dict)
+    host_buffers: dict[str, float] = attrs.field(factory=dict)
+    host_is_device: bool = False
+    replacements: list[Communication] = attrs.field(factory=list)
+    """Communication of plugins that replaces some of the plain model's."""
+
+    def apply(self, change: CostChange) -> None:
+        """Apply one plugin's change."""
+        for saved in change.saved:
+            self._move(saved)
+        added = change.saved_added_layers
+        for layer in self.saved if added is None else [n for n in added if n in self.saved]:
+            self.saved[layer] += [self._added(tensor, layer) for tensor in change.saved_added]
+        for recomputation in change.recomputed:
+            layers = self._layers(recomputation.layers)
+            self.recompute(recomputation.parts, [(layer,) for layer in layers])
+        self.working += change.working
+        self.removed += change.working_removed
+        self.buffers |= change.buffers
+        self.host_buffers |= change.host_buffers
+        self.host_is_device |= change.host_is_device
+        self.parameters = [
+            attrs.evolve(p, trained=False) if _matches(p.key, change.frozen) else p
+            for p in self.parameters
+        ]
+        self.parameters += change.parameters
+        self.communication += [m for m in change.communication if not m.replaces]
+        self.replacements += [m for m in change.communication if m.replaces]
+        self.flops += change.flops
+
+    def sent(self) -> list[Communication]:
+        """Return all communication, after plugins' replacements."""
+        found: list[Communication] = []
+        for plain in self.communication:
+            others = [new for new in self.replacements if _replaces(new, plain)]
+            found += (
+                [_replacement(plain, new) for new in others if new.calls] if others else [plain]
+            )
+        return found
+
+    def recompute(self, parts: Sequence[str], groups: Iterable[Sequence[int]]) -> None:
+        """Recompute the parts from the input of the first one. Each group of layers is recomputed
+        at once, from the input of its first layer, when the backward of its last layer begins."""
+        for group in groups:
+            for layer in group:
+                inside = [t for t in self.saved[layer] if _matches(t.part, parts)]
+                first = inside[0] if inside and layer == group[0] else None
+                if first is not None and first.entry_bytes is not None:
+                    entry = Saved(part=first.part, name="entry", nbytes=first.entry_bytes)
+                    self.saved[layer].append(entry)
+                    first = None
+                for tensor in inside:
+                    if tensor is not first and tensor.storage is not Storage.NONE:
+                        tensor.storage, tensor.again = Storage.NONE, group[-1]
+                repeated = [p for p in self.part_flops[layer] if _matches(p, parts)]
+                self.repeated.update((layer, part) for part in repeated)
+                self.flops += self.num_microbatches * sum(
+                    self.part_flops[layer].pop(part) for part in repeated
+                )
+                for part in repeated:
+                    self.communication += self.part_communication[layer].pop(part, [])
+
+    def working_bytes(self, step: Step | None, moment: Moment, part: str = "") -> float:
+        """Return the working memory of one step, or of a moment outside of the layers."""
+        name, own = (part, 0.0) if step is None else (step.part, step.working)
+        if step is not None and _matches(step.key, self.removed):
+            own = 0.0
+        return own + sum(
+            w.nbytes
+            for w in self.working
+            if w.moment is moment
+            and (w.part in (name, step and step.key) or (step is None and not part))
+        )
+
+    def forward_bytes(self) -> dict[str, float]:
+        """Return part of a layer -> working memory of its forward, if there is any."""
+        found: dict[str, float] = {}
+        for w in self.working:
+            if w.moment is Moment.FORWARD:
+                found[w.part] = found.get(w.part, 0.0) + w.nbytes
+        return found
+
+    def _added(self, tensor: SavedTensor, layer: int) -> Saved:
+        """A plugin's tensor, which is recomputed if its part is."""
+        beside = (t.again for t in self.saved[layer] if t.part == tensor.part)
+        again = next((layer for layer in beside if layer is not None), None)
+        storage = Storage.DEVICE if again is None else Storage.NONE
+        return Saved(
+            part=tensor.part, name=tensor.name, nbytes=tensor.nbytes, storage=storage, again=again
+        )
+
+    def _move(self, change: SavedChange) -> None:
+        for layer in self._layers(change.layers):
+            for tensor in self.saved[layer]:
+                wanted = _matches(tensor.key, change.tensors) and tensor.nbytes >= change.at_least
+                if not wanted or tensor.storage is Storage.NONE:
+                    continue
+                tensor.nbytes *= change.factor
+                if change.storage is not Storage.DEVICE:
+                    tensor.storage, tensor.ahead = change.storage, change.ahead
+            self.saved[layer] = [
+                t for t in self.saved[layer] if t.storage is not Storage.NONE or t.again is not None
+            ]
+
+    def _layers(self, wanted: tuple[int, ...] | None) -> list[int]:
+        return [layer for layer in self.saved if wanted is None or layer in wanted]
+
+
+def _replaces(new: Communication, plain: Communication) -> bool:
+    is_its = (new.replaces, new.group) == (plain.operation, plain.group)
+    return is_its and fnmatchcase(plain.why, new.why)
+
+
+def _replacement(plain: Communication, new: Communication) -> Communication:
+    return attrs.evolve(
+        plain,
+        operation=new.operation,
+        calls=plain.calls * new.calls,
+        sent_bytes=plain.sent_bytes * new.sent_bytes,
+        overlapped=new.overlapped,
+    )
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def merged(communication: Sequence[Communication]) -> tuple[Communication, ...]:
+    """Merge entries of the same operation, group and reason."""
+    found: dict[object, Communication] = {}
+    for collective in communication:
+        key = collective.operation, collective.group, collective.why, collective.overlapped
+        known = found.get(key)
+        found[key] = (
+            collective
+            if known is None
+            else attrs.evolve(
+                known,
+                calls=known.calls + collective.calls,
+                sent_bytes=known.sent_bytes + collective.sent_bytes,
+            )
+        )
+    return tuple(found.values())

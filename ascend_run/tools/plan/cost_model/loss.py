@@ -1,0 +1,65 @@
+"""What the loss holds: chunks of logits, and the gradients that it takes in its forward.
+
+The formulas are those of ``ops.linear.linear_cross_entropy``.
+"""
+
+from __future__ import annotations
+
+from ascend_run.types.config import RunConfig
+from ascend_run.types.layout import Layout
+
+from .sizes import Sizes
+
+_CHUNK_BYTES = 64 * 2**20
+_ROW_BYTES = 2 * 2**20
+_WIDE = 4
+
+
+def saved_by_loss(config: RunConfig, sizes: Sizes, *, trains: bool) -> tuple[float, float]:
+    """Bytes of the gradients of the hidden state and, where it is trained, of the weight."""
+    item, rows = _gradient_item(config, sizes), sizes.valid_vocab
+    chunked = sizes.tokens > _chunk(sizes)
+    return (
+        sizes.tokens * sizes.hidden * item,
+        rows * sizes.hidden * (_WIDE if chunked else item) if trains else 0.0,
+    )
+
+
+def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: bool) -> float:
+    """The most that is held while the loss is taken, without what the final norm keeps.
+
+    Args:
+        trains: Whether the output layer's weight is trained.
+    """
+    item, rows = _gradient_item(config, sizes), sizes.valid_vocab
+    chunk = min(_chunk(sizes), sizes.tokens)
+    logits = chunk * rows * sizes.item_bytes
+    if item != sizes.item_bytes:
+        logits += chunk * rows * item
+    hidden, weight = saved_by_loss(config, sizes, trains=trains)
+    wide = 0
+    if item < _WIDE:
+        # The ranks of a vocabulary take their softmax in step, a whole chunk at once.
+        block = chunk if layout.tp > 1 else min(chunk, max(1, _ROW_BYTES // (_WIDE * rows)))
+        # A block's is there until the next one's has been made.
+        wide = block * rows * _WIDE * (1 if block == chunk else 2)
+    first = chunk == sizes.tokens
+    softmax = logits + wide + hidden + (0 if first else weight)
+    masked = chunk * sizes.hidden * item
+    product = weight + masked + (0 if first or item == _WIDE else rows * sizes.hidden * item)
+    output = sizes.shared_tokens * sizes.hidden * sizes.item_bytes  # of the final norm
+    gathered = sizes.tokens * sizes.hidden * sizes.item_bytes if output and layout.tp > 1 else 0
+    if not config.parallel.sequence_parallel:
+        gathered = 0
+    small = sizes.tokens * (2 * 8 + 6 * _WIDE)  # labels, masks, one number a token
+    return max(softmax, logits + hidden + product) + output + gathered + small
+
+
+def _chunk(sizes: Sizes) -> int:
+    """Tokens whose logits are held at once."""
+    return max(1, _CHUNK_BYTES // (sizes.item_bytes * sizes.valid_vocab))
+
+
+def _gradient_item(config: RunConfig, sizes: Sizes) -> int:
+    """fp16 keeps them wide until they are scaled."""
+    return _WIDE if config.train.precision == "fp16" else sizes.item_bytes

@@ -1,0 +1,217 @@
+"""Peak memory of the ranks of one stage, and its breakdown.
+
+Evaluates the memory at all moments of a step that can be the peak: the forward of the last experts,
+the loss, and each step of the backward of each layer, with the number of forwards in flight from
+the pipeline schedule; then the optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from ascend_run.plugin_api.contracts import Moment, Storage
+
+from .ledger import Ledger, Saved
+from .schedule import Waiting
+from .state import State
+
+
+@attrs.frozen(kw_only=True)
+class Ends:
+    """Memory outside of the layers of a stage. Unit: bytes for one micro-batch."""
+
+    hidden: float
+    """A hidden state outside of tensor-parallel regions."""
+    final_norm: float
+    """Saved by the final norm; like the next three, 0 if the stage has none."""
+    final_norm_backward: float
+    loss: float
+    """Working memory of the loss."""
+    loss_saved: float
+    """Gradients that the forward of the loss computes and saves."""
+    output_gradient: float
+    """Gradient of a tied output weight, until that of the embedding is added."""
+    embedding_gradient: float
+    batch: float
+    """Token ids, labels, masks."""
+    has_next: bool
+    """Whether the stage's output is sent to a next one; it is then held like saved activations."""
+    pipelined: bool
+
+
+@attrs.frozen(kw_only=True)
+class Memory:
+    """Bytes on one rank; the first five, without ``gradient_buffers``, add up to ``peak``."""
+
+    weights: float
+    gradients: float
+    gradient_buffers: float
+    """Part of ``gradients`` that is allocated for the whole run."""
+    optimizer: float
+    activations: float
+    """At the peak, including working memory."""
+    buffers: float
+    host: float
+    """Host memory at the peak."""
+    moment: str
+    """When the peak is."""
+
+    @property
+    def peak(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+@attrs.frozen
+class _Held:
+    """A candidate for the peak."""
+
+    moment: str
+    activations: float
+    gradients: float
+    host: float
+
+
+def peak_memory(
+    ledger: Ledger,
+    chunks: Sequence[Sequence[int]],
+    waiting: Sequence[Waiting],
+    state: State,
+    ends: Ends,
+) -> Memory:
+    """Compute the peak memory.
+
+    Args:
+        chunks: Layers of each chunk, without empty layer slots.
+        waiting: From ``schedule.in_flight``.
+    """
+    walk = _Walk(ledger, chunks, state, ends)
+    candidates = [held for chunk, count in waiting for held in walk.backward(chunk, count)]
+    candidates.append(walk.update())
+    shared = 1.0 if ledger.host_is_device else 0.0
+    most = max(candidates, key=lambda h: h.activations + h.gradients + shared * h.host)
+    buffers = sum(ledger.buffers.values())
+    host = sum(ledger.host_buffers.values()) + most.host
+    return Memory(
+        weights=state.weights,
+        gradients=state.gradients + most.gradients,
+        gradient_buffers=state.gradients,
+        optimizer=state.optimizer,
+        activations=most.activations + (host if ledger.host_is_device else 0.0),
+        buffers=buffers,
+        host=0.0 if ledger.host_is_device else host,
+        moment=most.moment,
+    )
+
+
+class _Walk:
+    def __init__(
+        self, ledger: Ledger, chunks: Sequence[Sequence[int]], state: State, ends: Ends
+    ) -> None:
+        self.ledger, self.chunks, self.state, self.ends = ledger, chunks, state, ends
+        self.here = {
+            n: sum(t.nbytes for t in _at(k, Storage.DEVICE)) for n, k in ledger.saved.items()
+        }
+        self.away = {
+            n: sum(t.nbytes for t in _at(k, Storage.HOST)) for n, k in ledger.saved.items()
+        }
+
+    def backward(self, chunk: int, waiting: Mapping[int, int]) -> Iterator[_Held]:
+        """Yield the moments of the loss and the backward of one chunk and micro-batch."""
+        ends, ledger, layers = self.ends, self.ledger, list(self.chunks[chunk])
+        is_last = chunk == len(self.chunks) - 1
+        live = sum(count * self._chunk_bytes(other) for other, count in waiting.items())
+        host = sum(
+            count * sum(self.away[layer] for layer in self.chunks[other])
+            for other, count in waiting.items()
+        )
+        live += 2 * ends.hidden if ends.pipelined else 0.0
+        # Gradients of earlier micro-batches exist, and new ones are added to them.
+        adds_up = ledger.num_microbatches > 1
+        gradients = self._gradients() if adds_up else 0.0
+        saved_last = ends.final_norm if is_last and not ends.has_next else 0.0
+        for moment, held in self._forward(layers):
+            yield _Held(f"forward of {moment}", live - saved_last + held, gradients, host)
+        if is_last and not ends.has_next:
+            back = self._fetched(layers, len(layers))
+            extra = ledger.working_bytes(None, Moment.LOSS, "loss")
+            yield _Held("loss", live + back + ends.loss + extra, gradients, host)
+            live += ends.output_gradient
+            norm = ends.final_norm_backward + ends.loss_saved - ends.output_gradient
+            yield _Held("backward of the final norm", live + back + norm, gradients, host)
+            live -= ends.final_norm
+            gradients += 0.0 if adds_up else self._gradients("final_norm", "output_layer")
+        for position in reversed(range(len(layers))):
+            layer = layers[position]
+            live += sum(t.nbytes for n in layers for t in ledger.saved[n] if t.again == layer)
+            live += self._fetched(layers, position)
+            for moment, held in self._layer(layer):
+                yield _Held(f"backward of layer {layer}, {moment}", live + held, gradients, host)
+            live -= sum(t.nbytes for t in ledger.saved[layer])
+            live -= self._fetched(layers, position) - self.away[layer]
+            host -= self.away[layer]
+            gradients += 0.0 if adds_up else self._gradients(layer=layer)
+        if ends.embedding_gradient and chunk == 0:
+            held = live + ends.embedding_gradient
+            yield _Held("backward of the embedding", held, gradients, host)
+
+    def update(self) -> _Held:
+        """The optimizer's step, when no activation is left."""
+        gradients = self._gradients() + self.state.main_gradients
+        extra = self.ledger.working_bytes(None, Moment.UPDATE)
+        return _Held("update", extra, gradients, 0.0)
+
+    def _layer(self, layer: int) -> Iterator[tuple[str, float]]:
+        """(step, bytes beside what was held at the layer's beginning)."""
+        steps, saved = self.ledger.steps[layer], list(self.ledger.saved[layer])
+        freed = 0.0
+        for index, step in enumerate(steps):
+            working = self.ledger.working_bytes(step, Moment.BACKWARD)
+            yield step.key, working + self.ends.hidden - freed
+            is_last = all(later.part != step.part for later in steps[index + 1 :])
+            done = [t for t in saved if t.part == step.part and (is_last or t.name in step.frees)]
+            saved = [t for t in saved if t not in done]
+            freed += sum(t.nbytes for t in done)
+
+    def _forward(self, layers: Sequence[int]) -> Iterator[tuple[str, float]]:
+        """(layer and part, what it holds less what later layers will keep), of the last layer that
+        has the part."""
+        for part, working in self.ledger.forward_bytes().items():
+            later = 0.0
+            for layer in reversed(layers):
+                if any(tensor.part == part for tensor in self.ledger.saved[layer]):
+                    yield f"layer {layer}, {part}", working - later
+                    break
+                later += self.here[layer]
+
+    def _chunk_bytes(self, chunk: int) -> float:
+        """What one forward of a chunk leaves on the device."""
+        ends, is_last = self.ends, chunk == len(self.chunks) - 1
+        output = ends.final_norm if is_last and not ends.has_next else ends.hidden
+        return sum(self.here[layer] for layer in self.chunks[chunk]) + output + ends.batch
+
+    def _fetched(self, layers: Sequence[int], position: int) -> float:
+        """What is back from the host, or has not left, when the backward has come to a place."""
+        return sum(
+            t.nbytes
+            for place, layer in enumerate(layers[: position + 1])
+            for t in _at(self.ledger.saved[layer], Storage.HOST)
+            if position - place <= t.ahead
+        )
+
+    def _gradients(self, *parts: str, layer: int | None = None) -> float:
+        """Autograd's own gradients of some parts, of a layer, or of all."""
+        if not self.state.gradient_item:
+            return 0.0
+        everything = not parts and layer is None
+        return self.state.gradient_item * sum(
+            p.numel
+            for p in self.ledger.parameters
+            if p.trained
+            and (everything or (p.layer == layer if layer is not None else p.part in parts))
+        )
+
+
+def _at(saved: Sequence[Saved], storage: Storage) -> Iterator[Saved]:
+    return (tensor for tensor in saved if tensor.storage is storage)

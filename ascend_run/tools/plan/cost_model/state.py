@@ -1,0 +1,162 @@
+"""Memory of weights, gradients and optimizer state, which persist between steps.
+
+Follows ``train.data_parallel`` and ``train.optimizer``: gradients in float32 buffers of Megatron's
+DistributedDataParallel, or autograd's ``grad`` on a single rank; AdamW with two moments, and
+float32 master weights under mixed precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from ascend_run.plugin_api.contracts import ParameterCost
+from ascend_run.types.config import RunConfig
+from ascend_run.types.layout import Layout
+
+WIDE = 4
+"""Bytes of float32: master weights, moments, buffers of gradients."""
+_ALIGNED = 64
+_BUCKET_UNIT = 128
+_DEFAULT_BUCKET = 40_000_000
+_BUCKET_OF_RANK = 1_000_000
+_AFTER_LAYERS = ("final_norm", "output_layer")
+
+
+@attrs.frozen(kw_only=True)
+class State:
+    """Bytes on one rank."""
+
+    weights: float
+    gradients: float
+    """Gradient buffers, allocated for the whole run; 0 if gradients are autograd's ``grad``."""
+    gradient_item: int
+    """Size of a gradient element that is not in a buffer; 0 if there are buffers. Unit: bytes."""
+    optimizer: float
+    main_gradients: float
+    """Float32 copies of gradients during the optimizer step."""
+
+
+def held_state(
+    config: RunConfig,
+    layout: Layout,
+    parameters: Sequence[ParameterCost],
+    item_bytes: int,
+    num_microbatches: int,
+    *,
+    pp_rank: int,
+    chunks: Sequence[Sequence[int]],
+) -> State:
+    """Return the memory of the state on the ranks of one stage.
+
+    Args:
+        chunks: Layers of each chunk of its model.
+    """
+    trained = [p for p in parameters if p.trained]
+    fixed = sum(p.numel for p in parameters if not p.trained)
+    half = config.train.precision != "fp32"
+    spread = config.ddp.use_distributed_optimizer
+    if keeps_own_gradients(config, layout, num_microbatches):
+        numel = sum(p.numel for p in trained)
+        return State(
+            weights=(numel + fixed) * item_bytes,
+            gradients=0,
+            gradient_item=item_bytes,
+            optimizer=_adam(numel, len(trained), half),
+            main_gradients=numel * WIDE if half else 0,
+        )
+    weights, gradients, optimizer = fixed * item_bytes, 0.0, 0.0
+    limit = bucket_size(config, layout, pp_rank)
+    for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
+        own = [p for p in trained if p.is_expert is is_expert]
+        numel = sum(p.numel for p in own)
+        padded = sum(
+            sum(buckets(part, ranks, limit, spread=spread)) for part in by_chunk(own, chunks)
+        )
+        weights += padded * item_bytes
+        gradients += padded * WIDE
+        optimizer += _adam(numel / ranks if spread else numel, len(own), half)
+    return State(
+        weights=weights, gradients=gradients, gradient_item=0, optimizer=optimizer, main_gradients=0
+    )
+
+
+def keeps_own_gradients(config: RunConfig, layout: Layout, num_microbatches: int) -> bool:
+    """Whether gradients are autograd's ``grad`` rather than in buffers: on a single rank, if they
+    need no accumulation in higher precision."""
+    precision, options = config.train.precision, config.ddp
+    alone = layout.tp * layout.cp * layout.dp == 1
+    exact = precision == "fp32" or (precision == "bf16" and num_microbatches == 1)
+    return (
+        alone and exact and not (options.use_distributed_optimizer or options.overlap_grad_reduce)
+    )
+
+
+def buckets(
+    parameters: Sequence[ParameterCost], ranks: int, limit: int | None, *, spread: bool
+) -> list[int]:
+    """Return the number of elements of each bucket of a Megatron gradient buffer.
+
+    With a distributed optimizer, parameters start at multiples of 64, buckets end at multiples of
+    128 and of the number of ranks, and the shared embedding has its own bucket.
+
+    Args:
+        ranks: Number of data-parallel ranks.
+        limit: From ``bucket_size``.
+    """
+    unit, aligned = (math.lcm(ranks, _BUCKET_UNIT), _ALIGNED) if spread else (1, 1)
+    found, start, end = [], 0, 0
+
+    def close() -> None:
+        nonlocal start, end
+        if end > start:
+            end = _up(end, unit)
+            found.append(end - start)
+            start = end
+
+    for parameter in reversed(parameters):
+        alone = spread and parameter.is_shared_embedding
+        if alone:
+            close()
+        end = _up(end, aligned) + parameter.numel
+        if alone or (limit is not None and end - start >= limit):
+            close()
+    close()
+    return found
+
+
+def bucket_size(config: RunConfig, layout: Layout, pp_rank: int) -> int | None:
+    """Return the bucket size in parameters; None for a single bucket. Megatron has several buckets
+    on the first pipeline stage only, where the reduction is not overlapped otherwise."""
+    if not config.ddp.overlap_grad_reduce or pp_rank > 0:
+        return None
+    return config.ddp.bucket_size or max(_DEFAULT_BUCKET, _BUCKET_OF_RANK * layout.dp)
+
+
+def by_chunk(
+    parameters: Sequence[ParameterCost], chunks: Sequence[Sequence[int]]
+) -> list[list[ParameterCost]]:
+    """Return the parameters of each model chunk, since each has its own buffers.
+
+    Args:
+        chunks: Layers of each chunk.
+    """
+    places = {layer: place for place, layers in enumerate(chunks) for layer in layers}
+    found: list[list[ParameterCost]] = [[] for _ in chunks]
+    for parameter in parameters:
+        is_end = parameter.part in _AFTER_LAYERS
+        beside = len(chunks) - 1 if is_end else 0
+        place = beside if parameter.layer is None else places[parameter.layer]
+        found[place].append(parameter)
+    return found
+
+
+def _up(number: int, unit: int) -> int:
+    return math.ceil(number / unit) * unit
+
+
+def _adam(numel: float, tensors: int, half: bool) -> float:
+    """Two moments, master weights under mixed precision, and a step count for each tensor."""
+    return numel * WIDE * (3 if half else 2) + tensors * WIDE

@@ -1,0 +1,1 @@
+"""Terminal output and options that several commands share."""

@@ -1,0 +1,127 @@
+"""Build one of the runs to compare, from a config file or a built-in model. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ascend_run.core.config.layout import layout_of
+from ascend_run.plugin_api import AscendRunError
+from ascend_run.prepare.config.raw import COMMAND_LINE
+from ascend_run.prepare.config.reading import read_raw
+from ascend_run.prepare.prepare import prepare_raw
+from ascend_run.testing.models import MODELS
+from ascend_run.tools.verify.compare.thresholds import ADAM_EPSILON, LEARNING_RATE, WARMUP
+from ascend_run.types.layout import world_size
+
+from . import layouts
+from .questions import Question, Side
+
+_KIT_DATASET: Final = "the-kit"
+PRECISION: Final = "train.precision"
+EXACT: Final = "fp32"
+_PROBES: Final[Mapping[str, object]] = {
+    "optimizer.lr": LEARNING_RATE,
+    "optimizer.min_lr": 0.0,
+    "optimizer.lr_warmup_iters": WARMUP,
+    "optimizer.adam_eps": ADAM_EPSILON,
+    PRECISION: EXACT,
+}
+
+
+def from_file(question: Question) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the features and the layout of the config file; ``question.layout`` overrides it."""
+    if question.layout is not None:
+        sizes = layouts.with_dp(question.layout)
+        if question.file is None:
+            return (), sizes
+        return read_raw(Path(question.file)).enable, sizes
+    if question.file is None:
+        return (), {"dp": 1}
+    raw = read_raw(Path(question.file), question.overrides)
+    enable = [*dict.fromkeys((*raw.enable, *question.beside, *question.enable))]
+    prepared = prepare_raw(
+        raw.replacing(COMMAND_LINE, enable=enable, platform=question.platform, task=question.task)
+    )
+    layout = layout_of(prepared.config, prepared.config.run.nproc)
+    sizes = {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+        "expt_tp": layout.expt_tp,
+        "dp": layout.dp,
+    }
+    if chunks := prepared.config.parallel.virtual_pipeline_model_parallel_size:
+        sizes["vpp"] = chunks
+    if prepared.config.parallel.sequence_parallel:
+        sizes["sp"] = 1
+    return raw.enable, sizes
+
+
+def find_candidate(
+    question: Question, enabled: tuple[str, ...], sizes: Mapping[str, int], side: Any
+) -> tuple[str, Side]:
+    """Return the built-in model, which is dense unless experts are needed, and the candidate."""
+    name = f"{', '.join(enabled) or 'no plugin'} on {layouts.shown(sizes)}"
+    if question.file is not None or question.model is not None:
+        model = question.model or "dense"
+        return model, side(name, enabled, sizes, model)
+    needs_experts = sizes.get("ep", 1) > 1 or "expt_tp" in sizes
+    first: AscendRunError | None = None
+    for model in ("moe",) if needs_experts else ("dense", "moe"):
+        candidate: Side = side(name, enabled, sizes, model)
+        try:
+            prepared = candidate.prepare()
+        except AscendRunError as error:
+            first = first or error
+            continue
+        idle = set(prepared.idle) & set(question.enable)
+        if not idle or model == "moe":
+            return model, candidate
+    if first is not None:
+        # Idle with one model and rejected with the other: an idle plugin cannot be verified.
+        raise first
+    raise AssertionError("every model is either rejected or returned")
+
+
+def make_side(
+    question: Question,
+    name: str,
+    enable: tuple[str, ...],
+    sizes: Mapping[str, int],
+    model: str,
+    all_sizes: list[Mapping[str, int]],
+) -> Side:
+    base: dict[str, object] = {}
+    sizes = dict(sizes)
+    if question.file is None:
+        base = {**MODELS[model], "data.train": [_KIT_DATASET], **_fitting(MODELS[model], all_sizes)}
+        if model == "moe" and sizes.get("tp", 1) > 1:
+            sizes["sp"] = 1  # experts under tensor parallelism need it
+    values = {**question.config, **layouts.settings(sizes), **_PROBES}
+    return Side(
+        name=name,
+        world_size=world_size(sizes),
+        enable=enable,
+        values=values,
+        base=base,
+        file=question.file,
+        overrides=question.overrides,
+        platform=question.platform,
+        task=question.task,
+        steps=question.steps,
+    )
+
+
+def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> dict[str, object]:
+    """Number of layers and batch size of the built-in model that are divisible in every layout,
+    with at least two micro-batches per rank."""
+    num_layers, samples = int(model["model.num_layers"]), int(model["train.global_batch_size"])
+    for sizes in all_sizes:
+        pp, dp = sizes.get("pp", 1), sizes.get("dp", 1)
+        num_layers = math.lcm(num_layers, pp * sizes.get("vpp", 1))
+        samples = math.lcm(samples, 2 * dp, pp * dp)
+    return {"model.num_layers": num_layers, "train.global_batch_size": samples}

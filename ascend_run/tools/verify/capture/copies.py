@@ -1,0 +1,35 @@
+"""Check that parameters are equal to the optimizer's master weights."""
+
+from __future__ import annotations
+
+import torch
+
+from ascend_run.core.checkpoint.optimizer_pieces import stepped_parameters
+from ascend_run.core.checkpoint.regions import sharded_tensors
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.errors import CheckpointError
+
+
+def stale_parameters(bundle: c.ModelBundle, vocab_size: int | None) -> list[str]:
+    """Return the names of this rank's parameters that are not equal to their rounded master
+    weights: float32 copies of a half-precision model, or the shards of a distributed optimizer.
+
+    Empty if the optimizer does not expose its master weights.
+    """
+    names = {
+        id(held.tensor): held.regions[0].key
+        for held in sharded_tensors(bundle.chunks, vocab_size=vocab_size)
+        if held.regions
+    }
+    try:
+        steps = list(stepped_parameters(bundle.optimizer))
+    except CheckpointError:
+        return []
+    found = []
+    for step in steps:
+        held = step.parameter.detach()
+        if step.flat_range is not None:
+            held = held.reshape(-1)[slice(*step.flat_range)]
+        if not torch.equal(held, step.stepped.detach().view_as(held).to(held.dtype)):
+            found.append(names.get(id(step.parameter), "a parameter without a name"))
+    return found

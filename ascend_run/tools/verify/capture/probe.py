@@ -1,0 +1,223 @@
+"""Probe a run on one rank: gradients of the first batch, then some training steps."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch import Tensor
+
+from ascend_run.core.launch.rank import ATTEMPT_VARIABLE
+from ascend_run.core.run import RunRequest, prepared_rank
+from ascend_run.core.train.data_parallel import gather_parameters
+from ascend_run.core.train.seeding import seed_everything
+from ascend_run.core.train.step import ForwardBackward, StepResult
+from ascend_run.plugin_api import contracts as c
+from ascend_run.testing.dry_run import DryRun, gradient_of
+
+from .copies import stale_parameters
+from .declared import Declared
+from .record import ParameterShard, Record
+from .taps import tapped
+
+HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""``train.precision`` -> dtype of the parameters."""
+MakeDataset = Callable[[DryRun, int], Any]
+"""(dry run, number of samples) -> the run's training samples."""
+
+
+def run_probes(
+    make_request: Callable[[], RunRequest], make_dataset: MakeDataset, steps: int
+) -> Record:
+    """Record gradients in float64, moments of every module in a second such run, and training steps
+    in float32; for a run in half precision, gradients and steps in that precision.
+
+    Each part is a separate run from the same seed with new plugin instances: hooks for the moments
+    may change how modules execute (a compiled layer runs eagerly), so nothing else is recorded in
+    that run.
+
+    Args:
+        make_request: Called once per part.
+    """
+    record: Record | None = None
+    in_half = make_request().config.train.precision in HALF
+    for part in (_gradients, _train) if in_half else (_gradients, _watched, _train):
+        with _separate_store(part.__name__), prepared_rank(make_request()) as (hooks, context):
+            seed_everything(context.config, context.layout)
+            if record is None:
+                record = _empty_record(context)
+            dry_run = DryRun(hooks, context)
+            part(dry_run, make_dataset, record, steps)
+    assert record is not None
+    return record
+
+
+@contextmanager
+def _separate_store(part: str) -> Iterator[None]:
+    """Use another key prefix in the store for each part: under the first one, ranks that create
+    their groups again would find addresses that are closed."""
+    before = os.environ.get(ATTEMPT_VARIABLE)
+    os.environ[ATTEMPT_VARIABLE] = f"{before or 0}{part}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ATTEMPT_VARIABLE]
+        else:
+            os.environ[ATTEMPT_VARIABLE] = before
+
+
+def _empty_record(context: c.RunContext) -> Record:
+    layout = context.layout
+    axes = ("tp", "pp", "cp", "dp", "ep", "expt_tp")
+    return Record(
+        rank=layout.rank,
+        coordinates={axis: layout.coordinate(axis) for axis in axes},
+        sizes={axis: getattr(layout, axis) for axis in axes},
+    )
+
+
+def _gradients(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    precision = dry_run.context.config.train.precision
+    forward_backward = dry_run.for_gradients(HALF.get(precision, torch.float64))
+    initial = dry_run.pieces(Tensor.detach)
+    declared = Declared(dry_run.hooks, dry_run.context)
+    record.places = [
+        ParameterShard(
+            name=p.name,
+            offset=p.offset,
+            global_shape=p.global_shape,
+            trains=p.trains,
+            should_train=declared.trains(p),
+        )
+        for p in initial
+    ]
+    record.initial = [_copied(p.tensor) for p in initial]
+    counted = _count_forwards(dry_run)
+    record.loss, record.num_tokens, taken = _one_batch(dry_run, forward_backward, make_dataset)
+    # A custom schedule may call parts of the model only; then the batches that it read are counted.
+    record.micro_batches = counted() or taken
+    found = dry_run.pieces(gradient_of)
+    record.gradients = [None if p.tensor is None else _copied(p.tensor) for p in found]
+
+
+def _watched(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    forward_backward = dry_run.for_gradients(torch.float64)
+    layout = dry_run.context.layout
+    dp = (layout.coordinate("dp"), layout.dp)
+    with (
+        torch.compiler.set_stance("force_eager"),  # the hooks cannot be traced
+        tapped(dry_run.bundle, dry_run.context.groups, dp, record),
+    ):
+        _one_batch(dry_run, forward_backward, make_dataset)
+
+
+def _train(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    dry_run.build()
+    step, config = dry_run.train_step(), dry_run.context.config
+    peaks = _watch_peaks(dry_run)
+    batches = dry_run.batches(make_dataset(dry_run, steps * config.train.global_batch_size))
+    results: list[StepResult] = []
+    weights = []
+    gathers_late = bool(config.ddp.overlap_param_gather)
+    for index in range(steps):
+        results.append(dry_run.step(step, batches))
+        if gathers_late and index < steps - 1:
+            continue  # as in training, the next forward gathers them
+        gather_parameters(dry_run.bundle)
+        weights.append([_copied(p.tensor) for p in dry_run.pieces(Tensor.detach)])
+    record.weights = weights
+    record.losses = [result.loss for result in results]
+    record.grad_norms = [
+        float("nan") if result.grad_norm is None else result.grad_norm for result in results
+    ]
+    record.step_tokens = [result.num_tokens for result in results]
+    record.peaks = peaks()
+    record.stale = stale_parameters(dry_run.bundle, config.model.vocab_size)
+    record.generators = generator_fingerprints()
+
+
+def _one_batch(
+    dry_run: DryRun, forward_backward: ForwardBackward, make_dataset: MakeDataset
+) -> tuple[float, int, int]:
+    """Return the loss, the number of tokens, and the number of micro-batches read from the data."""
+    samples = dry_run.context.config.train.global_batch_size
+    batches, taken = dry_run.batches(make_dataset(dry_run, samples)), 0
+
+    def counted() -> Iterator[c.Batch]:
+        nonlocal taken
+        for batch in batches:
+            taken += 1
+            yield batch
+
+    loss, num_tokens = dry_run.gradients(forward_backward, counted())
+    return loss, num_tokens, taken
+
+
+def _copied(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.detach().cpu().clone()
+
+
+def _count_forwards(dry_run: DryRun) -> Callable[[], int]:
+    """Start counting forwards of the first chunk; the returned function stops and returns the
+    count."""
+    count = 0
+
+    def note(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    handle = dry_run.bundle.chunks[0].register_forward_pre_hook(note)
+
+    def stop() -> int:
+        handle.remove()
+        return count
+
+    return stop
+
+
+def _watch_peaks(dry_run: DryRun) -> Callable[[], list[float]]:
+    """Start recording the largest gradient of each shard at every optimizer step; the returned
+    function returns them."""
+    optimizer: Any = dry_run.bundle.optimizer
+    most = dry_run.context.config.optimizer.clip_grad
+    inner = optimizer.step
+    largest: list[float] = []
+
+    def step() -> Any:
+        sizes = [_size(p.tensor) for p in dry_run.pieces(gradient_of)]
+        updated, norm, more = inner()
+        clipped = min(1.0, most / (norm + 1e-6)) if most > 0 and norm is not None else 1.0
+        sizes = [size * clipped if size > 0 else size for size in sizes]
+        largest[:] = [max(a, b) for a, b in zip(largest or sizes, sizes, strict=True)]
+        return updated, norm, more
+
+    optimizer.step = step
+    return lambda: largest
+
+
+def _size(gradient: Tensor | None) -> float:
+    if gradient is None:
+        return -1.0
+    return float(gradient.abs().max()) if gradient.numel() else 0.0
+
+
+def generator_fingerprints() -> dict[str, str]:
+    """Return a fingerprint of the state of each random number generator of this process."""
+    states = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "python": repr(random.getstate()).encode(),
+        "numpy": repr(np.random.get_state()).encode(),
+    }
+    for name, state in get_cuda_rng_tracker().get_states().items():
+        raw = state if isinstance(state, Tensor) else state.get_state()
+        states[f"tracker {name}"] = raw.cpu().numpy().tobytes()
+    return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}

@@ -1,0 +1,167 @@
+"""The record of one rank's probes, and its files: tensors as safetensors, the rest as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from .moments import Moments
+
+SCHEMA = 1
+
+
+@attrs.frozen(kw_only=True)
+class ParameterShard:
+    """One rank's shard of a parameter."""
+
+    name: str
+    offset: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    trains: bool
+    """Whether it requires a gradient."""
+    should_train: bool | None = None
+    """Whether it should train, as plugins declare; None if nothing is declared."""
+
+    @property
+    def is_trained(self) -> bool:
+        """``should_train``, or ``trains`` if nothing is declared."""
+        return self.trains if self.should_train is None else self.should_train
+
+
+@attrs.define(kw_only=True)
+class Record:
+    """What one rank recorded."""
+
+    rank: int
+    coordinates: Mapping[str, int]
+    """``tp``, ``pp``, ``cp``, ``dp``, ``ep``."""
+    sizes: Mapping[str, int]
+    places: Sequence[ParameterShard] = ()
+    """This rank's shards; the sequences of tensors below are in the same order."""
+    initial: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor | None] = ()
+    """float64; gradients of the mean loss over the first global batch."""
+    loss: float = float("nan")
+    num_tokens: int = 0
+    micro_batches: int = 0
+    """Forwards of this rank's first chunk."""
+    weights: Sequence[Sequence[Tensor]] = ()
+    """float32, after each step."""
+    losses: Sequence[float] = ()
+    grad_norms: Sequence[float] = ()
+    step_tokens: Sequence[int] = ()
+    peaks: Sequence[float] = ()
+    """For each shard, the largest clipped gradient in any optimizer step; -1 if there never was
+    one."""
+    stale: Sequence[str] = ()
+    """Parameters that differ from the optimizer's master weights after the steps."""
+    generators: Mapping[str, str] = attrs.field(factory=dict)
+    """Random number generator -> fingerprint of its state after the steps."""
+    forward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
+    """Index of the chunk in the model -> ``module|in or out|which tensor``, in execution order."""
+    backward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
+
+
+def write_record(record: Record, folder: Path) -> None:
+    """Write two files named after the rank.
+
+    They need no checksum: the folder is private and temporary; the command that created it reads it
+    once and removes it.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    readings = {"initial": record.initial, "gradients": record.gradients}
+    readings |= {f"weights.{step}": values for step, values in enumerate(record.weights)}
+    for reading, values in readings.items():
+        for index, value in enumerate(values):
+            if value is not None:
+                tensors[f"{reading}/{index}"] = value.detach().cpu().contiguous()
+    save_file(tensors, str(folder / f"rank-{record.rank}.safetensors"))
+    data = {
+        "schema": SCHEMA,
+        **{
+            name: getattr(record, name)
+            for name in (
+                "rank",
+                "coordinates",
+                "sizes",
+                "loss",
+                "num_tokens",
+                "micro_batches",
+                "losses",
+                "grad_norms",
+                "step_tokens",
+                "peaks",
+                "stale",
+                "generators",
+            )
+        },
+        "places": [attrs.asdict(place) for place in record.places],
+        "steps": len(record.weights),
+        "forward": _moments_data(record.forward),
+        "backward": _moments_data(record.backward),
+    }
+    (folder / f"rank-{record.rank}.json").write_text(json.dumps(data))
+
+
+def read_records(folder: Path, world_size: int) -> list[Record]:
+    """Read all records, by rank."""
+    return [_read(folder, rank) for rank in range(world_size)]
+
+
+def _read(folder: Path, rank: int) -> Record:
+    from safetensors.torch import load_file
+
+    tensors = load_file(str(folder / f"rank-{rank}.safetensors"))
+    data: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
+    places = [
+        ParameterShard(
+            name=place["name"],
+            offset=tuple(place["offset"]),
+            global_shape=tuple(place["global_shape"]),
+            trains=place["trains"],
+            should_train=place["should_train"],
+        )
+        for place in data.pop("places")
+    ]
+    steps, _ = data.pop("steps"), data.pop("schema")
+
+    def reading(name: str) -> list[Any]:
+        return [tensors.get(f"{name}/{index}") for index in range(len(places))]
+
+    forward, backward = data.pop("forward"), data.pop("backward")
+    return Record(
+        **data,
+        places=places,
+        initial=reading("initial"),
+        gradients=reading("gradients"),
+        weights=[reading(f"weights.{step}") for step in range(steps)],
+        forward=_moments_of(forward),
+        backward=_moments_of(backward),
+    )
+
+
+def _moments_data(by_chunk: dict[int, dict[str, Moments]]) -> Any:
+    return [
+        [
+            chunk,
+            [
+                [key, [[m, *row] for m, row in moments.rows.items()]]
+                for key, moments in seen.items()
+            ],
+        ]
+        for chunk, seen in by_chunk.items()
+    ]
+
+
+def _moments_of(data: Any) -> dict[int, dict[str, Moments]]:
+    return {
+        chunk: {key: Moments(rows={row[0]: row[1:] for row in rows}) for key, rows in seen}
+        for chunk, seen in data
+    }

@@ -1,0 +1,178 @@
+"""``ascend-run verify``: check the results of a run. Imports torch only when it is needed."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ascend_run.tools.terminal.run_options import (
+    complete_feature_list,
+    complete_platform,
+    complete_task,
+    split_names,
+)
+
+if TYPE_CHECKING:
+    from ascend_run.tools.verify.compare.verdict import Verdict
+
+    from .verifier import Report
+
+
+@click.command("verify")
+@click.option(
+    "--enable",
+    multiple=True,
+    metavar="NAME,NAME",
+    callback=split_names,
+    shell_complete=complete_feature_list,
+    help="Feature plugins to verify; without any, the layout is verified.",
+)
+@click.option(
+    "--beside",
+    multiple=True,
+    metavar="NAME,NAME",
+    callback=split_names,
+    shell_complete=complete_feature_list,
+    help="Features that are also enabled in the reference run of the same layout.",
+)
+@click.option("--against", metavar="LAYOUT", help="Another layout to compare with.")
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Config file with your model and data; default: a tiny built-in model.",
+)
+@click.option(
+    "--model", type=click.Choice(["dense", "moe"]), help="Built-in model; default: as needed."
+)
+@click.option("--platform", metavar="NAME", shell_complete=complete_platform, help="Device.")
+@click.option("--task", metavar="NAME", shell_complete=complete_task, help="What to train.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with all checks and a chart of the modules.",
+)
+@click.argument("words", nargs=-1, metavar="[LAYOUT] [SECTION.KEY=VALUE]...")
+def command(
+    enable: Sequence[str],
+    beside: Sequence[str],
+    against: str | None,
+    file: Path | None,
+    model: str | None,
+    platform: str | None,
+    task: str | None,
+    as_json: bool,
+    html: Path | None,
+    words: Sequence[str],
+) -> int:
+    """Compare a run with the same run without its plugins, and with one rank.
+
+    LAYOUT is, for example, tp=2,cp=2,sp (axes: tp, pp, vpp, cp, ep, expt_tp, dp, sp). Loss, all
+    gradients, weights after some steps, replicas, tied weights and random number generators are
+    compared. Exit code 0: bitwise equal, or within the declared numerics; 1: DIVERGES; 2: invalid
+    request; 3: no verdict, because a run failed.
+
+    \b
+    ascend-run verify --enable ulysses cp=2
+    ascend-run verify tp=2,ep=2
+    """
+    from ascend_run.plugin_api.errors import AscendRunError
+
+    from .ranks import NoVerdict
+    from .table import text_of
+
+    layout, overrides = _sorted_words(words)
+    options: dict[str, object] = {
+        "enable": tuple(enable),
+        "beside": tuple(beside),
+        "model": model,
+        "file": None if file is None else str(file),
+        "overrides": overrides,
+        "platform": platform,
+        "task": task,
+    }
+    try:
+        verdict = _verify(layout, against, options, html)
+        text = json.dumps(verdict.as_data(), indent=2) if as_json else "\n".join(text_of(verdict))
+    except AscendRunError:
+        raise
+    except Exception:
+        # Python would exit with 1, which means that the run diverges.
+        traceback.print_exc()
+        click.echo("error: no verdict, because verify itself failed", err=True)
+        return NoVerdict.exit_code
+    click.echo(text)
+    if html is not None:
+        from .page import write_page
+
+        write_page(verdict, html)
+        click.echo(f"page: {html}", err=as_json)
+    return 0 if verdict.good else 1
+
+
+def _verify(
+    layout: str | None, against: str | None, options: Mapping[str, Any], html: Path | None
+) -> Verdict:
+    from .layouts import parse_layout
+    from .questions import Question
+    from .ranks import LaunchedRanks
+    from .sides import sides_of
+    from .verifier import Verifier
+
+    question = Question(
+        layout=None if layout is None else parse_layout(layout),
+        against=None if against is None else parse_layout(against),
+        **options,
+    )
+    if question.file is not None:
+        from ascend_run.core.run_files import run_inputs
+        from ascend_run.plugin_api.file_collisions import NamedPath, refuse_collisions
+        from ascend_run.prepare.rank_start import check_run_data
+
+        prepared = sides_of(question).candidate.prepare()
+        if html is not None:
+            inputs = run_inputs(prepared.config, Path(question.file))
+            refuse_collisions(inputs, [NamedPath("--html", html)])
+        check_run_data(prepared)
+    with _progress() as report:
+        return Verifier(LaunchedRanks(), report)(question)
+
+
+def _sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """The layout, which may be split over several words, and the settings, whose keys have a
+    dot."""
+    overrides = [word for word in words if "." in word.partition("=")[0]]
+    layout = [word for word in words if word not in overrides]
+    return ",".join(layout) or None, tuple(overrides)
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A progress bar if stderr is a terminal, else nothing, since runs take only seconds."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn()]
+    with Progress(
+        *columns, TimeElapsedColumn(), console=Console(file=sys.stderr), transient=True
+    ) as bar:
+        task = bar.add_task("verify", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield report

@@ -1,0 +1,1 @@
+"""Compare the records of two runs; needs no process group."""

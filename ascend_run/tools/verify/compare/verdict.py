@@ -1,0 +1,117 @@
+"""The result of a verification. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import attrs
+
+VERDICT_SCHEMA: Final = 1
+ITSELF: Final = "itself"
+"""``Check.against`` of an invariant of a single run."""
+
+
+class Outcome(StrEnum):
+    """The verdict without its fault: the first two are good."""
+
+    BITWISE = "bitwise"
+    WITHIN = "within its declared numerics"
+    DIVERGES = "DIVERGES"
+
+
+class Phase(StrEnum):
+    """Phase of a training step."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """Where two runs begin to differ, as precisely as it is known."""
+
+    phase: Phase
+    module: str
+    """Name in the whole model; or, if it is not a module, ``batch``, ``loss``, ``schedule``,
+    ``gradient reduction``, ``gradient norm``, ``optimizer`` or ``random streams``."""
+    suspects: tuple[str, ...] = ()
+    """Other candidates, the most likely first."""
+    why: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """One comparison of two runs, or one invariant of a run."""
+
+    name: str
+    against: str
+    """Name of the reference, or ``ITSELF``."""
+    passed: bool
+    worst: float = 0.0
+    """The max error."""
+    eps: float = 0.0
+    """The max error in units of the dtype's eps."""
+    tolerance: float = 0.0
+    where: str = ""
+    """Where the max error is."""
+    details: tuple[str, ...] = ()
+    """One message per problem."""
+
+
+@attrs.frozen(kw_only=True)
+class ModuleDeviation:
+    """The relative error of one module's moments."""
+
+    module: str
+    forward: float | None
+    """None if it cannot be compared; likewise ``backward``."""
+    backward: float | None
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """The result of a verification."""
+
+    outcome: Outcome
+    fault: Fault | None
+    checks: tuple[Check, ...]
+    modules: tuple[ModuleDeviation, ...]
+    """In the order of execution, relative to the plain model on one rank."""
+    question: str
+    """What was verified, as text."""
+    declared: Mapping[str, str]
+    """Plugin -> the numerics of its manifest."""
+    references: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return self.outcome is not Outcome.DIVERGES
+
+    def sentence(self) -> str:
+        """The verdict in one line."""
+        if self.fault is None:
+            return str(self.outcome)
+        return f"{self.outcome} at {self.fault.module} ({self.fault.phase})"
+
+    def as_data(self) -> dict[str, object]:
+        """Return the verdict as JSON values; infinite errors are None."""
+        data = attrs.asdict(self, recurse=True)
+        plain: dict[str, object] = _finite(
+            {"schema": VERDICT_SCHEMA, "verdict": self.sentence(), **data}
+        )
+        return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, StrEnum) else value

@@ -1,0 +1,184 @@
+"""Choose the runs to execute and to compare for a question. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from ascend_run.plugin_api import AscendRunError, Numerics
+from ascend_run.prepare.prepare import PreparedRun
+from ascend_run.tools.verify.compare.thresholds import LOSS_SCALE
+
+from . import layouts
+from .building import EXACT, PRECISION, find_candidate, from_file, make_side
+from .questions import Question, Side
+
+_DROPOUT: Final = ("model.hidden_dropout", "model.attention_dropout")
+
+
+@attrs.frozen(kw_only=True)
+class TrainingPrecision:
+    """The candidate and a reference in the precision that the run trains in."""
+
+    name: str
+    """``bf16`` or ``fp16``."""
+    candidate: Side
+    reference: Side
+
+
+@attrs.frozen(kw_only=True)
+class Sides:
+    """The candidate and the runs that it is compared with."""
+
+    candidate: Side
+    plain: Side
+    """On one rank, with only those plugins that change the model by design."""
+    same_layout: Side | None
+    """The candidate's layout without the plugins to verify; None if it cannot run."""
+    against: Side | None
+    """The layout of ``--against``, without the plugins."""
+    with_dropout: tuple[Side, Side] | None
+    """The candidate and a reference that draws the same dropout masks, if the model has dropout.
+    All other runs are without dropout, since masks depend on the layout."""
+    training_precision: TrainingPrecision | None
+    """Runs in bf16 or fp16, if the run trains in it; all other runs are in float32."""
+    declared: Mapping[str, Numerics]
+    notes: tuple[str, ...]
+
+
+def sides_of(question: Question) -> Sides:
+    """Return the runs to compare for a question. All of them are known to be able to start.
+
+    Raises:
+        AscendRunError: A requested run cannot start.
+    """
+    file_enables, sizes = from_file(question)
+    beside = tuple(dict.fromkeys((*file_enables, *question.beside)))
+    beside = tuple(name for name in beside if name not in question.enable)
+    other = None if question.against is None else layouts.with_dp(question.against)
+
+    def side(name: str, enable: tuple[str, ...], of: Mapping[str, int], model: str) -> Side:
+        return make_side(question, name, enable, of, model, [sizes, other or {}])
+
+    enabled = (*beside, *question.enable)
+    model, dropping = find_candidate(question, enabled, sizes, side)
+    prepared = dropping.prepare()
+    numerics = _numerics(prepared, enabled)
+    dropout = [key for key in _DROPOUT if prepared.config.model[key.partition(".")[2]]]
+    candidate = _without_dropout(dropping)
+    models = tuple(name for name in enabled if numerics[name] is Numerics.MODEL)
+    plain = _without_dropout(side("the plain model on one rank", models, {}, model))
+    plain.prepare()
+    without = tuple(dict.fromkeys((*beside, *models)))
+    same_layout, refused = None, ""
+    like_dropping = side(f"{plain.name}, with dropout", models, {}, model)
+    if candidate.world_size > 1 and question.enable and without != enabled:
+        like_dropping = side("the same layout without, with dropout", without, sizes, model)
+        same_layout, refused = _same_layout(like_dropping)
+    against = None
+    if other is not None:
+        against = _without_dropout(side(f"{layouts.shown(other)} without", without, other, model))
+        against.prepare()
+    with_dropout = None
+    if dropout and (same_layout is not None or candidate.world_size == 1):
+        with_dropout = (dropping, like_dropping)
+    sides = Sides(
+        candidate=candidate,
+        plain=plain,
+        same_layout=same_layout,
+        against=against,
+        with_dropout=with_dropout,
+        training_precision=_training_precision(question, candidate, same_layout or plain),
+        declared={name: numerics[name] for name in question.enable},
+        notes=(),
+    )
+    built_in = model if question.file is None else None
+    notes = _notes(sides, refused, models, drops=bool(dropout), built_in=built_in)
+    return attrs.evolve(sides, notes=tuple(notes))
+
+
+def _same_layout(with_dropout: Side) -> tuple[Side | None, str]:
+    """The same run without dropout; None, and the reason, if it cannot start."""
+    try:
+        with_dropout.prepare()
+    except AscendRunError as error:
+        return None, _reason(error)
+    named = attrs.evolve(with_dropout, name="the same layout without")
+    return _without_dropout(named), ""
+
+
+def _notes(
+    sides: Sides, refused: str, models: tuple[str, ...], *, drops: bool, built_in: str | None
+) -> Iterator[str]:
+    """What the comparison can and cannot show.
+
+    Args:
+        refused: Why the candidate's layout cannot run without the plugins; empty if it can.
+        models: Plugins that change the model by design.
+        drops: Whether the model has dropout.
+        built_in: The built-in model, if no config file is given.
+    """
+    if refused:
+        yield f"no run in this layout without the plugins: {refused}"
+    if sides.training_precision is not None:
+        precision = sides.training_precision.name
+        yield (
+            f"the run trains in {precision}: compared in float64 and float32, where faults are "
+            f"larger than rounding errors, and in {precision} by its error relative to those runs"
+        )
+    if models:
+        yield (
+            f"{', '.join(models)} changes the model by design; it is compared with the same model "
+            "on one rank"
+        )
+    if drops and sides.with_dropout is None:
+        yield "compared without dropout, as no other run draws the same masks in this layout"
+    if built_in is not None:
+        yield f"model: the built-in '{built_in}' with random data; use --config for your model"
+    references = (sides.plain, sides.same_layout, sides.against)
+    if not any(_differs(sides.candidate, side) for side in references if side):
+        yield "both runs are the same: this only shows that the run is reproducible"
+
+
+def _without_dropout(side: Side) -> Side:
+    return attrs.evolve(side, values={**side.values, **dict.fromkeys(_DROPOUT, 0.0)})
+
+
+def _training_precision(
+    question: Question, candidate: Side, reference: Side
+) -> TrainingPrecision | None:
+    def as_configured(side: Side) -> Side:
+        """With the precision of the file or of a setting."""
+        values = {key: value for key, value in side.values.items() if key != PRECISION}
+        if PRECISION in question.config:
+            values[PRECISION] = question.config[PRECISION]
+        return attrs.evolve(side, values=values)
+
+    name = as_configured(candidate).prepare().config.train.precision
+    if name == EXACT:
+        return None
+    # With a loss scale that overflows, the few steps would be skipped.
+    more = {"optimizer.initial_loss_scale": LOSS_SCALE} if name == "fp16" else {}
+    sides = [
+        attrs.evolve(side, name=f"{side.name}, in {name}", values={**side.values, **more})
+        for side in (as_configured(candidate), as_configured(reference))
+    ]
+    for side in sides:
+        side.prepare()
+    return TrainingPrecision(name=name, candidate=sides[0], reference=sides[1])
+
+
+def _numerics(prepared: PreparedRun, enabled: tuple[str, ...]) -> dict[str, Numerics]:
+    known = {plugin.manifest.name: plugin.manifest for plugin in prepared.resolution.order}
+    aliases = {alias: m for m in known.values() for alias in m.aliases}
+    return {name: (known.get(name) or aliases[name]).numerics for name in enabled}
+
+
+def _differs(one: Side, other: Side) -> bool:
+    return attrs.evolve(one, name="") != attrs.evolve(other, name="")
+
+
+def _reason(error: AscendRunError) -> str:
+    return error.problems[0] if error.problems else error.headline

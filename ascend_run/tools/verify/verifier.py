@@ -1,0 +1,192 @@
+"""Execute the runs of a question, compare them, and decide on a verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ascend_run.plugin_api import Numerics
+from ascend_run.tools.verify.compare.verdict import Check, Fault, Outcome, Phase, Verdict
+
+from .questions import Question, Side
+from .ranks import Fault as Planted
+from .ranks import Ranks
+from .sides import Sides, sides_of
+
+if TYPE_CHECKING:
+    from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.tools.verify.compare.comparison import Comparison
+
+Pair = tuple[Side, "list[Record]", "list[Record]"]
+"""A reference, the candidate's records to compare with it, and the reference's records."""
+Report = Callable[[str, int, int], None]
+"""Progress callback: name of the stage, stages done, total stages."""
+
+_PHASES = [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+
+
+class Verifier:
+    """Verifies questions; the records of reference runs are cached.
+
+    Args:
+        ranks: Executes the runs.
+        report: Called with the progress.
+    """
+
+    def __init__(self, ranks: Ranks, report: Report = lambda stage, done, total: None) -> None:
+        self._ranks, self._report = ranks, report
+        self._references: dict[str, list[Record]] = {}
+
+    def __call__(self, question: Question, fault: Planted = None) -> Verdict:
+        """
+        Args:
+            fault: Fault to plant in the candidate; see the package's docstring.
+
+        Raises:
+            AscendRunError: One of the runs cannot start.
+        """
+        sides = sides_of(question)
+        references = [side for side in (sides.plain, sides.same_layout, sides.against) if side]
+        extra = 2 * ((sides.with_dropout is not None) + (sides.training_precision is not None))
+        total = len(references) + 2 + extra
+        recorded = []
+        for done, side in enumerate(references):
+            self._report(side.name, done, total)
+            recorded.append((side, self._reference(side)))
+        self._report(sides.candidate.name, len(references), total)
+        candidate = self._ranks(sides.candidate, fault)
+        with_dropout = in_training_precision = None
+        if sides.with_dropout is not None:
+            side, reference = sides.with_dropout
+            self._report(f"{side.name}, with dropout", len(references) + 1, total)
+            with_dropout = (reference, self._ranks(side, fault), self._reference(reference))
+        if sides.training_precision is not None:
+            side = sides.training_precision.candidate
+            reference = sides.training_precision.reference
+            self._report(side.name, total - 3, total)
+            in_training_precision = (
+                reference,
+                self._ranks(side, fault),
+                self._reference(reference),
+            )
+        self._report("comparing", total - 1, total)
+        verdict = judge(sides, candidate, recorded, with_dropout, in_training_precision)
+        self._report("done", total, total)
+        return verdict
+
+    def _reference(self, side: Side) -> list[Record]:
+        request = {**side.as_request(), "name": ""}
+        key = json.dumps(request, sort_keys=True)
+        if key not in self._references:
+            self._references[key] = self._ranks(side)
+        return self._references[key]
+
+
+def judge(
+    sides: Sides,
+    candidate: list[Record],
+    references: list[tuple[Side, list[Record]]],
+    with_dropout: Pair | None = None,
+    in_training_precision: Pair | None = None,
+) -> Verdict:
+    """Compare the records and decide on a verdict.
+
+    Args:
+        with_dropout: The runs with dropout.
+        in_training_precision: The runs in the precision that the run trains in.
+    """
+    from ascend_run.tools.verify.compare.training_precision import compare_in_training_precision
+
+    declares_bitwise = bool(sides.declared) and all(
+        numerics is Numerics.BITWISE for numerics in sides.declared.values()
+    )
+    pairs = [(side, candidate, records) for side, records in references]
+    found = [
+        (side, _compared(side, mine, records, declares_bitwise))
+        for side, mine, records in [*pairs, *([with_dropout] if with_dropout else [])]
+    ]
+    own_checks, own_fault = _invariants(candidate, references[0][1], with_dropout)
+    checks = [*own_checks, *(c for _, comparison in found for c in comparison.checks)]
+    fault = _earliest([comparison.fault for _, comparison in found], own_fault)
+    if in_training_precision is not None:
+        assert sides.training_precision is not None
+        side, mine, expected = in_training_precision
+        half_checks, half_fault = compare_in_training_precision(
+            mine,
+            expected,
+            references[0][1],
+            against=side.name,
+            precision=sides.training_precision.name,
+            bitwise=declares_bitwise and _is_same_layout(mine, expected),
+        )
+        checks += half_checks
+        # A fault that the exact runs show is located better by them.
+        fault = fault or half_fault
+    nearest = [c for side, c in found if side is sides.same_layout] or [c for _, c in found]
+    return Verdict(
+        outcome=_outcome(checks, nearest[0].same_bits),
+        fault=fault,
+        checks=tuple(checks),
+        modules=found[0][1].modules,
+        question=sides.candidate.name,
+        declared={name: str(numerics) for name, numerics in sides.declared.items()},
+        references=tuple(side.name for side, _ in found),
+        notes=sides.notes,
+    )
+
+
+def _compared(
+    side: Side, candidate: list[Record], reference: list[Record], declares_bitwise: bool
+) -> Comparison:
+    from ascend_run.tools.verify.compare.comparison import compare
+
+    same_layout = _is_same_layout(candidate, reference)
+    return compare(
+        candidate,
+        reference,
+        against=side.name,
+        exact=declares_bitwise and same_layout,
+        same_layout=same_layout,
+    )
+
+
+def _invariants(
+    candidate: list[Record], plain: list[Record], with_dropout: Pair | None
+) -> tuple[list[Check], Fault | None]:
+    """Check the invariants of the candidate, and of its run with dropout if there is one."""
+    from ascend_run.tools.verify.compare.invariants import invariants
+
+    checks, fault = invariants(candidate, plain)
+    if with_dropout is None:
+        return checks, fault
+    more_checks, more_fault = invariants(with_dropout[1], with_dropout[2])
+    named = [attrs.evolve(check, name=f"{check.name}, dropout") for check in more_checks]
+    return [*checks, *named], fault or more_fault
+
+
+def _is_same_layout(candidate: list[Record], reference: list[Record]) -> bool:
+    return candidate[0].sizes == reference[0].sizes and len(candidate) == len(reference)
+
+
+def _outcome(checks: list[Check], same_bits: bool) -> Outcome:
+    if not all(check.passed for check in checks):
+        return Outcome.DIVERGES
+    return Outcome.BITWISE if same_bits else Outcome.WITHIN
+
+
+def _earliest(faults: list[Fault | None], own: Fault | None) -> Fault | None:
+    """The fault that a step reaches first; on a tie, that of a comparison, which locates it
+    better."""
+    known = [fault for fault in (*faults, own) if fault is not None]
+    if not known:
+        return None
+    return min(known, key=_rank)
+
+
+def _rank(fault: Fault) -> tuple[bool, int, bool]:
+    """Sort key: random streams only if nothing else differs, then by phase, modules first."""
+    vague = fault.module in ("optimizer", "gradient norm", "loss")
+    return fault.module == "random streams", _PHASES.index(fault.phase), vague

@@ -1,0 +1,1 @@
+"""Records and protocols shared by all packages. Torch appears in annotations only."""

@@ -1,0 +1,148 @@
+"""Data and task: batches, datasets, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import attrs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from .run import RunContext
+
+
+@attrs.frozen(kw_only=True)
+class BatchField:
+    """Axes of one named tensor of a batch, and whether it is sharded."""
+
+    axes: tuple[str, ...]
+    """Name of each axis: ``batch``, ``sequence``, or the plugin's own."""
+    replicated: bool = False
+    """Replicated on every context-parallel rank, although it has a ``sequence`` axis."""
+
+
+@attrs.frozen(kw_only=True)
+class Batch:
+    """A micro-batch: named tensors with declared axes.
+
+    A dense mask is the field ``attention_mask`` with the axes ``batch, query, key``: bool, True
+    where a query may attend to a key, instead of the causal mask. It is replicated on every rank. A
+    plugin that adds it needs ``AttentionFeatures(bias=True)``; the built-in tasks pass it to the
+    model.
+    """
+
+    tensors: Mapping[str, Tensor]
+    fields: Mapping[str, BatchField]
+    document_ends: tuple[int, ...] | None = None
+    """Positions in the full sequence at which documents end, the same in every row; None for one
+    document per row. Set before the sequence is sharded, and on every rank."""
+    row_ends: tuple[tuple[int, ...], ...] | None = None
+    """The same if rows differ; one tuple per row. Core concatenates the rows before it shards the
+    sequence: a task sees tensors of shape [1, B * S] and ``document_ends``."""
+
+
+@attrs.frozen
+class LossSum:
+    """A loss before averaging."""
+
+    sum: Tensor
+    """Scalar, differentiable."""
+    count: Tensor
+    """Scalar, integer: number of tokens (or samples) in the sum on this rank."""
+
+
+class Task(Protocol):
+    """What is trained: models, data and forward step."""
+
+    roles: Sequence[str]
+    """Roles of the models that it needs; the first one is trained."""
+    batch_fields: Mapping[str, BatchField]
+
+    def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
+        """Return the data to train and evaluate on.
+
+        Returns:
+            For each of the two a ``TokenBlend``, which core builds; a map-style dataset with at
+            least that many items, each a mapping from the names of ``batch_fields`` to tensors
+            without the batch axis; or a ``SampleBlend`` of several such datasets.
+        """
+        ...
+
+    def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
+        """Run one forward.
+
+        Returns:
+            The hidden states; on the last pipeline stage, the loss.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class TokenBlend:
+    """Token files, each concatenated to one stream and split into sequences of
+    ``data.seq_length``.
+
+    An item has ``tokens``, ``labels`` (the token after each), ``position_ids`` (int64) and
+    ``loss_mask`` (float32), all [sequence].
+    """
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] = ()
+    """Share of the samples drawn from each; empty means in proportion to their tokens."""
+
+
+class Samples(Protocol):
+    """A map-style dataset of named tensors, without the batch axis."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Tensor]: ...
+
+
+@attrs.frozen(kw_only=True)
+class SampleBlend:
+    """Map-style datasets of a task, from which core draws samples in the given shares."""
+
+    datasets: tuple[Samples, ...]
+    """Each with as many items as the blend."""
+    weights: tuple[float, ...]
+    """Share of the samples drawn from each; above 0."""
+
+
+class Datasets(NamedTuple):
+    """The data of a task."""
+
+    train: TokenBlend | SampleBlend | Samples | None
+    """None only for a run without steps."""
+    validation: TokenBlend | SampleBlend | Samples | None
+
+
+Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"
+
+
+class ArrayCache(Protocol):
+    """Arrays that one rank computes and every rank reads."""
+
+    def arrays(self, description: Mapping[str, object], compute: Callable[[], Arrays]) -> Arrays:
+        """Return the read-only arrays for a description.
+
+        Args:
+            description: JSON values that fully determine the arrays: their kind, a version of the
+                algorithm, and hashes of the files that they are computed from.
+            compute: Called on a cache miss.
+        """
+        ...
+
+
+class NoCache:
+    """An ``ArrayCache`` that stores nothing."""
+
+    def arrays(self, description: Mapping[str, object], compute: Callable[[], Arrays]) -> Arrays:
+        """Return what ``compute`` returns."""
+        return compute()
+
+
+BatchIterator = Iterator[Batch]

@@ -1,0 +1,61 @@
+"""The device of one rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Device(Protocol):
+    """One rank's accelerator, or the CPU."""
+
+    name: str
+    backend: str
+    """torch.distributed's: ``gloo``, ``nccl``, ``hccl``."""
+    torch_device: torch.device
+
+    def activate(self) -> None:
+        """Make this rank's device current; called once, before any process group exists."""
+        ...
+
+    def deactivate(self) -> None:
+        """Undo what ``activate`` changed in this process."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for all queued kernels."""
+        ...
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Return the allocated bytes, and their peak since the last reset."""
+        ...
+
+    def reset_peak_memory(self) -> None: ...
+
+    def host_copier(self) -> HostCopier:
+        """Return a channel for copies between device and host that overlap with computation."""
+        ...
+
+
+class HostCopier(Protocol):
+    """Copies to the host and back that overlap with computation if the device supports it."""
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """Start a copy to the host; the result may be read after ``wait_host``."""
+        ...
+
+    def wait_host(self) -> None:
+        """Make the compute stream wait for every started ``to_host``, after which the sources may
+        be overwritten or freed."""
+        ...
+
+    def to_device(self, host: Tensor, out: Tensor) -> None:
+        """Start a copy from the host into ``out``."""
+        ...
+
+    def wait_device(self) -> None:
+        """Make the compute stream wait for every started ``to_device``."""
+        ...

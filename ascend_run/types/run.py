@@ -1,0 +1,124 @@
+"""The state of a run, and what plugins contribute to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+import attrs
+
+from .data import ArrayCache, NoCache
+
+if TYPE_CHECKING:
+    from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from torch import nn
+
+    from .config import RunConfig
+    from .device import Device
+    from .forward import ForwardLink
+    from .layout import Layout
+
+T = TypeVar("T")
+Wrapper = Callable[[T], T]
+"""What a wrapper hook returns: a function from the inner object to the outer one."""
+
+ModuleWrapper: TypeAlias = Callable[[Any], "nn.Module | ForwardLink | Mapping[str, ForwardLink]"]
+"""What a wrapper hook of a module returns: a function from the module to a link around its forward,
+to links around the forwards of its submodules by name (``""``: its own), or to the module that
+replaces it."""
+
+
+@attrs.define
+class ModelBundle:
+    """One model of a run and its role (``policy``, ``reference``, ...)."""
+
+    role: str
+    chunks: list[nn.Module]
+    """Megatron's virtual pipeline chunks, wrapped in DDP if the model is trained."""
+    transformer_config: TransformerConfig
+    """The Megatron TransformerConfig that it was built with."""
+    optimizer: MegatronOptimizer | None = None
+    scheduler: OptimizerParamScheduler | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer updates its weights."""
+        return self.optimizer is not None
+
+
+@attrs.define
+class RunContext:
+    """The state of a run on one rank: the argument of listeners and tasks."""
+
+    config: RunConfig
+    layout: Layout
+    device: Device
+    groups: ProcessGroupCollection
+    """Megatron's ProcessGroupCollection."""
+    models: dict[str, ModelBundle] = attrs.field(factory=dict)
+    """Role -> model; may be empty."""
+    step: int = 0
+    """Completed optimizer steps."""
+    consumed_samples: int = 0
+    cache: ArrayCache = attrs.field(factory=NoCache)
+    """Cache of arrays that are computed once for all ranks, such as the samples of a task."""
+
+
+Reading: TypeAlias = float | Sequence[float]
+"""One value of a logged step: a number (``loss``) or a list of numbers (``expert_load``)."""
+
+
+class Metrics(Protocol):
+    """Values that a plugin adds to the log; called on every rank at each logged step."""
+
+    def __call__(self, context: RunContext) -> Mapping[str, Reading]: ...
+
+
+@attrs.frozen(kw_only=True)
+class ReportPanel:
+    """A chart that a plugin adds to ``report.html``."""
+
+    title: str
+    metrics: tuple[str, ...]
+    """Names in the metrics log."""
+    unit: str = ""
+
+
+def _hashes(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+@attrs.frozen(kw_only=True)
+class Patch:
+    """Replacement of a function of another package for the duration of a run; the last resort."""
+
+    target: str
+    """``package.module:attribute.path``."""
+    replacement: Any
+    why: str
+    versions: str
+    """Versions of the target's distribution that the patch was checked against (PEP 440)."""
+    source_hash: tuple[str, ...] = attrs.field(converter=_hashes)
+    """First 16 hex digits of the SHA-256 of the target's source, a function or class: one hash, or
+    one for each variant among the versions. None only for targets without Python source: values,
+    modules, C functions."""
+    until: str
+    """Upstream change that makes the patch unnecessary."""
+    group: str = attrs.field()
+    """Patches that are counted together; default: the target's package."""
+    wraps: bool = False
+    """Whether ``replacement`` maps the target to its replacement, rather than being it."""
+    missing_ok: bool = False
+    """Whether the target may be missing; it is then defined for the duration of the run."""
+
+    @group.default
+    def _package_as_group(self) -> str:
+        return self.package
+
+    @property
+    def package(self) -> str:
+        """The top-level package of the target."""
+        return self.target.partition(":")[0].partition(".")[0]

@@ -1,0 +1,94 @@
+"""The sets of features in which every pair runs that can run, for each kind of layout."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Final
+
+import attrs
+
+from ascend_run.plugin_api import Numerics
+from ascend_run.prepare.conflicts import closure
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.pairs import exclusion
+from ascend_run.testing.runtime import Examined
+
+from .covering import Items
+from .examined_sets import ExaminedSets, examined_sets
+from .features import LAYOUTS, features, numerics_of
+from .setting import Completed, Setting
+
+NUM_LAYERS: Final = {"model.num_layers": 4}
+RECOMPUTED: Final = {
+    "model.recompute_granularity": "full",
+    "model.recompute_method": "uniform",
+    "model.recompute_num_layers": 1,
+}
+
+
+@attrs.frozen
+class SettingSets:
+    """The sets of one setting."""
+
+    setting: Setting
+    sets: tuple[Completed, ...]
+    refused: Mapping[Items, str]
+    """Minimal sets that planning refuses -> why."""
+
+
+@functools.cache
+def all_sets() -> tuple[SettingSets, ...]:
+    """Return the sets of every layout, without and with full recompute."""
+    return tuple(_all_sets())
+
+
+def _all_sets() -> Iterator[SettingSets]:
+    hints: dict[Items, None] = {}
+    for model, layout in LAYOUTS:
+        for more in ({}, RECOMPUTED):
+            setting = Setting(model=model, layout=layout, config={**NUM_LAYERS, **more})
+            found, completed = _sets_in(setting, tuple(hints))
+            sets = tuple(completed[frozenset(names)] for names in found.sets)
+            hints |= dict.fromkeys((*found.refused, *sorted(found.apart, key=sorted)))
+            yield SettingSets(setting, sets, found.refused)
+
+
+def _sets_in(
+    setting: Setting, hints: Sequence[Items]
+) -> tuple[ExaminedSets, Mapping[Items, Completed]]:
+    made: dict[Items, Completed] = {}
+
+    def examine(names: Items) -> Examined:
+        if names not in made:
+            made[names] = setting.complete(sorted(names))
+        return made[names].examined
+
+    found = examined_sets(
+        features(),
+        excluded_pairs(),
+        examine,
+        needs=requirements(),
+        # Only a set in which all are bitwise is compared bitwise.
+        first=[name for name in features() if numerics_of(name) is Numerics.BITWISE],
+        hints=hints,
+    )
+    return found, made
+
+
+@functools.cache
+def excluded_pairs() -> frozenset[Items]:
+    """Return the pairs of features that resolution never allows."""
+    classes = discover().load(features())
+    pairs = combinations(sorted(classes), 2)
+    return frozenset(
+        frozenset(pair) for pair in pairs if exclusion(classes[pair[0]], classes[pair[1]])
+    )
+
+
+@functools.cache
+def requirements() -> dict[str, Items]:
+    """Return feature -> itself and all features that it requires, directly or not."""
+    classes = discover().load(features())
+    return {name: closure([name], classes) for name in classes}

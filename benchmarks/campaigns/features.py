@@ -1,0 +1,110 @@
+"""Features of this distribution: which go together, and under which options each has work to do
+in a tiny model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ascend_run.plugin_api import AscendRunError, Claim, Numerics
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind
+from ascend_run.registry.resolution import Resolution, resolve
+
+OPTIONS: Final[Mapping[str, Any]] = {
+    "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
+    "plugins.noop-layers.layers": [1],
+    "plugins.lora.export": False,
+    "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
+}
+"""Options of features under which they do their work on a tiny model."""
+CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
+    "alibi": {"model.position_embedding_type": "none"},
+    "hybrid-adaptive-cp": {"data.seq_length": 32},  # sixteen parts beside two tensor ranks
+    "noop-layers": {"model.num_layers": 3},
+    "unaligned-ulysses": {
+        "model.num_attention_heads": 6,
+        "model.kv_channels": 4,
+        "data.seq_length": 18,
+    },
+}
+"""Feature -> what the model must be for it."""
+LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
+    ("dense", {}),
+    ("dense", {"dp": 2}),
+    ("dense", {"tp": 2}),
+    ("dense", {"pp": 2}),
+    ("dense", {"pp": 2, "vpp": 2}),
+    ("dense", {"cp": 2}),
+    ("dense", {"cp": 4}),
+    ("dense", {"tp": 2, "cp": 2}),
+    ("dense", {"pp": 2, "cp": 2}),
+    ("moe", {"dp": 2, "ep": 2}),
+    ("moe", {"tp": 2, "dp": 2, "ep": 2}),
+    ("moe", {"cp": 2, "ep": 2}),
+)
+"""Every kind of layout: model and sizes."""
+EXCHANGE: Final = "ulysses"
+"""Where the sequence is split, and the feature under test leaves that to others."""
+
+
+def features() -> list[str]:
+    """Return the names of the built-in features."""
+    return ours(Kind.FEATURE)
+
+
+def ours(kind: Kind) -> list[str]:
+    """Return the names of the built-in plugins of a kind."""
+    catalogue = discover()
+    names = (n for n, found in catalogue.items() if found.first_party and found.kind is kind)
+    return sorted({plugin.manifest.name for plugin in catalogue.load(names).values()})
+
+
+@functools.cache
+def resolution_of(names: tuple[str, ...]) -> Resolution | None:
+    """Resolve a set; None if it is refused."""
+    try:
+        return resolve(names, discover().load(names))
+    except AscendRunError:
+        return None
+
+
+@functools.cache
+def numerics_of(name: str) -> Numerics:
+    """Return the numerics that a plugin's manifest declares."""
+    numerics: Numerics = discover().load([name])[name].manifest.numerics
+    return numerics
+
+
+def config_of(names: Sequence[str]) -> dict[str, Any]:
+    """Return what the model must be for a set of features."""
+    return {key: value for name in names for key, value in CONFIG.get(name, {}).items()}
+
+
+def exchanges(names: Sequence[str]) -> bool:
+    """Return whether one of the features exchanges the sequence between ranks."""
+    resolution = resolution_of(tuple(names))
+    return resolution is not None and Claim.CONTEXT_PARALLEL in resolution.owners
+
+
+def needs_exchange(name: str, layout: Mapping[str, int]) -> bool:
+    """Return whether another feature has to exchange the sequence."""
+    return "cp" in layout and not exchanges((name,))
+
+
+def layout_of(names: tuple[str, ...], ranks: int) -> dict[str, int]:
+    """Return a layout in which a set has work to do: experts spread over two ranks; the sequence
+    split where a feature exchanges it, and tensors where one owns the collectives of linears. That
+    may take more ranks than are asked for."""
+    resolution = resolution_of(names)
+    assert resolution is not None
+    if ranks == 1:
+        return {}
+    if Claim.LINEAR_COMM in resolution.owners:
+        if Claim.CONTEXT_PARALLEL in resolution.owners:
+            return {"tp": 2, "cp": 2, "ep": 2}
+        return {"tp": 2, "dp": ranks // 2, "ep": 2}
+    if Claim.CONTEXT_PARALLEL in resolution.owners:
+        return {"cp": 2, "dp": max(1, ranks // 2), "ep": 2}
+    return {"dp": ranks, "ep": 2}

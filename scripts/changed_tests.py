@@ -1,0 +1,207 @@
+"""Run the tests that a change can affect, according to the imports of the tree.
+
+python -m scripts.changed_tests                # what differs from HEAD, or else the last commit
+python -m scripts.changed_tests main --list    # since a commit; only list the files
+
+A test file is affected if it imports a changed module, directly or indirectly, or names one in a
+string (for another process to import). Plugins are not imported by other modules: a change of a
+plugin affects its suite, its cases in ``tests/contract``, and the test files that name it in a
+string, except for other plugins' suites. A change of a file that is not Python affects the tests of
+its folder; a change of a common dependency affects all tests.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Final
+
+import attrs
+import click
+
+from scripts.import_graph import FOLDERS, Module, dotted, read_modules
+
+ROOT: Final = Path(__file__).parent.parent
+CONTRACT: Final = "tests/contract"
+OF_ALL: Final = frozenset({"pyproject.toml", "constraints.txt", "tests/conftest.py"})
+"""Files that every test depends on."""
+ABOUT_SOURCES: Final = frozenset(
+    f"{CONTRACT}/test_{name}.py" for name in ("imports", "patches", "kernel_names", "types")
+)
+"""Tests that read the source of every module, with no case of its own for a plugin."""
+WITHOUT_TESTS: Final = ("docs/", "changelog/", "README.md", "CHANGELOG.md", "benchmarks/results/")
+"""Files that only quick tests of pages and results read: ``tests/contract/test_docs.py``."""
+
+
+@attrs.frozen
+class Tree:
+    """The Python files of a checkout."""
+
+    modules: Mapping[str, Module]
+    """Path relative to the root -> module."""
+    plugins: Mapping[str, str]
+    """Name of a plugin -> its folder."""
+
+    @classmethod
+    def read(cls, root: Path, folders: Iterable[str] = FOLDERS) -> Tree:
+        """Parse all files; import nothing."""
+        return cls(read_modules(root, folders), _plugins(root / "setup.cfg"))
+
+    def reached_by(self, changed: Iterable[str]) -> set[str]:
+        """Return all files that the changed ones can affect, including themselves."""
+        users = self._users()
+        reached: set[str] = set()
+        waiting = [file for file in changed if file in self.modules]
+        while waiting:
+            file = waiting.pop()
+            if file not in reached:
+                reached.add(file)
+                waiting += users[file]
+        return reached
+
+    def plugins_in(self, files: Iterable[str]) -> set[str]:
+        """Return the names of the plugins whose folders contain the files."""
+        found = [*files]
+        return {
+            name
+            for name, folder in self.plugins.items()
+            if any(file.startswith(f"{folder}/") for file in found)
+        }
+
+    def naming(self, names: Iterable[str]) -> set[str]:
+        """Return test files that name one of the plugins, as a word in a string.
+
+        Suites of other plugins are left out: they use it in combination, which ``tests/contract``
+        covers.
+        """
+        wanted = set(names)
+        return {
+            file
+            for file, module in self.modules.items()
+            if file.startswith("tests/")
+            and not file.startswith("tests/plugins/")
+            and any(wanted & _words(text) for text in module.strings)
+        }
+
+    def used(self) -> dict[str, set[str]]:
+        """Return file -> files that it imports, or whose module it names in a string."""
+        files = {dotted(file): file for file in self.modules}
+        used: dict[str, set[str]] = {}
+        for file, module in self.modules.items():
+            named = {text.partition(":")[0] for text in module.strings if "." in text}
+            used[file] = {files[target] for target in (module.imports | named) & files.keys()}
+        return used
+
+    def _users(self) -> dict[str, list[str]]:
+        """File -> files that use it."""
+        users: dict[str, list[str]] = defaultdict(list)
+        for file, targets in self.used().items():
+            for target in targets:
+                users[target].append(file)
+        return users
+
+
+def _plugins(setup: Path) -> dict[str, str]:
+    config = ConfigParser()
+    config.read(setup, encoding="utf-8")
+    lines = "\n".join(config["options.entry_points"].values()).splitlines()
+    points = (line.split(" = ") for line in lines if " = ascend_run.plugins." in line)
+    return {name: value.partition(":")[0].replace(".", "/") for name, value in points}
+
+
+def _words(text: str) -> set[str]:
+    return set(text.replace(",", " ").replace("=", " ").replace(".", " ").split())
+
+
+def reached_tests(tree: Tree, changed: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the test files to run, and the plugins whose cases in ``tests/contract`` to run."""
+    files = [*changed]
+    if OF_ALL & {*files}:
+        return ["tests"], []
+    plugins = tree.plugins_in(files)
+    beside = [file for file in files if not file.endswith(".py") and not _is_prose(file)]
+    reached = tree.reached_by(files) | tree.naming(plugins)
+    reached |= {file for file in tree.modules for other in beside if _same_folder(file, other)}
+    if any(map(_is_prose, files)):
+        reached.add(f"{CONTRACT}/test_docs.py")
+    suites = [_suite(tree.plugins[name]) for name in plugins]
+    chosen = {
+        file
+        for file in tree.modules
+        if _is_test(file) and (file in reached or file.startswith(tuple(suites)))
+    }
+    if plugins:  # a plugin has its cases in most of these files, which are selected by its name
+        own = tuple(f"{tree.plugins[name]}/" for name in plugins)
+        whole = {
+            *files,
+            *ABOUT_SOURCES,
+            *tree.reached_by(f for f in files if not f.startswith(own)),
+        }
+        chosen = {file for file in chosen if not file.startswith(CONTRACT) or file in whole}
+        chosen |= ABOUT_SOURCES & tree.modules.keys()
+    return sorted(chosen), sorted(plugins)
+
+
+def _is_prose(file: str) -> bool:
+    return file.startswith(WITHOUT_TESTS)
+
+
+def _is_test(file: str) -> bool:
+    return file.startswith("tests/") and Path(file).name.startswith("test_")
+
+
+def _same_folder(file: str, other: str) -> bool:
+    return Path(file).parent == Path(other).parent
+
+
+def _suite(folder: str) -> str:
+    """Folder of a plugin's tests."""
+    return f"tests/{folder.removeprefix('ascend_run/')}/"
+
+
+def changed_files(root: Path, base: str | None) -> list[str]:
+    """Return files that differ from a commit, including untracked ones.
+
+    Args:
+        base: None: HEAD, or the commit before it if nothing differs from HEAD.
+    """
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard")
+    found = sorted({*_git(root, "diff", "--name-only", base or "HEAD"), *untracked})
+    return found or (_git(root, "diff", "--name-only", "HEAD~1") if base is None else [])
+
+
+def _git(root: Path, *words: str) -> list[str]:
+    process = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, timeout=60)
+    if process.returncode:
+        raise click.UsageError(process.stderr.strip())
+    return process.stdout.splitlines()
+
+
+@click.command()
+@click.argument("base", required=False)
+@click.option("--list", "lists", is_flag=True, help="Only print the files.")
+def command(base: str | None, lists: bool) -> None:
+    """Run the tests that the changes since BASE can affect."""
+    changed = changed_files(ROOT, base)
+    files, plugins = reached_tests(Tree.read(ROOT), changed)
+    click.echo(f"{len(changed)} files changed; {len(files)} test files", err=True)
+    runs = [files] if files else []
+    if plugins:
+        runs.append([CONTRACT, "-k", " or ".join(plugins)])
+    for words in runs:
+        click.echo(" ".join(words))
+    if not lists:
+        options = ("-n", "2", "--dist", "loadfile", "-q")
+        codes = [
+            subprocess.run([sys.executable, "-m", "pytest", *options, *words], cwd=ROOT).returncode
+            for words in runs
+        ]
+        sys.exit(max(codes, default=0))
+
+
+if __name__ == "__main__":
+    command()

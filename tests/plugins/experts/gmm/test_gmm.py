@@ -1,0 +1,135 @@
+"""The plugin: its declarations, errors and results; tests/ops tests its kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ascend_run.plugin_api import Claim, Numerics, RunConfig
+from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugins.experts.gmm import BACKENDS, Gmm, GmmConfig
+from ascend_run.plugins.platforms.cpu.operators import platform_ops
+from ascend_run.testing.effects import count_operations
+from ascend_run.types.config import TrainSection
+from tests.support.tiny_configs import model_fields, parallel_fields
+
+COUNTS = [6, 0, 3, 7]
+SWIGLU = c.ExpertActivation(function=F.silu)
+
+
+def config(
+    *,
+    experts: int | None = 4,
+    hidden_size: int = 8,
+    moe_ffn_hidden_size: int = 16,
+    precision: str = "bf16",
+) -> RunConfig:
+    model = {
+        "num_moe_experts": experts,
+        "hidden_size": hidden_size,
+        "moe_ffn_hidden_size": moe_ffn_hidden_size,
+        "ffn_hidden_size": None,
+    }
+    return RunConfig(
+        model=model_fields(model),
+        parallel=parallel_fields(),
+        train=TrainSection(precision=precision),
+    )
+
+
+def kernel(backend: str = "auto") -> c.ExpertsKernel:
+    answer = Gmm(GmmConfig(backend=backend)).ascend_experts(config=config(), ops=platform_ops())
+    assert answer is not None
+    return answer
+
+
+def inputs(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    """Return [tokens, probs, fc1, fc2] and the gradient of the output; widths 8 and 16."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    total, experts = sum(COUNTS), len(COUNTS)
+    leaves = [draw(total, 8), draw(total), draw(experts, 32, 8), draw(experts, 8, 16)]
+    return [leaf.requires_grad_() for leaf in leaves], draw(total, 8)
+
+
+def test_it_owns_the_experts_and_changes_rounding_only() -> None:
+    assert claims_of(Gmm) == (Claim.EXPERTS,)
+    assert Gmm.manifest.numerics is Numerics.ROUNDING
+
+
+def test_it_is_idle_exactly_where_there_are_no_experts() -> None:
+    assert Gmm.manifest.idle is not None
+    for experts in (None, 0, 4):
+        run = config(experts=experts)
+        answer = Gmm(GmmConfig()).ascend_experts(config=run, ops=platform_ops())
+        assert Gmm.manifest.idle.holds(run) == (answer is None) == (not experts)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="backend"):
+        GmmConfig(backend="cublas")
+
+
+def test_widths_that_torch_cannot_group_are_rejected_with_valid_ones() -> None:
+    run = config(hidden_size=12, moe_ffn_hidden_size=20)
+    problems = Gmm(GmmConfig(backend="grouped_mm")).ascend_check(config=run)
+    assert len(problems) == 2
+    assert "model.hidden_size=12" in problems[0]
+    assert "use 16" in problems[0]
+    assert Gmm(GmmConfig()).ascend_check(config=run) == []
+    wide_enough = config(hidden_size=12, moe_ffn_hidden_size=20, precision="fp32")
+    assert Gmm(GmmConfig(backend="grouped_mm")).ascend_check(config=wide_enough) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "products"),
+    [
+        ("grouped_mm", {"_grouped_mm": 6}),
+        ("bmm", {"bmm": 6}),
+        ("loop", {"mm": 6 * len(COUNTS)}),
+        ("auto", {"_grouped_mm": 6}),
+    ],
+)
+def test_the_named_backend_takes_two_products_forward_and_four_backward(
+    backend: str, products: dict[str, int]
+) -> None:
+    (tokens, probs, fc1, fc2), dy = inputs(torch.bfloat16)
+    experts = kernel(backend)
+    with count_operations() as seen:
+        out = experts(tokens, COUNTS, probs, c.ExpertWeights(fc1, fc2), SWIGLU)
+        out.backward(dy)
+    assert {name: n for name, n in seen.items() if name.endswith("mm")} == products
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_loop_is_the_plain_loop_bit_for_bit(dtype: torch.dtype) -> None:
+    (tokens, probs, fc1, fc2), dy = inputs(dtype)
+    out = kernel("loop")(tokens, COUNTS, probs, c.ExpertWeights(fc1, fc2), SWIGLU)
+    gradients = torch.autograd.grad(out, (tokens, probs, fc1, fc2), dy)
+    parts = zip(
+        tokens.split(COUNTS), probs.split(COUNTS), fc1.unbind(0), fc2.unbind(0), strict=True
+    )
+    rows = []
+    for x, prob, first, second in parts:
+        gate, up = (x @ first.t()).chunk(2, dim=-1)
+        rows.append((F.silu(gate) * up * prob[:, None]) @ second.t())
+    plain = torch.cat(rows)
+    expected = torch.autograd.grad(plain, (tokens, probs, fc1, fc2), dy)
+    assert torch.equal(out, plain)
+    for result, right in zip(gradients, expected, strict=True):
+        assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_counts_are_host_integers_and_nothing_reads_them_from_the_device(backend: str) -> None:
+    (tokens, probs, fc1, fc2), dy = inputs(torch.bfloat16)
+    with count_operations() as seen:
+        out = kernel(backend)(tokens, tuple(COUNTS), probs, c.ExpertWeights(fc1, fc2), SWIGLU)
+        out.backward(dy)
+    assert seen["_local_scalar_dense"] == 0

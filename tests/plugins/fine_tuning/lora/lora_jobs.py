@@ -1,0 +1,93 @@
+"""Jobs of a pool's rank with an adapted model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from tests.support.small_runs import Values, standing_rank
+
+
+@attrs.frozen
+class Outcome:
+    """Results of one forward and backward on one rank."""
+
+    logits_BSV: Tensor
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    """By names in the model; only of trained parameters."""
+    trained: list[str]
+    """Parameters that require a gradient."""
+    merged_logits_BSV: Tensor | None = None
+
+
+def run_once(
+    values: Values, tokens: Tensor, labels: Tensor, enable: Sequence[str] = ("lora",)
+) -> Outcome:
+    """Load, forward, backward in float32, on one rank."""
+    from ascend_run.core.hugging_face.models import load_model
+    from ascend_run.core.model.build import build_model
+    from ascend_run.plugins.fine_tuning.lora.adapter import merge
+
+    with standing_rank(values, enable) as (hooks, context):
+        config = context.config
+        bundle = build_model(config, hooks, context.groups, context.device, dtype=torch.float32)
+        if config.model.hf_path:
+            family = hooks.require("ascend_model_family")
+            load_model(config.model.hf_path, family, config, bundle)
+        (model,) = bundle.chunks
+        logits = model(tokens).detach()
+        loss = model(tokens, labels=labels, loss_mask=torch.ones_like(labels).float())
+        loss.backward()
+        parameters = dict(model.named_parameters())
+        gradients = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+        trained = [n for n, p in parameters.items() if p.requires_grad]
+        merge(model)
+        with torch.no_grad():
+            merged = model(tokens)
+        return Outcome(logits, loss.detach(), gradients, trained, merged)
+
+
+def hf_names(gradients: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """Rename ours to PEFT's names, written out by hand."""
+    parts = {
+        "self_attention.linear_qkv": {"linear_q": "q_proj", "linear_k": "k_proj",
+                                      "linear_v": "v_proj"},
+        "self_attention.linear_proj": {"linear_proj": "o_proj"},
+        "mlp.linear_fc1": {"linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj"},
+        "mlp.linear_fc2": {"linear_fc2": "down_proj"},
+    }  # fmt: skip
+    named: dict[str, Tensor] = {}
+    for name, gradient in gradients.items():
+        _, _, layer, module, linear, _, *rest = name.split(".")
+        owner = {"self_attention": "self_attn", "mlp": "mlp"}[module]
+        own = parts[f"{module}.{linear}"]
+        at = f"base_model.model.model.layers.{layer}.{owner}"
+        if rest == ["lora_A"]:
+            present = [p for p in own if name.replace("lora_A", f"lora_B.{p}") in gradients]
+            for part, block in zip(present, gradient.split(rank), strict=True):
+                named[f"{at}.{own[part]}.lora_A.weight"] = block
+        else:
+            named[f"{at}.{own[rest[1]]}.lora_B.weight"] = gradient
+    return named
+
+
+def base_values(base: str, adapter: str | None = None, **changes: Any) -> dict[str, Any]:
+    """Return config values of a run that adapts a tiny Llama."""
+    from .peft_models import ALPHA, RANK
+
+    return {
+        "model.family": "llama",
+        "model.hf_path": base,
+        "model.make_vocab_size_divisible_by": 8,
+        "data.seq_length": 16,
+        "train.precision": "fp32",
+        "plugins.lora.rank": RANK,
+        "plugins.lora.alpha": float(ALPHA),
+        **({} if adapter is None else {"plugins.lora.load": adapter}),
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }

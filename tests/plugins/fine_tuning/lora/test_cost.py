@@ -1,0 +1,78 @@
+"""Only adapters are trained, and the plan has their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import Trial
+from tests.support.communication import differences
+from tests.support.costs import planned
+from tests.tools.plan.cost_model.cost_jobs import count_flops
+
+
+@pytest.mark.parametrize(
+    ("targets", "width"),
+    [
+        (["linear_proj"], 32 + 32),
+        (["linear_q"], 32 + 32),
+        (["linear_fc1_up", "linear_fc2"], (32 + 48) + (48 + 32)),
+        (["all-linear"], (3 * 32 + 32 + 2 * 8) + (32 + 32) + (2 * 32 + 96) + (48 + 32)),
+    ],
+)
+def test_only_adapters_are_trained(targets: list[str], width: int) -> None:
+    _, (plain,) = planned(DENSE)
+    config = {**DENSE, "plugins.lora.target_modules": targets, "plugins.lora.rank": 4}
+    _, (cost,) = planned(config, ("lora",))
+    assert cost.trained_parameters == 2 * 4 * width
+    assert cost.parameters == plain.parameters + cost.trained_parameters
+    assert cost.memory.optimizer < plain.memory.optimizer / 2
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_adapters_send_what_was_expected(gloo_pool: GlooPool, sequence_parallel: bool) -> None:
+    config = {
+        **DENSE,
+        "data.seq_length": 64,
+        "parallel.tensor_model_parallel_size": 2,
+        "parallel.sequence_parallel": sequence_parallel,
+        "plugins.lora.target_modules": ["linear_q", "linear_proj", "linear_fc1"],
+    }
+    assert differences(gloo_pool, config, ("lora",)) == []
+
+
+_NARROW = {"plugins.lora.rank": 2}
+_AGAIN = {
+    "model.recompute_granularity": "full",
+    "model.recompute_method": "uniform",
+    "model.recompute_num_layers": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (DENSE, _NARROW),
+        ({**DENSE, **_AGAIN}, {**_NARROW, "plugins.lora.target_modules": ["linear_q"]}),
+        ({**MOE, "model.share_embeddings_and_output_weights": True}, _NARROW),
+    ],
+    ids=["every-linear", "queries-computed-again", "beside-experts"],
+)
+def test_frozen_weights_take_no_product_for_their_gradient(
+    gloo_pool: GlooPool, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """As torch counts them; the attention is that of the plain model."""
+    _, (plain,) = planned(config)
+    _, (cost,) = planned({**config, **options}, ("lora",))
+
+    (((products, _),), ((plain_matmuls, _),)) = (
+        gloo_pool.run(count_flops, 1, trial)
+        for trial in (Trial(config={**config, **options}, plugins=("lora",)), Trial(config=config))
+    )
+
+    assert cost.flops - plain.flops == products - plain_matmuls
+    assert cost.model_flops < plain.model_flops

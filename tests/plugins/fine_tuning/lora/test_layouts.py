@@ -1,0 +1,265 @@
+"""Every adapter's gradient on 1, 2 and 4 ranks against one rank, in float64, before the optimizer;
+then the weights after five steps. Adapters are saved by PEFT, with random A and B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ascend_run.testing.models import MODELS
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.testing.tensors import differences, full_tensors
+from ascend_run.types.layout import AXIS_KEYS, axis_settings, world_size
+from tests.support.needed_plugins import names_of
+
+RANK = 4
+
+
+def write_adapter(folder: Path, moe: bool) -> str:
+    """Write random adapters for the conformance kit's models, in PEFT's format."""
+    hidden, feed, heads, groups, width = 32, 48, 8, 2, 4
+    shapes = {
+        "self_attn.q_proj": (heads * width, hidden),
+        "self_attn.k_proj": (groups * width, hidden),
+        "self_attn.v_proj": (groups * width, hidden),
+        "self_attn.o_proj": (hidden, heads * width),
+    }
+    if not moe:
+        shapes |= {
+            "mlp.gate_proj": (feed, hidden),
+            "mlp.up_proj": (feed, hidden),
+            "mlp.down_proj": (hidden, feed),
+        }
+    generator = torch.Generator().manual_seed(4)
+    tensors = {}
+    for layer in range(2):
+        for module, (rows, columns) in shapes.items():
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            for part, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
+                drawn = torch.randn(shape, generator=generator) * 0.2
+                tensors[f"{name}.lora_{part}.weight"] = drawn
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
+        f'{{"peft_type": "LORA", "r": {RANK}, "lora_alpha": 6}}'
+    )
+    return str(folder)
+
+
+class Trials:
+    """Runs with adapters on the kit's batches."""
+
+    def __init__(self, pool: GlooPool, folder: Path) -> None:
+        self.pool = pool
+        self.adapters = {
+            "dense": write_adapter(folder / "dense", moe=False),
+            "moe": write_adapter(folder / "moe", moe=True),
+        }
+        self.made: dict[str, list[RankOutcome]] = {}
+
+    def __call__(
+        self,
+        model: str,
+        layout: Mapping[str, int],
+        beside: Sequence[str] = (),
+        steps: int = 0,
+        config: Mapping[str, Any] | None = None,
+    ) -> list[RankOutcome]:
+        ranks = world_size(layout)
+        values = {
+            **MODELS[model],
+            "plugins.lora.rank": RANK,
+            "plugins.lora.alpha": 6.0,
+            "plugins.lora.load": self.adapters[model],
+            **axis_settings(layout),
+            "parallel.sequence_parallel": bool(layout.get("sp", layout.get("tp", 1) > 1)),
+            **(config or {}),
+        }
+        trial = Trial(plugins=("lora", *beside), config=values, steps=steps)
+        key = f"{ranks} {trial}"
+        if key not in self.made:
+            self.made[key] = self.pool.run(run_trial, ranks, trial, timeout=100)
+        return self.made[key]
+
+
+@pytest.fixture(scope="module")
+def trials(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Trials:
+    return Trials(gloo_pool, tmp_path_factory.mktemp("adapters"))
+
+
+def assert_parity(
+    outcomes: Sequence[RankOutcome], plain: Sequence[RankOutcome], tolerance: float
+) -> None:
+    got, want = full_tensors(outcomes), full_tensors(plain)
+    assert got.problems(tolerance) == []
+    assert list(differences(got.tensors, want.tensors, tolerance)) == []
+    for outcome in outcomes:
+        assert outcome.losses == pytest.approx(plain[0].losses, rel=tolerance)
+        assert outcome.grad_norms == pytest.approx(plain[0].grad_norms, rel=tolerance)
+    assert all(".adapter.lora_" in name for name in want.tensors)
+
+
+CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = {
+    "tp=2": ("dense", {"tp": 2, "sp": 0}, (), {}),
+    "tp=2 sp dp=2": ("dense", {"tp": 2, "dp": 2}, (), {}),
+    "pp=2": ("dense", {"pp": 2}, (), {}),
+    "tp=2 sp pp=2": ("dense", {"tp": 2, "pp": 2}, (), {}),
+    "cp=2 tp=2 ulysses": ("dense", {"cp": 2, "tp": 2}, ("ulysses",), {}),
+    "cp=2 ring": ("dense", {"cp": 2}, ("ring-attention",), {}),
+    "micro-batches of two": ("dense", {}, (), {"train.micro_batch_size": 2}),
+    "recompute tp=2 sp": (
+        "dense",
+        {"tp": 2},
+        (),
+        {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        },
+    ),
+    "distributed optimizer": ("dense", {"dp": 2}, (), {"ddp.use_distributed_optimizer": True}),
+    "experts ep=2": ("moe", {"dp": 2, "ep": 2}, (), {}),
+    "experts gmm ep=2 tp=2": ("moe", {"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
+    "experts gmm": ("moe", {}, ("gmm",), {}),
+}
+
+
+@pytest.mark.parametrize("case", names_of(CASES, lambda case: case[2]))
+def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) -> None:
+    model, layout, beside, config = CASES[case]
+    plain = trials(model, {})
+    assert_parity(trials(model, layout, beside, 0, config), plain, 1e-10)
+    adapters = {name for piece in plain[0].pieces for name in [piece.name]}
+    parts = 4 * 2 + 2 * 2 + (0 if model == "moe" else 3 + 2) * 2
+    assert len(adapters) == parts, adapters
+
+
+@pytest.mark.parametrize("case", ["tp=2 sp dp=2", "pp=2", "experts ep=2", "distributed optimizer"])
+def test_weights_after_five_steps_are_those_of_one_rank(trials: Trials, case: str) -> None:
+    model, layout, beside, config = CASES[case]
+    assert_parity(trials(model, layout, beside, 5, config), trials(model, {}, steps=5), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("targets", "layout"),
+    [
+        ("linear_fc2", {"pp": 2}),
+        ("linear_fc1", {"tp": 2}),
+        ("linear_proj", {}),
+        ("linear_q", {"pp": 2}),
+        ("linear_q", {"tp": 2}),
+    ],
+    ids=str,
+)
+def test_every_adapter_moves_under_full_recomputation(
+    gloo_pool: GlooPool, targets: str, layout: dict[str, int]
+) -> None:
+    values = {
+        **MODELS["dense"],
+        "plugins.lora.target_modules": [targets],
+        "model.recompute_granularity": "full",
+        "model.recompute_method": "uniform",
+        "model.recompute_num_layers": 1,
+        **axis_settings(layout),
+        "parallel.sequence_parallel": "tp" in layout,
+    }
+    ranks = 2 if layout else 1
+    few, more = (
+        gloo_pool.run(
+            run_trial, ranks, Trial(plugins=("lora",), config=values, steps=steps), timeout=100
+        )
+        for steps in (1, 3)
+    )
+    before, after = full_tensors(few), full_tensors(more)
+    assert before.problems(1e-6) == after.problems(1e-6) == []
+    assert len(after.tensors) == (6 if targets == "linear_fc1" else 4)
+    for name, weight in after.tensors.items():
+        assert not torch.equal(weight, before.tensors[name]), f"{name} has not moved"
+
+
+DEEP = {**MODELS["dense"], "model.num_layers": 4}
+STAGES: dict[str, dict[str, Any]] = {
+    "virtual stages": {
+        AXIS_KEYS["pp"]: 2,
+        "parallel.virtual_pipeline_model_parallel_size": 2,
+    },
+    "an empty place": {
+        AXIS_KEYS["pp"]: 2,
+        "model.num_layers": 6,
+        "enable": ("noop-layers",),
+        "plugins.noop-layers.layers": [1, 5],
+    },
+}
+
+
+@pytest.mark.parametrize("stages", names_of(STAGES, lambda values: values.get("enable", ())))
+def test_adapters_of_a_cut_pipeline_are_those_of_one_rank(gloo_pool: GlooPool, stages: str) -> None:
+    values = {**DEEP, **STAGES[stages]}
+    beside = values.pop("enable", ())
+    cut, plain = (
+        gloo_pool.run(
+            run_trial, ranks, Trial(plugins=("lora", *names), config=config, steps=3), timeout=100
+        )
+        for ranks, names, config in ((2, beside, values), (1, (), DEEP))
+    )
+    assert_parity(cut, plain, 1e-5)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_dropout_leaves_the_copies_of_an_adapter_equal(
+    gloo_pool: GlooPool, sequence_parallel: bool
+) -> None:
+    values = {
+        **MODELS["dense"],
+        AXIS_KEYS["tp"]: 2,
+        "parallel.sequence_parallel": sequence_parallel,
+        "plugins.lora.dropout": 0.3,
+    }
+    dropped, kept = (
+        gloo_pool.run(
+            run_trial,
+            2,
+            Trial(plugins=("lora",), config={**values, "plugins.lora.dropout": dropout}, steps=3),
+            timeout=100,
+        )
+        for dropout in (0.3, 0.0)
+    )
+    whole = full_tensors(dropped)
+    assert whole.problems() == []
+    assert dropped[0].losses[-1] != kept[0].losses[-1]
+
+
+def initial(ranks: Sequence[RankOutcome]) -> dict[str, torch.Tensor]:
+    return dict(full_tensors(ranks).tensors)
+
+
+def test_initial_adapters_do_not_depend_on_the_layout(gloo_pool: GlooPool) -> None:
+    values = {**MODELS["dense"], "optimizer.lr": 0.0, "optimizer.min_lr": 0.0}
+    one, two = (
+        initial(
+            gloo_pool.run(
+                run_trial,
+                ranks,
+                Trial(plugins=("lora",), config={**values, **flags}, steps=1),
+                timeout=100,
+            )
+        )
+        for ranks, flags in (
+            (1, {}),
+            (2, {AXIS_KEYS["tp"]: 2, "parallel.sequence_parallel": True}),
+        )
+    )
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        assert torch.equal(weight, two[name]), name
+        if "lora_B" in name:
+            assert not weight.any()
+        else:
+            bound = weight.shape[1] ** -0.5
+            assert 0.8 * bound < weight.abs().max() <= bound

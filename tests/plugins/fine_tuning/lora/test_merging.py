@@ -1,0 +1,65 @@
+"""Merging an adapter into a model's files, against PEFT's merge."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from ascend_run.plugins.fine_tuning.lora.merging import command
+from tests.support.tiny_llama import write_llama
+
+from .peft_models import peft_model, write_peft
+
+
+def merge(base: str, adapter: str, target: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(command, [base, adapter, str(target)])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_the_merged_model_is_pefts(tmp_path: Path, rslora: bool) -> None:
+    base = write_llama(tmp_path / "base", 61)
+    model = peft_model(base, use_rslora=rslora)
+    adapter = write_peft(model, tmp_path / "adapter")
+    code, output = merge(base, adapter, tmp_path / "merged")
+    assert code == 0, output
+    assert "14 weights changed" in output
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = model.merge_and_unload().state_dict()
+    ours = LlamaForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    before = load_file(tmp_path / "base/model.safetensors")
+    assert ours.keys() == expected.keys()
+    changed = [name for name, tensor in ours.items() if not torch.equal(tensor, before[name])]
+    assert len(changed) == 14
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_an_unmergeable_adapter_is_reported(tmp_path: Path) -> None:
+    base = write_llama(tmp_path / "base", 61)
+    adapter = write_peft(peft_model(base), tmp_path / "adapter")
+    small = write_llama(tmp_path / "small", 61, num_hidden_layers=1)
+    code, output = merge(small, adapter, tmp_path / "merged")
+    assert code == 2
+    assert "model.layers.1.mlp.down_proj.weight is not in the model" in output
+    narrow = write_llama(tmp_path / "narrow", 61, intermediate_size=40)
+    code, output = merge(narrow, adapter, tmp_path / "merged")
+    assert code == 2
+    assert "the adapter is for a weight of" in output
+    assert not (tmp_path / "merged").exists()
+    code, output = merge(base, adapter, tmp_path / "adapter")
+    assert code == 2
+    assert "is not empty" in output
+    code, output = merge(base, adapter, tmp_path / "base/merged")
+    assert code == 2
+    assert "is inside BASE" in output
+    code, output = merge(base, str(tmp_path / "none"), tmp_path / "merged")
+    assert code == 2
+    assert "there is no folder" in output

@@ -1,0 +1,158 @@
+"""Errors raised before a run starts."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import Layout, RunConfig
+from ascend_run.plugins.fine_tuning.lora import Lora, LoraOptions
+from ascend_run.types.config import RunSection
+from tests.support.tiny_configs import model_fields, parallel_fields
+
+MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+
+
+def problems(options: dict[str, Any], output_dir: str = "runs/x", **model: Any) -> list[str]:
+    values = {
+        "family": "llama",
+        "num_layers": 1,
+        "num_moe_experts": None,
+        "gated_linear_unit": True,
+        "moe_layer_freq": 1,
+        "hf_path": None,
+        **model,
+    }
+    config = RunConfig(
+        run=RunSection(output_dir=output_dir),
+        model=model_fields(values),
+        parallel=parallel_fields(),
+    )
+    results = Hooks([Lora(LoraOptions(**options))]).contributions(
+        "ascend_check", config=config, layout=Layout()
+    )
+    return [problem for _, found in results for problem in found]
+
+
+def write_header(folder: Path, modules: tuple[str, ...] = MODULES, **config: Any) -> str:
+    """Write an adapter's config and the header of its tensors, which is all that a check reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"base_model.model.model.layers.0.{m}.lora_{p}.weight" for m in modules for p in "AB"]
+    header = json.dumps({name: {"shape": [8, 8]} for name in names}).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    stored = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(stored))
+    return str(folder)
+
+
+def test_sound_options_raise_no_problem(tmp_path: Path) -> None:
+    assert problems({}) == []
+    assert problems({"load": write_header(tmp_path)}) == []
+    assert problems({"target_modules": ("linear_q", "linear_fc1_up")}) == []
+    assert problems({}, family="mixtral", num_moe_experts=4) == []
+    sparse = {"num_moe_experts": 4, "num_layers": 2}
+    for frequency in (2, [1, 0], [0, 1]):
+        told = problems({"target_modules": ("linear_fc1",)}, moe_layer_freq=frequency, **sparse)
+        assert told == []
+
+
+def test_unknown_targets_are_named_with_the_known_ones() -> None:
+    told = problems({"target_modules": ("q_proj", "linear_qkv", "linear_fc3")})
+    assert len(told) == 2
+    assert "names 'q_proj'; expected some of all-linear, linear_qkv, linear_q," in told[0]
+    assert "names 'linear_fc3'" in told[1]
+    assert "is empty" in problems({"target_modules": ()})[0]
+    ungated = problems({"target_modules": ("linear_fc1_gate",)}, gated_linear_unit=False)
+    assert "names 'linear_fc1_gate'" in ungated[0]
+
+
+def test_experts_take_no_adapter() -> None:
+    told = problems({"target_modules": ("linear_fc1", "linear_qkv")}, num_moe_experts=4)
+    assert len(told) == 1
+    assert "every layer has experts (model.num_moe_experts=4, model.moe_layer_freq=1)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("layers", "frequency", "named"), [(2, [1, 1], "[1, 1]"), (2, (1, 1), "[1, 1]"), (1, 2, "2")]
+)
+def test_a_pattern_of_expert_layers_alone_is_refused(
+    layers: int, frequency: Any, named: str
+) -> None:
+    """No layer's MLP has a linear that the target could match."""
+    (told,) = problems(
+        {"target_modules": ("linear_fc2",)},
+        num_layers=layers,
+        num_moe_experts=4,
+        moe_layer_freq=frequency,
+    )
+    assert "names 'linear_fc2', but every layer has experts" in told
+    assert f"model.moe_layer_freq={named}" in told
+
+
+def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
+    assert "known for llama, mixtral, not for gpt2" in problems({"export": True}, family="gpt2")[0]
+    assert problems({}, family="gpt2") == []
+    told = problems({"load": "x"}, family="gpt2")
+    assert "not for gpt2" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"r": 4}, "plugins.lora.rank=8, but the adapter in"),
+        ({"lora_alpha": 8}, "set plugins.lora.alpha=8"),
+        ({"use_rslora": True}, "set plugins.lora.rslora=True"),
+        ({"use_dora": True}, "has use_dora=True; only False is supported"),
+        ({"bias": "all"}, "has bias='all'"),
+        ({"modules_to_save": ["lm_head"]}, "has modules_to_save=['lm_head']"),
+        ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern={'q_proj': 2}"),
+        ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa'"),
+        ({"peft_type": "LOHA"}, "has peft_type='LOHA'"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(
+    tmp_path: Path, config: dict[str, Any], expected: str
+) -> None:
+    (told,) = problems({"load": write_header(tmp_path, **config)})
+    assert expected in told
+
+
+def test_an_adapter_of_other_parts_says_which_to_target(tmp_path: Path) -> None:
+    folder = write_header(tmp_path, ("self_attn.q_proj", "self_attn.v_proj"))
+    (told,) = problems({"load": folder})
+    assert "set plugins.lora.target_modules=linear_q,linear_v" in told
+    assert problems({"load": folder, "target_modules": ("linear_q", "linear_v")}) == []
+    foreign = write_header(tmp_path / "foreign", (*MODULES, "mlp.gate"))
+    assert "holds tensors that this model does not have" in problems({"load": foreign})[0]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert "there is no folder" in problems({"load": str(tmp_path / "none")})[0]
+    assert "has no adapter_model.safetensors" in problems({"load": str(tmp_path)})[0]
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    assert "is a pickle" in problems({"load": str(tmp_path)})[0]
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\xff" * 8)
+    assert "cannot be read" in problems({"load": str(tmp_path)})[0]
+
+
+@pytest.mark.parametrize("options", [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}])
+def test_options_have_bounds(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        LoraOptions(**options)
+
+
+def test_an_adapter_that_its_own_run_would_overwrite_is_refused(tmp_path: Path) -> None:
+    load = write_header(tmp_path / "run" / "adapter")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for output_dir in (tmp_path / "run", tmp_path / "link"):
+        (told,) = problems({"load": load}, output_dir=str(output_dir))
+        assert "plugins.lora.export" in told
+        assert f"would overwrite plugins.lora.load ({load}/adapter_model.safetensors)" in told
+        assert problems({"load": load, "export": False}, output_dir=str(output_dir)) == []
+    assert problems({"load": load}, output_dir=str(tmp_path / "other")) == []

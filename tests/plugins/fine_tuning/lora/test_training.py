@@ -1,0 +1,213 @@
+"""Full runs: ten steps against transformers with PEFT, which weights change and which do not,
+PEFT's files, and resuming from checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from ascend_run.core.checkpoint.store import FileStore
+from ascend_run.testing.pool import GlooPool
+from tests.core.train.runs import Ended, assert_same, whole_run
+from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
+
+from .peft_models import ALPHA, RANK, peft_model, read_peft, trained, write_peft
+
+STEPS, BATCH = 10, 4
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "hello", "fox")
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    made = []
+    for index in range(count):
+        said = [WORDS[(index * 3 + k) % len(WORDS)] for k in range(1 + index % 6)]
+        made.append(
+            {"conversations": [
+                {"from": "human", "value": " ".join(said) + "?"},
+                {"from": "gpt", "value": " ".join(reversed(said)) + "."},
+            ]}
+        )  # fmt: skip
+    return made
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a base model, its tokenizer, conversations and an initial adapter."""
+    folder = tmp_path_factory.mktemp("lora")
+    base = write_llama(folder / "model")
+    write_tokenizer(folder / "tokenizer", CHATML)
+    write_tokenizer(folder / "blocks", GENERATION)
+    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
+    write_peft(peft_model(base), folder / "adapter")
+    return folder
+
+
+def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
+    return {
+        **OPTIMIZER,
+        "task": "sft",
+        "run.output_dir": str(output),
+        "model.family": "llama",
+        "model.hf_path": str(workplace / "model"),
+        "model.make_vocab_size_divisible_by": 8,
+        "data.train": [str(workplace / "train.jsonl")],
+        "data.tokenizer": str(workplace / "tokenizer"),
+        "data.seq_length": 64,
+        "train.train_iters": STEPS,
+        "train.global_batch_size": BATCH,
+        "train.precision": "fp32",
+        "plugins.sft.shuffle": False,
+        "plugins.lora.rank": RANK,
+        "plugins.lora.alpha": float(ALPHA),
+        "plugins.lora.load": str(workplace / "adapter"),
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def reference(workplace: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses of PEFT's model on the same conversations, and its trained adapters."""
+    tokenizer = AutoTokenizer.from_pretrained(workplace / "blocks")
+    samples = []
+    for line in (workplace / "train.jsonl").read_text().splitlines():
+        question, result = json.loads(line)["conversations"]
+        encoded = tokenizer.apply_chat_template(
+            [
+                {"role": "user", "content": question["value"]},
+                {"role": "assistant", "content": result["value"]},
+            ],
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        samples.append((encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]))
+    batches = [samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
+    model = read_peft(workplace / "model", workplace / "adapter")
+    losses = list(train_reference(model, batches))
+    return losses, {name: p.detach().clone() for name, p in trained(model).items()}
+
+
+SP = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {"train__micro_batch_size": 2}),
+    "tp=2": (2, {"parallel__tensor_model_parallel_size": 2}),
+    "tp=2 sp dp=2": (4, SP),
+    "pp=2": (2, {"parallel__pipeline_model_parallel_size": 2}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ten_losses_and_the_exported_adapter_are_those_of_peft(
+    gloo_pool: GlooPool,
+    workplace: Path,
+    reference: tuple[list[float], dict[str, torch.Tensor]],
+    tmp_path: Path,
+    layout: str,
+) -> None:
+    ranks, changes = LAYOUTS[layout]
+    run = values(workplace, tmp_path, **changes)
+    ended = gloo_pool.run(whole_run, ranks, run, ("lora",), timeout=100)
+    losses = [line["loss"] for line in ended[0].readings]
+    expected, weights = reference
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert max(expected) - min(expected) > 0.1
+
+    exported = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert exported.keys() == weights.keys()
+    before = load_file(workplace / "adapter/adapter_model.safetensors")
+    for name, weight in weights.items():
+        torch.testing.assert_close(exported[name], weight, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(exported[name], before[name]), f"{name} has not moved"
+
+
+def test_peft_reads_what_is_exported_bit_for_bit(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+) -> None:
+    """No step changes weights: the output equals the input, through the layout of two ranks."""
+    run = values(workplace, tmp_path, optimizer__lr=0.0, train__train_iters=1, **SP)
+    gloo_pool.run(whole_run, 2, run, ("lora",), timeout=100)
+    stored = load_file(workplace / "adapter/adapter_model.safetensors")
+    exported = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert exported.keys() == stored.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in stored.items())
+    model = read_peft(workplace / "model", tmp_path / "adapter")
+    assert model.peft_config["default"].r == RANK
+    assert model.peft_config["default"].lora_alpha == ALPHA
+    held = trained(model)
+    assert held.keys() == stored.keys()
+    assert all(torch.equal(held[name], tensor) for name, tensor in stored.items())
+
+
+def stored_keys(folder: Path, step: int) -> set[str]:
+    return {*FileStore(folder / "checkpoints").manifest(step).tensors}
+
+
+def test_the_base_keeps_its_bits_and_the_optimizer_holds_adapters_only(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+) -> None:
+    run = values(workplace, tmp_path, plugins__lora__checkpoint="full", checkpoint__save_interval=5)
+    (ended,) = gloo_pool.run(whole_run, 1, run, ("lora",), timeout=100)
+    assert isinstance(ended, Ended)
+    weights = {n: t for n, t in ended.tensors.items() if n.startswith("model/")}
+    states = {n for n in ended.tensors if n.startswith("optimizer/")}
+    assert states
+    assert all(".adapter." in name for name in states)
+    base = load_file(workplace / "model/model.safetensors")
+    plain = [tensor.flatten() for name, tensor in weights.items() if ".adapter." not in name]
+    # The same values in fused layout, bitwise equal.
+    ours, theirs = (
+        torch.cat(tensors).sort().values
+        for tensors in (plain, [tensor.flatten() for tensor in base.values()])
+    )
+    assert torch.equal(ours, theirs)
+    assert any("word_embeddings" in key for key in stored_keys(tmp_path, 10))
+
+
+@pytest.mark.parametrize(
+    ("what", "precision"), [("adapters", "fp32"), ("full", "fp32"), ("adapters", "bf16")]
+)
+def test_a_run_in_two_halves_is_the_run_in_one(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, what: str, precision: str
+) -> None:
+    def run(name: str, **changes: Any) -> Any:
+        options = values(
+            workplace,
+            tmp_path / name,
+            plugins__lora__checkpoint=what,
+            train__precision=precision,
+            plugins__lora__dropout=0.2,
+            plugins__sft__shuffle=True,
+            **changes,
+        )
+        return gloo_pool.run(whole_run, 2, options, ("lora",), timeout=100)
+
+    straight = run("straight", train__train_iters=6, **SP)
+    run("halves", train__train_iters=3, checkpoint__save_interval=3, **SP)
+    halves = run("halves", train__train_iters=6, checkpoint__save_interval=3, **SP)
+    assert_same(halves, straight)
+    assert halves[0].readings == straight[0].readings
+    kept = {key for key in stored_keys(tmp_path / "halves", 6) if key.startswith("model/")}
+    assert all(".adapter." in key for key in kept) == (what == "adapters")
+    assert (tmp_path / "halves/adapter/adapter_model.safetensors").is_file()
+
+
+def test_adapters_do_not_go_on_beside_another_base(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+) -> None:
+    run = values(workplace, tmp_path / "run", train__train_iters=1, checkpoint__save_interval=1)
+    gloo_pool.run(whole_run, 1, run, ("lora",), timeout=100)
+    other = write_llama(tmp_path / "other", seed=9)
+    again = {**run, "model.hf_path": other, "train.train_iters": 2}
+    with pytest.raises(Exception, match="the base model differs from that of the checkpoint"):
+        gloo_pool.run(whole_run, 1, again, ("lora",), timeout=100)
+    again = {**run, "plugins.lora.alpha": 7.0, "plugins.lora.load": None, "train.train_iters": 2}
+    with pytest.raises(Exception, match=r"alpha=7\.0, but the checkpoint's adapters have 6\.0"):
+        gloo_pool.run(whole_run, 1, again, ("lora",), timeout=100)

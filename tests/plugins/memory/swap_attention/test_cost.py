@@ -1,0 +1,43 @@
+"""The plugin moves as many bytes as its plan says."""
+
+from __future__ import annotations
+
+from ascend_run.testing.models import DENSE
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import Trial, run_trial
+from tests.support.costs import planned
+
+
+def test_the_bytes_that_leave_are_those_that_are_expected_on_the_host(
+    gloo_pool: GlooPool,
+) -> None:
+    config = {**DENSE, "plugins.swap-attention.min_bytes": 1, "train.global_batch_size": 1}
+    _, (cost,) = planned(config, ("swap-attention",))
+
+    trial = Trial(plugins=("swap-attention",), config=config, steps=2)
+    (outcome,) = gloo_pool.run(run_trial, 1, trial)
+
+    (to_host,) = cost.changes["swap-attention"].saved
+    expected = sum(
+        tensor.nbytes
+        for layer in cost.rank.layers
+        for tensor in cost.rank.saved[layer]
+        if tensor.part == "self_attention"
+    )
+    assert to_host.tensors == ("self_attention.*",)
+    assert outcome.metrics["swap-attention/swap_bytes"] == expected
+
+
+def test_the_modules_and_the_layers_that_are_named_are_those_that_change() -> None:
+    config = {
+        **DENSE,
+        "plugins.swap-attention.modules": ["self_attention", "pre_mlp_layernorm"],
+        "plugins.swap-attention.recompute_mlp_layers": 1,
+    }
+    _, (plain,) = planned(DENSE)
+    _, (cost,) = planned(config, ("swap-attention",))
+    change = cost.changes["swap-attention"]
+    assert change.saved[0].tensors == ("self_attention.*", "mlp_norm.*")
+    assert change.recomputed[0].layers == (0,)
+    weights = 3 * 32 * 48
+    assert cost.flops - plain.flops == 2 * weights * 16 * 4

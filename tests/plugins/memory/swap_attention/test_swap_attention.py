@@ -1,0 +1,102 @@
+"""The plugin's declarations, errors and metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api import Claim, Layout, Numerics, RunConfig, Support
+from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
+from tests.support.probed_runs import train
+from tests.support.tiny_configs import model_fields, parallel_fields
+
+from .toy import LateDevice, make_inputs, make_stack, swap
+
+
+def problems(
+    recomputed: int = 0,
+    layout: Layout | None = None,
+    modules: tuple[str, ...] = ("self_attention",),
+    **model: Any,
+) -> list[str]:
+    run = RunConfig(model=model_fields({"num_layers": 8, **model}), parallel=parallel_fields())
+    plugin = SwapAttention(SwapAttentionConfig(recompute_mlp_layers=recomputed, modules=modules))
+    return list(plugin.ascend_check(config=run, layout=layout or Layout()))
+
+
+def test_it_owns_saved_activations_and_changes_no_bit() -> None:
+    assert claims_of(SwapAttention) == (Claim.SAVED_ACTIVATIONS,)
+    assert SwapAttention.manifest.numerics is Numerics.BITWISE
+    assert SwapAttention.manifest.platforms["cpu"] is Support.EMULATED
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_bytes": 0}, {"prefetch": -1}, {"recompute_mlp_layers": -1}]
+)
+def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        SwapAttentionConfig(**options)
+
+
+@pytest.mark.parametrize("modules", [(), ("mlp",), ("self_attention", "self_attention")])
+def test_parts_that_a_layer_does_not_have_are_refused(modules: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="modules must name some of 'input_layernorm'"):
+        SwapAttentionConfig(modules=modules)
+
+
+def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
+    assert problems(recompute_granularity="selective", cpu_offloading=False) == []
+    (problem,) = problems(recompute_granularity="full")
+    assert "recompute_granularity=full" in problem
+
+
+def test_more_layers_to_recompute_than_a_rank_has_are_refused() -> None:
+    halves = Layout(world_size=2, pp=2)
+    assert problems(4, halves) == []
+    (problem,) = problems(5, halves)
+    assert "recompute_mlp_layers=5 is more than the 4 layers of a pipeline rank" in problem
+
+
+def test_a_feed_forward_is_not_recomputed_twice() -> None:
+    assert problems(2, recompute_granularity="selective", recompute_modules=["core_attn"]) == []
+    (problem,) = problems(2, recompute_granularity="selective", recompute_modules=["mlp", "moe"])
+    assert "model.recompute_modules naming mlp and moe" in problem
+
+
+def test_swapped_bytes_are_counted_for_each_step() -> None:
+    plugin = SwapAttention(SwapAttentionConfig(min_bytes=1))
+    device: Any = LateDevice()
+    stack = make_stack()
+    swap(plugin, stack, device)
+    (read,) = plugin.ascend_metrics().values()
+    readings = []
+    for micro_batches in (1, 2):
+        plugin.ascend_before_step()
+        for _ in range(micro_batches):
+            stack(*make_inputs()).square().mean().backward()
+        readings.append(read(context=None)["swap_bytes"])  # type: ignore[arg-type]
+    assert readings[0] > 0
+    assert readings[1] == 2 * readings[0]
+
+
+def test_its_panel_names_the_metric_that_it_gives() -> None:
+    plugin = SwapAttention(SwapAttentionConfig())
+    panels = plugin.ascend_report()
+    ((group, read),) = plugin.ascend_metrics().items()
+    logged = {f"{group}/{name}" for name in read(context=None)}  # type: ignore[arg-type]
+    assert {name for panel in panels for name in panel.metrics} == logged
+
+
+def test_tokens_of_a_recomputed_mixture_are_counted_once(tmp_path: Path) -> None:
+    loads = []
+    for recomputed in (0, 1):
+        values = {
+            "enable": ["swap-attention"],
+            "plugins.swap-attention.recompute_mlp_layers": recomputed,
+        }
+        run = train(tmp_path / str(recomputed), values=values, model="moe")
+        loads.append(run.readings()[0]["expert_load"])
+    assert loads[0] == loads[1]

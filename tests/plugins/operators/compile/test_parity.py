@@ -1,0 +1,66 @@
+"""Runs with compiled layers against the run without, forward and every gradient.
+
+The campaign ``together`` has every layout, with recompute too, and every pair.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.testing.parity import Case, Parity
+from ascend_run.testing.runtime import RankOutcome
+
+GRAPHS = "compile/graphs"
+MOST_GRAPHS = 8
+"""Five per layer (norm; projection and rotation; output projection; residual; norm, MLP and
+residual), some recompiled for the first layer, whose input has other strides in a batch of one."""
+PARTS = {"plugins.compile.regions": "parts", "plugins.compile.fullgraph": True}
+
+
+def assert_compiled(outcome: RankOutcome, micro_batches: int = 4) -> None:
+    """Check that layers' norms are in graphs, where their operators are not seen; the final norm is
+    not."""
+    assert outcome.operations["rsqrt_"] == micro_batches
+    assert 0 < outcome.metrics[GRAPHS] <= MOST_GRAPHS
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_it_keeps_loss_gradients_and_weights(parity: Parity, model: str) -> None:
+    (outcome,) = parity("compile", model=model)
+    assert_compiled(outcome)
+
+
+def test_norms_and_feed_forwards_are_whole_graphs_by_themselves(parity: Parity) -> None:
+    (outcome,) = parity("compile", options=PARTS)
+    assert_compiled(outcome)
+    assert outcome.metrics["compile/breaks"] == 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "model.rotary_interleaved": True,
+            "model.rotary_percent": 0.5,
+            "model.qk_layernorm": True,
+            "model.recompute_granularity": "selective",
+        },
+        {
+            "model.normalization": "LayerNorm",
+            "model.add_bias_linear": True,
+            "model.activation": "gelu",
+            "model.share_embeddings_and_output_weights": True,
+        },
+    ],
+    ids=lambda config: "+".join(key.partition(".")[2] for key in config),
+)
+def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) -> None:
+    (outcome,) = parity("compile", config=config)
+    # A recomputed layer runs without autograd too, which is another variant.
+    assert 0 < outcome.metrics[GRAPHS] <= 2 * MOST_GRAPHS
+
+
+def test_tokens_that_go_elsewhere_in_every_step_compile_nothing_anew(parity: Parity) -> None:
+    case = Case(plugins=("compile",), model="moe", config={"train.global_batch_size": 8})
+    (outcome,) = parity.outcomes(case, steps=6)
+    assert_compiled(outcome, micro_batches=8)

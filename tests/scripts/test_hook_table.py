@@ -1,0 +1,45 @@
+"""The page of hooks is fresh, and every hook has a plugin or the feature that will be its first."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.registry.discovery import discover
+from scripts.hook_table import PAGE, called, page, unfounded, users
+
+CATALOGUE = discover()
+POINTS = hook_points()
+
+
+def test_the_page_is_fresh() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(CATALOGUE), "run scripts/hook_table.py"
+
+
+def test_every_hook_has_a_plugin_or_names_the_first_to_come() -> None:
+    assert unfounded(POINTS, users(CATALOGUE)) == []
+
+
+def test_a_hook_with_neither_or_with_both_is_reported() -> None:
+    points = {
+        name: attrs.evolve(POINTS[name], first_user=first)
+        for name, first in (("ascend_norm", None), ("ascend_layer", "tflops"))
+    }
+    neither, both = unfounded(points, {"ascend_norm": [], "ascend_layer": ["compile"]})
+    assert neither.startswith("ascend_norm has no plugin: set first_user")
+    assert both.startswith("ascend_layer has a plugin (compile): delete first_user='tflops'")
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_every_contract_says_when_the_hook_is_called(name: str) -> None:
+    assert called(POINTS[name])
+
+
+def test_a_row_has_kind_claim_and_implementing_plugins() -> None:
+    rows = [line.split(" | ") for line in page(CATALOGUE).splitlines()]
+    (device,) = (row for row in rows if row[0] == "| `ascend_device`")
+    assert device[1:3] == ["provider", "`platform`"]
+    assert "[cpu](plugins/platforms/cpu.md)" in device[-1]
+    (norm,) = (row for row in rows if row[0] == "| `ascend_norm`")
+    assert norm[-1] == "planned: tp-2d |"

@@ -1,0 +1,49 @@
+"""Isolates a test session from earlier sessions and from the machine: empty caches of its own, and
+property tests without a time limit for each example.
+
+For example, torch's compiler does less work if it finds a graph on disk.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import settings
+
+OWN: Final = {
+    "HOME": "home",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis",
+}
+"""Variable -> the session's folder. By default the last two caches are not in ``HOME``: one is
+shared by all processes of a user, the other is in the working directory."""
+CLEARED: Final = (
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
+    *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE"),
+    *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "PYTORCH_KERNEL_CACHE_PATH"),
+    *("TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
+)
+"""Variables that override ``HOME``; without them these caches are there."""
+CHOSEN: Final = {"ASCEND_RUN_BF16_PRODUCTS": "bf16"}
+"""Variable -> value of what a run would measure: results must not depend on the processor."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up before collection; under xdist each worker has its own caches."""
+    folder = tempfile.TemporaryDirectory(prefix="ascend-run-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    for name in CLEARED:
+        patch.delenv(name, raising=False)
+    for name, value in CHOSEN.items():
+        patch.setenv(name, value)
+    for name, place in OWN.items():
+        own = Path(folder.name) / place
+        own.mkdir()
+        patch.setenv(name, str(own))
+    settings.register_profile("untimed", deadline=None)  # the rest is hypothesis's default
+    settings.load_profile("untimed")

@@ -1,0 +1,239 @@
+"""The checks accept a plugin that is right, and each finds the one that breaks its promise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ascend_run.testing.conformance import CHECKS, Check, Means, Subject
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import load_runtime
+from tests.support.fake_distributions import make_distribution
+
+SOURCES = Path(__file__).with_name("bad_plugins")
+PACKAGE = "ascend_run_bad_plugins"
+RUNNING = {
+    f"KIT-{name}" for name in ["PATCH", "UNDO", "AGAIN", "DRAWS", "IDLE", "PARITY", "RESUME"]
+}
+
+BEFORE_A_RUN = [
+    ("static:HasAnotherName", "has-another-name", "KIT-LOAD", "has a manifest for other names"),
+    (
+        "static:ForgetsAnAlias",
+        "forgets-an-alias",
+        "KIT-NAMES",
+        "the name 'its-alias', which has no",
+    ),
+    (
+        "static:LeavesNumericsOut",
+        "leaves-numerics-out",
+        "KIT-MANIFEST",
+        "'numerics' is not explicit in the Manifest; its default is bitwise",
+    ),
+    (
+        "static:ClaimsWhatAHookClaims",
+        "claims-what-a-hook-claims",
+        "KIT-HOOKS",
+        "has Claim.NORM in its manifest; only implementing ascend_norm makes the claim 'norm'",
+    ),
+    (
+        "static:MisspellsAHook",
+        "misspells-a-hook",
+        "KIT-HOOKS",
+        "ascend_self_atention, which is not a hook; did you mean ascend_self_attention?",
+    ),
+    (
+        "imports_torch:ImportsTorch",
+        "imports-torch",
+        "KIT-IMPORT",
+        f"importing {PACKAGE}.imports_torch imports numpy, torch; move it into the hook",
+    ),
+    ("writes_a_file:WritesAFile", "writes-a-file", "KIT-IMPORT", "writes the file "),
+    (
+        "changes_the_process:ChangesTheProcess",
+        "changes-the-process",
+        "KIT-IMPORT",
+        "changes the environment variable ASCEND_RUN_BAD_PLUGIN",
+    ),
+    (
+        "static:OptionsThatChange",
+        "options-that-change",
+        "KIT-OPTIONS",
+        "Changeable can be changed after it is made; use attrs.frozen",
+    ),
+    (
+        "static:OptionsWithoutBound",
+        "options-without-bound",
+        "KIT-BOUNDS",
+        "size accepts any number from",
+    ),
+    (
+        "static:OptionsWithoutLeast",
+        "options-without-least",
+        "KIT-BOUNDS",
+        "size accepts -1.09951e+12 and other numbers below 1.09951e+12",
+    ),
+    (
+        "static:CrashesAtItsBound",
+        "crashes-at-its-bound",
+        "KIT-BOUNDS",
+        "plugins.crashes-at-its-bound.size=0 is accepted, but a run with it fails: ZeroDivision",
+    ),
+    (
+        "static:MisspellsAnother",
+        "misspells-another",
+        "KIT-MANIFEST",
+        "names 'swap-atention', which is not installed; did you mean 'swap-attention'?",
+    ),
+    (
+        "static:SharesState",
+        "shares-state",
+        "KIT-STATE",
+        "the class attribute 'seen' is a list, which all instances share",
+    ),
+    (
+        "static:HasNoPage",
+        "has-no-word-in-the-readme",
+        "KIT-DOCS",
+        "does not name 'has-no-word-in-the-readme'",
+    ),
+]
+IN_A_RUN = [
+    (
+        "replaces_a_function:ReplacesAFunction",
+        "replaces-a-function",
+        "KIT-PATCH",
+        "\n".join(
+            f"  it replaces {name}; return a Patch from ascend_patches, which is undone"
+            for name in (
+                "ascend_run.core.train.step.evaluate",
+                "megatron.core.package_info.PRE_RELEASE",
+                "megatron.core.utils._ASYNC_IO_LOOP",
+                "megatron.core.utils.divide",
+                "os.getlogin",
+            )
+        ),
+    ),
+    (
+        "running:LeavesAVariable",
+        "leaves-a-variable",
+        "KIT-UNDO",
+        "it does not restore: the environment variable OMP_WAIT_POLICY_OF_A_BAD_PLUGIN",
+    ),
+    (
+        "running:RemembersARun",
+        "remembers-a-run",
+        "KIT-AGAIN",
+        "in its second run, the loss of step 0",
+    ),
+    (
+        "running:IdleAndActive",
+        "idle-and-active",
+        "KIT-IDLE",
+        "dense, one rank, where parallel.tensor_model_parallel_size <= 1 and so it should be idle",
+    ),
+    ("running:RoundsOnce", "rounds-once", "KIT-PARITY", "against one rank without it: "),
+    ("running:BreaksExperts", "breaks-experts", "KIT-PARITY", "moe, one rank, gradients, against"),
+    ("running:FlipsABit", "flips-a-bit", "KIT-PARITY", "has max error "),
+    ("running:DrawsANumber", "draws-a-number", "KIT-DRAWS", "it draws from the generator "),
+    (
+        "running:ForgetsItsSteps",
+        "forgets-its-steps",
+        "KIT-RESUME",
+        "the loss of step 3 is ",
+    ),
+]
+EVERY = [
+    ("static:IsRight", "is-right", "", ""),
+    ("running:LeavesMuch", "leaves-much", "", ""),
+    *BEFORE_A_RUN,
+    *IN_A_RUN,
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("site")
+    modules = {f"{PACKAGE}/{path.name}": path.read_text() for path in SOURCES.glob("*.py")}
+    points = {name: f"{PACKAGE}.{value}" for value, name, _, _ in EVERY}
+    make_distribution(folder, "ascend-run-bad", {"ascend_run.plugins": points}, modules)
+    readme = " ".join(name for _, name, code, _ in EVERY if code != "KIT-DOCS")
+    with next(folder.glob("*.dist-info/METADATA")).open("a") as metadata:
+        metadata.write(f"\n# Bad plugins\n\n{readme} its-alias; option: size\n")
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def means(gloo_pool: GlooPool) -> Means:
+    return Means(load_runtime(), lambda: gloo_pool)
+
+
+def failures(subject: Subject, checks: list[Check]) -> dict[str, str]:
+    """Code -> message, of the checks that find something."""
+    verdicts = {check: check.judge(subject) for check in checks}
+    return {c.code: c.message(subject.name, v) for c, v in verdicts.items() if v.problems}
+
+
+STATIC_CHECKS = [check for check in CHECKS if check.code not in RUNNING]
+
+
+def test_a_right_plugin_passes_every_check(means: Means) -> None:
+    assert failures(Subject("is-right", means), list(CHECKS)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"), [row[1:] for row in BEFORE_A_RUN], ids=lambda value: value[:28]
+)
+def test_what_is_wrong_before_a_run_is_found_by_one_check(
+    means: Means, name: str, code: str, message: str
+) -> None:
+    found = failures(Subject(name, means), STATIC_CHECKS)
+
+    assert [*found] == [code]
+    assert found[code].startswith(f"{code}: {name} does not satisfy: ")
+    assert message in found[code]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"), [row[1:] for row in IN_A_RUN], ids=lambda value: value[:28]
+)
+def test_what_is_wrong_in_a_run_is_found_by_one_check(
+    means: Means, name: str, code: str, message: str
+) -> None:
+    found = failures(Subject(name, means), list(CHECKS))
+
+    assert [*found] == [code], found
+    assert message in found[code]
+
+
+def test_whatever_a_run_leaves_is_named(means: Means) -> None:
+    (check,) = (check for check in CHECKS if check.code == "KIT-UNDO")
+    found = check.judge(Subject("leaves-much", means)).problems
+
+    left = [problem.partition(": ")[2].partition(";")[0].partition(" (was")[0] for problem in found]
+    assert {place.partition(" /")[0] for place in left} == {
+        "an alarm",
+        "numpy's treatment of errors",
+        "the default socket timeout",
+        "the handler of signal 12",
+        "the open file",
+        "the process groups",
+        "the threads",
+        "torch's number of threads",
+        "torch.nn.modules.module._global_forward_hooks",
+        "what runs at exit (atexit)",
+    }
+
+
+def test_no_two_bad_plugins_get_one_message(means: Means) -> None:
+    rows = [*BEFORE_A_RUN, *IN_A_RUN]
+
+    assert len({(code, message) for _, _, code, message in rows}) == len(rows) >= 12
+    assert {code for _, _, code, _ in rows} == {check.code for check in CHECKS}

@@ -1,0 +1,65 @@
+"""On a device, a case of more ranks than there are devices is skipped with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api import Numerics
+from ascend_run.testing import parity as module
+from ascend_run.testing.parity import Case, Parity, require_devices
+from ascend_run.testing.runtime import PLATFORM_VARIABLE
+
+
+class Ran(Exception):
+    """The trial came as far as the ranks."""
+
+
+class NoRanks:
+    """A pool that starts none."""
+
+    def run(self, *args: Any, **options: Any) -> list[Any]:
+        raise Ran
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLATFORM_VARIABLE, "cuda")
+    monkeypatch.setattr(module, "device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_more_ranks_than_devices_are_skipped_with_the_reason() -> None:
+    reason = "2 ranks on platform cuda need as many devices, not 1"
+    with pytest.raises(pytest.skip.Exception, match=reason):
+        require_devices(2)
+    require_devices(1)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_trial_that_names_the_cpu_itself_is_not() -> None:
+    require_devices(4, "cpu")
+
+
+def test_without_a_device_nothing_is_skipped_so_that_the_trial_can_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(PLATFORM_VARIABLE, "cuda")
+    monkeypatch.setattr(module, "device_count", lambda: 0)
+    require_devices(2)
+
+
+def test_on_the_cpu_no_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PLATFORM_VARIABLE, raising=False)
+    monkeypatch.setattr(module, "device_count", lambda: 1)
+    require_devices(8)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_parity_asks_before_it_starts_ranks() -> None:
+    parity = Parity(NoRanks(), lambda _: Numerics.BITWISE)  # type: ignore[arg-type]
+    with pytest.raises(pytest.skip.Exception, match="2 ranks"):
+        parity.outcomes(Case(plugins=("any",), layout={"cp": 2}))
+    with pytest.raises(Ran):
+        parity.outcomes(Case(plugins=("any",)))

@@ -1,0 +1,83 @@
+"""Pieces to whole tensors, and what counts as a difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ascend_run.testing.runtime import Piece, RankOutcome
+from ascend_run.testing.tensors import differences, full_tensors, relative_error
+
+WHOLE = torch.arange(12, dtype=torch.float64).reshape(4, 3) + 1
+
+
+def outcome(
+    *rows: tuple[int, int], tensor: torch.Tensor = WHOLE, missing: Sequence[str] = ()
+) -> RankOutcome:
+    """A rank that holds some ranges of rows of the parameter ``w``, and others without gradient."""
+    pieces = [
+        Piece(name="w", tensor=tensor[begin:end], offset=(begin, 0), global_shape=(4, 3))
+        for begin, end in rows
+    ]
+    nothing = [Piece(name=n, tensor=None, offset=(0,), global_shape=(3,)) for n in missing]
+    return RankOutcome(losses=(1.0,), grad_norms=(), pieces=(*pieces, *nothing))
+
+
+def test_pieces_of_several_ranks_make_the_whole_tensor() -> None:
+    whole = full_tensors([outcome((0, 1), (3, 4)), outcome((1, 3))])
+    assert whole.problems() == []
+    assert torch.equal(whole.tensors["w"], WHOLE)
+
+
+def test_equal_replicas_are_accepted_and_different_ones_named() -> None:
+    assert full_tensors([outcome((0, 4)), outcome((0, 4))]).problems() == []
+    other = WHOLE.clone()
+    other[2, 1] += 0.5
+    whole = full_tensors([outcome((0, 1)), outcome((0, 4)), outcome((2, 4), tensor=other)])
+    (problem,) = whole.problems(1e-10)
+    assert problem == "rank 2: its replica of w differs by 4.17e-02 from rank 1's"
+    assert whole.problems(0.05) == []
+
+
+def test_a_hole_is_named_with_its_size() -> None:
+    (problem,) = full_tensors([outcome((0, 1)), outcome((2, 4))]).problems()
+    assert problem == "w: no rank holds 3 of its elements"
+
+
+def test_a_missing_gradient_is_named_with_its_rank() -> None:
+    (problem,) = full_tensors([outcome((0, 4)), outcome((0, 4), missing=["b"])]).problems()
+    assert problem == "rank 1: b got no gradient"
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "apart"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.25),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([0.0, 1e-300], [0.0, 0.0], math.inf),
+        ([math.nan, 2.0], [1.0, 2.0], math.inf),
+        ([math.nan], [math.nan], math.inf),
+        ([1.0], [1.0, 2.0], math.inf),
+        ([math.inf], [1.0], math.inf),
+    ],
+)
+def test_errors_are_relative_to_the_largest_value_and_strict_about_nan(
+    result: list[float], expected: list[float], apart: float
+) -> None:
+    got, want = (torch.tensor(values, dtype=torch.float64) for values in (result, expected))
+    assert relative_error(got, want) == apart
+
+
+def test_every_difference_is_a_sentence_with_the_parameters_name() -> None:
+    got = {"same": WHOLE, "off": WHOLE * (1 + 1e-6), "new": WHOLE}
+    want = {"same": WHOLE, "off": WHOLE, "lost": WHOLE}
+    sentences = list(differences(got, want, 1e-10))
+    assert len(sentences) == 3
+    assert sentences[0] == "lost is missing"
+    assert sentences[1].startswith("new does not exist")
+    assert sentences[2].startswith("off has max error 1.00e-06")
+    assert list(differences(got, want, 1e-5))[2:] == []

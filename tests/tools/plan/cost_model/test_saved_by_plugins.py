@@ -1,0 +1,88 @@
+"""What layers keep with plugins that change it, or say that they do not: against what they save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pytest
+
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from tests.support.costs import planned
+from tests.support.saved_tensors import expected_bytes, saved_bytes
+
+_HALF: Final = {"train.precision": "bf16", "train.global_batch_size": 2}
+_WHOLE: Final = {"train.global_batch_size": 2}
+_WIDE_STREAM: Final = {"model.fp32_residual_connection": True}
+_NO_POSITIONS: Final = {"model.position_embedding_type": "none"}
+
+CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
+    "plain": ((), {}),
+    "plain with norms of heads": ((), {"model.qk_layernorm": True}),
+    "plain with L2 norms of heads": ((), {"model.qk_l2_norm": True}),
+    "a norm by its formula": (("rms-norm",), {"plugins.rms-norm.kernel": "torch"}),
+    "a wide residual stream": ((), _WIDE_STREAM),
+    "a wide residual stream normed by the formula": (
+        ("rms-norm",),
+        {"plugins.rms-norm.kernel": "torch", **_WIDE_STREAM},
+    ),
+    "norms of heads by their formula": (
+        ("rms-norm",),
+        {"plugins.rms-norm.kernel": "torch", "model.qk_layernorm": True},
+    ),
+    "a rotation by its formula": (("rotary",), {"plugins.rotary.kernel": "torch"}),
+    "attention in blocks": (("flash-attention",), {"plugins.flash-attention.kernel": "blocks"}),
+    "attention in blocks, no positions": (
+        ("flash-attention",),
+        {"plugins.flash-attention.kernel": "blocks", **_NO_POSITIONS},
+    ),
+    "by halves": ((), {"data.seq_length": 128}),
+    "a long sequence in blocks": (
+        ("flash-attention",),
+        {"plugins.flash-attention.kernel": "blocks", "data.seq_length": 128},
+    ),
+    "a bias of positions": (("alibi",), _NO_POSITIONS),
+    "a bias of positions, in blocks anyway": (
+        ("alibi", "flash-attention"),
+        {"plugins.flash-attention.kernel": "blocks", **_NO_POSITIONS},
+    ),
+    "dropout": ((), {"model.attention_dropout": 0.1, **_NO_POSITIONS}),
+    "an empty place": (
+        ("noop-layers",),
+        {"model.num_layers": 3, "plugins.noop-layers.layers": [1]},
+    ),
+    "deterministic kernels": (("deterministic",), {}),
+    "the second version of a kernel": (("fusion-attention-v2",), {}),
+    "shared masks": (("generate-mask",), {"model.window_size": [4, 0]}),
+    "gradients added in the product": (("matmul-add",), {}),
+}
+EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
+    "deterministic experts": (("deterministic",), {}),
+    "experts and attention in blocks": (
+        ("flash-attention",),
+        {"plugins.flash-attention.kernel": "blocks"},
+    ),
+}
+"""Compared with the plain model: how much each expert keeps depends on the routing."""
+NEEDED: Final = sorted({name for plugins, _ in CASES.values() for name in plugins})
+
+
+@pytest.mark.needs_plugins(*NEEDED)
+@pytest.mark.parametrize("precision", [_HALF, _WHOLE], ids=["bf16", "fp32"])
+def test_layers_save_what_is_expected(gloo_pool: GlooPool, precision: Mapping[str, Any]) -> None:
+    runs = [(plugins, {**DENSE, **precision, **values}) for plugins, values in CASES.values()]
+
+    experts = {**MOE, **precision}
+    runs += [((), experts), *((names, {**experts, **more}) for names, more in EXPERTS.values())]
+
+    (saved,) = gloo_pool.run(saved_bytes, 1, runs)
+
+    def by_name(found: Sequence[float]) -> dict[str, float]:
+        plain, *others = found[len(CASES) :]
+        more = {name: other - plain for name, other in zip(EXPERTS, others, strict=True)}
+        return {**dict(zip(CASES, found, strict=False)), **more}
+
+    assert by_name(saved) == by_name(
+        [expected_bytes(planned(values, plugins)[1][0]) for plugins, values in runs]
+    )

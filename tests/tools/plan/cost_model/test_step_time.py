@@ -1,0 +1,142 @@
+"""A step's time on a named device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from ascend_run.plugin_api import Communication, ConfigError, Layout
+from ascend_run.testing.models import DENSE, MODELS
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import Trial, run_trial
+from ascend_run.tools.plan.cost_model.devices import DEVICE_NAMES, CostDevice, find_device
+from ascend_run.tools.plan.cost_model.step_time import communication_time, group_shape, step_time
+from tests.support.costs import planned
+
+DEVICE = CostDevice(
+    name="round",
+    flops={"fp32": 1e9},
+    memory_bandwidth=1e9,
+    memory_bytes=1e9,
+    per_node=4,
+    node_bandwidth=100.0,
+    network_bandwidth=10.0,
+    latency=0.5,
+    reach=0.5,
+    operation=1e-5,
+)
+
+
+def all_reduce(group: str) -> Communication:
+    return Communication(operation="all_reduce", group=group, calls=2, sent_bytes=400, why="a test")
+
+
+def test_a_group_is_timed_by_the_link_that_it_spans() -> None:
+    layout = Layout(world_size=8, tp=2)
+    assert group_shape(layout, all_reduce("tp")) == (2, 2)
+    assert group_shape(layout, all_reduce("dp_cp")) == (4, 7)
+    # 2 (n - 1) / n of the bytes, and 2 log2(n) rounds for each call
+    assert communication_time(layout, all_reduce("tp"), DEVICE) == 400 / 100 + 2 * 2 * 0.5
+    assert communication_time(layout, all_reduce("dp_cp"), DEVICE) == 600 / 10 + 2 * 4 * 0.5
+    assert communication_time(layout, all_reduce("cp"), DEVICE) == 0
+
+
+def test_a_step_is_its_products_its_memory_its_operations_and_the_bubble() -> None:
+    config = {**DENSE, "parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
+    prepared, costs = planned(config, world_size=2)
+    time = step_time(prepared.config, prepared.layout, costs, DEVICE)
+    assert time.products == pytest.approx(
+        costs[1].flops / 0.5e9
+    )  # the last stage has the vocabulary
+    assert time.operations == costs[1].operations * DEVICE.operation > 0
+    busy = time.products + time.memory + time.operations + time.communication
+    assert time.bubble == pytest.approx(busy * (2 - 1) / 4)
+    assert time.total == pytest.approx(busy + time.bubble)
+
+
+@pytest.mark.parametrize("name", DEVICE_NAMES)
+def test_every_device_names_the_source_of_its_constants(name: str) -> None:
+    device = find_device(name)
+    assert len(device.source) > 20
+    assert {*device.flops} == {"bf16", "fp16", "fp32"}
+    for precision, peak in device.flops.items():
+        assert 0 < device.products(precision) <= peak
+
+
+def test_the_rate_of_the_910b_is_that_of_its_cube_cores() -> None:
+    cores, products_a_cycle, frequency = 24, 16**3, 1.8e9
+    rates = find_device("ascend-910b").flops
+    assert rates["bf16"] == pytest.approx(2 * cores * products_a_cycle * frequency, rel=1e-3)
+    assert rates["fp32"] == pytest.approx(rates["bf16"] / 4, rel=1e-3)
+    # What large products were measured to reach (github.com/gameofdimension/limulidae).
+    assert 0.9 * rates["bf16"] < 328e12 < rates["bf16"]
+    assert 0.9 * rates["fp32"] < 87e12 < rates["fp32"]
+
+
+def test_a_share_can_be_one_for_each_precision() -> None:
+    both = attrs.evolve(DEVICE, flops={"fp32": 1e9, "bf16": 4e9}, reach={"fp32": 0.5, "bf16": 0.25})
+    assert both.products("fp32") == 0.5e9
+    assert both.products("bf16") == 1e9
+    with pytest.raises(ValueError, match="for each precision"):
+        attrs.evolve(both, reach={"fp32": 0.5})
+
+
+def test_a_device_can_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(attrs.asdict(DEVICE)))
+    assert find_device(str(path)) == DEVICE
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"name": "x", "speed": 3}'])
+def test_a_file_that_is_no_device_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="not a device"):
+        find_device(str(path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("reach", 0), ("reach", 1.5), ("node_bandwidth", 0), ("memory_bytes", "x"), ("latency", -1),
+     ("flops", {"bf16": -1})],
+)  # fmt: skip
+def test_a_value_that_no_device_has_is_named(tmp_path: Path, field: str, value: object) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**attrs.asdict(DEVICE), field: value}))
+    with pytest.raises(ConfigError, match=f"not a device .*{field}"):
+        find_device(str(path))
+
+
+def test_a_precision_that_a_device_has_no_rate_for_is_refused() -> None:
+    prepared, costs = planned({**DENSE, "train.precision": "bf16"})
+    with pytest.raises(ConfigError, match=r"no rate for train\.precision=bf16"):
+        step_time(prepared.config, prepared.layout, costs, DEVICE)
+
+
+def test_an_unknown_device_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match="ascend-910b, h100, h200, cpu"):
+        find_device("abacus")
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_operations_are_about_as_many_as_torch_dispatches(gloo_pool: GlooPool, model: str) -> None:
+    config = {**MODELS[model], "model.num_layers": 3, "train.global_batch_size": 2}
+    _, (cost,) = planned(config)
+    (outcome,) = gloo_pool.run(run_trial, 1, Trial(config=config, steps=1))
+
+    assert cost.operations == pytest.approx(sum(outcome.operations.values()), rel=0.1)
+
+
+def test_the_attention_can_have_a_share_of_its_own() -> None:
+    prepared, (cost,) = planned(DENSE)
+    slower = attrs.evolve(DEVICE, attention=0.1)
+    assert 0 < cost.attention_flops < cost.flops
+    one = step_time(prepared.config, prepared.layout, [cost], DEVICE)
+    other = step_time(prepared.config, prepared.layout, [cost], slower)
+    assert one.products == pytest.approx(cost.flops / 0.5e9)
+    assert other.products - one.products == pytest.approx(
+        cost.attention_flops * (1 / 0.1e9 - 1 / 0.5e9)
+    )

@@ -1,0 +1,125 @@
+"""Each thing that is compared is seen to differ, by itself, on runs made up for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ascend_run.tools.verify.compare.comparison import compare
+from ascend_run.tools.verify.compare.verdict import Phase
+from tests.tools.verify.compare.made_up import moments, records
+
+
+def failed(candidate: Any, **how: Any) -> set[str]:
+    comparison = compare(candidate, records(), against="plain", **how)
+    return {check.name for check in comparison.checks if not check.passed}
+
+
+def test_equal_runs_are_equal_in_every_bit() -> None:
+    comparison = compare(records(), records(), against="plain", same_layout=True)
+    assert comparison.same_bits
+    assert comparison.fault is None
+    assert all(check.passed for check in comparison.checks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong", "phase", "module"),
+    [
+        ({"loss": 2.6}, "loss", Phase.FORWARD, "loss"),
+        ({"num_tokens": 11}, "counts", Phase.FORWARD, "loss"),
+        ({"step_tokens": [10, 11]}, "counts", Phase.FORWARD, "loss"),
+        ({"micro_batches": 3}, "counts", Phase.FORWARD, "schedule"),
+        ({"losses": [2.5, 2.41]}, "losses", Phase.FORWARD, "loss"),
+        ({"grad_norms": [1.0, 0.91]}, "gradient norms", Phase.OPTIMIZER, "gradient norm"),
+        ({"generators": {"torch": "bb"}}, "random streams", Phase.FORWARD, "random streams"),
+    ],
+    ids=str,
+)
+def test_a_number_that_differs_is_found(
+    changes: dict[str, Any], wrong: str, phase: Phase, module: str
+) -> None:
+    candidate = records(**changes)
+    comparison = compare(candidate, records(), against="plain", same_layout=True)
+    assert {check.name for check in comparison.checks if not check.passed} == {wrong}
+    assert comparison.fault is not None
+    assert (comparison.fault.phase, comparison.fault.module) == (phase, module)
+
+
+@pytest.mark.parametrize(
+    ("reading", "wrong", "phase"),
+    [
+        ("initial", "initial weights", Phase.FORWARD),
+        ("gradients", "gradients", Phase.BACKWARD),
+        ("weights", "weights after step 2", Phase.OPTIMIZER),
+    ],
+)
+def test_a_tensor_that_differs_is_found_and_names_its_module(
+    reading: str, wrong: str, phase: Phase
+) -> None:
+    candidate = records()
+    values = getattr(candidate[0], reading)
+    (values[1] if reading == "weights" else values)[0][1, 2] *= 1.001
+    comparison = compare(candidate, records(), against="plain")
+    assert {check.name for check in comparison.checks if not check.passed} == {wrong}
+    assert comparison.fault is not None
+    assert comparison.fault.phase is phase
+    assert comparison.fault.module in ("a.b", "optimizer")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"micro_batches": 0}, {"num_tokens": 0}, {"places": [], "initial": [], "gradients": []}],
+    ids=["no micro-batch", "no token", "no parameter"],
+)
+def test_a_comparison_of_nothing_is_no_agreement(changes: dict[str, Any]) -> None:
+    runs = [records(**changes) for _ in range(2)]
+    if "places" in changes:
+        for run in runs:
+            run[0].weights = [[], []]
+    comparison = compare(runs[0], runs[1], against="plain")
+    told = [detail for check in comparison.checks for detail in check.details]
+    assert any("nothing to compare with" in detail for detail in told)
+    assert comparison.fault is not None
+
+
+def test_a_run_without_a_micro_batch_is_not_one_with_four() -> None:
+    comparison = compare(records(micro_batches=0), records(), against="plain")
+    (counts,) = [check for check in comparison.checks if check.name == "counts"]
+    assert counts.details == ("0 micro-batches were run, expected 4",)
+    assert comparison.fault is not None
+    assert comparison.fault.module == "schedule"
+
+
+def test_rounding_is_within_and_not_bitwise() -> None:
+    candidate = records()
+    candidate[0].gradients[0][0, 0] *= 1 + 1e-14
+    comparison = compare(candidate, records(), against="plain")
+    assert comparison.fault is None
+    assert not comparison.same_bits
+    assert failed(candidate, exact=True) == {"gradients"}
+
+
+def test_a_missing_or_unowned_gradient_is_found() -> None:
+    missing = records(gradients=[None, None])
+    assert failed(missing) == {"gradients"}
+    half = records()
+    half[0].gradients[0] = half[0].gradients[0][:1]
+    assert failed(half) == {"gradients"}
+
+
+def test_every_gradient_of_the_wrong_scale_is_the_reductions() -> None:
+    candidate = records()
+    candidate[0].gradients[0] *= 0.5
+    fault = compare(candidate, records(), against="plain").fault
+    assert fault is not None
+    assert fault.module == "gradient reduction"
+    assert "0.5 times" in fault.why
+
+
+def test_the_first_module_whose_output_differs_is_named() -> None:
+    candidate = records(loss=3.0)
+    candidate[0].forward[0]["a|out|0"] = moments(2.1)
+    fault = compare(candidate, records(), against="plain").fault
+    assert fault is not None
+    assert (fault.phase, fault.module) == (Phase.FORWARD, "a")

@@ -1,0 +1,132 @@
+"""What must hold inside one run is seen not to, one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import pytest
+import torch
+
+from ascend_run.tools.verify.capture.record import Record
+from ascend_run.tools.verify.compare.invariants import invariants
+from ascend_run.tools.verify.compare.verdict import Phase
+from tests.tools.verify.compare.made_up import records
+
+
+def gradient(ranks: list[Record]) -> None:
+    ranks[1].gradients[0][0, 0] += 1e-3
+
+
+def weight(ranks: list[Record]) -> None:
+    values = ranks[1].weights[1][0]
+    values.copy_(torch.nextafter(values, torch.full_like(values, 9.0)))
+
+
+def start(ranks: list[Record]) -> None:
+    for record in ranks:
+        record.weights[-1][0] = record.initial[0].float()
+
+
+def silent(ranks: list[Record]) -> None:
+    for record in ranks:
+        record.peaks = [0.0, -1.0]
+
+
+def thawed(ranks: list[Record]) -> None:
+    for record in ranks:
+        record.weights[-1][1] += 1.0
+
+
+def frozen_by_mistake(ranks: list[Record]) -> None:
+    for record in ranks:
+        declared = attrs.evolve(record.places[0], trains=False, should_train=True)
+        record.places = [declared, record.places[1]]
+
+
+def trained_by_mistake(ranks: list[Record]) -> None:
+    thawed(ranks)
+    for record in ranks:
+        declared = attrs.evolve(record.places[1], trains=True, should_train=False)
+        record.places = [record.places[0], declared]
+
+
+def not_copied(ranks: list[Record]) -> None:
+    ranks[1].stale = ["a.b.weight"]
+
+
+def stream(ranks: list[Record]) -> None:
+    ranks[1].generators = {**ranks[1].generators, "torch": "bb"}
+
+
+def one_stream(ranks: list[Record]) -> None:
+    for record in ranks:
+        record.generators = {"tracker model-parallel-rng": "m"}
+
+
+@pytest.mark.parametrize(
+    ("change", "axis", "wrong", "phase"),
+    [
+        (gradient, "dp", "replicas over ranks", Phase.BACKWARD),
+        (weight, "dp", "replicas over ranks", Phase.OPTIMIZER),
+        (gradient, "pp", "tied weights", Phase.BACKWARD),
+        (weight, "pp", "tied weights", Phase.OPTIMIZER),
+        (start, "dp", "trained parameters", Phase.OPTIMIZER),
+        (silent, "dp", "trained parameters", Phase.BACKWARD),
+        (thawed, "dp", "frozen parameters", Phase.OPTIMIZER),
+        (frozen_by_mistake, "dp", "trained parameters", Phase.BACKWARD),
+        (trained_by_mistake, "dp", "frozen parameters", Phase.OPTIMIZER),
+        (not_copied, "dp", "master weights", Phase.OPTIMIZER),
+        (stream, "dp", "random streams", Phase.FORWARD),
+        (one_stream, "tp", "random streams", Phase.FORWARD),
+    ],
+)
+def test_what_does_not_hold_is_found(
+    change: Callable[[list[Record]], None], axis: str, wrong: str, phase: Phase
+) -> None:
+    ranks = records(2, axis)
+    if axis == "pp":
+        for record in ranks:
+            record.generators = {}
+    checks, fault = invariants(ranks, None)
+    assert all(check.passed for check in checks)
+    assert fault is None
+    change(ranks)
+    checks, fault = invariants(ranks, None)
+    assert {check.name for check in checks if not check.passed} == {wrong}
+    assert fault is not None
+    assert fault.phase is phase
+    if "streams" not in wrong:
+        assert fault.module in ("a.b", "c")
+
+
+def test_a_parameter_unmoved_without_the_plugin_is_no_failure() -> None:
+    ranks, reference = records(), records()
+    for run in (ranks, reference):
+        start(run)
+        silent(run)
+    assert invariants(ranks, reference)[1] is None
+    assert invariants(ranks, records())[1] is not None
+
+
+@pytest.mark.parametrize(("peak", "held"), [(1e-2, True), (1e-6, False)])
+def test_a_representable_step_is_required_if_the_reference_is_unmoved(
+    peak: float, held: bool
+) -> None:
+    """A parameter with a large enough gradient has to move, even if it moves in no run."""
+    ranks, reference = records(), records()
+    for run in (ranks, reference):
+        start(run)
+        for record in run:
+            record.peaks = [peak, -1.0]
+    fault = invariants(ranks, reference)[1]
+    assert (fault is not None) is held
+    if fault is not None:
+        assert (fault.phase, fault.module) == (Phase.OPTIMIZER, "a.b")
+
+
+def test_a_declared_frozen_parameter_may_require_a_gradient_unmoved() -> None:
+    ranks = records()
+    declared = attrs.evolve(ranks[0].places[1], trains=True, should_train=False)
+    ranks[0].places = [ranks[0].places[0], declared]
+    assert invariants(ranks, None)[1] is None

@@ -1,0 +1,226 @@
+"""Faults planted in the code that runs, on the ranks: each answers what undoes it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Undo = Callable[[], None]
+REDUCTION = "megatron.core.distributed.finalize_model_grads"
+"""A module that its package hides behind a function of the same name."""
+
+
+def replace(owner: Any, name: str, change: Callable[[Any], Any]) -> Undo:
+    """Put what ``change`` makes of an attribute in its place."""
+    inner = getattr(owner, name)
+    setattr(owner, name, change(inner))
+    return lambda: setattr(owner, name, inner)
+
+
+def halve_every_gradient() -> Undo:
+    from ascend_run.core.train import step
+
+    def change(inner: Any) -> Any:
+        def finalize(model: Any, *args: Any, **kwargs: Any) -> None:
+            inner(model, *args, **kwargs)
+            for chunk in model:
+                chunk.scale_gradients(0.5)
+
+        return finalize
+
+    return replace(step, "finalize_model_grads", change)
+
+
+def drop_the_last_micro_batch() -> Undo:
+    from ascend_run.core.train.step import ForwardBackward
+
+    def change(inner: Any) -> Any:
+        return lambda self, batches, count, **how: inner(self, batches, count - 1, **how)
+
+    return replace(ForwardBackward, "__call__", change)
+
+
+def keep_norm_gradients_to_oneself() -> Undo:
+    module = importlib.import_module(REDUCTION)
+    name = "_allreduce_non_tensor_model_parallel_grads"
+    return replace(module, name, lambda inner: lambda *args, **kwargs: None)
+
+
+def untie() -> Undo:
+    module = importlib.import_module(REDUCTION)
+    name = "_allreduce_word_embedding_grads"
+    return replace(module, name, lambda inner: lambda *args, **kwargs: None)
+
+
+def swap_the_gate_and_what_it_gates() -> Undo:
+    from megatron.core.transformer.mlp import MLP
+
+    def change(inner: Any) -> Any:
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            column = self.linear_fc1
+            hook = column.register_forward_hook(
+                lambda module, given, out: (torch.cat(out[0].chunk(2, -1)[::-1], -1), out[1])
+            )
+            try:
+                return inner(self, *args, **kwargs)
+            finally:
+                hook.remove()
+
+        return forward
+
+    return replace(MLP, "forward", change)
+
+
+def step_twice_as_far() -> Undo:
+    from ascend_run.core.train import optimizer
+
+    def change(inner: Any) -> Any:
+        def group(parameters: Any, config: Any, **kind: Any) -> Any:
+            return {**inner(parameters, config, **kind), "max_lr": 2 * config.optimizer.lr}
+
+        return group
+
+    return replace(optimizer, "_group", change)
+
+
+def draw_alike_on_tensor_parallel_ranks() -> Undo:
+    from ascend_run.core.train import seeding
+
+    def change(inner: Any) -> Any:
+        return lambda seed: inner(seed, tp_rank=0, ep_rank=0, etp_rank=0)
+
+    return replace(seeding, "model_parallel_cuda_manual_seed", change)
+
+
+def cut_adapters_off() -> Undo:
+    """Their product is added, and no gradient comes back through it."""
+    from ascend_run.plugins.fine_tuning.lora.adapter import Adapter
+
+    def change(inner: Any) -> Any:
+        return lambda self, *args, **kwargs: inner(self, *args, **kwargs).detach()
+
+    return replace(Adapter, "forward", change)
+
+
+def mix_up_the_gradient_of_values() -> Undo:
+    """Gradients of the values go to the wrong positions."""
+    from ascend_run.core.model import attention
+
+    def change(inner: Any) -> Any:
+        def attend(kernel: Any, q: Any, k: Any, v: Any, spec: Any) -> Any:
+            v.register_hook(lambda gradient: gradient.roll(1, 0))
+            return inner(kernel, q, k, v, spec)
+
+        return attend
+
+    return replace(attention, "attend", change)
+
+
+def count_padding_too() -> Undo:
+    """The reported loss is of another number of tokens; gradients stay right."""
+    from ascend_run.core.train.step import ForwardBackward
+
+    def change(inner: Any) -> Any:
+        return lambda self, reports: inner(self, reports) * torch.tensor([1.0, 1.01]).double()
+
+    return replace(ForwardBackward, "_total", change)
+
+
+def train_what_is_frozen() -> Undo:
+    from ascend_run.core.train.step import TrainStep
+
+    def change(inner: Any) -> Any:
+        def call(self: Any, *args: Any) -> Any:
+            result = inner(self, *args)
+            with torch.no_grad():
+                for chunk in self.bundle.chunks:
+                    for parameter in chunk.parameters():
+                        if not parameter.requires_grad:
+                            parameter.mul_(1.001)
+            return result
+
+        return call
+
+    return replace(TrainStep, "__call__", change)
+
+
+def reorder_experts() -> Undo:
+    """The first two experts of a rank compute for one another."""
+    from ascend_run.core.model import build
+
+    def change(inner: Any) -> Any:
+        def run(tokens: Any, counts: Any, probs: Any, weights: Any, activation: Any) -> Any:
+            order = [1, 0, *range(2, len(counts))]
+            changed = weights._replace(fc1=weights.fc1[order], fc2=weights.fc2[order])
+            return inner(tokens, counts, probs, changed, activation)
+
+        return run
+
+    return replace(build, "loop_experts", change)
+
+
+def freeze_nothing() -> Undo:
+    """The base of an adapted model trains along."""
+    from ascend_run.plugins.fine_tuning.lora import freezing
+
+    return replace(freezing, "freeze", lambda inner: lambda model: None)
+
+
+def freeze_adapters_too() -> Undo:
+    """Of the first layer's attention."""
+    from ascend_run.plugins.fine_tuning.lora import freezing
+
+    def change(inner: Any) -> Any:
+        def freeze(model: Any) -> None:
+            inner(model)
+            for name, parameter in model.named_parameters():
+                if "layers.0.self_attention" in name:
+                    parameter.requires_grad_(False)
+
+        return freeze
+
+    return replace(freezing, "freeze", change)
+
+
+def leave_one_parameter_out() -> Undo:
+    """The last norm is in no group of the optimizer."""
+    from ascend_run.core.train import optimizer
+
+    def change(inner: Any) -> Any:
+        def groups(chunks: Any, config: Any) -> Any:
+            left_out = {id(chunk.module.decoder.final_layernorm.weight) for chunk in chunks}
+            return [
+                {**group, "params": [p for p in group["params"] if id(p) not in left_out]}
+                for group in inner(chunks, config)
+            ]
+
+        return groups
+
+    return replace(optimizer, "parameter_groups", change)
+
+
+def halve_half_gradients() -> Undo:
+    """Where the model is in half precision."""
+    from ascend_run.core.train import step
+
+    def change(inner: Any) -> Any:
+        def finalize(model: Any, *args: Any, **kwargs: Any) -> None:
+            inner(model, *args, **kwargs)
+            for chunk in model:
+                if next(chunk.parameters()).dtype is torch.bfloat16:
+                    chunk.scale_gradients(0.5)
+
+        return finalize
+
+    return replace(step, "finalize_model_grads", change)
+
+
+def forget_the_copies_of_weights() -> Undo:
+    """The float32 copies are stepped, and the model keeps what it had."""
+    from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+
+    name = "_copy_main_params_to_model_params"
+    return replace(Float16OptimizerWithFloat16Params, name, lambda inner: lambda self: None)

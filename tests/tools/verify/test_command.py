@@ -1,0 +1,177 @@
+"""The command from end to end, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.core.launch import agent
+from ascend_run.core.launch.failures import RankRefusal
+from ascend_run.entrypoints.cli import run
+from ascend_run.plugin_api.errors import RankFailure
+from ascend_run.tools.verify.command import _sorted_words
+from ascend_run.tools.verify.compare.verdict import (
+    Check,
+    Fault,
+    ModuleDeviation,
+    Outcome,
+    Phase,
+    Verdict,
+)
+from ascend_run.tools.verify.page import render
+from ascend_run.tools.verify.table import text_of
+from tests.support.command_line import imported_by
+
+VERDICT = Verdict(
+    outcome=Outcome.DIVERGES,
+    fault=Fault(phase=Phase.BACKWARD, module="decoder.layers.0.<mlp>", why="its input"),
+    checks=(
+        Check(name="loss", against="plain", passed=True),
+        Check(
+            name="gradients",
+            against="plain",
+            passed=False,
+            worst=float("inf"),
+            eps=float("inf"),
+            details=("x & y",),
+        ),
+    ),
+    modules=(
+        ModuleDeviation(module="embedding", forward=1e-16, backward=None),
+        ModuleDeviation(module="decoder", forward=0.1, backward=float("inf")),
+    ),
+    question="a plugin on cp=2",
+    declared={"a": "rounding"},
+    references=("plain",),
+    notes=("a note",),
+)
+
+
+@pytest.mark.needs_plugins("ulysses")
+def test_two_ranks_are_verified_from_end_to_end(tmp_path: Path) -> None:
+    page = tmp_path / "verify.html"
+    words = ["verify", "--enable", "ulysses", "cp=2", "--json", "--html", str(page)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ascend_run", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["schema"] == 1
+    assert data["verdict"] == "within its declared numerics"
+    assert data["declared"] == {"ulysses": "rounding"}
+    assert all(check["passed"] for check in data["checks"])
+    assert len(data["modules"]) > 20
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_what_cannot_be_asked_is_the_users_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "tp=3"]) == 2
+    assert "cannot be split" in capsys.readouterr().err
+    assert run(["verify", "tq=2"]) == 2
+    assert "'tq=2' is not a valid part of a layout" in capsys.readouterr().err
+
+
+def test_data_that_are_not_there_are_refused_before_any_rank_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    values = ["num_layers = 2", "hidden_size = 16", "num_attention_heads = 2", "vocab_size = 64"]
+    file.write_text("\n".join(["[model]", *values, "[data]", 'train = ["nowhere"]']))
+
+    assert run(["verify", "--config", str(file), "dp=1"]) == 2
+    assert "nowhere.bin and nowhere.idx not found" in capsys.readouterr().err
+
+
+def test_a_page_over_the_config_is_refused_before_any_rank_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    values = ["num_layers = 2", "hidden_size = 16", "num_attention_heads = 2", "vocab_size = 64"]
+    text = "\n".join(["[model]", *values, "[data]", 'train = ["nowhere"]'])
+    file.write_text(text)
+    page = tmp_path / "page"
+    page.symlink_to(file)
+
+    assert run(["verify", "--config", str(file), "dp=1", "--html", str(page)]) == 2
+    assert f"--html ({page}) would overwrite --config ({file})" in capsys.readouterr().err
+    assert file.read_text() == text
+
+
+def failing(error: BaseException) -> Callable[..., None]:
+    def launch(*_: Any) -> None:
+        raise error
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RankFailure("rank 1 failed: RuntimeError: it broke"), 3),
+        (RankRefusal("rank 0 refused: no memory"), 2),
+        (ZeroDivisionError("ours"), 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_run_that_fails_is_no_divergence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+) -> None:
+    monkeypatch.setattr(agent, "launch_ranks", failing(error))
+    assert run(["verify", "dp=2"]) == code
+    told = capsys.readouterr().err
+    assert str(error) in told
+    assert ("no verdict" in told) is (code == 3)
+    if isinstance(error, RankFailure):
+        assert "Traceback" not in told
+
+
+def test_a_refusal_imports_no_torch() -> None:
+    code, modules = imported_by(["verify", "tp=3"])
+    assert code == 2
+    assert not {"torch", "megatron"} & {name.partition(".")[0] for name in modules}
+
+
+def test_words_are_a_layout_or_settings() -> None:
+    assert _sorted_words(["tp=2", "model.num_layers=2", "sp"]) == (
+        "tp=2,sp",
+        ("model.num_layers=2",),
+    )
+    assert _sorted_words([]) == (None, ())
+
+
+def test_the_text_says_what_is_wrong_and_what_to_do() -> None:
+    text = "\n".join(text_of(VERDICT))
+    assert re.search(r"gradients +plain +WRONG +inf", text)
+    assert "verdict: DIVERGES at decoder.layers.0.<mlp> (backward)" in text
+    assert "why: its input" in text
+    assert "next: " in text
+
+
+def test_the_page_is_whole_and_escapes() -> None:
+    page = render(VERDICT)
+    assert "decoder.layers.0.&lt;mlp&gt;" in page
+    assert "x &amp; y" in page
+    assert "<script" not in page
+    assert page.count("<rect") == 3
+    assert "src=" not in page.replace("style-src=", "")
+
+
+def test_json_has_no_infinite_numbers() -> None:
+    data = json.loads(json.dumps(VERDICT.as_data(), allow_nan=False))
+    assert data["checks"][1]["worst"] is None
+    assert data["fault"]["phase"] == "backward"
+    assert data["outcome"] == "DIVERGES"
