@@ -116,6 +116,8 @@ def run_job(job: Job) -> Any:
     try:
         result = function(*args, **kwargs)
         if distributed.is_initialized():
+            # The watchdog of a rank that still runs the job must be the first, for it to be named.
+            _start_watchdog(2 * job.timeout)
             distributed.barrier()
         return result
     except Exception as error:
@@ -146,6 +148,12 @@ def reply_to(job: Job) -> bytes:
     return reply
 
 
+def _start_watchdog(seconds: float) -> None:
+    """Print all stacks and exit after this time, also where the pool has died. Replaces the one
+    that was started before."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+
+
 def _num_threads() -> int:
     import psutil
 
@@ -164,8 +172,7 @@ def serve(descriptor: int) -> None:
             job: Job = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
-        # The watchdog also ends a rank whose pool has died.
-        faulthandler.dump_traceback_later(job.timeout, exit=True)
+        _start_watchdog(job.timeout)
         reply = reply_to(job)
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
