@@ -5,6 +5,7 @@ This is the only module that does so. It rejects patches that do not match the i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -12,7 +13,7 @@ import inspect
 import platform
 import sys
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -38,6 +39,11 @@ def source_hash(target: object) -> str | None:
     code = target.fget if isinstance(target, property) else target
     if not (inspect.isroutine(code) or inspect.isclass(code)):
         return None
+    return _hash_of(code)
+
+
+@functools.cache  # reading and tokenizing the source takes milliseconds
+def _hash_of(code: Callable[..., Any]) -> str | None:
     try:
         return hashlib.sha256(inspect.getsource(code).encode()).hexdigest()[:16]
     except (OSError, TypeError):  # compiled or built-in
@@ -139,7 +145,7 @@ class _Target:
 
 def _releases(packages: Set[str]) -> dict[str, tuple[str, str]]:
     """Map each package to (distribution, installed version)."""
-    installed = importlib.metadata.packages_distributions()
+    installed = _distributions(tuple(sys.path))
     found = {}
     for package in packages:
         if package in sys.stdlib_module_names:
@@ -148,6 +154,12 @@ def _releases(packages: Set[str]) -> dict[str, tuple[str, str]]:
             distribution = installed.get(package, [package])[0]
             found[package] = distribution, importlib.metadata.version(distribution)
     return found
+
+
+@functools.cache  # reading the metadata of every installed distribution takes 0.1 s
+def _distributions(search_path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Map each importable package to its distributions on a ``sys.path``."""
+    return importlib.metadata.packages_distributions()
 
 
 def _problem(patch: Patch, target: _Target, distribution: str, version: str) -> str | None:
