@@ -13,7 +13,7 @@ import inspect
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -36,14 +36,13 @@ def source_hash(target: object) -> str | None:
     Returns:
         The hash, or None if there is no Python source.
     """
-    code = target.fget if isinstance(target, property) else target
-    if not (inspect.isroutine(code) or inspect.isclass(code)):
-        return None
-    return _hash_of(code)
+    code: Any = target.fget if isinstance(target, property) else target
+    has_source = inspect.isroutine(code) or inspect.isclass(code)
+    return _hash_of(code) if has_source else None
 
 
 @functools.cache  # reading and tokenizing the source takes milliseconds
-def _hash_of(code: Callable[..., Any]) -> str | None:
+def _hash_of(code: Any) -> str | None:
     try:
         return hashlib.sha256(inspect.getsource(code).encode()).hexdigest()[:16]
     except (OSError, TypeError):  # compiled or built-in

@@ -44,7 +44,7 @@ def value_problems(value: Any, name: str) -> list[str]:
             problems += value_problems(item, f"{name}.{key}")
         return problems
     kind = type(value).__name__
-    expected = "None, bool, int, float, str, list, dict, or a ShardPiece"
+    expected = "None, bool, int, float, str, list, dict, or a TensorShard"
     return [f"{name}: {kind} is not JSON; use {expected}"]
 
 

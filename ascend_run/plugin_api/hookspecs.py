@@ -503,7 +503,7 @@ def ascend_checkpoint_entries(context: c.RunContext) -> Mapping[str, c.Checkpoin
 @wrapper(point=Point.CHECKPOINT)
 def ascend_checkpoint_filter(
     config: RunConfig, role: str
-) -> c.Wrapper[Sequence[c.ShardPiece]] | None:
+) -> c.Wrapper[Sequence[c.TensorShard]] | None:
     """Filter which shards of a model are saved and loaded (adapters, frozen parameters).
 
     When: at every save and load, once per model.

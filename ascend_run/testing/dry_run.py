@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ascend_run.core.checkpoint.parameter_pieces import ParameterPiece, parameter_pieces
+from ascend_run.core.checkpoint.parameter_shards import ParameterShard, parameter_shards
 from ascend_run.core.data.batches import BatchPlan
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.train.batches import BatchReader
@@ -104,11 +104,11 @@ class DryRun:
         with StepEvents(self.hooks, self.context), watched or nullcontext():
             return train_step(batches, self.plan.num_microbatches)
 
-    def pieces(self, read: Callable[[Tensor], Tensor | None]) -> list[ParameterPiece]:
+    def shards(self, read: Callable[[Tensor], Tensor | None]) -> list[ParameterShard]:
         """Return what ``read`` returns for each parameter, as shards of full tensors."""
         vocab_size = self.context.config.model.vocab_size
-        found = parameter_pieces(self.bundle.chunks, vocab_size, read)
-        return [piece for piece in found if piece.is_parameter]
+        found = parameter_shards(self.bundle.chunks, vocab_size, read)
+        return [shard for shard in found if shard.is_parameter]
 
 
 def gradient_of(parameter: Tensor) -> Tensor | None:

@@ -45,7 +45,7 @@ class Trial:
 
 
 @attrs.frozen(kw_only=True)
-class Piece:
+class Shard:
     """One rank's shard of a parameter or its gradient."""
 
     name: str
@@ -64,7 +64,7 @@ class RankOutcome:
     """Mean over the global batch, per step; without steps, one loss."""
     grad_norms: tuple[float, ...]
     """Before clipping, per step."""
-    pieces: tuple[Piece, ...]
+    shards: tuple[Shard, ...]
     """Shards of the reduced gradients; after steps, of the weights."""
     collectives: Mapping[str, int] = attrs.field(factory=dict)
     """Operation of ``torch.ops.c10d`` -> calls on this rank in the last forward and backward.

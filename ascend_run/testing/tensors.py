@@ -11,7 +11,7 @@ import attrs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .runtime import Piece, RankOutcome
+    from .runtime import RankOutcome, Shard
 
 
 @attrs.frozen(kw_only=True)
@@ -60,10 +60,10 @@ class FullTensors:
 
 def full_tensors(outcomes: Iterable[RankOutcome]) -> FullTensors:
     """Assemble the full tensors of a trial."""
-    return assemble(outcome.pieces for outcome in outcomes)
+    return assemble(outcome.shards for outcome in outcomes)
 
 
-def assemble(ranks: Iterable[Iterable[Piece]]) -> FullTensors:
+def assemble(ranks: Iterable[Iterable[Shard]]) -> FullTensors:
     """Assemble full tensors from the shards of every rank."""
     import torch
 
@@ -71,16 +71,16 @@ def assemble(ranks: Iterable[Iterable[Piece]]) -> FullTensors:
     holder: dict[str, Tensor] = {}
     replicas: dict[tuple[str, int, int], Replica] = {}
     missing: list[tuple[int, str]] = []
-    for rank, pieces in enumerate(ranks):
-        for piece in pieces:
-            name, value = piece.name, piece.tensor
+    for rank, shards in enumerate(ranks):
+        for shard in shards:
+            name, value = shard.name, shard.tensor
             if value is None:
                 missing.append((rank, name))
                 continue
             if name not in tensors:
-                tensors[name] = torch.zeros(piece.global_shape, dtype=value.dtype)
-                holder[name] = torch.full(piece.global_shape, -1, dtype=torch.int32)
-            region = _slices(piece.offset, value.shape)
+                tensors[name] = torch.zeros(shard.global_shape, dtype=value.dtype)
+                holder[name] = torch.full(shard.global_shape, -1, dtype=torch.int32)
+            region = _slices(shard.offset, value.shape)
             held, known = holder[name][region], tensors[name][region]
             both = held >= 0
             if both.any() and not torch.equal(value[both], known[both]):

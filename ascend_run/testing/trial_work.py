@@ -16,7 +16,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.effects import CollectiveCall, count_both
 from ascend_run.testing.models import samples
-from ascend_run.testing.runtime import Piece, RankOutcome, Trial
+from ascend_run.testing.runtime import RankOutcome, Shard, Trial
 
 
 @attrs.define
@@ -72,8 +72,8 @@ class TrialWork:
             outcome = self._steps()
             path = checkpoints.save()
             self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)
-            pieces, values = checkpoints.state()
-        state = {f"{p.key} {p.offset}": p.tensor.detach().clone() for p in pieces}
+            shards, values = checkpoints.state()
+        state = {f"{p.key} {p.offset}": p.tensor.detach().clone() for p in shards}
         return attrs.evolve(outcome, state=state, values=values)
 
     def _steps(self) -> RankOutcome:
@@ -103,14 +103,14 @@ class TrialWork:
         return RankOutcome(
             losses=tuple(losses),
             grad_norms=tuple(norms),
-            pieces=tuple(
-                Piece(
+            shards=tuple(
+                Shard(
                     name=held.name,
                     tensor=None if held.tensor is None else held.tensor.clone(),
                     offset=held.offset,
                     global_shape=held.global_shape,
                 )
-                for held in self.dry_run.pieces(read)
+                for held in self.dry_run.shards(read)
                 if held.trains
             ),
             collectives=self.counts.calls,

@@ -20,7 +20,7 @@ class CheckpointEntry(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class ShardPiece:
+class TensorShard:
     """This rank's shard of one global tensor."""
 
     key: str
@@ -38,7 +38,7 @@ class CheckpointStore(Protocol):
         """Steps of the published checkpoints, oldest first."""
         ...
 
-    def save(self, step: int, pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> str:
+    def save(self, step: int, shards: Sequence[TensorShard], values: Mapping[str, Any]) -> str:
         """Write a checkpoint to a temporary folder, verify it and publish it.
 
         Args:
@@ -62,7 +62,7 @@ class CheckpointStore(Protocol):
         ...
 
     def load(
-        self, step: int, pieces: Sequence[ShardPiece], *, ignore_unused: Sequence[str] = ()
+        self, step: int, shards: Sequence[TensorShard], *, ignore_unused: Sequence[str] = ()
     ) -> Mapping[str, Any]:
         """Load tensors in place, resharding if another layout wrote them.
 

@@ -37,7 +37,7 @@ from collections.abc import Mapping
 import attrs
 
 
-class Moment(enum.StrEnum):
+class Phase(enum.StrEnum):
     """When working memory is allocated."""
 
     FORWARD = "forward"
@@ -105,7 +105,7 @@ class WorkingMemory(_Named):
     step of a backward, as ``part.step``."""
 
     nbytes: float
-    moment: Moment
+    phase: Phase
 
 
 @attrs.frozen(kw_only=True)

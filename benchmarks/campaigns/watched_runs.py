@@ -50,16 +50,16 @@ class Watch:
 
     @hookimpl
     def ascend_after_run(self, context: RunContext) -> None:
-        from ascend_run.core.checkpoint.entries import EntryPieces
+        from ascend_run.core.checkpoint.entries import EntryShards
         from ascend_run.core.hooks import Hooks
         from ascend_run.core.train.checkpointing import Checkpoints
 
         # Without the plugins nothing is left out of what a checkpoint would hold of the models.
         own = Checkpoints(Hooks([]), context, Path(context.config.run.output_dir))
-        pieces, values = own.state()
+        shards, values = own.state()
         added = Hooks(self.plugins).merge("ascend_checkpoint_entries", context=context)
-        entries = EntryPieces(added, context.layout.rank)
-        tensors = {f"{p.key} {p.offset}": p.tensor for p in (*pieces, *entries.pieces)}
+        entries = EntryShards(added, context.layout.rank)
+        tensors = {f"{p.key} {p.offset}": p.tensor for p in (*shards, *entries.shards)}
         for role, bundle in context.models.items():
             for index, chunk in enumerate(bundle.chunks):
                 for name, held in (*chunk.named_parameters(), *chunk.named_buffers()):

@@ -142,7 +142,7 @@ def check_two_ranks(
         assert largest_difference(rank.loss, reference.loss) < TOLERANCE
         if rank.logits_BSV is not None:
             assert largest_difference(rank.logits_BSV, reference.logits) < TOLERANCE
-    whole = full_tensors(rank.pieces for rank in ranks)
+    whole = full_tensors(rank.shards for rank in ranks)
     assert whole.problems(TOLERANCE) == []
     assert_gradients(
         {name.removeprefix("model/"): got for name, got in whole.tensors.items()},

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ascend_run.core.hugging_face.importing import load_hf_weights
 from ascend_run.core.hugging_face.json_files import read_hf_config
-from ascend_run.plugin_api import ModelFamily, RunConfig, ShardPiece
+from ascend_run.plugin_api import ModelFamily, RunConfig, TensorShard
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from ascend_run.tools.convert.exporting import export_hf
 from tests.support.tiny_configs import model_fields, parallel_fields
@@ -100,11 +100,11 @@ def check_weights_round_trip(
 
     config = run_config(family, read_hf_config(folder))
     ours = {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
-    pieces = [
-        ShardPiece(key=name, tensor=x, global_shape=tuple(x.shape), offset=(0,) * x.dim())
+    shards = [
+        TensorShard(key=name, tensor=x, global_shape=tuple(x.shape), offset=(0,) * x.dim())
         for name, x in ours.items()
     ]
-    load_hf_weights(folder, family, config, pieces)
+    load_hf_weights(folder, family, config, shards)
     assert not any(tensor.isnan().any() for tensor in ours.values())
     export_hf(root / "ours", family, config, ours.items())
     want, got = stored(folder), stored(root / "ours")

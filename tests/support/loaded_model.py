@@ -30,7 +30,7 @@ class Outcome:
     """Sum over all tokens."""
     gradients: dict[str, Tensor]
     """Of this rank's parameters, by their names in the full model."""
-    pieces: RankOutcome
+    shards: RankOutcome
     """The same as shards of the full tensors."""
 
 
@@ -57,7 +57,7 @@ def run_loaded_model(
     """
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+    from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
     from ascend_run.core.hugging_face.models import load_model
     from ascend_run.core.model.build import build_model
     from ascend_run.core.model.initialization import named_parameters
@@ -98,7 +98,7 @@ def run_loaded_model(
             held = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
             parts = [attrs.evolve(one, tensor=one.tensor.grad) for one in held]
             return Outcome(
-                logits, loss.detach(), gradients, outcome_of(model_pieces(parts, "model"))
+                logits, loss.detach(), gradients, outcome_of(model_shards(parts, "model"))
             )
     finally:
         device.deactivate()
@@ -106,7 +106,7 @@ def run_loaded_model(
 
 def loaded_weights(values: Values) -> RankOutcome:
     """Return this rank's shards of the weights read from ``model.hf_path``. A job for the pool."""
-    from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+    from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
     from ascend_run.core.hugging_face.models import load_model
     from ascend_run.core.model.build import build_model
 
@@ -115,4 +115,4 @@ def loaded_weights(values: Values) -> RankOutcome:
         bundle = build_model(config, hooks, context.groups, context.device)
         load_model(config.model.hf_path, hooks.require("ascend_model_family"), config, bundle)
         tensors = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
-        return outcome_of(model_pieces(tensors, prefix="model"))
+        return outcome_of(model_shards(tensors, prefix="model"))

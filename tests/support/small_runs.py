@@ -17,7 +17,7 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.testing.models import samples
-from ascend_run.testing.runtime import Piece, RankOutcome
+from ascend_run.testing.runtime import RankOutcome, Shard
 
 Values = Mapping[str, Any]
 
@@ -74,28 +74,28 @@ def standing_model(
 
 def initial_weights(values: Values) -> RankOutcome:
     """Return this rank's shards of an untrained model. A job for the pool."""
-    from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+    from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
     from ascend_run.core.model.build import build_model
 
     with standing_rank(values) as (hooks, context):
         bundle = build_model(context.config, hooks, context.groups, context.device)
         tensors = sharded_tensors(bundle.chunks, vocab_size=values["model.vocab_size"])
-        return outcome_of(model_pieces(tensors, prefix="model"))
+        return outcome_of(model_shards(tensors, prefix="model"))
 
 
-def outcome_of(pieces: Sequence[c.ShardPiece]) -> RankOutcome:
+def outcome_of(shards: Sequence[c.TensorShard]) -> RankOutcome:
     """Return what ``testing.tensors.full_tensors`` reassembles, from the shards of a checkpoint."""
     return RankOutcome(
         losses=(),
         grad_norms=(),
-        pieces=tuple(
-            Piece(
-                name=piece.key,
-                tensor=piece.tensor.detach().clone(),
-                offset=piece.offset,
-                global_shape=piece.global_shape,
+        shards=tuple(
+            Shard(
+                name=shard.key,
+                tensor=shard.tensor.detach().clone(),
+                offset=shard.offset,
+                global_shape=shard.global_shape,
             )
-            for piece in pieces
+            for shard in shards
         ),
     )
 

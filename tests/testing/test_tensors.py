@@ -1,4 +1,4 @@
-"""Pieces to whole tensors, and what counts as a difference."""
+"""Shards to full tensors, and what counts as a difference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ascend_run.testing.runtime import Piece, RankOutcome
+from ascend_run.testing.runtime import RankOutcome, Shard
 from ascend_run.testing.tensors import differences, full_tensors, relative_error
 
 WHOLE = torch.arange(12, dtype=torch.float64).reshape(4, 3) + 1
@@ -18,15 +18,15 @@ def outcome(
     *rows: tuple[int, int], tensor: torch.Tensor = WHOLE, missing: Sequence[str] = ()
 ) -> RankOutcome:
     """A rank that holds some ranges of rows of the parameter ``w``, and others without gradient."""
-    pieces = [
-        Piece(name="w", tensor=tensor[begin:end], offset=(begin, 0), global_shape=(4, 3))
+    shards = [
+        Shard(name="w", tensor=tensor[begin:end], offset=(begin, 0), global_shape=(4, 3))
         for begin, end in rows
     ]
-    nothing = [Piece(name=n, tensor=None, offset=(0,), global_shape=(3,)) for n in missing]
-    return RankOutcome(losses=(1.0,), grad_norms=(), pieces=(*pieces, *nothing))
+    nothing = [Shard(name=n, tensor=None, offset=(0,), global_shape=(3,)) for n in missing]
+    return RankOutcome(losses=(1.0,), grad_norms=(), shards=(*shards, *nothing))
 
 
-def test_pieces_of_several_ranks_make_the_whole_tensor() -> None:
+def test_shards_of_several_ranks_make_the_whole_tensor() -> None:
     whole = full_tensors([outcome((0, 1), (3, 4)), outcome((1, 3))])
     assert whole.problems() == []
     assert torch.equal(whole.tensors["w"], WHOLE)

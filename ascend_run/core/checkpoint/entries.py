@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import CheckpointEntry, RunContext, ShardPiece
+from ascend_run.plugin_api.contracts import CheckpointEntry, RunContext, TensorShard
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 
-class EntryPieces:
+class EntryShards:
     """This rank's entries: tensors as shards, other values as JSON.
 
-    A plain tensor belongs to one rank and gets the key ``<name>/rank_00003/<tensor>``. A ShardPiece
-    is this rank's shard of a global tensor and gets the key ``<name>/<tensor>``, whatever its own
-    key. JSON values belong to the run and must be equal on all ranks.
+    A plain tensor belongs to one rank and gets the key ``<name>/rank_00003/<tensor>``. A
+    TensorShard is this rank's shard of a global tensor and gets the key ``<name>/<tensor>``,
+    whatever its own key. JSON values belong to the run and must be equal on all ranks.
 
     Args:
         entries: Maps names to entries.
@@ -35,16 +35,16 @@ class EntryPieces:
         self._entries = entries
         self._tensors: dict[str, dict[str, Tensor]] = {name: {} for name in entries}
         self.values: dict[str, Any] = {name: {} for name in entries}
-        self.pieces: list[ShardPiece] = []
+        self.shards: list[TensorShard] = []
         self.of_this_rank: set[str] = set()
         """Names of the entries with per-rank tensors."""
         for name, entry in entries.items():
             for key, item in entry.state_dict().items():
-                if isinstance(item, ShardPiece):
-                    piece = attrs.evolve(item, key=f"{name}/{key}", tensor=item.tensor.clone())
+                if isinstance(item, TensorShard):
+                    shard = attrs.evolve(item, key=f"{name}/{key}", tensor=item.tensor.clone())
                 elif isinstance(item, Tensor):
                     self.of_this_rank.add(name)
-                    piece = ShardPiece(
+                    shard = TensorShard(
                         key=f"{name}/rank_{rank:05d}/{key}",
                         tensor=item.clone(),
                         global_shape=tuple(item.shape),
@@ -53,8 +53,8 @@ class EntryPieces:
                 else:
                     self.values[name][key] = item
                     continue
-                self.pieces.append(piece)
-                self._tensors[name][key] = piece.tensor
+                self.shards.append(shard)
+                self._tensors[name][key] = shard.tensor
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Pass every entry its tensors, once they are loaded, and its values.

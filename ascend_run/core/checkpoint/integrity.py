@@ -78,14 +78,14 @@ def checked_header(manifest: Manifest, file: str, descriptor: int) -> dict[str, 
         digest, entries = read_header(descriptor)
     except ValueError as error:
         raise ValueError(f"{file}: {error}; it holds {_first_tensors(manifest, file)}") from error
-    for key, tensor, piece in manifest.by_file[file]:
-        entry = entries.get(piece.name)
+    for key, tensor, shard in manifest.by_file[file]:
+        entry = entries.get(shard.name)
         if entry is None:
             raise ValueError(f"{file}: tensor {key!r} is missing")
-        if (entry.dtype, entry.shape) != (tensor.dtype, piece.box.shape):
+        if (entry.dtype, entry.shape) != (tensor.dtype, shard.box.shape):
             raise ValueError(
                 f"{file}: tensor {key!r} is {entry.dtype} {list(entry.shape)}, "
-                f"the manifest says {tensor.dtype} {list(piece.box.shape)}"
+                f"the manifest says {tensor.dtype} {list(shard.box.shape)}"
             )
     if digest != manifest.files[file].header_sha256:
         raise ValueError(
@@ -102,12 +102,12 @@ def _file_problems(path: str, manifest: Manifest, name: str) -> list[str]:
         with open_shard(full) as descriptor:
             entries = checked_header(manifest, name, descriptor)
             problems = []
-            for key, _, piece in manifest.by_file[name]:
-                entry = entries[piece.name]
+            for key, _, shard in manifest.by_file[name]:
+                entry = entries[shard.name]
                 found = range_crc32(descriptor, entry.begin, entry.end)
-                if found != piece.crc32:
+                if found != shard.crc32:
                     problems.append(
-                        f"{name}: tensor {key!r} has checksum {found}, saved with {piece.crc32}"
+                        f"{name}: tensor {key!r} has checksum {found}, saved with {shard.crc32}"
                     )
             return problems
     except OSError as error:

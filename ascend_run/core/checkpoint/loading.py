@@ -11,20 +11,20 @@ from torch import Tensor
 
 from ascend_run.core.file_ranges import read_range
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import ShardPiece
+from ascend_run.plugin_api.contracts import TensorShard
 
 from .boxes import Box
 from .integrity import checked_header
-from .manifest import Manifest, StoredPiece
+from .manifest import Manifest, StoredShard
 from .ranks import Ranks, together
-from .shard_file import DTYPE_NAMES, HeaderEntry, open_shard, piece_box
+from .shard_file import DTYPE_NAMES, HeaderEntry, open_shard, shard_box
 
 
 def check_fit(
     ranks: Ranks,
     headline: str,
     manifest: Manifest,
-    pieces: Sequence[ShardPiece],
+    shards: Sequence[TensorShard],
     ignore_unused: Sequence[str],
 ) -> None:
     """Check that a checkpoint holds exactly what the ranks request.
@@ -36,7 +36,7 @@ def check_fit(
         CheckpointError: Keys are missing, shapes or dtypes differ, or keys would be left unread.
             Lists the first 20 problems over all ranks.
     """
-    results = together(ranks, headline, lambda: _fit(manifest, pieces))
+    results = together(ranks, headline, lambda: _fit(manifest, shards))
 
     def unused() -> None:
         wanted = {key for keys in results or [] for key in keys}
@@ -54,51 +54,51 @@ def check_fit(
     together(ranks, headline, unused if ranks.rank == 0 else lambda: None)
 
 
-def _fit(manifest: Manifest, pieces: Sequence[ShardPiece]) -> list[str]:
+def _fit(manifest: Manifest, shards: Sequence[TensorShard]) -> list[str]:
     problems = []
-    for piece in pieces:
-        stored = manifest.tensors.get(piece.key)
+    for shard in shards:
+        stored = manifest.tensors.get(shard.key)
         if stored is None:
-            problems.append(f"{piece.key}: the checkpoint does not have it")
+            problems.append(f"{shard.key}: the checkpoint does not have it")
             continue
-        if stored.global_shape != tuple(piece.global_shape):
+        if stored.global_shape != tuple(shard.global_shape):
             problems.append(
-                f"{piece.key}: the checkpoint has shape {list(stored.global_shape)}, "
-                f"this run {list(piece.global_shape)}"
+                f"{shard.key}: the checkpoint has shape {list(stored.global_shape)}, "
+                f"this run {list(shard.global_shape)}"
             )
-        if stored.dtype != DTYPE_NAMES.get(piece.tensor.dtype):
+        if stored.dtype != DTYPE_NAMES.get(shard.tensor.dtype):
             problems.append(
-                f"{piece.key}: the checkpoint has dtype {stored.dtype}, this run "
-                f"{DTYPE_NAMES.get(piece.tensor.dtype, piece.tensor.dtype)}"
+                f"{shard.key}: the checkpoint has dtype {stored.dtype}, this run "
+                f"{DTYPE_NAMES.get(shard.tensor.dtype, shard.tensor.dtype)}"
             )
     if problems:
         headline = "the checkpoint does not match this run"
         raise CheckpointError(headline, list(dict.fromkeys(problems)))
-    return [piece.key for piece in pieces]
+    return [shard.key for shard in shards]
 
 
-def fill(path: str, manifest: Manifest, pieces: Sequence[ShardPiece]) -> None:
+def fill(path: str, manifest: Manifest, shards: Sequence[TensorShard]) -> None:
     """Copy the stored elements into the shards' tensors in place, file by file.
 
     Raises:
         CheckpointError: A file cannot be read, or differs from the saved one.
     """
-    by_file: dict[str, list[tuple[ShardPiece, StoredPiece, Box]]] = {}
-    for piece in pieces:
-        target = piece_box(piece)
-        for stored in manifest.tensors[piece.key].pieces:
+    by_file: dict[str, list[tuple[TensorShard, StoredShard, Box]]] = {}
+    for shard in shards:
+        target = shard_box(shard)
+        for stored in manifest.tensors[shard.key].shards:
             if (shared := target.intersect(stored.box)) is not None:
-                by_file.setdefault(stored.file, []).append((piece, stored, shared))
+                by_file.setdefault(stored.file, []).append((shard, stored, shared))
     for name in sorted(by_file):
         try:
             with open_shard(os.path.join(path, name)) as descriptor:
                 entries = checked_header(manifest, name, descriptor)
-                for piece, stored, shared in by_file[name]:
+                for shard, stored, shared in by_file[name]:
                     part = _read_box(
-                        descriptor, entries[stored.name], stored.box, shared, piece.tensor.dtype
+                        descriptor, entries[stored.name], stored.box, shared, shard.tensor.dtype
                     )
                     with torch.no_grad():
-                        piece.tensor[shared.slices_in(piece_box(piece))].copy_(part)
+                        shard.tensor[shared.slices_in(shard_box(shard))].copy_(part)
         except OSError as error:
             raise CheckpointError(
                 f"cannot read {path}", [f"{name}: {error.strerror or error}"]

@@ -32,7 +32,7 @@ _LIMIT: Final = 2**62
 
 
 @attrs.frozen
-class StoredPiece:
+class StoredShard:
     """One stored shard of a tensor and its location."""
 
     file: str
@@ -49,7 +49,7 @@ class StoredTensor:
 
     dtype: str
     global_shape: tuple[int, ...]
-    pieces: tuple[StoredPiece, ...]
+    shards: tuple[StoredShard, ...]
 
 
 @attrs.frozen
@@ -76,12 +76,12 @@ class Manifest:
     files: Mapping[str, StoredFile]
 
     @functools.cached_property
-    def by_file(self) -> Mapping[str, list[tuple[str, StoredTensor, StoredPiece]]]:
+    def by_file(self) -> Mapping[str, list[tuple[str, StoredTensor, StoredShard]]]:
         """Maps each file to (key, tensor, shard) of everything it holds."""
-        table: dict[str, list[tuple[str, StoredTensor, StoredPiece]]] = {f: [] for f in self.files}
+        table: dict[str, list[tuple[str, StoredTensor, StoredShard]]] = {f: [] for f in self.files}
         for key, tensor in self.tensors.items():
-            for piece in tensor.pieces:
-                table[piece.file].append((key, tensor, piece))
+            for shard in tensor.shards:
+                table[shard.file].append((key, tensor, shard))
         return table
 
     def render(self) -> bytes:
@@ -139,15 +139,15 @@ def _check_tensors(tensors: Mapping[str, StoredTensor], files: Mapping[str, Stor
     places: set[tuple[str, str]] = set()
     for key, tensor in tensors.items():
         _expect(tensor.dtype in DTYPE_BYTES, f"tensor {key!r}: unknown dtype {tensor.dtype!r}")
-        problem = tiling_problem(tensor.global_shape, [piece.box for piece in tensor.pieces])
+        problem = tiling_problem(tensor.global_shape, [shard.box for shard in tensor.shards])
         _expect(problem is None, f"tensor {key!r}: {problem}")
-        for piece in tensor.pieces:
-            _expect(piece.file in files, f"tensor {key!r}: no file {piece.file!r} is listed")
+        for shard in tensor.shards:
+            _expect(shard.file in files, f"tensor {key!r}: no file {shard.file!r} is listed")
             _expect(
-                (piece.file, piece.name) not in places,
-                f"tensor {key!r}: {piece.name!r} in {piece.file} is used twice",
+                (shard.file, shard.name) not in places,
+                f"tensor {key!r}: {shard.name!r} in {shard.file} is used twice",
             )
-            places.add((piece.file, piece.name))
+            places.add((shard.file, shard.name))
 
 
 def _sha256(content: Mapping[str, object]) -> str:
@@ -155,33 +155,33 @@ def _sha256(content: Mapping[str, object]) -> str:
 
 
 def _tensor_to_json(tensor: StoredTensor) -> dict[str, object]:
-    pieces = [
+    shards = [
         {
-            "file": piece.file,
-            "name": piece.name,
-            "offset": list(piece.box.offset),
-            "shape": list(piece.box.shape),
-            "crc32": piece.crc32,
+            "file": shard.file,
+            "name": shard.name,
+            "offset": list(shard.box.offset),
+            "shape": list(shard.box.shape),
+            "crc32": shard.crc32,
         }
-        for piece in tensor.pieces
+        for shard in tensor.shards
     ]
-    return {"dtype": tensor.dtype, "global_shape": list(tensor.global_shape), "pieces": pieces}
+    return {"dtype": tensor.dtype, "global_shape": list(tensor.global_shape), "pieces": shards}
 
 
 def _tensor_from_json(value: Any, name: str) -> StoredTensor:
     _expect(isinstance(value, dict), f"{name} is not an object")
-    pieces = value.get("pieces")
-    _expect(isinstance(pieces, list), f"{name}.pieces is not a list")
+    shards = value.get("pieces")
+    _expect(isinstance(shards, list), f"{name}.pieces is not a list")
     return StoredTensor(
         dtype=_text(value.get("dtype"), f"{name}.dtype"),
         global_shape=_shape(value.get("global_shape"), f"{name}.global_shape"),
-        pieces=tuple(_piece_from_json(piece, f"{name}.pieces") for piece in pieces),
+        shards=tuple(_shard_from_json(shard, f"{name}.pieces") for shard in shards),
     )
 
 
-def _piece_from_json(value: Any, name: str) -> StoredPiece:
+def _shard_from_json(value: Any, name: str) -> StoredShard:
     _expect(isinstance(value, dict), f"{name} holds something that is not an object")
-    return StoredPiece(
+    return StoredShard(
         file=_text(value.get("file"), f"{name}.file"),
         name=_text(value.get("name"), f"{name}.name"),
         box=Box(

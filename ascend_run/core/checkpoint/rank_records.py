@@ -8,7 +8,7 @@ import attrs
 import cattrs
 
 from .boxes import Box
-from .manifest import StoredFile, StoredPiece
+from .manifest import StoredFile, StoredShard
 
 Record = TypeVar("Record")
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
@@ -44,7 +44,7 @@ class RankFile:
 
     name: str
     file: StoredFile
-    pieces: dict[str, list[StoredPiece]]
+    shards: dict[str, list[StoredShard]]
 
 
 def to_json(record: Any) -> Any:

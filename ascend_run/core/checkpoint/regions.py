@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ascend_run.core.model.layer_slots import named_by_number
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import ShardPiece
+from ascend_run.plugin_api.contracts import TensorShard
 
 from .boxes import Box, whole
 
@@ -52,7 +52,7 @@ class Region:
         """Whether this rank is the first replica."""
         return not any(self.replica)
 
-    def piece(self, prefix: str, part: Tensor, box: Box, *, writes: bool) -> ShardPiece:
+    def shard(self, prefix: str, part: Tensor, box: Box, *, writes: bool) -> TensorShard:
         """Return the shard for ``part``, the box ``box`` (inside ``local``) of a tensor.
 
         The tensor must be sharded like this region's tensor.
@@ -60,7 +60,7 @@ class Region:
         prepended = len(self.global_shape) - len(box.shape)
         steps = (mine - its for mine, its in zip(box.offset, self.local.offset, strict=True))
         shift = (*(0,) * prepended, *steps)
-        return ShardPiece(
+        return TensorShard(
             key=f"{prefix}/{self.key}",
             tensor=part[(None,) * prepended],
             global_shape=self.global_shape,
@@ -117,10 +117,10 @@ def sharded_tensors(
     return found
 
 
-def model_pieces(tensors: Sequence[ShardedLocal], prefix: str = "model") -> list[ShardPiece]:
+def model_shards(tensors: Sequence[ShardedLocal], prefix: str = "model") -> list[TensorShard]:
     """Return the shards of a model; they share its memory, so loading fills the model."""
     return [
-        region.piece(
+        region.shard(
             prefix,
             held.tensor.detach()[region.local.slices_in(whole(held.tensor.shape))],
             region.local,

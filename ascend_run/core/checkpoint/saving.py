@@ -15,15 +15,15 @@ from typing import Any, Final, TypeVar
 from ascend_run.core import strict_json
 from ascend_run.core.files import sync_folder
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
-from ascend_run.plugin_api.contracts import ShardPiece
+from ascend_run.plugin_api.contracts import TensorShard
 
 from . import folders
 from .boxes import Box, tiling_problem
 from .integrity import checkpoint_problems, looks_valid, read_manifest_file
-from .manifest import MANIFEST_NAME, Manifest, StoredPiece, StoredTensor
+from .manifest import MANIFEST_NAME, Manifest, StoredShard, StoredTensor
 from .rank_records import RankFile, RankPlan, TensorHeader, from_json, to_json
 from .ranks import Ranks, together
-from .shard_file import DTYPE_NAMES, name_in_file, piece_box, write_shard
+from .shard_file import DTYPE_NAMES, name_in_file, shard_box, write_shard
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Save:
         self._keep_last = keep_last
         self._headline = f"cannot save checkpoint {folders.step_path(folder, step)}"
 
-    def run(self, pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> str:
+    def run(self, shards: Sequence[TensorShard], values: Mapping[str, Any]) -> str:
         """Save and return the path of the published checkpoint.
 
         Raises:
@@ -57,7 +57,7 @@ class Save:
             StorageError: Writing failed on some rank, or read back other bytes. What was written is
                 removed; earlier checkpoints are unchanged.
         """
-        given = together(self._ranks, self._headline, lambda: to_json(_plan(pieces, values)))
+        given = together(self._ranks, self._headline, lambda: to_json(_plan(shards, values)))
         plans = [from_json(RankPlan, plan) for plan in given or []]
         needed = self._on_rank_0(lambda: _check_plans(plans))
         nonce = self._on_rank_0(lambda: self._begin(needed))
@@ -66,7 +66,7 @@ class Save:
             given = together(
                 self._ranks,
                 self._headline,
-                lambda: to_json(self._write(hidden, nonce, pieces, needed)),
+                lambda: to_json(self._write(hidden, nonce, shards, needed)),
             )
             written = [from_json(RankFile, file) for file in given or [] if file is not None]
             self._on_rank_0(lambda: self._write_manifest(hidden, nonce, plans, written, values))
@@ -104,17 +104,17 @@ class Save:
         return nonce
 
     def _write(
-        self, hidden: str, nonce: str, pieces: Sequence[ShardPiece], needed: int
+        self, hidden: str, nonce: str, shards: Sequence[TensorShard], needed: int
     ) -> RankFile | None:
         """Write this rank's file; None if it has nothing to write."""
-        own = _written_pieces(pieces)
+        own = _written_shards(shards)
         if not own:
             return None
         name = f"rank_{self._ranks.rank:04d}.safetensors"
         metadata = {"format": "pt", "step": str(self._step), "save_id": nonce}
         with folders.storage_errors(hidden, needed):
             file, stored = write_shard(os.path.join(hidden, name), own, metadata)
-        return RankFile(name, file, {key: list(pieces) for key, pieces in stored.items()})
+        return RankFile(name, file, {key: list(shards) for key, shards in stored.items()})
 
     def _write_manifest(
         self,
@@ -124,10 +124,10 @@ class Save:
         written: Sequence[RankFile],
         values: Mapping[str, object],
     ) -> None:
-        pieces: dict[str, list[StoredPiece]] = {}
+        shards: dict[str, list[StoredShard]] = {}
         for rank in written:
-            for key, stored in rank.pieces.items():
-                pieces.setdefault(key, []).extend(stored)
+            for key, stored in rank.shards.items():
+                shards.setdefault(key, []).extend(stored)
         headers = {key: header for plan in plans for key, header in plan.tensors.items()}
         manifest = Manifest(
             step=self._step,
@@ -137,7 +137,7 @@ class Save:
             values=values,
             tensors={
                 key: StoredTensor(headers[key].dtype, headers[key].global_shape, tuple(stored))
-                for key, stored in pieces.items()
+                for key, stored in shards.items()
             },
             files={rank.name: rank.file for rank in written},
         )
@@ -192,33 +192,33 @@ class Save:
             log.warning("old checkpoints in %s could not be removed: %s", self._folder, error)
 
 
-def _written_pieces(pieces: Sequence[ShardPiece]) -> list[ShardPiece]:
+def _written_shards(shards: Sequence[TensorShard]) -> list[TensorShard]:
     """Return the shards that this rank writes; empty shards of non-empty tensors are left out."""
-    return [p for p in pieces if p.writes and (p.tensor.numel() or 0 in p.global_shape)]
+    return [p for p in shards if p.writes and (p.tensor.numel() or 0 in p.global_shape)]
 
 
-def _plan(pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> RankPlan:
+def _plan(shards: Sequence[TensorShard], values: Mapping[str, Any]) -> RankPlan:
     """Check what this rank saves."""
     problems = strict_json.value_problems(dict(values), "values")
     tensors: dict[str, TensorHeader] = {}
-    for piece in pieces:
-        header = TensorHeader(DTYPE_NAMES.get(piece.tensor.dtype, ""), tuple(piece.global_shape))
-        if not piece.key:
-            problems.append(f"a shard of shape {list(piece.tensor.shape)} has no key")
+    for shard in shards:
+        header = TensorHeader(DTYPE_NAMES.get(shard.tensor.dtype, ""), tuple(shard.global_shape))
+        if not shard.key:
+            problems.append(f"a shard of shape {list(shard.tensor.shape)} has no key")
         if not header.dtype:
-            problems.append(f"{piece.key}: safetensors has no dtype for {piece.tensor.dtype}")
-        if tensors.setdefault(piece.key, header) != header:
-            problems.append(f"{piece.key}: given as {tensors[piece.key]} and as {header}")
-    own = _written_pieces(pieces)
-    counts = Counter(name_in_file(piece) for piece in own)
+            problems.append(f"{shard.key}: safetensors has no dtype for {shard.tensor.dtype}")
+        if tensors.setdefault(shard.key, header) != header:
+            problems.append(f"{shard.key}: given as {tensors[shard.key]} and as {header}")
+    own = _written_shards(shards)
+    counts = Counter(name_in_file(shard) for shard in own)
     problems += [f"{name}: written twice" for name in sorted(counts) if counts[name] > 1]
     if problems:
         raise CheckpointError("some tensors or values cannot be saved", problems)
     boxes: dict[str, list[Box]] = {}
-    for piece in own:
-        boxes.setdefault(piece.key, []).append(piece_box(piece))
+    for shard in own:
+        boxes.setdefault(shard.key, []).append(shard_box(shard))
     digests = {key: hashlib.sha256(strict_json.render(v)).hexdigest() for key, v in values.items()}
-    size = sum(piece.tensor.numel() * piece.tensor.element_size() for piece in own)
+    size = sum(shard.tensor.numel() * shard.tensor.element_size() for shard in own)
     return RankPlan(tensors, boxes, digests, size)
 
 

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from ascend_run.core import strict_json
 from ascend_run.core.file_ranges import CHUNK_BYTES
-from ascend_run.plugin_api.contracts import ShardPiece
+from ascend_run.plugin_api.contracts import TensorShard
 
 from .boxes import Box
-from .manifest import DTYPE_BYTES, StoredFile, StoredPiece
+from .manifest import DTYPE_BYTES, StoredFile, StoredShard
 
 DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
     torch.float64: "F64",
@@ -68,21 +68,21 @@ def tensor_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def piece_box(piece: ShardPiece) -> Box:
+def shard_box(shard: TensorShard) -> Box:
     """Return the box of the global tensor that a shard holds."""
-    return Box(tuple(piece.offset), tuple(piece.tensor.shape))
+    return Box(tuple(shard.offset), tuple(shard.tensor.shape))
 
 
-def name_in_file(piece: ShardPiece) -> str:
+def name_in_file(shard: TensorShard) -> str:
     """Return the name of a shard in its file: its key, plus its offset unless it is unsharded."""
-    if tuple(piece.tensor.shape) == tuple(piece.global_shape):
-        return piece.key
-    return f"{piece.key}@{','.join(map(str, piece.offset))}"
+    if tuple(shard.tensor.shape) == tuple(shard.global_shape):
+        return shard.key
+    return f"{shard.key}@{','.join(map(str, shard.offset))}"
 
 
 def write_shard(
-    path: str, pieces: Sequence[ShardPiece], metadata: Mapping[str, str]
-) -> tuple[StoredFile, dict[str, list[StoredPiece]]]:
+    path: str, shards: Sequence[TensorShard], metadata: Mapping[str, str]
+) -> tuple[StoredFile, dict[str, list[StoredShard]]]:
     """Write and fsync a new file of shards.
 
     Args:
@@ -95,25 +95,25 @@ def write_shard(
         OSError: Writing failed; a partial file may remain.
     """
     # Wider dtypes first keeps every tensor aligned to its element size.
-    ordered = sorted(pieces, key=lambda p: (-p.tensor.element_size(), name_in_file(p)))
+    ordered = sorted(shards, key=lambda p: (-p.tensor.element_size(), name_in_file(p)))
     header = _header(ordered, metadata)
-    stored: dict[str, list[StoredPiece]] = {}
+    stored: dict[str, list[StoredShard]] = {}
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
     try:
         size = _write_all(descriptor, memoryview(header))
         with ThreadPoolExecutor(1, "checkpoint-crc32") as checksums:
-            for piece in ordered:
-                data = tensor_bytes(piece.tensor).numpy().data
+            for shard in ordered:
+                data = tensor_bytes(shard.tensor).numpy().data
                 crc = 0
                 for start in range(0, len(data), CHUNK_BYTES):
                     chunk = data[start : start + CHUNK_BYTES]
                     checksum = checksums.submit(zlib.crc32, chunk, crc)  # overlaps with the write
                     size += _write_all(descriptor, chunk)
                     crc = checksum.result()
-                stored.setdefault(piece.key, []).append(
-                    StoredPiece(
-                        os.path.basename(path), name_in_file(piece), piece_box(piece), f"{crc:08x}"
+                stored.setdefault(shard.key, []).append(
+                    StoredShard(
+                        os.path.basename(path), name_in_file(shard), shard_box(shard), f"{crc:08x}"
                     )
                 )
         os.fsync(descriptor)
@@ -122,14 +122,14 @@ def write_shard(
     return StoredFile(size, hashlib.sha256(header).hexdigest()), stored
 
 
-def _header(pieces: Sequence[ShardPiece], metadata: Mapping[str, str]) -> bytes:
+def _header(shards: Sequence[TensorShard], metadata: Mapping[str, str]) -> bytes:
     table: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
-    for piece in pieces:
-        end = position + piece.tensor.numel() * piece.tensor.element_size()
-        table[name_in_file(piece)] = {
-            "dtype": DTYPE_NAMES[piece.tensor.dtype],
-            "shape": list(piece.tensor.shape),
+    for shard in shards:
+        end = position + shard.tensor.numel() * shard.tensor.element_size()
+        table[name_in_file(shard)] = {
+            "dtype": DTYPE_NAMES[shard.tensor.dtype],
+            "shape": list(shard.tensor.shape),
             "data_offsets": [position, end],
         }
         position = end

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ascend_run.plugin_api import CheckpointError, Layout
-from ascend_run.plugin_api.contracts import ShardPiece
+from ascend_run.plugin_api.contracts import TensorShard
 
 from . import folders
 from .integrity import checkpoint_problems, read_manifest
@@ -53,7 +53,7 @@ class FileStore:
         results = self._together(f"cannot list checkpoints in {self.folder}", look)
         return list(self._ranks.broadcast(None if results is None else results[0]))
 
-    def save(self, step: int, pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> str:
+    def save(self, step: int, shards: Sequence[TensorShard], values: Mapping[str, Any]) -> str:
         """Write, read back, publish and prune; return the path of the published checkpoint.
 
         Raises:
@@ -62,7 +62,7 @@ class FileStore:
             StorageError: Writing failed; earlier checkpoints are unchanged.
         """
         save = Save(self.folder, step, self._ranks, self._layout, self._keep_last)
-        return save.run(pieces, values)
+        return save.run(shards, values)
 
     def verify(self, step: int) -> None:
         """Read every byte of a checkpoint; the files are divided among the ranks.
@@ -114,7 +114,7 @@ class FileStore:
         return found[0]
 
     def load(
-        self, step: int, pieces: Sequence[ShardPiece], *, ignore_unused: Sequence[str] = ()
+        self, step: int, shards: Sequence[TensorShard], *, ignore_unused: Sequence[str] = ()
     ) -> Mapping[str, Any]:
         """Fill the shards' tensors in place, for any saved layout, and return the JSON values.
 
@@ -130,10 +130,10 @@ class FileStore:
         """
         headline = f"cannot load checkpoint {folders.step_path(self.folder, step)}"
         path, manifest = self._find(step)
-        check_fit(self._ranks, headline, manifest, pieces, ignore_unused)
+        check_fit(self._ranks, headline, manifest, shards, ignore_unused)
         if manifest.save_id not in self._verified:
             self._verify(path, manifest)
-        self._together(headline, lambda: fill(path, manifest, pieces))
+        self._together(headline, lambda: fill(path, manifest, shards))
         return manifest.values
 
     def _together(self, headline: str, work: Callable[[], T]) -> list[T] | None:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ascend_run.core.checkpoint.optimizer_pieces import (
+from ascend_run.core.checkpoint.optimizer_shards import (
     is_distributed,
     owns,
     stepped_parameters,

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api.contracts import ModelFamily, ShardPiece
+from ascend_run.plugin_api.contracts import ModelFamily, TensorShard
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.types.config import RunConfig
 
@@ -34,12 +34,12 @@ Progress = Callable[[str, int, int], None]
 
 
 def load_hf_weights(
-    folder: str | Path, family: ModelFamily, config: RunConfig, pieces: Sequence[ShardPiece]
+    folder: str | Path, family: ModelFamily, config: RunConfig, shards: Sequence[TensorShard]
 ) -> None:
-    """Fill ``pieces`` in place; only their own slices are read, one after the other.
+    """Fill ``shards`` in place; only their own slices are read, one after the other.
 
     Args:
-        pieces: This rank's shards. The key is the parameter's name in Megatron's GPTModel
+        shards: This rank's shards. The key is the parameter's name in Megatron's GPTModel
             (``decoder.layers.0.mlp.linear_fc1.weight``, with global layer numbers); global shape
             and offset are those of the unsharded parameter with vocabulary padding. A shard that is
             not a box is given as several: with tensor parallelism a gated fc1 has gate rows and up
@@ -52,11 +52,11 @@ def load_hf_weights(
     """
     with StoredTensors(folder) as stored:
         sources, problems = _match(stored, family, config)
-        runs = {} if problems else _plan(stored, sources, config, pieces, problems)
+        runs = {} if problems else _plan(stored, sources, config, shards, problems)
         if problems:
             raise _mismatch(folder, family, problems)
-        for piece in pieces:
-            _fill(piece, runs[piece.key], stored)
+        for shard in shards:
+            _fill(shard, runs[shard.key], stored)
 
 
 def read_hf_model(
@@ -64,7 +64,7 @@ def read_hf_model(
     family: ModelFamily,
     config: RunConfig,
     progress: Progress = lambda stage, done, total: None,
-) -> list[ShardPiece]:
+) -> list[TensorShard]:
     """Read the full model into new tensors, one per parameter, in the stored dtypes.
 
     The vocabulary is not padded.
@@ -77,16 +77,16 @@ def read_hf_model(
     """
     with StoredTensors(folder) as stored:
         sources, problems = _match(stored, family, config)
-        pieces = [] if problems else [_allocate(source, stored) for source in sources.values()]
-        runs = {} if problems else _plan(stored, sources, config, pieces, problems)
+        shards = [] if problems else [_allocate(source, stored) for source in sources.values()]
+        runs = {} if problems else _plan(stored, sources, config, shards, problems)
         if problems:
             raise _mismatch(folder, family, problems)
-        done, total = 0, sum(piece.tensor.nbytes for piece in pieces)
-        for piece in pieces:
-            _fill(piece, runs[piece.key], stored)
-            done += piece.tensor.nbytes
+        done, total = 0, sum(shard.tensor.nbytes for shard in shards)
+        for shard in shards:
+            _fill(shard, runs[shard.key], stored)
+            done += shard.tensor.nbytes
             progress("read", done, total)
-    return pieces
+    return shards
 
 
 def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> CheckpointError:
@@ -94,7 +94,7 @@ def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> C
     return CheckpointError(headline, problems)
 
 
-def _allocate(source: ParameterSource, stored: StoredTensors) -> ShardPiece:
+def _allocate(source: ParameterSource, stored: StoredTensors) -> TensorShard:
     """Allocate a parameter of the size of the stored tensors it is built from."""
     parts = [stored.shape(name) for name in source.hf[0]]
     parts = [shape[::-1] for shape in parts] if source.transposed else parts
@@ -102,7 +102,7 @@ def _allocate(source: ParameterSource, stored: StoredTensors) -> ShardPiece:
     if source.form == "stack_experts":
         shape = (len(source.hf), *shape)
     tensor = torch.empty(shape, dtype=stored.dtype(source.hf[0][0]))
-    return ShardPiece(key=source.name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
+    return TensorShard(key=source.name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
 
 
 def _match(
@@ -136,41 +136,41 @@ def _plan(
     stored: StoredTensors,
     sources: Mapping[str, ParameterSource],
     config: RunConfig,
-    pieces: Sequence[ShardPiece],
+    shards: Sequence[TensorShard],
     problems: list[str],
 ) -> dict[str, tuple[RowRun, ...]]:
     """Return the runs of every parameter that has a shard here; add mismatches to ``problems``."""
     plan: dict[str, tuple[RowRun, ...]] = {}
     seen: set[tuple[str, tuple[int, ...]]] = set()
-    for piece in pieces:
-        assert (piece.key, piece.offset) not in seen, f"{piece.key} at {piece.offset} twice"
-        seen.add((piece.key, piece.offset))
-        if piece.key in plan:
+    for shard in shards:
+        assert (shard.key, shard.offset) not in seen, f"{shard.key} at {shard.offset} twice"
+        seen.add((shard.key, shard.offset))
+        if shard.key in plan:
             continue
-        plan[piece.key] = ()
-        if (source := sources.get(piece.key)) is None:
-            problems.append(f"parameter {piece.key} has no Hugging Face tensor")
+        plan[shard.key] = ()
+        if (source := sources.get(shard.key)) is None:
+            problems.append(f"parameter {shard.key} has no Hugging Face tensor")
             continue
         try:
-            runs = row_runs(source, piece.global_shape, config)
+            runs = row_runs(source, shard.global_shape, config)
         except ValueError as problem:
-            problems.append(f"parameter {piece.key}: {problem}")
+            problems.append(f"parameter {shard.key}: {problem}")
             continue
-        plan[piece.key] = runs
-        for name, shape in stored_shapes(runs, piece.global_shape).items():
+        plan[shard.key] = runs
+        for name, shape in stored_shapes(runs, shard.global_shape).items():
             if stored.shape(name) != shape:
                 problems.append(f"{name} is {list(stored.shape(name))}, expected {list(shape)}")
     return plan
 
 
 @torch.no_grad()
-def _fill(piece: ShardPiece, runs: Sequence[RowRun], stored: StoredTensors) -> None:
+def _fill(shard: TensorShard, runs: Sequence[RowRun], stored: StoredTensors) -> None:
     stacked = runs[0].expert is not None
-    first = piece.offset[0] if stacked else 0
-    matrices = piece.tensor if stacked else piece.tensor.unsqueeze(0)
-    row, *column = piece.offset[1:] if stacked else piece.offset
+    first = shard.offset[0] if stacked else 0
+    matrices = shard.tensor if stacked else shard.tensor.unsqueeze(0)
+    row, *column = shard.offset[1:] if stacked else shard.offset
     columns = slice(column[0], column[0] + matrices.shape[2]) if column else None
-    if piece.key in VOCABULARY_PARAMETERS:
+    if shard.key in VOCABULARY_PARAMETERS:
         matrices.zero_()
     filled = 0
     for run in runs:
@@ -187,7 +187,7 @@ def _fill(piece: ShardPiece, runs: Sequence[RowRun], stored: StoredTensors) -> N
             )
         filled += max(0, stop - start)
     whole = sum(len(matrix) for matrix in matrices)
-    assert filled == whole or piece.key in VOCABULARY_PARAMETERS, f"{piece.key}: {filled}/{whole}"
+    assert filled == whole or shard.key in VOCABULARY_PARAMETERS, f"{shard.key}: {filled}/{whole}"
 
 
 def _equal(stored: StoredTensors, one: str, other: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors, unwrapped
+from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors, unwrapped
 from ascend_run.core.model.layer_slots import count_layers
 from ascend_run.plugin_api.contracts import ModelBundle, ModelFamily
 from ascend_run.plugin_api.expert_layers import moe_layers
@@ -34,9 +34,9 @@ def load_model(
         for held in sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
         if not getattr(held.tensor, "ascend_added_by", None)
     ]
-    pieces = [
-        attrs.evolve(piece, key=piece.key.removeprefix(f"{_PREFIX}/"))
-        for piece in model_pieces(tensors, _PREFIX)
+    shards = [
+        attrs.evolve(shard, key=shard.key.removeprefix(f"{_PREFIX}/"))
+        for shard in model_shards(tensors, _PREFIX)
     ]
     # The folder has no empty layer slots.
     model, experts = unwrapped(bundle.chunks[0]), moe_layers(config.model)
@@ -46,4 +46,4 @@ def load_model(
         layers["moe_layer_freq"] = [
             int(p in experts) for p, number in numbers if number is not None
         ]
-    load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), pieces)
+    load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), shards)

@@ -13,12 +13,12 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.checkpoint.entries import (
     DeviceGenerator,
-    EntryPieces,
+    EntryShards,
     Progress,
     RandomState,
 )
-from ascend_run.core.checkpoint.optimizer_pieces import optimizer_pieces
-from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+from ascend_run.core.checkpoint.optimizer_shards import optimizer_shards
+from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
 from ascend_run.core.checkpoint.store import layout_sizes
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.models import load_model
@@ -75,13 +75,13 @@ class Checkpoints:
             fingerprint: Fingerprint of the last step, stored in the manifest.
         """
         self._progress.fingerprint = fingerprint
-        pieces, values = self.state()
-        return self.store.save(self.context.step, pieces, values)
+        shards, values = self.state()
+        return self.store.save(self.context.step, shards, values)
 
-    def state(self) -> tuple[list[c.ShardPiece], dict[str, object]]:
+    def state(self) -> tuple[list[c.TensorShard], dict[str, object]]:
         """Return this rank's checkpoint contents: tensors (sharing the run's memory) and values."""
         entries = self._entries()
-        return [*self._tensors(), *entries.pieces], entries.values
+        return [*self._tensors(), *entries.shards], entries.values
 
     def restore(self, log: FilteringBoundLogger) -> None:
         """Restore a checkpoint, or load Hugging Face weights, or keep the initial weights.
@@ -119,17 +119,17 @@ class Checkpoints:
         the random generators, are reinitialized.
         """
         own = self._all_entries()
-        entries = EntryPieces(own, self._ranks.rank)
+        entries = EntryShards(own, self._ranks.rank)
         ignored: list[str] = []
         if moved := store.layout(step) != layout_sizes(self.context.layout):
             reinitialized = self._union_over_ranks(entries.of_this_rank)
             kept = {name: entry for name, entry in own.items() if name not in reinitialized}
-            entries = EntryPieces(kept, self._ranks.rank)
+            entries = EntryShards(kept, self._ranks.rank)
             ignored = [
                 *(f"{name}/rank_*" for name in own),
                 *(f"{name}/*" for name in reinitialized),
             ]
-        values = store.load(step, [*self._tensors(), *entries.pieces], ignore_unused=ignored)
+        values = store.load(step, [*self._tensors(), *entries.shards], ignore_unused=ignored)
         entries.restore(values)
         if moved:
             log.warning("checkpoint.other_layout", step=step, begun_anew=reinitialized)
@@ -173,32 +173,32 @@ class Checkpoints:
         """
         config = self.context.config
         for role, bundle in self.context.models.items():
-            whole = model_pieces(sharded_tensors(bundle.chunks))
+            whole = model_shards(sharded_tensors(bundle.chunks))
             kept = self.hooks.wrap("ascend_checkpoint_filter", whole, config=config, role=role)
             if len(kept) < len(whole):
                 return True
         return False
 
-    def _tensors(self) -> list[c.ShardPiece]:
+    def _tensors(self) -> list[c.TensorShard]:
         """Return the shards of all models and optimizers; they share the run's memory."""
         config = self.context.config
-        pieces: list[c.ShardPiece] = []
+        shards: list[c.TensorShard] = []
         first = next(iter(self.context.models))
         for role, bundle in self.context.models.items():
             suffix = "" if role == first else f".{role}"
             tensors = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
-            pieces += self.hooks.wrap(
+            shards += self.hooks.wrap(
                 "ascend_checkpoint_filter",
-                model_pieces(tensors, prefix=f"model{suffix}"),
+                model_shards(tensors, prefix=f"model{suffix}"),
                 config=config,
                 role=role,
             )
             if bundle.trains:
-                pieces += optimizer_pieces(bundle.optimizer, tensors, prefix=f"optimizer{suffix}")
-        return pieces
+                shards += optimizer_shards(bundle.optimizer, tensors, prefix=f"optimizer{suffix}")
+        return shards
 
-    def _entries(self) -> EntryPieces:
-        return EntryPieces(self._all_entries(), self._ranks.rank)
+    def _entries(self) -> EntryShards:
+        return EntryShards(self._all_entries(), self._ranks.rank)
 
     def _all_entries(self) -> dict[str, c.CheckpointEntry]:
         """Return the checkpoint entries of the kernel and the plugins."""

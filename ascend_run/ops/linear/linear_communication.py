@@ -76,12 +76,12 @@ def in_slices(number: int, rows: int) -> LinearCommunication:
     """
     number = max(1, min(number, rows))
 
-    def pieces(operation: str) -> list[Sent]:
+    def calls(operation: str) -> list[Sent]:
         seen = Sent(operation, 1, 1 / number)
         return [seen, Sent(operation, number - 1, 1 - 1 / number, overlapped=True)][:number]
 
     return LinearCommunication(
-        all_gather=pieces(_GATHER), reduce_scatter=pieces(_SCATTER), all_reduce=pieces(_REDUCE)
+        all_gather=calls(_GATHER), reduce_scatter=calls(_SCATTER), all_reduce=calls(_REDUCE)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from ascend_run.types.cost import Moment, RankKind, WorkingMemory
+from ascend_run.types.cost import Phase, RankKind, WorkingMemory
 
 _STEPS: Final[Mapping[str, str]] = {
     "self_attention.linear_qkv": "self_attention.qkv",
@@ -27,5 +27,5 @@ def wide_factors(rank: RankKind, hidden: int) -> Iterator[WorkingMemory]:
     for key, width in widths.items():
         nbytes = rank.tokens * (hidden + width) * _WIDE
         yield WorkingMemory(
-            part=_STEPS[key], name="wide factors", nbytes=nbytes, moment=Moment.BACKWARD
+            part=_STEPS[key], name="wide factors", nbytes=nbytes, phase=Phase.BACKWARD
         )

@@ -19,7 +19,7 @@ from ascend_run.core.checkpoint.manifest import Manifest
 from ascend_run.core.checkpoint.shard_file import DTYPE_NAMES
 from ascend_run.core.hugging_face.importing import Progress, read_hf_model
 from ascend_run.core.run_files import CONFIG_NAME
-from ascend_run.plugin_api.contracts import ModelFamily, ShardPiece
+from ascend_run.plugin_api.contracts import ModelFamily, TensorShard
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError, StorageError
 from ascend_run.plugin_api.file_collisions import NamedPath, refuse_collisions
 from ascend_run.types.config import RunConfig
@@ -139,14 +139,14 @@ def import_checkpoint(
     """
     _require_outside(target, source)
     refuse_taken(target)
-    pieces = read_hf_model(source, family, config, progress)
-    size = sum(piece.tensor.nbytes for piece in pieces)
+    shards = read_hf_model(source, family, config, progress)
+    size = sum(shard.tensor.nbytes for shard in shards)
     progress("write", 0, size)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            keyed = [attrs.evolve(piece, key=_PREFIX + piece.key) for piece in pieces]
+            keyed = [attrs.evolve(shard, key=_PREFIX + shard.key) for shard in shards]
             FileStore(beside / "checkpoints").save(0, keyed, {})
             (beside / CONFIG_NAME).write_text(config_toml, "utf-8")
             beside.chmod(0o750)
@@ -156,7 +156,7 @@ def import_checkpoint(
     except OSError as problem:
         raise StorageError(f"{target} cannot be written: {problem.strerror or problem}") from None
     progress("write", size, size)
-    return Converted(folder=str(target), step=0, tensors=len(pieces), bytes=size)
+    return Converted(folder=str(target), step=0, tensors=len(shards), bytes=size)
 
 
 def refuse_taken(target: Path) -> None:
@@ -190,8 +190,8 @@ def _parameters(
         stored = manifest.tensors[key]
         tensor = torch.empty(stored.global_shape, dtype=_DTYPES[stored.dtype])
         offset = (0,) * tensor.dim()
-        piece = ShardPiece(key=key, tensor=tensor, global_shape=stored.global_shape, offset=offset)
-        fill(path, manifest, [piece])
+        shard = TensorShard(key=key, tensor=tensor, global_shape=stored.global_shape, offset=offset)
+        fill(path, manifest, [shard])
         yield key.removeprefix(_PREFIX), tensor
         done += size
         progress("write", done, total)

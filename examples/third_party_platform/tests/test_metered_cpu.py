@@ -41,9 +41,9 @@ def test_gradients_and_trained_weights_are_those_of_the_cpu(
 ) -> None:
     got, want = (outcome_on(gloo_pool, name, steps=steps) for name in ("metered-cpu", "cpu"))
     assert got.losses == want.losses
-    for piece, expected in zip(got.pieces, want.pieces, strict=True):
-        assert piece.name == expected.name
-        assert torch.equal(piece.tensor, expected.tensor)
+    for shard, expected in zip(got.shards, want.shards, strict=True):
+        assert shard.name == expected.name
+        assert torch.equal(shard.tensor, expected.tensor)
 
 
 def test_calls_of_operators_are_counted(gloo_pool: GlooPool) -> None:

@@ -31,9 +31,9 @@ def with_context(pool: GlooPool, tokens: int) -> RankOutcome:
 def test_without_context_every_gradient_is_that_of_pretraining(gloo_pool: GlooPool) -> None:
     got, want = with_context(gloo_pool, 0), outcome_of(gloo_pool, task="pretrain")
     assert got.losses == want.losses
-    for piece, expected in zip(got.pieces, want.pieces, strict=True):
-        assert piece.name == expected.name
-        assert torch.equal(piece.tensor, expected.tensor)
+    for shard, expected in zip(got.shards, want.shards, strict=True):
+        assert shard.name == expected.name
+        assert torch.equal(shard.tensor, expected.tensor)
 
 
 def test_context_changes_what_is_trained(gloo_pool: GlooPool) -> None:

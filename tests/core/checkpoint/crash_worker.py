@@ -129,8 +129,8 @@ def save_in_forks(
         try:
             ranks = PairRanks(rank, size, ends)
             shim = Shim(folder, crash_at, power) if rank == victim else None
-            pieces = [rows("model/t", numbers(8, 4, start=step), rank, size)]
-            FileStore(folder, ranks=ranks, keep_last=2).save(step, pieces, {"step": step})
+            shards = [rows("model/t", numbers(8, 4, start=step), rank, size)]
+            FileStore(folder, ranks=ranks, keep_last=2).save(step, shards, {"step": step})
             if shim:
                 shim.write(writing, str(shim.moments).encode())
             status = 0
@@ -152,13 +152,13 @@ def look(folder: Path) -> tuple[list[int], list[str]]:
     sound, wrong = [], []
     store = FileStore(folder)
     for step in store.steps():
-        piece = blank(rows("model/t", numbers(8, 4), 0, 1))
+        shard = blank(rows("model/t", numbers(8, 4), 0, 1))
         try:
-            values = store.load(step, [piece])
+            values = store.load(step, [shard])
         except CheckpointError as error:
             wrong.append(f"step {step}: {error}")
             continue
-        if values == {"step": step} and torch.equal(piece.tensor, numbers(8, 4, start=step)):
+        if values == {"step": step} and torch.equal(shard.tensor, numbers(8, 4, start=step)):
             sound.append(step)
         else:
             wrong.append(f"step {step} holds other numbers")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.config.layout import layout_of
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import FieldSection, ShardPiece
+from ascend_run.plugin_api import FieldSection, TensorShard
 from ascend_run.prepare.config.loading import build_config, read_raw
 
 VOCABULARY = 50
@@ -67,16 +67,16 @@ class Case:
 
 
 @contextmanager
-def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[ShardPiece]]]:
-    """A model after some optimizer steps: a factory of stores, the optimizer, all pieces.
+def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[TensorShard]]]:
+    """A model after some optimizer steps: a factory of stores, the optimizer, all shards.
 
     The gradients are a function of each parameter's own elements, so that the state after a step
     does not depend on the layout.
     """
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    from ascend_run.core.checkpoint.optimizer_pieces import optimizer_pieces
-    from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+    from ascend_run.core.checkpoint.optimizer_shards import optimizer_shards
+    from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
     from ascend_run.core.model.build import build_model
     from ascend_run.core.patches import applied_patches
     from ascend_run.core.train.data_parallel import wrap_data_parallel
@@ -105,8 +105,8 @@ def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[Shard
             for _ in range(steps):
                 _step(bundle)
             tensors = sharded_tensors(bundle.chunks, vocab_size=VOCABULARY)
-            pieces = [*model_pieces(tensors), *optimizer_pieces(bundle.optimizer, tensors)]
-            yield layout, bundle, pieces
+            shards = [*model_shards(tensors), *optimizer_shards(bundle.optimizer, tensors)]
+            yield layout, bundle, shards
     finally:
         device.deactivate()
 
@@ -176,23 +176,23 @@ def _step(bundle: Any) -> None:
 
 def save(case: Case, folder: str, steps: int = 2) -> None:
     """Train some steps and save."""
-    with trained(case, steps) as (layout, _, pieces):
-        FileStore(folder, layout=layout, ranks=GroupRanks()).save(1, pieces, {"steps": steps})
+    with trained(case, steps) as (layout, _, shards):
+        FileStore(folder, layout=layout, ranks=GroupRanks()).save(1, shards, {"steps": steps})
 
 
 def load_and_save(case: Case, folder: str, other: str) -> None:
     """Load into a model with other weights and another past, and save what it then is."""
-    with trained(attrs.evolve(case, seed=case.seed + 1), 1) as (layout, _, pieces):
-        FileStore(folder, layout=layout, ranks=GroupRanks()).load(1, pieces)
-        FileStore(other, layout=layout, ranks=GroupRanks()).save(1, pieces, {"steps": 2})
+    with trained(attrs.evolve(case, seed=case.seed + 1), 1) as (layout, _, shards):
+        FileStore(folder, layout=layout, ranks=GroupRanks()).load(1, shards)
+        FileStore(other, layout=layout, ranks=GroupRanks()).save(1, shards, {"steps": 2})
 
 
 def continue_from(case: Case, folder: str, other: str) -> None:
     """Load into a fresh model, train one more step, save."""
-    with trained(attrs.evolve(case, seed=case.seed + 1), 0) as (layout, bundle, pieces):
-        FileStore(folder, layout=layout, ranks=GroupRanks()).load(1, pieces)
+    with trained(attrs.evolve(case, seed=case.seed + 1), 0) as (layout, bundle, shards):
+        FileStore(folder, layout=layout, ranks=GroupRanks()).load(1, shards)
         _step(bundle)
-        FileStore(other, layout=layout, ranks=GroupRanks()).save(1, pieces, {"steps": 3})
+        FileStore(other, layout=layout, ranks=GroupRanks()).save(1, shards, {"steps": 3})
 
 
 def corrupt_and_choose(folder: str) -> str:
@@ -202,10 +202,10 @@ def corrupt_and_choose(folder: str) -> str:
     store = FileStore(folder, ranks=GroupRanks(), keep_last=0)
     rank = dist.get_rank()
     for step in (1, 2):
-        piece = ShardPiece(
+        shard = TensorShard(
             key="t", tensor=torch.full((4,), float(step)), global_shape=(8,), offset=(4 * rank,)
         )
-        store.save(step, [piece], {})
+        store.save(step, [shard], {})
     if rank == 1:
         with open(f"{folder}/step_00000002/rank_0001.safetensors", "r+b") as file:
             file.seek(-1, 2)

@@ -67,10 +67,10 @@ def test_a_tiling_is_distinguished_from_gaps_overlaps_and_strays(data: st.DataOb
         assert "out of bounds" in str(tiling_problem(shape, [*boxes, stray]))
 
 
-def test_an_empty_tensor_is_tiled_by_one_empty_piece_and_not_by_none() -> None:
+def test_an_empty_tensor_is_tiled_by_one_empty_shard_and_not_by_none() -> None:
     assert tiling_problem((0, 3), [Box((0, 0), (0, 3))]) is None
     assert tiling_problem((0, 3), []) is not None
 
 
-def test_a_piece_with_other_axes_is_named() -> None:
+def test_a_shard_with_other_axes_is_named() -> None:
     assert "wrong number of axes" in str(tiling_problem((2, 2), [Box((0,), (4,))]))

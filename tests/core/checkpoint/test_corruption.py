@@ -15,18 +15,18 @@ import torch
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.checkpoint.manifest import Manifest
 from ascend_run.core.strict_json import render
-from ascend_run.plugin_api import CheckpointError, ShardPiece
+from ascend_run.plugin_api import CheckpointError, TensorShard
 
-from .tensors import blank, numbers, part, rows, whole_piece
+from .tensors import blank, full_shard, numbers, part, rows
 from .thread_ranks import ThreadRanks, all_ranks, on_ranks
 
 FOLDER = "step_00000002"
 
 
-def pieces_of(rank: int, size: int, start: int) -> list[ShardPiece]:
+def shards_of(rank: int, size: int, start: int) -> list[TensorShard]:
     cut = rows("model/cut", numbers(8, 16, start=start), rank, size)
     whole = part("model/whole", numbers(64, start=-start), (0,), (64,), writes=rank == 0)
-    own = whole_piece(f"rng/rank_{rank:05d}/torch", torch.arange(32, dtype=torch.uint8) + rank)
+    own = full_shard(f"rng/rank_{rank:05d}/torch", torch.arange(32, dtype=torch.uint8) + rank)
     return [cut, whole, own]
 
 
@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         all_ranks(
             2,
             lambda ranks, step=step: FileStore(folder, ranks=ranks, keep_last=0).save(
-                step, pieces_of(ranks.rank, 2, 100 * step), {"consumed_samples": 1234}
+                step, shards_of(ranks.rank, 2, 100 * step), {"consumed_samples": 1234}
             ),
         )
     return folder
@@ -56,11 +56,11 @@ def errors_of(folder: Path) -> list[str]:
         FileStore(folder, ranks=ranks).verify(2)
 
     def load(ranks: ThreadRanks) -> None:
-        blanks = [blank(piece) for piece in pieces_of(ranks.rank, 2, 200)]
+        blanks = [blank(shard) for shard in shards_of(ranks.rank, 2, 200)]
         try:
             FileStore(folder, ranks=ranks).load(2, blanks)
         finally:
-            assert all(piece.tensor.eq(7).all() for piece in blanks), "filled before it was checked"
+            assert all(shard.tensor.eq(7).all() for shard in blanks), "filled before it was checked"
 
     results = [*on_ranks(2, verify), *on_ranks(2, load)]
     assert all(isinstance(result, CheckpointError) for result in results), results
@@ -243,7 +243,7 @@ def test_a_checkpoint_folder_that_is_a_link_is_refused(damaged: Path) -> None:
 
 
 def test_many_problems_are_counted_rather_than_all_shown(tmp_path: Path) -> None:
-    FileStore(tmp_path).save(2, [whole_piece(f"t{i}", numbers(4)) for i in range(30)], {})
+    FileStore(tmp_path).save(2, [full_shard(f"t{i}", numbers(4)) for i in range(30)], {})
     data = bytearray(shard(tmp_path).read_bytes())
     for i in range(30):
         data[-16 * i - 1] ^= 1

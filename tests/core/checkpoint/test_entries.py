@@ -16,7 +16,7 @@ from torch import Tensor
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.checkpoint.entries import (
     DeviceGenerator,
-    EntryPieces,
+    EntryShards,
     Progress,
     RandomState,
 )
@@ -60,13 +60,13 @@ def test_every_generator_draws_on_where_it_was(tmp_path: Path, spare: bool) -> N
         random.gauss(0, 1)
         np.random.standard_normal()
     tracker = Tracker(experts=torch.arange(16, dtype=torch.uint8))
-    entries = EntryPieces({"rng": RandomState(generator, tracker)}, 0)
-    FileStore(tmp_path).save(1, entries.pieces, entries.values)
+    entries = EntryShards({"rng": RandomState(generator, tracker)}, 0)
+    FileStore(tmp_path).save(1, entries.shards, entries.values)
     want = draw_everything(device)
 
     other_tracker = Tracker(experts=torch.zeros(16, dtype=torch.uint8))
-    entries = EntryPieces({"rng": RandomState(generator, other_tracker)}, 0)
-    entries.restore(FileStore(tmp_path).load(1, entries.pieces))
+    entries = EntryShards({"rng": RandomState(generator, other_tracker)}, 0)
+    entries.restore(FileStore(tmp_path).load(1, entries.shards))
     assert draw_everything(device) == want
     assert torch.equal(other_tracker.states["experts"], tracker.states["experts"])
 
@@ -87,13 +87,13 @@ class Counter:
 
 def test_each_rank_gets_its_own_tensors_back_and_all_the_same_values(tmp_path: Path) -> None:
     def save(ranks: ThreadRanks) -> None:
-        entries = EntryPieces({"counter": Counter(ranks.rank)}, ranks.rank)
-        FileStore(tmp_path, ranks=ranks).save(1, entries.pieces, entries.values)
+        entries = EntryShards({"counter": Counter(ranks.rank)}, ranks.rank)
+        FileStore(tmp_path, ranks=ranks).save(1, entries.shards, entries.values)
 
     def load(ranks: ThreadRanks) -> Mapping[str, Any]:
         counter = Counter(7)
-        entries = EntryPieces({"counter": counter}, ranks.rank)
-        entries.restore(FileStore(tmp_path, ranks=ranks).load(1, entries.pieces))
+        entries = EntryShards({"counter": counter}, ranks.rank)
+        entries.restore(FileStore(tmp_path, ranks=ranks).load(1, entries.shards))
         assert counter.state["seen"].tolist() == [7, 10], "loading must not reach into the entry"
         return counter.loaded
 
@@ -104,7 +104,7 @@ def test_each_rank_gets_its_own_tensors_back_and_all_the_same_values(tmp_path: P
 
 
 def test_an_entry_that_the_checkpoint_lacks_is_named() -> None:
-    entries = EntryPieces({"new": Counter(0), "old": Counter(0)}, 0)
+    entries = EntryShards({"new": Counter(0), "old": Counter(0)}, 0)
     with pytest.raises(CheckpointError, match="new: the checkpoint does not have it"):
         entries.restore({"old": {}})
 
@@ -142,12 +142,12 @@ def run_at(step: int, scalers: list[Scaler]) -> Progress:
 
 
 def test_progress_comes_back_with_the_schedule_and_the_loss_scales(tmp_path: Path) -> None:
-    entries = EntryPieces({"progress": run_at(40, [Scaler(2.0**14, 3), Scaler(2.0**9, 5)])}, 0)
-    FileStore(tmp_path).save(40, entries.pieces, entries.values)
+    entries = EntryShards({"progress": run_at(40, [Scaler(2.0**14, 3), Scaler(2.0**9, 5)])}, 0)
+    FileStore(tmp_path).save(40, entries.shards, entries.values)
     scalers = [Scaler(1.0, 0), Scaler(1.0, 0)]
     resumed = run_at(0, scalers)
-    entries = EntryPieces({"progress": resumed}, 0)
-    entries.restore(FileStore(tmp_path).load(40, entries.pieces))
+    entries = EntryShards({"progress": resumed}, 0)
+    entries.restore(FileStore(tmp_path).load(40, entries.shards))
     state = resumed.state_dict()
     assert (state["step"], state["consumed_samples"], state["schedule_steps"]) == (40, 320, 40)
     assert [(s.scale.tolist(), s.tracker) for s in scalers] == [([2.0**14], 3), ([2.0**9], 5)]

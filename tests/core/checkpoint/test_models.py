@@ -15,7 +15,7 @@ from ascend_run.testing.pool import GlooPool
 
 from . import model_jobs
 from .model_jobs import VOCABULARY, Case
-from .tensors import whole_piece
+from .tensors import full_shard
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -37,12 +37,12 @@ EXPERTS = {
 def contents(folder: Path) -> dict[str, Tensor]:
     """Every tensor of the checkpoint of step 1, whole."""
     store = FileStore(folder)
-    pieces = [
-        whole_piece(key, torch.empty(stored.global_shape, dtype=DTYPES[stored.dtype]))
+    shards = [
+        full_shard(key, torch.empty(stored.global_shape, dtype=DTYPES[stored.dtype]))
         for key, stored in store.manifest(1).tensors.items()
     ]
-    store.load(1, pieces)
-    return {piece.key: piece.tensor for piece in pieces}
+    store.load(1, shards)
+    return {shard.key: shard.tensor for shard in shards}
 
 
 def assert_same_contents(one: Path, other: Path) -> None:

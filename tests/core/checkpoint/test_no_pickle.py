@@ -75,19 +75,19 @@ def test_nothing_in_the_package_unpickles() -> None:
 PROGRAM = """
 import sys, torch
 from ascend_run.core.checkpoint import FileStore, choose
-from ascend_run.plugin_api import ShardPiece
+from ascend_run.plugin_api import TensorShard
 
 found = []
 sys.addaudithook(lambda event, args: found.append(args) if event == "pickle.find_class" else None)
 
-def piece():
-    return ShardPiece(key="t", tensor=torch.ones(4, 4), global_shape=(4, 4), offset=(0, 0))
+def shard():
+    return TensorShard(key="t", tensor=torch.ones(4, 4), global_shape=(4, 4), offset=(0, 0))
 
 store = FileStore(sys.argv[1])
-store.save(1, [piece()], {"a": [1, {"b": None}]})
-store.save(2, [piece()], {})
+store.save(1, [shard()], {"a": [1, {"b": None}]})
+store.save(2, [shard()], {})
 assert choose(store).step == 2
-store.load(1, [piece()])
+store.load(1, [shard()])
 assert found == [], found
 import collections, pickle
 pickle.loads(pickle.dumps(collections.OrderedDict()))

@@ -17,7 +17,7 @@ from megatron.core.dist_checkpointing.mapping import (
 from torch import Tensor, nn
 
 from ascend_run.core.checkpoint.boxes import Box
-from ascend_run.core.checkpoint.regions import model_pieces, sharded_tensors
+from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
 from ascend_run.plugin_api import CheckpointError
 
 from .tensors import numbers
@@ -43,21 +43,21 @@ def listed(*offsets: tuple[int, int, int], **options: Any) -> Callable[[Tensor],
     return lambda weight: {"w": ShardedTensor.from_rank_offsets("w", weight, *offsets, **options)}
 
 
-def test_a_piece_shares_the_memory_of_its_parameter_and_knows_its_place() -> None:
+def test_a_shard_shares_the_memory_of_its_parameter_and_knows_its_place() -> None:
     model = Model(listed((1, 2, 3), replica_id=(0, 0, 1)))
-    (piece,) = model_pieces(sharded_tensors([model]), prefix="policy")
-    assert (piece.key, piece.offset, piece.global_shape) == ("policy/w", (0, 12), (4, 18))
-    assert not piece.writes
-    piece.tensor.zero_()
+    (shard,) = model_shards(sharded_tensors([model]), prefix="policy")
+    assert (shard.key, shard.offset, shard.global_shape) == ("policy/w", (0, 12), (4, 18))
+    assert not shard.writes
+    shard.tensor.zero_()
     assert model.weight.eq(0).all()
 
 
 def test_axes_that_only_the_global_tensor_has_come_first() -> None:
     model = Model(listed((0, 3, 5), (1, 1, 2), prepend_axis_num=1))
-    (piece,) = model_pieces(sharded_tensors([model]))
-    assert (piece.offset, piece.global_shape) == ((3, 4, 0), (5, 8, 6))
-    assert piece.tensor.shape == (1, 4, 6)
-    assert piece.writes
+    (shard,) = model_shards(sharded_tensors([model]))
+    assert (shard.offset, shard.global_shape) == ((3, 4, 0), (5, 8, 6))
+    assert shard.tensor.shape == (1, 4, 6)
+    assert shard.writes
 
 
 def test_what_a_factory_makes_of_a_parameter_is_cut_where_it_cuts() -> None:
@@ -71,7 +71,7 @@ def test_what_a_factory_makes_of_a_parameter_is_cut_where_it_cuts() -> None:
     model = Model(lambda weight: {"w": ShardedTensorFactory("w", weight, halves, torch.cat)})
     (held,) = sharded_tensors([model])
     assert [region.local for region in held.regions] == [Box((0, 0), (2, 6)), Box((2, 0), (2, 6))]
-    gate, up = model_pieces([held])
+    gate, up = model_shards([held])
     assert (gate.offset, up.offset, up.global_shape) == ((2, 0), (6, 0), (8, 6))
     assert torch.equal(up.tensor, model.weight[2:])
 
@@ -90,10 +90,10 @@ def test_a_factory_that_copies_is_refused() -> None:
 )
 def test_rows_that_pad_the_vocabulary_are_left_out(rank: int, vocab_size: int, kept: int) -> None:
     model = Model(listed((0, rank, 2), allow_shape_mismatch=True))
-    (piece,) = model_pieces(sharded_tensors([model], vocab_size=vocab_size))
-    assert piece.global_shape == (vocab_size, 6)
-    assert piece.tensor.shape == (kept, 6)
-    assert piece.offset[0] + kept <= vocab_size
+    (shard,) = model_shards(sharded_tensors([model], vocab_size=vocab_size))
+    assert shard.global_shape == (vocab_size, 6)
+    assert shard.tensor.shape == (kept, 6)
+    assert shard.offset[0] + kept <= vocab_size
 
 
 def test_a_parameter_that_is_not_listed_is_refused() -> None:

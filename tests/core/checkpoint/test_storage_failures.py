@@ -71,8 +71,8 @@ def test_a_rejection_on_one_rank_is_one_error_on_all_ranks(
     save_two_tensors(tmp_path, 1)
 
     def save(ranks: ThreadRanks) -> Any:
-        pieces = [rows("t", numbers(8, 4), ranks.rank, 2)]
-        return FileStore(tmp_path, ranks=ranks).save(2, pieces, {})
+        shards = [rows("t", numbers(8, 4), ranks.rank, 2)]
+        return FileStore(tmp_path, ranks=ranks).save(2, shards, {})
 
     refuse(call, code, only=only)
     errors = on_ranks(2, save)
@@ -96,8 +96,8 @@ def test_a_disk_that_fills_up_half_way_names_the_rank_and_leaves_nothing(
     refuse("write", errno.ENOSPC, at=2, only="rank_0001")
 
     def save(ranks: ThreadRanks) -> Any:
-        pieces = [rows("t", numbers(8, 4), ranks.rank, 2)]
-        return FileStore(tmp_path, ranks=ranks).save(2, pieces, {})
+        shards = [rows("t", numbers(8, 4), ranks.rank, 2)]
+        return FileStore(tmp_path, ranks=ranks).save(2, shards, {})
 
     for error in on_ranks(2, save):
         assert "rank 1: " in str(error)

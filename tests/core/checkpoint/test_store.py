@@ -17,24 +17,24 @@ from safetensors import safe_open
 from ascend_run.core.checkpoint import FileStore, layout_sizes
 from ascend_run.core.checkpoint.boxes import Box, boxes_of_range
 from ascend_run.core.checkpoint.shard_file import DTYPE_NAMES
-from ascend_run.plugin_api import CheckpointError, Layout, ShardPiece, StorageError
+from ascend_run.plugin_api import CheckpointError, Layout, StorageError, TensorShard
 
-from .tensors import blank, load_two_tensors, numbers, part, rows, save_two_tensors, whole_piece
+from .tensors import blank, full_shard, load_two_tensors, numbers, part, rows, save_two_tensors
 from .thread_ranks import ThreadRanks, all_ranks, on_ranks
 
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)
 def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     drawn = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 4 * dtype.itemsize)).byte()
-    pieces = [
-        whole_piece("matrix", drawn.view(dtype)),
-        whole_piece("scalar", drawn.view(dtype)[0, 0].clone()),
-        whole_piece("empty", torch.empty(0, 5, dtype=dtype)),
+    shards = [
+        full_shard("matrix", drawn.view(dtype)),
+        full_shard("scalar", drawn.view(dtype)[0, 0].clone()),
+        full_shard("empty", torch.empty(0, 5, dtype=dtype)),
     ]
-    FileStore(tmp_path).save(1, pieces, {})
-    loaded = [blank(piece) for piece in pieces]
+    FileStore(tmp_path).save(1, shards, {})
+    loaded = [blank(shard) for shard in shards]
     FileStore(tmp_path).load(1, loaded)
-    for before, after in zip(pieces, loaded, strict=True):
+    for before, after in zip(shards, loaded, strict=True):
         assert before.tensor.reshape(-1).view(torch.uint8).tolist() == (
             after.tensor.reshape(-1).view(torch.uint8).tolist()
         )
@@ -42,9 +42,9 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) 
 
 def test_strided_tensors_are_saved_and_filled_in_place(tmp_path: Path) -> None:
     tensor = numbers(6, 8)
-    FileStore(tmp_path).save(1, [whole_piece("t", tensor.t()[::2])], {})
+    FileStore(tmp_path).save(1, [full_shard("t", tensor.t()[::2])], {})
     memory = torch.zeros(6, 8)
-    FileStore(tmp_path).load(1, [whole_piece("t", memory.t()[::2])])
+    FileStore(tmp_path).load(1, [full_shard("t", memory.t()[::2])])
     assert torch.equal(memory.t()[::2], tensor.t()[::2])
     assert memory.t()[1::2].eq(0).all()
 
@@ -83,7 +83,7 @@ def test_any_layout_loads_what_any_other_saved(
 ) -> None:
     tensor = numbers(8, 12)
 
-    def pieces(rank: int, size: int, cut: int) -> list[ShardPiece]:
+    def shards(rank: int, size: int, cut: int) -> list[TensorShard]:
         each = tensor.shape[cut] // size
         offset, shape = [0, 0], list(tensor.shape)
         offset[cut], shape[cut] = rank * each, each
@@ -92,18 +92,18 @@ def test_any_layout_loads_what_any_other_saved(
 
     def save(ranks: ThreadRanks) -> str:
         return FileStore(tmp_path, ranks=ranks).save(
-            1, pieces(ranks.rank, ranks.size, axis), {"x": 1}
+            1, shards(ranks.rank, ranks.size, axis), {"x": 1}
         )
 
-    def load(ranks: ThreadRanks) -> tuple[list[ShardPiece], object]:
-        blanks = [blank(piece) for piece in pieces(ranks.rank, ranks.size, 1 - axis)]
+    def load(ranks: ThreadRanks) -> tuple[list[TensorShard], object]:
+        blanks = [blank(shard) for shard in shards(ranks.rank, ranks.size, 1 - axis)]
         values = FileStore(tmp_path, ranks=ranks).load(1, blanks)
         return blanks, values
 
     assert len(set(all_ranks(writers, save))) == 1
     for rank, (loaded, values) in enumerate(all_ranks(readers, load)):
         assert values == {"x": 1}
-        for before, after in zip(pieces(rank, readers, 1 - axis), loaded, strict=True):
+        for before, after in zip(shards(rank, readers, 1 - axis), loaded, strict=True):
             assert torch.equal(before.tensor, after.tensor)
 
 
@@ -132,8 +132,8 @@ def tilings(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
 def test_random_tilings_of_random_tensors_round_trip(tmp_path: Path, data: st.DataObject) -> None:
     num_writers, num_readers = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     tensors: dict[str, torch.Tensor] = {}
-    written: list[list[ShardPiece]] = [[] for _ in range(num_writers)]
-    read: list[list[ShardPiece]] = [[] for _ in range(num_readers)]
+    written: list[list[TensorShard]] = [[] for _ in range(num_writers)]
+    read: list[list[TensorShard]] = [[] for _ in range(num_readers)]
     for i in range(data.draw(st.integers(1, 3))):
         shape = data.draw(st.lists(st.integers(1, 5), max_size=4).map(tuple))
         dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
@@ -149,7 +149,7 @@ def test_random_tilings_of_random_tensors_round_trip(tmp_path: Path, data: st.Da
             step, written[ranks.rank], {}
         ),
     )
-    blanks = [[blank(piece) for piece in pieces] for pieces in read]
+    blanks = [[blank(shard) for shard in shards] for shards in read]
     all_ranks(
         num_readers,
         lambda ranks: FileStore(tmp_path, ranks=ranks).load(step, blanks[ranks.rank]),
@@ -159,7 +159,7 @@ def test_random_tilings_of_random_tensors_round_trip(tmp_path: Path, data: st.Da
 
 
 @pytest.mark.parametrize(
-    ("pieces", "named"),
+    ("shards", "named"),
     [
         ([[("t", (0, 0), (2, 6))], [("t", (3, 0), (5, 6))]], "t: 6 of 48 elements"),
         ([[("t", (0, 0), (5, 6))], [("t", (3, 0), (5, 6))]], "t: the shard of shape [5, 6] at [0"),
@@ -169,13 +169,13 @@ def test_random_tilings_of_random_tensors_round_trip(tmp_path: Path, data: st.Da
     ids=["gap", "overlap", "replica", "twice on one rank"],
 )
 def test_shards_that_do_not_tile_their_tensor_are_rejected(
-    tmp_path: Path, pieces: list[list[tuple[str, tuple[int, int], tuple[int, int]]]], named: str
+    tmp_path: Path, shards: list[list[tuple[str, tuple[int, int], tuple[int, int]]]], named: str
 ) -> None:
     """The error is raised before anything is written."""
     tensor = numbers(8, 6)
 
     def save(ranks: ThreadRanks) -> object:
-        own = [part(key, tensor, offset, shape) for key, offset, shape in pieces[ranks.rank]]
+        own = [part(key, tensor, offset, shape) for key, offset, shape in shards[ranks.rank]]
         return FileStore(tmp_path, ranks=ranks).save(1, own, {})
 
     for error in on_ranks(2, save):
@@ -185,16 +185,16 @@ def test_shards_that_do_not_tile_their_tensor_are_rejected(
 
 
 def test_a_tensor_that_no_rank_writes_is_refused(tmp_path: Path) -> None:
-    piece = part("t", numbers(4), (0,), (4,), writes=False)
+    shard = part("t", numbers(4), (0,), (4,), writes=False)
     with pytest.raises(CheckpointError, match="t: 4 of 4 elements are written by no rank"):
-        FileStore(tmp_path).save(1, [piece], {})
+        FileStore(tmp_path).save(1, [shard], {})
 
 
 def test_ranks_that_disagree_on_a_value_or_a_dtype_are_refused(tmp_path: Path) -> None:
     def save(ranks: ThreadRanks) -> object:
         tensor = numbers(4, 2, dtype=[torch.float32, torch.float64][ranks.rank])
-        piece = rows("t", tensor, ranks.rank, 2)
-        return FileStore(tmp_path, ranks=ranks).save(1, [piece], {"same": 1, "who": ranks.rank})
+        shard = rows("t", tensor, ranks.rank, 2)
+        return FileStore(tmp_path, ranks=ranks).save(1, [shard], {"same": 1, "who": ranks.rank})
 
     for error in on_ranks(2, save):
         assert "rank 1 has different values than rank 0: who" in str(error)
@@ -203,12 +203,12 @@ def test_ranks_that_disagree_on_a_value_or_a_dtype_are_refused(tmp_path: Path) -
 
 def test_loading_lists_all_mismatches_of_all_ranks_at_once(tmp_path: Path) -> None:
     saved = {"kept": numbers(4), "shape": numbers(4), "dtype": numbers(4), "left": numbers(2)}
-    FileStore(tmp_path).save(1, [whole_piece(k, t) for k, t in saved.items()], {})
+    FileStore(tmp_path).save(1, [full_shard(k, t) for k, t in saved.items()], {})
 
     def load(ranks: ThreadRanks) -> object:
         own = [
-            [whole_piece("missing", torch.zeros(4)), whole_piece("kept", torch.zeros(4))],
-            [whole_piece("shape", torch.zeros(5)), whole_piece("dtype", torch.zeros(4).double())],
+            [full_shard("missing", torch.zeros(4)), full_shard("kept", torch.zeros(4))],
+            [full_shard("shape", torch.zeros(5)), full_shard("dtype", torch.zeros(4).double())],
         ][ranks.rank]
         return FileStore(tmp_path, ranks=ranks).load(1, own)
 
@@ -220,25 +220,25 @@ def test_loading_lists_all_mismatches_of_all_ranks_at_once(tmp_path: Path) -> No
 
 
 def test_many_mismatches_are_listed_up_to_a_limit_and_counted(tmp_path: Path) -> None:
-    FileStore(tmp_path).save(1, [whole_piece(f"old{i:02}", numbers(1)) for i in range(30)], {})
+    FileStore(tmp_path).save(1, [full_shard(f"old{i:02}", numbers(1)) for i in range(30)], {})
     for wanted, first in (([], "old00"), ([f"new{i:02}" for i in range(30)], "new00")):
         with pytest.raises(CheckpointError) as refused:
-            FileStore(tmp_path).load(1, [whole_piece(key, torch.zeros(1)) for key in wanted])
+            FileStore(tmp_path).load(1, [full_shard(key, torch.zeros(1)) for key in wanted])
         assert len(refused.value.problems) == 21
         assert refused.value.problems[0].startswith(f"{first}: ")
         assert refused.value.problems[-1] == "and 10 more"
 
 
 def test_an_unused_tensor_is_an_error_unless_ignored(tmp_path: Path) -> None:
-    pieces = [whole_piece("model/a", numbers(2)), whole_piece("rng/rank_00001/torch", numbers(2))]
-    FileStore(tmp_path).save(1, pieces, {})
-    wanted = [blank(pieces[0])]
+    shards = [full_shard("model/a", numbers(2)), full_shard("rng/rank_00001/torch", numbers(2))]
+    FileStore(tmp_path).save(1, shards, {})
+    wanted = [blank(shards[0])]
     problem = "rng/rank_00001/torch: in the checkpoint, but not used by this run"
     with pytest.raises(CheckpointError, match=problem):
         FileStore(tmp_path).load(1, wanted)
     assert wanted[0].tensor.eq(7).all()
     FileStore(tmp_path).load(1, wanted, ignore_unused=["rng/*"])
-    assert torch.equal(wanted[0].tensor, pieces[0].tensor)
+    assert torch.equal(wanted[0].tensor, shards[0].tensor)
 
 
 def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:
@@ -275,9 +275,9 @@ def test_saving_after_going_back_removes_no_later_checkpoint(
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save_two_tensors(tmp_path, 5)
-    FileStore(tmp_path).save(5, [whole_piece("other", numbers(2))], {"new": True})
+    FileStore(tmp_path).save(5, [full_shard("other", numbers(2))], {"new": True})
     assert FileStore(tmp_path).steps() == [5]
-    assert FileStore(tmp_path).load(5, [whole_piece("other", torch.zeros(2))]) == {"new": True}
+    assert FileStore(tmp_path).load(5, [full_shard("other", torch.zeros(2))]) == {"new": True}
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -312,7 +312,7 @@ def test_a_folder_that_does_not_exist_holds_no_checkpoint(tmp_path: Path) -> Non
 def test_the_manifest_says_which_layout_and_versions_wrote_it(tmp_path: Path) -> None:
     layout = Layout(world_size=4, tp=2, rank=1)
     store = FileStore(tmp_path, layout=layout)
-    store.save(1, [whole_piece("t", numbers(2))], {})
+    store.save(1, [full_shard("t", numbers(2))], {})
     manifest = store.manifest(1)
     assert manifest.layout["world_size"] == 4
     assert (manifest.layout["tp"], manifest.layout["dp"]) == (2, 2)
@@ -332,7 +332,7 @@ def test_safetensors_itself_reads_the_files(tmp_path: Path) -> None:
         "d/scalar": torch.tensor(2.5),
         "e/empty": torch.empty(0, 3),
     }
-    path = FileStore(tmp_path).save(7, [whole_piece(k, t) for k, t in tensors.items()], {})
+    path = FileStore(tmp_path).save(7, [full_shard(k, t) for k, t in tensors.items()], {})
     with safe_open(f"{path}/rank_0000.safetensors", "pt") as file:
         assert sorted(file.keys()) == sorted(tensors)
         assert file.metadata()["step"] == "7"
@@ -345,9 +345,7 @@ def test_a_dtype_that_safetensors_lacks_is_refused_by_key(tmp_path: Path) -> Non
     with pytest.raises(
         CheckpointError, match=r"odd: safetensors has no dtype for torch.complex128"
     ):
-        FileStore(tmp_path).save(
-            1, [whole_piece("odd", torch.zeros(2, dtype=torch.complex128))], {}
-        )
+        FileStore(tmp_path).save(1, [full_shard("odd", torch.zeros(2, dtype=torch.complex128))], {})
 
 
 def test_what_was_written_is_read_back_before_it_is_published(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ascend_run.core.data.batches import BatchPlan
 from ascend_run.core.train.batches import BatchReader
-from ascend_run.plugin_api.contracts import ShardPiece
+from ascend_run.plugin_api.contracts import TensorShard
 from ascend_run.testing.models import DENSE, samples
 from ascend_run.types.config import FieldSection
 from tests.support.fake_plugins import plugin
@@ -116,7 +116,7 @@ class Halves:
         self.number = -1
 
     def state_dict(self) -> dict[str, Any]:
-        shared = ShardPiece(
+        shared = TensorShard(
             key="",
             tensor=self.shared,
             global_shape=(4,),

@@ -39,8 +39,8 @@ class Shelf:
     def steps(self) -> Sequence[int]:
         return sorted(self.saved)
 
-    def save(self, step: int, pieces: Sequence[Any], values: Mapping[str, Any]) -> str:
-        tensors = {f"{p.key}{p.offset}": p.tensor.clone() for p in pieces}
+    def save(self, step: int, shards: Sequence[Any], values: Mapping[str, Any]) -> str:
+        tensors = {f"{p.key}{p.offset}": p.tensor.clone() for p in shards}
         self.saved[step] = (tensors, values)
         return f"shelf/{step}"
 
@@ -52,11 +52,11 @@ class Shelf:
         return layout_sizes(Layout())
 
     def load(
-        self, step: int, pieces: Sequence[Any], *, ignore_unused: Sequence[str] = ()
+        self, step: int, shards: Sequence[Any], *, ignore_unused: Sequence[str] = ()
     ) -> Mapping[str, Any]:
         tensors, values = self.saved[step]
-        for piece in pieces:
-            piece.tensor.copy_(tensors[f"{piece.key}{piece.offset}"])
+        for shard in shards:
+            shard.tensor.copy_(tensors[f"{shard.key}{shard.offset}"])
         self.loaded.append(step)
         return values
 
@@ -85,13 +85,13 @@ def test_ascend_checkpoint_transfer_stands_between_the_run_and_its_store(tmp_pat
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
 
-        def save(self, step: int, pieces: Sequence[Any], values: Mapping[str, Any]) -> str:
+        def save(self, step: int, shards: Sequence[Any], values: Mapping[str, Any]) -> str:
             passed.append((self.name, "save", step))
-            return str(self.inner.save(step, pieces, values))
+            return str(self.inner.save(step, shards, values))
 
-        def load(self, step: int, pieces: Sequence[Any], **options: Any) -> Mapping[str, Any]:
+        def load(self, step: int, shards: Sequence[Any], **options: Any) -> Mapping[str, Any]:
             passed.append((self.name, "load", step))
-            values: Mapping[str, Any] = self.inner.load(step, pieces, **options)
+            values: Mapping[str, Any] = self.inner.load(step, shards, **options)
             return values
 
     def of(name: str) -> Any:
@@ -116,7 +116,7 @@ def test_ascend_checkpoint_filter_excludes_shards_from_save_and_load(
 
     def without_embedding(self: Any, role: str) -> Any:
         assert role == "policy"
-        return lambda pieces: [piece for piece in pieces if "word_embeddings" not in piece.key]
+        return lambda shards: [shard for shard in shards if "word_embeddings" not in shard.key]
 
     def look(self: Any, context: Any) -> None:
         model = context.models["policy"].chunks[0].module

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from ascend_run.core.hugging_face.importing import load_hf_weights
 from ascend_run.core.hugging_face.stored_tensors import StoredTensors
-from ascend_run.plugin_api import CheckpointError, ShardPiece
+from ascend_run.plugin_api import CheckpointError, TensorShard
 
 from .tiny_models import TinyModel
 
 DENSE, SPARSE = TinyModel(), TinyModel(experts=4)
 
 
-def whole_pieces(parameters: dict[str, Tensor]) -> list[ShardPiece]:
+def full_shards(parameters: dict[str, Tensor]) -> list[TensorShard]:
     return [
-        ShardPiece(
+        TensorShard(
             key=name,
             tensor=torch.full_like(tensor, torch.nan),
             global_shape=tuple(tensor.shape),
@@ -34,11 +34,11 @@ def whole_pieces(parameters: dict[str, Tensor]) -> list[ShardPiece]:
 
 
 def refusal(model: TinyModel, folder: Path, **changes: object) -> str:
-    pieces = whole_pieces(model.parameters(model.hf_tensors()))
+    shards = full_shards(model.parameters(model.hf_tensors()))
     with pytest.raises(CheckpointError) as caught:
-        load_hf_weights(folder, model.family, model.run_config(**changes), pieces)
-    for piece in pieces:
-        assert piece.tensor.isnan().all(), "nothing may be filled before the refusal"
+        load_hf_weights(folder, model.family, model.run_config(**changes), shards)
+    for shard in shards:
+        assert shard.tensor.isnan().all(), "nothing may be filled before the refusal"
     return str(caught.value)
 
 
@@ -64,12 +64,12 @@ def tiny_models(draw: st.DrawFn) -> TinyModel:
 def test_every_parameter_is_filled_bit_for_bit(model: TinyModel, files: int) -> None:
     hf = model.hf_tensors()
     expected = model.parameters(hf)
-    pieces = whole_pieces(expected)
+    shards = full_shards(expected)
     with tempfile.TemporaryDirectory() as folder:
         model.write(Path(folder), hf, files)
-        load_hf_weights(folder, model.family, model.run_config(), pieces)
-    for piece in pieces:
-        assert torch.equal(piece.tensor, expected[piece.key]), piece.key
+        load_hf_weights(folder, model.family, model.run_config(), shards)
+    for shard in shards:
+        assert torch.equal(shard.tensor, expected[shard.key]), shard.key
 
 
 def _boxes(name: str, shape: tuple[int, ...], rank: int, model: TinyModel) -> list[tuple]:
@@ -96,22 +96,22 @@ def test_each_of_two_ranks_holds_its_own_part(model: TinyModel) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.write(Path(folder), hf)
         for rank in range(2):
-            pieces, expected = [], []
+            shards, expected = [], []
             for name, parameter in whole.items():
                 for box in _boxes(name, tuple(parameter.shape), rank, model):
                     part = parameter[tuple(slice(*ends) for ends in box)]
                     expected.append(part)
-                    pieces.append(
-                        ShardPiece(
+                    shards.append(
+                        TensorShard(
                             key=name,
                             tensor=torch.full_like(part, torch.nan),
                             global_shape=tuple(parameter.shape),
                             offset=tuple(start for start, _ in box),
                         )
                     )
-            load_hf_weights(folder, model.family, model.run_config(), pieces)
-            for piece, part in zip(pieces, expected, strict=True):
-                assert torch.equal(piece.tensor, part), piece.key
+            load_hf_weights(folder, model.family, model.run_config(), shards)
+            for shard, part in zip(shards, expected, strict=True):
+                assert torch.equal(shard.tensor, part), shard.key
 
 
 def test_only_the_rows_and_columns_of_this_rank_are_read(
@@ -133,8 +133,8 @@ def test_only_the_rows_and_columns_of_this_rank_are_read(
     weight = torch.empty(model.hidden, model.ffn // 2)
     key = "decoder.layers.0.mlp.linear_fc2.weight"
     shape = (model.hidden, model.ffn)
-    piece = ShardPiece(key=key, tensor=weight, global_shape=shape, offset=(0, model.ffn // 2))
-    load_hf_weights(tmp_path, model.family, model.run_config(), [piece])
+    shard = TensorShard(key=key, tensor=weight, global_shape=shape, offset=(0, model.ffn // 2))
+    load_hf_weights(tmp_path, model.family, model.run_config(), [shard])
     assert torch.equal(weight, hf["model.layers.0.mlp.down_proj.weight"][:, model.ffn // 2 :])
     assert read == weight.numel()
 
@@ -143,10 +143,10 @@ def test_a_pipeline_stage_fills_its_layers_only(tmp_path: Path) -> None:
     hf = DENSE.hf_tensors()
     DENSE.write(tmp_path, hf)
     expected = DENSE.parameters(hf)
-    pieces = [p for p in whole_pieces(expected) if ".layers.1." in p.key]
-    load_hf_weights(tmp_path, DENSE.family, DENSE.run_config(), pieces)
-    assert pieces
-    assert all(torch.equal(p.tensor, expected[p.key]) for p in pieces)
+    shards = [p for p in full_shards(expected) if ".layers.1." in p.key]
+    load_hf_weights(tmp_path, DENSE.family, DENSE.run_config(), shards)
+    assert shards
+    assert all(torch.equal(p.tensor, expected[p.key]) for p in shards)
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -154,18 +154,18 @@ def test_numbers_are_converted_to_the_parameters_dtype(tmp_path: Path, stored: t
     hf = {name: tensor.to(stored) for name, tensor in DENSE.hf_tensors().items()}
     DENSE.write(tmp_path, hf)
     expected = DENSE.parameters({name: tensor.float() for name, tensor in hf.items()})
-    pieces = whole_pieces(expected)
-    load_hf_weights(tmp_path, DENSE.family, DENSE.run_config(), pieces)
-    assert all(torch.equal(p.tensor, expected[p.key]) for p in pieces)
+    shards = full_shards(expected)
+    load_hf_weights(tmp_path, DENSE.family, DENSE.run_config(), shards)
+    assert all(torch.equal(p.tensor, expected[p.key]) for p in shards)
 
 
 def test_buffers_that_old_checkpoints_hold_are_passed_over(tmp_path: Path) -> None:
     hf = DENSE.hf_tensors()
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
     DENSE.write(tmp_path, hf | extra)
-    pieces = whole_pieces(DENSE.parameters(hf))
-    load_hf_weights(tmp_path, DENSE.family, DENSE.run_config(), pieces)
-    assert not any(piece.tensor.isnan().any() for piece in pieces)
+    shards = full_shards(DENSE.parameters(hf))
+    load_hf_weights(tmp_path, DENSE.family, DENSE.run_config(), shards)
+    assert not any(shard.tensor.isnan().any() for shard in shards)
 
 
 def test_a_tied_output_layer_may_be_stored_where_it_is_the_embedding(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_tied_output_layer_may_be_stored_where_it_is_the_embedding(tmp_path: P
     hf = tied.hf_tensors()
     same = hf | {"lm_head.weight": hf["model.embed_tokens.weight"].clone()}
     tied.write(tmp_path / "same", same)
-    load_hf_weights(tmp_path / "same", tied.family, tied.run_config(), whole_pieces({}))
+    load_hf_weights(tmp_path / "same", tied.family, tied.run_config(), full_shards({}))
     other = hf | {"lm_head.weight": hf["model.embed_tokens.weight"] + 1e-6}
     tied.write(tmp_path / "other", other)
     message = refusal(tied, tmp_path / "other")
@@ -223,7 +223,7 @@ def test_a_model_of_another_geometry_is_refused_with_what_it_would_need(tmp_path
 
 def test_a_parameter_without_counterpart_is_refused(tmp_path: Path) -> None:
     DENSE.write(tmp_path, DENSE.hf_tensors())
-    bias = whole_pieces({"decoder.layers.0.mlp.linear_fc1.bias": torch.zeros(20)})
+    bias = full_shards({"decoder.layers.0.mlp.linear_fc1.bias": torch.zeros(20)})
     with pytest.raises(CheckpointError, match=r"linear_fc1\.bias has no Hugging Face tensor"):
         load_hf_weights(tmp_path, DENSE.family, DENSE.run_config(), bias)
 

@@ -64,8 +64,8 @@ class Watch:
         folder = Path(context.config.run.output_dir)
         checkpoints = Checkpoints(Hooks([]), context, folder)
         entries = checkpoints._entries()
-        pieces = [*checkpoints._tensors(), *entries.pieces]
-        self.tensors = {f"{p.key}{p.offset}": p.tensor.detach().clone() for p in pieces}
+        shards = [*checkpoints._tensors(), *entries.shards]
+        self.tensors = {f"{p.key}{p.offset}": p.tensor.detach().clone() for p in shards}
         self.values = entries.values
 
 

@@ -44,7 +44,7 @@ def run(folder: Path, base: str, steps: int, seen: list[Any], *, marked: bool = 
         return wrap if name.endswith("linear_proj") else None
 
     def keep(self: Any) -> Any:
-        return lambda pieces: [piece for piece in pieces if piece.key.endswith(".extra")]
+        return lambda shards: [shard for shard in shards if shard.key.endswith(".extra")]
 
     def look(self: Any, context: Any) -> None:
         (chunk,) = context.models["policy"].chunks

@@ -72,7 +72,7 @@ _alone = functools.cache(_run)
 
 
 def assert_same(several: list[RankOutcome], one: list[RankOutcome]) -> None:
-    """Every rank's loss, and every gradient put together from the ranks' pieces."""
+    """Every rank's loss, and every gradient put together from the ranks' shards."""
     (loss,) = one[0].losses
     for outcome in several:
         assert outcome.losses == pytest.approx([loss], rel=TOLERANCE)

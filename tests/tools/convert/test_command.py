@@ -16,7 +16,7 @@ import torch
 
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.entrypoints.cli import run
-from ascend_run.plugin_api import ShardPiece
+from ascend_run.plugin_api import TensorShard
 from tests.support.family_checks import stored
 from tests.support.installed import Install, offer
 from tests.support.tokens import write_tokens
@@ -138,8 +138,8 @@ def test_a_target_inside_its_source_is_refused(
 def test_the_step_that_is_named_is_the_one_that_is_written(imported: Path, tmp_path: Path) -> None:
     store = FileStore(imported / "checkpoints")
     manifest = store.manifest(0)
-    pieces = [
-        ShardPiece(
+    shards = [
+        TensorShard(
             key=key,
             tensor=torch.zeros(tensor.global_shape),
             global_shape=tensor.global_shape,
@@ -147,7 +147,7 @@ def test_the_step_that_is_named_is_the_one_that_is_written(imported: Path, tmp_p
         )
         for key, tensor in manifest.tensors.items()
     ]
-    store.save(7, pieces, {})
+    store.save(7, shards, {})
     assert convert("--to-hf", imported, tmp_path / "newest") == 0
     assert not any(tensor.any() for tensor in stored(tmp_path / "newest").values())
     assert convert("--to-hf", imported, tmp_path / "first", "--step", "0") == 0

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ascend_run.core.hugging_face.importing import load_hf_weights
 from ascend_run.plugin_api import CheckpointError, ConfigError, StorageError
 from ascend_run.tools.convert.exporting import export_hf
-from tests.core.hugging_face.test_importing import tiny_models, whole_pieces
+from tests.core.hugging_face.test_importing import full_shards, tiny_models
 from tests.core.hugging_face.tiny_models import TinyModel
 
 DENSE, SPARSE = TinyModel(), TinyModel(experts=4)
@@ -26,10 +26,10 @@ DENSE, SPARSE = TinyModel(), TinyModel(experts=4)
 def test_export_undoes_import_bit_for_bit(model: TinyModel) -> None:
     hf = model.hf_tensors()
     config = model.run_config()
-    pieces = whole_pieces(model.parameters(hf))
+    shards = full_shards(model.parameters(hf))
     with tempfile.TemporaryDirectory() as root:
-        load_hf_weights(model.write(Path(root, "in"), hf, files=2), model.family, config, pieces)
-        state = ((piece.key, piece.tensor) for piece in pieces)
+        load_hf_weights(model.write(Path(root, "in"), hf, files=2), model.family, config, shards)
+        state = ((shard.key, shard.tensor) for shard in shards)
         export_hf(Path(root, "out"), model.family, config, state)
         written = load_file(Path(root, "out", "model.safetensors"))
     assert written.keys() == hf.keys()
@@ -67,9 +67,9 @@ def test_a_large_model_is_split_into_files_that_the_index_names(tmp_path: Path) 
     assert written.keys() == hf.keys()
     assert all(torch.equal(written[name], hf[name]) for name in hf)
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in hf.values())
-    pieces = whole_pieces(parameters)
-    load_hf_weights(tmp_path / "out", SPARSE.family, SPARSE.run_config(), pieces)
-    assert all(torch.equal(piece.tensor, parameters[piece.key]) for piece in pieces)
+    shards = full_shards(parameters)
+    load_hf_weights(tmp_path / "out", SPARSE.family, SPARSE.run_config(), shards)
+    assert all(torch.equal(shard.tensor, parameters[shard.key]) for shard in shards)
 
 
 def test_an_incomplete_or_foreign_model_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def coarse_mask(mask: Mask, length: int, num_chunks: int) -> CoarseMask:
     size = length // num_chunks
     pairs: list[dict[int, int]] = [{} for _ in range(num_chunks)]
     for document in _documents(mask, length):
-        for i, queries in _pieces(document, size):
-            for j, keys in _pieces(_within(mask, queries, document), size):
+        for i, queries in _chunks(document, size):
+            for j, keys in _chunks(_within(mask, queries, document), size):
                 pairs[i][j] = pairs[i].get(j, 0) + visible_pairs(mask, queries, keys)
     rows = []
     for i, row in enumerate(pairs):
@@ -87,7 +87,7 @@ def _within(mask: Mask, queries: Span, document: Span) -> Span:
     return start, document[1] if right < 0 else min(document[1], queries[1] + right)
 
 
-def _pieces(span: Span, size: int) -> Iterator[tuple[int, Span]]:
+def _chunks(span: Span, size: int) -> Iterator[tuple[int, Span]]:
     """Yield each chunk that intersects the span, and the intersection."""
     start, end = span
     for chunk in range(start // size, -(-end // size)):

@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from ascend_run.types.attention import Mask
-from ascend_run.types.cost import Moment, RankKind, SavedChange, WorkingMemory
+from ascend_run.types.cost import Phase, RankKind, SavedChange, WorkingMemory
 
 from .head_cost import Sent
 from .options import KvCache
@@ -71,12 +71,10 @@ class KeyCost:
         share = min(self.plan.groups_at_once or self.groups, self.groups) / self.groups
         whole = self.plan.ring_degree * sum(self.own_bytes.values())
         held = whole * share * min(2, self._num_parts)
-        more = {Moment.FORWARD: 0.0, Moment.BACKWARD: SUM_BYTES / self.rank.item_bytes}
-        for moment, sums in more.items():
+        more = {Phase.FORWARD: 0.0, Phase.BACKWARD: SUM_BYTES / self.rank.item_bytes}
+        for phase, sums in more.items():
             nbytes = held * (1 + sums)
-            yield WorkingMemory(
-                part="self_attention", name="gathered", nbytes=nbytes, moment=moment
-            )
+            yield WorkingMemory(part="self_attention", name="gathered", nbytes=nbytes, phase=phase)
 
     def sent(self, mask: Mask, seq_length: int, rows: int) -> Iterator[tuple[int, Sent]]:
         """Yield (passes of a layer, what is sent in one).

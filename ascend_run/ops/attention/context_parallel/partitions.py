@@ -49,7 +49,7 @@ class DocumentZigZag:
     multiple: int = 2
 
     def chunks(self, seq_length: int, rank: int, size: int) -> Sequence[Span]:
-        return _document_pieces(seq_length, size, self.document_ends)[rank]
+        return _document_spans(seq_length, size, self.document_ends)[rank]
 
     def of_documents(self, document_ends: tuple[int, ...]) -> DocumentZigZag:
         return DocumentZigZag(document_ends)
@@ -110,7 +110,7 @@ def _slice(spans: Sequence[Span], begin: int, end: int) -> list[Span]:
 
 
 @functools.lru_cache(maxsize=64)
-def _document_pieces(
+def _document_spans(
     seq_length: int, size: int, document_ends: tuple[int, ...]
 ) -> tuple[tuple[Span, ...], ...]:
     """Return every rank's spans, in the order of their positions.
@@ -122,7 +122,7 @@ def _document_pieces(
     assert seq_length % size == 0, "the ranks must divide the sequence length"
     work = [0] * size
     waiting: list[int] = []
-    pieces: list[list[Span]] = [[] for _ in range(size)]
+    by_rank: list[list[Span]] = [[] for _ in range(size)]
     inner = sorted({end for end in document_ends if 0 < end < seq_length})
     for start, end in itertools.pairwise((0, *inner, seq_length)):
         held = [(end - start) // size] * size
@@ -139,8 +139,8 @@ def _document_pieces(
         place = start
         for rank, length in zip(order, lengths, strict=True):
             if length:
-                pieces[rank].append((place, place + length))
+                by_rank[rank].append((place, place + length))
                 first, last = place - start + 1, place - start + length
                 work[rank] += (first + last) * length // 2
             place += length
-    return tuple(tuple(spans) for spans in pieces)
+    return tuple(tuple(spans) for spans in by_rank)

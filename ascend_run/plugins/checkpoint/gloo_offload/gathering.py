@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api import CheckpointError, CheckpointStore, ShardPiece
+from ascend_run.plugin_api import CheckpointError, CheckpointStore, TensorShard
 
 from .channel import Channel
 
@@ -45,84 +45,84 @@ class GatheringStore:
     def layout(self, step: int) -> Mapping[str, int]:
         return self._inner.layout(step)
 
-    def save(self, step: int, pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> str:
+    def save(self, step: int, shards: Sequence[TensorShard], values: Mapping[str, Any]) -> str:
         """Gather the shards to the writer and save them with the inner store.
 
         Raises:
             CheckpointError: With ``check_replicas``, replicas differ; lists key and rank.
         """
         if self._check_replicas:
-            self._compare(pieces)
-        return self._inner.save(step, self._gathered(pieces), values)
+            self._compare(shards)
+        return self._inner.save(step, self._gathered(shards), values)
 
-    def _gathered(self, pieces: Sequence[ShardPiece]) -> Sequence[ShardPiece]:
+    def _gathered(self, shards: Sequence[TensorShard]) -> Sequence[TensorShard]:
         """Return, on the writer, all shards that its group writes; on the other ranks, none."""
-        written = [piece for piece in pieces if piece.writes]
+        written = [shard for shard in shards if shard.writes]
         channel = self._channel
         if channel.rank != 0:
-            channel.send_json([_record(piece) for piece in written], to=0)
-            channel.send([piece.tensor for piece in written], to=0)
+            channel.send_json([_record(shard) for shard in written], to=0)
+            channel.send([shard.tensor for shard in written], to=0)
             return []
-        gathered = list(pieces)
+        gathered = list(shards)
         for sender in range(1, channel.size):
-            theirs = [_piece(record, "cpu") for record in channel.receive_json(sender)]
-            channel.receive([piece.tensor for piece in theirs], sender)
+            theirs = [_shard(record, "cpu") for record in channel.receive_json(sender)]
+            channel.receive([shard.tensor for shard in theirs], sender)
             gathered += theirs
         return gathered
 
     def load(
-        self, step: int, pieces: Sequence[ShardPiece], *, ignore_unused: Sequence[str] = ()
+        self, step: int, shards: Sequence[TensorShard], *, ignore_unused: Sequence[str] = ()
     ) -> Mapping[str, Any]:
         """Load with the inner store; broadcast what every rank needs, and send the rest."""
         if self._channel.rank != 0:
-            return self._load_from_writer(step, pieces, ignore_unused)
+            return self._load_from_writer(step, shards, ignore_unused)
         channel = self._channel
         needed = {
-            sender: [_piece(record, "meta") for record in channel.receive_json(sender)]
+            sender: [_shard(record, "meta") for record in channel.receive_json(sender)]
             for sender in range(1, channel.size)
         }
-        places = {sender: [_place(piece) for piece in theirs] for sender, theirs in needed.items()}
-        own = {_place(piece): piece.tensor for piece in pieces}
+        places = {sender: [_place(shard) for shard in theirs] for sender, theirs in needed.items()}
+        own = {_place(shard): shard.tensor for shard in shards}
         shared = [place for place in own if all(place in theirs for theirs in places.values())]
         for sender in needed:
             channel.send_json([*map(list, shared)], to=sender)
         others = {
-            _place(piece): piece
+            _place(shard): shard
             for theirs in needed.values()
-            for piece in theirs
-            if _place(piece) not in own
+            for shard in theirs
+            if _place(shard) not in own
         }
-        read = {place: _piece(_record(piece), "cpu") for place, piece in others.items()}
-        values = self._inner.load(step, [*pieces, *read.values()], ignore_unused=ignore_unused)
-        held = own | {place: piece.tensor for place, piece in read.items()}
+        read = {place: _shard(_record(shard), "cpu") for place, shard in others.items()}
+        values = self._inner.load(step, [*shards, *read.values()], ignore_unused=ignore_unused)
+        held = own | {place: shard.tensor for place, shard in read.items()}
         channel.broadcast([own[place] for place in shared])
         for sender, theirs in places.items():
             channel.send([held[place] for place in theirs if place not in set(shared)], to=sender)
         return values
 
     def _load_from_writer(
-        self, step: int, pieces: Sequence[ShardPiece], ignore_unused: Sequence[str]
+        self, step: int, shards: Sequence[TensorShard], ignore_unused: Sequence[str]
     ) -> Mapping[str, Any]:
         channel = self._channel
-        channel.send_json([_record(piece) for piece in pieces], to=0)
+        channel.send_json([_record(shard) for shard in shards], to=0)
         shared = [
             (key, tuple(offset), tuple(shape)) for key, offset, shape in channel.receive_json(0)
         ]
         values = self._inner.load(step, [], ignore_unused=ignore_unused)
-        own = {_place(piece): piece.tensor for piece in pieces}
+        own = {_place(shard): shard.tensor for shard in shards}
         channel.broadcast([own[place] for place in shared])
-        rest = [piece for piece in pieces if _place(piece) not in set(shared)]
-        channel.receive([piece.tensor for piece in rest], 0)
-        for piece in pieces:  # one shard may be requested twice
-            if piece.tensor is not own[_place(piece)]:
-                piece.tensor.copy_(own[_place(piece)])
+        rest = [shard for shard in shards if _place(shard) not in set(shared)]
+        channel.receive([shard.tensor for shard in rest], 0)
+        for shard in shards:  # one shard may be requested twice
+            if shard.tensor is not own[_place(shard)]:
+                shard.tensor.copy_(own[_place(shard)])
         return values
 
-    def _compare(self, pieces: Sequence[ShardPiece]) -> None:
+    def _compare(self, shards: Sequence[TensorShard]) -> None:
         """Compare the replicas that a rank does not write with those that its group writes."""
         channel = self._channel
         digests = [
-            [*_record(piece), _digest(piece.tensor)] for piece in pieces if piece.tensor.numel()
+            [*_record(shard), _digest(shard.tensor)] for shard in shards if shard.tensor.numel()
         ]
         if channel.rank != 0:
             channel.send_json(digests, to=0)
@@ -137,24 +137,24 @@ class GatheringStore:
             raise CheckpointError("replicas differ between ranks; nothing is saved", problems)
 
 
-def _record(piece: ShardPiece) -> list[object]:
+def _record(shard: TensorShard) -> list[object]:
     """Return the metadata of a shard, as JSON."""
-    dtype = str(piece.tensor.dtype).removeprefix("torch.")
-    shape, whole = list(piece.tensor.shape), list(piece.global_shape)
-    return [piece.key, dtype, shape, whole, list(piece.offset), piece.writes]
+    dtype = str(shard.tensor.dtype).removeprefix("torch.")
+    shape, whole = list(shard.tensor.shape), list(shard.global_shape)
+    return [shard.key, dtype, shape, whole, list(shard.offset), shard.writes]
 
 
-def _piece(record: Sequence[Any], device: str) -> ShardPiece:
+def _shard(record: Sequence[Any], device: str) -> TensorShard:
     """Allocate the shard that a record describes; on ``meta``, without memory."""
     key, dtype, shape, whole, offset, writes = record
     tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-    return ShardPiece(
+    return TensorShard(
         key=key, tensor=tensor, global_shape=tuple(whole), offset=tuple(offset), writes=writes
     )
 
 
-def _place(piece: ShardPiece) -> Place:
-    return piece.key, tuple(piece.offset), tuple(piece.tensor.shape)
+def _place(shard: TensorShard) -> Place:
+    return shard.key, tuple(shard.offset), tuple(shard.tensor.shape)
 
 
 def _digest(tensor: Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ascend_run.plugin_api import CostChange, Moment, RankKind, SavedChange, Storage, WorkingMemory
+from ascend_run.plugin_api import CostChange, Phase, RankKind, SavedChange, Storage, WorkingMemory
 
 _NOT_KEPT: Final = ("experts.product", "experts.weighted")
 _BY_AUTOGRAD: Final = ("experts.activation", "experts.weights")
@@ -30,9 +30,7 @@ def grouped_cost(rank: RankKind, *, gated: bool, is_silu: bool) -> CostChange:
     return CostChange(
         saved=(SavedChange(tensors=not_kept, storage=Storage.NONE),),
         working=(
-            WorkingMemory(
-                part="experts", name="intermediates", nbytes=held, moment=Moment.BACKWARD
-            ),
+            WorkingMemory(part="experts", name="intermediates", nbytes=held, phase=Phase.BACKWARD),
         ),
         working_removed=_BY_AUTOGRAD,
     )

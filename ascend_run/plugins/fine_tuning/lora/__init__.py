@@ -149,10 +149,10 @@ class Lora:
         return wrap
 
     @hookimpl
-    def ascend_checkpoint_filter(self, role: str) -> c.Wrapper[Sequence[c.ShardPiece]] | None:
+    def ascend_checkpoint_filter(self, role: str) -> c.Wrapper[Sequence[c.TensorShard]] | None:
         if role != ROLE or self.config.checkpoint == "full":
             return None
-        return lambda pieces: [piece for piece in pieces if ".adapter." in piece.key]
+        return lambda shards: [shard for shard in shards if ".adapter." in shard.key]
 
     @hookimpl
     def ascend_checkpoint_entries(self, context: RunContext) -> Mapping[str, c.CheckpointEntry]:

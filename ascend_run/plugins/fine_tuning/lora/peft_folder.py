@@ -89,9 +89,9 @@ def export_adapters(context: RunContext, role: str, options: LoraOptions) -> Non
         for name, tensor, dim, (_, size) in _stored_parts(adapters(chunk), config):
             whole = tensor.detach().contiguous()
             if size > 1:
-                pieces = [torch.empty_like(whole) for _ in range(size)]
-                dist.all_gather(pieces, whole, group=groups.tp)
-                whole = torch.cat(pieces, dim)
+                shards = [torch.empty_like(whole) for _ in range(size)]
+                dist.all_gather(shards, whole, group=groups.tp)
+                whole = torch.cat(shards, dim)
             tensors[name] = whole.cpu().clone()
     if groups.tp.rank() != 0:
         return

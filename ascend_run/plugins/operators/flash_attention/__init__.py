@@ -17,8 +17,8 @@ from ascend_run.plugin_api import (
     LegacyFlag,
     Manifest,
     Maturity,
-    Moment,
     Numerics,
+    Phase,
     PlatformOps,
     RankKind,
     RunConfig,
@@ -114,7 +114,7 @@ class FlashAttention:
                     part=f"{part}.core",
                     name="scores",
                     nbytes=cost.scores_bytes,
-                    moment=Moment.BACKWARD,
+                    phase=Phase.BACKWARD,
                 ),
             ),
             # Whether or not the platform's own kernel copies its output.

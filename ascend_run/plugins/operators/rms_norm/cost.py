@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ascend_run.plugin_api import (
     CostChange,
-    Moment,
+    Phase,
     RankKind,
     RunConfig,
     SavedTensor,
@@ -28,7 +28,7 @@ def plain_cost(config: RunConfig, rank: RankKind) -> CostChange:
     item = _WIDE if config.model.fp32_residual_connection else rank.item_bytes
     more = _added(hidden, hidden, item)
     last = _added(hidden, 0.0, item)
-    final = WorkingMemory(part="loss", name="final norm", nbytes=last, moment=Moment.LOSS)
+    final = WorkingMemory(part="loss", name="final norm", nbytes=last, phase=Phase.LOSS)
     return CostChange(
         saved_added=(
             SavedTensor(part="input_norm", name="steps", nbytes=more),

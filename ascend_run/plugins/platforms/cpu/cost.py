@@ -10,7 +10,7 @@ from ascend_run.ops.linear.wide_factors import wide_factors
 from ascend_run.plugin_api import (
     CostChange,
     Layout,
-    Moment,
+    Phase,
     RankKind,
     RunConfig,
     SavedChange,
@@ -58,7 +58,7 @@ def _attention_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostCh
                 part=f"{part}.core",
                 name="scores",
                 nbytes=cost.scores_bytes,
-                moment=Moment.BACKWARD,
+                phase=Phase.BACKWARD,
             ),
         ),
         saved=(uncopied,),
@@ -89,5 +89,5 @@ def _gradients_of_squares(rank: RankKind) -> WorkingMemory:
     if rank.head_width != rank.value_width:
         nbytes += 2 * query + key  # the output, its gradient, and the values
     return WorkingMemory(
-        part="self_attention.core", name="squares", nbytes=nbytes, moment=Moment.BACKWARD
+        part="self_attention.core", name="squares", nbytes=nbytes, phase=Phase.BACKWARD
     )

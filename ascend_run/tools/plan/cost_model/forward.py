@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ascend_run.plugin_api.contracts import Moment, WorkingMemory
+from ascend_run.plugin_api.contracts import Phase, WorkingMemory
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
@@ -28,4 +28,4 @@ def forward_working(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator
     summed = sizes.expert_rows * sizes.hidden * _WIDE * (1 + 1 / layout.expt_tp)
     padded = summed if layout.ep > 1 else 0.0
     nbytes = sent + 2 * sizes.expert_rows * one + summed + padded
-    yield WorkingMemory(part="dispatcher", name="sums", nbytes=nbytes, moment=Moment.FORWARD)
+    yield WorkingMemory(part="dispatcher", name="sums", nbytes=nbytes, phase=Phase.FORWARD)

@@ -10,8 +10,8 @@ import attrs
 from ascend_run.plugin_api.contracts import (
     Communication,
     CostChange,
-    Moment,
     ParameterCost,
+    Phase,
     SavedChange,
     SavedTensor,
     Storage,
@@ -123,15 +123,15 @@ class Ledger:
                 for part in repeated:
                     self.communication += self.part_communication[layer].pop(part, [])
 
-    def working_bytes(self, step: Step | None, moment: Moment, part: str = "") -> float:
-        """Return the working memory of one step, or of a moment outside of the layers."""
+    def working_bytes(self, step: Step | None, phase: Phase, part: str = "") -> float:
+        """Return the working memory of one step, or of a phase outside of the layers."""
         name, own = (part, 0.0) if step is None else (step.part, step.working)
         if step is not None and _matches(step.key, self.removed):
             own = 0.0
         return own + sum(
             w.nbytes
             for w in self.working
-            if w.moment is moment
+            if w.phase is phase
             and (w.part in (name, step and step.key) or (step is None and not part))
         )
 
@@ -139,7 +139,7 @@ class Ledger:
         """Return part of a layer -> working memory of its forward, if there is any."""
         found: dict[str, float] = {}
         for w in self.working:
-            if w.moment is Moment.FORWARD:
+            if w.phase is Phase.FORWARD:
                 found[w.part] = found.get(w.part, 0.0) + w.nbytes
         return found
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from ascend_run.plugin_api.contracts import Moment, Storage
+from ascend_run.plugin_api.contracts import Phase, Storage
 
 from .ledger import Ledger, Saved
 from .schedule import Waiting
@@ -135,7 +135,7 @@ class _Walk:
             yield _Held(f"forward of {moment}", live - saved_last + held, gradients, host)
         if is_last and not ends.has_next:
             back = self._fetched(layers, len(layers))
-            extra = ledger.working_bytes(None, Moment.LOSS, "loss")
+            extra = ledger.working_bytes(None, Phase.LOSS, "loss")
             yield _Held("loss", live + back + ends.loss + extra, gradients, host)
             live += ends.output_gradient
             norm = ends.final_norm_backward + ends.loss_saved - ends.output_gradient
@@ -159,7 +159,7 @@ class _Walk:
     def update(self) -> _Held:
         """The optimizer's step, when no activation is left."""
         gradients = self._gradients() + self.state.main_gradients
-        extra = self.ledger.working_bytes(None, Moment.UPDATE)
+        extra = self.ledger.working_bytes(None, Phase.UPDATE)
         return _Held("update", extra, gradients, 0.0)
 
     def _layer(self, layer: int) -> Iterator[tuple[str, float]]:
@@ -167,7 +167,7 @@ class _Walk:
         steps, saved = self.ledger.steps[layer], list(self.ledger.saved[layer])
         freed = 0.0
         for index, step in enumerate(steps):
-            working = self.ledger.working_bytes(step, Moment.BACKWARD)
+            working = self.ledger.working_bytes(step, Phase.BACKWARD)
             yield step.key, working + self.ends.hidden - freed
             is_last = all(later.part != step.part for later in steps[index + 1 :])
             done = [t for t in saved if t.part == step.part and (is_last or t.name in step.frees)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ascend_run.core.checkpoint.optimizer_pieces import stepped_parameters
+from ascend_run.core.checkpoint.optimizer_shards import stepped_parameters
 from ascend_run.core.checkpoint.regions import sharded_tensors
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import CheckpointError

@@ -24,7 +24,7 @@ from ascend_run.testing.dry_run import DryRun, gradient_of
 
 from .copies import stale_parameters
 from .declared import Declared
-from .record import ParameterShard, Record
+from .record import Record, RecordedShard
 from .taps import tapped
 
 HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,10 +87,10 @@ def _empty_record(context: c.RunContext) -> Record:
 def _gradients(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
     precision = dry_run.context.config.train.precision
     forward_backward = dry_run.for_gradients(HALF.get(precision, torch.float64))
-    initial = dry_run.pieces(Tensor.detach)
+    initial = dry_run.shards(Tensor.detach)
     declared = Declared(dry_run.hooks, dry_run.context)
     record.places = [
-        ParameterShard(
+        RecordedShard(
             name=p.name,
             offset=p.offset,
             global_shape=p.global_shape,
@@ -104,7 +104,7 @@ def _gradients(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps
     record.loss, record.num_tokens, taken = _one_batch(dry_run, forward_backward, make_dataset)
     # A custom schedule may call parts of the model only; then the batches that it read are counted.
     record.micro_batches = counted() or taken
-    found = dry_run.pieces(gradient_of)
+    found = dry_run.shards(gradient_of)
     record.gradients = [None if p.tensor is None else _copied(p.tensor) for p in found]
 
 
@@ -132,7 +132,7 @@ def _train(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: in
         if gathers_late and index < steps - 1:
             continue  # as in training, the next forward gathers them
         gather_parameters(dry_run.bundle)
-        weights.append([_copied(p.tensor) for p in dry_run.pieces(Tensor.detach)])
+        weights.append([_copied(p.tensor) for p in dry_run.shards(Tensor.detach)])
     record.weights = weights
     record.losses = [result.loss for result in results]
     record.grad_norms = [
@@ -193,7 +193,7 @@ def _watch_peaks(dry_run: DryRun) -> Callable[[], list[float]]:
     largest: list[float] = []
 
     def step() -> Any:
-        sizes = [_size(p.tensor) for p in dry_run.pieces(gradient_of)]
+        sizes = [_size(p.tensor) for p in dry_run.shards(gradient_of)]
         updated, norm, more = inner()
         clipped = min(1.0, most / (norm + 1e-6)) if most > 0 and norm is not None else 1.0
         sizes = [size * clipped if size > 0 else size for size in sizes]

@@ -16,7 +16,7 @@ SCHEMA = 1
 
 
 @attrs.frozen(kw_only=True)
-class ParameterShard:
+class RecordedShard:
     """One rank's shard of a parameter."""
 
     name: str
@@ -41,7 +41,7 @@ class Record:
     coordinates: Mapping[str, int]
     """``tp``, ``pp``, ``cp``, ``dp``, ``ep``."""
     sizes: Mapping[str, int]
-    places: Sequence[ParameterShard] = ()
+    places: Sequence[RecordedShard] = ()
     """This rank's shards; the sequences of tensors below are in the same order."""
     initial: Sequence[Tensor] = ()
     gradients: Sequence[Tensor | None] = ()
@@ -121,7 +121,7 @@ def _read(folder: Path, rank: int) -> Record:
     tensors = load_file(str(folder / f"rank-{rank}.safetensors"))
     data: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
     places = [
-        ParameterShard(
+        RecordedShard(
             name=place["name"],
             offset=tuple(place["offset"]),
             global_shape=tuple(place["global_shape"]),

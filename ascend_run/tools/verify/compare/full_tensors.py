@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from ascend_run.testing import tensors
-from ascend_run.testing.runtime import Piece
+from ascend_run.testing.runtime import Shard
 from ascend_run.tools.verify.capture.record import Record
 
 Read = Callable[[Record], Sequence[Tensor | None]]
@@ -20,13 +20,13 @@ def assemble(records: Sequence[Record], read: Read, *, trained: bool = True) -> 
     Args:
         trained: Only parameters that should train.
     """
-    return tensors.assemble(_pieces(record, read, trained) for record in records)
+    return tensors.assemble(_shards(record, read, trained) for record in records)
 
 
-def _pieces(record: Record, read: Read, trained: bool) -> Iterator[Piece]:
+def _shards(record: Record, read: Read, trained: bool) -> Iterator[Shard]:
     for place, value in zip(record.places, read(record), strict=True):
         if place.is_trained or not trained:
-            yield Piece(
+            yield Shard(
                 name=place.name,
                 tensor=value,
                 offset=place.offset,

@@ -1,6 +1,6 @@
 """Check that trained parameters change and frozen parameters stay bitwise equal.
 
-Which parameters are trained is ``ParameterShard.is_trained``: if the run does not match a plugin's
+Which parameters are trained is ``RecordedShard.is_trained``: if the run does not match a plugin's
 declaration, the declaration counts.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import torch
 
-from ascend_run.tools.verify.capture.record import ParameterShard, Record
+from ascend_run.tools.verify.capture.record import Record, RecordedShard
 
 from .full_tensors import owner
 from .thresholds import ADAM_EPSILON, FLOAT32_EPS, LEARNING_RATE, VISIBLE
@@ -112,7 +112,7 @@ def _motions(records: Sequence[Record], *, wanted: bool) -> Mapping[str, _Motion
     return found
 
 
-def _held(records: Sequence[Record]) -> Iterator[tuple[Record, int, ParameterShard]]:
+def _held(records: Sequence[Record]) -> Iterator[tuple[Record, int, RecordedShard]]:
     for record in records:
         for index, place in enumerate(record.places):
             if record.weights and record.initial[index].numel():

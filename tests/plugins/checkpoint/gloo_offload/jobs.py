@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_run.plugin_api import CheckpointError, ShardPiece
+from ascend_run.plugin_api import CheckpointError, TensorShard
 from ascend_run.plugins.checkpoint.gloo_offload import Traffic
 from ascend_run.plugins.checkpoint.gloo_offload.channel import Channel
 from ascend_run.plugins.checkpoint.gloo_offload.gathering import GatheringStore
@@ -40,16 +40,16 @@ class Shelf:
     def layout(self, step: int) -> Mapping[str, int]:
         return {}
 
-    def save(self, step: int, pieces: Sequence[ShardPiece], values: Mapping[str, Any]) -> str:
-        self.saved = {p.key: p.tensor.clone() for p in pieces if p.writes}
+    def save(self, step: int, shards: Sequence[TensorShard], values: Mapping[str, Any]) -> str:
+        self.saved = {p.key: p.tensor.clone() for p in shards if p.writes}
         return f"shelf/{values['name']}"
 
     def load(
-        self, step: int, pieces: Sequence[ShardPiece], *, ignore_unused: Sequence[str] = ()
+        self, step: int, shards: Sequence[TensorShard], *, ignore_unused: Sequence[str] = ()
     ) -> Mapping[str, Any]:
-        self.asked = [piece.key for piece in pieces]
-        for piece in pieces:
-            piece.tensor.copy_(content(piece.key, piece.tensor))
+        self.asked = [shard.key for shard in shards]
+        for shard in shards:
+            shard.tensor.copy_(content(shard.key, shard.tensor))
         return {"ignored": list(ignore_unused)}
 
 
@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
 }
 
 
-def pieces_of(rank: int, *, fill: bool) -> list[ShardPiece]:
+def shards_of(rank: int, *, fill: bool) -> list[TensorShard]:
     """Return a replica that all ranks hold and the first one writes, and shards of this rank."""
     made = []
     for name, (dtype, shape) in KINDS.items():
@@ -80,7 +80,7 @@ def pieces_of(rank: int, *, fill: bool) -> list[ShardPiece]:
             if fill:
                 tensor.copy_(content(key, tensor))
             made.append(
-                ShardPiece(
+                TensorShard(
                     key=key,
                     tensor=tensor,
                     global_shape=shape,
@@ -118,16 +118,16 @@ def move(slice_elements: int) -> dict[str, Any]:
     rank = dist.get_rank()
     with _store(slice_elements) as (store, shelf, traffic):
         with count_collectives() as seen:
-            path = store.save(1, pieces_of(rank, fill=True), {"name": "one"})
+            path = store.save(1, shards_of(rank, fill=True), {"name": "one"})
         saving = (traffic.messages, traffic.sent_bytes, traffic.received_bytes)
-        pieces = pieces_of(rank, fill=False)
-        values = store.load(1, pieces, ignore_unused=("rng/*",))
+        shards = shards_of(rank, fill=False)
+        values = store.load(1, shards, ignore_unused=("rng/*",))
         return {
             "path": path,
             "values": values,
             "saved": shelf.saved,
             "asked": shelf.asked,
-            "loaded": {piece.key: piece.tensor for piece in pieces},
+            "loaded": {shard.key: shard.tensor for shard in shards},
             "saving": saving,
             "loading": traffic,
             "calls": dict(seen.calls),
@@ -138,23 +138,23 @@ def largest_buffer(elements: int, slice_elements: int) -> int:
     """Return the bytes of the largest tensor that a sender creates to save one large tensor."""
     rank = dist.get_rank()
     tensor = torch.ones(elements)
-    piece = ShardPiece(
+    shard = TensorShard(
         key=f"own/{rank}", tensor=tensor, global_shape=(elements,), offset=(0,), writes=True
     )
     with _store(slice_elements) as (store, _, _), _Largest() as largest:
-        store.save(1, [piece], {"name": "one"})
+        store.save(1, [shard], {"name": "one"})
     return largest.bytes
 
 
 def compare(differs: bool) -> str:
     """Save with replicas compared; return the error message, or an empty string."""
     rank = dist.get_rank()
-    pieces = pieces_of(rank, fill=True)
+    shards = shards_of(rank, fill=True)
     if differs and rank == 1:
-        pieces[0].tensor[0, 0] += 1
+        shards[0].tensor[0, 0] += 1
     with _store(8, check=True) as (store, _, _):
         try:
-            store.save(1, pieces, {"name": "one"})
+            store.save(1, shards, {"name": "one"})
         except CheckpointError as error:
             return str(error)
     return ""

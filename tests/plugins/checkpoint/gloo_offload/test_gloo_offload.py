@@ -47,9 +47,9 @@ def test_the_writer_saves_what_every_rank_writes(
     writer, *others = gloo_pool.run(jobs.move, ranks, slice_elements)
     assert all(outcome["saved"] == {} for outcome in others)
     assert all(outcome["path"] == "shelf/one" for outcome in (writer, *others))
-    expected = {p.key: p.tensor for p in jobs.pieces_of(0, fill=True)}
+    expected = {p.key: p.tensor for p in jobs.shards_of(0, fill=True)}
     for rank in range(1, ranks):
-        expected |= {p.key: p.tensor for p in jobs.pieces_of(rank, fill=True) if p.writes}
+        expected |= {p.key: p.tensor for p in jobs.shards_of(rank, fill=True) if p.writes}
     assert writer["saved"].keys() == expected.keys()
     for key, tensor in expected.items():
         assert writer["saved"][key].dtype is tensor.dtype

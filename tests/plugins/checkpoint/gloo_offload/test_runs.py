@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ascend_run.core.checkpoint.store import FileStore
-from ascend_run.plugin_api import ShardPiece
+from ascend_run.plugin_api import TensorShard
 from ascend_run.testing.pool import GlooPool
 
 from . import jobs
@@ -33,8 +33,8 @@ DTYPES = {"F32": torch.float32, "U8": torch.uint8, "I64": torch.int64, "F64": to
 def stored(folder: Path, step: int) -> dict[str, Tensor]:
     """Return every full tensor of a checkpoint."""
     store = FileStore(folder / "run/checkpoints")
-    pieces = [
-        ShardPiece(
+    shards = [
+        TensorShard(
             key=key,
             tensor=torch.empty(tensor.global_shape, dtype=DTYPES[tensor.dtype]),
             global_shape=tensor.global_shape,
@@ -42,8 +42,8 @@ def stored(folder: Path, step: int) -> dict[str, Tensor]:
         )
         for key, tensor in store.manifest(step).tensors.items()
     ]
-    store.load(step, pieces)
-    return {piece.key: piece.tensor for piece in pieces}
+    store.load(step, shards)
+    return {shard.key: shard.tensor for shard in shards}
 
 
 @pytest.mark.parametrize(("ranks", "model", "layout", "writers"), LAYOUTS, ids=str)

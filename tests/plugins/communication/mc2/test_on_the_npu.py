@@ -60,8 +60,8 @@ def test_gradients_of_weights_are_added_by_the_npus_operator(gloo_pool: GlooPool
         config = {**DENSE, "train.precision": "bf16"}  # so gradients accumulate in float32
         trial = Trial(plugins=plugins, config=config, dtype="bfloat16")
         (outcome,) = gloo_pool.run(run_trial, 1, trial)
-        pieces = {p.name: p.tensor for p in outcome.pieces if p.tensor is not None}
-        return pieces, outcome.operations.get("npu_grouped_matmul_add_", 0)
+        shards = {p.name: p.tensor for p in outcome.shards if p.tensor is not None}
+        return shards, outcome.operations.get("npu_grouped_matmul_add_", 0)
 
     ours, calls = gradients("npu-linears", "matmul-add")
     plain, none = gradients("matmul-add")

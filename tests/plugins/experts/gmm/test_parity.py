@@ -78,9 +78,9 @@ def test_experts_that_no_token_goes_to_are_kept_too(
     idle = [
         expert
         for outcome in outcomes
-        for piece in outcome.pieces
-        if piece.name.endswith("layers.0.mlp.experts.fc1")
-        for expert in piece.tensor.unbind(-3)
+        for shard in outcome.shards
+        if shard.name.endswith("layers.0.mlp.experts.fc1")
+        for expert in shard.tensor.unbind(-3)
         if not expert.any()
     ]
     assert idle

@@ -135,7 +135,7 @@ def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) 
     model, layout, beside, config = CASES[case]
     plain = trials(model, {})
     assert_parity(trials(model, layout, beside, 0, config), plain, 1e-10)
-    adapters = {name for piece in plain[0].pieces for name in [piece.name]}
+    adapters = {name for shard in plain[0].shards for name in [shard.name]}
     parts = 4 * 2 + 2 * 2 + (0 if model == "moe" else 3 + 2) * 2
     assert len(adapters) == parts, adapters
 

@@ -74,9 +74,9 @@ def test_no_bit_changes_in_a_virtual_pipeline(gloo_pool: GlooPool) -> None:
             assert one.metrics[SWAPPED] > 0
             if steps:
                 assert one.metrics[LATE] == 0  # the first step recorded the order
-            for piece, expected in zip(one.pieces, other.pieces, strict=True):
-                assert piece.name == expected.name
-                assert torch.equal(piece.tensor, expected.tensor), piece.name
+            for shard, expected in zip(one.shards, other.shards, strict=True):
+                assert shard.name == expected.name
+                assert torch.equal(shard.tensor, expected.tensor), shard.name
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.importing import load_hf_weights
 from ascend_run.core.hugging_face.json_files import read_hf_config
-from ascend_run.plugin_api import CheckpointError, Claim, ConfigError, ShardPiece
+from ascend_run.plugin_api import CheckpointError, Claim, ConfigError, TensorShard
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.models.gpt2 import Gpt2
 from ascend_run.plugins.models.gpt2.family import FAMILY
@@ -182,12 +182,12 @@ def test_weights_go_through_our_parameters_and_back_bit_for_bit(
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
     ours = {name: torch.full(shape, torch.nan) for name, shape in shapes(64, tied=True).items()}
-    pieces = [
-        ShardPiece(key=name, tensor=x, global_shape=tuple(x.shape), offset=(0,) * x.dim())
+    shards = [
+        TensorShard(key=name, tensor=x, global_shape=tuple(x.shape), offset=(0,) * x.dim())
         for name, x in ours.items()
     ]
     config = family_checks.run_config(FAMILY, read_hf_config(folder))
-    load_hf_weights(folder, FAMILY, config, pieces)
+    load_hf_weights(folder, FAMILY, config, shards)
     return ours
 
 

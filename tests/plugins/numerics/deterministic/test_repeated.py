@@ -38,9 +38,9 @@ def test_two_runs_give_the_same_bits(gloo_pool: GlooPool, layout: dict[str, int]
     for one, other in zip(first, second, strict=True):
         assert one.losses == other.losses
         assert one.grad_norms == other.grad_norms
-        assert [piece.name for piece in one.pieces] == [piece.name for piece in other.pieces]
-        for piece, again in zip(one.pieces, other.pieces, strict=True):
-            assert torch.equal(piece.tensor, again.tensor), piece.name
+        assert [shard.name for shard in one.shards] == [shard.name for shard in other.shards]
+        for shard, again in zip(one.shards, other.shards, strict=True):
+            assert torch.equal(shard.tensor, again.tensor), shard.name
     assert len(set(first[0].losses)) == STEPS  # it did learn
 
 

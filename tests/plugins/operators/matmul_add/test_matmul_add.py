@@ -99,8 +99,8 @@ def test_in_half_precision_gradients_are_nearer_to_float64(gloo_pool: GlooPool) 
         precision = {} if dtype == "float64" else {"train.precision": "bf16"}
         trial = Trial(plugins=plugins, config={**DENSE, **precision}, dtype=dtype)
         (outcome,) = gloo_pool.run(run_trial, 1, trial)
-        pieces = {piece.name: piece.tensor for piece in outcome.pieces}
-        found = pieces[weight]
+        shards = {shard.name: shard.tensor for shard in outcome.shards}
+        found = shards[weight]
         assert found is not None
         return found.double()
 

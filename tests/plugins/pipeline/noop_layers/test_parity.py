@@ -37,11 +37,11 @@ def assert_equal(got: list[RankOutcome], want: list[RankOutcome]) -> None:
     for one, other in zip(got, want, strict=True):
         assert one.losses == other.losses
         assert one.grad_norms == other.grad_norms
-        pieces = {(piece.name, piece.offset): piece for piece in one.pieces}
-        expected = {(piece.name, piece.offset): piece for piece in other.pieces}
-        assert pieces.keys() == expected.keys()
-        for key, piece in expected.items():
-            assert torch.equal(pieces[key].tensor, piece.tensor), key
+        shards = {(shard.name, shard.offset): shard for shard in one.shards}
+        expected = {(shard.name, shard.offset): shard for shard in other.shards}
+        assert shards.keys() == expected.keys()
+        for key, shard in expected.items():
+            assert torch.equal(shards[key].tensor, shard.tensor), key
 
 
 def compare(

@@ -192,7 +192,7 @@ def test_a_model_is_as_near_to_float64_as_with_bf16_products(
         trial = Trial(plugins=plugins, config=config, dtype=dtype)
         outcome = gloo_pool.run(run_trial, ranks, trial, timeout=TRIAL_SECONDS)[0]
         copies[dtype, products] = outcome.operations.get("_to_copy", 0)
-        return {p.name: p.tensor.double() for p in outcome.pieces if p.tensor is not None}
+        return {p.name: p.tensor.double() for p in outcome.shards if p.tensor is not None}
 
     exact = gradients("float64", "bf16")
     plain, wide = gradients("bfloat16", "bf16"), gradients("bfloat16", "fp32")

@@ -100,7 +100,7 @@ def gradients(
         forward_backward = dry_run.for_gradients(torch.float64)
         loss, count = dry_run.gradients(forward_backward, dry_run.batches([data, *more]))
         assert count == length
-        found = {p.name: p.tensor.detach().clone() for p in dry_run.pieces(gradient_of)}
+        found = {p.name: p.tensor.detach().clone() for p in dry_run.shards(gradient_of)}
     return loss * length, {name: gradient * length for name, gradient in found.items()}
 
 
@@ -127,9 +127,9 @@ def test_a_micro_batch_is_the_sum_of_its_documents(tmp_path: Path, values: dict[
         for begin, end in pairwise((0, *ends_of_row)):
             tokens, labels = (row[name][begin:end].tolist() for name in ("tokens", "labels"))
             folder = tmp_path / f"{row['tokens'][0]}-{begin}"
-            alone, pieces = gradients(folder, sample(tokens, labels), values)
+            alone, shards = gradients(folder, sample(tokens, labels), values)
             total += alone
-            for name, gradient in pieces.items():
+            for name, gradient in shards.items():
                 sums[name] += gradient
     assert loss == pytest.approx(total, rel=1e-10)
     for name, want in sums.items():

@@ -165,7 +165,7 @@ def test_documents_of_any_lengths_are_shared_out_evenly(
                 assert len({len(part) for part in parts}) == 1
 
 
-def test_documents_of_2_p_pieces_are_cut_as_each_alone_would_be() -> None:
+def test_documents_of_2_p_chunks_are_cut_as_each_alone_would_be() -> None:
     chunks = [ZigZag().of_documents((16,)).chunks(24, rank, 2) for rank in range(2)]
     assert chunks == [
         ((0, 4), (12, 16), (16, 18), (22, 24)),

@@ -64,7 +64,7 @@ def test_zig_zag_gives_every_rank_the_same_work_at_every_step(
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_documents_of_whole_pieces_give_every_rank_the_same_scores(
+def test_documents_of_full_chunks_give_every_rank_the_same_scores(
     gloo_pool: GlooPool, size: int
 ) -> None:
     """Each document has 2 P chunks, of any length."""

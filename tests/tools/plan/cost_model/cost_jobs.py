@@ -38,7 +38,7 @@ def built_and_counted(values: Mapping[str, Any]) -> tuple[list[str], Counter[str
     from ascend_run.tools.plan.cost_model.estimate import expected_costs
 
     with training(values) as run:
-        names = [piece.name for piece in run.dry_run.pieces(lambda tensor: tensor)]
+        names = [shard.name for shard in run.dry_run.shards(lambda tensor: tensor)]
         context = run.context
         (cost,) = expected_costs(context.config, context.layout, run.hooks)
         return names, Counter(parameter.key for parameter in cost.rank.parameters)

@@ -8,8 +8,8 @@ import pytest
 from ascend_run.plugin_api import (
     Communication,
     CostChange,
-    Moment,
     ParameterCost,
+    Phase,
     Recomputation,
     SavedChange,
     SavedTensor,
@@ -94,13 +94,13 @@ def test_temporary_memory_replaces_that_of_the_plain_model_in_each_step(
 ) -> None:
     from ascend_run.tools.plan.cost_model.backward import Step
 
-    own = WorkingMemory(part="experts", name="all", nbytes=30, moment=Moment.BACKWARD)
-    of_a_step = WorkingMemory(part="mlp.fc1", name="wide", nbytes=7, moment=Moment.BACKWARD)
+    own = WorkingMemory(part="experts", name="all", nbytes=30, phase=Phase.BACKWARD)
+    of_a_step = WorkingMemory(part="mlp.fc1", name="wide", nbytes=7, phase=Phase.BACKWARD)
     ledger.apply(CostChange(working=(own, of_a_step), working_removed=("experts.loop",)))
-    assert ledger.working_bytes(Step("mlp", "fc1", 5), Moment.BACKWARD) == 12
-    assert ledger.working_bytes(Step("experts", "loop", 500), Moment.BACKWARD) == 30
-    assert ledger.working_bytes(Step("experts", "rest", 5), Moment.BACKWARD) == 35
-    assert ledger.working_bytes(Step("mlp", "loop", 500), Moment.BACKWARD) == 500
+    assert ledger.working_bytes(Step("mlp", "fc1", 5), Phase.BACKWARD) == 12
+    assert ledger.working_bytes(Step("experts", "loop", 500), Phase.BACKWARD) == 30
+    assert ledger.working_bytes(Step("experts", "rest", 5), Phase.BACKWARD) == 35
+    assert ledger.working_bytes(Step("mlp", "loop", 500), Phase.BACKWARD) == 500
 
 
 def test_frozen_parameters_are_not_trained_and_added_ones_are(ledger: Ledger) -> None:

@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from ascend_run.tools.verify.capture.moments import Moments
-from ascend_run.tools.verify.capture.record import ParameterShard, Record
+from ascend_run.tools.verify.capture.record import Record, RecordedShard
 
 AXES = ("tp", "pp", "cp", "dp", "ep", "expt_tp")
 
@@ -25,8 +25,8 @@ def one(rank: int, count: int, axis: str) -> Record:
         coordinates={**dict.fromkeys(AXES, 0), axis: rank},
         sizes=sizes,
         places=[
-            ParameterShard(name="a.b.weight", offset=(0, 0), global_shape=(2, 3), trains=True),
-            ParameterShard(name="c.weight", offset=(0,), global_shape=(3,), trains=False),
+            RecordedShard(name="a.b.weight", offset=(0, 0), global_shape=(2, 3), trains=True),
+            RecordedShard(name="c.weight", offset=(0,), global_shape=(3,), trains=False),
         ],
         initial=[weight, frozen],
         gradients=[weight / 7, None],

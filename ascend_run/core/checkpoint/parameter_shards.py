@@ -12,7 +12,7 @@ from .regions import sharded_tensors
 
 
 @attrs.frozen(kw_only=True)
-class ParameterPiece:
+class ParameterShard:
     """This rank's shard of a parameter, or of a tensor of its shape."""
 
     name: str
@@ -28,9 +28,9 @@ class ParameterPiece:
     """The plugin that added the parameter to the model, if any."""
 
 
-def parameter_pieces(
+def parameter_shards(
     chunks: Sequence[nn.Module], vocab_size: int, read: Callable[[Tensor], Tensor | None]
-) -> Iterator[ParameterPiece]:
+) -> Iterator[ParameterShard]:
     """Yield shards of ``read(tensor)`` for every parameter and persistent buffer, as views.
 
     Args:
@@ -40,15 +40,15 @@ def parameter_pieces(
         value = read(held.tensor)
         for region in held.regions:
             shape = region.global_shape
-            piece = None
+            shard = None
             if value is not None:
                 part = value[region.local.slices_in(whole(held.tensor.shape))]
-                piece = region.piece("", part, region.local, writes=True)
-            yield ParameterPiece(
+                shard = region.shard("", part, region.local, writes=True)
+            yield ParameterShard(
                 name=region.key,
-                tensor=None if piece is None else piece.tensor,
-                offset=region.offset if piece is None else piece.offset,
-                global_shape=shape if piece is None else piece.global_shape,
+                tensor=None if shard is None else shard.tensor,
+                offset=region.offset if shard is None else shard.offset,
+                global_shape=shape if shard is None else shard.global_shape,
                 is_parameter=isinstance(held.tensor, nn.Parameter),
                 trains=held.tensor.requires_grad,
                 added_by=getattr(held.tensor, "ascend_added_by", None),

@@ -23,7 +23,7 @@ from megatron.core.optimizer.optimizer import (
 from torch import Tensor
 
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import ShardPiece
+from ascend_run.plugin_api.contracts import TensorShard
 
 from .boxes import Box, boxes_of_range, whole
 from .regions import Region, ShardedLocal
@@ -48,11 +48,11 @@ class Stepped:
     """
 
 
-def optimizer_pieces(
+def optimizer_shards(
     optimizer: MegatronOptimizer | torch.optim.Optimizer | None,
     tensors: Sequence[ShardedLocal],
     prefix: str = "optimizer",
-) -> list[ShardPiece]:
+) -> list[TensorShard]:
     """Return the shards of an optimizer's state; they share its memory, so loading fills it.
 
     States that the optimizer would create in its first step are created here, as zeros.
@@ -68,7 +68,7 @@ def optimizer_pieces(
     stepped = list(stepped_parameters(optimizer))
     for inner in {id(s.inner): s.inner for s in stepped}.values():
         make_state(inner)
-    pieces: list[ShardPiece] = []
+    shards: list[TensorShard] = []
     problems: list[str] = []
     for item in stepped:
         states = dict(item.inner.state[item.stepped])
@@ -78,9 +78,9 @@ def optimizer_pieces(
             where = f"{prefix}/{name}"
             of_parameter = regions[id(item.parameter)]
             if isinstance(state, Tensor) and state.shape == item.stepped.shape:
-                pieces += _split_pieces(where, state, item, of_parameter)
+                shards += _split_shards(where, state, item, of_parameter)
             elif isinstance(state, Tensor) and state.ndim == 0:
-                pieces += _scalar_pieces(where, state, item, of_parameter)
+                shards += _scalar_shards(where, state, item, of_parameter)
             else:
                 shown = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
                 problems.append(
@@ -89,7 +89,7 @@ def optimizer_pieces(
                 )
     if problems:
         raise _not_supported(*problems)
-    return pieces
+    return shards
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -200,9 +200,9 @@ def _not_supported(*problems: str) -> CheckpointError:
     return CheckpointError("this optimizer cannot be checkpointed", problems)
 
 
-def _scalar_pieces(
+def _scalar_shards(
     prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
-) -> Iterator[ShardPiece]:
+) -> Iterator[TensorShard]:
     """Yield shards of a scalar state such as ``step``, which is equal on all ranks.
 
     The rank that holds the parameter's first element writes it.
@@ -214,7 +214,7 @@ def _scalar_pieces(
             for region in regions
             if region.key == key
         )
-        yield ShardPiece(
+        yield TensorShard(
             key=f"{prefix}/{key}",
             tensor=state.detach(),
             global_shape=(),
@@ -223,15 +223,15 @@ def _scalar_pieces(
         )
 
 
-def _split_pieces(
+def _split_shards(
     prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
-) -> Iterator[ShardPiece]:
+) -> Iterator[TensorShard]:
     """Yield shards of a state of the parameter's shape or flat range, split at region borders."""
     for box, values in _boxes(state.detach(), item):
         for region in regions:
             if (shared := box.intersect(region.local)) is not None:
                 part = values[shared.slices_in(box)]
-                yield region.piece(prefix, part, shared, writes=owns(region, item.flat_range))
+                yield region.shard(prefix, part, shared, writes=owns(region, item.flat_range))
 
 
 def _boxes(state: Tensor, item: Stepped) -> Iterator[tuple[Box, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.checkpoint.boxes import whole
-from ascend_run.core.checkpoint.optimizer_pieces import make_state, optimizer_pieces
+from ascend_run.core.checkpoint.optimizer_shards import make_state, optimizer_shards
 from ascend_run.core.checkpoint.regions import Region, ShardedLocal
 from ascend_run.plugin_api import CheckpointError
 
@@ -55,12 +55,12 @@ def test_a_resumed_optimizer_equals_an_uninterrupted_one(
     never_stopped, first = OPTIMIZERS[name](whole_run), OPTIMIZERS[name](stopped)
     take_steps(never_stopped, whole_run, range(1, saved_after + 4))
     take_steps(first, stopped, range(1, saved_after + 1))
-    pieces = optimizer_pieces(first, [local(f"w{i}", p) for i, p in enumerate(stopped)])
-    FileStore(tmp_path).save(1, pieces, {})
+    shards = optimizer_shards(first, [local(f"w{i}", p) for i, p in enumerate(stopped)])
+    FileStore(tmp_path).save(1, shards, {})
 
     resumed = [nn.Parameter(p.detach().clone()) for p in stopped]
     second = OPTIMIZERS[name](resumed)
-    targets = optimizer_pieces(second, [local(f"w{i}", p) for i, p in enumerate(resumed)])
+    targets = optimizer_shards(second, [local(f"w{i}", p) for i, p in enumerate(resumed)])
     FileStore(tmp_path).load(1, targets)
     take_steps(second, resumed, range(saved_after + 1, saved_after + 4))
     for got, want in zip(resumed, whole_run, strict=True):
@@ -90,7 +90,7 @@ def test_an_optimizer_of_an_unknown_kind_is_refused_by_name() -> None:
         pass
 
     with pytest.raises(CheckpointError, match="Lion: expected one of torch's own, or Megatron's"):
-        optimizer_pieces(Lion(), [])
+        optimizer_shards(Lion(), [])
 
 
 def test_a_state_that_is_not_cut_like_its_parameter_is_refused_by_name() -> None:
@@ -98,6 +98,6 @@ def test_a_state_that_is_not_cut_like_its_parameter_is_refused_by_name() -> None
     optimizer = torch.optim.SGD([parameter])
     optimizer.state[parameter] = {"rows": torch.zeros(4), "count": 3}
     with pytest.raises(CheckpointError) as caught:
-        optimizer_pieces(optimizer, [local("w", parameter)])
+        optimizer_shards(optimizer, [local("w", parameter)])
     assert "optimizer/rows/w: a state of [4]" in str(caught.value)
     assert "optimizer/count/w: a state of int" in str(caught.value)
