@@ -57,6 +57,22 @@ def trial_layout(sizes: Mapping[str, int]) -> dict[str, object]:
     return axis_settings(sizes) | ({"parallel.sequence_parallel": True} if split else {})
 
 
+def batch_of_steps(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, object]:
+    """Return config key -> value of a smaller global batch for a trial's steps.
+
+    Steps show the optimizer and what follows an update; that gradients of many micro-batches add up
+    is shown by the gradients of the full global batch. One micro-batch is left per data-parallel
+    rank and pipeline stage, and at least two.
+
+    Args:
+        config: Has ``train.micro_batch_size`` and ``train.global_batch_size``.
+        sizes: The layout, as in ``trial_layout``.
+    """
+    num_microbatches = max(2, sizes.get("dp", 1) * sizes.get("pp", 1))
+    smaller = config["train.micro_batch_size"] * num_microbatches
+    return {"train.global_batch_size": min(smaller, config["train.global_batch_size"])}
+
+
 def samples(config: Mapping[str, Any], count: int) -> list[dict[str, Tensor]]:
     """Return random sequences of a pretraining task: ``tokens``, ``labels``, ``loss_mask`` and
     ``position_ids``, each [S].

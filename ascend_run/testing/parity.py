@@ -16,7 +16,7 @@ import attrs
 from ascend_run.plugin_api.manifest import Numerics
 from ascend_run.types.layout import world_size
 
-from .models import MODELS, trial_layout
+from .models import MODELS, batch_of_steps, trial_layout
 from .runtime import PLATFORM_VARIABLE, RankOutcome, Trial, run_trial
 from .tensors import differences, full_tensors
 
@@ -77,9 +77,11 @@ class Case:
         sizes = trial_layout(self.layout) if sharded else {}
         prefixes = tuple(f"plugins.{name}." for name in plugins)
         options = {key: value for key, value in self.options.items() if key.startswith(prefixes)}
+        config = {**MODELS[self.model], **self.config}
+        batch = batch_of_steps(config, self.layout) if steps else {}
         return Trial(
             plugins=tuple(plugins),
-            config={**MODELS[self.model], **self.config, **sizes, **options},
+            config={**config, **batch, **sizes, **options},
             steps=steps,
             counted=counted,
         )

@@ -141,9 +141,10 @@ def reply_to(job: Job) -> bytes:
         reply = pickle.dumps(result)
     # The frames of an exception may hold process groups. Collecting them closes their connections,
     # so that peers that wait in a collective fail at once.
-    if isinstance(result, Failure) or _num_threads() > _MANY_THREADS:
+    is_first = not gc.get_freeze_count()
+    if is_first or isinstance(result, Failure) or _num_threads() > _MANY_THREADS:
         gc.collect()
-        if not gc.get_freeze_count():
+        if is_first:
             gc.freeze()  # skip the objects of torch and Megatron in further collections
     return reply
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 import attrs
 
 from ascend_run.plugin_api.hook_kinds import Point
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.manifest import Numerics
+from ascend_run.testing.models import batch_of_steps
 from ascend_run.testing.parity import GRADIENT_TOLERANCE, TRAINED_STEPS, TRAINED_TOLERANCE, compare
 from ascend_run.testing.runtime import Trial
 
@@ -108,29 +110,31 @@ def require_device(subject: Subject) -> None:
 def _off(subject: Subject, scenario: Scenario, steps: int, tolerance: float) -> Iterator[str]:
     """A message for each result whose error exceeds the declared numerics."""
     numerics, run = subject.manifest.numerics, subject.means.run
-    outcomes = run(_stepping(scenario.chosen, steps), scenario.world_size)
+    stepping = partial(_stepping, scenario.layout, steps)
+    outcomes = run(stepping(scenario.chosen), scenario.world_size)
     alone = scenario.on_one_rank
     chosen_by_kind = scenario.without == scenario.chosen
     if numerics is Numerics.MODEL or chosen_by_kind:
         if scenario.world_size > 1:
-            itself = run(_stepping(alone.chosen, steps), 1)
+            itself = run(stepping(alone.chosen), 1)
             for problem in compare(outcomes, itself, tolerance):
                 yield f"against its own run on one rank: {problem}"
         return
-    plain = run(_stepping(alone.without, steps), 1)
+    plain = run(stepping(alone.without), 1)
     for problem in compare(outcomes, plain, tolerance):
         yield f"against one rank without it: {problem}"
     if (
         numerics is Numerics.BITWISE
         and not subject.means.examine(scenario.without, scenario.world_size).problems
     ):
-        without = run(_stepping(scenario.without, steps), scenario.world_size)
+        without = run(stepping(scenario.without), scenario.world_size)
         for problem in compare(outcomes, without, _EXACT):
             yield f"against the same ranks without it, bitwise: {problem}"
 
 
-def _stepping(trial: Trial, steps: int) -> Trial:
-    return attrs.evolve(trial, steps=steps, counted=False)
+def _stepping(layout: Mapping[str, int], steps: int, trial: Trial) -> Trial:
+    batch = batch_of_steps(trial.config, layout) if steps else {}
+    return attrs.evolve(trial, steps=steps, counted=False, config={**trial.config, **batch})
 
 
 def device_problem(platform: str) -> str:
