@@ -78,7 +78,8 @@ class Case:
         prefixes = tuple(f"plugins.{name}." for name in plugins)
         options = {key: value for key, value in self.options.items() if key.startswith(prefixes)}
         config = {**MODELS[self.model], **self.config}
-        batch = batch_of_steps(config, self.layout) if steps else {}
+        chosen = "train.global_batch_size" in self.config
+        batch = batch_of_steps(config, self.layout) if steps and not chosen else {}
         return Trial(
             plugins=tuple(plugins),
             config={**config, **batch, **sizes, **options},

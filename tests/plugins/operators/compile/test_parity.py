@@ -11,9 +11,10 @@ from ascend_run.testing.parity import Case, Parity
 from ascend_run.testing.runtime import RankOutcome
 
 GRAPHS = "compile/graphs"
-MOST_GRAPHS = 8
+MOST_GRAPHS = 9
 """Five per layer (norm; projection and rotation; output projection; residual; norm, MLP and
-residual), some recompiled for the first layer, whose input has other strides in a batch of one."""
+residual), some recompiled for the first layer, whose input has other strides in a batch of one. In
+a fresh process a model with experts has 9; what an earlier run has compiled is not counted."""
 PARTS = {"plugins.compile.regions": "parts", "plugins.compile.fullgraph": True}
 
 
@@ -24,9 +25,9 @@ def assert_compiled(outcome: RankOutcome, micro_batches: int = 4) -> None:
     assert 0 < outcome.metrics[GRAPHS] <= MOST_GRAPHS
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
-def test_it_keeps_loss_gradients_and_weights(parity: Parity, model: str) -> None:
-    (outcome,) = parity("compile", model=model)
+def test_experts_keep_loss_gradients_and_weights(parity: Parity) -> None:
+    """Dense layers are below, in parts and with other norms."""
+    (outcome,) = parity("compile", model="moe")
     assert_compiled(outcome)
 
 

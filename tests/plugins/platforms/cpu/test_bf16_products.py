@@ -174,7 +174,7 @@ TP = {"parallel.tensor_model_parallel_size": 2}
         case(("coc",), DENSE, TP),
         case(("coc",), DENSE, {**TP, "parallel.sequence_parallel": True}),
         case(("gmm",), MOE, {}),
-        case(("compile",), DENSE, {}),
+        case(("compile",), DENSE, {"plugins.compile.regions": "parts"}),
     ],
     ids=str,
 )
