@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ascend_run.plugin_api import DataError
-
-from .chat_tokenizer import (
+from ascend_run.text.chat_tokenizer import (
     ChatTokenizer,
     load_chat_tokenizer,
     read_tokenizer_config,
     tokenizer_folder,
 )
-from .conversations import read_conversations
-from .templates import ChatTemplate, template_source
+from ascend_run.text.conversations import read_conversations
+from ascend_run.text.templates import ChatTemplate, template_source
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig

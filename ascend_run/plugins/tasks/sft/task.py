@@ -21,9 +21,9 @@ from ascend_run.plugin_api import (
     SampleBlend,
 )
 from ascend_run.plugins.tasks import next_token_loss
+from ascend_run.text.encoding import Encoded, Encoder, encoded_files, left_out_reasons
+from ascend_run.text.packing import pack
 
-from .encoding import Encoded, Encoder, encoded_files, left_out_reasons
-from .packing import pack
 from .sources import open_tokenizer
 
 if TYPE_CHECKING:

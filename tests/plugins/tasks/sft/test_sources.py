@@ -13,7 +13,7 @@ import pytest
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Layout, RunConfig
 from ascend_run.plugins.tasks.sft import Sft, SftConfig
-from ascend_run.plugins.tasks.sft.conversations import read_conversations
+from ascend_run.text.conversations import read_conversations
 from ascend_run.types.config import DataSection, TrainSection
 from tests.support.chats import LONG, SHORT, write_lines, write_tokenizer
 from tests.support.tiny_configs import model_fields, parallel_fields
