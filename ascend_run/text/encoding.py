@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,14 @@ import numpy as np
 from ascend_run.plugin_api import ArrayCache, Arrays, DataError
 
 from .chat_tokenizer import ChatTokenizer
-from .conversations import SHOWN_PROBLEMS, Conversation, read_conversations, texts
 from .labelling import Labelled, label
+from .reading import SampleReader
+from .samples import Conversation, texts
+from .sources.problems import SHOWN_PROBLEMS
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
 from .turns import Rendered, render
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _BATCH: Final = 512
 """Conversations tokenized per call."""
 _NAMED: Final = 5
@@ -44,24 +47,62 @@ class Encoder:
     max_tokens: int
     """Tokens per conversation; one more than ``data.seq_length``, since the last one is only a
     label."""
-    truncates: bool
+    too_long: str
+    """What to do with longer ones: ``drop``, ``truncate`` or ``turns``; see ``fit``."""
     keeps_special: bool
 
-    def description(self, files: Sequence[str]) -> Mapping[str, object]:
-        """Return everything that determines the encoded samples, as the cache key."""
+    def description(self, files: Sequence[Path]) -> Mapping[str, object]:
+        """Return what determines the encoded samples beside how files are read: the cache key."""
         return {
             "kind": "conversations",
             "format": _FORMAT,
             "files": [_sha256(path) for path in files],
-            "names": [*files],
+            "names": [*map(str, files)],
             "tokenizer": self.tokenizer.sha256,
             "variables": dict(self.tokenizer.variables),
             "template": self.template.source,
             "date": self.template.date,
             "max_tokens": self.max_tokens,
-            "truncates": self.truncates,
+            "too_long": self.too_long,
             "keeps_special": self.keeps_special,
         }
+
+    def render(self, conversation: Conversation) -> Rendered | None:
+        """Return a conversation as text; None if it spells a special token and may not.
+
+        Raises:
+            TemplateRefusal: The template rejects it.
+        """
+        said = "\0".join(texts(conversation.messages))
+        if any(mark in said for mark in (BEGIN, END, MARK)):
+            raise TemplateRefusal("it holds the code points U+10FFF0 to U+10FFF2")
+        if not self.keeps_special and self.tokenizer.spells_special.search(said):
+            return None
+        try:
+            return render(self.template, conversation)
+        except TemplateRefusal as refusal:
+            raise TemplateRefusal(f"the chat template rejects it: {refusal}") from None
+
+    def fit(
+        self, source: str, labelled: Labelled, left_out: dict[str, list[str]]
+    ) -> Labelled | None:
+        """Return a conversation that fits the length; None if it is left out, with its reason.
+
+        ``truncate`` cuts at the length, ``turns`` at the end of the last trained turn that fits.
+        """
+        if len(labelled.ids) > self.max_tokens and any(labelled.trained[1:]):
+            end = self.max_tokens if self.too_long == "truncate" else 0
+            if self.too_long == "turns":
+                end = labelled.end_of_turn(self.max_tokens)
+            left_out.setdefault(TRUNCATED if end else TOO_LONG, []).append(source)
+            if not end:
+                return None
+            labelled = labelled.up_to(end)
+        # The first token is never a label.
+        if not any(labelled.trained[1:]):
+            left_out.setdefault(NOTHING_TO_TRAIN, []).append(source)
+            return None
+        return labelled
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -103,47 +144,33 @@ class Encoded:
         return self.ids[part], self.trained[part]
 
 
-def encoded_files(files: Sequence[str], encoder: Encoder, cache: ArrayCache) -> Encoded:
+def encoded_files(
+    files: Sequence[Path], reader: SampleReader, encoder: Encoder, cache: ArrayCache
+) -> Encoded:
     """Return the samples of some files, from the cache if they were encoded before.
 
     Raises:
-        DataError: Lines are malformed, or the template rejects conversations (all are listed); or
+        DataError: Records are malformed, or the template rejects conversations (all are listed); or
             no sample is left.
         StorageError: The cache cannot be read or written.
     """
-    arrays = cache.arrays(encoder.description(files), lambda: _encode(files, encoder).as_arrays())
+    description = {**encoder.description(files), **reader.description()}
+    arrays = cache.arrays(description, lambda: _encode(files, reader, encoder).as_arrays())
     return Encoded.from_arrays(arrays)
 
 
-def _encode(files: Sequence[str], encoder: Encoder) -> Encoded:
-    problems: list[str] = []
-    conversations: list[Conversation] = []
-    for path in files:
-        found, wrong = read_conversations(path)
-        conversations += found
-        problems += wrong
-    if problems:
-        raise DataError("these conversations cannot be read", problems)
+def _encode(files: Sequence[Path], reader: SampleReader, encoder: Encoder) -> Encoded:
     left_out: dict[str, list[str]] = {}
     ids: list[np.ndarray[Any, Any]] = []
     trained: list[np.ndarray[Any, Any]] = []
-    for source, labelled in _labelled(conversations, encoder, left_out):
-        if len(labelled.ids) > encoder.max_tokens and any(labelled.trained[1:]):
-            if not encoder.truncates:
-                left_out.setdefault(TOO_LONG, []).append(source)
-                continue
-            left_out.setdefault(TRUNCATED, []).append(source)
-            labelled = Labelled(
-                labelled.ids[: encoder.max_tokens], labelled.trained[: encoder.max_tokens]
-            )
-        # The first token is never a label.
-        if not any(labelled.trained[1:]):
-            left_out.setdefault(NOTHING_TO_TRAIN, []).append(source)
-            continue
-        ids.append(np.asarray(labelled.ids, np.int32))
-        trained.append(np.asarray(labelled.trained, np.bool_))
+    conversations = reader.conversations(files)
+    for source, labelled in labelled_conversations(conversations, encoder, left_out):
+        fitted = encoder.fit(source, labelled, left_out)
+        if fitted is not None:
+            ids.append(np.asarray(fitted.ids, np.int32))
+            trained.append(np.asarray(fitted.trained, np.bool_))
     report = {
-        "conversations": len(conversations),
+        "conversations": reader.count,
         "samples": len(ids),
         "left_out": {
             reason: {"count": len(sources), "first": sources[:_NAMED]}
@@ -152,7 +179,8 @@ def _encode(files: Sequence[str], encoder: Encoder) -> Encoded:
     }
     if not ids:
         raise DataError(
-            f"none of {len(conversations)} conversations in {', '.join(files)} can be trained on",
+            f"none of {reader.count} conversations in {', '.join(map(str, files))} can be trained "
+            "on",
             list(left_out_reasons(report)),
         )
     return Encoded(
@@ -171,33 +199,34 @@ def left_out_reasons(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{reason}: {which['count']} ({', '.join(which['first'])}{rest})"
 
 
-def _labelled(
-    conversations: Sequence[Conversation], encoder: Encoder, left_out: dict[str, list[str]]
+def labelled_conversations(
+    conversations: Iterable[tuple[str, Conversation]],
+    encoder: Encoder,
+    left_out: dict[str, list[str]],
 ) -> Iterator[tuple[str, Labelled]]:
-    """Yield each conversation that can be rendered, tokenized and labelled.
+    """Yield each conversation that can be rendered, tokenized and labelled, with its source.
+
+    Args:
+        left_out: Reason -> the sources of those that are left out; receives more.
 
     Raises:
         DataError: The template rejects conversations; they are listed.
     """
-    tokenizer = encoder.tokenizer
     refused: list[str] = []
-    for begin in range(0, len(conversations), _BATCH):
+    remaining = iter(conversations)
+    while some := [*islice(remaining, _BATCH)]:
         batch: list[tuple[str, Rendered]] = []
-        for conversation in conversations[begin : begin + _BATCH]:
-            source = conversation.source
-            said = "\0".join(texts(conversation.messages))
-            if any(mark in said for mark in (BEGIN, END, MARK)):
-                refused.append(f"{source}: it holds the code points U+10FFF0 to U+10FFF2")
-                continue
-            if not encoder.keeps_special and tokenizer.spells_special.search(said):
-                left_out.setdefault(SPELLS_SPECIAL, []).append(source)
-                continue
+        for source, conversation in some:
             try:
-                batch.append((source, render(encoder.template, conversation)))
+                if (rendered := encoder.render(conversation)) is None:
+                    left_out.setdefault(SPELLS_SPECIAL, []).append(source)
+                else:
+                    batch.append((source, rendered))
             except TemplateRefusal as refusal:
-                refused.append(f"{source}: the chat template rejects it: {refusal}")
+                refused.append(f"{source}: {refusal}")
         if refused:
             continue
+        tokenizer = encoder.tokenizer
         encodings = tokenizer.backend.encode_batch(
             [rendered.text for _, rendered in batch], add_special_tokens=False
         )
@@ -210,6 +239,6 @@ def _labelled(
         raise DataError(f"{encoder.template.name} cannot render these conversations", shown)
 
 
-def _sha256(path: str) -> str:
-    with Path(path).open("rb") as stream:
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

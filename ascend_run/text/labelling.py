@@ -22,6 +22,16 @@ class Labelled:
     ids: list[int]
     trained: list[bool]
 
+    def up_to(self, tokens: int) -> Labelled:
+        """Return the first tokens."""
+        return Labelled(self.ids[:tokens], self.trained[:tokens])
+
+    def end_of_turn(self, tokens: int) -> int:
+        """Return the end of the last trained turn within the first tokens; 0 if none ends there."""
+        after = [*self.trained[1:], False]
+        ends = (i for i in reversed(range(tokens)) if self.trained[i] and not after[i])
+        return next(ends, -1) + 1
+
 
 def label(rendered: Rendered, encoding: Any, tokenizer: ChatTokenizer) -> Labelled:
     """Mark the assistant's tokens, each turn with the special token that closes it.

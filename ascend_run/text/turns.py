@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from .conversations import Conversation
+from .samples import Conversation
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
 
 Span = tuple[int, int]

@@ -14,8 +14,8 @@ from ascend_run.text.chat_tokenizer import (
     load_chat_tokenizer,
     read_tokenizer_config,
 )
-from ascend_run.text.conversations import Conversation
 from ascend_run.text.labelling import Labelled, label
+from ascend_run.text.samples import Conversation
 from ascend_run.text.templates import (
     NAMED,
     ChatTemplate,
@@ -56,7 +56,7 @@ class Labeller:
         )
 
     def __call__(self, messages: list[dict[str, Any]]) -> Labelled:
-        rendered = render(self.template, Conversation(source="here:1", messages=tuple(messages)))
+        rendered = render(self.template, Conversation(messages=tuple(messages)))
         encoding = self.tokenizer.backend.encode(rendered.text, add_special_tokens=False)
         return label(rendered, encoding, self.tokenizer)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ascend_run.plugin_api import DataError
+from ascend_run.plugin_api import AscendRunError, DataError
 from ascend_run.text.chat_tokenizer import (
     ChatTokenizer,
     load_chat_tokenizer,
     read_tokenizer_config,
     tokenizer_folder,
 )
-from ascend_run.text.conversations import read_conversations
+from ascend_run.text.reading import SampleReader, sample_reader
+from ascend_run.text.samples import Conversation
 from ascend_run.text.templates import ChatTemplate, template_source
 
 if TYPE_CHECKING:
@@ -28,7 +28,13 @@ def source_problems(config: RunConfig, options: SftConfig) -> list[str]:
         open_tokenizer(config, options)
     except DataError as error:
         problems += error.problems
-    problems += _file_problems(config)
+    try:
+        reader = open_reader(options)
+    except AscendRunError as error:
+        problems += error.problems or [error.headline]
+    else:
+        paths = dict.fromkeys((*config.data.train, *config.data.validation))
+        problems += reader.problems([*paths])
     return [problem if problem.startswith("sft: ") else f"sft: {problem}" for problem in problems]
 
 
@@ -78,9 +84,14 @@ def open_tokenizer(config: RunConfig, options: SftConfig) -> tuple[ChatTokenizer
     return tokenizer, template
 
 
-def _file_problems(config: RunConfig) -> Iterator[str]:
-    for path in dict.fromkeys((*config.data.train, *config.data.validation)):
-        yield from read_conversations(path)[1]
+def open_reader(options: SftConfig) -> SampleReader:
+    """Return what reads the conversations of a run.
+
+    Raises:
+        ConfigError: The handler or the mapping of its keys cannot be used.
+        PluginLoadError: The handler cannot be imported.
+    """
+    return sample_reader(options.handler, options.map_keys, Conversation)
 
 
 def _refusal(problems: list[str]) -> DataError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,9 @@ from ascend_run.plugin_api import (
 from ascend_run.plugins.tasks import next_token_loss
 from ascend_run.text.encoding import Encoded, Encoder, encoded_files, left_out_reasons
 from ascend_run.text.packing import pack
+from ascend_run.text.sources import find_sources
 
-from .sources import open_tokenizer
+from .sources import open_reader, open_tokenizer
 
 if TYPE_CHECKING:
     from . import SftConfig
@@ -50,7 +52,7 @@ class SftTask:
         """Return the conversations that ``[data]`` names, epoch after epoch.
 
         Raises:
-            DataError: A file, a line, the tokenizer or the template cannot be used.
+            DataError: A file, a row, the tokenizer or the template cannot be used.
         """
         config = context.config
         tokenizer, template = open_tokenizer(config, self.options)
@@ -58,12 +60,15 @@ class SftTask:
             tokenizer=tokenizer,
             template=template,
             max_tokens=config.data.seq_length + 1,
-            truncates=self.options.too_long == "truncate",
+            too_long=self.options.too_long,
             keeps_special=self.options.special_tokens == "keep",
         )
 
-        def build(files: Sequence[str], samples: int, shuffles: bool) -> Conversations:
-            encoded = encoded_files(files, encoder, context.cache)
+        reader = open_reader(self.options)
+
+        def build(paths: Sequence[str], samples: int, shuffles: bool) -> Conversations:
+            files, _ = find_sources(paths)
+            encoded = encoded_files(files, reader, encoder, context.cache)
             conversations = Conversations(
                 encoded,
                 length=config.data.seq_length,
@@ -169,13 +174,13 @@ class Conversations:
         return self._epoch[1]
 
 
-def _log_dataset(files: Sequence[str], encoded: Encoded, conversations: Conversations) -> None:
+def _log_dataset(files: Sequence[Path], encoded: Encoded, conversations: Conversations) -> None:
     """Log what was read, and what was left out."""
     log = structlog.get_logger()
     report = encoded.report
     log.info(
         "sft.data",
-        files=[*files],
+        files=[*map(str, files)],
         conversations=report["conversations"],
         samples=len(conversations.packs),
         tokens=len(encoded.ids),
