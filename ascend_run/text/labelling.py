@@ -57,18 +57,18 @@ def label(rendered: Rendered, encoding: Any, tokenizer: ChatTokenizer) -> Labell
         if index in closed_after:
             out_ids.append(tokenizer.eos_id)
             out_trained.append(True)
-    begin = _doubled(out_ids, tokenizer.bos_id)
+    begin = len(out_ids) - len(without_doubled(out_ids, tokenizer.bos_id))
     # No trained token attends to what follows the last one.
     end = max((index + 1 for index, counts in enumerate(out_trained) if counts), default=0)
     return Labelled(out_ids[begin:end], out_trained[begin:end])
 
 
-def _doubled(ids: list[int], bos_id: int | None) -> int:
-    """Return how many duplicate begin-of-sequence tokens precede the one that is kept."""
+def without_doubled(ids: list[int], bos_id: int | None) -> list[int]:
+    """Return the ids without begin-of-sequence tokens before the one that is kept."""
     extra = 0
     while bos_id is not None and ids[extra : extra + 2] == [bos_id, bos_id]:
         extra += 1
-    return extra
+    return ids[extra:]
 
 
 def _tokens_of(

@@ -28,6 +28,10 @@ class Rendered:
     spans: tuple[Span, ...]
     """The assistant's turns, in order."""
 
+    def only_last(self) -> Rendered:
+        """Return the same text with the last of the turns."""
+        return Rendered(self.text, self.spans[-1:])
+
 
 def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
     """Render a conversation and locate the turns to train; empty turns are left out.

@@ -22,7 +22,8 @@ from ascend_run.plugin_api import (
     SampleBlend,
 )
 from ascend_run.plugins.tasks import next_token_loss
-from ascend_run.text.encoding import Encoded, Encoder, encoded_files, left_out_reasons
+from ascend_run.text.encoder import Encoder, left_out_reasons
+from ascend_run.text.encoding import Encoded, LengthLimit, encoded_files
 from ascend_run.text.packing import pack
 from ascend_run.text.sources import find_sources
 
@@ -59,16 +60,15 @@ class SftTask:
         encoder = Encoder(
             tokenizer=tokenizer,
             template=template,
-            max_tokens=config.data.seq_length + 1,
-            too_long=self.options.too_long,
             keeps_special=self.options.special_tokens == "keep",
         )
+        limit = LengthLimit(max_tokens=config.data.seq_length + 1, too_long=self.options.too_long)
 
         reader = open_reader(self.options)
 
         def build(paths: Sequence[str], samples: int, shuffles: bool) -> Conversations:
             files, _ = find_sources(paths)
-            encoded = encoded_files(files, reader, encoder, context.cache)
+            encoded = encoded_files(files, reader, encoder, limit, context.cache)
             conversations = Conversations(
                 encoded,
                 length=config.data.seq_length,
