@@ -20,6 +20,7 @@ from ascend_run.plugin_api import ArrayCache, Arrays, DataError
 from .encoder import NOTHING_TO_TRAIN, Encoder, Omissions, encode_batches, left_out_reasons
 from .labelling import Labelled
 from .reading import SampleReader
+from .sample_files import read_labelled, read_sample_record
 
 _FORMAT: Final = 3
 
@@ -37,7 +38,7 @@ class Encoded:
     """[tokens] bool."""
     ends: np.ndarray[Any, Any]
     """[samples] int64: end of each sample in ``ids``."""
-    report: Mapping[str, object]
+    report: Mapping[str, Any]
     """``conversations`` read, and for each reason to leave some out ``count`` and ``first``
     (``file:line``)."""
 
@@ -126,6 +127,54 @@ def encoded_files(
         return fitted(labelled, limit, omissions, lambda: reader.count, files).as_arrays()
 
     return Encoded.from_arrays(cache.arrays(description, compute))
+
+
+def encoded_dataset(prefix: str, limit: LengthLimit, cache: ArrayCache) -> Encoded:
+    """Return the conversations in token files, from the cache if they were read before.
+
+    Raises:
+        DataError: The files are damaged, or no conversation is left.
+        StorageError: The cache cannot be read or written.
+    """
+    record = read_sample_record(prefix)
+    description = {
+        "kind": "token files of conversations",
+        "format": _FORMAT,
+        "name": prefix,
+        "files": [*record.bin_sha256.values(), *record.idx_sha256.values()],
+        **attrs.asdict(limit),
+    }
+
+    def compute() -> Arrays:
+        count = int(record.report["samples"])
+        return fitted(
+            read_labelled(prefix), limit, Omissions(), lambda: count, [Path(prefix)]
+        ).as_arrays()
+
+    return Encoded.from_arrays(cache.arrays(description, compute))
+
+
+def joined(parts: Sequence[Encoded]) -> Encoded:
+    """Return the samples of several parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    begins = np.cumsum([0, *(len(part.ids) for part in parts[:-1])])
+    left_out: dict[str, Any] = {}
+    for part in parts:
+        for reason, found in part.report["left_out"].items():
+            known = left_out.setdefault(reason, {"count": 0, "first": []})
+            known["count"] += found["count"]
+            known["first"] += found["first"]
+    return Encoded(
+        ids=np.concatenate([part.ids for part in parts]),
+        trained=np.concatenate([part.trained for part in parts]),
+        ends=np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=True)]),
+        report={
+            "conversations": sum(part.report["conversations"] for part in parts),
+            "samples": sum(len(part) for part in parts),
+            "left_out": left_out,
+        },
+    )
 
 
 def fitted(

@@ -37,15 +37,19 @@ class Record:
         """Return a value; None if it is missing."""
         return self.values.get(self.own(key))
 
+    def require(self, key: str) -> None:
+        """Raise MalformedRecord if a key is missing."""
+        if key not in self:
+            raise MalformedRecord(f"lacks {self.own(key)!r}; its keys: {self.names()}")
+
     def text(self, key: str) -> str:
         """Return a string.
 
         Raises:
             MalformedRecord: It is missing, or another type.
         """
+        self.require(key)
         own = self.own(key)
-        if own not in self.values:
-            raise MalformedRecord(f"lacks {own!r}; its keys: {self.names()}")
         value = self.values[own]
         if not isinstance(value, str):
             raise MalformedRecord(f"{own!r} must be a string, found {type(value).__name__}")

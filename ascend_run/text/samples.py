@@ -41,22 +41,30 @@ class Preference:
 class ProcessReward:
     """A solution whose steps are rated one by one."""
 
-    steps: tuple[str, ...]
-    """The text before each rating; joined, it is the whole solution."""
+    text: str
+    """Question and solution; a placeholder stands where a step ends."""
     rewards: tuple[str, ...]
-    """The rating of each step: the text of one token."""
+    """The rating of each step, in order: the text of one token."""
 
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """Messages that a model is to answer, and the reference answer for a verifier, if any."""
+    """Messages that a model is to answer."""
 
     messages: tuple[Message, ...]
-    answer: str | None = None
     tools: Any = None
 
 
-Sample: TypeAlias = Text | Conversation | Preference | ProcessReward | Prompt
+@attrs.frozen(kw_only=True)
+class VerifiablePrompt:
+    """Messages that a model is to answer, and the answer that a verifier compares with."""
+
+    messages: tuple[Message, ...]
+    answer: str
+    tools: Any = None
+
+
+Sample: TypeAlias = Text | Conversation | Preference | ProcessReward | Prompt | VerifiablePrompt
 
 
 def texts(messages: Sequence[Message]) -> Iterator[str]:

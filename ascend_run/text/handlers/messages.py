@@ -61,6 +61,7 @@ def message_list(record: Record, key: str) -> list[dict[str, Any]]:
 
     Messages may have ``role`` and ``content`` or ``from`` and ``value``, or what the tags name.
     """
+    record.require(key)
     listed = record.parsed(key)
     if not isinstance(listed, list) or not listed:
         raise MalformedRecord(f"{record.own(key)!r} must be a list of messages")

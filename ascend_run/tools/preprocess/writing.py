@@ -202,7 +202,8 @@ def _with_progress(
     progress(stage, 0, total)
     for document, held_out in corpus.read():
         yield document, held_out
-        done += document.read_bytes
+        # The text of a compressed file may be larger than the file.
+        done = min(done + document.read_bytes, total)
         if done - shown > total // _PROGRESS_STEPS:
             progress(stage, done, total)
             shown = done

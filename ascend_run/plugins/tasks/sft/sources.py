@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ascend_run.plugin_api import AscendRunError, DataError
-from ascend_run.text.chat_tokenizer import ChatTokenizer
+from ascend_run.text.encoder import Encoder
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.reading import SampleReader, sample_reader
+from ascend_run.text.sample_files import check_sample_dataset, is_sample_dataset
 from ascend_run.text.samples import Conversation
-from ascend_run.text.templates import ChatTemplate
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -20,27 +20,34 @@ if TYPE_CHECKING:
 def source_problems(config: RunConfig, options: SftConfig) -> list[str]:
     """Return everything that is wrong with what ``[data]`` names, one sentence each."""
     problems: list[str] = []
+    encoder = None
     try:
-        open_tokenizer(config, options)
+        encoder = open_encoder(config, options)
     except DataError as error:
         problems += error.problems
+    paths = dict.fromkeys((*config.data.train, *config.data.validation))
+    datasets = [path for path in paths if is_sample_dataset(path)]
     try:
         reader = open_reader(options)
     except AscendRunError as error:
         problems += error.problems or [error.headline]
     else:
-        paths = dict.fromkeys((*config.data.train, *config.data.validation))
-        problems += reader.problems([*paths])
+        problems += reader.problems([path for path in paths if path not in datasets])
+    for prefix in datasets:
+        try:
+            check_sample_dataset(prefix, Conversation.__name__, encoder)
+        except DataError as error:
+            problems.append(error.headline)
     return [problem if problem.startswith("sft: ") else f"sft: {problem}" for problem in problems]
 
 
-def open_tokenizer(config: RunConfig, options: SftConfig) -> tuple[ChatTokenizer, ChatTemplate]:
-    """Return the tokenizer and the chat template of a run.
+def open_encoder(config: RunConfig, options: SftConfig) -> Encoder:
+    """Return what encodes the conversations of a run, by its tokenizer and chat template.
 
     Raises:
         DataError: The tokenizer or the template cannot be used; lists every problem of both.
     """
-    return open_chat(
+    tokenizer, template = open_chat(
         ChatOptions(
             tokenizer=config.data.tokenizer,
             template=options.template,
@@ -50,6 +57,9 @@ def open_tokenizer(config: RunConfig, options: SftConfig) -> tuple[ChatTokenizer
             template_option="plugins.sft.template",
             date_option="plugins.sft.date",
         )
+    )
+    return Encoder(
+        tokenizer=tokenizer, template=template, keeps_special=options.special_tokens == "keep"
     )
 
 
