@@ -17,9 +17,8 @@ from typing import Any, Final
 import torch
 
 from ascend_run.plugin_api import contracts as c
+from ascend_run.text.dataset_paths import bin_path, idx_path
 from ascend_run.types.config import RunConfig
-
-from .data.dataset_paths import bin_path, idx_path
 
 FILE_NAME: Final = "environment.json"
 FORMAT: Final = 1

@@ -14,11 +14,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
 
-from ascend_run.core.data.dataset_paths import bin_path, idx_path
-from ascend_run.core.data.indexed import IndexedWriter, dtype_for
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.testing.models import MODELS
+from ascend_run.text.dataset_paths import bin_path, idx_path
+from ascend_run.text.indexed import IndexedWriter, dtype_for
 
 _VOCAB_SIZE: Final = 272
 """Every byte, and a few special tokens."""

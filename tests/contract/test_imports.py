@@ -50,11 +50,12 @@ def test_every_contract_is_kept() -> None:
 
 
 _FLOORS = (
-    *("types", "plugin_api", "ops", "registry", "core", "prepare", "testing", "tools"),
+    *("types", "plugin_api", "ops", "text", "registry", "core", "prepare", "testing", "tools"),
     *("entrypoints", "plugins", "plugins/platforms", "plugins/platforms/cpu"),
     *("plugins/experts", "plugins/experts/gmm"),
 )
-_ONE_WAY, _OWN = "imports point one way", "plugin_api, ops and types only"
+_ONE_WAY, _OWN = "imports point one way", "plugin_api, ops, text and types only"
+_NO_TORCH = "text imports plugin_api and types only"
 _PLANTED = [
     ("plugins/experts/gmm/__init__.py", "import ascend_run.core", _OWN),
     ("plugins/experts/gmm/deep.py", "import ascend_run.registry.kinds", _OWN),
@@ -78,6 +79,11 @@ _PLANTED = [
     ("plugin_api/__init__.py", "import ascend_run.ops", "plugin_api and types import no ops"),
     ("ops/__init__.py", "import ascend_run.plugin_api", "ops import types and torch only"),
     ("ops/__init__.py", "import megatron.core", "ops import types and torch only"),
+    ("ops/__init__.py", "import ascend_run.text", "ops import types and torch only"),
+    ("text/__init__.py", "import ascend_run.core", _ONE_WAY),
+    ("text/__init__.py", "import ascend_run.plugins.platforms.cpu", "nothing imports a plugin"),
+    ("text/__init__.py", "import ascend_run.ops", _NO_TORCH),
+    ("text/__init__.py", "import torch", _NO_TORCH),
 ]
 
 

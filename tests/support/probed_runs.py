@@ -14,13 +14,13 @@ from typing import Any
 
 import attrs
 
-from ascend_run.core.data.dataset_paths import bin_path
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.launch.rank_environment import RankEnvironment
 from ascend_run.plugin_api import LinkPlace, RunContext
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.testing.models import MODELS
+from ascend_run.text.dataset_paths import bin_path
 
 from .fake_plugins import plugin
 from .tokens import write_tokens

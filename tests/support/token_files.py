@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.data.dataset_paths import bin_path, idx_path
-from ascend_run.core.data.indexed import IndexedWriter, dtype_for
 from ascend_run.plugin_api import RunConfig
+from ascend_run.text.dataset_paths import bin_path, idx_path
+from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.types.config import DataSection, RunSection
 from tests.support.tiny_configs import model_fields, parallel_fields
 

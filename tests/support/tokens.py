@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from ascend_run.core.data.dataset_paths import bin_path, idx_path
-from ascend_run.core.data.indexed import IndexedWriter, dtype_for
+from ascend_run.text.dataset_paths import bin_path, idx_path
+from ascend_run.text.indexed import IndexedWriter, dtype_for
 
 
 def write_tokens(folder: Path, vocab_size: int = 90) -> str:

@@ -14,11 +14,11 @@ from typing import Final
 import attrs
 import numpy as np
 
-from ascend_run.core.data.dataset_paths import bin_path, idx_path, sidecar_path
-from ascend_run.core.data.indexed import TokenIndex, read_index
 from ascend_run.core.data.sidecar import FileDigest, Sidecar, read_sidecar
 from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer
 from ascend_run.plugin_api import DataError, RunConfig
+from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
+from ascend_run.text.indexed import TokenIndex, read_index
 
 WHOLE_CHECK_BYTES: Final = 64 * 2**20
 """Token files up to this size are checked in full."""

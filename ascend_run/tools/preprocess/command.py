@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from ascend_run.tools.preprocess.samples import SampleReport
     from ascend_run.tools.preprocess.writing import PreprocessReport
 
-_FORMATS = ("auto", "jsonl", "text", "python")
+_FORMATS = ("auto", "jsonl", "records", "text", "python")
 
 
 @click.command("preprocess")
@@ -30,7 +31,34 @@ _FORMATS = ("auto", "jsonl", "text", "python")
     type=click.Path(path_type=Path),
     help="Write PREFIX.bin, PREFIX.idx and the metadata file PREFIX.json.",
 )
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json to use.")
+@click.option(
+    "--handler",
+    default="text",
+    show_default=True,
+    help="Data handler of the records; other than text, token files have one pair a field.",
+)
+@click.option(
+    "--map-keys",
+    multiple=True,
+    metavar="KEY=NAME",
+    help="Name of a handler's key in the files, or a JSON object of names; may be repeated.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="A tokenizer.json to use; for conversations, the folder of the model's tokenizer.",
+)
+@click.option("--template", help="Chat template: a name or a .jinja file.")
+@click.option("--date", help="Date for a chat template that requests today's.")
+@click.option(
+    "--special-tokens",
+    type=click.Choice(("drop", "keep")),
+    help="Drop (default) or keep samples whose text contains a special token.",
+)
+@click.option("--placeholder-token", help="Token after each step, for process rewards.")
+@click.option(
+    "--reward-tokens", multiple=True, metavar="TOKEN", help="Token of a rating; may be repeated."
+)
 @click.option(
     "--train-tokenizer",
     "train_vocab_size",
@@ -78,21 +106,20 @@ _FORMATS = ("auto", "jsonl", "text", "python")
 @click.option("--overwrite", is_flag=True, help="Overwrite existing output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(as_json: bool, workers: int | None, **values: Any) -> None:
-    """Tokenize text to Megatron's token files.
+    """Tokenize text, conversations and other samples to Megatron's token files.
 
-    Duplicates and empty documents are dropped. A text or Python file is one document, and so is a
-    JSON line. Output is published only after all of it has been written.
+    Of plain text, duplicates and empty documents are dropped. A text or Python file is one
+    document, and so is a record of any other file. Output is published only after all of it has
+    been written.
     """
     if workers is not None:
         # Read once by the thread pool of tokenizers, at its first batch.
         os.environ["RAYON_NUM_THREADS"] = str(workers)
-    from ascend_run.tools.preprocess.options import PreprocessOptions
-    from ascend_run.tools.preprocess.writing import preprocess
-    from ascend_run.tools.terminal.byte_bars import byte_bars
-
-    options = PreprocessOptions(**values)
-    with byte_bars() as progress:
-        report = preprocess(options, progress)
+    report: PreprocessReport | SampleReport
+    if values["handler"] == "text":
+        report = _preprocess_text(values)
+    else:
+        report = _preprocess_samples(values)
     if as_json:
         import json
 
@@ -104,8 +131,68 @@ def command(as_json: bool, workers: int | None, **values: Any) -> None:
             click.echo(line)
 
 
-def _lines(report: PreprocessReport) -> Iterator[str]:
+_OF_SAMPLES = (
+    *("handler", "template", "date", "special_tokens"),
+    *("placeholder_token", "reward_tokens"),
+)
+_OF_ALL = ("inputs", "output_prefix", "tokenizer", "map_keys", "overwrite")
+
+
+def _preprocess_text(values: dict[str, Any]) -> PreprocessReport:
+    from ascend_run.plugin_api import ConfigError
+    from ascend_run.text.handlers.loading import key_mapping, load_handler
+    from ascend_run.tools.preprocess.options import PreprocessOptions
+    from ascend_run.tools.preprocess.writing import preprocess
+    from ascend_run.tools.terminal.byte_bars import byte_bars
+
+    _refuse(values, _OF_SAMPLES[1:], "--handler text")
+    keys = key_mapping(load_handler("text"), values["map_keys"])
+    if keys and values["json_key"] != "text":
+        raise ConfigError("--json-key and --map-keys name the same key; leave out one of the two")
+    given = {k: v for k, v in values.items() if k not in (*_OF_SAMPLES, "map_keys")}
+    options = PreprocessOptions(**given | {"json_key": keys.get("text", values["json_key"])})
+    with byte_bars() as progress:
+        return preprocess(options, progress)
+
+
+def _preprocess_samples(values: dict[str, Any]) -> SampleReport:
+    from ascend_run.tools.preprocess.samples import SampleOptions, preprocess_samples
+
+    used = (*_OF_SAMPLES, *_OF_ALL)
+    _refuse(values, [name for name in values if name not in used], f"--handler {values['handler']}")
+    given = {name: values[name] for name in used}
+    return preprocess_samples(
+        SampleOptions(**given | {"special_tokens": values["special_tokens"] or "drop"})
+    )
+
+
+def _refuse(values: dict[str, Any], names: Sequence[str], handler: str) -> None:
+    """Refuse options that were given and have no effect with a handler."""
+    from ascend_run.plugin_api import ConfigError
+
+    defaults = {option.name: option for option in command.params}
+    context = click.get_current_context()
+    given = [
+        defaults[name].opts[0]
+        for name in names
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    ]
+    if given:
+        raise ConfigError(
+            "cannot preprocess",
+            [f"{name} has no effect with {handler}; leave it out" for name in given],
+        )
+
+
+def _lines(report: PreprocessReport | SampleReport) -> Iterator[str]:
     """The report as text."""
+    from ascend_run.tools.preprocess.samples import SampleReport
+
+    yield from report.lines() if isinstance(report, SampleReport) else _text_lines(report)
+
+
+def _text_lines(report: PreprocessReport) -> Iterator[str]:
+    """The report of plain text."""
     megabytes = report.input_bytes / 1e6
     yield (
         f"read {report.files:,} files, {megabytes:,.1f} MB in {report.seconds:.1f} s "

@@ -1,20 +1,22 @@
-"""Read documents from files in three formats; errors name file and line."""
+"""Read documents from files in several formats; errors name file and line or row."""
 
 from __future__ import annotations
 
 import io
 import json
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from ascend_run.plugin_api import DataError
+from ascend_run.text.sources import Problems, read_records
 
 SUFFIXES: Final = {
     "jsonl": (".jsonl",),
+    "records": (".json", ".json.gz", ".jsonl.gz", ".csv", ".parquet", ".arrow"),
     "text": (".txt", ".md", ".rst"),
     "python": (".py",),
 }
@@ -48,7 +50,8 @@ def find_files(inputs: Sequence[Path], format: str = "auto") -> list[InputFile]:
     """Return the given files and those in the given folders, sorted.
 
     With a format, given files may have any suffix. In folders, files are selected by suffix;
-    hidden files, caches and installed packages are skipped.
+    hidden files, caches and installed packages are skipped, and so are tables and JSON arrays
+    unless their format is given: a folder of text may hold records of other things.
 
     Args:
         format: One of ``FORMATS``, or ``auto`` for the format of the suffix.
@@ -58,32 +61,38 @@ def find_files(inputs: Sequence[Path], format: str = "auto") -> list[InputFile]:
     """
     wanted = SUFFIXES if format == "auto" else {format: SUFFIXES[format]}
     by_suffix = {suffix: name for name, suffixes in wanted.items() for suffix in suffixes}
+    in_folders = {s: name for s, name in by_suffix.items() if format == name or name != "records"}
     found: dict[Path, str] = {}
     problems = []
     for path in inputs:
         if path.is_dir():
-            within = [p for p in sorted(path.rglob("*")) if _counts(p, path, by_suffix)]
-            found.update((p, by_suffix[p.suffix]) for p in within)
+            within = [p for p in sorted(path.rglob("*")) if _counts(p, path, in_folders)]
+            found.update((p, by_suffix[_suffix(p)]) for p in within)
             if not within:
-                problems.append(f"{path}: no files ending in {', '.join(sorted(by_suffix))}")
+                problems.append(f"{path}: no files ending in {', '.join(sorted(in_folders))}")
         elif not path.exists():
             problems.append(f"{path}: no such file or folder")
-        elif format == "auto" and path.suffix not in by_suffix:
+        elif format == "auto" and _suffix(path) not in by_suffix:
             problems.append(
                 f"{path}: unknown suffix {path.suffix!r}; set --format {'|'.join(FORMATS)}"
             )
         else:
-            found[path] = by_suffix[path.suffix] if format == "auto" else format
+            found[path] = by_suffix[_suffix(path)] if format == "auto" else format
     if problems:
         raise DataError("cannot read the input", problems)
     return [InputFile(path, name, path.stat().st_size) for path, name in found.items()]
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix, with the one before it if the file is compressed."""
+    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
 def _counts(path: Path, root: Path, suffixes: dict[str, str]) -> bool:
     folders = path.relative_to(root).parts[:-1]
     hidden = any(part.startswith(".") for part in (*folders, path.name))
     return (
-        path.suffix in suffixes
+        _suffix(path) in suffixes
         and not hidden
         and not _SKIPPED_FOLDERS.intersection(folders)
         and path.is_file()
@@ -116,6 +125,7 @@ class Reader:
         self.problems.clear()
         readers: dict[str, Callable[[Path], Iterator[Document]]] = {
             "jsonl": self._json_lines,
+            "records": self._records,
             "text": self._text,
             "python": self._python,
         }
@@ -166,6 +176,16 @@ class Reader:
                 if line.strip() and (text := self._json_text(line, source)) is not None:
                     yield Document(text, source, len(line))
 
+    def _records(self, path: Path) -> Iterator[Document]:
+        """A table or a JSON array; each record is a document."""
+        found = Problems(path)
+        for row, record in read_records(path, found):
+            source = f"{path}:{row}"
+            if (text := self._text_of(record, source)) is not None:
+                yield Document(text, source, len(text))
+        for problem in found:
+            self._problem(problem)
+
     def _json_text(self, line: bytes, source: str) -> str | None:
         try:
             record = json.loads(line.decode("utf-8"))
@@ -178,6 +198,9 @@ class Reader:
         if not isinstance(record, dict):
             self._problem(f"{source}: expected a JSON object, got {type(record).__name__}")
             return None
+        return self._text_of(record, source)
+
+    def _text_of(self, record: Mapping[str, Any], source: str) -> str | None:
         text = record.get(self.key)
         if not isinstance(text, str):
             has = f"{type(text).__name__}" if self.key in record else "nothing"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ascend_run.core.data.dataset_paths import idx_path
 from ascend_run.core.data.sidecar import Sidecar, read_sidecar
 from ascend_run.core.data.tokenizer import fingerprint_of
 from ascend_run.plugin_api import DataError
+from ascend_run.text.dataset_paths import idx_path
 
 
 def datasets_made_with(tokenizer: Path, folders: Iterable[Path]) -> Iterator[Path]:

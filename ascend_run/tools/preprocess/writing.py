@@ -12,12 +12,12 @@ from typing import Final
 import attrs
 
 import ascend_run
-from ascend_run.core.data.dataset_paths import bin_path, idx_path, sidecar_path
-from ascend_run.core.data.indexed import IndexedWriter, dtype_for
 from ascend_run.core.data.publish import StagedFiles
 from ascend_run.core.data.sidecar import FileDigest, Sidecar, encode_sidecar
 from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from ascend_run.plugin_api import ConfigError, DataError
+from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
+from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.tools.preprocess.options import PreprocessOptions
 
 from .corpus import Corpus
@@ -202,7 +202,8 @@ def _with_progress(
     progress(stage, 0, total)
     for document, held_out in corpus.read():
         yield document, held_out
-        done += document.read_bytes
+        # The text of a compressed file may be larger than the file.
+        done = min(done + document.read_bytes, total)
         if done - shown > total // _PROGRESS_STEPS:
             progress(stage, done, total)
             shown = done

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_run.core.data.dataset_paths import bin_path, idx_path
-from ascend_run.core.data.indexed import IndexedWriter, dtype_for
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api import hookimpl
 from ascend_run.plugin_api.manifest import Manifest
 from ascend_run.testing.pool import GlooPool
+from ascend_run.text.dataset_paths import bin_path, idx_path
+from ascend_run.text.indexed import IndexedWriter, dtype_for
 from tests.support.small_runs import Values, prepare, rank_environment
 
 STEPS, HALF = 6, 3

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from ascend_run.core.data.dataset_paths import bin_path, idx_path
 from ascend_run.plugin_api import DataError, RunConfig
 from ascend_run.prepare.checks import dataset
 from ascend_run.prepare.checks.dataset import check_data, check_dataset
+from ascend_run.text.dataset_paths import bin_path, idx_path
 from ascend_run.tools.preprocess.options import PreprocessOptions
 from ascend_run.tools.preprocess.writing import PreprocessReport, preprocess
 from tests.support.token_files import WriteDataset

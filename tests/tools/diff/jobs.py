@@ -94,8 +94,8 @@ def tokens(folder: Path, seed: int) -> str:
     """A dataset of 40 documents; another seed has other contents of the same size."""
     import random
 
-    from ascend_run.core.data.dataset_paths import bin_path, idx_path
-    from ascend_run.core.data.indexed import IndexedWriter, dtype_for
+    from ascend_run.text.dataset_paths import bin_path, idx_path
+    from ascend_run.text.indexed import IndexedWriter, dtype_for
 
     folder.mkdir(parents=True, exist_ok=True)
     prefix = str(folder / "tokens")

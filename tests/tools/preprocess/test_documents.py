@@ -50,7 +50,7 @@ def test_all_missing_and_unknown_inputs_are_named_at_once(tmp_path: Path) -> Non
         find_files([tmp_path / "none", tmp_path / "a.log", tmp_path / "empty"])
     missing, unknown, empty = refusal.value.problems
     assert "none: no such file" in missing
-    assert "--format jsonl|text|python" in unknown
+    assert "--format jsonl|records|text|python" in unknown
     assert "no files ending in" in empty
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 
 from ascend_run.core.data.tokenizer import load_tokenizer
@@ -149,6 +153,28 @@ def test_the_result_does_not_depend_on_how_documents_are_batched(
     monkeypatch.setattr("ascend_run.tools.preprocess.writing._BATCH_DOCUMENTS", 7)
     second = run(tmp_path, source, overwrite=True)
     assert Path(f"{second.train.prefix}.bin").read_bytes() == content
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv", "parquet", "jsonl.gz"])
+def test_every_format_gives_the_bytes_of_json_lines(
+    tmp_path: Path, texts: list[str], suffix: str
+) -> None:
+    table = pa.table({"text": texts, "n": [*range(len(texts))]})
+    path = tmp_path / f"a.{suffix}"
+    lines = "".join(f"{json.dumps({'text': text})}\n" for text in texts)
+    if suffix == "parquet":
+        pa.parquet.write_table(table, path)
+    elif suffix == "csv":
+        pa.csv.write_csv(table, path)
+    elif suffix == "json":
+        path.write_text(json.dumps(table.to_pylist()))
+    else:
+        path.write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "a.jsonl").write_text(lines)
+    run(tmp_path / "lines", tmp_path / "a.jsonl")
+    run(tmp_path / "table", path)
+    for name in ("out/train.bin", "out/train.idx", "out/train.json"):
+        assert (tmp_path / "table" / name).read_bytes() == (tmp_path / "lines" / name).read_bytes()
 
 
 def test_progress_reaches_the_end_of_each_stage(tmp_path: Path, texts: list[str]) -> None:

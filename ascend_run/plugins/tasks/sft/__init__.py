@@ -43,11 +43,16 @@ class SftConfig:
     template: str | None = None
     """Chat template: ``alpaca``, ``chatml``, ``vicuna``, or the path of a ``.jinja`` file; default:
     the template in the tokenizer's folder."""
+    handler: str = "chat"
+    """Data handler that reads the files: ``chat``, ``messages``, ``sharegpt``, ``alpaca``, or any
+    installed one that makes conversations."""
+    map_keys: tuple[str, ...] = ()
+    """Names of the handler's keys in the files, each ``KEY=NAME`` or a JSON object of them."""
     too_long: str = attrs.field(
-        default="drop", validator=attrs.validators.in_(("drop", "truncate"))
+        default="drop", validator=attrs.validators.in_(("drop", "truncate", "turns"))
     )
     """Whether to drop or truncate a conversation of more than ``data.seq_length`` tokens;
-    ``truncate`` removes its end."""
+    ``truncate`` removes its end, ``turns`` the turns that do not fit."""
     special_tokens: str = attrs.field(
         default="drop", validator=attrs.validators.in_(("drop", "keep"))
     )
@@ -186,7 +191,7 @@ def _option_problems(config: RunConfig, options: SftConfig) -> Iterator[str]:
     data = config.data
     if not data.train and config.train.train_iters:
         yield (
-            "sft: data.train is empty; name JSON-lines files of conversations, as in "
+            "sft: data.train is empty; name files of conversations, as in "
             "data.train=data/train.jsonl"
         )
     if config.train.eval_interval and not data.validation:

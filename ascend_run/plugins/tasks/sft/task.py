@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,13 @@ from ascend_run.plugin_api import (
     SampleBlend,
 )
 from ascend_run.plugins.tasks import next_token_loss
+from ascend_run.text.encoder import left_out_reasons
+from ascend_run.text.encoding import Encoded, LengthLimit, encoded_dataset, encoded_files, joined
+from ascend_run.text.packing import pack
+from ascend_run.text.sample_files import is_sample_dataset
+from ascend_run.text.sources import find_sources
 
-from .encoding import Encoded, Encoder, encoded_files, left_out_reasons
-from .packing import pack
-from .sources import open_tokenizer
+from .sources import open_encoder, open_reader
 
 if TYPE_CHECKING:
     from . import SftConfig
@@ -50,30 +54,35 @@ class SftTask:
         """Return the conversations that ``[data]`` names, epoch after epoch.
 
         Raises:
-            DataError: A file, a line, the tokenizer or the template cannot be used.
+            DataError: A file, a row, the tokenizer or the template cannot be used.
         """
         config = context.config
-        tokenizer, template = open_tokenizer(config, self.options)
-        encoder = Encoder(
-            tokenizer=tokenizer,
-            template=template,
-            max_tokens=config.data.seq_length + 1,
-            truncates=self.options.too_long == "truncate",
-            keeps_special=self.options.special_tokens == "keep",
-        )
+        encoder = open_encoder(config, self.options)
+        limit = LengthLimit(max_tokens=config.data.seq_length + 1, too_long=self.options.too_long)
 
-        def build(files: Sequence[str], samples: int, shuffles: bool) -> Conversations:
-            encoded = encoded_files(files, encoder, context.cache)
+        reader = open_reader(self.options)
+
+        def parts(paths: Sequence[str]) -> Iterator[Encoded]:
+            """Yield what is encoded of neighbours of one kind."""
+            for is_dataset, some in groupby(paths, is_sample_dataset):
+                if is_dataset:
+                    yield from (encoded_dataset(path, limit, context.cache) for path in some)
+                else:
+                    files, _ = find_sources(some)
+                    yield encoded_files(files, reader, encoder, limit, context.cache)
+
+        def build(paths: Sequence[str], samples: int, shuffles: bool) -> Conversations:
+            encoded = joined([*parts(paths)])
             conversations = Conversations(
                 encoded,
                 length=config.data.seq_length,
-                pad_id=tokenizer.pad_id,
+                pad_id=encoder.tokenizer.pad_id,
                 num_samples=samples,
                 seed=config.run.seed if shuffles else None,
                 packs=self.options.packing,
             )
             if context.layout.rank == 0:
-                _log_dataset(files, encoded, conversations)
+                _log_dataset(paths, encoded, conversations)
             return conversations
 
         def blend(
@@ -169,13 +178,13 @@ class Conversations:
         return self._epoch[1]
 
 
-def _log_dataset(files: Sequence[str], encoded: Encoded, conversations: Conversations) -> None:
+def _log_dataset(paths: Sequence[str], encoded: Encoded, conversations: Conversations) -> None:
     """Log what was read, and what was left out."""
     log = structlog.get_logger()
     report = encoded.report
     log.info(
         "sft.data",
-        files=[*files],
+        files=[*paths],
         conversations=report["conversations"],
         samples=len(conversations.packs),
         tokens=len(encoded.ids),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ascend_run.core.data.samples import build_datasets
 from ascend_run.plugins.tasks.sft import Sft, SftConfig
-from ascend_run.plugins.tasks.sft.packing import pack
 from ascend_run.testing.pool import GlooPool
+from ascend_run.text.packing import pack
 from tests.core.train.runs import Ended, whole_run
 from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.needed_plugins import names_of

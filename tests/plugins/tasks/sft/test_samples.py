@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -124,6 +126,43 @@ def test_long_conversations_are_cut_where_asked(tmp_path: Path) -> None:
         "truncated": {"count": 2, "first": [f"{path}:1", f"{path}:2"]},
     }
     assert data[0]["loss_mask"][-1] == 1
+
+
+def test_turns_that_do_not_fit_are_cut_at_the_end_of_one(tmp_path: Path) -> None:
+    first, long = chat("four five")["messages"], chat("six seven eight nine ten " * 20)["messages"]
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": [*first, *long]}, {"messages": long}])
+    whole = train_set(context_of(tmp_path, write_lines(tmp_path / "b.jsonl", [chat("four five")])))
+    data = train_set(context_of(tmp_path, path), 1, too_long="turns")
+    reports = [json.loads(np.load(r).tobytes()) for r in tmp_path.glob("run/*/*/report.npy")]
+    assert [report["left_out"] for report in reports if report["left_out"]] == [
+        {
+            "too long": {"count": 1, "first": [f"{path}:2"]},
+            "truncated": {"count": 1, "first": [f"{path}:1"]},
+        }
+    ]
+    for name, tensor in whole[0].items():
+        assert torch.equal(data[0][name], tensor)
+
+
+def test_a_folder_of_tables_gives_the_samples_of_its_lines(tmp_path: Path) -> None:
+    words = ["one", "two three", "four", "five six seven"]
+    lines = write_lines(tmp_path / "a.jsonl", [chat(word) for word in words])
+    (tmp_path / "tables").mkdir()
+    for half in range(2):
+        rows = [
+            {"dialog": [{"who": "human", "said": "one two?"}, {"who": "gpt", "said": word}]}
+            for word in words[2 * half : 2 * half + 2]
+        ]
+        pa.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"tables/{half}.parquet")
+    options = {
+        "handler": "sharegpt",
+        "map_keys": ("conversations=dialog", '{"role_tag": "who", "content_tag": "said"}'),
+    }
+    plain = train_set(context_of(tmp_path, lines), 8)
+    tables = train_set(context_of(tmp_path, str(tmp_path / "tables")), 8, **options)
+    for index in range(8):
+        for name, tensor in plain[index].items():
+            assert torch.equal(tables[index][name], tensor)
 
 
 def test_special_tokens_in_text_are_kept_where_asked(tmp_path: Path) -> None:

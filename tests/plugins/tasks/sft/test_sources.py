@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Layout, RunConfig
 from ascend_run.plugins.tasks.sft import Sft, SftConfig
-from ascend_run.plugins.tasks.sft.conversations import read_conversations
 from ascend_run.types.config import DataSection, TrainSection
-from tests.support.chats import LONG, SHORT, write_lines, write_tokenizer
+from tests.support.chats import LONG, write_lines, write_tokenizer
 from tests.support.tiny_configs import model_fields, parallel_fields
 
 
@@ -35,95 +32,6 @@ def problems(options: dict[str, Any] | None = None, **values: Any) -> list[str]:
     hooks = Hooks([Sft(SftConfig(**(options or {})))])
     results = hooks.contributions("ascend_check", config=config, layout=Layout())
     return [problem for _, found in results for problem in found]
-
-
-@pytest.mark.parametrize(
-    ("record", "messages"),
-    [
-        ({"messages": LONG}, LONG),
-        (
-            {
-                "system": "The fox says hello.",
-                "conversations": [
-                    {"from": role, "value": message["content"]}
-                    for role, message in zip(
-                        ("human", "gpt", "human", "gpt"), LONG[1:], strict=True
-                    )
-                ],
-            },
-            LONG,
-        ),
-        (
-            {
-                "system": "The fox says hello.",
-                "instruction": "hello again",
-                "input": "",
-                "output": "six seven",
-                "history": [["one two?", "three four, and then five"]],
-            },
-            LONG,
-        ),
-        (
-            {"instruction": "Add.", "input": "1 2", "output": "3"},
-            [
-                {"role": "user", "content": "Add.\n1 2"},
-                {"role": "assistant", "content": "3"},
-            ],
-        ),
-    ],
-    ids=["messages", "sharegpt", "alpaca with history", "alpaca with input"],
-)
-def test_every_form_gives_the_same_messages(
-    tmp_path: Path, record: dict[str, Any], messages: list[dict[str, Any]]
-) -> None:
-    found, wrong = read_conversations(write_lines(tmp_path / "one.jsonl", [record, "  "]))
-    assert wrong == []
-    (conversation,) = found
-    assert [dict(message) for message in conversation.messages] == messages
-    assert conversation.source == f"{tmp_path / 'one.jsonl'}:1"
-
-
-def test_tools_and_further_keys_reach_the_template(tmp_path: Path) -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
-    record = {"messages": [SHORT[0], call], "tools": [{"name": "add"}]}
-    (conversation,), wrong = read_conversations(write_lines(tmp_path / "one.jsonl", [record]))
-    assert wrong == []
-    assert conversation.tools == [{"name": "add"}]
-    assert dict(conversation.messages[1]) == call
-
-
-BAD_LINES: dict[str, tuple[Any, str]] = {
-    "no json": ('{"messages": [', "not JSON: Expecting value at column 15"),
-    "no object": ("[1]", "expected a JSON object, found list"),
-    "no known key": ({"text": "x"}, "its keys: 'text'"),
-    "no messages": ({"messages": []}, "'messages' must be a list of messages"),
-    "no output": ({"instruction": "x"}, "lacks 'output'"),
-    "no text": ({"instruction": "x", "output": 3}, "'output' must be a string, found int"),
-    "role": (
-        {"conversations": [{"from": "narrator", "value": "x"}]},
-        "message 1 has the role 'narrator'; expected one of system, user, human",
-    ),
-    "no role": ({"messages": [{"content": "x"}]}, "message 1 lacks 'role'"),
-    "no content": ({"messages": [{"role": "user"}]}, "message 1 lacks 'content'"),
-    "parts": ({"messages": [{"role": "user", "content": [1]}]}, "must have a string as 'content'"),
-    "history": ({"instruction": "x", "output": "y", "history": [["a"]]}, "list of pairs"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_LINES)
-def test_a_bad_line_is_named_with_its_place(tmp_path: Path, kind: str) -> None:
-    line, expected = BAD_LINES[kind]
-    path = write_lines(tmp_path / "bad.jsonl", [{"messages": SHORT}, line])
-    (problem,) = read_conversations(path)[1]
-    assert problem.startswith(f"{path}:2: ")
-    assert expected in problem
-
-
-def test_of_many_bad_lines_the_first_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
-    found, wrong = read_conversations(write_lines(tmp_path / "bad.jsonl", ["x"] * 50))
-    assert found == []
-    assert len(wrong) == 21
-    assert wrong[-1].endswith("30 more lines cannot be used")
 
 
 def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from .conversations import Conversation
+from .samples import Conversation
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
 
 Span = tuple[int, int]
@@ -27,6 +27,10 @@ class Rendered:
     text: str
     spans: tuple[Span, ...]
     """The assistant's turns, in order."""
+
+    def only_last(self) -> Rendered:
+        """Return the same text with the last of the turns."""
+        return Rendered(self.text, self.spans[-1:])
 
 
 def render(template: ChatTemplate, conversation: Conversation) -> Rendered:

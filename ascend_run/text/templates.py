@@ -59,6 +59,8 @@ class ChatTemplate:
     variables: Mapping[str, str]
     """``bos_token`` and similar."""
     date: str | None
+    date_option: str = "plugins.sft.date"
+    """The option that sets the date, for error messages."""
     _compiled: Any = attrs.field(init=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
@@ -89,7 +91,7 @@ class ChatTemplate:
         except TemplateError as error:
             hint = ""
             if "strftime_now" in str(error):
-                hint = "; set plugins.sft.date to the date to pass to it"
+                hint = f"; set {self.date_option} to the date to pass to it"
             raise TemplateRefusal(f"{error}{hint}") from None
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise TemplateRefusal(f"{type(error).__name__}: {error}") from None
@@ -97,13 +99,17 @@ class ChatTemplate:
 
 
 def template_source(
-    choice: str | None, folder: Path, tokenizer_config: Mapping[str, object]
+    choice: str | None,
+    folder: Path,
+    tokenizer_config: Mapping[str, object],
+    option: str = "plugins.sft.template",
 ) -> tuple[str, str]:
     """Return the text of the template that a run uses, and where it comes from.
 
     Args:
-        choice: ``plugins.sft.template``.
+        choice: What the user chose.
         folder: The tokenizer's folder.
+        option: The option that chooses, for error messages.
 
     Raises:
         ValueError: There is no template; the message says what to do.
@@ -114,11 +120,11 @@ def template_source(
         path = Path(choice)
         if path.suffix != ".jinja":
             raise ValueError(
-                f"plugins.sft.template={choice!r}: expected one of {', '.join(NAMED)}, or a file "
+                f"{option}={choice!r}: expected one of {', '.join(NAMED)}, or a file "
                 "that ends in .jinja"
             )
         if not path.is_file():
-            raise ValueError(f"plugins.sft.template={choice!r} does not exist")
+            raise ValueError(f"{option}={choice!r} does not exist")
         return path.read_text(encoding="utf-8"), str(path)
     own = folder / "chat_template.jinja"
     if own.is_file():
@@ -131,7 +137,7 @@ def template_source(
     if not isinstance(stored, str):
         raise ValueError(
             f"{folder} has no chat template, neither in tokenizer_config.json nor in "
-            f"chat_template.jinja; choose plugins.sft.template={'|'.join(NAMED)}, or a .jinja file"
+            f"chat_template.jinja; choose {option}={'|'.join(NAMED)}, or a .jinja file"
         )
     return stored, f"{folder / 'tokenizer_config.json'}"
 

@@ -22,6 +22,16 @@ class Labelled:
     ids: list[int]
     trained: list[bool]
 
+    def up_to(self, tokens: int) -> Labelled:
+        """Return the first tokens."""
+        return Labelled(self.ids[:tokens], self.trained[:tokens])
+
+    def end_of_turn(self, tokens: int) -> int:
+        """Return the end of the last trained turn within the first tokens; 0 if none ends there."""
+        after = [*self.trained[1:], False]
+        ends = (i for i in reversed(range(tokens)) if self.trained[i] and not after[i])
+        return next(ends, -1) + 1
+
 
 def label(rendered: Rendered, encoding: Any, tokenizer: ChatTokenizer) -> Labelled:
     """Mark the assistant's tokens, each turn with the special token that closes it.
@@ -47,18 +57,18 @@ def label(rendered: Rendered, encoding: Any, tokenizer: ChatTokenizer) -> Labell
         if index in closed_after:
             out_ids.append(tokenizer.eos_id)
             out_trained.append(True)
-    begin = _doubled(out_ids, tokenizer.bos_id)
+    begin = len(out_ids) - len(without_doubled(out_ids, tokenizer.bos_id))
     # No trained token attends to what follows the last one.
     end = max((index + 1 for index, counts in enumerate(out_trained) if counts), default=0)
     return Labelled(out_ids[begin:end], out_trained[begin:end])
 
 
-def _doubled(ids: list[int], bos_id: int | None) -> int:
-    """Return how many duplicate begin-of-sequence tokens precede the one that is kept."""
+def without_doubled(ids: list[int], bos_id: int | None) -> list[int]:
+    """Return the ids without begin-of-sequence tokens before the one that is kept."""
     extra = 0
     while bos_id is not None and ids[extra : extra + 2] == [bos_id, bos_id]:
         extra += 1
-    return extra
+    return ids[extra:]
 
 
 def _tokens_of(

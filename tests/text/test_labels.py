@@ -9,20 +9,20 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from ascend_run.plugins.tasks.sft.chat_tokenizer import (
+from ascend_run.text.chat_tokenizer import (
     ChatTokenizer,
     load_chat_tokenizer,
     read_tokenizer_config,
 )
-from ascend_run.plugins.tasks.sft.conversations import Conversation
-from ascend_run.plugins.tasks.sft.labelling import Labelled, label
-from ascend_run.plugins.tasks.sft.templates import (
+from ascend_run.text.labelling import Labelled, label
+from ascend_run.text.samples import Conversation
+from ascend_run.text.templates import (
     NAMED,
     ChatTemplate,
     TemplateRefusal,
     template_source,
 )
-from ascend_run.plugins.tasks.sft.turns import render
+from ascend_run.text.turns import render
 from tests.support.chats import (
     CHATML,
     GENERATION,
@@ -56,7 +56,7 @@ class Labeller:
         )
 
     def __call__(self, messages: list[dict[str, Any]]) -> Labelled:
-        rendered = render(self.template, Conversation(source="here:1", messages=tuple(messages)))
+        rendered = render(self.template, Conversation(messages=tuple(messages)))
         encoding = self.tokenizer.backend.encode(rendered.text, add_special_tokens=False)
         return label(rendered, encoding, self.tokenizer)
 

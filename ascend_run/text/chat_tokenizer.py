@@ -69,7 +69,9 @@ def read_tokenizer_config(folder: Path) -> Mapping[str, object]:
     return merged
 
 
-def load_chat_tokenizer(folder: Path, config: Mapping[str, Any]) -> ChatTokenizer:
+def load_chat_tokenizer(
+    folder: Path, config: Mapping[str, Any], option: str = "data.tokenizer"
+) -> ChatTokenizer:
     """Read the tokenizer of a folder.
 
     Raises:
@@ -80,7 +82,7 @@ def load_chat_tokenizer(folder: Path, config: Mapping[str, Any]) -> ChatTokenize
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ValueError(
-            f"data.tokenizer: {folder} has no tokenizer.json; name the folder of a tokenizer that "
+            f"{option}: {folder} has no tokenizer.json; name the folder of a tokenizer that "
             "has one (transformers writes it with save_pretrained)"
         )
     try:

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ascend_run.core.data.dataset_paths import bin_path, idx_path
-from ascend_run.core.data.indexed import dtype_for, read_index
 from ascend_run.plugin_api import DataError
+from ascend_run.text.dataset_paths import bin_path, idx_path
+from ascend_run.text.indexed import dtype_for, read_index
+from tests.core.data.reference import read_documents
 from tests.support.token_files import WriteDataset
-
-from .reference import read_documents
 
 SAME_FOLDER = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

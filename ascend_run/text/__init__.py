@@ -1,0 +1,1 @@
+"""Text to token ids without torch: sources, handlers, chat templates, labels, packing."""

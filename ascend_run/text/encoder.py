@@ -1,0 +1,173 @@
+"""Conversations to labelled token ids, in batches, with what is left out and why. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TypeAlias, TypeVar
+
+import attrs
+
+from ascend_run.plugin_api import DataError
+
+from .chat_tokenizer import ChatTokenizer
+from .labelling import Labelled, label, without_doubled
+from .samples import Conversation, Message, texts
+from .sources.problems import SHOWN_PROBLEMS
+from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
+from .turns import Rendered, render
+
+_BATCH: Final = 512
+"""Samples tokenized per call."""
+_NAMED: Final = 5
+"""Samples named per reason for leaving them out."""
+
+NOTHING_TO_TRAIN: Final = "nothing to train on"
+SPELLS_SPECIAL: Final = "spells a special token"
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@attrs.frozen
+class LeftOut:
+    """A sample is left out, for this reason."""
+
+    reason: str
+
+
+Result: TypeAlias = T | LeftOut | TemplateRefusal
+"""What encoding makes of one sample; a refusal is an error of the data."""
+
+
+@attrs.frozen(kw_only=True)
+class Encoder:
+    """Renders, tokenizes and labels conversations."""
+
+    tokenizer: ChatTokenizer
+    template: ChatTemplate
+    keeps_special: bool
+    """Whether text may spell a special token, which is then encoded as that token."""
+
+    def description(self) -> Mapping[str, object]:
+        """Return everything that determines the token ids, as JSON values."""
+        return {
+            "tokenizer": self.tokenizer.sha256,
+            "variables": dict(self.tokenizer.variables),
+            "template": self.template.source,
+            "date": self.template.date,
+            "keeps_special": self.keeps_special,
+        }
+
+    def label(
+        self, conversations: Sequence[Conversation], *, only_last: bool = False
+    ) -> list[Result[Labelled]]:
+        """Return the labelled ids of each conversation.
+
+        Args:
+            only_last: Train the last turn of the assistant only.
+        """
+        made: list[Result[Rendered]] = []
+        for conversation in conversations:
+            result = self._attempt(
+                partial(render, self.template, conversation), conversation.messages
+            )
+            if only_last and isinstance(result, Rendered):
+                result = result.only_last()
+            made.append(result)
+        encodings = iter(
+            self.tokenizer.backend.encode_batch(
+                [result.text for result in made if isinstance(result, Rendered)],
+                add_special_tokens=False,
+            )
+        )
+        return [
+            label(result, next(encodings), self.tokenizer)
+            if isinstance(result, Rendered)
+            else result
+            for result in made
+        ]
+
+    def prompt(self, messages: Sequence[Message], tools: Any) -> Result[list[int]]:
+        """Return the ids of messages up to where the assistant would start."""
+        text = self._attempt(partial(self.template.render, messages, tools, prompt=True), messages)
+        if not isinstance(text, str):
+            return text
+        ids: list[int] = self.tokenizer.backend.encode(text, add_special_tokens=False).ids
+        return without_doubled(ids, self.tokenizer.bos_id)
+
+    def _attempt(self, make: Callable[[], T], messages: Sequence[Message]) -> Result[T]:
+        """Render messages, unless their text must not be in a sample."""
+        said = "\0".join(texts(messages))
+        if any(mark in said for mark in (BEGIN, END, MARK)):
+            return TemplateRefusal("it holds the code points U+10FFF0 to U+10FFF2")
+        if not self.keeps_special and self.tokenizer.spells_special.search(said):
+            return LeftOut(SPELLS_SPECIAL)
+        try:
+            return make()
+        except TemplateRefusal as refusal:
+            return TemplateRefusal(f"the chat template rejects it: {refusal}")
+
+
+@attrs.define
+class Omissions:
+    """Which samples are left out, by reason."""
+
+    _sources: dict[str, list[str]] = attrs.field(factory=dict, init=False)
+    _counts: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def add(self, reason: str, source: str) -> None:
+        """Count one sample."""
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        if self._counts[reason] <= _NAMED:
+            self._sources.setdefault(reason, []).append(source)
+
+    def report(self) -> dict[str, Any]:
+        """Return reason -> ``count`` and ``first`` (``file:row``)."""
+        return {
+            reason: {"count": self._counts[reason], "first": [*sources]}
+            for reason, sources in sorted(self._sources.items())
+        }
+
+
+def left_out_reasons(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one sentence per reason for which samples were left out."""
+    for reason, which in report["left_out"].items():
+        more = which["count"] - len(which["first"])
+        rest = f" and {more} more" if more else ""
+        yield f"{reason}: {which['count']} ({', '.join(which['first'])}{rest})"
+
+
+def encode_batches(
+    samples: Iterable[tuple[str, S]],
+    encode: Callable[[Sequence[S]], Sequence[Result[T]]],
+    omissions: Omissions,
+    name: str,
+) -> Iterator[tuple[str, T]]:
+    """Yield what each sample is encoded to, with its source, in order.
+
+    Args:
+        encode: Encodes a batch.
+        omissions: Receives the samples that are left out.
+        name: What rejects samples, for the message.
+
+    Raises:
+        DataError: Samples are rejected; they are listed, at the end.
+    """
+    refused: list[str] = []
+    remaining = iter(samples)
+    while batch := [*islice(remaining, _BATCH)]:
+        results = encode([sample for _, sample in batch])
+        for (source, _), result in zip(batch, results, strict=True):
+            if isinstance(result, TemplateRefusal):
+                refused.append(f"{source}: {result}")
+            elif isinstance(result, LeftOut):
+                omissions.add(result.reason, source)
+            elif not refused:
+                yield source, result
+    if refused:
+        shown = refused[:SHOWN_PROBLEMS]
+        if len(refused) > len(shown):
+            shown.append(f"{len(refused) - len(shown)} more are rejected")
+        raise DataError(f"{name} cannot render these conversations", shown)

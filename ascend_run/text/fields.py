@@ -1,0 +1,161 @@
+"""The fields of each type of sample as token ids: what its token files hold. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from ascend_run.plugin_api import ConfigError
+
+from .chat_tokenizer import ChatTokenizer
+from .encoder import NOTHING_TO_TRAIN, Encoder, LeftOut, Result
+from .labelling import Labelled
+from .samples import (
+    Conversation,
+    Preference,
+    ProcessReward,
+    Prompt,
+    Sample,
+    VerifiablePrompt,
+)
+from .templates import TemplateRefusal
+
+UNTRAINED: Final = -100
+"""Label of a position that is not trained, as in transformers."""
+
+Fields: TypeAlias = Mapping[str, Sequence[int]]
+"""Name of a field -> its ids. Labels are not shifted: each is at the position of its token."""
+
+_PAIR: Final = ("input_ids", "labels")
+FIELDS: Final[Mapping[type[Sample], tuple[str, ...]]] = {
+    Conversation: _PAIR,
+    Preference: tuple(f"{side}_{name}" for side in ("chosen", "rejected") for name in _PAIR),
+    ProcessReward: _PAIR,
+    Prompt: ("input_ids",),
+    VerifiablePrompt: _PAIR,
+}
+"""Type of sample -> its fields. The labels of a VerifiablePrompt are its answer."""
+
+
+@attrs.frozen(kw_only=True)
+class RewardTokens:
+    """Tokens of process rewards."""
+
+    placeholder: int
+    ids: Mapping[str, int]
+    """Rating -> its token."""
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer, placeholder: str, rewards: Sequence[str]) -> RewardTokens:
+        """Return the tokens of a placeholder and of ratings.
+
+        Raises:
+            ConfigError: A text is not one token; lists all problems.
+        """
+        found: dict[str, int] = {}
+        problems = []
+        for text in (placeholder, *rewards):
+            ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
+            if len(ids) == 1:
+                found[text] = ids[0]
+            else:
+                problems.append(f"{text!r} is {len(ids)} tokens; it must be one")
+        if problems:
+            raise ConfigError("process rewards need single tokens", problems)
+        return cls(placeholder=found[placeholder], ids={text: found[text] for text in rewards})
+
+
+def field_encoder(
+    kind: type[Sample], encoder: Encoder, rewards: RewardTokens | None = None
+) -> Callable[[Sequence[Any]], list[Result[Fields]]]:
+    """Return what encodes a batch of samples of one type.
+
+    Args:
+        rewards: For ProcessReward only, which needs them.
+    """
+    if kind is Conversation:
+        return lambda batch: [_trained(result) for result in encoder.label(batch)]
+    if kind is Preference:
+        return lambda batch: _preferences(batch, encoder)
+    if kind is ProcessReward:
+        assert rewards is not None
+        return lambda batch: [_process_reward(sample, encoder, rewards) for sample in batch]
+    if kind is Prompt:
+        return lambda batch: [_prompt(sample, encoder) for sample in batch]
+    assert kind is VerifiablePrompt
+    return lambda batch: [_verifiable(sample, encoder) for sample in batch]
+
+
+def _trained(result: Result[Labelled]) -> Result[Fields]:
+    if not isinstance(result, Labelled):
+        return result
+    # The first token is never a label.
+    if not any(result.trained[1:]):
+        return LeftOut(NOTHING_TO_TRAIN)
+    return {
+        "input_ids": result.ids,
+        "labels": [
+            number if counts else UNTRAINED
+            for number, counts in zip(result.ids, result.trained, strict=True)
+        ],
+    }
+
+
+def _preferences(batch: Sequence[Preference], encoder: Encoder) -> list[Result[Fields]]:
+    sides = [
+        encoder.label(
+            [
+                Conversation(messages=(*sample.prompt, answer), tools=sample.tools)
+                for sample in batch
+                for answer in (sample.chosen if side == "chosen" else sample.rejected,)
+            ],
+            only_last=True,
+        )
+        for side in ("chosen", "rejected")
+    ]
+    return [_both(*pair) for pair in zip(*sides, strict=True)]
+
+
+def _both(chosen: Result[Labelled], rejected: Result[Labelled]) -> Result[Fields]:
+    fields: dict[str, Sequence[int]] = {}
+    for side, result in (("chosen", _trained(chosen)), ("rejected", _trained(rejected))):
+        if isinstance(result, LeftOut | TemplateRefusal):
+            return result
+        fields |= {f"{side}_{name}": ids for name, ids in result.items()}
+    return fields
+
+
+def _process_reward(
+    sample: ProcessReward, encoder: Encoder, rewards: RewardTokens
+) -> Result[Fields]:
+    unknown = sorted({*sample.rewards} - rewards.ids.keys())
+    if unknown:
+        return TemplateRefusal(
+            f"its ratings {', '.join(map(repr, unknown))} are none of {', '.join(rewards.ids)}"
+        )
+    ids = encoder.tokenizer.backend.encode(sample.text, add_special_tokens=True).ids
+    places = [index for index, number in enumerate(ids) if number == rewards.placeholder]
+    if len(places) != len(sample.rewards):
+        return TemplateRefusal(
+            f"it has {len(places)} placeholders and {len(sample.rewards)} ratings; each step needs "
+            "one of both"
+        )
+    labels = [UNTRAINED] * len(ids)
+    for place, reward in zip(places, sample.rewards, strict=True):
+        labels[place] = rewards.ids[reward]
+    return {"input_ids": ids, "labels": labels}
+
+
+def _prompt(sample: Prompt | VerifiablePrompt, encoder: Encoder) -> Result[Fields]:
+    ids = encoder.prompt(sample.messages, sample.tools)
+    return {"input_ids": ids} if isinstance(ids, list) else ids
+
+
+def _verifiable(sample: VerifiablePrompt, encoder: Encoder) -> Result[Fields]:
+    fields = _prompt(sample, encoder)
+    if isinstance(fields, LeftOut | TemplateRefusal):
+        return fields
+    answer = encoder.tokenizer.backend.encode(sample.answer, add_special_tokens=False).ids
+    return {**fields, "labels": answer}

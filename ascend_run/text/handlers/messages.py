@@ -1,0 +1,128 @@
+"""Conversations as lists of messages.
+
+{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}],
+ "tools": [...]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ascend_run.text.samples import Conversation, Message
+
+from . import DataHandler, Key, MalformedRecord, Record
+
+ROLES: Final[Mapping[str, str]] = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+"""Role names in datasets -> role names in chat templates."""
+
+TAGS: Final[Mapping[str, str]] = {
+    "system_tag": "system",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "function_tag": "assistant",
+    "observation_tag": "tool",
+}
+"""Keys of a handler that name a role in the source -> the role in chat templates."""
+
+_NAMES: Final = (("role", "content"), ("from", "value"))
+
+
+def tag_keys(role: str, content: str) -> tuple[Key, ...]:
+    """Return the keys that rename the parts of a message and its roles."""
+    return (
+        Key("role_tag", "key of a message's role", default=role),
+        Key("content_tag", "key of a message's text", default=content),
+        Key("user_tag", "role of the user"),
+        Key("assistant_tag", "role of the assistant"),
+        Key("observation_tag", "role of a tool's result"),
+        Key("function_tag", "role of a call of a tool, which the assistant writes"),
+        Key("system_tag", "role of the system message"),
+    )
+
+
+def _roles(record: Record) -> Mapping[str, str]:
+    named = {record.keys[tag]: role for tag, role in TAGS.items() if tag in record.keys}
+    return {**ROLES, **named}
+
+
+def message_list(record: Record, key: str) -> list[dict[str, Any]]:
+    """Return the messages under a key, with the roles of chat templates.
+
+    Messages may have ``role`` and ``content`` or ``from`` and ``value``, or what the tags name.
+    """
+    record.require(key)
+    listed = record.parsed(key)
+    if not isinstance(listed, list) or not listed:
+        raise MalformedRecord(f"{record.own(key)!r} must be a list of messages")
+    roles = _roles(record)
+    return [one_message(record, value, f"message {i}", roles) for i, value in enumerate(listed, 1)]
+
+
+def one_message(
+    record: Record, message: Any, name: str, roles: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return one message with the role of chat templates; ``name`` is for messages."""
+    roles = _roles(record) if roles is None else roles
+    role, content = record.own("role_tag"), record.own("content_tag")
+    if not isinstance(message, dict):
+        raise MalformedRecord(f"{name} must be an object with {role!r} and {content!r}")
+    pairs = ((role, content), *_NAMES)
+    own_role, own_content = next((p for p in pairs if p[0] in message), pairs[0])
+    if own_role not in message:
+        raise MalformedRecord(f"{name} lacks {role!r}")
+    value = message[own_role]
+    known = roles.get(value) if isinstance(value, str) else None
+    if known is None:
+        raise MalformedRecord(f"{name} has the role {value!r}; expected one of {', '.join(roles)}")
+    rest = {k: v for k, v in message.items() if k not in (own_role, own_content)}
+    text = message.get(own_content)
+    if not isinstance(text, str) and not (text is None and message.get("tool_calls")):
+        lacks = "lacks" if own_content not in message else "must have a string as"
+        raise MalformedRecord(f"{name} {lacks} {own_content!r}")
+    return {"role": known, "content": text, **rest}
+
+
+def with_system(record: Record, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Put the record's ``system`` before messages that begin with none."""
+    if record.get("system") and (not messages or messages[0]["role"] != "system"):
+        return ({"role": "system", "content": record.text("system")}, *messages)
+    return tuple(messages)
+
+
+def conversation(record: Record, key: str) -> Conversation:
+    """Return the conversation under a key, with the record's system message and tools."""
+    messages = with_system(record, message_list(record, key))
+    return Conversation(messages=messages, tools=record.parsed("tools") or None)
+
+
+def convert(record: Record) -> Conversation:
+    """Return the conversation of a record."""
+    return conversation(record, "messages")
+
+
+SYSTEM: Final = Key("system", "system message, if the messages begin with none")
+TOOLS: Final = Key("tools", "tools that the template receives: a list, or JSON text of one")
+
+handler = DataHandler(
+    name="messages",
+    summary="conversations of role and content",
+    sample=Conversation,
+    keys=(
+        Key("messages", "the messages, in order", required=True),
+        SYSTEM,
+        TOOLS,
+        *tag_keys("role", "content"),
+    ),
+    convert=convert,
+)

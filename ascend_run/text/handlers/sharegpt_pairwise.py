@@ -1,0 +1,47 @@
+"""Pairs of answers to one conversation.
+
+{"conversations": [{"from": "human", "value": "..."}],
+ "chosen": {"from": "gpt", "value": "..."}, "rejected": {"from": "gpt", "value": "..."}}
+"""
+
+from __future__ import annotations
+
+from ascend_run.text.samples import Message, Preference
+
+from . import DataHandler, Key, MalformedRecord, Record
+from .messages import SYSTEM, TOOLS, message_list, one_message, tag_keys, with_system
+
+
+def convert(record: Record) -> Preference:
+    """Return the pair of a record."""
+    return Preference(
+        prompt=with_system(record, message_list(record, "conversations")),
+        chosen=_answer(record, "chosen"),
+        rejected=_answer(record, "rejected"),
+        tools=record.parsed("tools") or None,
+    )
+
+
+def _answer(record: Record, key: str) -> Message:
+    own = record.own(key)
+    record.require(key)
+    answer = one_message(record, record.parsed(key), repr(own))
+    if answer["role"] != "assistant":
+        raise MalformedRecord(f"{own!r} is not of the assistant")
+    return answer
+
+
+handler = DataHandler(
+    name="sharegpt-pairwise",
+    summary="conversations with a chosen and a rejected answer",
+    sample=Preference,
+    keys=(
+        Key("conversations", "the messages up to the question", required=True),
+        Key("chosen", "the better answer, a message", required=True),
+        Key("rejected", "the worse answer, a message", required=True),
+        SYSTEM,
+        TOOLS,
+        *tag_keys("from", "value"),
+    ),
+    convert=convert,
+)

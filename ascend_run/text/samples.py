@@ -1,0 +1,74 @@
+"""Typed samples: what a data handler makes of one record. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+Message: TypeAlias = Mapping[str, Any]
+"""``role`` (system, user, assistant or tool), ``content`` and any other keys of the record, which
+the chat template receives."""
+
+
+@attrs.frozen(kw_only=True)
+class Text:
+    """One document for pre-training."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Conversation:
+    """Messages; every turn of the assistant is trained."""
+
+    messages: tuple[Message, ...]
+    tools: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class Preference:
+    """Two answers to one prompt; in each, only the answer is trained."""
+
+    prompt: tuple[Message, ...]
+    chosen: Message
+    rejected: Message
+    tools: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class ProcessReward:
+    """A solution whose steps are rated one by one."""
+
+    text: str
+    """Question and solution; a placeholder stands where a step ends."""
+    rewards: tuple[str, ...]
+    """The rating of each step, in order: the text of one token."""
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """Messages that a model is to answer."""
+
+    messages: tuple[Message, ...]
+    tools: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class VerifiablePrompt:
+    """Messages that a model is to answer, and the answer that a verifier compares with."""
+
+    messages: tuple[Message, ...]
+    answer: str
+    tools: Any = None
+
+
+Sample: TypeAlias = Text | Conversation | Preference | ProcessReward | Prompt | VerifiablePrompt
+
+
+def texts(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the text content of every message."""
+    for message in messages:
+        if message["content"]:
+            yield message["content"]

@@ -1,0 +1,230 @@
+"""Encode the samples of a data handler to token files, one pair of files a field."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import numpy as np
+
+import ascend_run
+from ascend_run.core.data.publish import StagedFiles
+from ascend_run.plugin_api import ConfigError, DataError, NamedPath, file_collisions
+from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
+from ascend_run.text.encoder import Encoder, Omissions, encode_batches, left_out_reasons
+from ascend_run.text.fields import FIELDS, Fields, RewardTokens, field_encoder
+from ascend_run.text.handlers.loading import key_mapping, load_handler
+from ascend_run.text.indexed import IndexedWriter, dtype_for
+from ascend_run.text.opening import ChatOptions, open_chat
+from ascend_run.text.reading import SampleReader
+from ascend_run.text.sample_files import SampleRecord, encoding_facts, field_prefix
+from ascend_run.text.samples import ProcessReward, Text
+from ascend_run.text.sources import find_sources
+
+_LABELS: Final = np.dtype("<i4")
+"""Labels are ids or -100."""
+
+
+@attrs.frozen(kw_only=True)
+class SampleOptions:
+    """What to read, how to encode it, and where to write."""
+
+    inputs: tuple[Path, ...]
+    output_prefix: Path
+    handler: str
+    map_keys: tuple[str, ...] = ()
+    tokenizer: Path | None = None
+    """Folder with tokenizer.json and tokenizer_config.json."""
+    template: str | None = None
+    date: str | None = None
+    special_tokens: str = "drop"
+    placeholder_token: str | None = None
+    reward_tokens: tuple[str, ...] = ()
+    overwrite: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class SampleReport:
+    """Summary of what was read, left out and written."""
+
+    prefix: str
+    handler: str
+    files: int
+    read: int
+    samples: int
+    left_out: Mapping[str, Any]
+    tokens: Mapping[str, int]
+    """Field -> its tokens."""
+    seconds: float
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report as text."""
+        yield f"read {self.read:,} samples of {self.files:,} files in {self.seconds:.1f} s"
+        for sentence in left_out_reasons({"left_out": self.left_out}):
+            yield f"left out, {sentence}"
+        counts = ", ".join(f"{count:,} in {field}" for field, count in self.tokens.items())
+        yield f"wrote {self.samples:,} samples to {self.prefix}; tokens: {counts}"
+
+
+def preprocess_samples(options: SampleOptions) -> SampleReport:
+    """Encode samples to token files with a record.
+
+    Raises:
+        ConfigError: Options contradict each other, or output would overwrite an input.
+        DataError: Records, tokenizer or template cannot be used, or no sample is left.
+        PluginLoadError: The handler cannot be imported.
+        StorageError: Output cannot be written; nothing is published then.
+    """
+    begun = time.monotonic()
+    handler = load_handler(options.handler)
+    assert handler.sample is not Text, "plain text is written by preprocess"
+    reader = SampleReader(handler, key_mapping(handler, options.map_keys))
+    files, problems = find_sources(options.inputs)
+    fields = FIELDS[handler.sample]
+    if problems := [*problems, *_problems(options, handler.sample, files, fields)]:
+        raise ConfigError("cannot preprocess", problems)
+    encoder = _encoder(options)
+    rewards = None
+    if options.placeholder_token is not None:
+        rewards = RewardTokens.of(
+            encoder.tokenizer, options.placeholder_token, options.reward_tokens
+        )
+    omissions = Omissions()
+    encoded = encode_batches(
+        reader.read(files),
+        field_encoder(handler.sample, encoder, rewards),
+        omissions,
+        encoder.template.name,
+    )
+    with StagedFiles(overwrite=options.overwrite) as staged:
+        files_of = _FieldFiles(options.output_prefix, fields, encoder.tokenizer.vocab_size, staged)
+        samples = files_of.add_all(sample for _, sample in encoded)
+        report: dict[str, Any] = {
+            "read": reader.count,
+            "samples": samples,
+            "left_out": omissions.report(),
+        }
+        if not samples:
+            raise DataError(
+                f"none of {reader.count} samples in {len(files)} files can be used",
+                list(left_out_reasons(report)),
+            )
+        record = _record(options, reader, encoder, report, files_of)
+        staged.open(sidecar_path(options.output_prefix)).write(record.encode())
+        staged.publish()
+    return SampleReport(
+        prefix=str(options.output_prefix),
+        handler=handler.name,
+        files=len(files),
+        read=reader.count,
+        samples=samples,
+        left_out=report["left_out"],
+        tokens=files_of.tokens(),
+        seconds=time.monotonic() - begun,
+    )
+
+
+class _FieldFiles:
+    """The token files of the fields, while they are written."""
+
+    def __init__(
+        self, prefix: Path, fields: Sequence[str], vocab_size: int, staged: StagedFiles
+    ) -> None:
+        self._prefix, self._staged = prefix, staged
+        ids = dtype_for(vocab_size)
+        self.writers = {
+            field: IndexedWriter(
+                staged.open(bin_path(field_prefix(prefix, field))),
+                _LABELS if field.endswith("labels") else ids,
+            )
+            for field in fields
+        }
+
+    def add_all(self, samples: Iterable[Fields]) -> int:
+        """Write all samples; return their number."""
+        count = 0
+        for sample in samples:
+            count += 1
+            for field, writer in self.writers.items():
+                writer.add(sample[field])
+        return count
+
+    def write_indices(self) -> dict[str, str]:
+        """Write the index of each field; return their digests."""
+        digests = {}
+        for field, writer in self.writers.items():
+            content = writer.index()
+            self._staged.open(idx_path(field_prefix(self._prefix, field))).write(content)
+            digests[field] = hashlib.sha256(content).hexdigest()
+        return digests
+
+    def tokens(self) -> dict[str, int]:
+        """Return field -> its tokens."""
+        return {field: writer.tokens for field, writer in self.writers.items()}
+
+
+def _record(
+    options: SampleOptions,
+    reader: SampleReader,
+    encoder: Encoder,
+    report: Mapping[str, Any],
+    files: _FieldFiles,
+) -> SampleRecord:
+    """Write the indices, and return the record of all files."""
+    kept = ("template", "placeholder_token", "reward_tokens")
+    return SampleRecord(
+        sample=reader.handler.sample.__name__,
+        handler=reader.handler.name,
+        keys=dict(reader.keys),
+        encoding=encoding_facts(encoder),
+        report=report,
+        idx_sha256=files.write_indices(),
+        bin_sha256={field: writer.bin_sha256 for field, writer in files.writers.items()},
+        options={name: getattr(options, name) for name in kept},
+        ascend_run_version=ascend_run.__version__,
+    )
+
+
+def _problems(
+    options: SampleOptions, sample: type, files: Sequence[Path], fields: Sequence[str]
+) -> Iterator[str]:
+    rates = sample is ProcessReward
+    if rates and (options.placeholder_token is None or not options.reward_tokens):
+        yield (
+            f"the handler {options.handler!r} needs --placeholder-token TOKEN and --reward-tokens "
+            "TOKEN, once for each rating"
+        )
+    if not rates and (options.placeholder_token is not None or options.reward_tokens):
+        yield (
+            "--placeholder-token and --reward-tokens are for handlers of process rewards; leave "
+            "them out"
+        )
+    prefixes = [field_prefix(options.output_prefix, field) for field in fields]
+    outputs = [NamedPath("the record", sidecar_path(options.output_prefix))]
+    for prefix in prefixes:
+        outputs += [NamedPath("a token file", bin_path(prefix))]
+        outputs += [NamedPath("an index", idx_path(prefix))]
+    inputs = [NamedPath("the input", file) for file in files]
+    if options.tokenizer is not None and options.tokenizer.is_dir():
+        inputs += [NamedPath("--tokenizer", path) for path in sorted(options.tokenizer.iterdir())]
+    yield from file_collisions(inputs, outputs)
+
+
+def _encoder(options: SampleOptions) -> Encoder:
+    tokenizer, template = open_chat(
+        ChatOptions(
+            tokenizer=options.tokenizer,
+            template=options.template,
+            date=options.date,
+            tokenizer_option="--tokenizer",
+            template_option="--template",
+            date_option="--date",
+        )
+    )
+    return Encoder(
+        tokenizer=tokenizer, template=template, keeps_special=options.special_tokens == "keep"
+    )
