@@ -31,12 +31,13 @@ LEVELS: Final = (
     ("testing",),
     ("prepare",),
     ("core", "registry", "plugins"),
+    ("families",),
     ("plugin_api", "ops"),
     ("types",),
 )
 """From top to bottom; imports only point down."""
 WIDTH, HEIGHT, GAP, MARGIN = 170, 46, 40, 20
-COLUMN: Final = {"registry": 0, "plugin_api": 1, "plugins": 3, "ops": 3}
+COLUMN: Final = {"registry": 0, "plugin_api": 1, "plugins": 3, "families": 2, "ops": 3}
 """Where a layer does not stand in the middle column, 1."""
 
 
