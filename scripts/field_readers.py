@@ -18,8 +18,9 @@ _READERS: Final[Mapping[str, str]] = {
     """,
     "ascend_run.core.config.latent_attention": "mscale_all_dim",
     "ascend_run.core.model.attention": """
-        attention_dropout rotary_interleaved softmax_type window_size
+        attention_dropout rotary_interleaved softmax_type
     """,
+    "ascend_run.core.config.attention_windows": "window_attn_skip_freq window_size",
     "ascend_run.core.model.experts": "moe_ffn_hidden_size",
     "ascend_run.core.model.initialization": "embedding_init_method_std init_method_std",
     "ascend_run.core.model.latent_attention": """

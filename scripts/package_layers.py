@@ -31,13 +31,13 @@ LEVELS: Final = (
     ("testing",),
     ("prepare",),
     ("core", "registry", "plugins"),
-    ("text", "ops"),
+    ("families", "text", "ops"),
     ("plugin_api",),
     ("types",),
 )
 """From top to bottom; imports only point down."""
 WIDTH, HEIGHT, GAP, MARGIN = 170, 46, 40, 20
-COLUMN: Final = {"registry": 0, "plugins": 3, "text": 2, "ops": 3}
+COLUMN: Final = {"registry": 0, "plugins": 3, "families": 1, "text": 2, "ops": 3}
 """Where a layer does not stand in the middle column, 1."""
 
 

@@ -50,7 +50,10 @@ class Condition:
     def holds(self, config: RunConfig) -> bool:
         """Return whether a config meets the condition."""
         section, _, name = self.field.partition(".")
-        seen = getattr(getattr(config, section), name)
+        return self.compares(getattr(getattr(config, section), name))
+
+    def compares(self, seen: Any) -> bool:
+        """Return whether a value of the field meets the condition."""
         return _OPERATORS[self.comparison](0 if seen is None else seen, self.value)
 
     def __str__(self) -> str:

@@ -13,9 +13,11 @@ Parts of a layer, and what each saves for backward in the plain model:
                     copied (the same, saved by a plugin's kernel),
                     dropped (with hidden dropout; also in the MLP and the experts); with latent
                     attention latents and normed_latents instead of projected
+    self_attn_bda   input, statistics, of a norm of the output (``model.norm_placement``)
     mlp_norm        input, statistics
     mlp             input, hidden (output of fc1), activated (output of the activation), product
                     (input of fc2)
+    mlp_bda         as self_attn_bda
     router          input, scores
     dispatcher      indices, sent, received
     experts         input, hidden, activated, product, weighted

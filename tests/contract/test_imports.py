@@ -50,11 +50,11 @@ def test_every_contract_is_kept() -> None:
 
 
 _FLOORS = (
-    *("types", "plugin_api", "ops", "text", "registry", "core", "prepare", "testing", "tools"),
+    *("types", "plugin_api", "families", "ops", "text", "registry", "core", "prepare", "testing", "tools"),
     *("entrypoints", "plugins", "plugins/platforms", "plugins/platforms/cpu"),
     *("plugins/experts", "plugins/experts/gmm"),
 )
-_ONE_WAY, _OWN = "imports point one way", "plugin_api, ops, text and types only"
+_ONE_WAY, _OWN = "imports point one way", "plugin_api, families, ops, text and types only"
 _NO_TORCH = "text imports plugin_api and types only"
 _PLANTED = [
     ("plugins/experts/gmm/__init__.py", "import ascend_run.core", _OWN),
@@ -77,6 +77,10 @@ _PLANTED = [
     ("registry/__init__.py", "import ascend_run.plugins.platforms.cpu", "nothing imports a plugin"),
     ("core/__init__.py", "import ascend_run.plugins.platforms.cpu", "nothing imports a plugin"),
     ("plugin_api/__init__.py", "import ascend_run.ops", "plugin_api and types import no ops"),
+    ("families/__init__.py", "import ascend_run.ops", "plugin_api and types import no ops"),
+    ("families/__init__.py", "import ascend_run.core", _ONE_WAY),
+    ("core/__init__.py", "import ascend_run.families", _ONE_WAY),
+    ("tools/__init__.py", "import ascend_run.families", "only plugins import families"),
     ("ops/__init__.py", "import ascend_run.plugin_api", "ops import types and torch only"),
     ("ops/__init__.py", "import megatron.core", "ops import types and torch only"),
     ("ops/__init__.py", "import ascend_run.text", "ops import types and torch only"),

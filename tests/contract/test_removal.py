@@ -67,7 +67,11 @@ def copy_without(folder: Path, names: Sequence[str]) -> None:
     """The package as it would be installed, had these plugins never been written."""
     shutil.copytree(ROOT / "ascend_run", folder / "ascend_run")
     for module in {OURS[name].entry_point.module for name in names}:
-        shutil.rmtree(folder / module.replace(".", "/"))
+        path = folder / module.replace(".", "/")
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.with_suffix(".py").unlink()
     setup = ConfigParser()
     setup.optionxform = str  # type: ignore[assignment,method-assign]
     setup.read(ROOT / "setup.cfg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ def run_config(family: ModelFamily, config_json: dict[str, Any], **changes: Any)
 
 
 def check_keys_are_named_once(family: ModelFamily, shared: frozenset[str] = frozenset()) -> None:
-    """Check that each key of config.json maps to one field.
+    """Check that no key of config.json is in two tables, and no field is mapped twice.
 
     Args:
         shared: Fields that several keys map to.
     """
-    names = [*(key.hf for key in family.keys), *family.fixed, *family.ignored]
+    names = [*{key.hf for key in family.keys}, *family.fixed, *family.ignored]
     assert sorted(names) == sorted(set(names))
     fields = [key.field for key in family.keys if key.field not in shared]
     assert sorted(fields) == sorted(set(fields))
@@ -63,9 +64,9 @@ def check_transformers_defaults(
     seen = theirs.to_dict()
     if "rope_parameters" in seen:
         seen["rope_theta"] = seen["rope_parameters"]["rope_theta"]
-        seen["head_dim"] = None  # derived and filled in by some classes
-        if seen["num_key_value_heads"] == seen["num_attention_heads"]:
-            seen["num_key_value_heads"] = None
+        # Filled in by some classes where they are None.
+        given = {field.name: field.default for field in dataclasses.fields(config_class)}
+        seen |= {name: given.get(name) for name in ("head_dim", "num_key_value_heads")}
     for key in family.keys:
         if key.hf not in required:
             assert key.default == seen[key.hf], key.hf

@@ -48,8 +48,9 @@ def built_in_problems(
 
 def experts_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
     """Yield problems of the experts' parameters, which are built-in for every experts kernel."""
-    if model.add_bias_linear:
-        yield "model.add_bias_linear=true: experts have no biases; set it to false"
+    for name in ("add_bias_linear", "add_mlp_bias"):
+        if getattr(model, name, None):  # Megatron's config has the first only
+            yield f"model.{name}=true: experts have no biases; set it to false"
 
 
 def router_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:

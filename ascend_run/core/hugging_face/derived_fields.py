@@ -35,7 +35,9 @@ _DERIVED: Final[dict[str, Callable[[RunConfig], Any]]] = {
     "ffn_hidden_size": _feed_forward_width,
     "moe_ffn_hidden_size": lambda config: model_value(config, "ffn_hidden_size"),
     "max_position_embeddings": lambda config: config.data.seq_length,
+    "add_linear_proj_bias": lambda config: bool(config.model.add_bias_linear),
+    "add_mlp_bias": lambda config: bool(config.model.add_bias_linear),
 }
 
-UNREPRESENTED: Final = ("kv_channels", "num_query_groups")
+UNREPRESENTED: Final = ("kv_channels", "num_query_groups", "add_linear_proj_bias", "add_mlp_bias")
 """Fields that must have their derived value if a family has no key for them."""

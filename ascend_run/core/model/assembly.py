@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ascend_run.plugin_api import contracts as c
+from ascend_run.types.config import FieldSection
 
 from .layer_slots import LayerNumbers
 
@@ -44,7 +45,6 @@ class Assembly:
     """Sequence sharding; None if every rank holds full sequences."""
     wraps_output_layer: bool = False
     """True if a plugin wraps the output projection, so that the loss may not bypass it."""
-    activation: str = "silu"
-    softcap: float | None = None
-    """Softcap of the attention scores."""
+    model: FieldSection
+    """``[model]`` of the run's config, for the options that Megatron's does not have."""
     groups: ProcessGroupCollection

@@ -15,6 +15,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from ascend_run.core.config.attention_needs import declared_by
+from ascend_run.core.config.attention_windows import layer_window
 from ascend_run.ops.autograd_function import Function
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import ConfigError, HookError
@@ -128,9 +129,9 @@ class CoreAttention(MegatronModule):
         self.dp_cp_group = getattr(assembly.groups, "dp_cp", None)
         assert config.kv_channels is not None  # set by Megatron's __post_init__
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
-        window = getattr(config, "window_size", None)
-        self.mask = c.Mask(causal=True, window=tuple(window) if window else None)
-        self.softcap = assembly.softcap
+        window = layer_window(assembly.model, layer_number - 1)
+        self.mask = c.Mask(causal=True, window=window)
+        self.softcap = assembly.model.attn_logit_softcapping
         self.position_bias = assembly.position_biases[layer_number - 1]
         self._add_sinks(config)
 

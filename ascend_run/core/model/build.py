@@ -87,8 +87,7 @@ def assemble(
         layer_numbers=layer_numbers(config, hooks),
         partition=hooks.provide("ascend_sequence_partition", config=config),
         wraps_output_layer=hooks.implements("ascend_output_layer"),
-        activation=config.model.activation,
-        softcap=config.model.attn_logit_softcapping,
+        model=config.model,
         groups=groups,
     )
 

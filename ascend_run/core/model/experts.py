@@ -88,7 +88,7 @@ class Experts(MegatronModule):
         self.num_local_experts = num_local_experts
         self.groups = pg_collection
         self.compute = assembly.experts_kernel
-        gated, is_silu = config.gated_linear_unit, assembly.activation == "silu"
+        gated, is_silu = config.gated_linear_unit, assembly.model.activation == "silu"
         self.activation = c.ExpertActivation(
             function=config.activation_func,
             gated=gated,

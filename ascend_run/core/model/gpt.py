@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
+import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
@@ -53,7 +55,12 @@ class GPT(GPTModel):
         self.valid_rows = valid_rows
         self.layer_numbers = assembly.layer_numbers
         self.rotary = rotary
-        self.loss = CrossEntropy(assembly.groups.tp, assembly.ops.matmul)
+        model = assembly.model
+        self.softcap = model.final_logit_softcapping
+        self.loss = CrossEntropy(assembly.groups.tp, assembly.ops.matmul, self.softcap)
+        self.logits_scaling = model.logits_scaling
+        of_width = math.sqrt(model.hidden_size) if model.scale_embedding else 1.0
+        self.embedding_multiplier: float = of_width * model.embedding_multiplier
         self.fuses_loss = not assembly.wraps_output_layer
         self.partition, self.cp_group = assembly.partition, assembly.groups.cp
 
@@ -81,7 +88,7 @@ class GPT(GPTModel):
                 documents. The caller provides position ids. RoPE positions are not reset, since
                 only differences within a document matter.
         """
-        embedded = self.embedding(input_ids, position_ids) if self.pre_process else None
+        embedded = self._embedded(input_ids, position_ids) if self.pre_process else None
         hidden = self.decoder(
             hidden_states=embedded,
             attention_mask=None,
@@ -92,6 +99,8 @@ class GPT(GPTModel):
         if not self.post_process:
             out: Tensor = hidden
             return out
+        if self.logits_scaling != 1.0:
+            hidden = hidden / self.logits_scaling
         if labels is None:
             return self._logits(hidden).transpose(0, 1).contiguous()
         assert loss_mask is not None
@@ -100,6 +109,12 @@ class GPT(GPTModel):
                 self._gathered_hidden(hidden), self._output_weight(), labels, loss_mask
             )
         return self.loss.from_logits(self._logits(hidden), labels, loss_mask)
+
+    def _embedded(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor:
+        embedded: Tensor = self.embedding(input_ids, position_ids)
+        if self.embedding_multiplier == 1.0:
+            return embedded
+        return embedded * self.embedding_multiplier
 
     def _rotary_tables(
         self, input_ids: Tensor, document_ends: tuple[int, ...] | None
@@ -120,6 +135,8 @@ class GPT(GPTModel):
     def _logits(self, hidden: Tensor) -> Tensor:
         logits, _ = self.output_layer(hidden, weight=self._tied_weight())
         out: Tensor = logits[..., : self.valid_rows]
+        if self.softcap is not None:
+            out = torch.tanh(out / self.softcap) * self.softcap
         return out
 
     def _output_weight(self) -> Tensor:

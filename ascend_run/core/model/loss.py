@@ -19,9 +19,18 @@ class CrossEntropy:
 
     With tensor parallelism, weight and logits are this rank's shard of the vocabulary, and every
     rank gets the full sum.
+
+    Args:
+        softcap: Softcap of the logits that ``from_hidden`` computes.
     """
 
-    def __init__(self, tp_group: dist.ProcessGroup, matmul: Matmul | None = None) -> None:
+    def __init__(
+        self,
+        tp_group: dist.ProcessGroup,
+        matmul: Matmul | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        self.softcap = softcap
         self.matmul = matmul or torch.mm
         self.tp_group = tp_group if tp_group.size() > 1 else None
 
@@ -39,6 +48,7 @@ class CrossEntropy:
             loss_mask_BS.t().flatten(),
             tp_group=self.tp_group,
             matmul=self.matmul,
+            softcap=self.softcap,
         )
 
     def from_logits(self, logits_SBV: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.plugin_api.expert_layers import moe_layers
 
 from .assembly import Assembly
@@ -26,7 +27,7 @@ from .experts import Experts
 from .latent_attention import latent_attention_spec
 from .layer_slots import EmptyLayer
 from .norm import L2Norm, Norm
-from .residual import wide_bias_dropout_add
+from .residual import ResidualAdd, wide_bias_dropout_add
 from .router import Router
 
 if TYPE_CHECKING:
@@ -48,6 +49,31 @@ class SwiGLU(nn.Module):
         return {}
 
 
+def _linear(kind: type[nn.Module], config: TransformerConfig, bias: bool) -> type[nn.Module]:
+    """Return a linear with or without a bias; Megatron has one option for all linears."""
+    if bias == config.add_bias_linear:
+        return kind
+
+    class Linear(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "bias": bias})
+
+    return Linear
+
+
+def residual_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
+    """Return how a sublayer's output is added to the residual stream."""
+    model = assembly.model
+    norm = None if model.norm_placement == "pre" else norm_spec(assembly)
+    if norm is None and model.residual_multiplier == 1.0:
+        add = wide_bias_dropout_add if config.fp32_residual_connection else get_bias_dropout_add
+        return cast("ModuleSpec", add)  # Megatron also passes a function
+    return ModuleSpec(
+        module=ResidualAdd,
+        params={"config": config, "norm": norm, "multiplier": model.residual_multiplier},
+    )
+
+
 def norm_spec(assembly: Assembly) -> ModuleSpec | type[nn.Module]:
     """Return the plugin's norm, or the built-in one."""
     return assembly.norm or ModuleSpec(module=Norm, params={"assembly": assembly})
@@ -55,7 +81,11 @@ def norm_spec(assembly: Assembly) -> ModuleSpec | type[nn.Module]:
 
 def mlp_submodules(config: TransformerConfig, assembly: Assembly) -> MLPSubmodules:
     """Return Megatron's linears; a fused activation is used like one of Transformer Engine."""
-    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    bias = linear_biases(assembly.model).mlp
+    submodules = MLPSubmodules(
+        linear_fc1=_linear(ColumnParallelLinear, config, bias),
+        linear_fc2=_linear(RowParallelLinear, config, bias),
+    )
     if config.use_te_activation_func:
         submodules.activation_func = ModuleSpec(module=SwiGLU, params={"assembly": assembly})
     return submodules
@@ -86,7 +116,7 @@ def attention_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
     submodules = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
         core_attention=ModuleSpec(module=CoreAttention, params={"assembly": assembly}),
-        linear_proj=RowParallelLinear,
+        linear_proj=_linear(RowParallelLinear, config, linear_biases(assembly.model).proj),
     )
     if per_head_norm is not None:
         submodules.q_layernorm = submodules.k_layernorm = per_head_norm
@@ -99,14 +129,15 @@ def attention_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
 
 def layer_spec(config: TransformerConfig, assembly: Assembly, *, moe: bool) -> ModuleSpec:
     """Return the spec of one transformer layer, dense or MoE."""
-    norm = norm_spec(assembly)
-    add = wide_bias_dropout_add if config.fp32_residual_connection else get_bias_dropout_add
+    placement = assembly.model.norm_placement
+    norm = IdentityOp if placement == "post" else norm_spec(assembly)
+    add = residual_spec(config, assembly)
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=attention_spec(config, assembly),
-            self_attn_bda=cast("type", add),  # Megatron also passes a function
+            self_attn_bda=add,
             pre_cross_attn_layernorm=IdentityOp,
             pre_mlp_layernorm=norm,
             mlp=(
@@ -118,7 +149,7 @@ def layer_spec(config: TransformerConfig, assembly: Assembly, *, moe: bool) -> M
                     submodules=mlp_submodules(config, assembly),
                 )
             ),
-            mlp_bda=cast("type", add),
+            mlp_bda=add,
         ),
     )
 

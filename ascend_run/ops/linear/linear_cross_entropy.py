@@ -36,6 +36,7 @@ def linear_cross_entropy(
     mask_T: Tensor,
     tp_group: dist.ProcessGroup | None = None,
     matmul: Matmul = torch.mm,
+    softcap: float | None = None,
 ) -> Tensor:
     """Compute ``sum_t mask_t * (logsumexp(weight @ hidden_t) - weight[label_t] @ hidden_t)``.
 
@@ -47,6 +48,7 @@ def linear_cross_entropy(
             sum; the gradient of the hidden state is this rank's contribution, which the caller
             reduces.
         matmul: Multiplies two matrices.
+        softcap: c of ``c * tanh(logit / c)``, taken of every logit; None for the logits themselves.
 
     Returns:
         Scalar in float32, or float64 for float64 inputs.
@@ -57,7 +59,7 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # within forward, needs_input_grad would still be true
         hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
     out: Tensor = _LinearCrossEntropy.apply(
-        hidden_TH, weight_VH, labels_T, mask_T, tp_group, matmul
+        hidden_TH, weight_VH, labels_T, mask_T, tp_group, matmul, softcap
     )
     return out
 
@@ -172,6 +174,7 @@ class _LinearCrossEntropy(Function):
         mask_T: Tensor,
         tp_group: dist.ProcessGroup | None,
         matmul: Matmul,
+        softcap: float | None,
     ) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         dtype, wide, kept = _dtypes(hidden_TH)
@@ -191,8 +194,10 @@ class _LinearCrossEntropy(Function):
             hidden_CH, mask_C1 = hidden_TH[rows], mask_T[rows].unsqueeze(1)
             logits = buffer_CV[: hidden_CH.shape[0]]
             matmul(hidden_CH, weight_VH.t(), out=logits)
-            dlogits = logits.to(kept)
+            dlogits = logits.to(kept) if softcap is None else _capped(logits, softcap, kept)
             loss += labels.sum_and_gradient(dlogits, start, mask_T)
+            if softcap is not None:  # logits are tanh(logit / softcap) here
+                dlogits.sub_(dlogits * logits * logits)
             # Apply the mask to the narrow operand of each matmul.
             mask_C1 = mask_C1.to(kept)
             if dhidden is not None and factor_VH is not None:
@@ -214,7 +219,12 @@ class _LinearCrossEntropy(Function):
             dhidden = _scaled(dhidden, dloss, ctx.dtypes[0])
         if dweight is not None:
             dweight = _scaled(dweight, dloss, ctx.dtypes[1])
-        return dhidden, dweight, None, None, None, None
+        return dhidden, dweight, None, None, None, None, None
+
+
+def _capped(logits_CV: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
+    """Overwrite logits with ``tanh(logit / softcap)``; return ``softcap`` times that, a copy."""
+    return logits_CV.div_(softcap).tanh_().to(dtype, copy=True).mul_(softcap)
 
 
 def _plus_product(

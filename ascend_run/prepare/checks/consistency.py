@@ -64,6 +64,16 @@ def _attention(config: RunConfig) -> Iterator[str]:
         )
     if model.kv_channels is None and model.hidden_size % heads:
         return  # the head size is undefined, so RoPE pairs cannot be checked
+    every = model.window_attn_skip_freq
+    if every is not None and not model.window_size:
+        yield f"model.window_attn_skip_freq={show(every)} needs model.window_size"
+    if isinstance(every, tuple) and len(every) != model.num_layers:
+        yield (
+            f"model.window_attn_skip_freq has {len(every)} entries; expected one for each of "
+            f"model.num_layers={model.num_layers}"
+        )
+    elif every == 0:
+        yield "model.window_attn_skip_freq=0: expected at least 1, every so many layers"
     width = model.kv_channels or model.hidden_size // heads
     if model.position_embedding_type == "rope" and int(width * model.rotary_percent) % 2:
         named = (

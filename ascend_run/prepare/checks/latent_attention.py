@@ -20,6 +20,7 @@ _STRETCHING: Final = (
 )
 """Options used by yarn only."""
 _WITHOUT: Final = {
+    "add_linear_proj_bias": "its projections have no biases",
     "add_qkv_bias": "its projections have no biases",
     "kv_channels": "set model.qk_head_dim, model.qk_pos_emb_head_dim and model.v_head_dim",
     "qk_l2_norm": "Megatron's latent attention has no such norm",

@@ -49,3 +49,25 @@ class ModelKeys(RotaryScalingKeys):
         default=None, validator=attrs.validators.optional(_positive)
     )
     """Softcap of the attention scores: each becomes ``c * tanh(score / c)``."""
+    final_logit_softcapping: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_positive)
+    )
+    """Softcap of the logits."""
+    add_linear_proj_bias: bool | None = None
+    """Bias of the attention's output projection; default: as ``add_bias_linear``."""
+    add_mlp_bias: bool | None = None
+    """Biases of the dense MLP's linears; default: as ``add_bias_linear``."""
+    norm_placement: str = attrs.field(
+        default="pre", validator=attrs.validators.in_(("pre", "post", "both"))
+    )
+    """Norms of the attention and MLP blocks: of their inputs, of their outputs before these are
+    added to the residual stream, or of both."""
+    scale_embedding: bool = False
+    """Multiply embeddings by the square root of ``hidden_size``."""
+    embedding_multiplier: float = attrs.field(default=1.0, validator=_positive)
+    """Factor on embeddings."""
+    residual_multiplier: float = attrs.field(default=1.0, validator=_positive)
+    """Factor on the output of each attention and MLP block. The factor on attention scores is
+    Megatron's ``softmax_scale``."""
+    logits_scaling: float = attrs.field(default=1.0, validator=_positive)
+    """Divisor of the logits."""

@@ -40,7 +40,7 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
         experimental_attention_variant glu_linear_offset
         heterogeneous_block_specs log_max_attention_logit moe_apply_probs_on_input no_rope_freq
         num_microbatches_with_partial_activation_checkpoints overlap_moe_expert_parallel_comm
-        overlap_p2p_comm_warmup_flush qk_clip window_attn_skip_freq
+        overlap_p2p_comm_warmup_flush qk_clip
     """,
     "it needs model.overlap_moe_expert_parallel_comm, which is not supported yet": """
         ep_overlap_early_attn_memory_release

@@ -44,7 +44,7 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
         if key.hf not in remaining and key.default is attrs.NOTHING:
             problems.append(f"{key.hf} is missing; {family.architecture} needs it")
             continue
-        value = remaining.pop(key.hf, key.default)
+        value = remaining.get(key.hf, key.default)
         if expected := _expectation(key, value):
             problems.append(f"{key.hf} is {value!r}; expected {expected}")
             continue
@@ -58,6 +58,8 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
                 f"{other} is {values[key.field]!r} and {key.hf} is {value!r}; both are "
                 f"{key.field}, so they must be equal"
             )
+    for key in family.keys:
+        remaining.pop(key.hf, None)
     for name, only in family.fixed.items():
         if not _same(value := remaining.pop(name, only), only):
             problems.append(f"{name} is {value!r}; only {only!r} is supported")
@@ -88,26 +90,14 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
             expected.setdefault(f"model.{name}", neutral)
     for name in UNREPRESENTED:
         if f"model.{name}" not in mapped:
-            expected[f"model.{name}"] = derived_value(config, name)
+            expected.setdefault(f"model.{name}", derived_value(config, name))
     problems = [
         f"{field} is {value!r}; {family.architecture} has only {only!r}"
         for field, only in expected.items()
         if field not in TRAINING_ONLY and not _same(value := _value(config, field, only), only)
     ]
-    counts: dict[str, int] = {}
-    for key in family.keys:
-        try:
-            if key.form != "copy":
-                counts[key.hf] = to_theirs(key, config)
-        except ValueError as problem:
-            problems.append(str(problem))
+    written = _written(family, config, problems)
     problems += latent_rope_problems(config)
-    problems += [
-        f"{key.field} is None; {family.architecture} needs it"
-        for key in family.keys
-        if not (key.default is None or key.nullable or key.form != "copy")
-        and _value(config, key.field, None) is None
-    ]
     if problems:
         raise ConfigError(
             f"this model cannot be written as a Hugging Face {family.model_type}", problems
@@ -115,16 +105,35 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     result: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
+        **written,
+        **family.fixed,
     }
-    result |= {
-        key.hf: counts[key.hf] if key.hf in counts else _value(config, key.field, None)
-        for key in family.keys
-    }
-    result |= family.fixed
     if "rope_theta" in result:
         result |= rope_keys(result["rope_theta"], config)
     config_from_hf(family, result)  # what cannot be read back is not written
     return dict(sorted(result.items()))
+
+
+def _written(family: ModelFamily, config: RunConfig, problems: list[str]) -> dict[str, object]:
+    """Return the keys of a config.json; add fields that they cannot represent to ``problems``."""
+    written: dict[str, object] = {}
+    for key in family.keys:
+        try:
+            value = (
+                _value(config, key.field, None) if key.form == "copy" else to_theirs(key, config)
+            )
+        except ValueError as problem:
+            problems.append(str(problem))
+            continue
+        if value is None and not (key.default is None or key.nullable or key.form != "copy"):
+            problems.append(f"{key.field} is None; {family.architecture} needs it")
+        elif not _same(written.setdefault(key.hf, value), value):
+            other = next(other.field for other in family.keys if other.hf == key.hf)
+            problems.append(
+                f"{other} is {written[key.hf]!r} and {key.field} is {value!r}; both are {key.hf}, "
+                "so they must be equal"
+            )
+    return written
 
 
 def _identity_problems(family: ModelFamily, remaining: dict[str, object]) -> list[str]:

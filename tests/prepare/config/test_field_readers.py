@@ -56,6 +56,7 @@ _SHARED: Final = {
 }
 RUNS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
     "dense, one rank": (1, DENSE),
+    "windows": (1, {**DENSE, "model.window_size": [4, 0], "model.window_attn_skip_freq": 2}),
     "recomputed, tp": (
         2,
         {**DENSE, **_RECOMPUTED, "model.recompute_method": "block", **trial_layout({"tp": 2})},

@@ -14,7 +14,7 @@ import attrs
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
-from .saved import gathered_tokens, hidden_bytes
+from .saved import gathered_tokens, hidden_bytes, norm_of_inputs, norm_of_outputs
 from .sizes import Sizes
 
 _WIDE = 4
@@ -41,15 +41,18 @@ def layer_backward(
     config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool
 ) -> tuple[Step, ...]:
     """Return the steps of one layer, in the order in which backward runs them."""
+    before, after = norm_of_inputs(config), norm_of_outputs(config)
     return (
+        *([_norm(config, sizes, "mlp_bda")] if after else []),
         *(
             _moe(config, layout, sizes)
             if moe
             else _feed_forward(config, layout, sizes, "mlp", sizes.ffn)
         ),
-        _norm(config, sizes, "mlp_norm"),
+        *([_norm(config, sizes, "mlp_norm")] if before else []),
+        *([_norm(config, sizes, "self_attn_bda")] if after else []),
         *_attention(config, layout, sizes),
-        _norm(config, sizes, "input_norm"),
+        *([_norm(config, sizes, "input_norm")] if before else []),
     )
 
 

@@ -125,7 +125,7 @@ def _rank_cost(
         flops=ledger.flops + passes * hardware,
         model_flops=step_flops(config, sizes, by_layer, has_output=is_last, model_only=True)
         + passes * model,
-        attention_flops=step_attention_flops(config, sizes, len(layers)),
+        attention_flops=step_attention_flops(config, sizes, layers),
         operations=step_operations(sizes, dense=len(layers) - len(moe), moe=len(moe)),
         changes=changes,
     )

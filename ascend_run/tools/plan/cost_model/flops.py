@@ -10,8 +10,9 @@ mask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from ascend_run.core.config.attention_windows import layer_window
 from ascend_run.plugin_api.contracts import ParameterCost
 from ascend_run.types.config import RunConfig
 
@@ -31,26 +32,30 @@ def forward_flops(
             found[parameter.part] = found.get(parameter.part, 0.0) + (
                 2.0 * parameter.numel * rows_of(parameter, sizes)
             )
-    found["self_attention"] = found.get("self_attention", 0.0) + attention_flops(config, sizes)
+    found["self_attention"] = found.get("self_attention", 0.0) + attention_flops(
+        config, sizes, layer
+    )
     return found
 
 
-def attention_flops(config: RunConfig, sizes: Sizes) -> float:
+def attention_flops(config: RunConfig, sizes: Sizes, layer: int) -> float:
     """Return the forward FLOPs of both attention matmuls, for one layer and micro-batch."""
-    keys = keys_seen(sizes.sequence, config.model.window_size)
+    keys = keys_seen(sizes.sequence, layer_window(config.model, layer))
     return 2.0 * sizes.tokens * keys * (sizes.query_width + sizes.out_width)
 
 
-def scores_flops(config: RunConfig, sizes: Sizes) -> float:
-    """Return the forward FLOPs of the scores, which backward recomputes."""
-    keys = keys_seen(sizes.sequence, config.model.window_size)
+def scores_flops(config: RunConfig, sizes: Sizes, layer: int) -> float:
+    """Return the forward FLOPs of a layer's scores, which backward recomputes."""
+    keys = keys_seen(sizes.sequence, layer_window(config.model, layer))
     return 2.0 * sizes.tokens * keys * sizes.query_width
 
 
-def step_attention_flops(config: RunConfig, sizes: Sizes, layers: int) -> float:
+def step_attention_flops(config: RunConfig, sizes: Sizes, layers: Iterable[int]) -> float:
     """Return the FLOPs of attention in a step: forward and backward of all micro-batches."""
-    one = (1 + _BACKWARD) * attention_flops(config, sizes) + scores_flops(config, sizes)
-    return layers * sizes.num_microbatches * one
+    return sizes.num_microbatches * sum(
+        (1 + _BACKWARD) * attention_flops(config, sizes, layer) + scores_flops(config, sizes, layer)
+        for layer in layers
+    )
 
 
 def keys_seen(sequence: int, window: Sequence[int] | None) -> float:
@@ -120,7 +125,7 @@ def step_flops(
     forward = sum(sum(parts.values()) for parts in by_layer.values())
     total = forward * (1 + _BACKWARD)
     if not model_only:
-        total += scores_flops(config, sizes) * len(by_layer)
+        total += sum(scores_flops(config, sizes, layer) for layer in by_layer)
     if has_output:
         total += output_flops(sizes) * (1 + _BACKWARD)
     return total * sizes.num_microbatches

@@ -34,7 +34,7 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     item, rows = _gradient_item(config, sizes), sizes.valid_vocab
     chunk = min(_chunk(sizes), sizes.tokens)
     logits = chunk * rows * sizes.item_bytes
-    if item != sizes.item_bytes:
+    if item != sizes.item_bytes or config.model.final_logit_softcapping is not None:
         logits += chunk * rows * item
     hidden, weight = saved_by_loss(config, sizes, trains=trains)
     wide = 0

@@ -37,6 +37,8 @@ def _in_layer(words: list[str], kind: str) -> str | None:
             return None
         case [norm] if norm in _NORMS:
             return f"{_NORMS[norm]}.weight{suffix}"
+        case ["self_attn_bda" | "mlp_bda" as part, "norm"]:
+            return f"{part}.weight{suffix}"
         case ["mlp", "router"]:
             return f"router.weight{suffix}"
         case ["self_attention" | "mlp" as part, name]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.plugin_api.contracts import ParameterCost
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
+from .saved import norm_of_inputs, norm_of_outputs
 from .sizes import Sizes
 
 
@@ -75,8 +77,10 @@ def _layer(
     config: RunConfig, layout: Layout, sizes: Sizes, layer: int, has_experts: bool
 ) -> Iterator[ParameterCost]:
     model, hidden = config.model, sizes.hidden
-    biases = bool(model.add_bias_linear)
-    yield from _norm(config, "input_norm", hidden, layer)
+    biases = linear_biases(model)
+    before, after = norm_of_inputs(config), norm_of_outputs(config)
+    if before:
+        yield from _norm(config, "input_norm", hidden, layer)
     if model.softmax_type == "learnable":
         yield ParameterCost(
             part="self_attention",
@@ -85,7 +89,7 @@ def _layer(
             is_matrix=False,
             layer=layer,
         )
-    bias = hidden if biases else 0
+    bias = hidden if biases.proj else 0
     yield from _linear(
         "self_attention", "linear_proj", sizes.out_width, hidden, layer, bias, whole_bias=True
     )
@@ -93,9 +97,14 @@ def _layer(
         yield from _latents(config, layout, sizes, layer)
     else:
         yield from _projections(config, sizes, layer)
-    yield from _norm(config, "mlp_norm", hidden, layer)
+    if after:
+        yield from _norm(config, "self_attn_bda", hidden, layer)
+    if before:
+        yield from _norm(config, "mlp_norm", hidden, layer)
+    if after:
+        yield from _norm(config, "mlp_bda", hidden, layer)
     if not has_experts:
-        yield from _feed_forward("mlp", sizes, sizes.ffn, layer, biases=biases)
+        yield from _feed_forward("mlp", sizes, sizes.ffn, layer, biases=biases.mlp)
         return
     rows = sizes.all_experts
     yield ParameterCost(
@@ -109,7 +118,7 @@ def _layer(
     ):
         yield ParameterCost(part="experts", name=name, numel=numel, is_expert=apart, layer=layer)
     if sizes.shared_ffn:
-        yield from _feed_forward("shared_experts", sizes, sizes.shared_ffn, layer, biases=biases)
+        yield from _feed_forward("shared_experts", sizes, sizes.shared_ffn, layer, biases=False)
         if model.moe_shared_expert_gate:
             yield ParameterCost(
                 part="shared_experts",
@@ -124,7 +133,7 @@ def _projections(config: RunConfig, sizes: Sizes, layer: int) -> Iterator[Parame
     """The fused QKV projection."""
     model = config.model
     rows = sizes.query_width + sizes.key_width + sizes.values_width
-    bias = rows if model.add_bias_linear or model.add_qkv_bias else 0
+    bias = rows if linear_biases(model).qkv else 0
     yield from _linear("self_attention", "linear_qkv", sizes.hidden, rows, layer, bias)
     if model.qk_layernorm:
         for name in ("q_layernorm", "k_layernorm"):

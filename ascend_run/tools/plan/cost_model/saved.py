@@ -24,10 +24,12 @@ def layer_saved(
     config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool
 ) -> tuple[SavedTensor, ...]:
     """Return the tensors that one layer saves for one micro-batch, in the order of the forward."""
+    before, after = norm_of_inputs(config), norm_of_outputs(config)
     parts: dict[str, Iterable[tuple[str, float]]] = {
-        "input_norm": _norm(config, sizes),
+        "input_norm": _norm(config, sizes) if before else (),
         "self_attention": _attention(config, layout, sizes),
-        "mlp_norm": _norm(config, sizes),
+        "self_attn_bda": _output_norm(config, sizes) if after else (),
+        "mlp_norm": _norm(config, sizes) if before else (),
     }
     if moe:
         parts |= {
@@ -39,12 +41,23 @@ def layer_saved(
             parts["shared_experts"] = _feed_forward(sizes, sizes.shared_ffn)
     else:
         parts["mlp"] = (*_feed_forward(sizes, sizes.ffn), ("dropped", _dropped(config, sizes)))
+    parts["mlp_bda"] = _output_norm(config, sizes) if after else ()
     return tuple(
         SavedTensor(part=part, name=name, nbytes=nbytes)
         for part, tensors in parts.items()
         for name, nbytes in tensors
         if nbytes
     )
+
+
+def norm_of_inputs(config: RunConfig) -> bool:
+    """Return whether the inputs of the attention and MLP blocks are normalized."""
+    return bool(config.model.norm_placement != "post")
+
+
+def norm_of_outputs(config: RunConfig) -> bool:
+    """Return whether the outputs of the attention and MLP blocks are normalized."""
+    return bool(config.model.norm_placement != "pre")
 
 
 def gathered_tokens(config: RunConfig, layout: Layout, sizes: Sizes) -> int:
@@ -82,6 +95,12 @@ def _norm(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
     yield "input", stream_bytes(sizes)
     if sizes.stream_bytes != sizes.item_bytes:
         yield "weight", sizes.hidden * sizes.stream_bytes
+    statistics = 2 if config.model.normalization == "LayerNorm" else 1
+    yield "statistics", sizes.shared_tokens * _WIDE * statistics
+
+
+def _output_norm(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
+    yield "input", hidden_bytes(sizes)
     statistics = 2 if config.model.normalization == "LayerNorm" else 1
     yield "statistics", sizes.shared_tokens * _WIDE * statistics
 

@@ -35,8 +35,8 @@ def test_flops_are_what_torch_counts_in_a_step(
     sizes = sizes_of(prepared.config, prepared.layout)
     ((products, unmasked),) = gloo_pool.run(count_flops, 1, Trial(config=dict(config)))
     passes = config["model.num_layers"] * config["train.global_batch_size"]
-    again = scores_flops(prepared.config, sizes) * passes
-    attention = 3 * attention_flops(prepared.config, sizes) * passes + again
+    again = scores_flops(prepared.config, sizes, 0) * passes
+    attention = 3 * attention_flops(prepared.config, sizes, 0) * passes + again
     assert cost.flops - attention == products
     assert cost.model_flops == cost.flops - again
     length, key, value = config["data.seq_length"], sizes.head_width, sizes.value_width

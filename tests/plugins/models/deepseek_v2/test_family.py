@@ -13,9 +13,10 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Claim, ConfigError
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.models.deepseek_v2 import DeepseekV2
-from ascend_run.plugins.models.deepseek_v2.family import FAMILY
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from tests.support import family_checks
+
+FAMILY = DeepseekV2.family
 
 V2_LITE: dict[str, Any] = {
     "architectures": ["DeepseekV2ForCausalLM"],

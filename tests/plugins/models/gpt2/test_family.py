@@ -16,9 +16,10 @@ from ascend_run.core.hugging_face.json_files import read_hf_config
 from ascend_run.plugin_api import CheckpointError, Claim, ConfigError, TensorShard
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.models.gpt2 import Gpt2
-from ascend_run.plugins.models.gpt2.family import FAMILY
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from tests.support import family_checks
+
+FAMILY = Gpt2.family
 
 GPT2_SMALL = {
     "activation_function": "gelu_new",

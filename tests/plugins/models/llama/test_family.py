@@ -11,9 +11,10 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Claim
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.models.llama import Llama
-from ascend_run.plugins.models.llama.family import FAMILY
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from tests.support import family_checks
+
+FAMILY = Llama.family
 
 LLAMA_2_7B = {
     "_name_or_path": "meta-llama/Llama-2-7b-hf",

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from ascend_run.core.hugging_face.json_files import read_hf_config
 from ascend_run.plugin_api import RunConfig
-from ascend_run.plugins.models.llama.family import FAMILY
+from ascend_run.plugins.models.llama import Llama
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from ascend_run.testing.pool import GlooPool
 from tests.support.against_transformers import Reference, check_one_rank
@@ -18,6 +18,7 @@ from tests.support.tiny_configs import model_fields, parallel_fields
 
 from .test_against_transformers import in_our_layout, random_llama
 
+FAMILY = Llama.family
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},

@@ -11,9 +11,10 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Claim, ConfigError
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.models.mixtral import Mixtral
-from ascend_run.plugins.models.mixtral.family import FAMILY
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from tests.support import family_checks
+
+FAMILY = Mixtral.family
 
 MIXTRAL_8X7B = {
     "architectures": ["MixtralForCausalLM"],

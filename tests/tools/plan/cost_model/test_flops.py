@@ -26,7 +26,7 @@ def test_they_are_what_torch_counts_in_a_step(gloo_pool: GlooPool, model: str) -
     ((products, unmasked),) = gloo_pool.run(count_flops, 1, Trial(config=dict(config)))
 
     passes = config["model.num_layers"] * config["train.global_batch_size"]
-    attention = 3.5 * attention_flops(prepared.config, sizes) * passes
+    attention = 3.5 * attention_flops(prepared.config, sizes, 0) * passes
     assert cost.flops - attention == products
     length = config["data.seq_length"]
     assert attention == unmasked * (length + 1) / (2 * length)  # causal, the diagonal with it

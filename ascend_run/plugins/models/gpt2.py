@@ -1,4 +1,4 @@
-"""GPT-2 as data: its config keys and tensor names in Megatron and Hugging Face.
+"""GPT-2: a decoder with LayerNorm, biases, GELU, learned positions and a tied output layer.
 
 Its linear layers are Conv1D with weights [in, out]; q, k and v are the columns of one weight.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ascend_run.plugin_api import ConfigKey, ModelFamily, TensorMap, families
+from ascend_run.families import FamilyPlugin, family_manifest
+from ascend_run.families.decoder import LAYER, NUMBERLESS_KEYS, TIED
+from ascend_run.plugin_api import ConfigKey, ModelFamily, TensorMap
 
 _HF_LAYER: Final = "transformer.h.{layer}"
 
@@ -19,12 +21,12 @@ def _norm(ours: str, theirs: str) -> Iterator[TensorMap]:
 
 
 def _linear(ours: str, theirs: str, form: str = "copy") -> Iterator[TensorMap]:
-    ours, theirs = f"{families.LAYER}.{ours}", f"{_HF_LAYER}.{theirs}"
+    ours, theirs = f"{LAYER}.{ours}", f"{_HF_LAYER}.{theirs}"
     yield TensorMap(megatron=f"{ours}.weight", hf=(f"{theirs}.weight",), form=form, transposed=True)
     yield TensorMap(megatron=f"{ours}.bias", hf=(f"{theirs}.bias",), form=form)
 
 
-FAMILY: Final = ModelFamily(
+_FAMILY: Final = ModelFamily(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     defaults={
@@ -34,7 +36,7 @@ FAMILY: Final = ModelFamily(
         "model.gated_linear_unit": False,
         "model.add_bias_linear": True,
         "model.position_embedding_type": "learned_absolute",
-        "model.share_embeddings_and_output_weights": True,
+        TIED: True,
         "model.attention_dropout": 0.1,
         "model.hidden_dropout": 0.1,
     },
@@ -51,11 +53,7 @@ FAMILY: Final = ModelFamily(
         # Megatron has one dropout for the embedding and for the residual branches.
         ConfigKey(hf="resid_pdrop", field="model.hidden_dropout", default=0.1),
         ConfigKey(hf="embd_pdrop", field="model.hidden_dropout", default=0.1),
-        ConfigKey(
-            hf="tie_word_embeddings",
-            field="model.share_embeddings_and_output_weights",
-            default=True,
-        ),
+        ConfigKey(hf="tie_word_embeddings", field=TIED, default=True),
     ),
     fixed={
         "activation_function": "gelu_new",
@@ -63,7 +61,7 @@ FAMILY: Final = ModelFamily(
         "scale_attn_by_inverse_layer_idx": False,
         "scale_attn_weights": True,
     },
-    ignored=families.NUMBERLESS_KEYS
+    ignored=NUMBERLESS_KEYS
     | {
         "gradient_checkpointing",
         "n_ctx",
@@ -80,13 +78,25 @@ FAMILY: Final = ModelFamily(
     tensors=(
         TensorMap(megatron="embedding.word_embeddings.weight", hf=("transformer.wte.weight",)),
         TensorMap(megatron="embedding.position_embeddings.weight", hf=("transformer.wpe.weight",)),
-        *_norm(f"{families.LAYER}.input_layernorm", f"{_HF_LAYER}.ln_1"),
+        *_norm(f"{LAYER}.input_layernorm", f"{_HF_LAYER}.ln_1"),
         *_linear("self_attention.linear_qkv", "attn.c_attn", "qkv"),
         *_linear("self_attention.linear_proj", "attn.c_proj"),
-        *_norm(f"{families.LAYER}.pre_mlp_layernorm", f"{_HF_LAYER}.ln_2"),
+        *_norm(f"{LAYER}.pre_mlp_layernorm", f"{_HF_LAYER}.ln_2"),
         *_linear("mlp.linear_fc1", "mlp.c_fc"),
         *_linear("mlp.linear_fc2", "mlp.c_proj"),
         *_norm("decoder.final_layernorm", "transformer.ln_f"),
         TensorMap(megatron="output_layer.weight", hf=("lm_head.weight",)),
     ),
 )
+
+
+class Gpt2(FamilyPlugin):
+    """Hugging Face's ``gpt2``."""
+
+    family = _FAMILY
+    manifest = family_manifest(
+        _FAMILY,
+        "GPT-2",
+        aliases=("gpt",),
+        source="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
+    )

@@ -1,0 +1,19 @@
+"""Model families as data: a base record, derivation of new ones, and the plugin class of a record.
+
+Torch-free. For built-in and third-party families alike.
+"""
+
+from .decoder import DECODER, attention_bias, fused_gate_up, fused_qkv, mlp_bias
+from .derivation import derived
+from .plugin import FamilyPlugin, family_manifest
+
+__all__ = [
+    "DECODER",
+    "FamilyPlugin",
+    "attention_bias",
+    "derived",
+    "family_manifest",
+    "fused_gate_up",
+    "fused_qkv",
+    "mlp_bias",
+]

@@ -1,0 +1,84 @@
+"""Mixtral: a Llama-like decoder whose MLPs are a sparse mixture of SwiGLU experts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest
+from ascend_run.plugin_api import Condition, ConfigKey, TensorMap
+
+_MLP: Final = "decoder.layers.{layer}.mlp"
+_MOE: Final = "model.layers.{layer}.block_sparse_moe"
+_EXPERT: Final = f"{_MOE}.experts.{{expert}}"
+
+
+class Mixtral(FamilyPlugin):
+    """Hugging Face's ``mixtral``."""
+
+    family = derived(
+        DECODER,
+        model_type="mixtral",
+        architecture="MixtralForCausalLM",
+        defaults={
+            "model.rotary_base": 1e6,
+            "model.num_moe_experts": 8,
+            "model.moe_router_topk": 2,
+            # A softmax over the selected logits equals Hugging Face's softmax over all logits after
+            # the selected ones are normalized to a sum of 1.
+            "model.moe_router_score_function": "softmax",
+            "model.moe_router_pre_softmax": False,
+            "model.moe_router_load_balancing_type": "aux_loss",
+            "model.moe_aux_loss_coeff": 0.001,
+            "model.moe_token_dispatcher_type": "alltoall",
+        },
+        keys=(
+            ConfigKey(hf="intermediate_size", field="model.moe_ffn_hidden_size"),
+            ConfigKey(hf="num_local_experts", field="model.num_moe_experts", default=8),
+            ConfigKey(hf="num_experts_per_tok", field="model.moe_router_topk", default=2),
+            ConfigKey(hf="router_aux_loss_coef", field="model.moe_aux_loss_coeff", default=0.001),
+        ),
+        key_defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        # Hugging Face's jitter scales the experts' input too; Megatron's only the router's input.
+        fixed={"sliding_window": None, "router_jitter_noise": 0.0},
+        ignored=("output_router_logits",),
+        without=("mlp.",),
+        tensors=(
+            TensorMap(megatron=f"{_MLP}.router.weight", hf=(f"{_MOE}.gate.weight",)),
+            TensorMap(
+                megatron=f"{_MLP}.experts.fc1",
+                hf=(f"{_EXPERT}.w1.weight", f"{_EXPERT}.w3.weight"),  # gate, then up
+                form="stack_experts",
+            ),
+            TensorMap(
+                megatron=f"{_MLP}.experts.fc2",
+                hf=(f"{_EXPERT}.w2.weight",),
+                form="stack_experts",
+            ),
+        ),
+    )
+    manifest = family_manifest(
+        family,
+        "Mixtral",
+        source="arXiv:2401.04088",
+        requires=(
+            Condition(
+                "model.num_moe_experts",
+                ">",
+                1,
+                why="a Mixtral is a mixture of experts",
+                fix="set model.num_moe_experts, or choose model.family=llama",
+            ),
+            Condition(
+                "model.moe_router_topk",
+                ">",
+                1,
+                why="the weight of a single chosen expert is always 1, so its router never learns",
+                fix="set model.moe_router_topk to 2 or more",
+            ),
+        ),
+    )
