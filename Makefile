@@ -95,6 +95,7 @@ check: venv
 	$(BIN)/python scripts/platform_table.py --check
 	$(BIN)/python scripts/hook_table.py --check
 	$(BIN)/python -m scripts.package_layers --check
+	$(BIN)/python -m scripts.handler_table --check
 	$(BIN)/python -m scripts.field_words
 	$(BIN)/towncrier build --draft >/dev/null
 
