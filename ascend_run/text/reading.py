@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -50,7 +49,9 @@ class SampleReader:
     """
 
     handler: DataHandler
-    keys: Mapping[str, str] = MappingProxyType({})
+    keys: Mapping[str, str] = attrs.field(
+        default=attrs.Factory(lambda self: key_mapping(self.handler, ()), takes_self=True)
+    )
     count: int = attrs.field(default=0, init=False)
     """Samples read by the last ``read``."""
 

@@ -14,28 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-NAMED: Final[Mapping[str, str]] = {
-    "alpaca": (
-        "{{ bos_token }}{% for message in messages %}"
-        "{% if message.role == 'system' %}{{ message.content + '\\n\\n' }}"
-        "{% elif message.role == 'assistant' %}"
-        "{{ '### Response:\\n' + message.content + eos_token + '\\n\\n' }}"
-        "{% else %}{{ '### Instruction:\\n' + message.content + '\\n\\n' }}{% endif %}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
-    ),
-    "chatml": (
-        "{% for message in messages %}"
-        "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-    ),
-    "vicuna": (
-        "{{ bos_token }}{% for message in messages %}"
-        "{% if message.role == 'system' %}{{ message.content + ' ' }}"
-        "{% elif message.role == 'assistant' %}{{ ' ' + message.content + eos_token }}"
-        "{% else %}{{ 'USER: ' + message.content + ' ASSISTANT:' }}{% endif %}{% endfor %}"
-    ),
-}
-"""Simple templates for tokenizers without one."""
+from .template_records import NAMED
 
 BEGIN: Final = "\U0010fff0"
 END: Final = "\U0010fff1"
@@ -115,7 +94,7 @@ def template_source(
         ValueError: There is no template; the message says what to do.
     """
     if choice is not None and choice in NAMED:
-        return NAMED[choice], f"the template {choice!r}"
+        return NAMED[choice].jinja(), f"the template {choice!r}"
     if choice is not None:
         path = Path(choice)
         if path.suffix != ".jinja":

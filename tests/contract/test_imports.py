@@ -119,3 +119,21 @@ def test_what_is_torch_free_imports_no_torch(module: str) -> None:
 
     assert process.returncode == 0, process.stderr
     assert not {"torch", "megatron", "numpy"} & {top(name) for name in process.stdout.split()}
+
+
+def test_text_is_encoded_without_torch() -> None:
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "ascend_run/text").rglob("*.py"))
+    ]
+    program = "import importlib, sys\n[importlib.import_module(name) for name in sys.argv[1:]]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}print(*sys.modules)", *names],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert len(names) > 20
+    absent = {"torch", "megatron", "transformers", "pyarrow"}
+    assert not absent & {top(name) for name in done.stdout.split()}

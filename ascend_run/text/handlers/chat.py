@@ -33,7 +33,7 @@ def convert(record: Record) -> Conversation:
 
 handler = DataHandler(
     name="chat",
-    summary="conversations in any of the three schemas above, by their keys",
+    summary="conversations in the schema of `messages`, `sharegpt` or `alpaca`",
     sample=Conversation,
     keys=(),
     convert=convert,

@@ -41,8 +41,8 @@ class SftConfig:
     """Options, set by ``plugins.sft.<field>=<value>``."""
 
     template: str | None = None
-    """Chat template: ``alpaca``, ``chatml``, ``vicuna``, or the path of a ``.jinja`` file; default:
-    the template in the tokenizer's folder."""
+    """Chat template: a named one such as ``chatml``, or the path of a ``.jinja`` file; default: the
+    template in the tokenizer's folder."""
     handler: str = "chat"
     """Data handler that reads the files: ``chat``, ``messages``, ``sharegpt``, ``alpaca``, or any
     installed one that makes conversations."""
