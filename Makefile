@@ -95,11 +95,8 @@ check: venv
 	$(BIN)/python scripts/platform_table.py --check
 	$(BIN)/python scripts/hook_table.py --check
 	$(BIN)/python -m scripts.package_layers --check
-<<<<<<< HEAD
 	$(BIN)/python -m scripts.family_pages --check
-=======
 	$(BIN)/python -m scripts.handler_table --check
->>>>>>> data
 	$(BIN)/python -m scripts.field_words
 	$(BIN)/towncrier build --draft >/dev/null
 

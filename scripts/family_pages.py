@@ -73,6 +73,9 @@ In layers, N is `decoder.layers.<number>`{experts}.
 """
 
 
+_NEUTRAL: Final = {"model.norm_placement": "pre"}
+
+
 def families() -> dict[str, Any]:
     """Return the plugin class of each built-in family, by name."""
     catalogue = discover()
@@ -131,7 +134,7 @@ def _is_open(family: ModelFamily, condition: Condition) -> bool:
 
 
 def _holds(family: ModelFamily, condition: Condition) -> bool:
-    return condition.compares(family.defaults.get(condition.field))
+    return condition.compares(family.defaults.get(condition.field, _NEUTRAL.get(condition.field)))
 
 
 def _row(family: ModelFamily, tensor: TensorMap) -> str:

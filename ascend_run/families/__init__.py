@@ -3,7 +3,15 @@
 Torch-free. For built-in and third-party families alike.
 """
 
-from .decoder import DECODER, attention_bias, fused_gate_up, fused_qkv, mlp_bias
+from .decoder import (
+    DECODER,
+    attention_bias,
+    fused_gate_up,
+    fused_qkv,
+    layer_types,
+    mlp_bias,
+    sliding_window,
+)
 from .derivation import derived
 from .plugin import FamilyPlugin, family_manifest
 
@@ -15,5 +23,7 @@ __all__ = [
     "family_manifest",
     "fused_gate_up",
     "fused_qkv",
+    "layer_types",
     "mlp_bias",
+    "sliding_window",
 ]

@@ -90,12 +90,40 @@ def mlp_bias(name: str = "mlp_bias") -> tuple[ConfigKey, ...]:
     return (ConfigKey(hf=name, field="model.add_mlp_bias", default=False),)
 
 
+def sliding_window(default: int | None) -> tuple[ConfigKey, ...]:
+    """Return the key of the attention window."""
+    return (
+        ConfigKey(
+            hf="sliding_window",
+            field="model.window_size",
+            default=default,
+            nullable=True,
+            form="window",
+        ),
+    )
+
+
+def layer_types() -> tuple[ConfigKey, ...]:
+    """Return the key of the layers that have the window; a missing one leaves the default."""
+    return (
+        ConfigKey(
+            hf="layer_types",
+            field="model.window_attn_skip_freq",
+            default=None,
+            form="layer_types",
+        ),
+    )
+
+
 def _tensors() -> Iterator[TensorMap]:
     yield TensorMap(megatron="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",))
     yield TensorMap(megatron="decoder.final_layernorm.weight", hf=("model.norm.weight",))
     yield TensorMap(megatron="output_layer.weight", hf=("lm_head.weight",))
     yield norm("input_layernorm", "input_layernorm")
     yield norm("pre_mlp_layernorm", "post_attention_layernorm")
+    for sublayer, theirs in (("self_attn", "post_self_attn"), ("mlp", "post_mlp")):
+        of_outputs = Condition("model.norm_placement", "!=", "pre")
+        yield norm(f"{sublayer}_bda.norm", f"{theirs}_layernorm", of_outputs)
     for name in ("q", "k"):
         by_head = Condition("model.qk_layernorm", "==", value=True)
         yield norm(f"self_attention.{name}_layernorm", f"self_attn.{name}_norm", by_head)

@@ -25,6 +25,7 @@ def derived(
     ignored: Iterable[str] = (),
     without: Iterable[str] = (),
     names: Mapping[str, str] = _NOTHING,
+    buffers: tuple[str, ...] = (),
     tensors: Iterable[TensorMap] = (),
 ) -> ModelFamily:
     """Return a family that differs from ``base`` in what is given.
@@ -40,6 +41,7 @@ def derived(
         fixed, ignored: As in ModelFamily.
         without: Keys of config.json that the family does not have, and Megatron's parameters, by
             prefix within a layer (``mlp.``).
+        buffers: As in ModelFamily.
         names: Parts of stored names -> what they are in this family, replaced in this order.
         tensors: Tensors that the base lacks or stores differently; replace those of one name.
 
@@ -62,6 +64,7 @@ def derived(
         ),
         fixed={**{hf: value for hf, value in base.fixed.items() if hf not in named}, **fixed},
         ignored=(base.ignored - named) | {*ignored},
+        buffers=(*base.buffers, *buffers),
         tensors=(*_tensors(base, tuple(tensors), without, names),),
     )
 

@@ -66,7 +66,7 @@ class PlatformOps:
 class ConfigKey:
     """One key of a Hugging Face ``config.json`` and the config value that it maps to.
 
-    Several keys may map to one value; a config.json must then agree on it.
+    Several keys may map to one value, and one key to several; these must then agree.
     """
 
     hf: str
@@ -77,9 +77,7 @@ class ConfigKey:
     nullable: bool = False
     """Whether it may be null, independently of ``default``."""
     form: str = "copy"
-    """Conversion of the value: ``copy``; ``dense_layers_first`` (``model.moe_layer_freq`` as the
-    number of dense layers before the first with experts); ``expert_widths`` (the width of the
-    shared experts in multiples of an expert's width)."""
+    """Conversion of the value: ``copy``, or one of ``prepare/hugging_face/key_forms.py``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +114,8 @@ class ModelFamily:
     keys: tuple[ConfigKey, ...]
     tensors: tuple[TensorMap, ...]
     fixed: Mapping[str, object] = attrs.field(factory=dict)
-    """HF keys that must have this value on import, and are written with it on export."""
+    """HF keys that must have this value on import, and are written with it on export; of a tuple of
+    equivalent values, the first is written."""
     ignored: frozenset[str] = frozenset()
     """HF keys that do not affect the model's output; any other unlisted key is an error."""
     base_prefix: str = ""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ascend_run.families import DECODER, FamilyPlugin, attention_bias, derived, family_manifest
+from ascend_run.families import (
+    DECODER,
+    FamilyPlugin,
+    attention_bias,
+    derived,
+    family_manifest,
+    layer_types,
+)
 
 
 class Qwen3(FamilyPlugin):
@@ -17,13 +24,9 @@ class Qwen3(FamilyPlugin):
             "model.kv_channels": 128,
             "model.layernorm_epsilon": 1e-6,
         },
-        keys=attention_bias(),
-        key_defaults={
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 32,
-        },
+        keys=(*attention_bias(), *layer_types()),
+        key_defaults={"head_dim": 128, "max_position_embeddings": 32768, "num_key_value_heads": 32},
         fixed={"use_sliding_window": False},
-        ignored=("layer_types", "max_window_layers", "sliding_window"),  # only with that window
+        ignored=("max_window_layers", "sliding_window"),  # only with that window
     )
     manifest = family_manifest(family, "Qwen3", source="arXiv:2505.09388")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -36,10 +36,11 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
     remaining = dict(config_json)
     problems = _identity_problems(family, remaining)
     values: dict[str, Any] = {}
-    problems += take_rope(remaining, values)
+    rotates_a_part = any(key.hf == "partial_rotary_factor" for key in family.keys)
+    problems += take_rope(remaining, values, partial=rotates_a_part)
     if family.defaults.get("model.multi_latent_attention"):
         problems += latent_rope(values)
-    counts: list[tuple[ConfigKey, int]] = []
+    formed: list[tuple[ConfigKey, Any]] = []
     for key in family.keys:
         if key.hf not in remaining and key.default is attrs.NOTHING:
             problems.append(f"{key.hf} is missing; {family.architecture} needs it")
@@ -49,9 +50,10 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
             problems.append(f"{key.hf} is {value!r}; expected {expected}")
             continue
         if key.form != "copy":
-            counts.append((key, value))
+            formed.append((key, value))
             continue
-        value = float(value) if isinstance(key.default, float) else value
+        if isinstance(key.default, float) and value is not None:
+            value = float(value)
         if values.setdefault(key.field, value) != value:
             other = next(other.hf for other in family.keys if other.field == key.field)
             problems.append(
@@ -61,12 +63,15 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
     for key in family.keys:
         remaining.pop(key.hf, None)
     for name, only in family.fixed.items():
-        if not _same(value := remaining.pop(name, only), only):
-            problems.append(f"{name} is {value!r}; only {only!r} is supported")
+        accepted = only if isinstance(only, tuple) else (only,)
+        value = remaining.pop(name, accepted[0])
+        if not any(_same(value, one) for one in accepted):
+            expected = " or ".join(map(repr, accepted))
+            problems.append(f"{name} is {value!r}; only {expected} is supported")
     for name in sorted(set(remaining) - family.ignored):
         problems.append(_unknown(name, family))
     if not problems:
-        values |= {key.field: to_ours(key, count, values) for key, count in counts}
+        problems += _take_formed(formed, values)
         problems += _head_problems(family, values)
     if problems:
         raise ConfigError(
@@ -106,7 +111,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **written,
-        **family.fixed,
+        **{k: v[0] if isinstance(v, tuple) else v for k, v in family.fixed.items()},
     }
     if "rope_theta" in result:
         result |= rope_keys(result["rope_theta"], config)
@@ -149,6 +154,18 @@ def _identity_problems(family: ModelFamily, remaining: dict[str, object]) -> lis
     return problems
 
 
+def _take_formed(formed: Iterable[tuple[ConfigKey, Any]], values: dict[str, Any]) -> Iterator[str]:
+    """Convert the keys that have a form, in place; yield those that have no counterpart."""
+    for key, value in formed:
+        try:
+            ours = to_ours(key, value, values)
+        except ValueError as problem:
+            yield f"{key.hf} is {value!r}: {problem}"
+            continue
+        if ours is not attrs.NOTHING:
+            values[key.field] = ours
+
+
 def _expectation(key: ConfigKey, value: Any) -> str | None:
     """Return the expected value of a key, derived from its default; None if the value is valid.
 
@@ -156,9 +173,13 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
     one that Hugging Face derives from other keys, may be null.
     """
     default = key.default
+    if key.form == "layer_types":  # its form checks it
+        return None
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(default, float):
+        if value is None and key.nullable:
+            return None
         sound = isinstance(value, int | float) and not isinstance(value, bool)
         # Compare before converting: an integer may be too large for a float.
         return None if sound and 0 <= value <= 1e30 and math.isfinite(value) else "a number >= 0"

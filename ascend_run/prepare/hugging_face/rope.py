@@ -17,14 +17,20 @@ from .latent_rope import latent_parameters
 _SCALING_KEYS: Final = ("rope_parameters", "rope_scaling")
 _TYPE_KEYS: Final = ("rope_type", "type")
 _DEFAULT: Final = "default"
+_SHARE: Final = "partial_rotary_factor"
+_FORMER: Final = {"su": "longrope"}
+"""Maps a former name of a scaling to its own."""
 _TYPE: Final = "model.rope_scaling_type"
 
 
-def take_rope(config_json: dict[str, object], scaling: dict[str, object]) -> list[str]:
+def take_rope(
+    config_json: dict[str, object], scaling: dict[str, object], *, partial: bool = False
+) -> list[str]:
     """Replace all spellings by one ``rope_theta`` in place, if any contains it.
 
     Args:
         scaling: Filled with the scaling options, ``model.rope_scaling_...``.
+        partial: Whether the family has a ``partial_rotary_factor``, which is then a key, too.
 
     Returns:
         Problems: an unknown or incomplete scaling, partial rotation, two different bases or
@@ -40,6 +46,11 @@ def take_rope(config_json: dict[str, object], scaling: dict[str, object]) -> lis
         if not isinstance(parameters, dict):
             problems.append(f"{key} is {parameters!r}; expected an object or null")
             continue
+        if partial and _SHARE in parameters:
+            share = parameters[_SHARE]
+            parameters = {name: value for name, value in parameters.items() if name != _SHARE}
+            if config_json.setdefault(_SHARE, share) != share:
+                problems.append(f"{key}.{_SHARE} is {share!r} and {_SHARE} another; leave one")
         found: dict[str, Any] = {}
         wrong = list(_problems(key, parameters, found))
         problems += wrong
@@ -66,11 +77,12 @@ def rope_keys(theta: float, config: RunConfig) -> dict[str, object]:
     """Return the new and the old spelling, the latter for older readers."""
     model = config.model
     latent = latent_parameters(config)
+    share = {} if model.rotary_percent == 1.0 else {_SHARE: model.rotary_percent}
     kind = "yarn" if latent else model.rope_scaling_type
     if kind is None:
         return {
             "rope_theta": theta,
-            "rope_parameters": {"rope_theta": theta, "rope_type": _DEFAULT},
+            "rope_parameters": {"rope_theta": theta, "rope_type": _DEFAULT, **share},
         }
     given = latent or {name.removeprefix(PREFIX): model[name] for name in NAMES[1:]}
     parameters = {
@@ -78,12 +90,16 @@ def rope_keys(theta: float, config: RunConfig) -> dict[str, object]:
         for name, value in given.items()
         if value is not None
     }
-    written = {"rope_theta": theta, "rope_type": kind, **parameters}
+    written = {"rope_theta": theta, "rope_type": kind, **share, **parameters}
     return {"rope_theta": theta, "rope_parameters": written, "rope_scaling": written}
 
 
 def _problems(key: str, parameters: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    kinds = {name: parameters[name] for name in _TYPE_KEYS if name in parameters}
+    kinds = {
+        name: _FORMER.get(str(parameters[name]), parameters[name])
+        for name in _TYPE_KEYS
+        if name in parameters
+    }
     problems = [
         f"{key}.{name} is {kind!r}; only {_DEFAULT!r} and {', '.join(map(repr, SCALINGS))} rotary "
         "positions are supported, and without the scaling the model would compute something else"
@@ -92,15 +108,13 @@ def _problems(key: str, parameters: dict[str, Any], found: dict[str, Any]) -> li
     ]
     if len({*map(repr, kinds.values())}) > 1:
         problems.append(f"{key} has two types: {kinds!r}; leave one")
-    share = parameters.get("partial_rotary_factor", 1.0)
+    share = parameters.get(_SHARE, 1.0)
     if share != 1.0:
-        problems.append(
-            f"{key}.partial_rotary_factor is {share!r}; only 1.0 (the whole head) is supported"
-        )
+        problems.append(f"{key}.{_SHARE} is {share!r}; only 1.0 (the whole head) is supported")
     if problems:
         return problems
     kind = next(iter(kinds.values()), _DEFAULT)
-    known = {"rope_theta", "partial_rotary_factor", *_TYPE_KEYS}
+    known = {"rope_theta", _SHARE, *_TYPE_KEYS}
     rest = {name: value for name, value in parameters.items() if name not in known}
     reads = PARAMETERS.get(kind, ())
     problems += [f"unknown key {key}.{name}" for name in sorted(set(rest) - set(reads))]

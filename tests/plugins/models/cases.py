@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from tests.support.against_transformers import VOCAB
 from tests.support.decoder_layout import NORMS, Tensors, decoder_layout
+
+from . import published
+from .published import Publish
 
 TINY: Final = {
     "vocab_size": VOCAB,
@@ -45,17 +49,25 @@ class Family:
     required: frozenset[str] = frozenset()
     """Required keys of config.json, beside those of every decoder."""
 
+    shared: frozenset[str] = frozenset()
+    """Config fields that several keys map to."""
+
+    stand_in: str = ""
+    """For a family that transformers lacks: its family of the same architecture."""
+    publish: Publish | None = None
+    """Writes what that model is as a folder of the family's authors."""
+
     @property
     def reference(self) -> str:
         """Return transformers' ``model_type`` of the same architecture."""
-        return self.name
+        return self.stand_in or self.name
 
     def model(self, **changes: Any) -> nn.Module:
         """Build a random model with norms and biases unlike initial ones."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(0)
-        given = {**TINY, **self.common, **changes}
+        given = copy.deepcopy({**TINY, **self.common, **changes})  # transformers changes it
         model: nn.Module = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(self.reference, **given)
         )
@@ -73,7 +85,7 @@ class Family:
         return decoder_layout(theirs, config, self.norms)
 
 
-FAMILIES: Final = (
+_DENSE: Final = (
     Family(
         name="llama",
         variants={
@@ -98,10 +110,176 @@ FAMILIES: Final = (
         },
     ),
 )
+FAMILIES: Final = (
+    *_DENSE,
+    Family(
+        name="mistral",
+        variants={
+            "window": {"sliding_window": 5, "head_dim": 12, **LINEAR},
+            "no window, tied": {"sliding_window": None, "tie_word_embeddings": True, **BASE_500},
+        },
+    ),
+    Family(
+        name="phi3",
+        shared=frozenset({"model.hidden_dropout"}),
+        variants={
+            "window": {"sliding_window": 5, "rms_norm_eps": 1e-2, **BASE_500},
+            "longrope": {
+                "tie_word_embeddings": True,
+                "original_max_position_embeddings": 8,
+                "rope_parameters": {
+                    "rope_theta": 500.0,
+                    "rope_type": "longrope",
+                    "partial_rotary_factor": 0.5,
+                    "short_factor": [1.0, 1.5],
+                    "long_factor": [2.0, 3.0],
+                },
+            },
+        },
+    ),
+    Family(
+        name="gemma",
+        common={"head_dim": 12},
+        zero_centered=True,
+        variants={
+            "plain": {"rms_norm_eps": 1e-2, **BASE_500},
+            "untied, biases": {"tie_word_embeddings": False, "attention_bias": True, **LINEAR},
+        },
+    ),
+    Family(
+        name="gemma2",
+        common={"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 3},
+        zero_centered=True,
+        norms={
+            "input_layernorm": "input_layernorm",
+            "self_attn_bda.norm": "post_attention_layernorm",
+            "pre_mlp_layernorm": "pre_feedforward_layernorm",
+            "mlp_bda.norm": "post_feedforward_layernorm",
+        },
+        variants={
+            "low caps": {
+                "attn_logit_softcapping": 2.0,
+                "final_logit_softcapping": 3.0,
+                "query_pre_attn_scalar": 20,
+                "attention_bias": True,
+                **BASE_500,
+            },
+            "other windows, no caps, untied": {
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+                "tie_word_embeddings": False,
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            },
+        },
+    ),
+    Family(
+        name="glm",
+        common={"head_dim": 12},
+        variants={
+            "half rotated": {"rope_parameters": {**BASE_500["rope_parameters"]}},
+            "no biases, tied": {
+                "attention_bias": False,
+                "tie_word_embeddings": True,
+                "rope_parameters": {
+                    "rope_theta": 500.0,
+                    "rope_type": "default",
+                    "partial_rotary_factor": 1.0,
+                },
+            },
+        },
+    ),
+    Family(
+        name="glm4",
+        common={"head_dim": 12, "attention_bias": True},
+        norms={
+            **NORMS,
+            "self_attn_bda.norm": "post_self_attn_layernorm",
+            "mlp_bda.norm": "post_mlp_layernorm",
+        },
+        variants={"half rotated": BASE_500, "tied": {"tie_word_embeddings": True, **LINEAR}},
+    ),
+    Family(
+        name="granite",
+        variants={
+            "factors": {
+                "embedding_multiplier": 3.0,
+                "residual_multiplier": 0.3,
+                "attention_multiplier": 0.2,
+                "logits_scaling": 1.7,
+                **BASE_500,
+            },
+            "biases, tied": {
+                "attention_bias": True,
+                "mlp_bias": True,
+                "tie_word_embeddings": True,
+                "attention_multiplier": 0.4,
+            },
+        },
+    ),
+    Family(
+        name="aquila",
+        stand_in="llama",
+        publish=published.aquila,
+        variants={"plain": BASE_500, "tied": {"tie_word_embeddings": True}},
+    ),
+    Family(
+        name="internlm",
+        stand_in="llama",
+        publish=published.internlm,
+        variants={"biases": {"attention_bias": True, **BASE_500}, "no biases": {}},
+    ),
+    Family(
+        name="internlm2",
+        stand_in="llama",
+        publish=published.internlm2,
+        variants={
+            "plain": BASE_500,
+            "biases, one group": {"attention_bias": True, "num_key_value_heads": 1},
+        },
+    ),
+    Family(
+        name="internlm3",
+        stand_in="llama",
+        publish=published.internlm3,
+        variants={"wide heads": {"head_dim": 12, **BASE_500}},
+    ),
+    Family(
+        name="baichuan",
+        stand_in="llama",
+        publish=published.baichuan,
+        common={"num_key_value_heads": 4},
+        variants={"plain": BASE_500, "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}},
+    ),
+    Family(
+        name="minicpm",
+        stand_in="granite",
+        publish=published.minicpm,
+        common={"attention_multiplier": 8**-0.5},
+        variants={
+            "factors, tied": {
+                "tie_word_embeddings": True,
+                "embedding_multiplier": 3.0,
+                "residual_multiplier": 0.3,
+                "logits_scaling": 4.0,
+                **BASE_500,
+            },
+            "untied": {"embedding_multiplier": 2.0, "logits_scaling": 2.0},
+        },
+    ),
+    Family(
+        name="chatglm",
+        stand_in="glm",
+        publish=published.chatglm,
+        common={"head_dim": 12},
+        variants={
+            "half rotated": BASE_500,
+            "no biases, tied": {"attention_bias": False, "tie_word_embeddings": True},
+        },
+    ),
+)
 BY_NAME: Final = {family.name: family for family in FAMILIES}
 CASES: Final[Mapping[str, tuple[Family, Mapping[str, Any]]]] = {
     f"{family.name}: {label}": (family, changes)
     for family in FAMILIES
     for label, changes in family.variants.items()
 }
-Layout = Callable[[Tensors, Any], Tensors]
