@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ascend_run.families import FamilyPlugin
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Plugin
 from ascend_run.testing.conformance import CHECKS, Check, Means, Subject
@@ -44,6 +45,11 @@ IDLE_IN: Mapping[str, Mapping[str, Any]] = {
     "swiglu": {"model.gated_linear_unit": False},
 }
 """A model in which a plugin is idle, where no model of the kit is one."""
+OF_A_RUN = frozenset({"KIT-PATCH", "KIT-UNDO", "KIT-AGAIN", "KIT-PARITY", "KIT-RESUME"})
+"""Checks that run models."""
+FAMILIES_RUN = frozenset({"deepseek_v2", "gpt2", "llama", "mixtral"})
+"""Families that are checked in runs for all: one of each kind of attention, position and MLP. Those
+without code cannot differ in what these checks find; ``tests/plugins/models`` runs each."""
 REASONS = {
     "KIT-OPTIONS": "it has no options",
     "KIT-BOUNDS": "it has no options",
@@ -81,8 +87,21 @@ def plugin(name: str) -> Plugin:
     return LOADED[name]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
-@pytest.mark.parametrize("name", OURS)
+def is_only_a_record(name: str) -> bool:
+    """Whether a plugin is a model family and has no function of its own."""
+    found = LOADED[name]
+    return FamilyPlugin in found.__bases__ and not any(map(callable, vars(found).values()))
+
+
+KIT = [
+    pytest.param(name, check, id=f"{name}-{check.code}")
+    for name in OURS
+    for check in CHECKS
+    if check.code not in OF_A_RUN or name in FAMILIES_RUN or not is_only_a_record(name)
+]
+
+
+@pytest.mark.parametrize(("name", "check"), KIT)
 def test_it_passes_the_kit(subjects: dict[str, Subject], name: str, check: Check) -> None:
     idle = check.code == "KIT-IDLE" and name in IDLE_IN
     verdict = check.judge(subjects[f"{name} idle" if idle else name])
