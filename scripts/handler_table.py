@@ -7,6 +7,7 @@ python -m scripts.handler_table --check    # exits with 1 if the page is out of 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,7 +33,9 @@ def handlers() -> list[DataHandler]:
 def schema(handler: DataHandler) -> str:
     """Return the schema of a handler, from its module's docstring."""
     text = sys.modules[handler.convert.__module__].__doc__ or ""
-    return text.partition("\n\n")[2].strip("\n").replace("``", "`")
+    shown = text.partition("\n\n")[2].strip("\n").replace("``", "`")
+    # ruff moves a docstring to the left that has nothing but indented lines.
+    return textwrap.indent(shown, "    ") if shown.startswith("{") else shown
 
 
 def tables() -> str:
