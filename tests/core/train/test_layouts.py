@@ -127,3 +127,32 @@ def test_dense_gradients_do_not_depend_on_tensor_or_context_parallelism(
     plugins = EXCHANGE if layout is CP else ()
     whole = outcomes(gloo_pool, values, 1)
     assert_same(outcomes(gloo_pool, {**values, **layout}, 2, plugins), whole)
+
+
+SWITCHES = {
+    **MODELS["dense"],
+    "model.add_qkv_bias": True,
+    "model.add_linear_proj_bias": True,
+    "model.add_mlp_bias": True,
+    "model.norm_placement": "both",
+    "model.scale_embedding": True,
+    "model.residual_multiplier": 0.5,
+    "model.logits_scaling": 2.0,
+    "model.attn_logit_softcapping": 2.0,
+    "model.final_logit_softcapping": 1.0,
+    "model.window_size": [5, 0],
+    "model.window_attn_skip_freq": 2,
+    "model.share_embeddings_and_output_weights": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    possible((TP, 2), (PP, 2), (CP, 2), ({**TP, **PP}, 4), ids=["tp", "pp", "cp", "tp pp"]),
+)
+def test_switches_of_the_model_do_not_depend_on_the_layout(
+    gloo_pool: GlooPool, layout: Mapping[str, int], world_size: int
+) -> None:
+    plugins = EXCHANGE if layout is CP else ()
+    whole = outcomes(gloo_pool, SWITCHES, 1)
+    assert_same(outcomes(gloo_pool, {**SWITCHES, **layout}, world_size, plugins), whole)

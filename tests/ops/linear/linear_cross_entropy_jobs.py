@@ -46,6 +46,8 @@ class Parts:
     dhidden: Tensor
     dweight: Tensor
     dlogits: Tensor
+    capped: tuple[Tensor, ...]
+    """With a softcap of 0.8: the sum and both gradients."""
 
 
 def vocabulary_parallel(problem: Problem) -> Parts:
@@ -55,8 +57,10 @@ def vocabulary_parallel(problem: Problem) -> Parts:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_BYTES", problem.chunk_bytes)
         fused = linear_cross_entropy(hidden, rows, labels, mask, tp_group=group)
+        low = linear_cross_entropy(hidden, rows, labels, mask, tp_group=group, softcap=0.8)
+    capped = (low.detach(), *torch.autograd.grad(2 * low, [hidden, rows]))
     dhidden, dweight = torch.autograd.grad(2 * fused, [hidden, rows])
     logits = (hidden @ rows.t()).detach().requires_grad_()
     from_logits = vocab_cross_entropy(logits, labels, mask, tp_group=group)
     (dlogits,) = torch.autograd.grad(2 * from_logits, [logits])
-    return Parts(fused.detach(), from_logits.detach(), dhidden, dweight, dlogits)
+    return Parts(fused.detach(), from_logits.detach(), dhidden, dweight, dlogits, capped)

@@ -63,6 +63,36 @@ def test_loss_and_gradients_follow_the_formula(loss_of: Loss) -> None:
     assert_same(run(loss_of, tensors), run(formula, tensors))
 
 
+CAP = 0.8
+
+
+def capped_formula(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    logits = CAP * torch.tanh(hidden @ weight.t() / CAP)
+    target = logits[torch.arange(len(labels)), labels]
+    return ((torch.logsumexp(logits, 1) - target) * mask).sum()
+
+
+def capped(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    return linear_cross_entropy(hidden, weight, labels, mask, softcap=CAP)
+
+
+@pytest.mark.usefixtures("chunk_bytes")
+def test_softcapped_logits_follow_the_formula() -> None:
+    tensors = Problem().tensors()
+    assert_same(run(capped, tensors), run(capped_formula, tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_softcapped_logits_of_half_precision_are_close(dtype: torch.dtype) -> None:
+    """Gradients within a few roundings of the logits, which are in the inputs' dtype."""
+    tensors = Problem(tokens=64, hidden=32, vocabulary=48, dtype=dtype).tensors()
+    hidden, weight, labels, mask = tensors
+    wide = (*(x.detach().double().requires_grad_() for x in (hidden, weight)), labels, mask)
+    for got, want in zip(run(capped, tensors), run(capped_formula, wide), strict=True):
+        error = (got.double() - want).abs().max() / want.abs().max()
+        assert error <= 8 * torch.finfo(dtype).eps
+
+
 @settings(max_examples=40, deadline=None)
 @given(*(st.integers(1, 30),) * 3)
 def test_any_size_follows_the_formula(tokens: int, hidden: int, vocabulary: int) -> None:
@@ -157,8 +187,12 @@ def test_ranks_with_parts_of_the_vocabulary_agree_with_the_whole(
     logits = (hidden @ weight.t()).detach().requires_grad_()
     plain_loss = (F.cross_entropy(logits, labels, reduction="none") * mask).sum()
     (dlogits,) = torch.autograd.grad(2 * plain_loss, logits)
+    want_capped = run(capped_formula, (hidden, weight, labels, mask), scale=2.0)
+    assert_same([sum(part.capped[1] for part in parts)], [want_capped[1]])
+    assert_same([torch.cat([part.capped[2] for part in parts])], [want_capped[2]])
     for part in parts:
         assert_same([part.fused, part.from_logits], [loss, loss])
+        assert_same([part.capped[0]], [want_capped[0]])
     assert_same([sum(part.dhidden for part in parts)], [dhidden])
     assert_same([torch.cat([part.dweight for part in parts])], [dweight])
     assert_same([torch.cat([part.dlogits for part in parts], dim=1)], [dlogits])

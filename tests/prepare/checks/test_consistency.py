@@ -26,6 +26,21 @@ def problems_of(**values: Any) -> list[str]:
             ),
         ),
         (
+            {"model__window_attn_skip_freq": 2},
+            "model.window_attn_skip_freq=2 needs model.window_size",
+        ),
+        (
+            {"model__window_size": [4, 0], "model__window_attn_skip_freq": [1, 0, 1]},
+            (
+                "model.window_attn_skip_freq has 3 entries; expected one for each of "
+                "model.num_layers=2"
+            ),
+        ),
+        (
+            {"model__window_size": [4, 0], "model__window_attn_skip_freq": 0},
+            "model.window_attn_skip_freq=0: expected at least 1, every so many layers",
+        ),
+        (
             {"model__hidden_size": 66},
             (
                 "model.hidden_size=66 is not a multiple of model.num_attention_heads=4; use "
@@ -314,6 +329,7 @@ _BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
             "model.moe_expert_capacity_factor=1.5 is not served by the built-in router",
         ),
         ({"model__add_bias_linear": True}, set(), "experts have no biases; set it to false"),
+        ({"model__add_mlp_bias": True}, set(), "model.add_mlp_bias=true: experts have no biases"),
     ],
 )
 def test_unsupported_options_are_rejected_unless_a_plugin_owns_the_seam(

@@ -120,7 +120,7 @@ def test_a_scaled_rope_becomes_our_fields_and_goes_back(name: str, spelling: str
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
-        ({"rope_type": "su"}, "rope_parameters.rope_type is 'su'; only 'default' and 'linear'"),
+        ({"rope_type": "ntk"}, "rope_parameters.rope_type is 'ntk'; only 'default' and 'linear'"),
         ({"rope_type": "yarn", "type": "linear"}, "rope_parameters has two types"),
         ({"rope_type": "linear"}, "rope_parameters.factor is missing; linear positions need it"),
         ({"rope_type": "linear", "factor": -1}, "rope_parameters.factor is -1; expected a number"),

@@ -15,6 +15,8 @@ from ascend_run.plugin_api import (
 
 _WIDE = 4
 """Bytes of float32, the dtype in which the formula is computed."""
+_NORMS = ("input_norm", "self_attn_bda", "mlp_norm", "mlp_bda")
+"""Parts of a layer that are norms."""
 
 
 def plain_cost(config: RunConfig, rank: RankKind) -> CostChange:
@@ -24,15 +26,15 @@ def plain_cost(config: RunConfig, rank: RankKind) -> CostChange:
     with the loss, and its input is saved separately.
     """
     kept = {tensor.key: tensor.nbytes for tensor in next(iter(rank.saved.values()), ())}
-    hidden = kept.get("input_norm.input", 0.0)
+    parts = [part for part in _NORMS if f"{part}.statistics" in kept]
+    hidden = next((kept[f"{part}.input"] for part in parts), 0.0)
     item = _WIDE if config.model.fp32_residual_connection else rank.item_bytes
     more = _added(hidden, hidden, item)
     last = _added(hidden, 0.0, item)
     final = WorkingMemory(part="loss", name="final norm", nbytes=last, phase=Phase.LOSS)
     return CostChange(
         saved_added=(
-            SavedTensor(part="input_norm", name="steps", nbytes=more),
-            SavedTensor(part="mlp_norm", name="steps", nbytes=more),
+            *(SavedTensor(part=part, name="steps", nbytes=more) for part in parts),
             *(
                 SavedTensor(part="self_attention", name="steps of norms", nbytes=nbytes)
                 for nbytes in _inside_attention(kept, rank)

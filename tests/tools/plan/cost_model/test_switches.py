@@ -1,0 +1,77 @@
+"""What the options of the model cost: parameters and FLOPs exactly, memory within five percent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.plan.cost_model.flops import attention_flops
+from ascend_run.tools.plan.cost_model.names import parameter_key
+from ascend_run.tools.plan.cost_model.sizes import sizes_of
+from benchmarks.memory_layouts import Case
+from benchmarks.memory_prediction import TOLERANCE, compare, is_exact
+from tests.support.costs import planned
+
+from .cost_jobs import built_and_counted
+
+WIDE = {
+    "model.num_layers": 4,
+    "model.hidden_size": 64,
+    "model.ffn_hidden_size": 176,
+    "data.seq_length": 128,
+    "train.micro_batch_size": 4,
+    "train.global_batch_size": 4,
+}
+BOTH = {"model.norm_placement": "both", "model.residual_multiplier": 0.5}
+SWITCHES: dict[str, Mapping[str, Any]] = {
+    "bias of the projection": {**DENSE, "model.add_linear_proj_bias": True},
+    "biases of the mlp": {**DENSE, "model.add_mlp_bias": True},
+    "all but the mlp's": {**DENSE, "model.add_bias_linear": True, "model.add_mlp_bias": False},
+    "norms on both sides": {**DENSE, **BOTH},
+    "norms of outputs": {**DENSE, "model.norm_placement": "post"},
+    "norms of experts' outputs": {**MOE, **BOTH},
+    "LayerNorm": {**DENSE, **BOTH, "model.normalization": "LayerNorm"},
+}
+
+
+@pytest.mark.parametrize("values", SWITCHES.values(), ids=SWITCHES)
+def test_every_parameter_is_counted_under_its_name(
+    gloo_pool: GlooPool, values: Mapping[str, Any]
+) -> None:
+    ((names, counted),) = gloo_pool.run(built_and_counted, 1, dict(values))
+    assert Counter(map(parameter_key, {*names})) == counted
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model.add_linear_proj_bias": True, "model.add_mlp_bias": True},
+        BOTH,
+        {"model.norm_placement": "post", "model.logits_scaling": 2.0},
+        {"model.final_logit_softcapping": 5.0, "model.scale_embedding": True},
+    ],
+    ids=["biases", "norms on both sides", "norms of outputs", "factors"],
+)
+def test_a_run_takes_the_memory_that_was_expected(
+    gloo_pool: GlooPool, values: dict[str, Any]
+) -> None:
+    for row in compare(Case(name="switches", values={**DENSE, **WIDE, **values}), gloo_pool):
+        assert is_exact(row), row
+        assert abs(row["off"]) <= TOLERANCE, row
+
+
+def test_only_layers_with_a_window_attend_to_fewer_keys() -> None:
+    """16 queries see 8.5 keys on average; with 3 keys before each, (1 + 2 + 3 + 13 * 4) / 16."""
+    values = {**DENSE, "model.window_size": [3, 0], "model.window_attn_skip_freq": 2}
+    prepared, (cost,) = planned(values)
+    sizes = sizes_of(prepared.config, prepared.layout)
+    windowed, full = (attention_flops(prepared.config, sizes, layer) for layer in (0, 1))
+    assert windowed / full == (58 / 16) / 8.5
+    _, (plain,) = planned(DENSE)
+    passes = DENSE["train.global_batch_size"]
+    assert plain.attention_flops - cost.attention_flops == 3.5 * passes * (full - windowed)
