@@ -2,4 +2,4 @@
 
 from typing import Final
 
-SUMMARY: Final = "Tokenize text to Megatron's token files."
+SUMMARY: Final = "Tokenize text, conversations and other samples to Megatron's token files."
