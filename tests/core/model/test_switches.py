@@ -50,6 +50,21 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
+ALL = frozenset({"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"})
+BIASED = {
+    "bias of q, k, v": {"linear_qkv"},
+    "bias of the projection": {"linear_proj"},
+    "biases of the mlp": {"linear_fc1", "linear_fc2"},
+    "all biases but the mlp's": {"linear_qkv", "linear_proj"},
+    "all biases but the projection's": ALL - {"linear_proj"},
+    "all": {"linear_qkv", "linear_proj"},
+}
+"""Linears of each layer that have a bias; none in the other cases."""
+INPUTS, OUTPUTS = {"input_layernorm", "pre_mlp_layernorm"}, {"self_attn_bda", "mlp_bda"}
+NORMS = {"pre": INPUTS, "post": OUTPUTS, "both": INPUTS | OUTPUTS}
+"""Submodules of a layer with a norm, by placement."""
+
+
 def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any]) -> Tensor:
     """Mean next-token loss of a decoder without positions, from the description alone.
 
@@ -112,8 +127,9 @@ def attention(h: Tensor, options: Mapping[str, Any], layer: int, capped: Any) ->
     return torch.cat(outputs, -1)
 
 
-@pytest.mark.parametrize("options", SWITCHES.values(), ids=SWITCHES)
-def test_loss_logits_and_gradients_follow_the_plain_formula(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("label", SWITCHES)
+def test_loss_logits_and_gradients_follow_the_plain_formula(label: str) -> None:
+    options = SWITCHES[label]
     values = {f"model.{name}": value for name, value in options.items()}
     values |= {"model.position_embedding_type": "none"}
     ids = torch.randint(VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -122,6 +138,10 @@ def test_loss_logits_and_gradients_follow_the_plain_formula(options: dict[str, A
             if "norm" in name or name.endswith("bias"):
                 parameter.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(1))
         parameters = dict(model.named_parameters())
+        words = [name.split(".")[3:] for name in parameters if ".layers.1." in name]
+        assert {w[-2] for w in words if w[-1] == "bias"} == BIASED.get(label, {*()})
+        placement = options.get("norm_placement", "pre")
+        assert {w[0] for w in words if "norm" in ".".join(w)} == NORMS[placement]
         loss = model(ids, labels=ids.roll(-1, 1), loss_mask=torch.ones(2, 16)) / ids.numel()
         loss.backward()
         got = {name: p.grad.clone() for name, p in parameters.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from ascend_run.registry.discovery import discover
 from ascend_run.testing.pool import GlooPool
 from tests.support import family_checks
-from tests.support.against_transformers import Reference, check_one_rank
+from tests.support.against_transformers import (
+    TENSOR_PARALLEL,
+    Reference,
+    check_one_rank,
+    check_two_ranks,
+)
 
 from .cases import BY_NAME, CASES, FAMILIES, Family
 from .published import BUFFERS, publish
@@ -35,14 +41,18 @@ def case(request: pytest.FixtureRequest) -> tuple[Family, dict[str, Any]]:
     return request.param
 
 
-@pytest.fixture
-def reference(case: tuple[Family, dict[str, Any]], tmp_path: Path) -> Reference:
-    family, changes = case
-    folder, model = tmp_path / "theirs", family.model(**changes)
+def reference_of(family: Family, changes: Mapping[str, Any], folder: Path) -> Reference:
+    """Write a random model of a family, and compute its results."""
+    model = family.model(**changes)
     reference = Reference(family.name, model, folder, family.in_our_layout)
     if family.publish:
         publish(folder, family.publish, model.config)
     return reference
+
+
+@pytest.fixture
+def reference(case: tuple[Family, dict[str, Any]], tmp_path: Path) -> Reference:
+    return reference_of(*case, tmp_path / "theirs")
 
 
 def test_logits_and_every_gradient_are_those_of_transformers(
@@ -108,3 +118,20 @@ def test_unknown_and_changed_keys_are_refused(family: Family, tmp_path: Path) ->
     for name in record(family).fixed:
         with pytest.raises(ConfigError, match=f"{name} is 'other'; only "):
             config_from_hf(record(family), {**found, name: "other"})
+
+
+SHARDED = (
+    "llama: biases",
+    "phi3: window",
+    "internlm2: plain",
+    "gemma2: low caps",
+    "chatglm: half rotated",
+)
+"""Those that differ in how their tensors are stored or sharded."""
+
+
+@pytest.mark.parametrize("label", SHARDED)
+def test_two_tensor_parallel_ranks_have_every_gradient(
+    label: str, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    check_two_ranks(reference_of(*CASES[label], tmp_path / "theirs"), gloo_pool, TENSOR_PARALLEL)
