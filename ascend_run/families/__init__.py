@@ -13,17 +13,22 @@ from .decoder import (
     sliding_window,
 )
 from .derivation import derived
+from .experts import EXPERT_DEFAULTS, SPARSE, expert_tensors, shared_expert_tensors
 from .plugin import FamilyPlugin, family_manifest
 
 __all__ = [
     "DECODER",
+    "EXPERT_DEFAULTS",
+    "SPARSE",
     "FamilyPlugin",
     "attention_bias",
     "derived",
+    "expert_tensors",
     "family_manifest",
     "fused_gate_up",
     "fused_qkv",
     "layer_types",
     "mlp_bias",
+    "shared_expert_tensors",
     "sliding_window",
 ]

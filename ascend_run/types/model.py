@@ -74,6 +74,8 @@ class ConfigKey:
     """``model.num_layers``."""
     default: Any = attrs.field(factory=lambda: attrs.NOTHING)
     """Hugging Face's default for a missing key; ``attrs.NOTHING`` if the key is required."""
+    also: str = ""
+    """Another name that some folders have for it; read, and not written."""
     nullable: bool = False
     """Whether it may be null, independently of ``default``."""
     form: str = "copy"

@@ -1,8 +1,8 @@
 """The hooks are the only path to a plugin: without its folder and its line, all else works.
 
 A copy of the package lacks some features, another one others: of any two features, some copy has
-the first and lacks the second, so that none can lean on another unseen. One copy lacks them all,
-and each family is missing from one.
+the first and lacks the second, so that none can lean on another unseen; model families likewise.
+One copy lacks all features.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ CATALOGUE = discover()
 OURS = {name: found for name, found in CATALOGUE.items() if found.first_party}
 FEATURES = [name for name, found in OURS.items() if found.kind is Kind.FEATURE]
 FAMILIES = [name for name, found in OURS.items() if found.kind is Kind.MODEL]
+PLAIN = ("llama", "gpt2", "qwen2", "mistral", "granite", "internlm", "phi3", "glm")
+"""Families whose tiny models need no options."""
 PLUGINS = {name: plugin.manifest for name, plugin in CATALOGUE.load(OURS).items()}
 
 
 def removals() -> dict[str, tuple[str, ...]]:
     """Label of a copy -> the names, aliases included, of what it lacks.
 
-    Each feature is missing from a set of copies that contains no other feature's set (Sperner).
+    Each plugin is missing from a set of copies that contains no other plugin's set (Sperner).
     """
-    features = [name for name in FEATURES if name == PLUGINS[name].name]
-    copies = next(n for n in itertools.count(2) if math.comb(n, n // 2) >= len(features))
+    plugins = [name for name in (*FEATURES, *FAMILIES) if name == PLUGINS[name].name]
+    copies = next(n for n in itertools.count(2) if math.comb(n, n // 2) >= len(plugins))
     missing: dict[str, list[str]] = {f"copy {number}": [] for number in range(copies)}
-    for name, lacking in zip(features, itertools.combinations(missing, copies // 2), strict=False):
+    for name, lacking in zip(plugins, itertools.combinations(missing, copies // 2), strict=False):
         for label in lacking:
             missing[label] += [name, *PLUGINS[name].aliases]
-    missing |= {name: [name, *PLUGINS[name].aliases] for name in FAMILIES}
     missing["all features"] = FEATURES
     return {label: tuple(names) for label, names in missing.items()}
 
@@ -112,8 +113,8 @@ def runs_by_default(name: str, family: str) -> bool:
 
 
 def family_beside(names: Sequence[str]) -> str:
-    """One whose tiny model needs no options."""
-    return "llama" if "llama" not in names else "gpt2"
+    """One that is left, whose tiny model needs no options."""
+    return next(name for name in PLAIN if name not in names)
 
 
 def tiny_run(family: str) -> list[str]:

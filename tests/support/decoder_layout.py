@@ -18,6 +18,14 @@ NORMS: Final = {
     "pre_mlp_layernorm": "post_attention_layernorm",
 }
 """Maps our norms of a layer to theirs."""
+SHARED: Final = "mlp.shared_experts"
+EXPERTS: Final = {
+    "router.weight": "gate.weight",
+    "experts.fc1": "experts.gate_up_proj",
+    "experts.fc2": "experts.down_proj",
+    "shared_experts.gate_weight": "shared_expert_gate.weight",
+}
+"""Maps our parameters of experts to theirs; in memory transformers stacks its experts as we do."""
 
 
 def decoder_layout(
@@ -43,6 +51,11 @@ def decoder_layout(
                 f"{our}.{name}.{part}": value
                 for name, value in linears(theirs, config, at, part).items()
             }
+        found |= {
+            f"{our}.mlp.{own}": theirs[f"{at}.mlp.{name}"]
+            for own, name in EXPERTS.items()
+            if f"{at}.mlp.{name}" in theirs
+        }
         for name in "qk":
             if (norm := theirs.get(f"{at}.self_attn.{name}_norm.weight")) is not None:
                 found[f"{our}.self_attention.{name}_layernorm.weight"] = norm
@@ -69,6 +82,8 @@ def linears(theirs: Mapping[str, Tensor], config: Any, at: str, part: str) -> Te
         ("mlp.linear_fc1", ("mlp.gate_proj", "mlp.up_proj")),
         ("mlp.linear_fc1", ("mlp.gate_up_proj",)),
         ("mlp.linear_fc2", ("mlp.down_proj",)),
+        (f"{SHARED}.linear_fc1", ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")),
+        (f"{SHARED}.linear_fc2", ("mlp.shared_expert.down_proj",)),
     ):
         if held := rows(*names):
             found[own] = torch.cat(held)

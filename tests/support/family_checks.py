@@ -71,7 +71,8 @@ def check_transformers_defaults(
         seen |= {name: given.get(name) for name in filled}
     for key in family.keys:
         if key.hf not in required:
-            assert key.default == seen[key.hf], key.hf
+            name = key.hf if key.hf in seen else key.also
+            assert key.default == seen[name], key.hf
     for name, value in family.fixed.items():
         if name in seen:  # not a key of the authors' own class
             assert seen[name] == (value[0] if isinstance(value, tuple) else value), name

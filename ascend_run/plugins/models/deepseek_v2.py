@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest
+from ascend_run.families import (
+    DECODER,
+    EXPERT_DEFAULTS,
+    FamilyPlugin,
+    derived,
+    expert_tensors,
+    family_manifest,
+)
 from ascend_run.families.decoder import HF_LAYER, LAYER
 from ascend_run.plugin_api import Condition, ConfigKey, TensorMap
 
 _MLP: Final = f"{LAYER}.mlp"
 _HF_MLP: Final = f"{HF_LAYER}.mlp"
-_EXPERT: Final = f"{_HF_MLP}.experts.{{expert}}"
 _LATENT_QUERY: Final = Condition("model.q_lora_rank", ">", 0)
 _PLAIN_QUERY: Final = Condition("model.q_lora_rank", "==", 0)
 _SHARED: Final = Condition("model.moe_shared_expert_intermediate_size", ">", 0)
@@ -50,19 +56,6 @@ def _gated(ours: str, theirs: str, layers: str, condition: Condition | None) -> 
         )
 
 
-def _experts() -> Iterator[TensorMap]:
-    yield TensorMap(
-        megatron=f"{_MLP}.router.weight", hf=(f"{_HF_MLP}.gate.weight",), layers="experts"
-    )
-    for name, parts in (("fc1", ("gate_proj", "up_proj")), ("fc2", ("down_proj",))):
-        yield TensorMap(
-            megatron=f"{_MLP}.experts.{name}",
-            hf=tuple(f"{_EXPERT}.{part}.weight" for part in parts),
-            form="stack_experts",
-            layers="experts",
-        )
-
-
 class DeepseekV2(FamilyPlugin):
     """Hugging Face's ``deepseek_v2``."""
 
@@ -77,12 +70,9 @@ class DeepseekV2(FamilyPlugin):
             "model.qk_layernorm": True,  # of the latents
             # The weights of the selected experts come from a softmax over all experts and are not
             # normalized to a sum of 1.
-            "model.moe_router_score_function": "softmax",
+            **EXPERT_DEFAULTS,
             "model.moe_router_pre_softmax": True,
             "model.moe_router_topk_scaling_factor": 1.0,
-            "model.moe_router_load_balancing_type": "aux_loss",
-            "model.moe_aux_loss_coeff": 0.001,
-            "model.moe_token_dispatcher_type": "alltoall",
         },
         keys=(
             ConfigKey(hf="q_lora_rank", field="model.q_lora_rank", default=1536, nullable=True),
@@ -136,7 +126,7 @@ class DeepseekV2(FamilyPlugin):
         tensors=(
             *_attention(),
             *_gated(_MLP, _HF_MLP, "dense", None),
-            *_experts(),
+            *expert_tensors(layers="experts"),
             *_gated(f"{_MLP}.shared_experts", f"{_HF_MLP}.shared_experts", "experts", _SHARED),
         ),
     )

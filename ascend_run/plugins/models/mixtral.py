@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest
-from ascend_run.plugin_api import Condition, ConfigKey, TensorMap
-
-_MLP: Final = "decoder.layers.{layer}.mlp"
-_MOE: Final = "model.layers.{layer}.block_sparse_moe"
-_EXPERT: Final = f"{_MOE}.experts.{{expert}}"
+from ascend_run.families import (
+    DECODER,
+    EXPERT_DEFAULTS,
+    FamilyPlugin,
+    derived,
+    expert_tensors,
+    family_manifest,
+)
+from ascend_run.plugin_api import Condition, ConfigKey
 
 
 class Mixtral(FamilyPlugin):
@@ -25,11 +26,8 @@ class Mixtral(FamilyPlugin):
             "model.moe_router_topk": 2,
             # A softmax over the selected logits equals Hugging Face's softmax over all logits after
             # the selected ones are normalized to a sum of 1.
-            "model.moe_router_score_function": "softmax",
+            **EXPERT_DEFAULTS,
             "model.moe_router_pre_softmax": False,
-            "model.moe_router_load_balancing_type": "aux_loss",
-            "model.moe_aux_loss_coeff": 0.001,
-            "model.moe_token_dispatcher_type": "alltoall",
         },
         keys=(
             ConfigKey(hf="intermediate_size", field="model.moe_ffn_hidden_size"),
@@ -47,19 +45,7 @@ class Mixtral(FamilyPlugin):
         fixed={"sliding_window": None, "router_jitter_noise": 0.0},
         ignored=("output_router_logits",),
         without=("mlp.",),
-        tensors=(
-            TensorMap(megatron=f"{_MLP}.router.weight", hf=(f"{_MOE}.gate.weight",)),
-            TensorMap(
-                megatron=f"{_MLP}.experts.fc1",
-                hf=(f"{_EXPERT}.w1.weight", f"{_EXPERT}.w3.weight"),  # gate, then up
-                form="stack_experts",
-            ),
-            TensorMap(
-                megatron=f"{_MLP}.experts.fc2",
-                hf=(f"{_EXPERT}.w2.weight",),
-                form="stack_experts",
-            ),
-        ),
+        tensors=expert_tensors("block_sparse_moe", ("w1", "w3", "w2")),
     )
     manifest = family_manifest(
         family,

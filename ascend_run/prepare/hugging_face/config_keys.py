@@ -42,6 +42,10 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
         problems += latent_rope(values)
     formed: list[tuple[ConfigKey, Any]] = []
     for key in family.keys:
+        if key.also in remaining:
+            value = remaining.pop(key.also)
+            if remaining.setdefault(key.hf, value) != value:
+                problems.append(f"{key.hf} and {key.also} are one key, and differ; leave one")
         if key.hf not in remaining and key.default is attrs.NOTHING:
             problems.append(f"{key.hf} is missing; {family.architecture} needs it")
             continue

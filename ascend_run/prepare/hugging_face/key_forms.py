@@ -2,6 +2,7 @@
 
 ``dense_layers_first``: number of leading layers without experts; ours has a flag per layer.
 ``expert_widths``: size of the shared experts in multiples of an expert's; ours is their size.
+``negation``: ours is true where theirs is false.
 ``window``: number of keys that a query attends to, itself among them; ours counts those before it.
 ``layer_types``: ``sliding_attention`` or ``full_attention`` of each layer; ours is a flag of each.
 ``inverse_square_root``: ours is 1 / sqrt of theirs. ``softmax_scale``: theirs is never null.
@@ -132,6 +133,10 @@ _FORMS: Final[Mapping[str, _Form]] = {
     "dense_layers_first": _Form(_flags, _dense_layers),
     "expert_widths": _Form(
         lambda count, values: count * values["model.moe_ffn_hidden_size"] or None, _expert_widths
+    ),
+    "negation": _Form(
+        lambda value, values: not value,
+        lambda key, config: not config.model[key.field.removeprefix("model.")],
     ),
     "window": _Form(lambda keys, values: keys and (keys - 1, 0), _window),
     "layer_types": _Form(_windows, _layer_types),

@@ -30,6 +30,12 @@ TINY: Final = {
     "pad_token_id": None,  # its row of the embedding would have no gradient
 }
 BASE_500: Final = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}
+MOE: Final = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "router_aux_loss_coef": 0.0,  # Megatron's own in our runs
+}
 LINEAR: Final = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 3.0}}
 
 
@@ -214,6 +220,22 @@ FAMILIES: Final = (
                 "tie_word_embeddings": True,
                 "attention_multiplier": 0.4,
             },
+        },
+    ),
+    Family(
+        name="qwen3_moe",
+        common={**MOE, "head_dim": 12},
+        variants={
+            "normalized": {"norm_topk_prob": True, **BASE_500},
+            "not normalized, tied": {"tie_word_embeddings": True, "attention_bias": True},
+        },
+    ),
+    Family(
+        name="qwen2_moe",
+        common={**MOE, "shared_expert_intermediate_size": 20},
+        variants={
+            "normalized": {"norm_topk_prob": True, **BASE_500},
+            "not normalized, no biases": {"qkv_bias": False, "num_experts_per_tok": 3},
         },
     ),
     Family(

@@ -135,3 +135,16 @@ def test_two_tensor_parallel_ranks_have_every_gradient(
     label: str, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
     check_two_ranks(reference_of(*CASES[label], tmp_path / "theirs"), gloo_pool, TENSOR_PARALLEL)
+
+
+@pytest.mark.parametrize("label", ["qwen2_moe: normalized", "qwen3_moe: not normalized, tied"])
+def test_two_expert_parallel_ranks_have_every_gradient(
+    label: str, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Both ranks see the same batch, so an expert accumulates the gradients of both."""
+    check_two_ranks(
+        reference_of(*CASES[label], tmp_path / "theirs"),
+        gloo_pool,
+        ["parallel.expert_model_parallel_size=2"],
+        times=lambda name: 2 if ".mlp.experts." in name else 1,
+    )

@@ -138,3 +138,13 @@ def test_two_parts_of_a_head_are_refused() -> None:
         config_from_hf(
             family(PARTIAL), {**GIVEN, "rope_parameters": rope, "partial_rotary_factor": 0.25}
         )
+
+
+def test_another_name_of_a_key_is_read_and_not_written() -> None:
+    toy = family(_key("rate", "logits_scaling", 1.0, "copy"))
+    toy = attrs.evolve(toy, keys=(*toy.keys[:-1], attrs.evolve(toy.keys[-1], also="former_rate")))
+    assert config_from_hf(toy, {**GIVEN, "former_rate": 3.0})["model.logits_scaling"] == 3.0
+    written = config_to_hf(toy, run_config(toy, {**GIVEN, "former_rate": 3.0}))
+    assert (written["rate"], "former_rate" in written) == (3.0, False)
+    with pytest.raises(ConfigError, match="rate and former_rate are one key, and differ"):
+        config_from_hf(toy, {**GIVEN, "former_rate": 3.0, "rate": 2.0})
