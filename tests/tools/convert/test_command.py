@@ -290,7 +290,7 @@ def test_a_family_that_is_not_installed(
     (theirs / "config.json").write_text(json.dumps(config_json | {"model_type": "bert"}))
     message = refused(capsys, "--from-hf", theirs, out)
     assert "model_type 'bert'" in message
-    assert "llama, mixtral" in message
+    assert "llama, minicpm" in message
     config = (imported / "config.toml").read_text()
     (imported / "config.toml").write_text(config.replace('family = "llama"', 'family = "lama"'))
     message = refused(capsys, "--to-hf", imported, out)
