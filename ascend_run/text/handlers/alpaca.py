@@ -16,7 +16,7 @@ from . import DataHandler, Key, MalformedRecord, Record
 from .messages import SYSTEM, TOOLS, with_system
 
 QUESTION: Final = (
-    Key("instruction", "what is asked", required=True),
+    Key("instruction", "the question or task", required=True),
     Key("input", "what follows the instruction on a new line"),
     SYSTEM,
     Key("history", "earlier turns, pairs of question and answer"),

@@ -1,7 +1,7 @@
 """Select the dtype of bfloat16 matmuls: the faster one on this processor.
 
 Processors with bfloat16 matrix units run such matmuls several times as fast as in float32; others,
-laptops above all, run them slower than matmuls of float32 copies. No CPU flag tells which applies,
+laptops above all, run them slower than matmuls of float32 copies. No CPU flag shows which applies,
 so both are timed once, and the times are cached.
 """
 
