@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from ascend_run.core.fingerprint.record import Entry
-from ascend_run.tools.pages.run_folder import RunData, mapping
+from ascend_run.tools.pages.run_folder import RunData
+from ascend_run.tools.pages.run_records import FileIdentity
 
 _PLACE_ONLY: Final = frozenset({"run.output_dir"})
 """Settings for the location of a run, which always differ."""
+_SHOWN_HASH: Final = 12
+"""Characters of a hash."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,21 +30,8 @@ class Difference:
     """Origins of config values."""
 
 
-@attrs.frozen
-class RunFacts:
-    """Contents of a run folder, except its steps."""
-
-    data: RunData
-    environment: Mapping[str, object]
-    """``environment.json``; empty if there is none."""
-
-    @classmethod
-    def read(cls, data: RunData) -> RunFacts:
-        return cls(data, _environment(data.path / "environment.json"))
-
-
 def differences(
-    one: RunFacts, other: RunFacts, first_data: tuple[Entry, Entry] | None = None
+    one: RunData, other: RunData, first_data: tuple[Entry, Entry] | None = None
 ) -> list[Difference]:
     """Yield all differences, the most likely causes first.
 
@@ -50,23 +39,15 @@ def differences(
         first_data: The entries of the first step whose data differ.
     """
     return [
-        *_config(one.data, other.data),
-        *_plugins(one.data, other.data),
+        *_config(one, other),
+        *_plugins(one, other),
         *_tables("version", _versions(one), _versions(other)),
         *_tables("device", _device(one), _device(other)),
         *_data(one, other),
         *(_position(*first_data) if first_data is not None else ()),
-        *_tables("layout", _layout(one.data), _layout(other.data)),
-        *_tables("environment", _variables(one.data), _variables(other.data)),
+        *_tables("layout", _layout(one), _layout(other)),
+        *_tables("environment", one.plan.environment, other.plan.environment),
     ]
-
-
-def _environment(path: Path) -> Mapping[str, object]:
-    """Contents of ``environment.json``; runs of earlier versions have none."""
-    try:
-        return mapping(json.loads(path.read_text(encoding="utf-8", errors="replace")))
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def _config(one: RunData, other: RunData) -> Iterator[Difference]:
@@ -91,46 +72,47 @@ def _config(one: RunData, other: RunData) -> Iterator[Difference]:
 
 
 def _plugins(one: RunData, other: RunData) -> Iterator[Difference]:
-    locks = [mapping(run.lock) for run in (one, other)]
     orders = [[plugin.name for plugin in run.plan.plugins] for run in (one, other)]
-    for name in dict.fromkeys([*locks[0], *locks[1]]):
-        first, second = (mapping(lock.get(name)) for lock in locks)
-        if not first or not second:
-            shown = ["enabled" if lock.get(name) else "not enabled" for lock in locks]
+    for name in dict.fromkeys([*one.lock, *other.lock]):
+        first, second = one.lock.get(name), other.lock.get(name)
+        if first is None or second is None:
+            shown = ["not enabled" if lock is None else "enabled" for lock in (first, second)]
             yield Difference(kind="plugin", name=name, values=(shown[0], shown[1]))
             continue
-        for field in ("distribution", "version"):
-            if first.get(field) != second.get(field):
-                values = (str(first.get(field)), str(second.get(field)))
-                yield Difference(kind="plugin", name=f"{name} {field}", values=values)
-        if first.get("sha256") != second.get("sha256"):
-            codes = (str(first.get("sha256"))[:12], str(second.get("sha256"))[:12])
-            yield Difference(kind="plugin", name=f"{name} code", values=codes)
+        for field, values in (
+            ("distribution", (first.distribution, second.distribution)),
+            ("version", (first.version, second.version)),
+            ("code", (first.sha256, second.sha256)),
+        ):
+            if values[0] != values[1]:
+                width = _SHOWN_HASH if field == "code" else None
+                shown = [value[:width] or "not recorded" for value in values]
+                yield Difference(kind="plugin", name=f"{name} {field}", values=(shown[0], shown[1]))
     both = {*orders[0]} & {*orders[1]}
     in_order = [" ".join(name for name in order if name in both) for order in orders]
     if in_order[0] != in_order[1]:
         yield Difference(kind="plugin", name="order", values=(in_order[0], in_order[1]))
 
 
-def _versions(run: RunFacts) -> Mapping[str, object]:
-    return {**run.data.plan.versions, **mapping(run.environment.get("versions"))}
+def _versions(run: RunData) -> Mapping[str, object]:
+    return {**run.plan.versions, **run.environment.versions}
 
 
-def _device(run: RunFacts) -> Mapping[str, Any]:
+def _device(run: RunData) -> Mapping[str, object]:
     """With what was left to it, and it has chosen."""
     return {
-        "platform": run.data.plan.device or None,
-        **mapping(run.environment.get("device")),
-        **mapping(run.environment.get("machine_choices")),
+        "platform": run.plan.device or None,
+        **run.environment.device,
+        **run.environment.machine_choices,
     }
 
 
-def _data(one: RunFacts, other: RunFacts) -> Iterator[Difference]:
+def _data(one: RunData, other: RunData) -> Iterator[Difference]:
     """Files with the same name and different content; names are compared in the config."""
-    files = [mapping(run.environment.get("data")) for run in (one, other)]
+    files = [run.environment.data for run in (one, other)]
     for prefix in files[0].keys() & files[1].keys():
-        for part, first in mapping(files[0][prefix]).items():
-            second = mapping(files[1][prefix]).get(part)
+        for part, first in files[0][prefix].items():
+            second = files[1][prefix].get(part)
             if first != second:
                 values = (_content(first), _content(second))
                 yield Difference(kind="data", name=f"{prefix}.{part}", values=values)
@@ -146,21 +128,16 @@ def _position(one: Entry, other: Entry) -> Iterator[Difference]:
         yield Difference(kind="data", name=f"samples of step {one.step}", values=values)
 
 
-def _content(file: object) -> str:
-    found = mapping(file)
-    if not found:
+def _content(file: FileIdentity | None) -> str:
+    if file is None:
         return "no such file"
-    return f"{found.get('size_bytes')} bytes, sha256 {str(found.get('sha256_of_ends'))[:12]}"
+    return f"{file.size_bytes} bytes, sha256 {file.sha256_of_ends[:_SHOWN_HASH]}"
 
 
 def _layout(run: RunData) -> Mapping[str, Any]:
     layout = run.plan.layout
     sizes = {**layout.axes, **layout.expert_axes}
     return {"ranks": layout.world_size, **sizes, "stages": layout.stages or None}
-
-
-def _variables(run: RunData) -> Mapping[str, object]:
-    return run.plan.environment
 
 
 def _tables(

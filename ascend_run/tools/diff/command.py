@@ -48,19 +48,18 @@ def _diff(run_a: Path, run_b: Path) -> Diff:
     from ascend_run.core.fingerprint.record import read_fingerprints
     from ascend_run.tools.pages.run_folder import read_run
 
-    from .causes import RunFacts, differences
+    from .causes import differences
     from .rendering import Diff
     from .steps import compare_steps
 
     runs = [read_run(path) for path in (run_a, run_b)]
     found = [read_fingerprints(path) for path in (run_a, run_b)]
-    facts = [RunFacts.read(run) for run in runs]
     steps = compare_steps(found[0].entries, found[1].entries)
     return Diff(
         paths=(run_a, run_b),
         fingerprints=(found[0], found[1]),
         steps=steps,
-        differences=differences(facts[0], facts[1], steps.first_data),
+        differences=differences(runs[0], runs[1], steps.first_data),
         problems=(
             (*runs[0].problems, *found[0].problems),
             (*runs[1].problems, *found[1].problems),

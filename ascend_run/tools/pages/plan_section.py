@@ -11,7 +11,8 @@ from ascend_run.registry.kinds import Kind
 
 from .hook_points import Seam, free_hooks, seams_by_point
 from .markup import Markup, details, element, join, table
-from .run_folder import RunData, mapping
+from .run_folder import RunData
+from .run_records import LockedPlugin
 
 _COLOURS: Final = 5
 _GREY: Final = 5
@@ -154,9 +155,9 @@ def _plugin_table(run: RunData) -> Markup:
     head = ("plugin", "version", "summary", "numerics", "claims", "hooks", "why")
     rows = []
     for plugin in run.plan.plugins:
-        locked = mapping(run.lock.get(plugin.name))
-        version = plugin.version or locked.get("version") or ""
-        distribution = plugin.distribution or locked.get("distribution") or ""
+        locked = run.lock.get(plugin.name, LockedPlugin())
+        version = plugin.version or locked.version
+        distribution = plugin.distribution or locked.distribution
         rows.append(
             [
                 plugin.name,

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -16,9 +16,11 @@ from ascend_run.plugin_api.errors import DataError
 from ascend_run.prepare.plan.records import Plan
 
 from .config_rows import ConfigRow, config_rows
-from .plan_reading import read_plan
+from .record_reading import read_plan, read_record, read_table
+from .run_records import LockedPlugin, LogEvent, RecordedConfig, RecordedEnvironment, RunEvent
 
 SIGNS_OF_A_RUN: Final = ("config.toml", "plan.json", "metrics.jsonl")
+_LOG_KEYS: Final = frozenset(field.name for field in attrs.fields(LogEvent)) - {"fields"}
 _SHOWN_LEVELS: Final = frozenset({"warning", "error", "critical"})
 
 
@@ -28,15 +30,18 @@ class RunData:
 
     name: str
     path: Path
-    config: Mapping[str, Any] = attrs.field(factory=dict)
-    """Sections of the resolved config."""
+    config: RecordedConfig = attrs.field(factory=RecordedConfig)
     config_rows: tuple[ConfigRow, ...] = ()
     plan: Plan = attrs.field(factory=lambda: read_plan({}))
-    lock: Mapping[str, object] = attrs.field(factory=dict)
+    lock: Mapping[str, LockedPlugin] = attrs.field(factory=dict)
+    """Plugin -> its exact code."""
+    environment: RecordedEnvironment = attrs.field(factory=RecordedEnvironment)
     metrics: MetricsHistory = attrs.field(factory=MetricsHistory)
+    events: tuple[RunEvent, ...] = ()
+    """Of the metrics, in file order."""
     fingerprint: Entry | None = None
     """Fingerprint of the last step; None if there is none."""
-    warnings: tuple[Mapping[str, object], ...] = ()
+    warnings: tuple[LogEvent, ...] = ()
     """Log events of level warning or higher."""
     problems: tuple[str, ...] = ()
     """Messages about missing and unreadable parts."""
@@ -57,23 +62,21 @@ def read_run(path: Path) -> RunData:
     plan = read_plan(_json_object(path / "plan.json", problems))
     text = _text(path / "config.toml", problems)
     config = _toml(text, problems)
+    metrics = _metrics(path / "metrics.jsonl", problems)
     return RunData(
         name=path.resolve().name,
         path=path,
-        config=config,
+        config=read_record(config, RecordedConfig),
         config_rows=config_rows(config, text, plan.origins),
         plan=plan,
-        lock=_json_object(path / "plugins.lock.json", problems),
-        metrics=_metrics(path / "metrics.jsonl", problems),
+        lock=read_table(_json_object(path / "plugins.lock.json", problems), LockedPlugin),
+        environment=_environment(path / "environment.json"),
+        metrics=metrics,
+        events=tuple(read_record(event, RunEvent) for event in metrics.events),
         fingerprint=_last_fingerprint(path, problems),
         warnings=_warnings(path / "log.jsonl", problems),
         problems=tuple(problems),
     )
-
-
-def mapping(value: object) -> Mapping[str, object]:
-    """Return the value if it is a mapping, else an empty one; files may have been edited."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(path: Path, problems: list[str]) -> str:
@@ -97,7 +100,12 @@ def _json_object(path: Path, problems: list[str]) -> Mapping[str, object]:
         return {}
     if not isinstance(value, dict):
         problems.append(f"{path.name} holds no JSON object")
-    return mapping(value)
+        return {}
+    return value
+
+
+def _environment(path: Path) -> RecordedEnvironment:
+    return read_record(_json_object(path, []), RecordedEnvironment)
 
 
 def _toml(text: str, problems: list[str]) -> Mapping[str, object]:
@@ -133,13 +141,14 @@ def _last_fingerprint(folder: Path, problems: list[str]) -> Entry | None:
     return found.entries[max(found.entries)] if found.entries else None
 
 
-def _warnings(path: Path, problems: list[str]) -> tuple[Mapping[str, object], ...]:
-    events: list[Mapping[str, object]] = []
+def _warnings(path: Path, problems: list[str]) -> tuple[LogEvent, ...]:
+    events: list[LogEvent] = []
     for line in _text(path, problems).split("\n"):
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue  # truncated by a killed rank; log lines are independent
         if isinstance(event, dict) and event.get("level") in _SHOWN_LEVELS:
-            events.append(event)
+            fields = {key: value for key, value in event.items() if key not in _LOG_KEYS}
+            events.append(read_record({**event, "fields": fields}, LogEvent))
     return tuple(events)

@@ -18,7 +18,9 @@ from ascend_run.tools.pages.frame import document, section
 from ascend_run.tools.pages.markup import Markup, element, join
 from ascend_run.tools.pages.plan_section import plan_section
 from ascend_run.tools.pages.ranks_section import group_membership, ranks_section
+from ascend_run.tools.pages.record_reading import read_table
 from ascend_run.tools.pages.run_folder import RunData
+from ascend_run.tools.pages.run_records import LockedPlugin
 from ascend_run.tools.report.summary import utc
 from ascend_run.tools.report.tables import config_section
 from ascend_run.types.layout import Layout
@@ -58,7 +60,11 @@ def render_plan(prepared: PreparedRun, *, named: str, written: float) -> str:
     plan = prepared.plan
     cost = cost_of(plan)
     run = RunData(
-        name=named, path=Path(named), plan=plan, lock=prepared.lock, config_rows=_rows(prepared)
+        name=named,
+        path=Path(named),
+        plan=plan,
+        lock=read_table(prepared.lock, LockedPlugin),
+        config_rows=_rows(prepared),
     )
     ranks = ranks_section(run)
     sections = [

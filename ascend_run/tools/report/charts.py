@@ -186,9 +186,9 @@ def _scalar_metrics(runs: Sequence[RunData]) -> set[str]:
 def _marks(index: int, run: RunData) -> list[object]:
     """Steps to mark in every chart: where the run was resumed."""
     return [
-        {"run": index, "step": event["step"], "label": "resumed"}
-        for event in run.metrics.events
-        if event.get("event") == "resume" and type(event.get("step")) is int
+        {"run": index, "step": event.step, "label": "resumed"}
+        for event in run.events
+        if event.event == "resume" and event.step is not None
     ]
 
 

@@ -110,7 +110,7 @@ def _versions(run: RunData) -> Markup | None:
 
 
 def _device(run: RunData) -> str:
-    return str(run.plan.device or run.config.get("platform") or "")
+    return run.plan.device or run.config.platform or ""
 
 
 def _world(run: RunData) -> str | None:

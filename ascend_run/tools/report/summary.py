@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import attrs
 
 from ascend_run.core.log.json_values import number
-from ascend_run.tools.pages.run_folder import RunData, mapping
+from ascend_run.tools.pages.run_folder import RunData
+from ascend_run.tools.pages.run_records import RecordedConfig, RunEvent
 
 
 @attrs.frozen(kw_only=True)
@@ -54,21 +53,19 @@ class Summary:
 def summarize(run: RunData) -> Summary:
     """Compute the key figures of one run."""
     records = run.metrics.records
-    train = mapping(run.config.get("train"))
-    seq_length = mapping(run.config.get("data")).get("seq_length")
+    seq_length = run.config.data.seq_length
     samples = _numbers(run, "consumed_samples")
     peaks = _numbers(run, "memory_peak_bytes") or _numbers(run, "memory_bytes")
     rates = _numbers(run, "tokens_per_second")
     last_step = records[-1]["step"] if records else None
-    total = train.get("train_iters")
     status, message = _status(run)
     return Summary(
         status=status,
         message=message,
         loss=_loss_change(run),
         last_step=last_step,
-        total_steps=total if type(total) is int else None,
-        tokens=int(samples[-1] * seq_length) if samples and type(seq_length) is int else None,
+        total_steps=run.config.train.train_iters,
+        tokens=int(samples[-1] * seq_length) if samples and seq_length is not None else None,
         tokens_per_second=statistics.median(rates) if rates else None,
         seconds=_seconds(run),
         attempts=len(run.metrics.attempts),
@@ -91,11 +88,11 @@ def _loss_change(run: RunData) -> LossChange | None:
 
 
 def _status(run: RunData) -> tuple[str, str]:
-    last = run.metrics.events[-1] if run.metrics.events else {}
-    if last.get("event") == "finish":
+    last = run.events[-1] if run.events else RunEvent()
+    if last.event == "finish":
         return "finished", ""
-    if last.get("event") == "failure":
-        return "failed", str(last.get("error", ""))
+    if last.event == "failure":
+        return "failed", last.error
     return "unfinished", ""
 
 
@@ -118,17 +115,17 @@ def utc(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def describe_model(config: Mapping[str, Any]) -> list[str]:
+def describe_model(config: RecordedConfig) -> list[str]:
     """Return short descriptions of the model: family, layers, widths, experts."""
-    model = mapping(config.get("model"))
-    heads, groups = model.get("num_attention_heads"), model.get("num_query_groups")
-    experts, chosen = model.get("num_moe_experts"), model.get("moe_router_topk")
+    model = config.model
+    heads, groups = model.num_attention_heads, model.num_query_groups
+    experts, chosen = model.num_moe_experts, model.moe_router_topk
     words = [
-        str(model["family"]) if model.get("family") else None,
-        f"{model['num_layers']} layers" if model.get("num_layers") else None,
-        f"hidden size {model['hidden_size']}" if model.get("hidden_size") else None,
+        model.family or None,
+        f"{model.num_layers} layers" if model.num_layers else None,
+        f"hidden size {model.hidden_size}" if model.hidden_size else None,
         f"{heads} heads" + (f", {groups} key-value" if groups else "") if heads else None,
         f"{experts} experts" + (f", top {chosen}" if chosen else "") if experts else None,
-        str(mapping(config.get("train")).get("precision") or "") or None,
+        config.train.precision or None,
     ]
     return [word for word in words if word is not None]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ascend_run.tools.pages.markup import Markup, details, element, join, table
 from ascend_run.tools.pages.run_folder import RunData
+from ascend_run.tools.pages.run_records import LogEvent
 
 from .charts import Chart, Heat, Line
 from .summary import utc
@@ -62,8 +63,7 @@ def warnings_section(run: RunData) -> Markup:
     if not run.warnings:
         return element("p", "No warning was logged.")
     rows = [
-        [_time(event), str(event.get("rank", "")), str(event.get("level")), _event(event)]
-        for event in run.warnings[:_WARNINGS]
+        [_time(event), event.rank, event.level, _event(event)] for event in run.warnings[:_WARNINGS]
     ]
     more = len(run.warnings) - _WARNINGS
     return join(
@@ -113,23 +113,21 @@ def _code(value: str | None) -> Markup:
     return element("code", value) if value is not None else element("i", "not there")
 
 
-def _time(event: Mapping[str, object]) -> str:
-    moment = event.get("time", event.get("timestamp", ""))
+def _time(event: LogEvent) -> str:
     try:
-        return utc(moment) if isinstance(moment, int | float) else str(moment)
+        return "" if event.time is None else utc(event.time)
     except (OverflowError, OSError, ValueError):
-        return ""
+        return ""  # outside the range of datetime
 
 
-def _event(event: Mapping[str, object]) -> Markup:
-    known = {"time", "timestamp", "rank", "level", "event", "exception"}
-    fields = "  ".join(f"{key}={value}" for key, value in event.items() if key not in known)
-    trace = event.get("exception")
+def _event(event: LogEvent) -> Markup:
+    fields = "  ".join(f"{key}={value}" for key, value in event.fields.items())
+    trace = event.exception
     return join(
         [
-            element("b", str(event.get("event", ""))),
+            element("b", event.event),
             " ",
             fields,
-            details("traceback", element("pre", str(trace))) if trace else None,
+            details("traceback", element("pre", trace)) if trace else None,
         ]
     )

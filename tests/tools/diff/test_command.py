@@ -197,7 +197,7 @@ def test_every_kind_of_cause_is_listed(tmp_path: Path, capsys: pytest.CaptureFix
     assert ("config", "optimizer.lr", [lr[1], "0.125"]) in got
     assert ("plugin", names[2], ["enabled", "not enabled"]) in got
     assert ("plugin", f"{names[3]} version", ["0.1.0", "0.2.0"]) in got
-    assert ("plugin", f"{names[4]} code", ["None", "cccccccccccc"]) in got
+    assert ("plugin", f"{names[4]} code", ["not recorded", "cccccccccccc"]) in got
     assert ("plugin", "order", [" ".join(names), " ".join([names[1], names[0], *names[2:]])]) in got
     assert ("version", "torch", ["2.13.0", "2.13.1"]) in got
     assert ("device", "threads", ["2", "4"]) in got

@@ -18,7 +18,7 @@ from ascend_run.plugin_api import Point, StorageError
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.tools.pages.hook_points import seams_by_point
 from ascend_run.tools.pages.markup import Markup, data_block, element
-from ascend_run.tools.pages.plan_reading import read_plan
+from ascend_run.tools.pages.record_reading import read_plan
 from ascend_run.tools.pages.run_folder import read_run
 from ascend_run.tools.report.page import write_report
 from ascend_run.tools.report.series import POINTS as MOST_POINTS

@@ -23,7 +23,7 @@ def test_a_whole_run_has_no_problems(tmp_path: Path) -> None:
     assert run.problems == ()
     assert run.name == "demo"
     assert len(run.warnings) == 2
-    assert run.lock["ulysses"]["version"] == "0.1.0"
+    assert run.lock["ulysses"].version == "0.1.0"
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ascend_run.prepare.plan.json_values import plan_text, plan_values
 from ascend_run.prepare.plan.records import Bundle, Plan, PlannedRank
 from ascend_run.prepare.prepare import prepare
-from ascend_run.tools.pages.plan_reading import read_plan
+from ascend_run.tools.pages.record_reading import read_plan
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
