@@ -1,4 +1,4 @@
-# make demo | test | test-changed | test-cuda | test-liger | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
+# make demo | example | test | test-changed | test-cuda | test-liger | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the many processes that tests start would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo browser test test-changed test-cuda test-liger third-party bench campaign peers peers-gpu check clean
+.PHONY: venv demo example browser test test-changed test-cuda test-liger third-party bench campaign peers peers-gpu check clean
 
 venv: $(VENV)/.ready
 
@@ -25,6 +25,11 @@ $(VENV)/.ready: pyproject.toml setup.cfg constraints.txt
 
 demo: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
+
+# A Hugging Face folder, fine-tuned with ShareGPT files and exported; fails if what transformers then
+# loads does not answer right.
+example: venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 bash examples/qwen.sh
 
 # For the tests of pages: one that is installed, else Chromium by apt where this is root. Never an
 # error: without one those tests are skipped, or fail where CI is set.
