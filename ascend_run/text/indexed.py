@@ -67,6 +67,11 @@ class IndexedWriter:
         """Number of documents added so far."""
         return len(self._lengths)
 
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """[documents] tokens in each document added so far."""
+        return np.array(self._lengths, dtype="<i4")
+
     def add(self, ids: Sequence[int] | NDArray[Any]) -> None:
         """Append one document; it may be empty.
 
@@ -90,7 +95,7 @@ class IndexedWriter:
 
     def index(self) -> bytes:
         """Return the content of the ``.idx`` for the documents added so far."""
-        lengths = np.array(self._lengths, dtype="<i4")
+        lengths = self.lengths
         documents = np.arange(len(lengths) + 1, dtype="<i8")
         code = _CODES[self._dtype.name]
         header = _HEADER.pack(MAGIC, VERSION, code, len(lengths), len(documents))

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from ascend_run.tools.pages.bar_chart import Bar, bar_figure, legend
 from ascend_run.tools.pages.markup import Markup, details, element, join, table
 
 from .cost_records import Cost, ExpectedTime, StageCost
@@ -14,23 +15,7 @@ from .cost_text import flops, seconds, size
 
 _Stage: TypeAlias = tuple[str, StageCost]
 """Numbers of the stages with this estimate, and the estimate."""
-_WIDTH: Final = 1000
-_NAME: Final = 150
-"""Width of the names at the left, in the widest default font of Linux (DejaVu Sans)."""
-_VALUE: Final = 160
-"""Width of the values at the right."""
-_ROW: Final = 30
 _STAGES: Final = 24
-
-
-@attrs.frozen
-class Bar:
-    """One row: a name, its segments, and their sum."""
-
-    name: str
-    parts: Sequence[tuple[int, float, str]]
-    """Colour, length and tooltip of each segment."""
-    value: str
 
 
 def cost_section(cost: Cost) -> Markup:
@@ -38,12 +23,12 @@ def cost_section(cost: Cost) -> Markup:
     kinds = list(_kinds(cost.stages))
     parts = [*cost.stages[0].memory.parts]
     title = "Memory of one rank, at the peak of a step"
-    figures = [_figure(title, _legend(parts), _memory(kinds, cost.time))]
+    figures = [bar_figure(title, legend(parts), _memory(kinds, cost.time))]
     if any(stage.communication for _, stage in kinds):
         figures.append(_traffic(kinds))
     if (time := cost.time) is not None:
         title = f"Estimated step time on {time.device}"
-        figures.append(_figure(title, _legend([*time.parts]), [_time(time)], _speed(time)))
+        figures.append(bar_figure(title, legend([*time.parts]), [_time(time)], _speed(time)))
     return join([element("div", *figures, class_="bars"), _tables(kinds)])
 
 
@@ -100,7 +85,7 @@ def _traffic(kinds: Sequence[_Stage]) -> Markup:
         bars.append(Bar(group, parts, f"{size(total)}, {_calls(calls)}"))
     where = f" (pp {name}, the largest)" if len(kinds) > 1 else ""
     title = f"Communication volume of one rank in a step{where}"
-    return _figure(title, _legend(operations), bars)
+    return bar_figure(title, legend(operations), bars)
 
 
 def _calls(calls: float) -> str:
@@ -117,57 +102,6 @@ def _time(time: ExpectedTime) -> Bar:
 def _speed(time: ExpectedTime) -> str:
     fits = "" if time.fits else f"; it does not fit in {size(time.memory_bytes)} of memory"
     return f"{time.tokens_per_second:,.0f} tokens/s, {time.mfu:.1%} of the peak{fits}"
-
-
-def _figure(title: str, legend: Markup | None, bars: Sequence[Bar], note: str = "") -> Markup:
-    return element(
-        "figure",
-        element("figcaption", element("h3", title)),
-        legend,
-        element("div", _drawn(title, bars), class_="scroll", tabindex=0),
-        element("p", note, class_="note") if note else None,
-    )
-
-
-def _drawn(title: str, bars: Sequence[Bar]) -> Markup:
-    longest = max((sum(part[1] for part in bar.parts) for bar in bars), default=0) or 1
-    scale = (_WIDTH - _NAME - _VALUE) / longest
-    rows = [row for i, bar in enumerate(bars) for row in _row(bar, i * _ROW, scale)]
-    return element(
-        "svg",
-        *rows,
-        viewBox=f"0 0 {_WIDTH} {_ROW * len(bars)}",
-        role="img",
-        aria_label=f"{title}: " + "; ".join(f"{bar.name} {bar.value}" for bar in bars),
-        class_="bars-drawn",
-    )
-
-
-def _row(bar: Bar, top: int, scale: float) -> Iterator[Markup]:
-    middle = top + _ROW // 2 + 4
-    yield element("text", bar.name, x=_NAME - 10, y=middle, text_anchor="end")
-    left = float(_NAME)
-    for colour, length, tooltip in bar.parts:
-        width = length * scale
-        if width > 0:
-            yield element(
-                "rect",
-                element("title", tooltip),
-                x=f"{left:.2f}",
-                y=top + 5,
-                width=f"{width:.2f}",
-                height=_ROW - 10,
-                class_=f"c{colour % 6}",
-            )
-        left += width
-    yield element("text", bar.value, x=f"{left + 8:.2f}", y=middle, class_="value")
-
-
-def _legend(names: Sequence[str]) -> Markup:
-    entries = [
-        element("span", element("i", class_=f"key c{i % 6}"), name) for i, name in enumerate(names)
-    ]
-    return element("div", *entries, class_="legend of-bars")
 
 
 def _tables(kinds: Sequence[_Stage]) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,12 @@ _FORMATS = ("auto", "jsonl", "records", "text", "python")
 @click.option("--skip-undecodable", is_flag=True, help="Skip files that are not UTF-8.")
 @click.option("--workers", type=click.IntRange(min=1), help="Threads; default: one per core.")
 @click.option("--overwrite", is_flag=True, help="Overwrite existing output.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with counts, lengths, and what was left out and why.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(as_json: bool, workers: int | None, **values: Any) -> None:
     """Tokenize text, conversations and other samples to Megatron's token files.
@@ -127,7 +133,7 @@ def command(as_json: bool, workers: int | None, **values: Any) -> None:
 
         click.echo(json.dumps(attrs.asdict(report), indent=2))
     else:
-        for line in _lines(report):
+        for line in report.lines():
             click.echo(line)
 
 
@@ -135,7 +141,7 @@ _OF_SAMPLES = (
     *("handler", "template", "date", "special_tokens"),
     *("placeholder_token", "reward_tokens"),
 )
-_OF_ALL = ("inputs", "output_prefix", "tokenizer", "map_keys", "overwrite")
+_OF_ALL = ("inputs", "output_prefix", "tokenizer", "map_keys", "overwrite", "report")
 
 
 def _preprocess_text(values: dict[str, Any]) -> PreprocessReport:
@@ -182,29 +188,3 @@ def _refuse(values: dict[str, Any], names: Sequence[str], handler: str) -> None:
             "cannot preprocess",
             [f"{name} has no effect with {handler}; leave it out" for name in given],
         )
-
-
-def _lines(report: PreprocessReport | SampleReport) -> Iterator[str]:
-    """The report as text."""
-    from ascend_run.tools.preprocess.samples import SampleReport
-
-    yield from report.lines() if isinstance(report, SampleReport) else _text_lines(report)
-
-
-def _text_lines(report: PreprocessReport) -> Iterator[str]:
-    """The report of plain text."""
-    megabytes = report.input_bytes / 1e6
-    yield (
-        f"read {report.files:,} files, {megabytes:,.1f} MB in {report.seconds:.1f} s "
-        f"({megabytes / max(report.seconds, 1e-9):.1f} MB/s)"
-    )
-    yield f"dropped {report.duplicates:,} duplicates, {report.empty:,} empty documents"
-    for path in report.undecodable:
-        yield f"skipped, not decodable: {path}"
-    yield (
-        f"tokenizer {report.tokenizer}: {report.vocab_size:,} tokens, "
-        f"fingerprint {report.tokenizer_sha256[:12]}"
-    )
-    for name, part in (("training", report.train), ("held out", report.heldout)):
-        if part is not None:
-            yield f"{name}: {part.documents:,} documents, {part.tokens:,} tokens in {part.prefix}"

@@ -44,6 +44,8 @@ class PreprocessOptions:
     heldout_prefix: Path | None = None
     """Default: the output prefix with ``-heldout`` appended."""
     skip_undecodable: bool = False
+    report: Path | None = None
+    """Page to write."""
     overwrite: bool = False
 
     def problems(self) -> Iterator[str]:
@@ -82,6 +84,8 @@ class PreprocessOptions:
             for option, prefix in self.prefixes().items()
             for what, path in _FILES_OF_A_DATASET.items()
         ]
+        if self.report is not None:
+            outputs.append(NamedPath("--report", self.report))
         if (trained := self.trained_tokenizer()) is None:
             return file_collisions(inputs, outputs)
         new_tokenizer = NamedPath("the trained tokenizer", trained)

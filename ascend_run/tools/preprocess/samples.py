@@ -25,6 +25,9 @@ from ascend_run.text.sample_files import SampleRecord, encoding_facts, field_pre
 from ascend_run.text.samples import ProcessReward, Text
 from ascend_run.text.sources import find_sources
 
+from .lengths import Lengths
+from .page import DataPage
+
 _LABELS: Final = np.dtype("<i4")
 """Labels are ids or -100."""
 
@@ -45,6 +48,8 @@ class SampleOptions:
     placeholder_token: str | None = None
     reward_tokens: tuple[str, ...] = ()
     overwrite: bool = False
+    report: Path | None = None
+    """Page to write."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +64,8 @@ class SampleReport:
     left_out: Mapping[str, Any]
     tokens: Mapping[str, int]
     """Field -> its tokens."""
+    lengths: Mapping[str, Lengths]
+    """Field -> the lengths of its samples; each distribution once, so labels seldom."""
     seconds: float
 
     def lines(self) -> Iterator[str]:
@@ -68,6 +75,26 @@ class SampleReport:
             yield f"left out, {sentence}"
         counts = ", ".join(f"{count:,} in {field}" for field, count in self.tokens.items())
         yield f"wrote {self.samples:,} samples to {self.prefix}; tokens: {counts}"
+        for field, lengths in self.lengths.items():
+            yield f"length of {field}: {lengths.sentence()}"
+            yield from lengths.picture()
+
+    def page(self) -> DataPage:
+        """Return the report as a page."""
+        return DataPage(
+            name=self.prefix,
+            source=f"{self.files:,} files, handler {self.handler}",
+            counts={
+                "Read": self.read,
+                "Samples": self.samples,
+                **{f"Tokens, {field}": count for field, count in self.tokens.items()},
+            },
+            left_out=[
+                (reason, which["count"], ", ".join(which["first"]))
+                for reason, which in self.left_out.items()
+            ],
+            lengths=self.lengths,
+        )
 
 
 def preprocess_samples(options: SampleOptions) -> SampleReport:
@@ -115,17 +142,21 @@ def preprocess_samples(options: SampleOptions) -> SampleReport:
             )
         record = _record(options, reader, encoder, report, files_of)
         staged.open(sidecar_path(options.output_prefix)).write(record.encode())
+        written = SampleReport(
+            prefix=str(options.output_prefix),
+            handler=handler.name,
+            files=len(files),
+            read=reader.count,
+            samples=samples,
+            left_out=report["left_out"],
+            tokens=files_of.tokens(),
+            lengths=files_of.lengths(),
+            seconds=time.monotonic() - begun,
+        )
+        if options.report is not None:
+            staged.open(options.report).write(written.page().render().encode())
         staged.publish()
-    return SampleReport(
-        prefix=str(options.output_prefix),
-        handler=handler.name,
-        files=len(files),
-        read=reader.count,
-        samples=samples,
-        left_out=report["left_out"],
-        tokens=files_of.tokens(),
-        seconds=time.monotonic() - begun,
-    )
+    return written
 
 
 class _FieldFiles:
@@ -165,6 +196,14 @@ class _FieldFiles:
     def tokens(self) -> dict[str, int]:
         """Return field -> its tokens."""
         return {field: writer.tokens for field, writer in self.writers.items()}
+
+    def lengths(self) -> dict[str, Lengths]:
+        """Return field -> the lengths of its samples, each distribution once."""
+        found: dict[str, Lengths] = {}
+        for field, writer in self.writers.items():
+            if (lengths := Lengths.of(writer.lengths)) not in found.values():
+                found[field] = lengths
+        return found
 
 
 def _record(
@@ -208,6 +247,8 @@ def _problems(
     for prefix in prefixes:
         outputs += [NamedPath("a token file", bin_path(prefix))]
         outputs += [NamedPath("an index", idx_path(prefix))]
+    if options.report is not None:
+        outputs.append(NamedPath("--report", options.report))
     inputs = [NamedPath("the input", file) for file in files]
     if options.tokenizer is not None and options.tokenizer.is_dir():
         inputs += [NamedPath("--tokenizer", path) for path in sorted(options.tokenizer.iterdir())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -22,12 +22,16 @@ from ascend_run.tools.preprocess.options import PreprocessOptions
 
 from .corpus import Corpus
 from .documents import Document, Reader, find_files
+from .lengths import Lengths
+from .page import DataPage
 
 _BATCH_DOCUMENTS: Final = 1024
 _BATCH_CHARACTERS: Final = 4 * 2**20
 """Size of a batch, which is encoded by all threads in parallel."""
 
 _PROGRESS_STEPS: Final = 500
+_NAMED: Final = 5
+"""Files named on the page."""
 
 Progress = Callable[[str, int, int], None]
 """Progress callback: name of the stage, bytes done, total bytes."""
@@ -44,6 +48,7 @@ class PartReport:
     prefix: str
     documents: int
     tokens: int
+    lengths: Lengths
 
 
 @attrs.frozen(kw_only=True)
@@ -65,6 +70,50 @@ class PreprocessReport:
     undecodable: tuple[str, ...]
     """Files that were skipped because they cannot be decoded."""
     seconds: float
+
+    @property
+    def parts(self) -> Mapping[str, PartReport]:
+        """``training`` and ``held out``, as far as they were written."""
+        parts = {"training": self.train, "held out": self.heldout}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report as text."""
+        megabytes = self.input_bytes / 1e6
+        yield (
+            f"read {self.files:,} files, {megabytes:,.1f} MB in {self.seconds:.1f} s "
+            f"({megabytes / max(self.seconds, 1e-9):.1f} MB/s)"
+        )
+        yield f"dropped {self.duplicates:,} duplicates, {self.empty:,} empty documents"
+        for path in self.undecodable:
+            yield f"skipped, not decodable: {path}"
+        yield (
+            f"tokenizer {self.tokenizer}: {self.vocab_size:,} tokens, "
+            f"fingerprint {self.tokenizer_sha256[:12]}"
+        )
+        for name, part in self.parts.items():
+            yield f"{name}: {part.documents:,} documents, {part.tokens:,} tokens in {part.prefix}"
+            yield f"length of a document: {part.lengths.sentence()}"
+            yield from part.lengths.picture()
+
+    def page(self) -> DataPage:
+        """Return the report as a page."""
+        reasons = (
+            ("duplicate", self.duplicates, ""),
+            ("empty", self.empty, ""),
+            ("not decodable", len(self.undecodable), ", ".join(self.undecodable[:_NAMED])),
+        )
+        return DataPage(
+            name=self.train.prefix,
+            source=f"{self.files:,} files, {self.input_bytes / 1e6:,.1f} MB",
+            counts={
+                f"{what}, {name}": count
+                for name, part in self.parts.items()
+                for what, count in (("Documents", part.documents), ("Tokens", part.tokens))
+            },
+            left_out=[reason for reason in reasons if reason[1]],
+            lengths={f"Documents, {name}": part.lengths for name, part in self.parts.items()},
+        )
 
 
 def preprocess(options: PreprocessOptions, progress: Progress = _silent) -> PreprocessReport:
@@ -104,22 +153,25 @@ def preprocess(options: PreprocessOptions, progress: Progress = _silent) -> Prep
         _need_documents(parts, options.holdout, corpus)
         for part in parts:
             part.finish()
+        reports = [part.report() for part in parts]
+        report = PreprocessReport(
+            train=reports[0],
+            heldout=reports[1] if len(reports) > 1 else None,
+            tokenizer=str(tokenizer_path),
+            tokenizer_sha256=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
+            eod=tokenizer.eod,
+            files=len(corpus.files),
+            input_bytes=corpus.size_bytes,
+            duplicates=corpus.duplicates,
+            empty=corpus.empty,
+            undecodable=tuple(corpus.reader.undecodable),
+            seconds=time.monotonic() - begun,
+        )
+        if options.report is not None:
+            staged.open(options.report).write(report.page().render().encode())
         staged.publish()
-    reports = [part.report() for part in parts]
-    return PreprocessReport(
-        train=reports[0],
-        heldout=reports[1] if len(reports) > 1 else None,
-        tokenizer=str(tokenizer_path),
-        tokenizer_sha256=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eod=tokenizer.eod,
-        files=len(corpus.files),
-        input_bytes=corpus.size_bytes,
-        duplicates=corpus.duplicates,
-        empty=corpus.empty,
-        undecodable=tuple(corpus.reader.undecodable),
-        seconds=time.monotonic() - begun,
-    )
+    return report
 
 
 class _Part:
@@ -168,7 +220,10 @@ class _Part:
 
     def report(self) -> PartReport:
         return PartReport(
-            prefix=str(self._prefix), documents=self._writer.documents, tokens=self._writer.tokens
+            prefix=str(self._prefix),
+            documents=self._writer.documents,
+            tokens=self._writer.tokens,
+            lengths=Lengths.of(self._writer.lengths),
         )
 
 
