@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 from . import (
+    data_preparation,
     end_to_end,
     fingerprints,
     gpu_operators,
@@ -37,6 +38,7 @@ def all_benchmarks() -> list[Benchmark]:
         step_times,
         start_up,
         new_plugin,
+        data_preparation,
     )
     return [benchmark for module in modules for benchmark in module.benchmarks()]
 
