@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
@@ -20,6 +22,7 @@ from .turns import Rendered, render
 
 _BATCH: Final = 512
 """Samples tokenized per call."""
+_BATCHES_AT_ONCE: Final = 2
 _NAMED: Final = 5
 """Samples named per reason for leaving them out."""
 
@@ -139,6 +142,27 @@ def left_out_reasons(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{reason}: {which['count']} ({', '.join(which['first'])}{rest})"
 
 
+def _encoded(
+    samples: Iterable[tuple[str, S]], encode: Callable[[Sequence[S]], Sequence[Result[T]]]
+) -> Iterator[tuple[Sequence[str], Sequence[Result[T]]]]:
+    """Yield the sources and the results of each batch, in order.
+
+    Two batches are in work at a time: one is rendered, which needs the interpreter, while the
+    tokenizer encodes the other without it.
+    """
+    remaining = iter(samples)
+    with ThreadPoolExecutor(_BATCHES_AT_ONCE) as threads:
+        pending: deque[tuple[Sequence[str], Future[Sequence[Result[T]]]]] = deque()
+        while batch := [*islice(remaining, _BATCH)]:
+            work = threads.submit(encode, [sample for _, sample in batch])
+            pending.append(([source for source, _ in batch], work))
+            if len(pending) > _BATCHES_AT_ONCE:
+                sources, done = pending.popleft()
+                yield sources, done.result()
+        for sources, done in pending:
+            yield sources, done.result()
+
+
 def encode_batches(
     samples: Iterable[tuple[str, S]],
     encode: Callable[[Sequence[S]], Sequence[Result[T]]],
@@ -148,7 +172,7 @@ def encode_batches(
     """Yield what each sample is encoded to, with its source, in order.
 
     Args:
-        encode: Encodes a batch.
+        encode: Encodes a batch; called on several threads.
         omissions: Receives the samples that are left out.
         name: What rejects samples, for the message.
 
@@ -156,10 +180,8 @@ def encode_batches(
         DataError: Samples are rejected; they are listed, at the end.
     """
     refused: list[str] = []
-    remaining = iter(samples)
-    while batch := [*islice(remaining, _BATCH)]:
-        results = encode([sample for _, sample in batch])
-        for (source, _), result in zip(batch, results, strict=True):
+    for sources, results in _encoded(samples, encode):
+        for source, result in zip(sources, results, strict=True):
             if isinstance(result, TemplateRefusal):
                 refused.append(f"{source}: {result}")
             elif isinstance(result, LeftOut):

@@ -92,7 +92,7 @@ def _trained(result: Result[Labelled]) -> Result[Fields]:
     if not isinstance(result, Labelled):
         return result
     # The first token is never a label.
-    if not any(result.trained[1:]):
+    if True not in result.trained[1:]:
         return LeftOut(NOTHING_TO_TRAIN)
     return {
         "input_ids": result.ids,

@@ -7,6 +7,8 @@ boundaries, or on whether it encodes the start of a text differently.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -33,6 +35,32 @@ class Labelled:
         return next(ends, -1) + 1
 
 
+@attrs.frozen
+class Tokens:
+    """The tokens of a text, with the range of characters of each."""
+
+    text: str
+    ids: list[int]
+    begins: Sequence[int]
+    """Not decreasing, as ``ends``: tokens are in the order of the text."""
+    ends: Sequence[int]
+
+    @classmethod
+    def of(cls, text: str, encoding: Any) -> Tokens:
+        """Read a tokenizers.Encoding."""
+        offsets = encoding.offsets
+        begins, ends = zip(*offsets, strict=True) if offsets else ((), ())
+        return cls(text, encoding.ids, begins, ends)
+
+    def inside(self, span: Span) -> range:
+        """Return the indices of the tokens that have a character of the span."""
+        return range(bisect_right(self.ends, span[0]), bisect_left(self.begins, span[1]))
+
+    def is_space(self, index: int) -> bool:
+        """Whether a token has characters, and all are white space."""
+        return self.text[self.begins[index] : self.ends[index]].isspace()
+
+
 def label(rendered: Rendered, encoding: Any, tokenizer: ChatTokenizer) -> Labelled:
     """Mark the assistant's tokens, each turn with the special token that closes it.
 
@@ -41,26 +69,21 @@ def label(rendered: Rendered, encoding: Any, tokenizer: ChatTokenizer) -> Labell
     Args:
         encoding: The tokenizers.Encoding of the text, without special tokens added.
     """
-    ids, offsets = encoding.ids, encoding.offsets
-    trained = [False] * len(ids)
-    closed_after: set[int] = set()
+    tokens = Tokens.of(rendered.text, encoding)
+    ids, trained = tokens.ids, [False] * len(tokens.ids)
+    left_open: set[int] = set()
     for span in rendered.spans:
-        first, last, is_closed = _tokens_of(rendered.text, span, ids, offsets, tokenizer)
+        first, last, is_closed = _tokens_of(tokens, span, tokenizer)
         trained[first:last] = [True] * (last - first)
         if not is_closed and last > first:
-            closed_after.add(last - 1)
-    out_ids: list[int] = []
-    out_trained: list[bool] = []
-    for index, (number, counts) in enumerate(zip(ids, trained, strict=True)):
-        out_ids.append(number)
-        out_trained.append(counts)
-        if index in closed_after:
-            out_ids.append(tokenizer.eos_id)
-            out_trained.append(True)
-    begin = len(out_ids) - len(without_doubled(out_ids, tokenizer.bos_id))
+            left_open.add(last)
+    for end in sorted(left_open, reverse=True):
+        ids.insert(end, tokenizer.eos_id)
+        trained.insert(end, True)
+    begin = len(ids) - len(without_doubled(ids, tokenizer.bos_id))
     # No trained token attends to what follows the last one.
-    end = max((index + 1 for index, counts in enumerate(out_trained) if counts), default=0)
-    return Labelled(out_ids[begin:end], out_trained[begin:end])
+    end = len(trained) - trained[::-1].index(True) if True in trained else 0
+    return Labelled(ids[begin:end], trained[begin:end])
 
 
 def without_doubled(ids: list[int], bos_id: int | None) -> list[int]:
@@ -71,26 +94,18 @@ def without_doubled(ids: list[int], bos_id: int | None) -> list[int]:
     return ids[extra:]
 
 
-def _tokens_of(
-    text: str, span: Span, ids: list[int], offsets: list[Span], tokenizer: ChatTokenizer
-) -> tuple[int, int, bool]:
+def _tokens_of(tokens: Tokens, span: Span, tokenizer: ChatTokenizer) -> tuple[int, int, bool]:
     """Return the half-open range of a turn's tokens, and whether a special token ends it."""
-    inside = [
-        index for index, (begin, end) in enumerate(offsets) if begin < span[1] and end > span[0]
-    ]
+    inside, ids = tokens.inside(span), tokens.ids
     if not inside:
         return 0, 0, False
     first, last = inside[0], inside[-1]
-
-    def is_space(index: int) -> bool:
-        return text[slice(*offsets[index])].isspace()
-
-    while last > first and is_space(last):
+    while last > first and tokens.is_space(last):
         last -= 1
     if ids[last] in tokenizer.special_ids and ids[last] != tokenizer.bos_id:
         return first, last + 1, True
     following = last + 1
-    while following < len(ids) and is_space(following):
+    while following < len(ids) and tokens.is_space(following):
         following += 1
     if following < len(ids) and ids[following] == tokenizer.eos_id:
         return first, following + 1, True
