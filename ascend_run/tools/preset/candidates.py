@@ -11,7 +11,7 @@ from ascend_run.plugin_api.error_text import divisors
 from ascend_run.types.config import FieldSection
 from ascend_run.types.layout import axis_settings
 
-LONG_SEQUENCE: Final = 8192
+LONG_SEQUENCE: Final = 16384
 """From this length on the sequence may be split over ranks. Unit: tokens."""
 CONTEXT_PARALLEL: Final = ("ulysses", "ring-attention")
 """The plugins that are tried with context parallelism."""
@@ -22,8 +22,6 @@ _EVEN_SPLITS: Final[tuple[tuple[str, ...], ...]] = (
     ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
 )
 """Options that count the embedding or the loss as a layer, so that the layers can be divided."""
-RECOMPUTE: Final = ("none", "selective", "full")
-"""How activations are recomputed, from the fastest to the smallest."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +37,7 @@ class Candidate:
     split: tuple[str, ...] = ()
     """Options of the division of layers over stages."""
     recompute: str = "none"
+    """``none``, ``selective`` (the MLPs or experts) or ``full``."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -110,9 +109,15 @@ def _split(layers: int, pp: int) -> tuple[str, ...] | None:
     """Return the options with which ``layers`` can be divided over ``pp`` stages; None: none."""
     for options in _EVEN_SPLITS if pp > 1 else _EVEN_SPLITS[:1]:
         extra = len(options)
-        if (layers + extra) % pp == 0 and (layers + extra) // pp > 1 + (extra > 0 and pp == 1):
+        if (layers + extra) % pp == 0 and (layers + extra) // pp > int(extra > 0):
             return options
     return None
+
+
+def pipeline_passes(candidate: Candidate, devices: int, global_batch_size: int) -> float:
+    """Return the step time over that without a pipeline bubble, at least 1."""
+    ranks = devices // (candidate.tp * candidate.pp * candidate.cp)
+    return 1 + (candidate.pp - 1) * ranks / global_batch_size
 
 
 def lower_bound_bytes(counts: Mapping[str, float], candidate: Candidate, devices: int) -> float:

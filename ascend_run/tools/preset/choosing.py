@@ -19,12 +19,11 @@ from ascend_run.tools.plan.cost_text import size
 from ascend_run.types.config import FieldSection, RunConfig
 
 from .candidates import (
-    CONTEXT_PARALLEL,
     LONG_SEQUENCE,
-    RECOMPUTE,
     Candidate,
     candidates,
     lower_bound_bytes,
+    pipeline_passes,
 )
 from .runs import raw_config
 
@@ -68,6 +67,35 @@ class _Base:
         return cls(run, Hooks(run.instances()))
 
 
+@attrs.frozen
+class _Whole:
+    """The whole model, of which each rank has a share."""
+
+    counts: Mapping[str, float]
+    """Number of parameters of ``experts`` and of the ``dense`` rest."""
+    seconds: float
+    """Step time of the matmuls alone."""
+
+    @classmethod
+    def of(cls, base: _Base, devices: int, batch: int, device: CostDevice) -> _Whole:
+        config = base.run.config
+        (cost,) = expected_costs(config, base.run.layout, base.hooks)
+        experts = sum(p.numel for p in cost.rank.parameters if p.part == "experts")
+        # The base has one sequence per device.
+        sequences = batch / devices
+        time = step_time(config, base.run.layout, (cost,), device)
+        return cls(
+            {"experts": experts, "dense": cost.parameters - experts}, time.products * sequences
+        )
+
+
+def _two_best(estimates: Sequence[Estimate]) -> list[Estimate]:
+    """Return the fastest estimate and the fastest one of other sizes, if there is one."""
+    ordered = sorted(estimates, key=lambda one: (one.seconds, one.peak))
+    others = [one for one in ordered if one.candidate.sizes != ordered[0].candidate.sizes]
+    return [*ordered[:1], *others[:1]]
+
+
 @attrs.define
 class Search:
     """The search for a layout.
@@ -98,14 +126,12 @@ class Search:
         """
         base = self._require_base()
         long = base.run.config.data.seq_length >= LONG_SEQUENCE
-        found = self._estimates(base, split_sequence=long)
-        if not found and not long:
-            found = self._estimates(base, split_sequence=True)
-        if not found:
+        ranked = self._ranked(base, split_sequence=long)
+        if not ranked and not long:
+            ranked = self._ranked(base, split_sequence=True)
+        if not ranked:
             raise self._nothing_fits()
-        ranked = sorted(found, key=lambda one: (one.seconds, one.peak))
-        others = [one for one in ranked if one.candidate.sizes != ranked[0].candidate.sizes]
-        return Choice(best=ranked[0], runner_up=next(iter(others), None), tried=self.tried)
+        return Choice(best=ranked[0], runner_up=(*ranked, None)[1], tried=self.tried)
 
     @property
     def budget(self) -> float:
@@ -134,48 +160,57 @@ class Search:
                 self.refused |= dict.fromkeys(error.problems or [error.headline])
         return self._bases[enable]
 
-    def _estimates(self, base: _Base, *, split_sequence: bool) -> list[Estimate]:
-        config = base.run.config
-        layouts = list(
+    def _ranked(self, base: _Base, *, split_sequence: bool) -> list[Estimate]:
+        """Return the two fastest layouts of different sizes that fit, the fastest first.
+
+        Layouts that cannot be among them by their parameters or pipeline bubble alone are skipped.
+        """
+        batch = self.values["train.global_batch_size"]
+        layouts = sorted(
             candidates(
-                config.model,
+                base.run.config.model,
                 self.devices,
                 int(self.device.per_node),
                 split_sequence=split_sequence,
-            )
+            ),
+            key=lambda one: (pipeline_passes(one, self.devices, batch), one.tp, one.cp, one.ep),
         )
-        counts = self._counts(base)
-        found = []
+        whole = _Whole.of(base, self.devices, batch, self.device)
+        ranked: list[Estimate] = []
         for done, candidate in enumerate(layouts):
             self.progress(done, len(layouts))
-            bound = lower_bound_bytes(counts, candidate, self.devices)
+            fastest = whole.seconds * pipeline_passes(candidate, self.devices, batch)
+            if len(ranked) == 2 and fastest >= ranked[1].seconds:
+                break
+            bound = lower_bound_bytes(whole.counts, candidate, self.devices)
             if bound > self.budget:
                 self.smallest = min(self.smallest, bound / (1 - KEPT_FREE))
-            else:
-                found += self._fitting(candidate)
+                continue
+            for estimate in self._fitting(candidate):
+                ranked = _two_best([*ranked, estimate])
         self.progress(len(layouts), len(layouts))
-        return found
-
-    def _counts(self, base: _Base) -> dict[str, float]:
-        """Number of parameters of the whole model, of experts and of the rest."""
-        costs = expected_costs(base.run.config, base.run.layout, base.hooks)
-        parameters = [p for cost in costs for p in cost.rank.parameters]
-        experts = sum(p.numel for p in parameters if p.part == "experts")
-        return {"experts": experts, "dense": sum(p.numel for p in parameters) - experts}
+        return ranked
 
     def _fitting(self, candidate: Candidate) -> Iterator[Estimate]:
         """Yield the candidate with the least recomputation that fits."""
         base = self._base(candidate.enable)
         if base is None:
             return
-        for recompute in RECOMPUTE:
-            estimate = self._estimate(attrs.evolve(candidate, recompute=recompute), base)
-            if estimate is None:
-                return
-            if estimate.peak <= self.budget:
-                yield estimate
-                return
-            self.smallest = min(self.smallest, estimate.peak / (1 - KEPT_FREE))
+        # Selective recomputation is between the other two, so it is tried last.
+        plain, full = (attrs.evolve(candidate, recompute=how) for how in ("none", "full"))
+        if (estimate := self._estimate(plain, base)) is None or self._fits(estimate):
+            yield from () if estimate is None else (estimate,)
+            return
+        if (smaller := self._estimate(full, base)) is None or not self._fits(smaller):
+            return
+        between = self._estimate(attrs.evolve(candidate, recompute="selective"), base)
+        yield smaller if between is None or not self._fits(between) else between
+
+    def _fits(self, estimate: Estimate) -> bool:
+        if estimate.peak <= self.budget:
+            return True
+        self.smallest = min(self.smallest, estimate.peak / (1 - KEPT_FREE))
+        return False
 
     def _estimate(self, candidate: Candidate, base: _Base) -> Estimate | None:
         """Return the estimate of a layout; None if it cannot run."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.plugin_api.error_text import NONE
 from ascend_run.plugin_api.errors import ConfigError
 
 _LONGEST_DEFAULT: Final = 4096
@@ -93,9 +94,13 @@ def _family_presets(family: str, record: Mapping[str, Any]) -> Iterator[Preset]:
             yield Preset(
                 name=f"{series}-{size}",
                 family=family,
-                config=MappingProxyType({**shared.get("config", {}), **own.get("config", {})}),
+                config=_config({**shared.get("config", {}), **own.get("config", {})}),
                 **values,
             )
+
+
+def _config(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType({k: None if v == NONE else v for k, v in values.items()})
 
 
 def _order(name: str) -> list[tuple[float, str]]:
