@@ -21,22 +21,17 @@ _UNITS: Final = {
 }  # fmt: skip
 
 
-class MemorySize(click.ParamType):
-    """A number of bytes with its unit, such as ``64GiB``."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return bytes."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", str(value).strip())
-        units = {unit.lower(): size for unit, size in _UNITS.items()}
-        if match is None or match[2].lower() not in units or float(match[1]) <= 0:
-            self.fail(f"{value!r}: expected a size above 0 with its unit, such as 64GiB or 80GB")
-        return float(match[1]) * units[match[2].lower()]
+def _memory_size(ctx: click.Context, param: click.Parameter, given: str | None) -> float | None:
+    """Return the bytes of a size with its unit, such as ``64GiB``."""
+    if given is None:
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", given.strip())
+    units = {unit.lower(): size for unit, size in _UNITS.items()}
+    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+        raise click.BadParameter(
+            f"{given!r}: expected a size above 0 with its unit, such as 64GiB or 80GB"
+        )
+    return float(match[1]) * units[match[2].lower()]
 
 
 def _complete_name(
@@ -89,7 +84,10 @@ def show_command(name: str, as_json: bool) -> None:
 @click.argument("name", shell_complete=_complete_name)
 @click.option("--devices", type=click.IntRange(min=1), required=True, help="Devices of all nodes.")
 @click.option(
-    "--memory", type=MemorySize(), help="Memory of a device, such as 64GiB; default: the device's."
+    "--memory",
+    metavar="SIZE",
+    callback=_memory_size,
+    help="Memory of a device, such as 64GiB; default: the device's.",
 )
 @click.option("--seq-length", type=click.IntRange(min=1), help="Tokens; default: the preset's.")
 @click.option(

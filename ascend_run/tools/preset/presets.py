@@ -81,7 +81,8 @@ def find_preset(name: str) -> Preset:
     known = presets()
     if (preset := known.get(name.lower())) is not None:
         return preset
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    near = [one for one in known if one.startswith(f"{name.lower()}-")]
+    near = near or difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "see ascend-run preset list"
     raise ConfigError(f"no preset {name!r}; {hint}")
 

@@ -17,7 +17,6 @@ from .presets import Preset
 
 DATASET: Final = "data/train"
 """Stands for the dataset, which a user names."""
-DATASETS: Final = {"pretrain": DATASET, "sft": f"{DATASET}.jsonl"}
 
 
 @attrs.frozen(kw_only=True)
@@ -74,15 +73,24 @@ def run_values(request: Request, nproc: int) -> dict[str, Any]:
         "run.output_dir": f"runs/{preset.name}",
         "run.nproc": nproc,
         **model,
-        "data.train": [*request.train] or [DATASETS.get(request.task, DATASET)],
+        "data.train": [*request.train] or [DATASET],
         "data.tokenizer": request.tokenizer,
         "data.seq_length": seq_length,
         "train.micro_batch_size": 1,
         "train.global_batch_size": batch,
     }
-    if request.task == "sft":
-        values["plugins.sft.template"] = preset.template
+    if _has_template(request.task):
+        values[f"plugins.{request.task}.template"] = preset.template
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _has_template(task: str) -> bool:
+    """Return whether a task has the option ``template``; an unknown task is refused later."""
+    catalogue = discover()
+    if task not in catalogue:
+        return False
+    options = getattr(catalogue.load([task])[task], "config_class", None)
+    return options is not None and "template" in attrs.fields_dict(options)
 
 
 def context_of(model: Mapping[str, Any]) -> int:

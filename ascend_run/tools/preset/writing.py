@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ascend_run.tools.plan.cost_model.devices import CostDevice
 
 from .choosing import Choice, Search
 from .run_file import run_toml
-from .runs import Request, raw_config, run_values
+from .runs import DATASET, Request, raw_config, run_values
 
 
 def refuse_existing(output: Path) -> None:
@@ -76,12 +76,23 @@ def chosen_run(
         ConfigError: The request is invalid, or no layout fits.
     """
     values = run_values(request, _nproc(request.devices, int(device.per_node)))
-    search = Search(values, request.devices, memory, device, progress)
-    choice = search.choose()
-    experts = "model.num_moe_experts" in values
-    values |= choice.best.candidate.values(request.devices, experts=experts)
-    prepare_raw(raw_config(values, "preset"), request.devices)  # plan accepts what is written
+    try:
+        choice = Search(values, request.devices, memory, device, progress).choose()
+        experts = "model.num_moe_experts" in values
+        values |= choice.best.candidate.values(request.devices, experts=experts)
+        prepare_raw(raw_config(values, request.preset.name), request.devices)  # as plan does
+    except ConfigError as error:
+        raise ConfigError(error.headline, [*error.problems, *_hints(error, request)]) from None
     return values, choice
+
+
+def _hints(error: ConfigError, request: Request) -> Iterator[str]:
+    """Yield the options of ``preset write`` for the files that a task misses."""
+    text = str(error)
+    missing = {"--data": not request.train, "--tokenizer": request.tokenizer is None}
+    options = [option for option, is_missing in missing.items() if is_missing]
+    if options and (DATASET in text or "data.tokenizer" in text):
+        yield f"name the files of task {request.task!r} with {' and '.join(options)}"
 
 
 def _nproc(devices: int, per_node: int) -> int:

@@ -7,6 +7,7 @@ the cost model, and compared with its counts, with the records' and with the pub
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ from typing import Any
 import pytest
 
 from ascend_run.core.config.layout import layout_of
-from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import ConfigError, ModelFamily
+from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.prepare.config.loading import build_config
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from ascend_run.registry.discovery import discover
 from ascend_run.text.template_records import NAMED
-from ascend_run.tools.plan.cost_model.estimate import expected_costs
+from ascend_run.tools.plan.cost_model.parameters import rank_parameters
+from ascend_run.tools.plan.cost_model.sizes import sizes_of
 from ascend_run.tools.preset.presets import Preset, find_preset, presets
-from ascend_run.tools.preset.runs import raw_config
+from ascend_run.tools.preset.run_file import toml
+from ascend_run.tools.preset.runs import Request, raw_config, run_values
 
 Config = Mapping[str, Any]
 UNITS = {"M": 10**6, "B": 10**9}
@@ -64,7 +67,7 @@ def gpt2(c: Config) -> int:
 
 
 def chatglm(c: Config) -> int:
-    """Multi-query attention with biases on q, k and v; an MLP whose first weight is twice as wide."""
+    """Multi-query attention with biases on q, k and v, and a gated MLP."""
     hidden, width = c["hidden_size"], c["kv_channels"]
     projected = hidden + 2 * c["multi_query_group_num"] * width
     layer = hidden * projected + projected + hidden**2 + 3 * hidden * c["ffn_hidden_size"]
@@ -138,9 +141,24 @@ def families() -> dict[str, ModelFamily]:
 def counted(preset: Preset, family: ModelFamily) -> int:
     """Parameters by the cost model, on one rank and without padding of the vocabulary."""
     values = config_from_hf(family, preset.config_json)
-    given = {**values, "model.family": preset.family, "model.make_vocab_size_divisible_by": 1}
+    given = {**values, "model.make_vocab_size_divisible_by": 1}
     config = build_config(raw_config(given, "test"), {}, family.defaults, ()).config
-    return sum(cost.parameters for cost in expected_costs(config, layout_of(config, 1), Hooks([])))
+    layout, layers = layout_of(config, 1), range(config.model.num_layers)
+    parameters = rank_parameters(
+        config,
+        layout,
+        sizes_of(config, layout),
+        layers,
+        moe_layers(config.model),
+        is_first=True,
+        is_last=True,
+    )
+    return sum(parameter.numel for parameter in parameters)
+
+
+def model_of(values: Mapping[str, Any], family: ModelFamily) -> Any:
+    """The resolved ``[model]`` section of some values."""
+    return build_config(raw_config(values, "test"), {}, family.defaults, ()).config.model
 
 
 @pytest.mark.parametrize("name", presets())
@@ -155,6 +173,25 @@ def test_parameters_are_those_of_the_formula_and_as_published(
     digits, unit = preset.published[:-1], UNITS[preset.published[-1]]
     last = 10.0 ** -len(digits.partition(".")[2])
     assert abs(exact / unit - float(digits)) < last, "differs by a unit of the last digit"
+
+
+def of_each_form() -> list[str]:
+    """One preset for each family and set of keys."""
+    forms = {(p.family, *sorted(p.config)): name for name, p in presets().items()}
+    return sorted(forms.values())
+
+
+@pytest.mark.parametrize("name", of_each_form())
+def test_a_run_file_has_the_model_of_its_hugging_face_folder(
+    name: str, families: Mapping[str, ModelFamily]
+) -> None:
+    preset = presets()[name]
+    family = families[preset.family]
+    written = tomllib.loads(toml(run_values(Request(preset=preset, devices=8), 8)))["model"]
+    given = {f"model.{key}": value for key, value in written.items()}
+    own = {"model.family": preset.family}
+    from_folder = model_of({**own, **config_from_hf(family, preset.config_json)}, family)
+    assert dict(model_of(given, family)) == dict(from_folder)
 
 
 def test_templates_are_named_ones() -> None:
@@ -189,8 +226,6 @@ def test_find_preset_ignores_case_and_names_the_nearest() -> None:
 
 
 def test_every_record_is_package_data() -> None:
-    import tomllib
-
     root = Path(__file__).parents[3]
     data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert "records/*" in data["package-data"]["ascend_run.tools.preset"]
