@@ -228,4 +228,4 @@ def test_find_preset_ignores_case_and_names_the_nearest() -> None:
 def test_every_record_is_package_data() -> None:
     root = Path(__file__).parents[3]
     data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert "records/*" in data["package-data"]["ascend_run.tools.preset"]
+    assert "records/*.toml" in data["package-data"]["ascend_run.tools.preset"]
