@@ -19,10 +19,10 @@ from ascend_run.tools.preset.choosing import KEPT_FREE, Choice, Search
 from ascend_run.tools.preset.runs import raw_config
 
 DEVICE = attrs.evolve(find_device("ascend-910b"), memory_bytes=2.0**40)
-SLOW = attrs.evolve(
-    DEVICE, name="slow", flops={"bf16": 1e12}, memory_bandwidth=1e15, node_bandwidth=5e8
-)
-"""Its matmuls and links are so slow that bubbles and collectives decide."""
+SLOW = attrs.evolve(DEVICE, name="slow", flops={"bf16": 1e12}, memory_bandwidth=1e15)
+"""Its matmuls take most of a step, so that the bubble decides."""
+FAR = attrs.evolve(SLOW, name="far", node_bandwidth=5e8)
+"""Its links are slow too, so that collectives decide."""
 LARGE = 2.0**40
 MODEL: dict[str, Any] = {
     "platform": "npu",
@@ -70,36 +70,44 @@ def planned(
     return max(stage.memory.peak for stage in cost.cost.stages), cost.cost.time.step
 
 
-@pytest.fixture(scope="module")
-def exhaustive(tmp_path_factory: pytest.TempPathFactory) -> dict[Candidate, tuple[float, float]]:
-    """Every layout of the small model on 4 slow devices, with every recomputation."""
+@attrs.frozen
+class Exhaustive:
+    """Every layout of the small model on 4 devices, with every recomputation."""
+
+    device: CostDevice
+    found: Mapping[Candidate, tuple[float, float]]
+    """Layout -> (peak bytes, step time)."""
+
+
+@pytest.fixture(scope="module", params=[SLOW, FAR], ids=lambda device: device.name)
+def exhaustive(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Exhaustive:
     model = prepare_raw(raw_config(MODEL, "test"), 1).config.model
     device = tmp_path_factory.mktemp("device") / "slow.json"
-    device.write_text(json.dumps(attrs.asdict(SLOW)))
+    device.write_text(json.dumps(attrs.asdict(request.param)))
     every = {}
     for candidate in candidates(model, 4, 8, split_sequence=False):
         for recompute in ("none", "selective", "full"):
             one = attrs.evolve(candidate, recompute=recompute)
             if (found := planned(MODEL, one, 4, str(device))) is not None:
                 every[one] = found
-    return every
+    return Exhaustive(request.param, every)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.4, 0.2])
-def test_the_choice_is_the_fastest_of_all_that_fit(
-    exhaustive: Mapping[Candidate, tuple[float, float]], share: float
-) -> None:
+def test_the_choice_is_the_fastest_of_all_that_fit(exhaustive: Exhaustive, share: float) -> None:
     """``share``: where the memory lies between the smallest and the largest peak."""
-    assert len(exhaustive) > 12
-    peaks = [peak for peak, _ in exhaustive.values()]
+    assert len(exhaustive.found) > 12
+    peaks = [peak for peak, _ in exhaustive.found.values()]
     memory = min(peaks) + share * (max(peaks) - min(peaks)) + 2
-    fitting = {one: time for one, (peak, time) in exhaustive.items() if peak <= memory}
+    fitting = {one: time for one, (peak, time) in exhaustive.found.items() if peak <= memory}
 
-    choice = chosen(MODEL, devices=4, memory=memory / (1 - KEPT_FREE), device=SLOW)
+    choice = chosen(MODEL, devices=4, memory=memory / (1 - KEPT_FREE), device=exhaustive.device)
 
     best = min(fitting.values())
     assert choice.best.seconds == pytest.approx(best, rel=1e-9)
-    assert exhaustive[choice.best.candidate][0] == round(choice.best.peak)
+    assert exhaustive.found[choice.best.candidate][0] == round(choice.best.peak)
     others = [t for one, t in fitting.items() if one.sizes != choice.best.candidate.sizes]
     assert (choice.runner_up is None) == (not others)
     if choice.runner_up is not None:
@@ -107,12 +115,12 @@ def test_the_choice_is_the_fastest_of_all_that_fit(
 
 
 def test_nothing_fits_names_the_smallest_need(
-    exhaustive: Mapping[Candidate, tuple[float, float]],
+    exhaustive: Exhaustive,
 ) -> None:
     from ascend_run.tools.plan.cost_text import size
 
-    smallest = min(peak for peak, _ in exhaustive.values())
-    search = Search(MODEL, 4, smallest * 0.99 / (1 - KEPT_FREE), SLOW)
+    smallest = min(peak for peak, _ in exhaustive.found.values())
+    search = Search(MODEL, 4, smallest * 0.99 / (1 - KEPT_FREE), exhaustive.device)
     with pytest.raises(ConfigError) as refused:
         search.choose()
     assert search.smallest == pytest.approx(smallest / (1 - KEPT_FREE), rel=1e-6)
