@@ -18,6 +18,8 @@ from ascend_run.tools.preset.candidates import Candidate, candidates
 from ascend_run.tools.preset.choosing import KEPT_FREE, Choice, Search
 from ascend_run.tools.preset.runs import raw_config
 
+pytestmark = pytest.mark.needs_plugins("llama")
+
 DEVICE = attrs.evolve(find_device("ascend-910b"), memory_bytes=2.0**40)
 SLOW = attrs.evolve(DEVICE, name="slow", flops={"bf16": 1e12}, memory_bandwidth=1e15)
 """Its matmuls take most of a step, so that the bubble decides."""
@@ -149,6 +151,7 @@ def test_layers_divide_with_embedding_and_loss_counted_as_layers() -> None:
     assert len(best.split) == 2
 
 
+@pytest.mark.needs_plugins("ring-attention", "ulysses")
 def test_a_long_sequence_is_split_where_nothing_else_can_be() -> None:
     """One layer, one head and one sequence leave only the sequence; Ulysses would split heads."""
     values = {**ONE_HEAD, "model.num_layers": 1, "data.seq_length": 16384}
@@ -156,6 +159,7 @@ def test_a_long_sequence_is_split_where_nothing_else_can_be() -> None:
     assert (best.sizes, best.enable) == ({"cp": 4}, ("ring-attention",))
 
 
+@pytest.mark.needs_plugins("mixtral")
 def test_experts_are_split_where_they_do_not_fit() -> None:
     """Links cost nothing, and only the experts' weights are large."""
     free = attrs.evolve(DEVICE, node_bandwidth=1e18, network_bandwidth=1e18, latency=0.0)

@@ -17,6 +17,7 @@ from ascend_run.tools.plan.cost_model.devices import find_device
 from ascend_run.tools.preset.presets import find_preset, presets
 from ascend_run.tools.preset.runs import Request
 from ascend_run.tools.preset.writing import chosen_run
+from tests.support.needed_plugins import names_of
 
 GIB = 2.0**30
 SMALLEST = {
@@ -56,6 +57,7 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+@pytest.mark.needs_plugins("chatglm")
 def test_show_has_the_numbers_their_source_and_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -67,6 +69,7 @@ def test_show_has_the_numbers_their_source_and_the_model(
     assert (model["num_query_groups"], model["rotary_base"]) == (2, 5e6)
 
 
+@pytest.mark.needs_plugins("gpt2")
 def test_show_as_json_has_the_values_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(output_of(capsys, "show", "gpt3-175b", "--json"))
     assert shown["config"]["n_embd"] == shown["model"]["hidden_size"] == 12288
@@ -79,6 +82,7 @@ def test_names_complete(words: list[str]) -> None:
     assert completions(["preset", *words], "Mix") == {"mixtral-8x7b", "mixtral-8x22b"}
 
 
+@pytest.mark.needs_plugins("qwen2")
 def test_a_written_file_is_accepted_by_plan_and_states_the_choice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +108,7 @@ def test_a_written_file_is_accepted_by_plan_and_states_the_choice(
     assert "--nnodes 2" in text
 
 
+@pytest.mark.needs_plugins("llama", "qwen2")
 def test_a_task_with_a_template_gets_the_one_of_the_preset() -> None:
     from ascend_run.tools.preset.runs import run_values
 
@@ -115,7 +120,7 @@ def test_a_task_with_a_template_gets_the_one_of_the_preset() -> None:
     assert not [key for key in values("llama-2-7b", "pretrain") if key.startswith("plugins.")]
 
 
-@pytest.mark.parametrize("family", SMALLEST)
+@pytest.mark.parametrize("family", names_of(SMALLEST, lambda preset: (preset.family,)))
 def test_a_preset_of_each_family_has_a_layout_that_plans(family: str) -> None:
     preset = SMALLEST[family]
     billions = preset.parameters / 1e9
@@ -126,6 +131,7 @@ def test_a_preset_of_each_family_has_a_layout_that_plans(family: str) -> None:
     assert choice.best.peak <= 0.9 * 64 * GIB
 
 
+@pytest.mark.needs_plugins("llama")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -167,6 +173,7 @@ def test_an_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is not a folder" in capsys.readouterr().err
 
 
+@pytest.mark.needs_plugins("llama")
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["show", "llama-7b"]], ids=" ".join)
 def test_reading_commands_import_no_torch(words: list[str]) -> None:
     script = (

@@ -26,6 +26,7 @@ from ascend_run.tools.plan.cost_model.sizes import sizes_of
 from ascend_run.tools.preset.presets import Preset, find_preset, presets
 from ascend_run.tools.preset.run_file import toml
 from ascend_run.tools.preset.runs import Request, raw_config, run_values
+from tests.support.needed_plugins import names_of
 
 Config = Mapping[str, Any]
 UNITS = {"M": 10**6, "B": 10**9}
@@ -133,8 +134,9 @@ FORMULAS: dict[str, Callable[[Config], int]] = {
 
 @pytest.fixture(scope="module")
 def families() -> dict[str, ModelFamily]:
-    names = sorted({preset.family for preset in presets().values()})
-    loaded = discover().load(names)
+    catalogue = discover()
+    names = sorted({p.family for p in presets().values() if p.family in catalogue})
+    loaded = catalogue.load(names)
     return {name: loaded[name].family for name in names}
 
 
@@ -161,7 +163,7 @@ def model_of(values: Mapping[str, Any], family: ModelFamily) -> Any:
     return build_config(raw_config(values, "test"), {}, family.defaults, ()).config.model
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", names_of(presets(), lambda preset: (preset.family,)))
 def test_parameters_are_those_of_the_formula_and_as_published(
     name: str, families: Mapping[str, ModelFamily]
 ) -> None:
@@ -175,13 +177,13 @@ def test_parameters_are_those_of_the_formula_and_as_published(
     assert abs(exact / unit - float(digits)) < last, "differs by a unit of the last digit"
 
 
-def of_each_form() -> list[str]:
+def of_each_form() -> dict[str, Preset]:
     """One preset for each family and set of keys."""
-    forms = {(p.family, *sorted(p.config)): name for name, p in presets().items()}
-    return sorted(forms.values())
+    forms = {(p.family, *sorted(p.config)): p for p in presets().values()}
+    return {preset.name: preset for preset in forms.values()}
 
 
-@pytest.mark.parametrize("name", of_each_form())
+@pytest.mark.parametrize("name", names_of(of_each_form(), lambda preset: (preset.family,)))
 def test_a_run_file_has_the_model_of_its_hugging_face_folder(
     name: str, families: Mapping[str, ModelFamily]
 ) -> None:
