@@ -174,6 +174,7 @@ def run_commands(work: Path) -> None:
         ("plugins",),
         ("plugins", "show", "head-exchange"),
         ("new-plugin", "--help"),
+        ("preset", "show", "qwen2.5-7b"),
         (
             *("preprocess", "--input", "text.txt", "--train-tokenizer", "300"),
             *("--output-prefix", "data/text"),
