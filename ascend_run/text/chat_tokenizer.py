@@ -1,4 +1,4 @@
-"""Load ``tokenizer.json`` and the special tokens of a folder. No torch, no transformers."""
+"""Load the tokenizer and the special tokens of a folder. No torch, no transformers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+
+from .tokenizer_content import NAMES, tokenizer_content
 
 _VARIABLES: Final = (
     "bos_token",
@@ -42,9 +44,9 @@ class ChatTokenizer:
 
 
 def tokenizer_folder(path: str | Path) -> Path:
-    """Return the folder that ``data.tokenizer`` names, directly or by its ``tokenizer.json``."""
+    """Return the folder that ``data.tokenizer`` names, directly or by the tokenizer's file."""
     path = Path(path)
-    return path.parent if path.name == "tokenizer.json" else path
+    return path.parent if path.name in NAMES else path
 
 
 def read_tokenizer_config(folder: Path) -> Mapping[str, object]:
@@ -79,14 +81,16 @@ def load_chat_tokenizer(
     """
     from tokenizers import Tokenizer
 
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(
-            f"{option}: {folder} has no tokenizer.json; name the folder of a tokenizer that "
-            "has one (transformers writes it with save_pretrained)"
-        )
     try:
-        content = path.read_text(encoding="utf-8")
+        content, path = tokenizer_content(folder)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{option}: {folder} has no {' and no '.join(NAMES)}; name the folder of a tokenizer "
+            "that has one (transformers writes tokenizer.json with save_pretrained)"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from None
+    try:
         backend = Tokenizer.from_str(content)
     except Exception as error:  # tokenizers raises bare Exception for any malformed content
         raise ValueError(f"{path} is not a tokenizer.json: {error}") from None

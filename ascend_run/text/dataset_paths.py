@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .tokenizer_content import NAMES
+
 
 def bin_path(prefix: str | Path) -> Path:
     """Return ``PREFIX.bin``."""
@@ -22,4 +24,4 @@ def sidecar_path(prefix: str | Path) -> Path:
 
 def tokenizer_files(path: Path) -> tuple[Path, ...]:
     """Return the paths that are read for a tokenizer: the file, or the files in its folder."""
-    return (path, path / "tokenizer.json", path / "tokenizer_config.json")
+    return (path, *(path / name for name in NAMES), path / "tokenizer_config.json")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from ascend_run.plugin_api import DataError
+from ascend_run.text.tokenizer_content import tokenizer_content
 
 if TYPE_CHECKING:
     import tokenizers
@@ -70,7 +71,7 @@ def fingerprint_of(content: str) -> str:
 
 
 def load_tokenizer(path: Path | str, end_token: str | None = None) -> TextTokenizer:
-    """Read a ``tokenizer.json``.
+    """Read a ``tokenizer.json`` or a SentencePiece model, or that of a folder.
 
     Args:
         end_token: The end-of-document token; default: the first of ``KNOWN_ENDS`` it contains.
@@ -79,16 +80,14 @@ def load_tokenizer(path: Path | str, end_token: str | None = None) -> TextTokeni
         DataError: The file is missing, not a tokenizer, or has no ``end_token``.
     """
     path = Path(path)
-    if path.is_dir():
-        path = path / "tokenizer.json"
     try:
-        content = path.read_text(encoding="utf-8")
+        content, path = tokenizer_content(path)
     except FileNotFoundError:
         raise DataError(
             f"tokenizer {path} does not exist; name a tokenizer.json, or train one with "
             "ascend-run preprocess --train-tokenizer VOCAB_SIZE"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read tokenizer {path}: {error}") from error
     return _from_content(content, str(path), end_token)
 

@@ -46,7 +46,8 @@ _FORMATS = ("auto", "jsonl", "records", "text", "python")
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
-    help="A tokenizer.json to use; for conversations, the folder of the model's tokenizer.",
+    help="A tokenizer.json or a SentencePiece .model; for conversations, the folder of the model's "
+    "tokenizer.",
 )
 @click.option("--template", help="Chat template: a name or a .jinja file.")
 @click.option("--date", help="Date for a chat template that requests today's.")
