@@ -10,12 +10,13 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from ascend_run.plugin_api import Claim
 from tests.support import family_checks
 from tests.support.against_transformers import VOCAB
 from tests.support.decoder_layout import NORMS, Tensors, decoder_layout
 from tests.support.wide_reference import computing_in
 
-from . import layouts, published
+from . import altered, layouts, published
 from .published import Publish
 
 TINY: Final = {
@@ -45,6 +46,13 @@ YARN: Final = {
     "original_max_position_embeddings": 8,
     "beta_fast": 4.0,
     "beta_slow": 1.0,
+}
+WITH_ALIBI: Final = (Claim.MODEL_FAMILY, Claim.POSITION_BIAS)
+GEMMA_NORMS: Final = {
+    "input_layernorm": "input_layernorm",
+    "self_attn_bda.norm": "post_attention_layernorm",
+    "pre_mlp_layernorm": "pre_feedforward_layernorm",
+    "mlp_bda.norm": "post_feedforward_layernorm",
 }
 LINEAR: Final = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 3.0}}
 
@@ -76,6 +84,10 @@ class Family:
     shared: frozenset[str] = frozenset()
     """Config fields that several keys map to."""
 
+    owns: tuple[Claim, ...] = (Claim.MODEL_FAMILY,)
+    """What the plugin claims."""
+    alter: Callable[[nn.Module], None] | None = None
+    """Changes what transformers' model computes."""
     stand_in: str = ""
     """For a family that transformers lacks: its family of the same architecture."""
     publish: Publish | None = None
@@ -96,6 +108,8 @@ class Family:
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(self.reference, **given))
             if self.experts:
                 model.set_experts_implementation("eager")  # the others have no float64
+        if self.alter is not None:
+            self.alter(model)
         assert next(model.parameters()).dtype is dtype
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -163,6 +177,26 @@ _OWN_LAYOUTS: Final = (
         variants={
             "tied": {},
             "untied": {"tie_word_embeddings": False, "n_inner": 40, "layer_norm_epsilon": 1e-2},
+        },
+    ),
+    Family(
+        name="bloom",
+        layout=layouts.bloom,
+        owns=WITH_ALIBI,
+        alter=altered.with_exact_gelu,
+        required=frozenset({"vocab_size", "hidden_size", "n_layer", "n_head"}),
+        sizes={
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "n_head": 4,
+            "n_layer": 2,
+            "initializer_range": 0.2,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        variants={
+            "tied": {},
+            "untied": {"tie_word_embeddings": False, "layer_norm_epsilon": 1e-2},
         },
     ),
     Family(
@@ -250,12 +284,7 @@ FAMILIES: Final = (
         name="gemma2",
         common={"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 4},
         zero_centered=True,
-        norms={
-            "input_layernorm": "input_layernorm",
-            "self_attn_bda.norm": "post_attention_layernorm",
-            "pre_mlp_layernorm": "pre_feedforward_layernorm",
-            "mlp_bda.norm": "post_feedforward_layernorm",
-        },
+        norms=GEMMA_NORMS,
         variants={
             "low caps": {
                 "attn_logit_softcapping": 2.0,
@@ -269,6 +298,28 @@ FAMILIES: Final = (
                 "final_logit_softcapping": None,
                 "tie_word_embeddings": False,
                 "layer_types": [f"{kind}_attention" for kind in ("full", *["sliding"] * 3)],
+            },
+        },
+    ),
+    Family(
+        name="gemma3_text",
+        common={"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 4},
+        zero_centered=True,
+        norms=GEMMA_NORMS,
+        variants={
+            "two bases": {
+                "query_pre_attn_scalar": 20,
+                "rms_norm_eps": 1e-2,
+                "layer_types": [f"{kind}_attention" for kind in ("full", *["sliding"] * 2, "full")],
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+                    "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+                },
+            },
+            "usual layers, untied, biases": {
+                "tie_word_embeddings": False,
+                "attention_bias": True,
+                "num_hidden_layers": 7,
             },
         },
     ),
@@ -365,6 +416,39 @@ FAMILIES: Final = (
         name="baichuan",
         stand_in="llama",
         publish=published.baichuan,
+        common={"num_key_value_heads": 4},
+        variants={"plain": BASE_500, "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}},
+    ),
+    Family(
+        name="baichuan_13b",
+        stand_in="llama",
+        publish=published.baichuan_13b,
+        owns=WITH_ALIBI,
+        alter=altered.with_alibi,
+        common={"num_key_value_heads": 4},
+        variants={"plain": {}, "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}},
+    ),
+    Family(
+        name="baichuan2",
+        stand_in="llama",
+        publish=published.baichuan2,
+        alter=altered.with_unit_rows,
+        common={"num_key_value_heads": 4},
+        variants={"plain": BASE_500},
+    ),
+    Family(
+        name="baichuan2_13b",
+        stand_in="llama",
+        publish=published.baichuan_13b,
+        owns=WITH_ALIBI,
+        alter=altered.with_both,
+        common={"num_key_value_heads": 4},
+        variants={"plain": {"rms_norm_eps": 1e-2}},
+    ),
+    Family(
+        name="qwen",
+        stand_in="qwen2",
+        publish=published.qwen,
         common={"num_key_value_heads": 4},
         variants={"plain": BASE_500, "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}},
     ),

@@ -55,6 +55,31 @@ def gpt2(theirs: Tensors, config: Any) -> Tensors:
     return ours
 
 
+def bloom(theirs: Tensors, config: Any) -> Tensors:
+    """q, k and v are stored by head, as ours are."""
+    ours = {"embedding.word_embeddings.weight": theirs["transformer.word_embeddings.weight"]}
+    if not config.tie_word_embeddings:
+        ours["output_layer.weight"] = theirs["lm_head.weight"]
+    names = {
+        "embedding.layernorm": "word_embeddings_layernorm",
+        "decoder.final_layernorm": "ln_f",
+    }
+    for layer in range(config.n_layer):
+        at, our = f"h.{layer}", f"decoder.layers.{layer}"
+        names |= {
+            f"{our}.input_layernorm": f"{at}.input_layernorm",
+            f"{our}.self_attention.linear_qkv": f"{at}.self_attention.query_key_value",
+            f"{our}.self_attention.linear_proj": f"{at}.self_attention.dense",
+            f"{our}.pre_mlp_layernorm": f"{at}.post_attention_layernorm",
+            f"{our}.mlp.linear_fc1": f"{at}.mlp.dense_h_to_4h",
+            f"{our}.mlp.linear_fc2": f"{at}.mlp.dense_4h_to_h",
+        }
+    for name, stored in names.items():
+        for part in ("weight", "bias"):
+            ours[f"{name}.{part}"] = theirs[f"transformer.{stored}.{part}"]
+    return ours
+
+
 def deepseek_v2(theirs: Tensors, config: Any) -> Tensors:
     """In memory transformers stacks its experts as we do."""
     ours = {
