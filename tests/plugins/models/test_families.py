@@ -141,6 +141,7 @@ def test_unknown_and_changed_keys_are_refused(family: Family, tmp_path: Path) ->
             config_from_hf(record(family), {**found, name: "other"})
 
 
+TENSOR_ALONE: Final = {"parallel.tensor_model_parallel_size": 2}
 TWO_RANKS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "tensors and sequences": ((), TENSOR),
     "stages": ((), STAGES),
@@ -154,8 +155,19 @@ def test_two_ranks_have_every_gradient_of_the_same_model(
     """Stages have the first and last layer's neighbours; ulysses has heads and positions."""
     changes = next(iter(family.variants.values()))
     reference = reference_of(family, changes, tmp_path / "theirs", torch.float64)
-    experts = {"experts": ((), EXPERTS)} if family.experts else {}
-    check_layouts(reference, gloo_pool, {**TWO_RANKS, **experts}, family.values)
+    more = {"experts": ((), EXPERTS)} if family.experts else {"tensors": ((), TENSOR_ALONE)}
+    check_layouts(reference, gloo_pool, {**TWO_RANKS, **more}, family.values)
+
+
+def test_tensor_parallel_latents_have_every_gradient_without_experts(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Without sequence parallelism, which experts would require."""
+    family = BY_NAME["deepseek_v2"]
+    changes = {**family.variants["yarn"], "first_k_dense_replace": 2}
+    reference = reference_of(family, changes, tmp_path / "theirs", torch.float64)
+    dense = {"model.num_moe_experts": None, "model.moe_ffn_hidden_size": None}
+    check_layouts(reference, gloo_pool, {"tensors": ((), TENSOR_ALONE)}, dense)
 
 
 MORE_RANKS = {
