@@ -19,6 +19,7 @@ import attrs
 import click
 
 from ascend_run.plugin_api import Condition, ModelFamily, TensorMap
+from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 
@@ -43,7 +44,7 @@ uses the maps for import and export ([Hugging Face folders](../../huggingface.md
 | | |
 | --- | --- |
 | group | `ascend_run.models` |
-| claims | `model-family` |
+| claims | {claims} |
 | requires | {requires} |
 | numerics | `model`: it defines the model |
 | platforms | cpu; cuda unverified; npu by arithmetic ([platforms](../../platforms.md)) |
@@ -90,6 +91,7 @@ def generated(plugin: Any) -> str:
     requires = [str(r) for r in plugin.manifest.requires if isinstance(r, Condition)]
     has_experts = any("{expert}" in name for tensor in family.tensors for name in tensor.hf)
     return RULES.format(
+        claims=", ".join(f"`{claim}`" for claim in claims_of(plugin)),
         requires=", ".join(f"`{condition}`" for condition in requires) or "nothing",
         source=plugin.manifest.source,
         defaults=_listed(family.defaults),

@@ -20,7 +20,7 @@ _READERS: Final[Mapping[str, str]] = {
     "ascend_run.core.model.attention": """
         attention_dropout rotary_interleaved softmax_type
     """,
-    "ascend_run.core.config.attention_windows": "window_attn_skip_freq window_size",
+    "ascend_run.plugin_api.attention_layers": "window_attn_skip_freq window_size",
     "ascend_run.core.model.experts": "moe_ffn_hidden_size",
     "ascend_run.core.model.initialization": "embedding_init_method_std init_method_std",
     "ascend_run.core.model.latent_attention": """

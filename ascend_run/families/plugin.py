@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ascend_run.plugin_api import (
     API_VERSION,
+    AttentionFeatures,
     Condition,
     Manifest,
     Maturity,
@@ -15,6 +16,7 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
+_NO_NEEDS: Final = AttentionFeatures()
 DENSE: Condition = Condition(
     "model.num_moe_experts",
     "==",
@@ -44,6 +46,7 @@ def family_manifest(
     name: str = "",
     aliases: tuple[str, ...] = (),
     requires: tuple[str | Condition, ...] = (DENSE,),
+    attention_needs: AttentionFeatures = _NO_NEEDS,
     api_version: int = API_VERSION,
 ) -> Manifest:
     """Return the manifest of a family.
@@ -54,6 +57,7 @@ def family_manifest(
         title: The family's name in prose.
         name: Name of the plugin; default: the family's ``model_type``.
         requires: Default: the model has no experts.
+        attention_needs: What the family's own hooks need of the attention kernel.
         api_version: The API version that a family outside of this project was written for.
     """
     return Manifest(
@@ -61,6 +65,7 @@ def family_manifest(
         aliases=aliases,
         summary=f"the {title} family: conversion of config and weights from and to Hugging Face",
         requires=requires,
+        attention_needs=attention_needs,
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,

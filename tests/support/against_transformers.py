@@ -17,9 +17,18 @@ from torch.nn import functional as F
 
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.tensors import full_tensors
-from tests.support.loaded_model import largest_difference, loaded_weights, run_loaded_model
+from tests.support.loaded_model import (
+    largest_difference,
+    loaded_gradients,
+    loaded_weights,
+    run_loaded_model,
+)
+from tests.support.wide_reference import computing_in
 
 TOLERANCE: Final = 1e-5
+"""In float32: the largest error relative to the largest expected value."""
+WIDE_TOLERANCE: Final = 1e-10
+"""In float64."""
 VOCAB: Final = 53
 """Of every reference model; odd, so that padding is noticed."""
 VOCABULARY: Final = ("word_embeddings.weight", "output_layer.weight")
@@ -32,19 +41,6 @@ STAGES: Final = {"parallel.pipeline_model_parallel_size": 2}
 VIRTUAL_STAGES: Final = {**STAGES, "parallel.virtual_pipeline_model_parallel_size": 2}
 EXPERTS: Final = {"parallel.expert_model_parallel_size": 2}
 EXPERT_TENSOR: Final = {"parallel.expert_tensor_parallel_size": 2}
-TENSOR_PARALLEL: Final = (
-    "parallel.tensor_model_parallel_size=2",
-    "model.make_vocab_size_divisible_by=2",
-)
-DENSE_LAYOUTS: Final[dict[str, tuple[bool, int, dict[str, Any]]]] = {
-    "one rank": (False, 1, {}),
-    "tp": (False, 2, TENSOR),
-    "pp": (False, 2, STAGES),
-    "pp, tied": (True, 2, STAGES),
-    "vpp, tied": (True, 2, VIRTUAL_STAGES),
-    "tp pp, tied": (True, 4, {**TENSOR, **STAGES}),
-}
-"""Of four layers: whether the embeddings are tied, number of ranks, sizes."""
 
 Tensors = dict[str, Tensor]
 
@@ -75,9 +71,10 @@ class Reference:
         generator = torch.Generator().manual_seed(1)
         text = torch.randint(VOCAB, (2, 17), generator=generator)
         tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        logits = self.model(input_ids=tokens).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        loss.backward()
+        with computing_in(next(self.model.parameters()).dtype):
+            logits = self.model(input_ids=tokens).logits
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            loss.backward()
         assert logits.abs().max() > 1, "logits of a size that counts"
         theirs = {name: p.grad for name, p in self.model.named_parameters()}
         for name, value in (
@@ -118,36 +115,45 @@ def check_one_rank(
     assert_gradients(ours.gradients, reference.gradients, tolerance)
 
 
-def check_two_ranks(
+def check_layouts(
     reference: Reference,
     pool: GlooPool,
-    overrides: Sequence[str],
-    times: Callable[[str], int] = lambda name: 1,
+    layouts: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]],
+    values: Mapping[str, Any],
 ) -> None:
-    """Compare loss and every gradient, reassembled from the two ranks' shards.
+    """Compare the mean loss and every gradient of two ranks, as a training step computes them.
 
     Args:
-        times: How often a parameter's gradient is counted, by name: both ranks see the same batch.
+        reference: In float64.
+        layouts: Name -> the plugins and the config keys of a layout of two ranks.
+        values: Config keys of every layout.
     """
+    count = reference.labels.numel()
+    given = {
+        "model.family": reference.family,
+        "model.hf_path": str(reference.folder),
+        "model.make_vocab_size_divisible_by": 2,
+        "data.seq_length": reference.tokens.shape[1],
+        "train.micro_batch_size": 1,
+        "train.global_batch_size": len(reference.tokens),
+        "train.precision": "fp32",
+        **values,
+    }
     ranks = pool.run(
-        run_loaded_model,
+        loaded_gradients,
         2,
-        reference.family,
-        str(reference.folder),
+        [({**given, **layout}, plugins) for plugins, layout in layouts.values()],
         reference.tokens,
         reference.labels,
-        overrides,
+        timeout=120.0,
     )
-    for rank in ranks:
-        assert largest_difference(rank.loss, reference.loss) < TOLERANCE
-        if rank.logits_BSV is not None:
-            assert largest_difference(rank.logits_BSV, reference.logits) < TOLERANCE
-    whole = full_tensors(rank.shards for rank in ranks)
-    assert whole.problems(TOLERANCE) == []
-    assert_gradients(
-        {name.removeprefix("model/"): got for name, got in whole.tensors.items()},
-        {name: times(name) * want for name, want in reference.gradients.items()},
-    )
+    for name, outcomes in zip(layouts, zip(*ranks, strict=True), strict=True):
+        for outcome in outcomes:
+            assert abs(outcome.losses[0] * count / reference.loss - 1) < WIDE_TOLERANCE, name
+        whole = full_tensors(outcomes)
+        assert whole.problems(WIDE_TOLERANCE) == [], name
+        got = {key: gradient * count for key, gradient in whole.tensors.items()}
+        assert_gradients(got, reference.gradients, WIDE_TOLERANCE)
 
 
 def assert_gradients(

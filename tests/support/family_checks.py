@@ -63,6 +63,10 @@ def check_transformers_defaults(
     assert theirs.model_type == family.model_type
     seen = theirs.to_dict()
     if "rope_parameters" in seen:
+        by_kind = seen["rope_parameters"]
+        if "sliding_attention" in by_kind:
+            seen["rope_local_base_freq"] = by_kind["sliding_attention"]["rope_theta"]
+            seen["rope_parameters"] = by_kind["full_attention"]
         seen["rope_theta"] = seen["rope_parameters"]["rope_theta"]
         seen["partial_rotary_factor"] = seen["rope_parameters"].get("partial_rotary_factor", 1.0)
         # Filled in by some classes where they are None.

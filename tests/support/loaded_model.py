@@ -16,7 +16,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.json_files import read_hf_config
 from ascend_run.prepare.config.loading import build_config, read_raw
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
-from ascend_run.testing.runtime import RankOutcome
+from ascend_run.testing.runtime import RankOutcome, Shard
 from tests.support.small_runs import Values, outcome_of, standing_rank
 
 
@@ -102,6 +102,48 @@ def run_loaded_model(
             )
     finally:
         device.deactivate()
+
+
+def loaded_gradients(
+    layouts: Sequence[tuple[Values, Sequence[str]]], tokens: Tensor, labels: Tensor
+) -> list[RankOutcome]:
+    """Return the mean loss and this rank's reduced gradients in float64, for one layout after the
+    other. A job for the pool.
+
+    Args:
+        layouts: Config keys, with ``model.hf_path``, and the names of plugins.
+        tokens, labels: The global batch, [B, S] int64.
+    """
+    return [_gradients(values, plugins, tokens, labels) for values, plugins in layouts]
+
+
+def _gradients(
+    values: Values, plugins: Sequence[str], tokens: Tensor, labels: Tensor
+) -> RankOutcome:
+    from ascend_run.core.hugging_face.models import load_model
+    from ascend_run.testing.dry_run import DryRun, gradient_of
+
+    ones, places = torch.ones(tokens.shape[1]), torch.arange(tokens.shape[1])
+    samples = [
+        {"tokens": row, "labels": wanted, "loss_mask": ones, "position_ids": places}
+        for row, wanted in zip(tokens, labels, strict=True)
+    ]
+    with standing_rank(values, plugins) as (hooks, context):
+        dry_run = DryRun(hooks, context)
+        forward_backward = dry_run.for_gradients(torch.float64)
+        family = hooks.require("ascend_model_family")
+        load_model(values["model.hf_path"], family, context.config, dry_run.bundle)
+        loss, _ = dry_run.gradients(forward_backward, dry_run.batches(samples))
+        held = [
+            Shard(
+                name=shard.name,
+                tensor=None if shard.tensor is None else shard.tensor.clone(),
+                offset=shard.offset,
+                global_shape=shard.global_shape,
+            )
+            for shard in dry_run.shards(gradient_of)
+        ]
+        return RankOutcome(losses=(loss,), grad_norms=(), shards=tuple(held))
 
 
 def loaded_weights(values: Values) -> RankOutcome:

@@ -40,6 +40,13 @@ def built_in_problems(
         model: The ``[model]`` section, or Megatron's TransformerConfig.
         claimed: Seams owned by plugins, whose modules check their own options.
     """
+    ours = ("rotary_local_base", "position_embedding_type")  # not in Megatron's config
+    base, kind = (getattr(model, name, None) for name in ours)
+    if base and (not model.window_size or kind != "rope" or model.multi_latent_attention):
+        yield (
+            f"model.rotary_local_base={show(base)} needs model.window_size and "
+            "model.position_embedding_type=rope, without model.multi_latent_attention"
+        )
     if model.num_moe_experts is not None:
         yield from experts_problems(model)
         if Claim.ROUTER not in claimed:

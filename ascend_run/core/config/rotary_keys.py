@@ -52,6 +52,20 @@ class RotaryScalingKeys:
     """Divisor of each pair's angle for longer sequences (longrope)."""
 
 
+@attrs.frozen(kw_only=True)
+class ModelSwitchKeys(RotaryScalingKeys):
+    """Switches of single families, usable by any."""
+
+    rotary_local_base: float | None = attrs.field(default=None, validator=_above_0)
+    """Rotary base of layers with a window, whose positions are not scaled; default: those of every
+    layer are alike."""
+    embedding_layernorm: bool = False
+    """Normalize the embeddings before the first layer, by the norm of ``normalization``."""
+    normalize_output_rows: bool = False
+    """Divide each row of the output layer's weight by its length, so that logits are cosines times
+    the length of the hidden state."""
+
+
 NAMES: Final = tuple(attribute.name for attribute in attrs.fields(RotaryScalingKeys))
 _COMMON: Final = ("factor", "original_max_position_embeddings")
 PARAMETERS: Final[dict[str, tuple[str, ...]]] = {

@@ -15,9 +15,9 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from ascend_run.core.config.attention_needs import declared_by
-from ascend_run.core.config.attention_windows import layer_window
 from ascend_run.ops.autograd_function import Function
 from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.attention_layers import layer_window
 from ascend_run.plugin_api.errors import ConfigError, HookError
 
 from .assembly import Assembly
@@ -238,6 +238,7 @@ class SelfAttention(MegatronSelfAttention):
     def __init__(self, *args: Any, assembly: Assembly, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ops = assembly.ops
+        self.has_window = layer_window(assembly.model, self.layer_number - 1) is not None
 
     def forward(  # type: ignore[override]  # Megatron's serves inference and packing too
         self,
@@ -254,10 +255,12 @@ class SelfAttention(MegatronSelfAttention):
         """[S, B, H] -> ([S, B, H], bias).
 
         Args:
-            rotary_pos_emb: Cosines and sines, [2, S, R], or None.
+            rotary_pos_emb: Cosines and sines, [2, S, R], those of both kinds of layers, or None.
         """
         assert inference_context is None
         assert key_value_states is None
+        if rotary_pos_emb is not None and rotary_pos_emb.dim() == 4:
+            rotary_pos_emb = rotary_pos_emb[int(self.has_window)]
         mixed, _ = self.linear_qkv(hidden_states)  # type: ignore[operator]  # as core_attention
         q, k, v = self._heads(mixed, rotary_pos_emb)
         options = {"attention_bias": attention_bias, "packed_seq_params": packed_seq_params}

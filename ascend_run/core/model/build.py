@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -32,7 +33,7 @@ from .experts import loop_experts
 from .gpt import GPT
 from .initialization import initialize_weights
 from .layer_slots import layer_numbers
-from .rotary import RotaryTable
+from .rotary import RotaryTable, RotaryTables
 from .rotary_scaling import RotaryScaling
 from .seams import wrap_modules
 from .spec import block_spec
@@ -171,19 +172,22 @@ def _build_chunk(
 
 def _rotary_table(
     config: RunConfig, transformer_config: TransformerConfig, assembly: Assembly
-) -> RotaryTable | None:
-    if config.model.position_embedding_type != "rope":
+) -> RotaryTable | RotaryTables | None:
+    model = config.model
+    if model.position_embedding_type != "rope":
         return None
     is_latent = transformer_config.multi_latent_attention
-    return RotaryTable(
+    table = partial(
+        RotaryTable,
         cast("MLATransformerConfig", transformer_config).qk_pos_emb_head_dim
         if is_latent
-        else int(transformer_config.kv_channels * config.model.rotary_percent),
-        config.model.rotary_base,
+        else int(transformer_config.kv_channels * model.rotary_percent),
         interleaved=is_latent or transformer_config.rotary_interleaved,
-        scaling=RotaryScaling.of(config),
         partition=assembly.partition,
         cp_rank=assembly.groups.cp.rank(),
         cp_size=assembly.groups.cp.size(),
         row_length=config.data.seq_length,
     )
+    every = table(model.rotary_base, scaling=RotaryScaling.of(config))
+    local = model.rotary_local_base
+    return every if local is None else RotaryTables(every, table(local))

@@ -6,11 +6,13 @@ import math
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
+from megatron.core.transformer.spec_utils import build_module
 from torch import Tensor
 
 from ascend_run.plugin_api import contracts as c
@@ -18,7 +20,8 @@ from ascend_run.plugin_api import contracts as c
 from .assembly import Assembly
 from .attention import BatchMask
 from .loss import CrossEntropy
-from .rotary import RotaryTable
+from .rotary import RotaryTable, RotaryTables
+from .spec import norm_spec
 
 # S sequence on this rank, B micro-batch, H hidden size, V vocabulary on this rank
 
@@ -40,7 +43,7 @@ class GPT(GPTModel):
         self,
         *,
         assembly: Assembly,
-        rotary: RotaryTable | None,
+        rotary: RotaryTable | RotaryTables | None,
         learns_positions: bool,
         valid_rows: int,
         **kwargs: Any,
@@ -52,6 +55,13 @@ class GPT(GPTModel):
         if self.pre_process and learns_positions:
             # Megatron's is always float32 and would widen all later activations.
             self.embedding.position_embeddings.to(self.config.params_dtype)
+        if self.pre_process and assembly.model.embedding_layernorm:
+            self.embedding.layernorm = build_module(
+                norm_spec(assembly),
+                config=self.config,
+                hidden_size=self.config.hidden_size,
+                eps=self.config.layernorm_epsilon,
+            )
         self.valid_rows = valid_rows
         self.layer_numbers = assembly.layer_numbers
         self.rotary = rotary
@@ -59,6 +69,7 @@ class GPT(GPTModel):
         self.softcap = model.final_logit_softcapping
         self.loss = CrossEntropy(assembly.groups.tp, assembly.ops.matmul, self.softcap)
         self.logits_scaling = model.logits_scaling
+        self.normalizes_rows = model.normalize_output_rows
         of_width = math.sqrt(model.hidden_size) if model.scale_embedding else 1.0
         self.embedding_multiplier: float = of_width * model.embedding_multiplier
         self.fuses_loss = not assembly.wraps_output_layer
@@ -112,6 +123,8 @@ class GPT(GPTModel):
 
     def _embedded(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor:
         embedded: Tensor = self.embedding(input_ids, position_ids)
+        if (norm := getattr(self.embedding, "layernorm", None)) is not None:
+            embedded = norm(embedded)
         if self.embedding_multiplier == 1.0:
             return embedded
         return embedded * self.embedding_multiplier
@@ -127,13 +140,16 @@ class GPT(GPTModel):
         result: Tensor | None = self.rotary(full_length, dtype, device, document_ends)
         return result
 
-    def _tied_weight(self) -> Tensor | None:
-        if self.share_embeddings_and_output_weights:
-            return self.shared_embedding_or_output_weight()
-        return None
+    def _other_weight(self) -> Tensor | None:
+        """Return what replaces the output layer's own weight, or None."""
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else None
+        if not self.normalizes_rows:
+            return weight
+        return F.normalize(self.output_layer.weight if weight is None else weight, dim=-1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits, _ = self.output_layer(hidden, weight=self._tied_weight())
+        logits, _ = self.output_layer(hidden, weight=self._other_weight())
         out: Tensor = logits[..., : self.valid_rows]
         if self.softcap is not None:
             out = torch.tanh(out / self.softcap) * self.softcap
@@ -145,8 +161,8 @@ class GPT(GPTModel):
         # here.
         for hook in self.output_layer._forward_pre_hooks.values():
             hook(self.output_layer, ())
-        tied = self._tied_weight()
-        weight = self.output_layer.weight if tied is None else tied
+        other = self._other_weight()
+        weight = self.output_layer.weight if other is None else other
         return weight if self.valid_rows == weight.shape[0] else weight[: self.valid_rows]
 
     def _gathered_hidden(self, hidden: Tensor) -> Tensor:

@@ -94,6 +94,11 @@ class LatentAttention(Attention):
         else:
             self.linear_q_down_proj = self._linear(hidden, config.q_lora_rank)
             self.q_layernorm = self._norm(submodules, config.q_lora_rank)
+            if not config.sequence_parallel and (ranks := self.pg_collection.tp.size()) > 1:
+                # Every rank has the whole gradient, but Megatron sums it over the ranks, since the
+                # norm has the name of one of each head's queries.
+                for parameter in self.q_layernorm.parameters():
+                    parameter.register_hook(lambda gradient: gradient / ranks)
             self.linear_q_up_proj = self._linear(config.q_lora_rank, heads * self.key_width)
         self.linear_kv_down_proj = self._linear(hidden, latent + config.qk_pos_emb_head_dim)
         self.kv_layernorm = self._norm(submodules, latent)

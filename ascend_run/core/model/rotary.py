@@ -5,6 +5,8 @@ Source: arXiv:2104.09864; half-rotation pairing as in GPT-NeoX and Llama, or int
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -98,3 +100,19 @@ class RotaryTable(nn.Module):
             else torch.cat((angles_SP, angles_SP), dim=-1)
         )
         return torch.stack((angles_SR.cos(), angles_SR.sin())) * magnitude
+
+
+class RotaryTables(nn.Module):
+    """The tables of layers without and of layers with a window, stacked: [2, 2, S, R].
+
+    Args:
+        tables: For those without, then for those with a window.
+    """
+
+    def __init__(self, *tables: RotaryTable) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(tables)
+
+    def forward(self, *args: Any) -> Tensor:
+        """Return the tables; arguments as those of RotaryTable."""
+        return torch.stack([table(*args) for table in self.tables])

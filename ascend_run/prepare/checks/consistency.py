@@ -46,12 +46,6 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
 def _attention(config: RunConfig) -> Iterator[str]:
     model = config.model
     heads, groups = model.num_attention_heads, model.num_query_groups
-    if model.kv_channels is None and model.hidden_size % heads:
-        yield (
-            f"model.hidden_size={model.hidden_size} is not a multiple of "
-            f"model.num_attention_heads={heads}; use {around(model.hidden_size, heads)}, or set "
-            "model.kv_channels"
-        )
     if groups is not None and heads % groups:
         yield (
             f"model.num_attention_heads={heads} is not a multiple of "
@@ -62,8 +56,6 @@ def _attention(config: RunConfig) -> Iterator[str]:
             "model.qk_layernorm=true and model.qk_l2_norm=true both normalize queries and keys; "
             "leave one of them out"
         )
-    if model.kv_channels is None and model.hidden_size % heads:
-        return  # the head size is undefined, so RoPE pairs cannot be checked
     every = model.window_attn_skip_freq
     if every is not None and not model.window_size:
         yield f"model.window_attn_skip_freq={show(every)} needs model.window_size"
@@ -74,6 +66,13 @@ def _attention(config: RunConfig) -> Iterator[str]:
         )
     elif every == 0:
         yield "model.window_attn_skip_freq=0: expected at least 1, every so many layers"
+    if model.kv_channels is None and model.hidden_size % heads:
+        yield (
+            f"model.hidden_size={model.hidden_size} is not a multiple of "
+            f"model.num_attention_heads={heads}; use {around(model.hidden_size, heads)}, or set "
+            "model.kv_channels"
+        )
+        return  # the head size is undefined, so RoPE pairs cannot be checked
     width = model.kv_channels or model.hidden_size // heads
     if model.position_embedding_type == "rope" and int(width * model.rotary_percent) % 2:
         named = (
@@ -205,11 +204,10 @@ def _gradients(config: RunConfig) -> Iterator[str]:
 
 def _schedule(config: RunConfig) -> Iterator[str]:
     optimizer, steps = config.optimizer, config.train.train_iters
-    decay = optimizer.lr_decay_iters if optimizer.lr_decay_iters is not None else steps
-    named = (
-        "optimizer.lr_decay_iters" if optimizer.lr_decay_iters is not None else "train.train_iters"
-    )
-    if decay < 0 or (optimizer.lr_decay_iters is not None and decay == 0):
+    given = optimizer.lr_decay_iters
+    decay = steps if given is None else given
+    named = "train.train_iters" if given is None else "optimizer.lr_decay_iters"
+    if decay < 0 or given == 0:
         yield f"optimizer.lr_decay_iters={decay} must be above 0"
     elif optimizer.lr_warmup_iters and optimizer.lr_warmup_iters >= decay:
         yield (

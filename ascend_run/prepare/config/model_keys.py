@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.core.config.rotary_keys import RotaryScalingKeys
+from ascend_run.core.config.rotary_keys import ModelSwitchKeys
 from ascend_run.types.config import DEFAULT_FAMILY
 
 _positive: Any = attrs.validators.gt(0)
@@ -20,7 +20,7 @@ def _proper_share(instance: object, attribute: attrs.Attribute[Any], value: floa
 
 
 @attrs.frozen(kw_only=True)
-class ModelKeys(RotaryScalingKeys):
+class ModelKeys(ModelSwitchKeys):
     """Keys merged into ``config.model``; a family's defaults may set any of them."""
 
     family: str = DEFAULT_FAMILY

@@ -10,6 +10,7 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.hugging_face.derived_fields import UNREPRESENTED, derived_value, model_value
+from ascend_run.core.hugging_face.layer_rope import separate_kinds
 from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.config import RunConfig
@@ -119,6 +120,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     }
     if "rope_theta" in result:
         result |= rope_keys(result["rope_theta"], config)
+        separate_kinds(result)
     config_from_hf(family, result)  # what cannot be read back is not written
     return dict(sorted(result.items()))
 
@@ -128,13 +130,12 @@ def _written(family: ModelFamily, config: RunConfig, problems: list[str]) -> dic
     written: dict[str, object] = {}
     for key in family.keys:
         try:
-            value = (
-                _value(config, key.field, None) if key.form == "copy" else to_theirs(key, config)
-            )
+            plain = key.form == "copy"
+            value = _value(config, key.field, None) if plain else to_theirs(key, config)
         except ValueError as problem:
             problems.append(str(problem))
             continue
-        if value is None and not (key.default is None or key.nullable or key.form != "copy"):
+        if value is None and plain and not (key.default is None or key.nullable):
             problems.append(f"{key.field} is None; {family.architecture} needs it")
         elif not _same(written.setdefault(key.hf, value), value):
             other = next(other.field for other in family.keys if other.hf == key.hf)

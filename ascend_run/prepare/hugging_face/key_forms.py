@@ -8,6 +8,7 @@
 ``inverse_square_root``: ours is 1 / sqrt of theirs. ``softmax_scale``: theirs is never null.
 ``over_depth``: ours is theirs over the square root of the number of layers.
 ``base_width``: a hidden size; ours is the model's over it.
+``doubled``: ours is half of theirs.
 ``rope_ratio``: the rotary base in multiples of 10000.
 ``longrope_length``: original length of longrope, of no effect with other positions.
 """
@@ -20,9 +21,9 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.core.config.attention_windows import layer_window
 from ascend_run.core.config.latent_attention import head_widths
 from ascend_run.core.hugging_face.derived_fields import model_value
+from ascend_run.plugin_api.attention_layers import layer_window
 from ascend_run.plugin_api.contracts import ConfigKey
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.expert_layers import moe_layers
@@ -63,10 +64,8 @@ def _dense_layers(key: ConfigKey, config: RunConfig) -> int:
     layers, experts = config.model.num_layers, moe_layers(config.model)
     dense: int = layers - len(experts)
     if experts != {*range(dense, layers)}:
-        frequency = show(config.model.moe_layer_freq)
-        raise ValueError(
-            f"{key.field} is {frequency}; only the first layers can be without experts"
-        )
+        given = show(config.model.moe_layer_freq)
+        raise ValueError(f"{key.field} is {given}; only the first layers can be without experts")
     return dense
 
 
@@ -156,6 +155,10 @@ _FORMS: Final[Mapping[str, _Form]] = {
     "base_width": _Form(
         lambda width, values: values["model.hidden_size"] / width,
         lambda key, config: _whole(config.model.hidden_size / config.model.logits_scaling),
+    ),
+    "doubled": _Form(
+        lambda width, values: width // 2,
+        lambda key, config: 2 * model_value(config, key.field.removeprefix("model.")),
     ),
     "rope_ratio": _Form(
         lambda ratio, values: 10000.0 * ratio,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ascend_run.core.config.rotary_keys import NAMES, PARAMETERS, PREFIX, REQUIRED, SCALINGS
+from ascend_run.core.hugging_face.layer_rope import unite_kinds
 from ascend_run.types.config import RunConfig
 
 from .latent_rope import latent_parameters
@@ -36,7 +37,7 @@ def take_rope(
         Problems: an unknown or incomplete scaling, partial rotation, two different bases or
             scalings.
     """
-    problems = []
+    problems = list(unite_kinds(config_json))
     thetas = {"rope_theta": config_json.pop("rope_theta")} if "rope_theta" in config_json else {}
     scalings = {}
     for key in _SCALING_KEYS:
@@ -58,10 +59,8 @@ def take_rope(
             scalings[key] = found
         if "rope_theta" in parameters:
             thetas[f"{key}.rope_theta"] = parameters["rope_theta"]
-    if (
-        len({repr(float(v)) if isinstance(v, int | float) else repr(v) for v in thetas.values()})
-        > 1
-    ):
+    bases = {repr(float(v)) if isinstance(v, int | float) else repr(v) for v in thetas.values()}
+    if len(bases) > 1:
         seen = ", ".join(f"{name} = {value!r}" for name, value in thetas.items())
         problems.append(f"two different rotary bases: {seen}; leave one")
     elif thetas:

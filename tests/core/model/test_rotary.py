@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ascend_run.core.model.rotary import RotaryTable
+from ascend_run.core.model.rotary import RotaryTable, RotaryTables
 
 WIDTH, LENGTH, BASE = 6, 12, 100.0
 
@@ -87,3 +87,10 @@ def test_a_table_is_made_once_for_each_length_and_dtype() -> None:
     assert table(8, torch.float32, device) is table(8, torch.float32, device)
     assert table(4, torch.float32, device).shape == (2, 4, WIDTH)
     assert table(8, torch.float64, device).dtype is torch.float64
+
+
+def test_layers_without_and_with_a_window_have_tables_of_their_own_base() -> None:
+    given = (LENGTH, torch.float64, torch.device("cpu"))
+    without, with_window = RotaryTables(RotaryTable(WIDTH, BASE), RotaryTable(WIDTH, 7.0))(*given)
+    assert torch.equal(without, RotaryTable(WIDTH, BASE)(*given))
+    assert torch.equal(with_window, RotaryTable(WIDTH, 7.0)(*given))

@@ -29,6 +29,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "residual": {"residual_multiplier": 0.3},
     "norms and residual": {"norm_placement": "both", "residual_multiplier": 0.3},
     "logits": {"logits_scaling": 0.2},
+    "norms of embeddings": {"embedding_layernorm": True},
+    "unit rows of logits": {"normalize_output_rows": True},
+    "unit rows, tied": {"normalize_output_rows": True, "share_embeddings_and_output_weights": True},
     "softcap of logits": {"final_logit_softcapping": 0.5},
     "softcap of scores": {"attn_logit_softcapping": 0.2},
     "softmax scale": {"softmax_scale": 1.7},
@@ -86,7 +89,7 @@ def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any])
 
     factor = options.get("residual_multiplier", 1.0)
     table = p["embedding.word_embeddings.weight"]
-    x = table[ids] * options.get("embedding_multiplier", 1.0)
+    x = norm(table[ids], "embedding.layernorm.weight") * options.get("embedding_multiplier", 1.0)
     if options.get("scale_embedding"):
         x = x * math.sqrt(table.shape[1])
     for layer in range(2):
@@ -101,6 +104,8 @@ def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any])
         x = x + factor * norm(out, f"{at}.mlp_bda.norm.weight")
     x = norm(x, "decoder.final_layernorm.weight")
     rows = p.get("output_layer.weight", table)[:VOCABULARY]
+    if options.get("normalize_output_rows"):
+        rows = rows / rows.square().sum(-1, keepdim=True).sqrt()
     logits = capped(
         x @ rows.t() / options.get("logits_scaling", 1.0), options.get("final_logit_softcapping")
     )
@@ -166,6 +171,6 @@ def test_each_switch_counts() -> None:
     apart = [
         options
         for label, options in SWITCHES.items()
-        if "bias" not in label and "norms" not in label and label != "all"
+        if not {"bias", "biases", "norms", "all", "tied"} & {*label.replace(",", "").split()}
     ]
     assert len({float(plain_loss(parameters, ids, options)) for options in apart}) == len(apart)

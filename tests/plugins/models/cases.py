@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
 import torch
 from torch import Tensor, nn
 
+from ascend_run.plugin_api import Claim
+from tests.support import family_checks
 from tests.support.against_transformers import VOCAB
 from tests.support.decoder_layout import NORMS, Tensors, decoder_layout
+from tests.support.wide_reference import computing_in
 
-from . import published
+from . import altered, layouts, published
 from .published import Publish
 
 TINY: Final = {
@@ -36,6 +39,21 @@ MOE: Final = {
     "moe_intermediate_size": 24,
     "router_aux_loss_coef": 0.0,  # Megatron's own in our runs
 }
+YARN: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+}
+WITH_ALIBI: Final = (Claim.MODEL_FAMILY, Claim.POSITION_BIAS)
+GEMMA_NORMS: Final = {
+    "input_layernorm": "input_layernorm",
+    "self_attn_bda.norm": "post_attention_layernorm",
+    "pre_mlp_layernorm": "pre_feedforward_layernorm",
+    "mlp_bda.norm": "post_feedforward_layernorm",
+}
 LINEAR: Final = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 3.0}}
 
 
@@ -49,15 +67,27 @@ class Family:
     """Label -> changes of the config; together they move every option off its default."""
     common: Mapping[str, Any] = attrs.field(factory=dict)
     """Changes of every variant."""
+    sizes: Mapping[str, Any] = attrs.field(factory=lambda: TINY)
+    """Config of every variant, before those changes."""
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+    """Keys of our config in every run."""
+    layout: Callable[[Tensors, Any], Tensors] | None = None
+    """Renames transformers' tensors to ours; default: as in Llama, with ``norms``."""
     norms: Mapping[str, str] = attrs.field(factory=lambda: NORMS)
     zero_centered: bool = False
     """The norms multiply by 1 + weight."""
-    required: frozenset[str] = frozenset()
-    """Required keys of config.json, beside those of every decoder."""
+    experts: bool = False
+    """Layers have experts, for which there is another layout of two ranks."""
+    required: frozenset[str] = family_checks.LLAMA_LIKE
+    """Required keys of config.json."""
 
     shared: frozenset[str] = frozenset()
     """Config fields that several keys map to."""
 
+    owns: tuple[Claim, ...] = (Claim.MODEL_FAMILY,)
+    """What the plugin claims."""
+    alter: Callable[[nn.Module], None] | None = None
+    """Changes what transformers' model computes."""
     stand_in: str = ""
     """For a family that transformers lacks: its family of the same architecture."""
     publish: Publish | None = None
@@ -68,26 +98,33 @@ class Family:
         """Return transformers' ``model_type`` of the same architecture."""
         return self.stand_in or self.name
 
-    def model(self, **changes: Any) -> nn.Module:
+    def model(self, dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
         """Build a random model with norms and biases unlike initial ones."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(0)
-        given = copy.deepcopy({**TINY, **self.common, **changes})  # transformers changes it
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(self.reference, **given)
-        )
+        given = copy.deepcopy({**self.sizes, **self.common, **changes})  # transformers changes it
+        with computing_in(dtype):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(self.reference, **given))
+            if self.experts:
+                model.set_experts_implementation("eager")  # the others have no float64
+        if self.alter is not None:
+            self.alter(model)
+        assert next(model.parameters()).dtype is dtype
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "norm" in name:
+                if name.endswith("bias"):
+                    parameter.normal_(0.0, 0.3)
+                elif "norm" in name or ".ln_" in name:
                     shift = 1.0 if self.zero_centered else 0.0
                     parameter.uniform_(0.5 - shift, 1.5 - shift)
-                elif name.endswith("bias"):
-                    parameter.normal_(0.0, 0.3)
-        return model
+        built: nn.Module = model
+        return built
 
     def in_our_layout(self, theirs: dict[str, Tensor], config: Any) -> Tensors:
         """Rename transformers' tensors to ours."""
+        if self.layout is not None:
+            return self.layout(theirs, config)
         return decoder_layout(theirs, config, self.norms)
 
 
@@ -95,6 +132,8 @@ _DENSE: Final = (
     Family(
         name="llama",
         variants={
+            "plain": {"rms_norm_eps": 1e-2, **BASE_500},
+            "every head its own": {"num_key_value_heads": 4},
             "biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 12},
             "attention bias, tied": {"attention_bias": True, "tie_word_embeddings": True},
             "mlp bias": {"mlp_bias": True, **LINEAR},
@@ -116,8 +155,97 @@ _DENSE: Final = (
         },
     ),
 )
+_OWN_LAYOUTS: Final = (
+    Family(
+        name="gpt2",
+        layout=layouts.gpt2,
+        required=frozenset({"vocab_size", "n_embd", "n_layer", "n_head"}),
+        shared=frozenset({"model.hidden_dropout"}),
+        sizes={
+            "vocab_size": VOCAB,
+            "n_positions": 24,
+            "n_embd": 32,
+            "n_head": 4,
+            "n_layer": 2,
+            "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+            "initializer_range": 0.2,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        variants={
+            "tied": {},
+            "untied": {"tie_word_embeddings": False, "n_inner": 40, "layer_norm_epsilon": 1e-2},
+        },
+    ),
+    Family(
+        name="bloom",
+        layout=layouts.bloom,
+        owns=WITH_ALIBI,
+        alter=altered.with_exact_gelu,
+        required=frozenset({"vocab_size", "hidden_size", "n_layer", "n_head"}),
+        sizes={
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "n_head": 4,
+            "n_layer": 2,
+            "initializer_range": 0.2,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        variants={
+            "tied": {},
+            "untied": {"tie_word_embeddings": False, "layer_norm_epsilon": 1e-2},
+        },
+    ),
+    Family(
+        name="deepseek_v2",
+        experts=True,
+        layout=layouts.deepseek_v2,
+        required=family_checks.LLAMA_LIKE | {"num_experts_per_tok"},
+        values={"model.moe_aux_loss_coeff": 0},  # Megatron's own
+        common={
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "moe_intermediate_size": 20,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+        },
+        variants={
+            "yarn": {"rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.7}},
+            "yarn without magnitudes": {"rope_parameters": YARN},
+            "plain queries": {"q_lora_rank": None, **BASE_500},
+        },
+    ),
+)
 FAMILIES: Final = (
     *_DENSE,
+    *_OWN_LAYOUTS,
+    Family(
+        name="mixtral",
+        experts=True,
+        common={"num_local_experts": 4, "router_aux_loss_coef": 0.0},
+        variants={
+            "two of four": {**BASE_500},
+            "three of six, tied": {
+                "num_local_experts": 6,
+                "num_experts_per_tok": 3,
+                "tie_word_embeddings": True,
+                "head_dim": 12,
+                "rms_norm_eps": 1e-2,
+            },
+            "all": {"num_local_experts": 2},
+        },
+    ),
     Family(
         name="mistral",
         variants={
@@ -154,14 +282,9 @@ FAMILIES: Final = (
     ),
     Family(
         name="gemma2",
-        common={"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 3},
+        common={"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 4},
         zero_centered=True,
-        norms={
-            "input_layernorm": "input_layernorm",
-            "self_attn_bda.norm": "post_attention_layernorm",
-            "pre_mlp_layernorm": "pre_feedforward_layernorm",
-            "mlp_bda.norm": "post_feedforward_layernorm",
-        },
+        norms=GEMMA_NORMS,
         variants={
             "low caps": {
                 "attn_logit_softcapping": 2.0,
@@ -174,7 +297,29 @@ FAMILIES: Final = (
                 "attn_logit_softcapping": None,
                 "final_logit_softcapping": None,
                 "tie_word_embeddings": False,
-                "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+                "layer_types": [f"{kind}_attention" for kind in ("full", *["sliding"] * 3)],
+            },
+        },
+    ),
+    Family(
+        name="gemma3_text",
+        common={"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 4},
+        zero_centered=True,
+        norms=GEMMA_NORMS,
+        variants={
+            "two bases": {
+                "query_pre_attn_scalar": 20,
+                "rms_norm_eps": 1e-2,
+                "layer_types": [f"{kind}_attention" for kind in ("full", *["sliding"] * 2, "full")],
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+                    "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+                },
+            },
+            "usual layers, untied, biases": {
+                "tie_word_embeddings": False,
+                "attention_bias": True,
+                "num_hidden_layers": 7,
             },
         },
     ),
@@ -224,6 +369,7 @@ FAMILIES: Final = (
     ),
     Family(
         name="qwen3_moe",
+        experts=True,
         common={**MOE, "head_dim": 12},
         variants={
             "normalized": {"norm_topk_prob": True, **BASE_500},
@@ -232,6 +378,7 @@ FAMILIES: Final = (
     ),
     Family(
         name="qwen2_moe",
+        experts=True,
         common={**MOE, "shared_expert_intermediate_size": 20},
         variants={
             "normalized": {"norm_topk_prob": True, **BASE_500},
@@ -273,10 +420,43 @@ FAMILIES: Final = (
         variants={"plain": BASE_500, "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}},
     ),
     Family(
+        name="baichuan_13b",
+        stand_in="llama",
+        publish=published.baichuan_13b,
+        owns=WITH_ALIBI,
+        alter=altered.with_alibi,
+        common={"num_key_value_heads": 4},
+        variants={"plain": {}, "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}},
+    ),
+    Family(
+        name="baichuan2",
+        stand_in="llama",
+        publish=published.baichuan2,
+        alter=altered.with_unit_rows,
+        common={"num_key_value_heads": 4},
+        variants={"plain": BASE_500},
+    ),
+    Family(
+        name="baichuan2_13b",
+        stand_in="llama",
+        publish=published.baichuan_13b,
+        owns=WITH_ALIBI,
+        alter=altered.with_both,
+        common={"num_key_value_heads": 4},
+        variants={"plain": {"rms_norm_eps": 1e-2}},
+    ),
+    Family(
+        name="qwen",
+        stand_in="qwen2",
+        publish=published.qwen,
+        common={"num_key_value_heads": 4},
+        variants={"plain": BASE_500, "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}},
+    ),
+    Family(
         name="minicpm",
         stand_in="granite",
         publish=published.minicpm,
-        common={"attention_multiplier": 8**-0.5},
+        common={"attention_multiplier": 8**-0.5, "num_hidden_layers": 4},  # an exact scale_depth
         variants={
             "factors, tied": {
                 "tie_word_embeddings": True,

@@ -127,6 +127,63 @@ def baichuan(tensors: Tensors, common: dict[str, Any], config: Any) -> Published
     return packed, found
 
 
+def baichuan2(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
+    packed, found = baichuan(tensors, common, config)
+    longest = config.max_position_embeddings
+    found |= {"architectures": ["BaichuanForCausalLM"], "model_max_length": longest}
+    return packed, {**found, "tokenizer_class": "BaichuanTokenizer", "_from_model_config": True}
+
+
+def baichuan_13b(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
+    packed, found = baichuan2(tensors, common, config)
+    for absent in ("max_position_embeddings", "rope_theta", "rope_scaling"):
+        del found[absent]
+    return packed, {**found, "gradient_checkpointing": [False]}
+
+
+def qwen(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
+    packed = _packed(tensors, config, "self_attn.c_attn", torch.cat)
+    names = {
+        "model.layers.": "transformer.h.",
+        "model.embed_tokens": "transformer.wte",
+        "model.norm": "transformer.ln_f",
+        "self_attn.c_attn": "attn.c_attn",
+        "self_attn.o_proj": "attn.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "mlp.up_proj": "mlp.w1",
+        "mlp.gate_proj": "mlp.w2",
+        "mlp.down_proj": "mlp.c_proj",
+    }
+    found = {name: value for name, value in common.items() if name != "attention_dropout"}
+    return _renamed(packed, names), {
+        **found,
+        "architectures": ["QWenLMHeadModel"],
+        "attn_dropout_prob": 0.0,
+        "bf16": False,
+        "emb_dropout_prob": 0.0,
+        "fp16": False,
+        "fp32": False,
+        "intermediate_size": 2 * config.intermediate_size,
+        "kv_channels": config.hidden_size // config.num_attention_heads,
+        "layer_norm_epsilon": config.rms_norm_eps,
+        "max_position_embeddings": 32768,
+        "model_type": "qwen",
+        "no_bias": True,
+        "num_hidden_layers": config.num_hidden_layers,
+        "onnx_safe": None,
+        "rotary_emb_base": config.rope_parameters["rope_theta"],
+        "rotary_pct": 1.0,
+        "scale_attn_weights": True,
+        "seq_length": config.max_position_embeddings,
+        "tokenizer_class": "QWenTokenizer",
+        "use_dynamic_ntk": True,
+        "use_flash_attn": "auto",
+        "use_logn_attn": True,
+        "vocab_size": config.vocab_size,
+    }
+
+
 def minicpm(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
     found = _decoder(common, config, "minicpm", "MiniCPMForCausalLM")
     depth = config.residual_multiplier * math.sqrt(config.num_hidden_layers)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 
 from ascend_run.core.hugging_face.json_files import read_hf_config
-from ascend_run.plugin_api import Claim, ConfigError, ModelFamily
+from ascend_run.plugin_api import ConfigError, ModelFamily
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from ascend_run.registry.discovery import discover
 from ascend_run.testing.pool import GlooPool
 from tests.support import family_checks
 from tests.support.against_transformers import (
-    TENSOR_PARALLEL,
+    EXPERT_TENSOR,
+    EXPERTS,
+    STAGES,
+    TENSOR,
+    TOLERANCE,
+    VIRTUAL_STAGES,
+    WIDE_TOLERANCE,
     Reference,
+    check_layouts,
+    check_loaded_weights,
     check_one_rank,
-    check_two_ranks,
 )
 
 from .cases import BY_NAME, CASES, FAMILIES, Family
@@ -41,9 +48,14 @@ def case(request: pytest.FixtureRequest) -> tuple[Family, dict[str, Any]]:
     return request.param
 
 
-def reference_of(family: Family, changes: Mapping[str, Any], folder: Path) -> Reference:
+def reference_of(
+    family: Family,
+    changes: Mapping[str, Any],
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+) -> Reference:
     """Write a random model of a family, and compute its results."""
-    model = family.model(**changes)
+    model = family.model(dtype, **changes)
     reference = Reference(family.name, model, folder, family.in_our_layout)
     if family.publish:
         publish(folder, family.publish, model.config)
@@ -55,10 +67,20 @@ def reference(case: tuple[Family, dict[str, Any]], tmp_path: Path) -> Reference:
     return reference_of(*case, tmp_path / "theirs")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, TOLERANCE), (torch.float64, WIDE_TOLERANCE)], ids=str
+)
 def test_logits_and_every_gradient_are_those_of_transformers(
-    reference: Reference, gloo_pool: GlooPool
+    case: tuple[Family, dict[str, Any]],
+    gloo_pool: GlooPool,
+    tmp_path: Path,
+    dtype: torch.dtype,
+    tolerance: float,
 ) -> None:
-    check_one_rank(reference, gloo_pool)
+    family, changes = case
+    reference = reference_of(family, changes, tmp_path / "theirs", dtype)
+    overrides = [f"{key}={value}" for key, value in family.values.items()]
+    check_one_rank(reference, gloo_pool, overrides, tolerance)
 
 
 def test_config_and_weights_return_bit_for_bit(
@@ -89,7 +111,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 def test_plugin_has_its_name_and_owns_the_seam(family: Family) -> None:
     plugin = PLUGINS[family.name]
     assert plugin.manifest.name == family.name
-    assert claims_of(plugin) == (Claim.MODEL_FAMILY,)
+    assert {*claims_of(plugin)} == {*family.owns}
 
 
 def test_every_key_is_named_once(family: Family) -> None:
@@ -102,8 +124,7 @@ def test_missing_keys_mean_what_they_mean_to_transformers(name: str) -> None:
 
     family = BY_NAME[name]
     kind = type(AutoConfig.for_model(family.reference))
-    required = family_checks.LLAMA_LIKE | family.required
-    family_checks.check_transformers_defaults(record(family), kind, required)
+    family_checks.check_transformers_defaults(record(family), kind, family.required)
 
 
 def test_unknown_and_changed_keys_are_refused(family: Family, tmp_path: Path) -> None:
@@ -113,38 +134,66 @@ def test_unknown_and_changed_keys_are_refused(family: Family, tmp_path: Path) ->
         publish(tmp_path, family.publish, model.config)
     found = read_hf_config(tmp_path)
     assert config_from_hf(record(family), found)
-    with pytest.raises(ConfigError, match="unknown key 'hiden_size'; did you mean"):
-        config_from_hf(record(family), {**found, "hiden_size": 3})
+    with pytest.raises(ConfigError, match="unknown key 'vocab_sise'; did you mean"):
+        config_from_hf(record(family), {**found, "vocab_sise": 3})
     for name in record(family).fixed:
         with pytest.raises(ConfigError, match=f"{name} is 'other'; only "):
             config_from_hf(record(family), {**found, name: "other"})
 
 
-SHARDED = (
-    "llama: biases",
-    "phi3: window",
-    "internlm2: plain",
-    "gemma2: low caps",
-    "chatglm: half rotated",
-)
-"""Those that differ in how their tensors are stored or sharded."""
+TENSOR_ALONE: Final = {"parallel.tensor_model_parallel_size": 2}
+TWO_RANKS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
+    "tensors and sequences": ((), TENSOR),
+    "stages": ((), STAGES),
+    "ulysses": (("ulysses",), {"parallel.context_parallel_size": 2}),
+}
 
 
-@pytest.mark.parametrize("label", SHARDED)
-def test_two_tensor_parallel_ranks_have_every_gradient(
+def test_two_ranks_have_every_gradient_of_the_same_model(
+    family: Family, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Stages have the first and last layer's neighbours; ulysses has heads and positions."""
+    changes = next(iter(family.variants.values()))
+    reference = reference_of(family, changes, tmp_path / "theirs", torch.float64)
+    more = {"experts": ((), EXPERTS)} if family.experts else {"tensors": ((), TENSOR_ALONE)}
+    check_layouts(reference, gloo_pool, {**TWO_RANKS, **more}, family.values)
+
+
+def test_tensor_parallel_latents_have_every_gradient_without_experts(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Without sequence parallelism, which experts would require."""
+    family = BY_NAME["deepseek_v2"]
+    changes = {**family.variants["yarn"], "first_k_dense_replace": 2}
+    reference = reference_of(family, changes, tmp_path / "theirs", torch.float64)
+    dense = {"model.num_moe_experts": None, "model.moe_ffn_hidden_size": None}
+    check_layouts(reference, gloo_pool, {"tensors": ((), TENSOR_ALONE)}, dense)
+
+
+MORE_RANKS = {
+    "llama: attention bias, tied": {
+        "one rank": (1, {}),
+        "stages in turn": (2, VIRTUAL_STAGES),
+        "tensors and stages": (4, {**TENSOR, **STAGES}),
+    },
+    "mixtral: two of four": {
+        "experts by tensors": (2, {**TENSOR, **EXPERT_TENSOR}),
+        "tensors, experts whole": (2, {**TENSOR, **EXPERTS}),
+        "all of it": (4, {**TENSOR, **EXPERT_TENSOR, **EXPERTS}),
+        "experts and stages": (4, {**STAGES, **EXPERTS}),
+        "stages in turn": (2, VIRTUAL_STAGES),
+    },
+    "deepseek_v2: yarn": {"experts by tensors": (2, {**TENSOR, **EXPERT_TENSOR})},
+}
+"""Case -> name -> number of ranks and sizes."""
+
+
+@pytest.mark.parametrize("label", MORE_RANKS)
+def test_every_layout_loads_the_same_weights(
     label: str, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
-    check_two_ranks(reference_of(*CASES[label], tmp_path / "theirs"), gloo_pool, TENSOR_PARALLEL)
-
-
-@pytest.mark.parametrize("label", ["qwen2_moe: normalized", "qwen3_moe: not normalized, tied"])
-def test_two_expert_parallel_ranks_have_every_gradient(
-    label: str, gloo_pool: GlooPool, tmp_path: Path
-) -> None:
-    """Both ranks see the same batch, so an expert accumulates the gradients of both."""
-    check_two_ranks(
-        reference_of(*CASES[label], tmp_path / "theirs"),
-        gloo_pool,
-        ["parallel.expert_model_parallel_size=2"],
-        times=lambda name: 2 if ".mlp.experts." in name else 1,
-    )
+    family, changes = CASES[label]
+    deeper = {"num_hidden_layers": 4, **changes}
+    reference = reference_of(family, deeper, tmp_path / "theirs")
+    for ranks, layout in MORE_RANKS[label].values():
+        check_loaded_weights(reference, gloo_pool, ranks, layout)

@@ -41,6 +41,13 @@ def problems_of(**values: Any) -> list[str]:
             "model.window_attn_skip_freq=0: expected at least 1, every so many layers",
         ),
         (
+            {"model__rotary_local_base": 100.0},
+            (
+                "model.rotary_local_base=100.0 needs model.window_size and "
+                "model.position_embedding_type=rope, without model.multi_latent_attention"
+            ),
+        ),
+        (
             {"model__hidden_size": 66},
             (
                 "model.hidden_size=66 is not a multiple of model.num_attention_heads=4; use "

@@ -20,8 +20,6 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
-from .slopes import slopes
-
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -93,13 +91,13 @@ class Alibi:
         self, config: RunConfig, device: Device, groups: ProcessGroupCollection
     ) -> PositionBias:
         if self._made is None:  # one for all layers
-            import torch
+            from ascend_run.ops.attention.alibi import alibi
 
-            whole = slopes(config.model.num_attention_heads, self.config.max_bias)
-            here = len(whole) // groups.tp.size()
-            first = groups.tp.rank() * here
-            mine = torch.tensor(whole[first : first + here], dtype=torch.float64)
-            self._made = PositionBias(
-                slopes=mine.to(device.torch_device), root=self.config.distance == "root"
+            self._made = alibi(
+                config.model.num_attention_heads,
+                groups.tp,
+                device.torch_device,
+                max_bias=self.config.max_bias,
+                root=self.config.distance == "root",
             )
         return self._made

@@ -21,6 +21,7 @@ def parameter_key(name: str) -> str | None:
     return {
         "embedding.word_embeddings": "embedding.word_embeddings",
         "embedding.position_embeddings": "embedding.position_embeddings",
+        "embedding.layernorm": f"embedding.layernorm{suffix}",
         "decoder.final_layernorm": f"final_norm.weight{suffix}",
         "output_layer": "output_layer.weight",
     }.get(owner)

@@ -59,6 +59,8 @@ def _embedding(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Para
             numel=positions * sizes.hidden,
             is_matrix=False,
         )
+    if model.embedding_layernorm:
+        yield from _norm(config, "embedding", sizes.hidden, None, "layernorm")
 
 
 def _output(config: RunConfig, sizes: Sizes, *, tied_here: bool) -> Iterator[ParameterCost]:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.importing import load_hf_weights
 from ascend_run.core.hugging_face.json_files import read_hf_config
-from ascend_run.plugin_api import CheckpointError, Claim, ConfigError, TensorShard
-from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugin_api import CheckpointError, ConfigError, TensorShard
 from ascend_run.plugins.models.gpt2 import Gpt2
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from tests.support import family_checks
@@ -87,28 +82,10 @@ def save_tiny(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.fixture(params=["tied", "untied", "narrow"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    changes = {"tied": {}, "untied": {"tie_word_embeddings": False}, "narrow": {"n_inner": 24}}
-    return save_tiny(tmp_path / "theirs", **changes[request.param])
-
-
-def test_the_plugin_returns_the_family_and_owns_the_seam() -> None:
-    plugin = Gpt2()
-    assert Hooks([plugin]).require("ascend_model_family") is FAMILY
-    assert plugin.manifest.name == FAMILY.model_type == "gpt2"
-    assert claims_of(plugin) == (Claim.MODEL_FAMILY,)
-
-
 def test_a_model_with_experts_is_no_gpt2() -> None:
     (condition,) = Gpt2.manifest.requires
     assert not condition.holds(family_checks.run_config(FAMILY, GPT2_SMALL, num_moe_experts=4))
     assert condition.holds(family_checks.run_config(FAMILY, GPT2_SMALL, num_moe_experts=None))
-
-
-def test_importing_the_plugin_imports_no_torch() -> None:
-    code = "import sys, ascend_run.plugins.models.gpt2; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_published_config_is_understood() -> None:
@@ -156,29 +133,6 @@ def test_what_would_be_computed_otherwise_is_refused(changes: dict, message: str
 def test_a_model_that_is_no_gpt2_is_not_written_as_one(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_to_hf(FAMILY, family_checks.run_config(FAMILY, GPT2_SMALL, **changes))
-
-
-def test_every_key_is_named_once() -> None:
-    family_checks.check_keys_are_named_once(FAMILY, frozenset({"model.hidden_dropout"}))
-
-
-def test_a_missing_key_means_what_it_means_to_transformers() -> None:
-    from transformers import GPT2Config
-
-    required = frozenset({"vocab_size", "n_embd", "n_layer", "n_head"})
-    family_checks.check_transformers_defaults(FAMILY, GPT2Config, required)
-
-
-def test_transformers_reads_our_config_as_its_own(folder: Path) -> None:
-    family_checks.check_config_round_trip(FAMILY, folder)
-
-
-def test_weights_go_through_our_parameters_and_back_bit_for_bit(
-    folder: Path, tmp_path: Path
-) -> None:
-    config_json = json.loads((folder / "config.json").read_text())
-    width, tied = config_json["n_inner"] or 4 * HIDDEN, config_json["tie_word_embeddings"]
-    family_checks.check_weights_round_trip(FAMILY, folder, shapes(width, tied=tied), tmp_path)
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:

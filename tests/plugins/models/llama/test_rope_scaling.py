@@ -13,12 +13,11 @@ from ascend_run.plugin_api import RunConfig
 from ascend_run.plugins.models.llama import Llama
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from ascend_run.testing.pool import GlooPool
+from tests.plugins.models.cases import BY_NAME
 from tests.support.against_transformers import Reference, check_one_rank
 from tests.support.tiny_configs import model_fields, parallel_fields
 
-from .test_against_transformers import in_our_layout, random_llama
-
-FAMILY = Llama.family
+FAMILY, LLAMA = Llama.family, BY_NAME["llama"]
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},
@@ -45,10 +44,10 @@ def test_logits_and_gradients_are_those_of_transformers(
     kind: str, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
     rope = {"rope_theta": 100.0, "rope_type": kind, **ROPES[kind]}
-    model = random_llama(rope_parameters=rope, max_position_embeddings=LONGEST.get(kind, 64))
-    reference = Reference("llama", model, tmp_path, in_our_layout)
+    model = LLAMA.model(rope_parameters=rope, max_position_embeddings=LONGEST.get(kind, 64))
+    reference = Reference("llama", model, tmp_path, LLAMA.in_our_layout)
     check_one_rank(reference, gloo_pool)
-    plain = random_llama(rope_parameters={"rope_theta": 100.0, "rope_type": "default"})
+    plain = LLAMA.model(rope_parameters={"rope_theta": 100.0, "rope_type": "default"})
     plain.load_state_dict(model.state_dict())
     unscaled = plain(input_ids=reference.tokens).logits
     assert (unscaled - reference.logits).abs().max() > 0.05, "the scaling counts"
@@ -57,7 +56,7 @@ def test_logits_and_gradients_are_those_of_transformers(
 @pytest.mark.parametrize("kind", ROPES)
 def test_what_is_written_transformers_reads_as_it_was(kind: str, tmp_path: Path) -> None:
     rope = {"rope_theta": 100.0, "rope_type": kind, **ROPES[kind]}
-    random_llama(rope_parameters=rope).config.save_pretrained(tmp_path / "theirs")
+    LLAMA.model(rope_parameters=rope).config.save_pretrained(tmp_path / "theirs")
     values = config_from_hf(FAMILY, read_hf_config(tmp_path / "theirs"))
     fields = {k.removeprefix("model."): v for k, v in {**FAMILY.defaults, **values}.items()}
     config = RunConfig(model=model_fields(fields), parallel=parallel_fields())

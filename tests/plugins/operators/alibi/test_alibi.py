@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
+from ascend_run.ops.attention.alibi import slopes
 from ascend_run.plugin_api import AscendRunError, AttentionSpec, PositionBias
 from ascend_run.plugins.operators.alibi import Alibi
-from ascend_run.plugins.operators.alibi.slopes import slopes
 from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 from ascend_run.testing.parity import Case, Parity
 from tests.support.needed_plugins import case

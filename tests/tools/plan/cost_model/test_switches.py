@@ -35,6 +35,7 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "norms on both sides": {**DENSE, **BOTH},
     "norms of outputs": {**DENSE, "model.norm_placement": "post"},
     "norms of experts' outputs": {**MOE, **BOTH},
+    "norm of embeddings": {**DENSE, "model.embedding_layernorm": True},
     "LayerNorm": {**DENSE, **BOTH, "model.normalization": "LayerNorm"},
 }
 

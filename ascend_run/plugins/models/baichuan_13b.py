@@ -1,0 +1,38 @@
+"""Baichuan 13B: the 7B with ALiBi in place of RoPE."""
+
+from __future__ import annotations
+
+from ascend_run.families import DECODER, derived, family_manifest, fused_qkv
+from ascend_run.plugin_api import ConfigKey
+from ascend_run.plugins.models import ALIBI, AlibiFamilyPlugin
+
+
+class Baichuan13B(AlibiFamilyPlugin):
+    """The authors' ``baichuan`` without ``max_position_embeddings``; set ``model.family``."""
+
+    family = derived(
+        DECODER,
+        model_type="baichuan",
+        architecture="BaichuanForCausalLM",
+        defaults={"model.position_embedding_type": "none"},
+        keys=(
+            ConfigKey(hf="model_max_length", field="model.max_position_embeddings", default=4096),
+        ),
+        without=(
+            "attention_dropout",
+            "head_dim",
+            "max_position_embeddings",
+            "num_key_value_heads",
+            "rope_theta",
+        ),
+        ignored=("_from_model_config", "gradient_checkpointing", "tokenizer_class"),
+        fixed={"z_loss_weight": 0},
+        tensors=fused_qkv("self_attn.W_pack"),
+    )
+    manifest = family_manifest(
+        family,
+        "Baichuan 13B",
+        name="baichuan_13b",
+        source="the authors' published code",
+        attention_needs=ALIBI,
+    )
