@@ -85,10 +85,11 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
         values["activation"] = "silu"
     empty, slots = empty_slots(args), args["num_layers"]
     values["num_layers"] = slots - len(empty)
-    if empty and (frequency := values.get("moe_layer_freq")) is not None:
+    if (frequency := values.get("moe_layer_freq")) is not None:
         every = isinstance(frequency, int)
         flags = [int(n % frequency == 0) for n in range(slots)] if every else frequency
-        values["moe_layer_freq"] = [flags[n] for n in range(slots) if n not in empty]
+        kept_flags = [flags[n] for n in range(slots) if n not in empty]
+        values["moe_layer_freq"] = kept_flags if 0 in kept_flags else 1
     grouped = args.get("group_query_attention", args.get("num_query_groups") is not None)
     values["num_query_groups"] = (
         args["num_query_groups"] if grouped else args["num_attention_heads"]

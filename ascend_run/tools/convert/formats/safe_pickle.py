@@ -102,7 +102,7 @@ def _load(source: Path | IO[bytes], name: str, *, mmap: bool | None) -> Any:
                 f"{name} is refused: it asks for {wanted[1]}, and only tensors are read"
             ) from None
         raise CheckpointError(f"{name} is refused: {_first_line(problem)}") from None
-    except OSError as problem:
+    except (FileNotFoundError, PermissionError) as problem:
         raise CheckpointError(f"{name} cannot be read: {problem.strerror or problem}") from None
     except MemoryError:
         raise CheckpointError(f"{name} is corrupt: it asks for more memory than there is") from None
