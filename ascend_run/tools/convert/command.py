@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ascend_run.tools.convert.formats.model_source import ModelSource
 
 _SIZE = click.IntRange(min=1)
-_TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy")
-_SOURCES = ("hf", "ascend-run", "mp-rank")
+_TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist")
+_SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
 
 
 class _Numbers(click.ParamType[tuple[int, ...]]):
@@ -155,7 +155,7 @@ def command(
     refuse_taken(target)
     options = SourceOptions(step=step, family=family, config=file, tp_extend_ep=read_tp_extend_ep)
     with ExitStack() as stack, byte_bars() as progress:
-        found = Format(source_format) if source_format else recognised(source)
+        found = Format(source_format) if source_format else recognised(source, step)
         model = open_model(source, found, options, stack)
         require_outside(target, model.folder)
         _write(target, target_format, model, layout, progress)
@@ -188,6 +188,10 @@ def _write(
         from ascend_run.tools.convert.formats.run_checkpoints import write_checkpoint
 
         write_checkpoint(target, model, progress)
+    elif target_format == "torch-dist":
+        from ascend_run.tools.convert.formats.torch_dist import write_torch_dist
+
+        write_torch_dist(target, model, progress)
     else:
         from ascend_run.tools.convert.formats.mp_rank_writing import mp_rank_options, write_mp_rank
 

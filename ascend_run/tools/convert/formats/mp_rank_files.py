@@ -15,6 +15,7 @@ from .megatron_names import flat, is_legacy, ours
 from .parameter_shards import LAYER
 from .safe_pickle import Inert, load_file
 from .shard_layout import FOLDER, Rank, rank_pairs
+from .torch_dist_index import INDEX
 
 FILE_NAME: Final = "model_optim_rng.pt"
 _FILE_NAMES: Final = (FILE_NAME, "model_rng.pt")
@@ -48,11 +49,11 @@ class MpRankFiles:
         return 1 + max(rank.ep for rank in self.ranks)
 
 
-def iteration_folder(path: Path, iteration: int | None) -> Path | None:
-    """Return the folder with ``mp_rank_*`` that a path means; None if it has none.
+def iteration_folder(path: Path, iteration: int | None) -> Path:
+    """Return the folder of the iteration that a path means.
 
     Args:
-        path: It, or a folder of iterations.
+        path: A folder with ``mp_rank_*``, or one of iterations.
         iteration: Which one; None: the one that ``latest_checkpointed_iteration.txt`` names.
 
     Raises:
@@ -60,23 +61,23 @@ def iteration_folder(path: Path, iteration: int | None) -> Path | None:
     """
     if _rank_folders(path):
         return path
-    tracker = path / TRACKER
-    if iteration is None:
-        if not tracker.is_file():
-            return None
-        text = tracker.read_text("utf-8", errors="replace").strip()[:40]
-        if text != "release" and not (text.isascii() and text.isdigit()):
-            raise CheckpointError(f"{tracker}: {text!r} is neither an iteration nor 'release'")
-        name = text if text == "release" else f"iter_{int(text):07d}"
-    else:
-        name = f"iter_{iteration:07d}"
-        if not tracker.is_file() and not (path / name).is_dir():
-            return None
-    if not _rank_folders(path / name):
-        if (path / name / ".metadata").is_file():
-            return None
-        raise CheckpointError(f"{path / name} is missing or has no folder mp_rank_*")
+    name = _tracked(path / TRACKER) if iteration is None else f"iter_{iteration:07d}"
+    if not _rank_folders(path / name) and not (path / name / INDEX).is_file():
+        raise CheckpointError(f"{path / name} is missing, or has neither mp_rank_* nor {INDEX}")
     return path / name
+
+
+def _tracked(tracker: Path) -> str:
+    """Return the name of the folder that the tracker file means."""
+    try:
+        text = tracker.read_text("utf-8", errors="replace").strip()[:40]
+    except OSError as problem:
+        raise CheckpointError(f"{tracker} cannot be read: {problem.strerror}") from None
+    if text == "release":
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise CheckpointError(f"{tracker}: {text!r} is neither an iteration nor 'release'")
+    return f"iter_{int(text):07d}"
 
 
 def open_mp_rank(folder: Path) -> MpRankFiles:
