@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.enums import ModelType
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.enums import AttnBackend
 
-from .megatron_files import EXPERTS, FFN, GROUPS, HEADS, HIDDEN
+from tests.plugins.platforms.cpu.megatron_training import megatron_on_the_cpu
+
+from .megatron_files import EXPERTS, FFN, GROUPS, HEADS, HIDDEN, VOCABULARY
 
 
 def build(*, tp: int, pp: int, ep: int, tied: bool) -> Any:
     """Build this rank's stage; the process groups must exist."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
     experts = EXPERTS if ep > 1 else None
     config = TransformerConfig(
         num_layers=4,
@@ -30,7 +31,6 @@ def build(*, tp: int, pp: int, ep: int, tied: bool) -> Any:
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         expert_model_parallel_size=ep,
-        sequence_parallel=ep > 1,
         moe_token_dispatcher_type="alltoall",
         add_bias_linear=False,
         gated_linear_unit=True,
@@ -54,23 +54,27 @@ def build(*, tp: int, pp: int, ep: int, tied: bool) -> Any:
 
 
 def load_and_save(
-    source: str | None, target: str, distributed: str, tp: int, pp: int, ep: int, tied: bool
-) -> list[str]:
+    source: str, target: str, distributed: str, *, tp: int, pp: int, ep: int, tied: bool
+) -> None:
     """Load ``mp_rank_*`` files strictly, and save them again in both of Megatron's formats.
 
-    Args:
-        source: A folder with ``mp_rank_*``.
+    Then loads the distributed one into a new model, if it is there already.
 
-    Returns:
-        Names of the tensors that this rank loaded.
+    Args:
+        source, target: Folders with ``mp_rank_*``.
+        distributed: A folder of ``torch_dist``, written from the same model.
     """
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        expert_model_parallel_size=ep,
-        create_gloo_process_groups=False,
-    )
-    try:
+    Path(target, "torch_dist").mkdir(parents=True, exist_ok=True)
+    with megatron_on_the_cpu():
+        from megatron.core import dist_checkpointing, parallel_state
+        from megatron.core.enums import ModelType
+        from megatron.core.transformer.enums import AttnBackend
+
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tp,
+            pipeline_model_parallel_size=pp,
+            expert_model_parallel_size=ep,
+        )
         model = build(tp=tp, pp=pp, ep=ep, tied=tied)
         name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
         name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}" if pp > 1 else ""
@@ -93,12 +97,16 @@ def load_and_save(
             {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": state},
             folder / "model_optim_rng.pt",
         )
-        if distributed:
-            Path(distributed).mkdir(exist_ok=True)
-            torch.distributed.barrier()
-            dist_checkpointing.save(
-                {"model": model.sharded_state_dict(), "args": args, "iteration": 7}, distributed
-            )
-        return sorted(loaded["model"])
-    finally:
-        parallel_state.destroy_model_parallel()
+        torch.distributed.barrier()
+        dist_checkpointing.save(
+            {"model": model.sharded_state_dict(), "args": args, "iteration": 7},
+            f"{target}/torch_dist",
+        )
+        again = build(tp=tp, pp=pp, ep=ep, tied=tied)
+        sharded = {"model": again.sharded_state_dict()}
+        again.load_state_dict(dist_checkpointing.load(sharded, distributed)["model"], strict=True)
+        for name, parameter in model.named_parameters():
+            other = again.get_parameter(name)
+            rows = slice(VOCABULARY) if "word_embeddings" in name else slice(None)
+            if parallel_state.get_tensor_model_parallel_rank() == 0 or rows.stop is None:
+                assert torch.equal(parameter[rows], other[rows]), name

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import attrs
 import torch
@@ -76,10 +76,8 @@ def read_index(folder: Path) -> dict[str, IndexedTensor]:
     path = folder / INDEX
     try:
         with path.open("rb") as file:
-            index = _Unpickler(file).load()
+            index = _Unpickler(file, str(path)).load()
         return _tensors(index, folder)
-    except pickle.UnpicklingError as problem:
-        raise CheckpointError(f"{path} is refused: {problem}") from None
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read: {problem.strerror or problem}") from None
     except CheckpointError:
@@ -91,6 +89,10 @@ def read_index(folder: Path) -> dict[str, IndexedTensor]:
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        super().__init__(file)
+        self.name = name
+
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
         if full in _RECORDS:
@@ -99,7 +101,7 @@ class _Unpickler(pickle.Unpickler):
             return _PLAIN[full]
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
-        raise pickle.UnpicklingError(f"it asks for {full}, which is not part of an index")
+        raise CheckpointError(f"{self.name} is refused: it asks for {full}, no part of an index")
 
 
 def _tensors(index: Any, folder: Path) -> dict[str, IndexedTensor]:
