@@ -167,7 +167,12 @@ def _require_unset(layout: dict[str, Any], target_format: str) -> None:
     Raises:
         UsageError: An option of another format is given; names all.
     """
-    given = [name for name, value in layout.items() if value not in (None, False, (), 1)]
+    allowed = {"transformer_engine"} if target_format == "torch-dist" else set()
+    given = [
+        name
+        for name, value in layout.items()
+        if value not in (None, False, (), 1) and name not in allowed
+    ]
     if given:
         named = ", ".join("--" + name.replace("_", "-") for name in given)
         raise click.UsageError(f"{named}: only with --to mp-rank or mp-rank-legacy")
@@ -191,7 +196,7 @@ def _write(
     elif target_format == "torch-dist":
         from ascend_run.tools.convert.formats.torch_dist import write_torch_dist
 
-        write_torch_dist(target, model, progress)
+        write_torch_dist(target, model, progress, engine=layout["transformer_engine"])
     else:
         from ascend_run.tools.convert.formats.mp_rank_writing import mp_rank_options, write_mp_rank
 

@@ -21,14 +21,15 @@ from .test_mp_rank import Hostile, check_equal, convert, refused
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-@pytest.mark.parametrize("kind", ["dense", "tied", "experts"])
+@pytest.mark.parametrize("kind", ["dense", "tied", "experts", "experts of the engine"])
 def test_a_folder_becomes_torch_dist_and_the_same_again(kind: str, tmp_path: Path) -> None:
-    hf = hugging_face(tmp_path / "hf", experts=kind == "experts", tied=kind == "tied")
-    assert convert("--to", "torch-dist", tmp_path / "hf", tmp_path / "dist") == 0
+    hf = hugging_face(tmp_path / "hf", experts="experts" in kind, tied=kind == "tied")
+    words = ["--transformer-engine"] if "engine" in kind else []
+    assert convert("--to", "torch-dist", *words, tmp_path / "hf", tmp_path / "dist") == 0
     assert convert("--to", "hf", tmp_path / "dist", tmp_path / "out") == 0
     check_equal(stored(tmp_path / "out"), hf)
     (tmp_path / "dist" / "config.toml").unlink()
-    family = "mixtral" if kind == "experts" else "llama"
+    family = "mixtral" if "experts" in kind else "llama"
     assert convert("--to", "hf", "--family", family, tmp_path / "dist", tmp_path / "again") == 0
     check_equal(stored(tmp_path / "again"), hf)
 
@@ -40,14 +41,14 @@ def test_torch_reads_what_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "dist" / "iter_0000001"
     entries = FileSystemReader(folder).read_metadata().state_dict_metadata
     assert {name for name in entries if "layers" in name} == {
-        f"decoder.layers.{inner}.weight"
+        f"decoder.layers.{inner}weight"
         for inner in (
-            "input_layernorm",
-            "pre_mlp_layernorm",
-            "self_attention.linear_qkv",
-            "self_attention.linear_proj",
-            "mlp.linear_fc1",
-            "mlp.linear_fc2",
+            "self_attention.linear_qkv.layer_norm_",
+            "mlp.linear_fc1.layer_norm_",
+            "self_attention.linear_qkv.",
+            "self_attention.linear_proj.",
+            "mlp.linear_fc1.",
+            "mlp.linear_fc2.",
         )
     }
     state: dict[str, Tensor] = {

@@ -15,6 +15,7 @@ from .megatron_files import hugging_face
 from .test_mp_rank import check_equal, convert
 
 
+@pytest.mark.timeout(400)  # four ranks import Megatron
 @pytest.mark.parametrize(
     ("tp", "pp", "ep", "tied"), [(2, 2, 1, True), (2, 1, 2, False)], ids=["dense", "experts"]
 )

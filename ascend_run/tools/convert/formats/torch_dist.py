@@ -24,10 +24,11 @@ from ascend_run.core.checkpoint.boxes import Box, tiling_problem, whole
 from ascend_run.core.hugging_face.parameter_rows import VOCABULARY_PARAMETERS
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
 
 from .megatron_args import make_args
-from .megatron_names import ours
+from .megatron_names import Names, ours, theirs
 from .model_source import ModelSource, Progress, new_folder
 from .mp_rank_files import TRACKER
 from .parameter_shards import LAYER, expected_shape
@@ -131,8 +132,13 @@ class TorchDistModel:
         return held
 
 
-def write_torch_dist(target: Path, source: ModelSource, progress: Progress) -> None:
+def write_torch_dist(
+    target: Path, source: ModelSource, progress: Progress, *, engine: bool = False
+) -> None:
     """Write one file of tensors, its index, and what Megatron stores beside them.
+
+    Args:
+        engine: With the names of Transformer Engine's modules instead of Megatron's local ones.
 
     Raises:
         CheckpointError: A parameter is missing, or unknown.
@@ -146,10 +152,10 @@ def write_torch_dist(target: Path, source: ModelSource, progress: Progress) -> N
     with new_folder(target, 0o755) as beside:
         folder = beside / f"iter_{iteration:07d}"
         folder.mkdir()
-        tensors, storage = _described(source), {}
+        tensors, storage = _described(source, engine=engine), {}
         with (folder / _FILE).open("xb") as file:
             for name, tensor in source.parameters(progress):
-                key, layer = _stored_name(name, source.config)
+                key, layer = _stored_name(name, source.config, engine=engine)
                 chunk = tensor if layer is None else tensor[None]
                 offsets = torch.Size((layer or 0, *(0,) * (chunk.dim() - 1)))
                 begin, length = _append(file, chunk)
@@ -177,7 +183,7 @@ def write_torch_dist(target: Path, source: ModelSource, progress: Progress) -> N
         (beside / TRACKER).write_text(str(iteration), "utf-8")
 
 
-def _described(source: ModelSource) -> dict[str, Any]:
+def _described(source: ModelSource, *, engine: bool) -> dict[str, Any]:
     """Return the index's entry of every tensor."""
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
@@ -187,7 +193,7 @@ def _described(source: ModelSource) -> dict[str, Any]:
 
     entries: dict[str, Any] = {}
     for name, header in source.headers.items():
-        key, layer = _stored_name(name, source.config)
+        key, layer = _stored_name(name, source.config, engine=engine)
         shape = tuple(header.shape)
         lead = () if layer is None else (layer,)
         sizes = (*(1 for _ in lead), *shape)
@@ -219,13 +225,25 @@ def _our_name(name: str) -> str:
     return name
 
 
-def _stored_name(name: str, config: RunConfig) -> tuple[str, int | None]:
-    """Return the name in the checkpoint, and the layer if layers are stacked."""
+def _stored_name(name: str, config: RunConfig, *, engine: bool) -> tuple[str, int | None]:
+    """Return the name in the checkpoint, and the layer if layers are stacked.
+
+    Megatron's local modules name the norms of a layer's input as Transformer Engine's do, also
+    where the latter keep them apart (source: ``get_gpt_layer_local_spec``).
+    """
     match = LAYER.fullmatch(name)
     if match is None:
         return name, None
-    inner = re.sub(r"mlp\.experts\.(fc[12])", r"mlp.experts.experts.linear_\1.weight", match[2])
-    sparse = config.model.num_moe_experts and config.model.moe_layer_freq != 1
+    model = config.model
+    if engine:
+        has_experts, latent = int(match[1]) in moe_layers(model), bool(model.multi_latent_attention)
+        named = theirs(name, Names.TRANSFORMER_ENGINE, has_experts=has_experts, latent=latent)
+        inner = named.removeprefix(f"decoder.layers.{match[1]}.")
+    else:
+        inner = re.sub("^input_layernorm.", "self_attention.linear_qkv.layer_norm_", match[2])
+        inner = re.sub("^pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_", inner)
+    inner = re.sub(r"mlp\.experts\.(fc[12])", r"mlp.experts.experts.linear_\1.weight", inner)
+    sparse = model.num_moe_experts and model.moe_layer_freq != 1
     if sparse:
         return f"decoder.layers.{match[1]}.{inner}", None
     return f"decoder.layers.{inner}", int(match[1])
