@@ -67,6 +67,7 @@ def load_and_save(
     Path(target, "torch_dist").mkdir(parents=True, exist_ok=True)
     with megatron_on_the_cpu():
         from megatron.core import dist_checkpointing, parallel_state
+        from megatron.core.dist_checkpointing.validation import StrictHandling
         from megatron.core.enums import ModelType
         from megatron.core.transformer.enums import AttnBackend
 
@@ -104,7 +105,11 @@ def load_and_save(
         )
         again = build(tp=tp, pp=pp, ep=ep, tied=tied)
         sharded = {"model": again.sharded_state_dict()}
-        again.load_state_dict(dist_checkpointing.load(sharded, distributed)["model"], strict=True)
+        # The states of Transformer Engine, which have no counterpart in other formats, are missing.
+        found = dist_checkpointing.load(sharded, distributed, strict=StrictHandling.LOG_ALL)
+        left = again.load_state_dict(found["model"], strict=False)
+        assert not left.unexpected_keys, left
+        assert all(name.endswith("_extra_state") for name in left.missing_keys), left
         for name, parameter in model.named_parameters():
             other = again.get_parameter(name)
             rows = slice(VOCABULARY) if "word_embeddings" in name else slice(None)
