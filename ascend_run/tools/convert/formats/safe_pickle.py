@@ -20,7 +20,7 @@ from ascend_run.plugin_api.errors import CheckpointError
 
 
 class Inert:
-    """Stand-in of an object: its arguments and state, without behaviour."""
+    """Record of an object: its arguments and state, without behaviour."""
 
     def __init__(self, *args: object) -> None:
         self.args = args
@@ -40,7 +40,7 @@ class Inert:
         return self.state if isinstance(self.state, dict) else {}
 
 
-_STAND_INS: Final = (
+_RECORDED: Final = (
     "argparse.Namespace",
     "types.SimpleNamespace",
     "pathlib.PosixPath",
@@ -91,7 +91,7 @@ def load_bytes(stream: IO[bytes], name: str) -> Any:
 
 
 def _load(source: Path | IO[bytes], name: str, *, mmap: bool | None) -> Any:
-    allowed: list[Any] = [(Inert, stand_in) for stand_in in _STAND_INS]
+    allowed: list[Any] = [(Inert, full) for full in _RECORDED]
     try:
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")

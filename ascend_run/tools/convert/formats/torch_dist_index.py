@@ -35,6 +35,16 @@ _RECORDS: Final = frozenset(
         )
     }
     | {
+        f"{_DCP}.planner.{name}"  # Megatron keeps the plans of the save
+        for name in (
+            "BytesIOWriteData",
+            "SavePlan",
+            "TensorWriteData",
+            "WriteItem",
+            "WriteItemType",
+        )
+    }
+    | {
         f"{_DCP}.filesystem._StorageInfo",
         "pathlib.Path",
         "pathlib.PosixPath",
