@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from ascend_run.testing.pool import GlooPool
 from tests.support.family_checks import stored
@@ -44,5 +43,5 @@ def test_files_are_those_of_megatron(
     for source, out in ((theirs, "a"), (theirs / "torch_dist", "b")):
         assert convert("--to", "hf", *config, source, tmp_path / out) == 0
         check_equal(stored(tmp_path / out), hf)
-    saved = torch.load(next(theirs.glob("mp_rank_*/*.pt")), weights_only=False)
-    assert saved["args"].model_type.name == "encoder_or_decoder"
+    # Not tensors alone: the args have enums of Megatron.
+    assert b"megatron.core.enums" in next(theirs.glob("mp_rank_*/*.pt")).read_bytes()
