@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,18 @@ def test_the_args_alone_give_the_config(tmp_path: Path) -> None:
         words = f"--to hf --family {family}"
         assert convert(*words.split(), root / "megatron", root / "out") == 0
         check_equal(stored(root / "out"), hf)
+
+
+def test_classes_that_others_allow_stay_records(tmp_path: Path) -> None:
+    """Megatron allows argparse.Namespace and others in the whole process."""
+    hf = hugging_face(tmp_path / "hf")
+    assert convert("--to", "mp-rank", tmp_path / "hf", tmp_path / "megatron") == 0
+    (tmp_path / "megatron" / "config.toml").unlink()
+    with torch.serialization.safe_globals([Namespace]):
+        words = ("--to", "hf", "--family", "llama")
+        assert convert(*words, tmp_path / "megatron", tmp_path / "out") == 0
+        assert Namespace in torch.serialization.get_safe_globals()
+    check_equal(stored(tmp_path / "out"), hf)
 
 
 def test_one_layout_becomes_another_and_our_checkpoint(tmp_path: Path) -> None:
