@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -29,6 +29,8 @@ class TensorShard:
     offset: tuple[int, ...]
     writes: bool = True
     """Exactly one of the ranks that hold the same shard writes it."""
+    read: Callable[[], Tensor] | None = None
+    """If given, ``tensor`` is on the device ``meta``, and this returns it when it is written."""
 
 
 class CheckpointStore(Protocol):

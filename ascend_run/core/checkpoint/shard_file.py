@@ -104,7 +104,8 @@ def write_shard(
         size = _write_all(descriptor, memoryview(header))
         with ThreadPoolExecutor(1, "checkpoint-crc32") as checksums:
             for shard in ordered:
-                data = tensor_bytes(shard.tensor).numpy().data
+                tensor = shard.tensor if shard.read is None else shard.read()
+                data = tensor_bytes(tensor).numpy().data
                 crc = 0
                 for start in range(0, len(data), CHUNK_BYTES):
                     chunk = data[start : start + CHUNK_BYTES]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +28,6 @@ from .stored_tensors import StoredTensors
 _COMPUTED: Final = r".*\.rotary_emb\.inv_freq"
 """Buffers that old checkpoints contain and all readers recompute."""
 _ROWS_AT_A_TIME: Final = 4096
-
-Progress = Callable[[str, int, int], None]
-"""Progress callback: stage name, bytes done, total bytes."""
 
 
 def load_hf_weights(
@@ -59,34 +56,35 @@ def load_hf_weights(
             _fill(shard, runs[shard.key], stored)
 
 
-def read_hf_model(
-    folder: str | Path,
-    family: ModelFamily,
-    config: RunConfig,
-    progress: Progress = lambda stage, done, total: None,
-) -> list[TensorShard]:
-    """Read the full model into new tensors, one per parameter, in the stored dtypes.
+class HfModel:
+    """The full model of a Hugging Face folder, read parameter by parameter in the stored dtypes.
 
     The vocabulary is not padded.
 
     Args:
-        progress: Called with the bytes read.
+        stored: The open folder.
 
     Raises:
         CheckpointError: See ``load_hf_weights``.
     """
-    with StoredTensors(folder) as stored:
+
+    def __init__(self, stored: StoredTensors, family: ModelFamily, config: RunConfig) -> None:
+        self._stored = stored
         sources, problems = _match(stored, family, config)
-        shards = [] if problems else [_allocate(source, stored) for source in sources.values()]
-        runs = {} if problems else _plan(stored, sources, config, shards, problems)
+        shards = [] if problems else [_header(source, stored) for source in sources.values()]
+        self._runs = {} if problems else _plan(stored, sources, config, shards, problems)
         if problems:
-            raise _mismatch(folder, family, problems)
-        done, total = 0, sum(shard.tensor.nbytes for shard in shards)
-        for shard in shards:
-            _fill(shard, runs[shard.key], stored)
-            done += shard.tensor.nbytes
-            progress("read", done, total)
-    return shards
+            raise _mismatch(stored.folder, family, problems)
+        self.headers = {shard.key: shard.tensor for shard in shards}
+        """Name -> tensor on the device ``meta``."""
+
+    def read(self, name: str) -> Tensor:
+        """Read a parameter into a new tensor."""
+        tensor = torch.empty_like(self.headers[name], device="cpu")
+        shape = tuple(tensor.shape)
+        shard = TensorShard(key=name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
+        _fill(shard, self._runs[name], self._stored)
+        return tensor
 
 
 def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> CheckpointError:
@@ -94,14 +92,14 @@ def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> C
     return CheckpointError(headline, problems)
 
 
-def _allocate(source: ParameterSource, stored: StoredTensors) -> TensorShard:
-    """Allocate a parameter of the size of the stored tensors it is built from."""
+def _header(source: ParameterSource, stored: StoredTensors) -> TensorShard:
+    """Return a parameter, without data, of the size of the stored tensors it is built from."""
     parts = [stored.shape(name) for name in source.hf[0]]
     parts = [shape[::-1] for shape in parts] if source.transposed else parts
     shape = (sum(part[0] for part in parts), *parts[0][1:])
     if source.form == "stack_experts":
         shape = (len(source.hf), *shape)
-    tensor = torch.empty(shape, dtype=stored.dtype(source.hf[0][0]))
+    tensor = torch.empty(shape, dtype=stored.dtype(source.hf[0][0]), device="meta")
     return TensorShard(key=source.name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
 
 

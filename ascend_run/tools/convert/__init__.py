@@ -1,5 +1,5 @@
-"""``ascend-run convert``: convert checkpoints to Hugging Face format and back."""
+"""``ascend-run convert``: convert checkpoints between formats."""
 
 from typing import Final
 
-SUMMARY: Final = "Convert a checkpoint to Hugging Face format, or back."
+SUMMARY: Final = "Convert a checkpoint to another format."

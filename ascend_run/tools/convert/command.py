@@ -2,37 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api.contracts import ModelFamily
-    from ascend_run.prepare.config.loading import ResolvedConfig
-    from ascend_run.prepare.config.raw import RawValue
-    from ascend_run.tools.convert.checkpoints import Converted
+    from ascend_run.tools.convert.formats.model_source import ModelSource
 
-_KEPT = ("data.seq_length",)
-"""Settings outside of ``[model]`` that belong to a model."""
+_SIZE = click.IntRange(min=1)
+_TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist")
+_SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
+
+
+class _Numbers(click.ParamType[tuple[int, ...]]):
+    """Comma-separated numbers from 0."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = value.split(",")
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            self.fail(f"{value!r} is not a list of numbers such as 7,8,8,9", param, ctx)
+        return tuple(map(int, parts))
+
+
+def _layout_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a target with ``mp_rank_*`` folders."""
+    options = (
+        click.option("--tp", type=_SIZE, default=1, help="Tensor-parallel size of the target."),
+        click.option("--pp", type=_SIZE, default=1, help="Pipeline-parallel size."),
+        click.option("--vpp", type=_SIZE, default=1, help="Chunks of layers per pipeline stage."),
+        click.option("--ep", type=_SIZE, default=1, help="Expert-parallel size."),
+        click.option(
+            "--expert-tp", type=_SIZE, help="Tensor-parallel size of experts; default: --tp."
+        ),
+        click.option(
+            "--tp-extend-ep",
+            is_flag=True,
+            help="Whole experts on tensor-parallel ranks (MindSpeed's moe-tp-extend-ep).",
+        ),
+        click.option(
+            "--layer-list", type=_Numbers(), default=(), help="Layers of each stage: 7,8,8,9."
+        ),
+        click.option(
+            "--empty-layers",
+            type=_Numbers(),
+            default=(),
+            help="Layer slots that stay empty: 0,31 (MindSpeed's noop-layers).",
+        ),
+        click.option(
+            "--grouped-matmul-layout",
+            is_flag=True,
+            help="Experts as weight1 and weight2 (MindSpeed's and Megatron's grouped matmul).",
+        ),
+        click.option(
+            "--transformer-engine",
+            is_flag=True,
+            help="Names of Transformer Engine's modules; default: of Megatron's local ones.",
+        ),
+        click.option(
+            "--make-vocab-size-divisible-by",
+            type=_SIZE,
+            metavar="N",
+            help="Pad the vocabulary to a multiple of N times --tp; default: the model's.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 @click.command("convert")
+@click.option("--to", "target_format", type=click.Choice(_TARGETS), help="Format to write.")
 @click.option(
-    "--to-hf",
-    "direction",
-    flag_value="to",
-    help="Convert a run folder or a checkpoint to a Hugging Face folder.",
+    "--from",
+    "source_format",
+    type=click.Choice(_SOURCES),
+    help="Format of SOURCE; default: recognised by its files.",
+)
+@click.option("--to-hf", "direction", flag_value="to", help="The same as --to hf.")
+@click.option(
+    "--from-hf", "direction", flag_value="from", help="The same as --from hf --to ascend-run."
 )
 @click.option(
-    "--from-hf",
-    "direction",
-    flag_value="from",
-    help="Convert a Hugging Face folder to a run folder with a checkpoint of step 0.",
-)
-@click.option(
-    "--step", type=click.IntRange(min=0), help="Step of the checkpoint; default: the newest valid."
+    "--step",
+    type=click.IntRange(min=0),
+    help="Step or iteration of the checkpoint; default: the newest.",
 )
 @click.option(
     "--family",
@@ -42,146 +101,123 @@ _KEPT = ("data.seq_length",)
 @click.option(
     "--config",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Config of the run; default: config.toml of its folder.",
+    help="Config of the model: a run's config.toml, or a Hugging Face config.json; default: "
+    "beside the checkpoint.",
 )
+@click.option(
+    "--read-tp-extend-ep",
+    is_flag=True,
+    help="SOURCE has whole experts on tensor-parallel ranks; default: as its args say.",
+)
+@_layout_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 def command(
+    target_format: str | None,
+    source_format: str | None,
     direction: str | None,
     step: int | None,
     family: str | None,
     file: Path | None,
+    read_tp_extend_ep: bool,
     as_json: bool,
     source: Path,
     target: Path,
+    **layout: Any,
 ) -> None:
-    """Convert a checkpoint to Hugging Face format, or back.
+    """Convert a checkpoint from one format to another.
 
     \b
-    ascend-run convert --to-hf runs/demo exported
-    ascend-run convert --from-hf /models/llama runs/llama
+    ascend-run convert --to hf runs/demo exported
+    ascend-run convert --to ascend-run /models/llama runs/llama
+    ascend-run convert --to mp-rank --tp 2 --pp 4 /models/llama megatron
 
     The target must not exist or be empty. Values and dtypes are preserved.
     """
-    if direction is None:
-        raise click.UsageError("say which way: --to-hf or --from-hf")
-    if direction == "from" and (step is not None or file is not None):
-        raise click.UsageError("--step and --config go with --to-hf")
-    from ascend_run.tools.convert.checkpoints import refuse_taken
+    if direction is not None:
+        if target_format is not None or source_format is not None:
+            raise click.UsageError("--to-hf and --from-hf stand for --to and --from: leave one")
+        target_format = "hf" if direction == "to" else "ascend-run"
+        source_format = None if direction == "to" else "hf"
+    if target_format is None:
+        raise click.UsageError("say which way: --to FORMAT, or --to-hf or --from-hf")
+    if not target_format.startswith("mp-rank"):
+        _require_unset(layout, target_format)
+    from contextlib import ExitStack
+
+    from ascend_run.tools.convert.formats.model_source import refuse_taken, require_outside
+    from ascend_run.tools.convert.opening import Format, SourceOptions, open_model, recognised
     from ascend_run.tools.terminal.byte_bars import byte_bars
 
     refuse_taken(target)
-    with byte_bars() as progress:
-        if direction == "to":
-            name, converted = _to_hf(source, target, step, family, file, progress)
-        else:
-            name, converted = _from_hf(source, target, family, progress)
+    options = SourceOptions(step=step, family=family, config=file, tp_extend_ep=read_tp_extend_ep)
+    with ExitStack() as stack, byte_bars() as progress:
+        found = Format(source_format) if source_format else recognised(source, step)
+        model = open_model(source, found, options, stack)
+        require_outside(target, model.folder)
+        _write(target, target_format, model, layout, progress)
+    _report(target, model, as_json=as_json)
+
+
+def _require_unset(layout: dict[str, Any], target_format: str) -> None:
+    """
+    Raises:
+        UsageError: An option of another format is given; names all.
+    """
+    allowed = {"transformer_engine"} if target_format == "torch-dist" else set()
+    given = [
+        name
+        for name, value in layout.items()
+        if value not in (None, False, (), 1) and name not in allowed
+    ]
+    if given:
+        named = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise click.UsageError(f"{named}: only with --to mp-rank or mp-rank-legacy")
+
+
+def _write(
+    target: Path,
+    target_format: str,
+    model: ModelSource,
+    layout: dict[str, Any],
+    progress: Callable[[str, int, int], None],
+) -> None:
+    if target_format == "hf":
+        from ascend_run.tools.convert.exporting import export_hf
+
+        export_hf(target, model.family, model.config, model.parameters(progress))
+    elif target_format == "ascend-run":
+        from ascend_run.tools.convert.formats.run_checkpoints import write_checkpoint
+
+        write_checkpoint(target, model, progress)
+    elif target_format == "torch-dist":
+        from ascend_run.tools.convert.formats.torch_dist import write_torch_dist
+
+        write_torch_dist(target, model, progress, engine=layout["transformer_engine"])
+    else:
+        from ascend_run.tools.convert.formats.mp_rank_writing import mp_rank_options, write_mp_rank
+
+        legacy = target_format == "mp-rank-legacy"
+        write_mp_rank(target, model, mp_rank_options(layout, legacy=legacy), progress)
+
+
+def _report(target: Path, model: ModelSource, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        import attrs
-
-        click.echo(json.dumps({"family": name, **attrs.asdict(converted)}, indent=2))
+        written = {
+            "family": model.family.model_type,
+            "folder": str(target),
+            "step": model.step,
+            "tensors": len(model.headers),
+            "bytes": model.nbytes,
+        }
+        click.echo(json.dumps(written, indent=2))
         return
     click.echo(
-        f"{converted.folder}: {name}, step {converted.step}, {converted.tensors:,} tensors, "
-        f"{converted.bytes / 1e6:,.1f} MB"
+        f"{target}: {model.family.model_type}, step {model.step}, {len(model.headers):,} tensors, "
+        f"{model.nbytes / 1e6:,.1f} MB"
     )
-
-
-def _to_hf(
-    source: Path,
-    target: Path,
-    step: int | None,
-    family_name: str | None,
-    file: Path | None,
-    progress: Callable[[str, int, int], None],
-) -> tuple[str, Converted]:
-    from ascend_run.prepare.config.reading import read_raw
-    from ascend_run.tools.convert.checkpoints import CheckpointSource, export_checkpoint
-
-    found = CheckpointSource.find(source, step, file)
-    raw = read_raw(found.config)
-    family = _load_family(family_name or raw.family)
-    # The folder of the initial weights does not matter here, and may not exist any more.
-    kept = {
-        key: given
-        for key, given in raw.values.items()
-        if (key.startswith("model.") and key != "model.hf_path") or key in _KEPT
-    }
-    config = _resolved(kept, family).config
-    return family.model_type, export_checkpoint(found, family, config, target, progress)
-
-
-def _from_hf(
-    source: Path,
-    target: Path,
-    family_name: str | None,
-    progress: Callable[[str, int, int], None],
-) -> tuple[str, Converted]:
-    from ascend_run.core.hugging_face.json_files import read_hf_config
-    from ascend_run.prepare.config.printing import render_toml
-    from ascend_run.prepare.config.raw import RawValue
-    from ascend_run.prepare.hugging_face.config_keys import config_from_hf
-    from ascend_run.tools.convert.checkpoints import import_checkpoint
-
-    config_json = read_hf_config(source)
-    model_type = config_json.get("model_type")
-    family = _load_family(family_name or _known_family(model_type, source))
-    values = {"model.family": family.model_type, **config_from_hf(family, config_json)}
-    origin = str(source / "config.json")
-    resolved = _resolved({k: RawValue(v, origin) for k, v in values.items()}, family)
-    return family.model_type, import_checkpoint(
-        source, family, resolved.config, render_toml(resolved), target, progress
-    )
-
-
-def _known_family(model_type: object, source: Path) -> str:
-    """Return the built-in family for a Hugging Face ``model_type``.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    from ascend_run.plugin_api.errors import ConfigError
-    from ascend_run.registry.discovery import discover
-    from ascend_run.registry.kinds import Kind
-
-    known = [n for n, c in discover().items() if c.kind is Kind.MODEL and c.first_party]
-    if model_type in known:
-        return str(model_type)
-    raise ConfigError(
-        f"{source}/config.json has model_type {model_type!r}; built-in families: "
-        f"{', '.join(known)}; name that of another plugin with --family"
-    )
-
-
-def _load_family(name: str) -> ModelFamily:
-    """Load a model family.
-
-    Raises:
-        AscendRunError: No plugin has this name, or it is not a model family.
-    """
-    from ascend_run.core.hooks import Hooks
-    from ascend_run.plugin_api.errors import PluginResolutionError
-    from ascend_run.registry.discovery import discover
-    from ascend_run.registry.kinds import Kind
-
-    catalogue = discover()
-    if name in catalogue and catalogue[name].kind is not Kind.MODEL:
-        raise PluginResolutionError(f"'{name}' is a {catalogue[name].kind}, not a {Kind.MODEL}")
-    plugin: Any = catalogue.load([name])[name]
-    options = getattr(plugin, "config_class", None)
-    family: ModelFamily = Hooks([plugin(options()) if options else plugin()]).require(
-        "ascend_model_family"
-    )
-    return family
-
-
-def _resolved(given: Mapping[str, RawValue], family: ModelFamily) -> ResolvedConfig:
-    from ascend_run.prepare.config.loading import build_config
-    from ascend_run.prepare.config.raw import RawConfig
-
-    return build_config(RawConfig(values=given), {}, family.defaults, ())

@@ -1,0 +1,147 @@
+"""Megatron's command line as its checkpoints store it, and our ``[model]``. Torch-free."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ascend_run.core.hugging_face.derived_fields import model_value
+from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.types.config import RunConfig
+
+from .shard_layout import LayoutOptions
+
+_SAME: Final = (
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "kv_channels",
+    "max_position_embeddings",
+    "make_vocab_size_divisible_by",
+    "normalization",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "position_embedding_type",
+    "rotary_base",
+    "rotary_percent",
+    "init_method_std",
+    "window_size",
+    "attention_dropout",
+    "hidden_dropout",
+    "vocab_size",
+)
+_LATENT: Final = (
+    "multi_latent_attention",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+)
+_SPARSE: Final = (
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_layer_freq",
+    "moe_aux_loss_coeff",
+)
+_RENAMED: Final = {
+    "norm_epsilon": "layernorm_epsilon",
+    "swiglu": "gated_linear_unit",
+    "num_experts": "num_moe_experts",
+}
+"""Option of Megatron's command line -> field of its TransformerConfig."""
+
+
+def empty_slots(args: Mapping[str, Any]) -> set[int]:
+    """Return the empty slots of MindSpeed's ``noop_layers``: a set, or a text such as "0,31"."""
+    given = args.get("noop_layers") or ()
+    return {int(slot) for slot in (given.split(",") if isinstance(given, str) else given)}
+
+
+def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
+    """Return ``model.*`` of a checkpoint's command line, for a family's defaults to complete.
+
+    Raises:
+        CheckpointError: An option that is needed is not in it.
+    """
+    needed = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+    if missing := [name for name in needed if args.get(name) is None]:
+        raise CheckpointError(
+            f"{where} does not say {', '.join(missing)} of its model; name the run's config.toml "
+            "or a Hugging Face config.json with --config"
+        )
+    kept = [
+        *_SAME,
+        *(_LATENT if args.get("multi_latent_attention") else ()),
+        *(_SPARSE if args.get("num_experts") else ()),
+    ]
+    values: dict[str, Any] = {name: args[name] for name in kept if args.get(name) is not None}
+    values |= {ours: args[name] for name, ours in _RENAMED.items() if args.get(name) is not None}
+    if args.get("swiglu"):
+        values["activation"] = "silu"
+    empty, slots = empty_slots(args), args["num_layers"]
+    values["num_layers"] = slots - len(empty)
+    if (frequency := values.get("moe_layer_freq")) is not None:
+        every = isinstance(frequency, int)
+        flags = [int(n % frequency == 0) for n in range(slots)] if every else frequency
+        kept_flags = [flags[n] for n in range(slots) if n not in empty]
+        values["moe_layer_freq"] = kept_flags if 0 in kept_flags else 1
+    grouped = args.get("group_query_attention", args.get("num_query_groups") is not None)
+    values["num_query_groups"] = (
+        args["num_query_groups"] if grouped else args["num_attention_heads"]
+    )
+    untied = args.get("untie_embeddings_and_output_weights", False)
+    values["share_embeddings_and_output_weights"] = not untied
+    return {f"model.{name}": value for name, value in values.items()}
+
+
+def make_args(
+    config: RunConfig, options: LayoutOptions, *, padded_rows: int, **more: object
+) -> Namespace:
+    """Return the command line that Megatron would store, of plain values only.
+
+    Args:
+        padded_rows: Rows of the vocabulary with padding.
+        more: Options that do not follow from the model and its layout.
+    """
+    model = config.model
+    names = (*_SAME, *(_LATENT if model.multi_latent_attention else ()))
+    names += _SPARSE if model.num_moe_experts else ()
+    values: dict[str, object] = {name: _plain(model[name]) for name in names}
+    values |= {option: _plain(model[field]) for option, field in _RENAMED.items()}
+    for name in ("kv_channels", "num_query_groups", "ffn_hidden_size"):
+        values[name] = model_value(config, name)
+    slots = model.num_layers + len(options.empty_layers)
+    if model.num_moe_experts:
+        sparse = iter([int(n in moe_layers(model)) for n in range(model.num_layers)])
+        empty = {*options.empty_layers}
+        values["moe_layer_freq"] = [0 if n in empty else next(sparse) for n in range(slots)]
+        values["moe_ffn_hidden_size"] = model_value(config, "moe_ffn_hidden_size")
+    values |= {
+        "num_layers": slots,
+        "group_query_attention": values["num_query_groups"] != model.num_attention_heads,
+        "untie_embeddings_and_output_weights": not model.share_embeddings_and_output_weights,
+        "padded_vocab_size": padded_rows,
+        "tensor_model_parallel_size": options.tp,
+        "pipeline_model_parallel_size": options.pp,
+        "expert_model_parallel_size": options.ep,
+        "expert_tensor_parallel_size": options.expert_tp or options.tp,
+        "virtual_pipeline_model_parallel_size": options.vpp if options.vpp > 1 else None,
+        "num_layers_per_virtual_pipeline_stage": (
+            slots // options.pp // options.vpp if options.vpp > 1 else None
+        ),
+        "num_layer_list": ",".join(map(str, options.layer_list)) or None,
+        "noop_layers": {*options.empty_layers} or None,
+        "moe_tp_extend_ep": options.tp_extend_ep,
+        "consumed_train_samples": 0,
+        "consumed_valid_samples": 0,
+    }
+    return Namespace(**values, **more)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,143 @@
+"""Split parameters over tensor-parallel ranks as Megatron does, and join them again.
+
+Every function works on tensors of the device ``meta`` too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ascend_run.core.hugging_face.derived_fields import model_value
+from ascend_run.core.hugging_face.parameter_rows import VOCABULARY_PARAMETERS
+from ascend_run.types.config import RunConfig
+
+LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+class Split(StrEnum):
+    """Which axis of a parameter is divided."""
+
+    NONE = "none"
+    ROWS = "rows"
+    GATED_ROWS = "gated rows"
+    """Gate and up projection, each divided by rows: a rank has [its gate; its up]."""
+    COLUMNS = "columns"
+    VOCABULARY = "vocabulary"
+    """Rows, padded to a multiple that depends on the number of ranks."""
+
+
+_ROWS: Final = re.compile(
+    r"self_attention\.(linear_qkv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj)\.(weight|bias)"
+)
+_FC1: Final = re.compile(r"mlp\.(shared_experts\.)?linear_fc1\.(weight|bias)")
+_COLUMNS: Final = re.compile(
+    r"(self_attention\.linear_proj|mlp\.(shared_experts\.)?linear_fc2)\.weight"
+)
+_REPLICATED: Final = re.compile(
+    r"self_attention\.(linear_proj\.bias|linear_(q|kv)_down_proj\.weight"
+    r"|(q|k|kv)_layernorm\.(weight|bias))"
+    r"|mlp\.(linear_fc2\.bias|router\.(weight|expert_bias)|shared_experts\.gate_weight)"
+    r"|(input|pre_mlp)_layernorm\.(weight|bias)"
+)
+_REPLICATED_OUTSIDE: Final = frozenset(
+    {
+        "embedding.position_embeddings.weight",
+        "decoder.final_layernorm.weight",
+        "decoder.final_layernorm.bias",
+    }
+)
+
+
+def split_of(name: str, config: RunConfig) -> Split | None:
+    """Return how a parameter is divided; None if Megatron's GPTModel has no such parameter.
+
+    Args:
+        name: As in our GPTModel; not of routed experts.
+    """
+    if name in VOCABULARY_PARAMETERS:
+        return Split.VOCABULARY
+    if name in _REPLICATED_OUTSIDE:
+        return Split.NONE
+    inner = LAYER.fullmatch(name)
+    rest = inner[2] if inner else ""
+    if _FC1.fullmatch(rest):
+        return Split.GATED_ROWS if config.model.gated_linear_unit else Split.ROWS
+    for pattern, split in ((_ROWS, Split.ROWS), (_COLUMNS, Split.COLUMNS)):
+        if pattern.fullmatch(rest):
+            return split
+    return Split.NONE if _REPLICATED.fullmatch(rest) else None
+
+
+def divided(size: int, split: Split, parts: int, config: RunConfig, name: str) -> str | None:
+    """Return what is wrong with dividing an axis of ``size`` into ``parts``; None if nothing is."""
+    if split is Split.NONE or split is Split.VOCABULARY or parts == 1:
+        return None
+    if "linear_qkv" in name:
+        groups = model_value(config, "num_query_groups")
+        if groups % parts:
+            return f"{groups} key-value groups are not divisible by tp={parts}"
+        return None
+    each = size // 2 if split is Split.GATED_ROWS else size
+    if each % parts:
+        return f"{each} of {name} are not divisible by tp={parts}"
+    return None
+
+
+def shard(tensor: Tensor, split: Split, rank: int, parts: int) -> Tensor:
+    """Return a rank's shard, a view where possible. The vocabulary must be padded."""
+    if split is Split.NONE or parts == 1:
+        return tensor
+    if split is Split.GATED_ROWS:
+        return torch.cat([half.chunk(parts)[rank] for half in tensor.chunk(2)])
+    return tensor.chunk(parts, dim=1 if split is Split.COLUMNS else 0)[rank]
+
+
+def join(shards: Sequence[Tensor], split: Split) -> Tensor:
+    """Return the full tensor; the inverse of ``shard`` over all ranks."""
+    if split is Split.NONE or len(shards) == 1:
+        return shards[0]
+    if split is Split.GATED_ROWS:
+        halves = [part.chunk(2) for part in shards]
+        return torch.cat([half[n] for n in (0, 1) for half in halves])
+    return torch.cat([*shards], dim=1 if split is Split.COLUMNS else 0)
+
+
+def vocabulary_shard(tensor: Tensor, rank: int, rows: int) -> Tensor:
+    """Return rows ``rank * rows`` to ``(rank + 1) * rows``; those beyond the tensor are 0."""
+    held = tensor[rank * rows : (rank + 1) * rows]
+    return held if len(held) == rows else F.pad(held, (0, 0, 0, rows - len(held)))
+
+
+def expected_shape(name: str, config: RunConfig) -> tuple[int, ...] | None:
+    """Return the shape of a full parameter of the usual layers; None if it is not known here.
+
+    For the vocabulary, the rows without padding.
+    """
+    model = config.model
+    hidden, width = model.hidden_size, model_value(config, "kv_channels")
+    if name in VOCABULARY_PARAMETERS:
+        return (model.vocab_size, hidden)
+    inner = LAYER.fullmatch(name)
+    rest = inner[2] if inner else name.removeprefix("decoder.")
+    if re.fullmatch(r"(input|pre_mlp|final)_layernorm\.(weight|bias)", rest):
+        return (hidden,)
+    if model.multi_latent_attention and rest.startswith("self_attention."):
+        return None
+    heads, groups = model.num_attention_heads, model_value(config, "num_query_groups")
+    ffn = model_value(config, "ffn_hidden_size")
+    shapes = {
+        "self_attention.linear_qkv": ((heads + 2 * groups) * width, hidden),
+        "self_attention.linear_proj": (hidden, heads * width),
+        "mlp.linear_fc1": (ffn * (2 if model.gated_linear_unit else 1), hidden),
+        "mlp.linear_fc2": (hidden, ffn),
+    }
+    module, _, kind = rest.rpartition(".")
+    shape = shapes.get(module)
+    return shape[:1] if shape and kind == "bias" else shape

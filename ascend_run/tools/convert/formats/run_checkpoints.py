@@ -1,0 +1,146 @@
+"""Our own checkpoints: read one of a run, and write a run folder with one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+from torch import Tensor
+
+from ascend_run.core.checkpoint import FileStore, choose, folders
+from ascend_run.core.checkpoint.loading import fill
+from ascend_run.core.checkpoint.shard_file import DTYPE_NAMES
+from ascend_run.core.run_files import CONFIG_NAME
+from ascend_run.plugin_api.contracts import TensorShard
+from ascend_run.plugin_api.errors import CheckpointError, ConfigError
+
+from .model_source import ModelSource, Progress, new_folder
+
+_PREFIX: Final = "model/"
+_STEP: Final = re.compile(r"step_(\d{8,})")
+_DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointSource:
+    """Location of a checkpoint and of its run's config."""
+
+    folder: Path
+    """Folder of the checkpoints."""
+    step: int | None
+    """None: the newest valid one."""
+    config: Path
+
+    @classmethod
+    def find(cls, path: Path, step: int | None, config: Path | None) -> CheckpointSource:
+        """Find a checkpoint in a run folder, a folder of checkpoints, or a checkpoint's folder.
+
+        Args:
+            step: Step of the checkpoint; None: the newest, or the one that ``path`` names.
+            config: Config to use instead of the run's ``config.toml``.
+
+        Raises:
+            CheckpointError: The path has no checkpoint; says what it seems to be.
+            ConfigError: The run's config is missing.
+        """
+        if not path.is_dir():
+            raise CheckpointError(f"no folder at {path}; name a run folder or a checkpoint in it")
+        absolute = path.absolute()
+        if (absolute / "manifest.json").is_file() and (named := _STEP.fullmatch(absolute.name)):
+            if step not in (None, int(named[1])):
+                raise CheckpointError(f"{path} is of step {int(named[1])}, not of step {step}")
+            folder, step = absolute.parent, int(named[1])
+        elif folders.published(str(absolute)):
+            folder = absolute
+        elif folders.published(str(absolute / "checkpoints")):
+            folder = absolute / "checkpoints"
+        else:
+            raise CheckpointError(f"{path} has no checkpoint of ascend-run")
+        if config is None:
+            places = (absolute, folder, folder.parent)
+            config = next((p / CONFIG_NAME for p in places if (p / CONFIG_NAME).is_file()), None)
+        if config is None:
+            raise ConfigError(
+                f"no {CONFIG_NAME} next to {path}, which is needed to interpret its tensors; "
+                "name the run's config with --config"
+            )
+        return cls(folder=folder, step=step, config=config)
+
+
+@attrs.frozen
+class StoredCheckpoint:
+    """The parameters of a verified checkpoint."""
+
+    step: int
+    headers: dict[str, Tensor]
+    read: Callable[[str], Tensor]
+
+
+def open_checkpoint(source: CheckpointSource) -> StoredCheckpoint:
+    """Verify a checkpoint and return its first model.
+
+    Raises:
+        CheckpointError: It is missing, corrupt, or has no model.
+    """
+    store = FileStore(source.folder)
+    step = choose(store, source.step, required=True).step
+    assert step is not None
+    manifest = store.manifest(step)
+    path = folders.published(store.folder)[step]
+    headers = {
+        key.removeprefix(_PREFIX): torch.empty(
+            stored.global_shape, dtype=_DTYPES[stored.dtype], device="meta"
+        )
+        for key, stored in manifest.tensors.items()
+        if key.startswith(_PREFIX)
+    }
+    if not headers:
+        raise CheckpointError(f"{path} has no tensors of a model")
+
+    def read(name: str) -> Tensor:
+        tensor = torch.empty_like(headers[name], device="cpu")
+        fill(path, manifest, [_shard(name, tensor)])
+        return tensor
+
+    return StoredCheckpoint(step, headers, read)
+
+
+def write_checkpoint(target: Path, source: ModelSource, progress: Progress) -> None:
+    """Write a run folder with one checkpoint of the model's weights, in the stored dtypes.
+
+    One parameter is in memory at a time. The vocabulary is written without padding.
+
+    Raises:
+        CheckpointError: A parameter is missing, or unknown.
+        StorageError: The target is not empty or cannot be written.
+    """
+    source.require_complete("a checkpoint of ascend-run")
+    done = 0
+
+    def reader(name: str) -> Callable[[], Tensor]:
+        def read() -> Tensor:
+            nonlocal done
+            tensor = source.read(name)
+            done += tensor.nbytes
+            progress("write", done, source.nbytes)
+            return tensor
+
+        return read
+
+    with new_folder(target) as beside:
+        shards = [
+            attrs.evolve(_shard(name, header), read=reader(name))
+            for name, header in source.headers.items()
+        ]
+        FileStore(beside / "checkpoints").save(source.step, shards, {})
+        (beside / CONFIG_NAME).write_text(source.config_toml, "utf-8")
+
+
+def _shard(name: str, tensor: Tensor) -> TensorShard:
+    shape = tuple(tensor.shape)
+    offset = (0,) * len(shape)
+    return TensorShard(key=_PREFIX + name, tensor=tensor, global_shape=shape, offset=offset)

@@ -1,0 +1,112 @@
+"""The config of a model to convert: of a run, of a Hugging Face folder, or from Megatron's args."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.core.hugging_face.json_files import read_hf_config, read_object
+from ascend_run.plugin_api.contracts import ModelFamily
+from ascend_run.plugin_api.errors import ConfigError, PluginResolutionError
+from ascend_run.prepare.config.loading import ResolvedConfig, build_config
+from ascend_run.prepare.config.printing import render_toml
+from ascend_run.prepare.config.raw import RawConfig, RawValue
+from ascend_run.prepare.config.reading import read_raw
+from ascend_run.prepare.hugging_face.config_keys import config_from_hf
+from ascend_run.registry.discovery import discover
+from ascend_run.registry.kinds import Kind
+from ascend_run.types.config import RunConfig
+
+_KEPT: Final = ("data.seq_length",)
+"""Settings outside of ``[model]`` that belong to a model."""
+
+
+@attrs.frozen
+class ModelConfig:
+    """A model family and a resolved config."""
+
+    family: ModelFamily
+    resolved: ResolvedConfig
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    @property
+    def toml(self) -> str:
+        return render_toml(self.resolved)
+
+
+def config_of_run(file: Path, family_name: str | None) -> ModelConfig:
+    """Read the model's part of a run's config."""
+    raw = read_raw(file)
+    family = load_family(family_name or raw.family)
+    # The folder of the initial weights does not matter here, and may not exist any more.
+    kept = {
+        key: given
+        for key, given in raw.values.items()
+        if (key.startswith("model.") and key != "model.hf_path") or key in _KEPT
+    }
+    return ModelConfig(family, _resolved(kept, family))
+
+
+def config_of_hf(path: Path, family_name: str | None) -> ModelConfig:
+    """Read a Hugging Face folder's ``config.json``, or such a file."""
+    file = path / "config.json" if path.is_dir() or not path.suffix else path
+    config_json = read_hf_config(path) if file != path else read_object(path, ConfigError)
+    family = load_family(family_name or _known_family(config_json.get("model_type"), file))
+    return of_values(family, config_from_hf(family, config_json), str(file))
+
+
+def config_of_file(path: Path, family_name: str | None) -> ModelConfig:
+    """Read a run's config.toml, a Hugging Face folder, or its config.json."""
+    hugging_face = path.is_dir() or path.suffix == ".json"
+    return (config_of_hf if hugging_face else config_of_run)(path, family_name)
+
+
+def of_values(family: ModelFamily, values: Mapping[str, object], origin: str) -> ModelConfig:
+    """Resolve a config from ``model.*``, completed by the family's defaults."""
+    given = {"model.family": family.model_type, **values}
+    return ModelConfig(
+        family, _resolved({key: RawValue(v, origin) for key, v in given.items()}, family)
+    )
+
+
+def load_family(name: str) -> ModelFamily:
+    """Load a model family.
+
+    Raises:
+        AscendRunError: No plugin has this name, or it is not a model family.
+    """
+    catalogue = discover()
+    if name in catalogue and catalogue[name].kind is not Kind.MODEL:
+        raise PluginResolutionError(f"'{name}' is a {catalogue[name].kind}, not a {Kind.MODEL}")
+    plugin: Any = catalogue.load([name])[name]
+    options = getattr(plugin, "config_class", None)
+    family: ModelFamily = Hooks([plugin(options()) if options else plugin()]).require(
+        "ascend_model_family"
+    )
+    return family
+
+
+def _known_family(model_type: object, file: Path) -> str:
+    """Return the built-in family for a Hugging Face ``model_type``.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    known = [n for n, c in discover().items() if c.kind is Kind.MODEL and c.first_party]
+    if model_type in known:
+        return str(model_type)
+    raise ConfigError(
+        f"{file} has model_type {model_type!r}; built-in families: "
+        f"{', '.join(known)}; name that of another plugin with --family"
+    )
+
+
+def _resolved(given: Mapping[str, RawValue], family: ModelFamily) -> ResolvedConfig:
+    return build_config(RawConfig(values=given), {}, family.defaults, ())

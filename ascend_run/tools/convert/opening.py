@@ -1,0 +1,189 @@
+"""Recognise the format of a checkpoint and open it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ascend_run.core.hugging_face.importing import HfModel
+from ascend_run.core.hugging_face.stored_tensors import StoredTensors
+from ascend_run.core.run_files import CONFIG_NAME
+from ascend_run.plugin_api.errors import CheckpointError, ConfigError
+from ascend_run.tools.convert.formats.megatron_args import model_values
+from ascend_run.tools.convert.formats.model_source import ModelSource
+from ascend_run.tools.convert.formats.mp_rank_files import (
+    TRACKER,
+    iteration_folder,
+    open_mp_rank,
+)
+from ascend_run.tools.convert.formats.mp_rank_reading import stored_model
+from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource, open_checkpoint
+from ascend_run.tools.convert.formats.safe_pickle import Inert, load_file
+from ascend_run.tools.convert.formats.torch_dist import COMMON, TorchDistModel
+from ascend_run.tools.convert.formats.torch_dist_index import INDEX
+
+from .model_config import ModelConfig, config_of_file, config_of_hf, config_of_run, load_family
+from .model_config import of_values as config_of_values
+
+
+class Format(StrEnum):
+    """A format that is read; ``mp-rank`` is read whatever the names of its tensors."""
+
+    HF = "hf"
+    ASCEND_RUN = "ascend-run"
+    MP_RANK = "mp-rank"
+    TORCH_DIST = "torch-dist"
+
+
+@attrs.frozen(kw_only=True)
+class SourceOptions:
+    """What a user says about the source."""
+
+    step: int | None = None
+    family: str | None = None
+    config: Path | None = None
+    """A run's config.toml, or a Hugging Face config.json."""
+    tp_extend_ep: bool = False
+    """Of files without args: tensor-parallel ranks have experts of their own."""
+
+
+def recognised(path: Path, step: int | None) -> Format:
+    """Return the format of a folder by its files.
+
+    Args:
+        step: The iteration to read, of a folder with several.
+
+    Raises:
+        CheckpointError: There is no folder, or no known file in it.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"no folder at {path}; name a checkpoint's folder")
+    if (path / INDEX).is_file():
+        return Format.TORCH_DIST
+    if any(path.glob("mp_rank_*")) or (path / TRACKER).is_file():
+        folder = iteration_folder(path, step)
+        return Format.TORCH_DIST if (folder / INDEX).is_file() else Format.MP_RANK
+    if (path / "config.json").is_file():
+        return Format.HF
+    if any((path / name).exists() for name in ("manifest.json", "checkpoints")) or any(
+        path.glob("step_*")
+    ):
+        return Format.ASCEND_RUN
+    raise CheckpointError(
+        f"{path} has no checkpoint of a known format: neither config.json (Hugging Face), "
+        f"checkpoints/step_* (ascend-run) nor {TRACKER} or mp_rank_* (Megatron)"
+    )
+
+
+def open_model(
+    path: Path, format_: Format, options: SourceOptions, stack: ExitStack
+) -> ModelSource:
+    """Open a stored model; nothing but its headers is read.
+
+    Args:
+        stack: Closes the files.
+
+    Raises:
+        AscendRunError: It cannot be read, or its config is unknown.
+    """
+    if format_ is Format.HF:
+        return _open_hf(path, options, stack)
+    if format_ is Format.ASCEND_RUN:
+        return _open_run(path, options)
+    if format_ is Format.TORCH_DIST:
+        return _open_torch_dist(path, options)
+    return _open_mp_rank(path, options)
+
+
+def _open_hf(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSource:
+    if options.step is not None or options.config is not None:
+        raise ConfigError(f"--step and --config do not go with a Hugging Face folder ({path})")
+    model = config_of_hf(path, options.family)
+    stored = stack.enter_context(StoredTensors(path))
+    opened = HfModel(stored, model.family, model.config)
+    return ModelSource(
+        family=model.family,
+        config=model.config,
+        config_toml=model.toml,
+        step=0,
+        folder=path,
+        headers=opened.headers,
+        read=opened.read,
+    )
+
+
+def _open_run(path: Path, options: SourceOptions) -> ModelSource:
+    found = CheckpointSource.find(path, options.step, options.config)
+    model = config_of_run(found.config, options.family)
+    opened = open_checkpoint(found)
+    return ModelSource(
+        family=model.family,
+        config=model.config,
+        config_toml=model.toml,
+        step=opened.step,
+        folder=found.folder,
+        headers=opened.headers,
+        read=opened.read,
+    )
+
+
+def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
+    folder = iteration_folder(path, options.step)
+    files = open_mp_rank(folder)
+    model = _config_of_megatron(folder, files.args, options)
+    opened = stored_model(files, model.config, tp_extend_ep=options.tp_extend_ep)
+    return ModelSource(
+        family=model.family,
+        config=model.config,
+        config_toml=model.toml,
+        step=files.iteration,
+        folder=folder,
+        headers=opened.headers,
+        read=opened.read,
+    )
+
+
+def _open_torch_dist(path: Path, options: SourceOptions) -> ModelSource:
+    folder = path if (path / INDEX).is_file() else iteration_folder(path, options.step)
+    stored = load_file(folder / COMMON) if (folder / COMMON).is_file() else {}
+    common: Mapping[str, Any] = stored if isinstance(stored, dict) else {}
+    args = common.get("args")
+    model = _config_of_megatron(folder, args.fields if isinstance(args, Inert) else {}, options)
+    opened = TorchDistModel(folder, model.config)
+    return ModelSource(
+        family=model.family,
+        config=model.config,
+        config_toml=model.toml,
+        step=int(common.get("iteration") or 0),
+        folder=folder,
+        headers=opened.headers,
+        read=opened.read,
+    )
+
+
+def _config_of_megatron(
+    folder: Path, args: Mapping[str, Any], options: SourceOptions
+) -> ModelConfig:
+    """Return the config that is named, that lies beside the checkpoint, or that its args give."""
+    beside = next(
+        (
+            place / CONFIG_NAME
+            for place in (folder, folder.absolute().parent)
+            if (place / CONFIG_NAME).is_file()
+        ),
+        None,
+    )
+    if (file := options.config or beside) is not None:
+        return config_of_file(file, options.family)
+    if options.family is None:
+        raise ConfigError(
+            f"{folder} does not say which model family it is of; name it with --family, or the "
+            "config with --config"
+        )
+    family = load_family(options.family)
+    return config_of_values(family, model_values(args, str(folder)), "its args")
