@@ -13,7 +13,6 @@ from typing import Final
 
 import click
 
-from ascend_run.tools.preset.listing import record_context
 from ascend_run.tools.preset.presets import Preset, presets
 
 PAGE: Final = Path(__file__).parent.parent / "docs/presets.md"
@@ -35,7 +34,7 @@ def _lines() -> Iterator[str]:
 def _cells(preset: Preset) -> tuple[str, ...]:
     link = f"[{preset.family}](plugins/models/{preset.family}.md)"
     template = "" if preset.template is None else f"`{preset.template}`"
-    context = f"{record_context(preset):,}"
+    context = f"{preset.context:,}"
     parameters = f"{preset.parameters:,}"
     return f"`{preset.name}`", link, parameters, preset.published, context, template
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ascend_run.tools.terminal.tables import table
 
-from .presets import Preset, presets
+from .presets import presets
 
 HEADER = ("name", "family", "parameters", "published", "context", "template")
 
@@ -20,17 +20,11 @@ def rows() -> list[dict[str, Any]]:
             "family": preset.family,
             "parameters": preset.parameters,
             "published": preset.published,
-            "context": record_context(preset),
+            "context": preset.context,
             "template": preset.template,
         }
         for preset in presets().values()
     ]
-
-
-def record_context(preset: Preset) -> int:
-    """Return the maximum sequence length by the record's own key. Unit: tokens."""
-    names = ("max_position_embeddings", "n_positions", "seq_length")
-    return int(next(preset.config[name] for name in names if name in preset.config))
 
 
 def table_lines() -> Iterator[str]:

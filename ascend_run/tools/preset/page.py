@@ -9,7 +9,7 @@ import attrs
 
 from .presets import Preset
 from .run_file import toml
-from .runs import context_of, model_values
+from .runs import model_values
 
 
 def described(preset: Preset) -> dict[str, Any]:
@@ -20,11 +20,13 @@ def described(preset: Preset) -> dict[str, Any]:
     """
     model = model_values(preset)
     shown = attrs.asdict(preset, recurse=False)
-    context = context_of(model)
-    seq_length = preset.default_seq_length(context)
     return (
         shown
-        | {"config": preset.config_json, "context": context, "seq_length": seq_length}
+        | {
+            "config": preset.config_json,
+            "context": preset.context,
+            "seq_length": preset.default_seq_length,
+        }
         | {"model": {key.removeprefix("model."): value for key, value in model.items()}}
     )
 

@@ -17,6 +17,8 @@ import attrs
 from ascend_run.plugin_api.error_text import NONE
 from ascend_run.plugin_api.errors import ConfigError
 
+_CONTEXTS: Final = ("max_position_embeddings", "n_positions", "model_max_length", "seq_length")
+"""Keys of a config.json that limit the sequence length."""
 _LONGEST_DEFAULT: Final = 4096
 
 
@@ -45,13 +47,15 @@ class Preset:
         """The keys with ``model_type``, as in a Hugging Face folder."""
         return {"model_type": self.family, **self.config}
 
-    def default_seq_length(self, context: int) -> int:
-        """Return the sequence length of a run.
+    @property
+    def context(self) -> int:
+        """The maximum sequence length, by the record's own key. Unit: tokens."""
+        return int(next(self.config[name] for name in _CONTEXTS if name in self.config))
 
-        Args:
-            context: The model's maximum. Unit: tokens.
-        """
-        return self.seq_length or min(context, _LONGEST_DEFAULT)
+    @property
+    def default_seq_length(self) -> int:
+        """The sequence length of a run. Unit: tokens."""
+        return self.seq_length or min(self.context, _LONGEST_DEFAULT)
 
 
 @functools.cache

@@ -65,7 +65,7 @@ def run_values(request: Request, nproc: int) -> dict[str, Any]:
     """
     preset = request.preset
     model = model_values(preset)
-    seq_length = request.seq_length or preset.default_seq_length(context_of(model))
+    seq_length = request.seq_length or preset.default_seq_length
     batch = request.global_batch_size or -(-256 // request.devices) * request.devices
     values = {
         "platform": request.platform,
@@ -91,11 +91,6 @@ def _has_template(task: str) -> bool:
         return False
     options = getattr(catalogue.load([task])[task], "config_class", None)
     return options is not None and "template" in attrs.fields_dict(options)
-
-
-def context_of(model: Mapping[str, Any]) -> int:
-    """Return the maximum sequence length of a model, from ``model_values``. Unit: tokens."""
-    return int(model["model.max_position_embeddings"])
 
 
 def raw_config(values: Mapping[str, Any], origin: str) -> RawConfig:
