@@ -113,7 +113,7 @@ def _bpe(pieces: Sequence[Any]) -> tokenizers.models.Model:
     )
 
 
-def _normalizer(spec: Any, symbols: Sequence[str]) -> tokenizers.normalizers.Normalizer:
+def _normalizer(rules: Any, symbols: Sequence[str]) -> tokenizers.normalizers.Normalizer:
     """
     Args:
         symbols: User-defined pieces, which the tokenizers library normalizes before it looks for
@@ -122,14 +122,14 @@ def _normalizer(spec: Any, symbols: Sequence[str]) -> tokenizers.normalizers.Nor
     from tokenizers import Regex, normalizers
 
     steps: list[Any] = []
-    if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
+    if rules.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
-    if spec.add_dummy_prefix and symbols:
+    if rules.add_dummy_prefix and symbols:
         whole = "|".join(map(re.escape, sorted(symbols, key=len, reverse=True)))
         steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{whole})\z)(?=[\s\S])"), _SPACE))
-    elif spec.add_dummy_prefix:
+    elif rules.add_dummy_prefix:
         steps.append(normalizers.Prepend(_SPACE))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
 

@@ -39,7 +39,10 @@ CATALOGUE = discover()
 OURS = {name: found for name, found in CATALOGUE.items() if found.first_party}
 FEATURES = [name for name, found in OURS.items() if found.kind is Kind.FEATURE]
 FAMILIES = [name for name, found in OURS.items() if found.kind is Kind.MODEL]
-PLAIN = ("llama", "gpt2", "qwen2", "mistral", "granite", "internlm", "phi3", "glm")
+PLAIN = (
+    *("llama", "gpt2", "qwen2", "mistral", "granite", "internlm", "phi3", "glm"),
+    *("aquila", "baichuan", "baichuan2", "bloom", "internlm2", "internlm3"),
+)
 """Families whose tiny models need no options."""
 PLUGINS = {name: plugin.manifest for name, plugin in CATALOGUE.load(OURS).items()}
 

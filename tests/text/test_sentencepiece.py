@@ -81,8 +81,8 @@ def test_any_text_has_the_librarys_ids(
     both: tuple[TextTokenizer, sentencepiece.SentencePieceProcessor, bool], text: str
 ) -> None:
     ours, library, exempt = both
-    if exempt and text.strip() == "<sep>":
-        return
+    if exempt and text.strip(" \n\t▁") == "<sep>":
+        return  # a symbol that is the whole text has no prefix in ours
     (ids,) = ours.encode_batch([text])
     assert ids == library.encode(text)
     assert ours.decode(ids) == library.decode(ids) or library.unk_id() in ids

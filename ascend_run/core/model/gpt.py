@@ -149,6 +149,8 @@ class GPT(GPTModel):
         return F.normalize(self.output_layer.weight if weight is None else weight, dim=-1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        if self.normalizes_rows:
+            self._wait_for_output_weight()
         logits, _ = self.output_layer(hidden, weight=self._other_weight())
         out: Tensor = logits[..., : self.valid_rows]
         if self.softcap is not None:
@@ -156,14 +158,16 @@ class GPT(GPTModel):
         return out
 
     def _output_weight(self) -> Tensor:
-        # A plugin that all-gathers parameters during forward waits for them in a pre-forward hook
-        # of their module. The loss uses this weight without calling the module, so run the hooks
-        # here.
-        for hook in self.output_layer._forward_pre_hooks.values():
-            hook(self.output_layer, ())
+        self._wait_for_output_weight()
         other = self._other_weight()
         weight = self.output_layer.weight if other is None else other
         return weight if self.valid_rows == weight.shape[0] else weight[: self.valid_rows]
+
+    def _wait_for_output_weight(self) -> None:
+        # An all-gather of parameters during forward is waited for in a pre-forward hook of their
+        # module. The weight is read here without calling the module, so run its hooks.
+        for hook in self.output_layer._forward_pre_hooks.values():
+            hook(self.output_layer, ())
 
     def _gathered_hidden(self, hidden: Tensor) -> Tensor:
         """Return the hidden state as a column-parallel linear needs it.

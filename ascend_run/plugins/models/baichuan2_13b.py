@@ -7,7 +7,7 @@ from ascend_run.plugin_api import ConfigKey
 from ascend_run.plugins.models import ALIBI, AlibiFamilyPlugin
 
 
-class Baichuan2With13B(AlibiFamilyPlugin):
+class Baichuan2Of13B(AlibiFamilyPlugin):
     """The authors' ``baichuan`` of the second generation, 13B; set ``model.family``."""
 
     family = derived(

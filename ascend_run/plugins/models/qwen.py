@@ -23,7 +23,6 @@ class Qwen(FamilyPlugin):
             ConfigKey(hf="rotary_emb_base", field="model.rotary_base", default=10000.0),
             ConfigKey(hf="seq_length", field="model.max_position_embeddings", default=2048),
             ConfigKey(hf="attn_dropout_prob", field="model.attention_dropout", default=0.0),
-            ConfigKey(hf="emb_dropout_prob", field="model.hidden_dropout", default=0.0),
             ConfigKey(hf="kv_channels", field="model.kv_channels", default=128),
         ),
         without=(
@@ -34,7 +33,12 @@ class Qwen(FamilyPlugin):
             "rms_norm_eps",
             "rope_theta",
         ),
-        fixed={"no_bias": True, "rotary_pct": 1.0, "scale_attn_weights": True},
+        fixed={
+            "emb_dropout_prob": 0.0,
+            "no_bias": True,
+            "rotary_pct": 1.0,
+            "scale_attn_weights": True,
+        },
         ignored=(
             "bf16",
             "fp16",

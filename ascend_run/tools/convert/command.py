@@ -126,7 +126,7 @@ def command(
     as_json: bool,
     source: Path,
     target: Path,
-    **layout: Any,
+    **of_target: Any,
 ) -> None:
     """Convert a checkpoint from one format to another.
 
@@ -145,7 +145,7 @@ def command(
     if target_format is None:
         raise click.UsageError("say which way: --to FORMAT, or --to-hf or --from-hf")
     if not target_format.startswith("mp-rank"):
-        _require_unset(layout, target_format)
+        _require_unset(of_target, target_format)
     from contextlib import ExitStack
 
     from ascend_run.tools.convert.formats.model_source import refuse_taken, require_outside
@@ -158,7 +158,7 @@ def command(
         found = Format(source_format) if source_format else recognised(source, step)
         model = open_model(source, found, options, stack)
         require_outside(target, model.folder)
-        _write(target, target_format, model, layout, progress)
+        _write(target, target_format, model, of_target, progress)
     _report(target, model, as_json=as_json)
 
 
@@ -168,14 +168,15 @@ def _require_unset(layout: dict[str, Any], target_format: str) -> None:
         UsageError: An option of another format is given; names all.
     """
     allowed = {"transformer_engine"} if target_format == "torch-dist" else set()
+    context = click.get_current_context()
     given = [
-        name
-        for name, value in layout.items()
-        if value not in (None, False, (), 1) and name not in allowed
+        "--" + name.replace("_", "-")
+        for name in layout
+        if name not in allowed
+        and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     ]
     if given:
-        named = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise click.UsageError(f"{named}: only with --to mp-rank or mp-rank-legacy")
+        raise click.UsageError(f"{', '.join(given)}: no effect with --to {target_format}")
 
 
 def _write(

@@ -19,9 +19,11 @@ from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.formats.mp_rank_files import (
     TRACKER,
     iteration_folder,
+    iteration_of,
     open_mp_rank,
 )
 from ascend_run.tools.convert.formats.mp_rank_reading import stored_model
+from ascend_run.tools.convert.formats.parameter_shards import require_supported
 from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource, open_checkpoint
 from ascend_run.tools.convert.formats.safe_pickle import Inert, load_file
 from ascend_run.tools.convert.formats.torch_dist import COMMON, TorchDistModel
@@ -136,6 +138,7 @@ def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
     folder = iteration_folder(path, options.step)
     files = open_mp_rank(folder)
     model = _config_of_megatron(folder, files.args, options)
+    require_supported(model.config, "mp_rank_* files")
     opened = stored_model(files, model.config, tp_extend_ep=options.tp_extend_ep)
     return ModelSource(
         family=model.family,
@@ -149,17 +152,18 @@ def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
 
 
 def _open_torch_dist(path: Path, options: SourceOptions) -> ModelSource:
-    folder = path if (path / INDEX).is_file() else iteration_folder(path, options.step)
+    folder = iteration_folder(path, options.step)
     stored = load_file(folder / COMMON) if (folder / COMMON).is_file() else {}
     common: Mapping[str, Any] = stored if isinstance(stored, dict) else {}
     args = common.get("args")
     model = _config_of_megatron(folder, args.fields if isinstance(args, Inert) else {}, options)
+    require_supported(model.config, "torch_dist checkpoints")
     opened = TorchDistModel(folder, model.config)
     return ModelSource(
         family=model.family,
         config=model.config,
         config_toml=model.toml,
-        step=int(common.get("iteration") or 0),
+        step=iteration_of(common, folder),
         folder=folder,
         headers=opened.headers,
         read=opened.read,

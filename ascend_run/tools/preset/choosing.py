@@ -251,7 +251,7 @@ class Search:
             return ConfigError("no layout can run", [*self.refused][:10])
         return ConfigError(
             f"no layout on {self.devices} devices fits into {size(self.memory)} of memory, of "
-            f"which {KEPT_FREE:.0%} are kept free; the smallest need found is "
+            f"which {KEPT_FREE:.0%} are kept free; the smallest need found is at least "
             f"{size(self.smallest)} per device: name more --devices, more --memory, or a shorter "
             "--seq-length"
         )

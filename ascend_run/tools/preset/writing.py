@@ -54,8 +54,9 @@ def written_run(
         devices=request.devices,
         memory=memory,
         device=device.name,
-        file=output.name,
+        file=str(output),
     )
+    refuse_existing(output)  # the search takes a while
     try:
         replace_file(output, text)
     except OSError as error:

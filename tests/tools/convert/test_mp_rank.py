@@ -18,6 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ascend_run.entrypoints.cli import run
+from ascend_run.plugin_api.error_text import show
+from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.tools.convert.formats.megatron_args import model_values
+from tests.plugins.models.cases import FAMILIES
 from tests.support.family_checks import stored
 
 from .megatron_files import EXPERTS, FFN, GROUPS, HEADS, HIDDEN, Files, hugging_face
@@ -405,9 +409,61 @@ def test_a_layout_that_does_not_divide_the_model(
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_layout_options_are_for_mp_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert convert("--to", "hf", "--tp", "2", tmp_path, tmp_path / "out") == 2
-    assert "--tp: only with --to mp-rank" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words",
+    ["--tp 2", "--expert-tp 1", "--layer-list 2,2", "--tp-extend-ep", "--transformer-engine"],
+)
+def test_layout_options_are_for_mp_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    assert convert("--to", "hf", *words.split(), tmp_path, tmp_path / "out") == 2
+    assert f"{words.split()[0]}: no effect with --to hf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["mp-rank", "torch-dist"])
+def test_the_step_of_a_named_iteration_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    hugging_face(tmp_path / "hf")
+    assert convert("--to", form, tmp_path / "hf", tmp_path / "made") == 0
+    folder = tmp_path / "made/iter_0000001"
+    assert convert("--to", "hf", "--step", "5", folder, tmp_path / "out") == 2
+    assert f"{folder} is not the folder of iteration 5" in capsys.readouterr().err
+    assert convert("--to", "hf", "--step", "1", folder, tmp_path / "out") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("use_rope_scaling", True),
+        ("moe_router_score_function", "sigmoid"),
+        ("squared_relu", True),
+        ("moe_router_topk_scaling_factor", 2.5),
+    ],
+)
+def test_args_that_change_the_model_need_a_config(name: str, value: object) -> None:
+    """Values as Megatron stores them; with its defaults they give the model."""
+    args = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16}
+    defaults = {"use_rope_scaling": False, "moe_router_score_function": "softmax"}
+    assert model_values({**args, **defaults}, "here")["model.num_layers"] == 2
+    with pytest.raises(CheckpointError, match="here has options that change the model") as told:
+        model_values({**args, **defaults, name: value}, "here")
+    assert [*told.value.problems] == [f"{name} is {show(value)}"]
+
+
+@pytest.mark.parametrize("form", ["mp-rank", "mp-rank-legacy", "torch-dist"])
+@pytest.mark.parametrize("family", ["deepseek_v2", "bloom"])
+def test_a_model_that_is_not_proven_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, family: str
+) -> None:
+    """Latent attention; a parameter that Megatron's GPTModel does not have."""
+    found = next(one for one in FAMILIES if one.name == family)
+    found.model(**next(iter(found.variants.values()))).save_pretrained(tmp_path / "hf")
+    assert convert("--to", form, tmp_path / "hf", tmp_path / "out") == 2
+    message = capsys.readouterr().err
+    told = {"deepseek_v2": "multi-latent attention", "bloom": "embedding.layernorm.weight does not"}
+    assert told[family] in message
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 def test_a_full_disk_leaves_nothing(

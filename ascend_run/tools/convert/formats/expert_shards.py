@@ -21,7 +21,6 @@ from .parameter_shards import Split, join, shard
 # E = experts of the layer, e = experts of one file, F = width of an expert, f = of its shard,
 # H = hidden size, G = 2 if gated, else 1
 
-EXPERTS: Final = re.compile(r"decoder\.layers\.\d+\.mlp\.experts\.(fc1|fc2)")
 _INNER: Final = re.compile(
     r"mlp\.experts\.(?:local_experts\.(?P<one>\d+)\.(?P<linear>linear_fc[12])\.weight"
     r"|(?P<fused>linear_fc[12])\.weight(?P<number>\d+)|(?P<matrix>weight[12]))"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ascend_run.core.hugging_face.derived_fields import model_value
+from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
@@ -56,23 +57,60 @@ _RENAMED: Final = {
 """Option of Megatron's command line -> field of its TransformerConfig."""
 
 
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "apply_layernorm_1p": (False,),
+    "moe_router_enable_expert_bias": (False,),
+    "moe_router_group_topk": (None,),
+    "moe_router_num_groups": (None,),
+    "moe_router_pre_softmax": (False,),
+    "moe_router_score_function": ("softmax",),
+    "moe_router_topk_scaling_factor": (None, 1.0),
+    "openai_gelu": (False,),
+    "quick_geglu": (False,),
+    "rotary_interleaved": (False,),
+    "rotary_seq_len_interpolation_factor": (None, 1),
+    "squared_relu": (False,),
+    "use_rope_scaling": (False,),
+}
+"""Option that changes the model -> values with which it does not; others need a config."""
+
+
 def empty_slots(args: Mapping[str, Any]) -> set[int]:
-    """Return the empty slots of MindSpeed's ``noop_layers``: a set, or a text such as "0,31"."""
+    """Return the empty slots of MindSpeed's ``noop_layers``: a set, or a text such as "0,31".
+
+    Raises:
+        CheckpointError: They are something else.
+    """
     given = args.get("noop_layers") or ()
-    return {int(slot) for slot in (given.split(",") if isinstance(given, str) else given)}
+    try:
+        return {int(slot) for slot in (given.split(",") if isinstance(given, str) else given)}
+    except (TypeError, ValueError):
+        raise CheckpointError(f"noop_layers of the args is {show(given)}, no numbers") from None
 
 
 def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
     """Return ``model.*`` of a checkpoint's command line, for a family's defaults to complete.
 
     Raises:
-        CheckpointError: An option that is needed is not in it.
+        CheckpointError: An option that is needed is not in it, or one changes the model in a way
+            that is not read from it.
     """
     needed = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
     if missing := [name for name in needed if args.get(name) is None]:
         raise CheckpointError(
             f"{where} does not say {', '.join(missing)} of its model; name the run's config.toml "
             "or a Hugging Face config.json with --config"
+        )
+    changed = [
+        f"{name} is {show(args[name])}"
+        for name, neutral in _NEUTRAL.items()
+        if name in args and args[name] not in neutral
+    ]
+    if changed:
+        raise CheckpointError(
+            f"{where} has options that change the model; name the run's config.toml or a Hugging "
+            "Face config.json with --config",
+            changed,
         )
     kept = [
         *_SAME,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import attrs
 from torch import Tensor
 
+from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 
 from .megatron_names import flat, is_legacy, ours
@@ -59,12 +61,27 @@ def iteration_folder(path: Path, iteration: int | None) -> Path:
     Raises:
         CheckpointError: The iteration is missing, or the file that names it is malformed.
     """
-    if _rank_folders(path):
+    if _rank_folders(path) or (path / INDEX).is_file():
+        named = re.fullmatch(r"iter_(\d+)", path.absolute().name)
+        if iteration is not None and (named is None or int(named[1]) != iteration):
+            raise CheckpointError(f"{path} is not the folder of iteration {iteration}")
         return path
     name = _tracked(path / TRACKER) if iteration is None else f"iter_{iteration:07d}"
     if not _rank_folders(path / name) and not (path / name / INDEX).is_file():
         raise CheckpointError(f"{path / name} is missing, or has neither mp_rank_* nor {INDEX}")
     return path / name
+
+
+def iteration_of(state: Mapping[str, Any], folder: Path) -> int:
+    """Return the iteration that a file states; 0 if it states none.
+
+    Raises:
+        CheckpointError: It is no number.
+    """
+    stated = state.get("iteration") or 0
+    if type(stated) is not int or stated < 0:
+        raise CheckpointError(f"{folder}: the iteration {show(stated)} is not a number")
+    return stated
 
 
 def _tracked(tracker: Path) -> str:
@@ -109,7 +126,7 @@ def open_mp_rank(folder: Path) -> MpRankFiles:
         folder=folder,
         ranks=ranks,
         args=stored.fields if isinstance(stored, Inert) else {},
-        iteration=int(first.get("iteration") or 0),
+        iteration=iteration_of(first, folder),
         legacy=legacy,
     )
     _require_all(files)

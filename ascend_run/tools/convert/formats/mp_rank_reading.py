@@ -44,7 +44,7 @@ def stored_model(files: MpRankFiles, config: RunConfig, *, tp_extend_ep: bool) -
 
     Raises:
         CheckpointError: A tensor is missing on a rank, has another shape than the config says, or
-            differs between copies. Lists all problems.
+            differs from its tied copy. Lists all problems.
     """
     reader = _Reader(files, config, tp_extend_ep or bool(files.args.get("moe_tp_extend_ep")))
     headers: dict[str, Tensor] = {}

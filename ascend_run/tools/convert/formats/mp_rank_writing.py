@@ -19,12 +19,21 @@ from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, LayoutError
 from ascend_run.plugin_api.expert_layers import moe_layers
 
-from .expert_shards import EXPERTS, ExpertNames, split_experts
+from .expert_shards import ExpertNames, split_experts
 from .megatron_args import make_args
 from .megatron_names import Names, head_copy, nested, theirs
 from .model_source import ModelSource, Progress, new_folder
 from .mp_rank_files import FILE_NAME, TRACKER
-from .parameter_shards import LAYER, Split, divided, shard, split_of, vocabulary_shard
+from .parameter_shards import (
+    EXPERTS,
+    LAYER,
+    Split,
+    divided,
+    require_known,
+    shard,
+    split_of,
+    vocabulary_shard,
+)
 from .pickled_file import PickledFile
 from .shard_layout import LayoutOptions, Rank, ShardLayout, shard_layout
 
@@ -136,6 +145,7 @@ class _Writer:
             CheckpointError, LayoutError: See ``write_mp_rank``.
         """
         self.source.require_complete("Megatron's mp_rank_* files")
+        require_known(self.source.headers, self.config, "mp_rank_* files")
         unknown, uneven = [], []
         for name, header in self.source.headers.items():
             if (of_experts := EXPERTS.fullmatch(name)) is not None:
@@ -144,9 +154,8 @@ class _Writer:
                 if problem := self._uneven_experts(of_experts[1], header):
                     uneven.append(problem)
                 continue
-            if (split := split_of(name, self.config)) is None:
-                unknown.append(f"parameter {name} does not exist in Megatron's GPTModel")
-                continue
+            split = split_of(name, self.config)
+            assert split is not None, f"{name} is known"
             axis = header.shape[1] if split is Split.COLUMNS else header.shape[0]
             if problem := divided(axis, split, self.layout.tp, self.config, name):
                 uneven.append(problem)

@@ -6,7 +6,7 @@ Every function works on tensors of the device ``meta`` too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.core.hugging_face.parameter_rows import VOCABULARY_PARAMETERS
+from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.types.config import RunConfig
 
 LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+EXPERTS: Final = re.compile(r"decoder\.layers\.\d+\.mlp\.experts\.(fc1|fc2)")
 
 
 class Split(StrEnum):
@@ -53,6 +55,34 @@ _REPLICATED_OUTSIDE: Final = frozenset(
         "decoder.final_layernorm.bias",
     }
 )
+
+
+def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
+    """Check that Megatron's GPTModel has these parameters, and that their shards are known.
+
+    Raises:
+        CheckpointError: Lists all problems.
+    """
+    require_supported(config, target)
+    unknown = [
+        f"parameter {name} does not exist in Megatron's GPTModel"
+        for name in names
+        if EXPERTS.fullmatch(name) is None and split_of(name, config) is None
+    ]
+    if unknown:
+        raise CheckpointError(f"this model cannot be written as {target}", unknown)
+
+
+def require_supported(config: RunConfig, what: str) -> None:
+    """
+    Raises:
+        CheckpointError: The model has latent attention, whose shards and names differ between
+            Megatron's modules and are not proven here.
+    """
+    if config.model.multi_latent_attention:
+        raise CheckpointError(
+            f"models with multi-latent attention are not supported in {what}; use hf or ascend-run"
+        )
 
 
 def split_of(name: str, config: RunConfig) -> Split | None:

@@ -31,7 +31,7 @@ from .megatron_args import make_args
 from .megatron_names import Names, ours, theirs
 from .model_source import ModelSource, Progress, new_folder
 from .mp_rank_files import TRACKER
-from .parameter_shards import LAYER, expected_shape
+from .parameter_shards import LAYER, expected_shape, require_known
 from .safe_pickle import load_bytes
 from .shard_layout import LayoutOptions
 from .torch_dist_index import INDEX, IndexedTensor, read_index
@@ -74,6 +74,11 @@ class TorchDistModel:
                 problems.append(f"{key}: {problem}")
                 continue
             stacked = _STACKED.fullmatch(key)
+            if stacked and tensor.shape[0] != config.model.num_layers:
+                problems.append(
+                    f"{key}: {tensor.shape[0]} layers, expected {config.model.num_layers}"
+                )
+                continue
             layers = range(tensor.shape[0]) if stacked else (None,)
             for layer in layers:
                 name = f"decoder.layers.{layer}.{stacked[1]}" if stacked else key
@@ -120,12 +125,14 @@ class TorchDistModel:
         path = self.folder / file
         try:
             with path.open("rb") as stream:
+                if offset < 0 or length < 0 or offset + length > os.fstat(stream.fileno()).st_size:
+                    raise CheckpointError(
+                        f"{path} is truncated: it has no {length} bytes at {offset}"
+                    )
                 stream.seek(offset)
                 data = stream.read(length)
         except OSError as problem:
             raise CheckpointError(f"{path} cannot be read: {problem.strerror}") from None
-        if len(data) != length:
-            raise CheckpointError(f"{path} is truncated: {len(data)} of {length} bytes at {offset}")
         held = load_bytes(io.BytesIO(data), str(path))
         if not isinstance(held, Tensor):
             raise CheckpointError(f"{path} holds a {type(held).__name__}, not a tensor")
@@ -148,6 +155,7 @@ def write_torch_dist(
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 
     source.require_complete("a torch_dist checkpoint")
+    require_known(source.headers, source.config, "a torch_dist checkpoint")
     iteration = max(source.step, 1)
     with new_folder(target, 0o755) as beside:
         folder = beside / f"iter_{iteration:07d}"
@@ -240,8 +248,8 @@ def _stored_name(name: str, config: RunConfig, *, engine: bool) -> tuple[str, in
         named = theirs(name, Names.TRANSFORMER_ENGINE, has_experts=has_experts, latent=latent)
         inner = named.removeprefix(f"decoder.layers.{match[1]}.")
     else:
-        inner = re.sub("^input_layernorm.", "self_attention.linear_qkv.layer_norm_", match[2])
-        inner = re.sub("^pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_", inner)
+        inner = re.sub(r"^input_layernorm\.", "self_attention.linear_qkv.layer_norm_", match[2])
+        inner = re.sub(r"^pre_mlp_layernorm\.", "mlp.linear_fc1.layer_norm_", inner)
     inner = re.sub(r"mlp\.experts\.(fc[12])", r"mlp.experts.experts.linear_\1.weight", inner)
     sparse = model.num_moe_experts and model.moe_layer_freq != 1
     if sparse:

@@ -134,5 +134,8 @@ def _tensors(index: Any, folder: Path) -> dict[str, IndexedTensor]:
                 StoredChunk(box, info["relative_path"], int(info["offset"]), int(info["length"]))
             )
         dtype = record.fields["properties"].state[0]
+        sizes = (*record.fields["size"], *(n for one in chunks for n in one.box.shape))
+        if not isinstance(dtype, torch.dtype) or not all(type(n) is int and n >= 0 for n in sizes):
+            raise CheckpointError(f"{folder / INDEX}: {name} has no dtype or no shape")
         tensors[name] = IndexedTensor(tuple(record.fields["size"]), dtype, tuple(chunks))
     return tensors
