@@ -128,7 +128,7 @@ def command(
     target: Path,
     **of_target: Any,
 ) -> None:
-    """Convert a checkpoint from one format to another.
+    """Convert a checkpoint to another format.
 
     \b
     ascend-run convert --to hf runs/demo exported

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ UNSAFE_CALLS = {
     "dist.broadcast_object_list",
     "dist.scatter_object_list",
 }
+
+
+OF_OTHER_FORMATS: Mapping[str, list[str]] = {
+    "tools/convert/formats/pickled_file.py": ["torch.save"],
+    "tools/convert/formats/safe_pickle.py": ["pickle", "torch.load"],
+    "tools/convert/formats/torch_dist.py": ["pickle", "torch.save", "torch.save"],
+    "tools/convert/formats/torch_dist_index.py": ["pickle"],
+}
+"""Converting Megatron's and torch's checkpoints, which are pickles: written, and read by unpicklers
+that make tensors and records only (tests/tools/convert, hostile files)."""
 
 
 def unsafe_uses(source: str) -> list[str]:
@@ -68,8 +79,8 @@ def test_nothing_in_the_package_unpickles() -> None:
     # The testing kit hands test functions to processes that it started itself.
     sources = [p for p in PACKAGE.rglob("*.py") if "testing" not in p.relative_to(PACKAGE).parts]
     assert len(sources) > 30
-    used = {str(path): unsafe_uses(path.read_text()) for path in sources}
-    assert {path: uses for path, uses in used.items() if uses} == {}
+    used = {path.relative_to(PACKAGE).as_posix(): unsafe_uses(path.read_text()) for path in sources}
+    assert {path: uses for path, uses in used.items() if uses} == OF_OTHER_FORMATS
 
 
 PROGRAM = """
