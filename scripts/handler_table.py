@@ -18,6 +18,7 @@ import click
 from ascend_run.text.fields import FIELDS
 from ascend_run.text.handlers import GROUP, DataHandler
 from ascend_run.text.template_records import NAMED
+from scripts.marked_pages import between, write_or_check
 
 PAGE: Final = Path(__file__).parent.parent / "docs/data-handlers.md"
 BEGIN, END = "<!-- handlers:begin -->", "<!-- handlers:end -->"
@@ -78,24 +79,15 @@ def with_tables(page: str) -> str:
     Raises:
         ValueError: The page has no markers.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"expected {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    return between(page, BEGIN, END, tables())
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the page is outdated.")
 def command(check: bool) -> None:
     """Write the tables."""
-    old = PAGE.read_text(encoding="utf-8")
-    new = with_tables(old)
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-    elif old != new:
-        click.echo(f"{PAGE.name} is out of date; run python -m scripts.handler_table", err=True)
-        sys.exit(1)
+    new = with_tables(PAGE.read_text(encoding="utf-8"))
+    write_or_check(PAGE, new, "scripts.handler_table", check=check)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import attrs
 import click
 
 from scripts.import_graph import imported_files, read_modules
+from scripts.marked_pages import between
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs/architecture.md"
@@ -139,11 +140,7 @@ def with_table(page: str, text: str) -> str:
     Raises:
         ValueError: The page has no markers.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"expected {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+    return between(page, BEGIN, END, text)
 
 
 @click.command()

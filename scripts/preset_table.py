@@ -6,7 +6,6 @@ python -m scripts.preset_table --check    # exits with 1 if the page is out of d
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import click
 
 from ascend_run.tools.preset.presets import Preset, presets
+from scripts.marked_pages import between, write_or_check
 
 PAGE: Final = Path(__file__).parent.parent / "docs/presets.md"
 BEGIN, END = "<!-- presets:begin -->", "<!-- presets:end -->"
@@ -45,24 +45,15 @@ def with_table(page: str) -> str:
     Raises:
         ValueError: The page has no markers.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"expected {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return between(page, BEGIN, END, table())
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the page is outdated.")
 def command(check: bool) -> None:
     """Write the table."""
-    old = PAGE.read_text(encoding="utf-8")
-    new = with_table(old)
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-    elif old != new:
-        click.echo(f"{PAGE.name} is out of date; run python -m scripts.preset_table", err=True)
-        sys.exit(1)
+    new = with_table(PAGE.read_text(encoding="utf-8"))
+    write_or_check(PAGE, new, "scripts.preset_table", check=check)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ def _read(path: Path) -> Any:
             f"{path} needs the sentencepiece library; install ascend-run[sentencepiece], or save a "
             "tokenizer.json with transformers"
         ) from None
-    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined] # made at import
+    protos: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    model = protos.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError:

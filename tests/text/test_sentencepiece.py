@@ -116,7 +116,7 @@ def test_tokens_of_the_config_are_added_and_split_a_conversation(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "it has no pieces"),
         (b"not a model at all", "is not a SentencePiece model"),
@@ -126,7 +126,7 @@ def test_tokens_of_the_config_are_added_and_split_a_conversation(tmp_path: Path)
     ],
 )
 def test_what_cannot_be_used_is_one_message(
-    tmp_path: Path, content: bytes | str, told: str
+    tmp_path: Path, content: bytes | str, message: str
 ) -> None:
     path = tmp_path / "tokenizer.model"
     if isinstance(content, bytes):
@@ -142,5 +142,5 @@ def test_what_cannot_be_used_is_one_message(
 
     with pytest.raises(DataError) as refused:
         load_tokenizer(tmp_path)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert str(path) in str(refused.value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def with_exact_gelu(model: Any) -> None:
@@ -41,12 +41,13 @@ def with_alibi(model: Any) -> None:
 
 def with_unit_rows(model: Any) -> None:
     """Divide each row of the output layer by its length."""
-    head: nn.Linear = model.lm_head
+    head = model.lm_head
 
     def forward(hidden: Tensor) -> Tensor:
-        return hidden @ (head.weight / head.weight.square().sum(-1, keepdim=True).sqrt()).t()
+        weight: Tensor = head.weight
+        return hidden @ (weight / weight.square().sum(-1, keepdim=True).sqrt()).t()
 
-    head.forward = forward  # type: ignore[method-assign]
+    head.forward = forward
 
 
 def with_both(model: Any) -> None:

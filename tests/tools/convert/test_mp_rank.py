@@ -446,9 +446,9 @@ def test_args_that_change_the_model_need_a_config(name: str, value: object) -> N
     args = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16}
     defaults = {"use_rope_scaling": False, "moe_router_score_function": "softmax"}
     assert model_values({**args, **defaults}, "here")["model.num_layers"] == 2
-    with pytest.raises(CheckpointError, match="here has options that change the model") as told:
+    with pytest.raises(CheckpointError, match="here has options that change the model") as refusal:
         model_values({**args, **defaults, name: value}, "here")
-    assert [*told.value.problems] == [f"{name} is {show(value)}"]
+    assert [*refusal.value.problems] == [f"{name} is {show(value)}"]
 
 
 @pytest.mark.parametrize("form", ["mp-rank", "mp-rank-legacy", "torch-dist"])
@@ -461,8 +461,11 @@ def test_a_model_that_is_not_proven_is_refused(
     found.model(**next(iter(found.variants.values()))).save_pretrained(tmp_path / "hf")
     assert convert("--to", form, tmp_path / "hf", tmp_path / "out") == 2
     message = capsys.readouterr().err
-    told = {"deepseek_v2": "multi-latent attention", "bloom": "embedding.layernorm.weight does not"}
-    assert told[family] in message
+    expected = {
+        "deepseek_v2": "multi-latent attention",
+        "bloom": "embedding.layernorm.weight does not",
+    }
+    assert expected[family] in message
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
