@@ -25,9 +25,9 @@ from .equal_plugins import require_equal_plugins
 from .fingerprint.reading import RowHashes
 from .folder import write_environment, write_run_folder
 from .hooks import Hooks
-from .launch.rank_environment import RankEnvironment
 from .log.setup import configure_logging
 from .patches import applied_patches
+from .rank.rank_environment import RankEnvironment
 from .recorder import Recorder, RunRecorder
 from .run_end import notifying_listeners
 from .settings import process_settings

@@ -20,9 +20,9 @@ from ascend_run.prepare.rank_start import check_run_data, set_environment
 from ascend_run.tools.terminal.run_options import run_options
 
 if TYPE_CHECKING:
-    from ascend_run.core.launch.options import LaunchOptions
-    from ascend_run.core.launch.rank_environment import RankEnvironment
+    from ascend_run.core.rank.rank_environment import RankEnvironment
     from ascend_run.core.run import RunRequest
+    from ascend_run.launch.options import LaunchOptions
     from ascend_run.prepare.prepare import PreparedRun
 
 _RANK_TARGET: Final = "ascend_run.entrypoints.train:run_rank"
@@ -71,7 +71,7 @@ def command(
     A setting is SECTION.KEY=VALUE. Settings, --enable, --platform and --task override the config
     file. --print-config shows where each value comes from.
     """
-    from ascend_run.core.launch.options import LaunchOptions
+    from ascend_run.launch.options import LaunchOptions
     from ascend_run.prepare.prepare import prepare_raw, request
     from ascend_run.tools.plan.costs import with_costs
 
@@ -120,7 +120,7 @@ def _launched_rank(environment: Mapping[str, str], starts_own: bool) -> RankEnvi
     Raises:
         ConfigError: The user asks to start ranks inside of a rank.
     """
-    from ascend_run.core.launch.rank_environment import find_rank_environment
+    from ascend_run.core.rank.rank_environment import find_rank_environment
     from ascend_run.plugin_api.errors import ConfigError
 
     launched = find_rank_environment(environment)
@@ -145,7 +145,8 @@ def _warn_too_late(names: Sequence[str], launched: RankEnvironment) -> None:
 
 
 def _train_launched(prepared: PreparedRun, launched: RankEnvironment) -> None:
-    from ascend_run.core.launch.failures import describe_failure, record_failure, summarize
+    from ascend_run.core.rank.failures import describe_failure, record_failure
+    from ascend_run.launch.failures import summarize
     from ascend_run.plugin_api.errors import AscendRunError
 
     os.environ.update(launched.variables())
@@ -160,7 +161,7 @@ def _train_launched(prepared: PreparedRun, launched: RankEnvironment) -> None:
 
 
 def _train_alone(prepared: PreparedRun) -> None:
-    from ascend_run.core.launch.alone import sigterm_unwinds
+    from ascend_run.launch.alone import sigterm_unwinds
 
     with sigterm_unwinds():
         _train(prepared.run_request)
@@ -169,7 +170,7 @@ def _train_alone(prepared: PreparedRun) -> None:
 def _train_on_ranks(prepared: PreparedRun, options: LaunchOptions) -> bool:
     """Train on ranks started here; return whether rank 0, which writes the run folder, is on this
     node."""
-    from ascend_run.core.launch.agent import launch_ranks
+    from ascend_run.launch.agent import launch_ranks
     from ascend_run.prepare.handed_over import HandedOver
 
     folder = Path(prepared.config.run.output_dir)

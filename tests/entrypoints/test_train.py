@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ascend_run.core.launch import agent
-from ascend_run.core.launch.options import LaunchOptions
 from ascend_run.entrypoints import train
+from ascend_run.launch import agent
+from ascend_run.launch.options import LaunchOptions
 from ascend_run.plugin_api import AscendRunError, ConfigError, DataError, RankFailure
 from ascend_run.prepare.handed_over import HandedOver
 from ascend_run.prepare.prepare import prepare
