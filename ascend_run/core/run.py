@@ -58,10 +58,10 @@ class RunRequest:
     """Plugin instances in resolved order, innermost first."""
     idle: Mapping[str, str]
     """Maps each plugin that has no effect in this run to the condition that disables it."""
-    plan_json: str
-    """Text of ``plan.json`` in the run folder."""
     lock: Mapping[str, object]
     """Maps each plugin to its distribution, version and hash; must be equal on all ranks."""
+    plan_json: str = ""
+    """Text of ``plan.json``; only rank 0 needs it, which writes the run folder."""
 
 
 @contextmanager
