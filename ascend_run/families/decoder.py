@@ -1,8 +1,8 @@
 """The record that Llama-like families derive from.
 
 The Hugging Face names are those of transformers' decoders: ``model.layers.N.self_attn...``.
-Parameters that only some models have (biases, norms of queries and keys) carry a condition, so a
-family gets them by setting the option in its defaults.
+Parameters that only some models have (biases, norms of queries and keys, attention sinks) carry a
+condition, so a family gets them by setting the option in its defaults.
 """
 
 from __future__ import annotations
@@ -132,6 +132,11 @@ def _tensors() -> Iterator[TensorMap]:
         ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "qkv",
         bias="add_qkv_bias",
+    )
+    yield TensorMap(
+        megatron=f"{LAYER}.self_attention.core_attention.softmax_offset",
+        hf=(f"{HF_LAYER}.self_attn.sinks",),
+        condition=Condition("model.softmax_type", "==", "learnable"),
     )
     yield from linear(
         "self_attention.linear_proj", ("self_attn.o_proj",), bias="add_linear_proj_bias"

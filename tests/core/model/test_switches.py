@@ -35,6 +35,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "softcap of logits": {"final_logit_softcapping": 0.5},
     "softcap of scores": {"attn_logit_softcapping": 0.2},
     "softmax scale": {"softmax_scale": 1.7},
+    "learnable sinks": {"softmax_type": "learnable"},
+    "sinks of 0": {"softmax_type": "off-by-one"},
     "windows in even layers": {"window_size": [3, 0], "window_attn_skip_freq": 2},
     "windows by layer": {"window_size": [3, 0], "window_attn_skip_freq": [0, 1]},
     "all": {
@@ -46,6 +48,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.2,
         "final_logit_softcapping": 0.5,
         "attn_logit_softcapping": 0.2,
+        "softmax_type": "learnable",
         "window_size": [3, 0],
         "window_attn_skip_freq": 2,
         "share_embeddings_and_output_weights": True,
@@ -95,7 +98,10 @@ def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any])
     for layer in range(2):
         at = f"decoder.layers.{layer}"
         h = linear(norm(x, f"{at}.input_layernorm.weight"), f"{at}.self_attention.linear_qkv")
-        out = attention(h, options, layer, capped)
+        sinks = p.get(f"{at}.self_attention.core_attention.softmax_offset")
+        if options.get("softmax_type") == "off-by-one":
+            sinks = torch.zeros(HEADS, dtype=h.dtype)
+        out = attention(h, options, layer, capped, sinks)
         out = linear(out, f"{at}.self_attention.linear_proj")
         x = x + factor * norm(out, f"{at}.self_attn_bda.norm.weight")
         h = linear(norm(x, f"{at}.pre_mlp_layernorm.weight"), f"{at}.mlp.linear_fc1")
@@ -112,8 +118,14 @@ def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any])
     return F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
-def attention(h: Tensor, options: Mapping[str, Any], layer: int, capped: Any) -> Tensor:
-    """Attention of [B, S, G * (N/G + 2) * D], head by head."""
+def attention(
+    h: Tensor, options: Mapping[str, Any], layer: int, capped: Any, sinks: Tensor | None
+) -> Tensor:
+    """Attention of [B, S, G * (N/G + 2) * D], head by head.
+
+    Args:
+        sinks: A logit of each head, of a key whose value is 0.
+    """
     length = torch.arange(h.shape[1])
     distance = length[:, None] - length[None, :]
     hidden = distance < 0
@@ -128,7 +140,11 @@ def attention(h: Tensor, options: Mapping[str, Any], layer: int, capped: Any) ->
         *queries, key, value = group.split(WIDTH, -1)
         for query in queries:
             scores = capped(query @ key.mT * scale, options.get("attn_logit_softcapping"))
-            outputs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ value)
+            scores = scores.masked_fill(hidden, -math.inf)
+            if sinks is not None:
+                column = sinks[len(outputs)].expand(*scores.shape[:-1], 1)
+                scores = torch.cat((scores, column), -1)
+            outputs.append(scores.softmax(-1)[..., : h.shape[1]] @ value)
     return torch.cat(outputs, -1)
 
 
@@ -171,6 +187,7 @@ def test_each_switch_counts() -> None:
     apart = [
         options
         for label, options in SWITCHES.items()
-        if not {"bias", "biases", "norms", "all", "tied"} & {*label.replace(",", "").split()}
+        if not {"bias", "biases", "norms", "learnable", "all", "tied"}
+        & {*label.replace(",", "").split()}
     ]
     assert len({float(plain_loss(parameters, ids, options)) for options in apart}) == len(apart)

@@ -36,6 +36,7 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "norms of outputs": {**DENSE, "model.norm_placement": "post"},
     "norms of experts' outputs": {**MOE, **BOTH},
     "norm of embeddings": {**DENSE, "model.embedding_layernorm": True},
+    "sinks": {**DENSE, "model.softmax_type": "learnable"},
     "LayerNorm": {**DENSE, **BOTH, "model.normalization": "LayerNorm"},
 }
 
