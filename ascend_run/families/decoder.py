@@ -103,6 +103,21 @@ def sliding_window(default: int | None) -> tuple[ConfigKey, ...]:
     )
 
 
+def optional_window(bound: str = "window_from") -> tuple[ConfigKey, ...]:
+    """Return the keys of a window that ``use_sliding_window`` turns on, in some layers.
+
+    Args:
+        bound: Form of ``max_window_layers``, which ``layer_types`` overrides; empty if every layer
+            has the window, and neither is a key.
+    """
+    frequency = "model.window_attn_skip_freq"
+    of_layers = ConfigKey(hf="max_window_layers", field=frequency, default=28, form=bound)
+    use = ConfigKey(
+        hf="use_sliding_window", field="model.window_size", default=False, form="window_use"
+    )
+    return (*sliding_window(4096), use, *((of_layers, *layer_types()) if bound else ()))
+
+
 def layer_types() -> tuple[ConfigKey, ...]:
     """Return the key of the layers that have the window; a missing one leaves the default."""
     return (

@@ -35,6 +35,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "softcap of logits": {"final_logit_softcapping": 0.5},
     "softcap of scores": {"attn_logit_softcapping": 0.2},
     "softmax scale": {"softmax_scale": 1.7},
+    "log-n of queries": {"log_n_scaling_length": 5},
     "learnable sinks": {"softmax_type": "learnable"},
     "sinks of 0": {"softmax_type": "off-by-one"},
     "windows in even layers": {"window_size": [3, 0], "window_attn_skip_freq": 2},
@@ -49,6 +50,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 0.5,
         "attn_logit_softcapping": 0.2,
         "softmax_type": "learnable",
+        "log_n_scaling_length": 7,
         "window_size": [3, 0],
         "window_attn_skip_freq": 2,
         "share_embeddings_and_output_weights": True,
@@ -136,10 +138,13 @@ def attention(
         hidden = hidden | (distance > options["window_size"][0])
     scale = options.get("softmax_scale", WIDTH**-0.5)
     outputs = []
+    trained = options.get("log_n_scaling_length", math.inf)
+    scale = [scale * max(1.0, math.log(n, trained)) for n in range(1, h.shape[1] + 1)]
     for group in h.unflatten(-1, (GROUPS, -1)).unbind(-2):
         *queries, key, value = group.split(WIDTH, -1)
         for query in queries:
-            scores = capped(query @ key.mT * scale, options.get("attn_logit_softcapping"))
+            scores = query @ key.mT * torch.tensor(scale, dtype=h.dtype)[:, None]
+            scores = capped(scores, options.get("attn_logit_softcapping"))
             scores = scores.masked_fill(hidden, -math.inf)
             if sinks is not None:
                 column = sinks[len(outputs)].expand(*scores.shape[:-1], 1)
@@ -163,10 +168,12 @@ def test_loss_logits_and_gradients_follow_the_plain_formula(label: str) -> None:
         assert {w[-2] for w in words if w[-1] == "bias"} == BIASED.get(label, {*()})
         placement = options.get("norm_placement", "pre")
         assert {w[0] for w in words if "norm" in ".".join(w)} == NORMS[placement]
-        loss = model(ids, labels=ids.roll(-1, 1), loss_mask=torch.ones(2, 16)) / ids.numel()
+        given = {"position_ids": torch.arange(16).expand(2, 16)}
+        kept = torch.ones(2, 16)
+        loss = model(ids, labels=ids.roll(-1, 1), loss_mask=kept, **given) / ids.numel()
         loss.backward()
         got = {name: p.grad.clone() for name, p in parameters.items()}
-        logits = model(ids)
+        logits = model(ids, **given)
         copies = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
     wanted = plain_loss(copies, ids, options)
     torch.testing.assert_close(loss.detach(), wanted.detach(), **CLOSE)
@@ -191,3 +198,19 @@ def test_each_switch_counts() -> None:
         & {*label.replace(",", "").split()}
     ]
     assert len({float(plain_loss(parameters, ids, options)) for options in apart}) == len(apart)
+
+
+def test_log_n_scaling_follows_the_documents_and_may_be_for_evaluation_only() -> None:
+    ids = torch.randint(VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(0))
+    values = {"model.log_n_scaling_length": 3, "model.log_n_scaling_in_training": False}
+    places = torch.arange(8)
+    with standing_model({**DENSE, **values}) as model:
+        given = {"position_ids": places.repeat(2)[None], "document_ends": (8, 16)}
+        trained, scaled = (model.train(mode)(ids, **given) for mode in (True, False))
+        apart = model(ids.view(2, 8), position_ids=places.expand(2, 8))
+        model.log_n_length = None
+        plain = model(ids, **given)
+    torch.testing.assert_close(scaled.view(2, 8, -1), apart, **CLOSE)
+    assert torch.equal(trained, plain)
+    same = (scaled == plain).all(-1).view(2, 8)
+    assert same.tolist() == [[True] * 3 + [False] * 5] * 2

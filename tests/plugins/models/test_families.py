@@ -32,7 +32,7 @@ from tests.support.against_transformers import (
     check_one_rank,
 )
 
-from .cases import BY_NAME, CASES, FAMILIES, Family
+from .cases import BASE_500, BY_NAME, CASES, FAMILIES, Family
 from .published import BUFFERS, publish
 
 STORED: Final = "model.safetensors"
@@ -179,6 +179,18 @@ def test_two_ranks_have_every_gradient_of_the_same_model(
     reference = reference_of(family, changes, tmp_path / "theirs", torch.float64)
     more = {"experts": ((), EXPERTS)} if family.experts else {"tensors": ((), TENSOR_ALONE)}
     check_layouts(reference, gloo_pool, {**TWO_RANKS, **more}, family.values)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_two_ranks_that_share_a_key_value_head_are_transformers(
+    name: str, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    one = {"num_key_value_heads": 1, **BASE_500}
+    reference = reference_of(BY_NAME[name], one, tmp_path / "theirs", torch.float64)
+    layouts = {"sequences": ((), TENSOR), "tensors": ((), TENSOR_ALONE)}
+    check_layouts(reference, gloo_pool, layouts, {})
+    narrow = reference_of(BY_NAME[name], one, tmp_path / "narrow")
+    check_loaded_weights(narrow, gloo_pool, 2, TENSOR)
 
 
 def test_tensor_parallel_latents_have_every_gradient_without_experts(
