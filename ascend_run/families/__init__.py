@@ -10,6 +10,7 @@ from .decoder import (
     fused_qkv,
     layer_types,
     mlp_bias,
+    optional_window,
     sliding_window,
 )
 from .derivation import derived
@@ -29,6 +30,7 @@ __all__ = [
     "fused_qkv",
     "layer_types",
     "mlp_bias",
+    "optional_window",
     "shared_expert_tensors",
     "sliding_window",
 ]

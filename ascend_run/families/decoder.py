@@ -1,8 +1,8 @@
 """The record that Llama-like families derive from.
 
 The Hugging Face names are those of transformers' decoders: ``model.layers.N.self_attn...``.
-Parameters that only some models have (biases, norms of queries and keys) carry a condition, so a
-family gets them by setting the option in its defaults.
+Parameters that only some models have (biases, norms of queries and keys, attention sinks) carry a
+condition, so a family gets them by setting the option in its defaults.
 """
 
 from __future__ import annotations
@@ -103,6 +103,21 @@ def sliding_window(default: int | None) -> tuple[ConfigKey, ...]:
     )
 
 
+def optional_window(bound: str = "window_from") -> tuple[ConfigKey, ...]:
+    """Return the keys of a window that ``use_sliding_window`` turns on, in some layers.
+
+    Args:
+        bound: Form of ``max_window_layers``, which ``layer_types`` overrides; empty if every layer
+            has the window, and neither is a key.
+    """
+    frequency = "model.window_attn_skip_freq"
+    of_layers = ConfigKey(hf="max_window_layers", field=frequency, default=28, form=bound)
+    use = ConfigKey(
+        hf="use_sliding_window", field="model.window_size", default=False, form="window_use"
+    )
+    return (*sliding_window(4096), use, *((of_layers, *layer_types()) if bound else ()))
+
+
 def layer_types() -> tuple[ConfigKey, ...]:
     """Return the key of the layers that have the window; a missing one leaves the default."""
     return (
@@ -132,6 +147,11 @@ def _tensors() -> Iterator[TensorMap]:
         ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "qkv",
         bias="add_qkv_bias",
+    )
+    yield TensorMap(
+        megatron=f"{LAYER}.self_attention.core_attention.softmax_offset",
+        hf=(f"{HF_LAYER}.self_attn.sinks",),
+        condition=Condition("model.softmax_type", "==", "learnable"),
     )
     yield from linear(
         "self_attention.linear_proj", ("self_attn.o_proj",), bias="add_linear_proj_bias"

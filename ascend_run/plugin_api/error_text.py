@@ -35,6 +35,15 @@ def one_of(numbers: list[int]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
 
 
+def cannot_split(name: str, size: int, over: str, parts: int) -> str:
+    """Say that a size is not divisible by a number of parts, and which numbers divide it.
+
+    Args:
+        name, over: Options that hold the size and the number of parts.
+    """
+    return f"{name}={size} cannot be split over {over}={parts}; use {one_of(divisors(size))}"
+
+
 def around(number: int, unit: int) -> str:
     """Format the multiples of ``unit`` next to a number: ``96 or 128``."""
     below = number // unit * unit

@@ -59,6 +59,13 @@ class ModelSwitchKeys(RotaryScalingKeys):
     rotary_local_base: float | None = attrs.field(default=None, validator=_above_0)
     """Rotary base of layers with a window, whose positions are not scaled; default: those of every
     layer are alike."""
+    log_n_scaling_length: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.gt(1))
+    )
+    """Multiply the query of the n-th token by log(n) / log(this) where n is larger; default: by 1.
+    Unit: tokens."""
+    log_n_scaling_in_training: bool = True
+    """Whether ``log_n_scaling_length`` acts in training, too, or in evaluation only."""
     embedding_layernorm: bool = False
     """Normalize the embeddings before the first layer, by the norm of ``normalization``."""
     normalize_output_rows: bool = False

@@ -21,6 +21,8 @@ from ascend_run.plugin_api.attention_layers import layer_window
 from ascend_run.plugin_api.errors import ConfigError, HookError
 
 from .assembly import Assembly
+from .batch_mask import BatchMask
+from .replicated_groups import own_heads
 from .saved import flatten_saved
 
 if TYPE_CHECKING:
@@ -77,36 +79,6 @@ def attend(
     """Return the attention output [S, B, N, E], differentiable in q, k, v, bias and sinks."""
     out: Tensor = _Attend.apply(kernel, spec, q, k, v, spec.bias, spec.sinks)
     return out
-
-
-@attrs.frozen(kw_only=True)
-class BatchMask:
-    """Mask of a micro-batch, in addition to the layer's own mask.
-
-    Passed through Megatron's layers as ``packed_seq_params``.
-    """
-
-    document_ends: tuple[int, ...] | None = None
-    """Where documents end in every sequence."""
-    bias: Tensor | None = None
-    """[B, 1, S, S] over the full sequence: 0 where a query sees a key, else -inf.
-
-    Replaces the causal mask.
-    """
-
-    @classmethod
-    def of(
-        cls, document_ends: tuple[int, ...] | None, allowed_BSS: Tensor | None, dtype: torch.dtype
-    ) -> BatchMask | None:
-        """Build the mask; return None if the batch has neither documents nor a mask."""
-        if document_ends is None and allowed_BSS is None:
-            return None
-        bias = None
-        if allowed_BSS is not None:
-            hidden = allowed_BSS.logical_not().unsqueeze(1)
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            bias.masked_fill_(hidden, -torch.inf)
-        return cls(document_ends=document_ends, bias=bias)
 
 
 class CoreAttention(MegatronModule):
@@ -166,6 +138,8 @@ class CoreAttention(MegatronModule):
             softcap=self.softcap,
             dropout=self._dropout(),
         )
+        if packed_seq_params is not None and packed_seq_params.query_scale is not None:
+            query = query * packed_seq_params.query_scale
         return attend(self.kernel, query, key, value, spec).flatten(2)
 
     def _add_sinks(self, config: TransformerConfig) -> None:
@@ -239,6 +213,8 @@ class SelfAttention(MegatronSelfAttention):
         super().__init__(*args, **kwargs)
         self.ops = assembly.ops
         self.has_window = layer_window(assembly.model, self.layer_number - 1) is not None
+        # Megatron sets those of a whole key-value group where several ranks share one.
+        self.num_attention_heads_per_partition = self.config.num_attention_heads // self.world_size
 
     def forward(  # type: ignore[override]  # Megatron's serves inference and packing too
         self,
@@ -262,6 +238,7 @@ class SelfAttention(MegatronSelfAttention):
         if rotary_pos_emb is not None and rotary_pos_emb.dim() == 4:
             rotary_pos_emb = rotary_pos_emb[int(self.has_window)]
         mixed, _ = self.linear_qkv(hidden_states)  # type: ignore[operator]  # as core_attention
+        mixed = own_heads(mixed, self.config, self.tp_group)
         q, k, v = self._heads(mixed, rotary_pos_emb)
         options = {"attention_bias": attention_bias, "packed_seq_params": packed_seq_params}
         if self.checkpoint_core_attention and self.training:

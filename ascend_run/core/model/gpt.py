@@ -18,7 +18,7 @@ from torch import Tensor
 from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
-from .attention import BatchMask
+from .batch_mask import BatchMask
 from .loss import CrossEntropy
 from .rotary import RotaryTable, RotaryTables
 from .spec import norm_spec
@@ -72,6 +72,8 @@ class GPT(GPTModel):
         self.normalizes_rows = model.normalize_output_rows
         of_width = math.sqrt(model.hidden_size) if model.scale_embedding else 1.0
         self.embedding_multiplier: float = of_width * model.embedding_multiplier
+        self.log_n_length = model.log_n_scaling_length
+        self.log_n_in_training = model.log_n_scaling_in_training
         self.fuses_loss = not assembly.wraps_output_layer
         self.partition, self.cp_group = assembly.partition, assembly.groups.cp
 
@@ -104,7 +106,12 @@ class GPT(GPTModel):
             hidden_states=embedded,
             attention_mask=None,
             rotary_pos_emb=self._rotary_tables(input_ids, document_ends),
-            packed_seq_params=BatchMask.of(document_ends, attention_mask, self.config.params_dtype),
+            packed_seq_params=BatchMask.of(
+                document_ends,
+                attention_mask,
+                self._query_scale(position_ids),
+                self.config.params_dtype,
+            ),
             **kwargs,
         )
         if not self.post_process:
@@ -128,6 +135,17 @@ class GPT(GPTModel):
         if self.embedding_multiplier == 1.0:
             return embedded
         return embedded * self.embedding_multiplier
+
+    def _query_scale(self, position_ids: Tensor | None) -> Tensor | None:
+        """[B, S] positions within documents -> log-n scaling of queries, [S, B, 1, 1].
+
+        Source: modeling_qwen.py of Qwen-7B, ``logn_tensor``, which evaluation alone applies.
+        """
+        if self.log_n_length is None or (self.training and not self.log_n_in_training):
+            return None
+        assert position_ids is not None, "log-n scaling needs the positions of the tokens"
+        factor = torch.log(position_ids.double() + 1) / math.log(self.log_n_length)
+        return factor.clamp(min=1.0).t()[..., None, None].to(self.config.params_dtype)
 
     def _rotary_tables(
         self, input_ids: Tensor, document_ends: tuple[int, ...] | None

@@ -28,7 +28,8 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 
 from .assembly import Assembly
-from .attention import BatchMask, CoreAttention
+from .attention import CoreAttention
+from .batch_mask import BatchMask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,19 +9,28 @@ from ascend_run.plugin_api import ConfigKey
 class Qwen(FamilyPlugin):
     """The authors' ``qwen``.
 
-    Its log-n scaling and dynamic NTK act only in inference on more than ``seq_length`` tokens.
+    Its log-n scaling and dynamic NTK act only outside of training, on more than ``seq_length``
+    tokens: the former in evaluation if ``model.max_position_embeddings`` is raised, the latter
+    never.
     """
 
     family = derived(
         DECODER,
         model_type="qwen",
         architecture="QWenLMHeadModel",
-        defaults={"model.add_qkv_bias": True, "model.layernorm_epsilon": 1e-6},
+        defaults={
+            "model.add_qkv_bias": True,
+            "model.layernorm_epsilon": 1e-6,
+            "model.log_n_scaling_in_training": False,
+        },
         keys=(
             ConfigKey(hf="intermediate_size", field="model.ffn_hidden_size", form="doubled"),
             ConfigKey(hf="layer_norm_epsilon", field="model.layernorm_epsilon", default=1e-6),
             ConfigKey(hf="rotary_emb_base", field="model.rotary_base", default=10000.0),
             ConfigKey(hf="seq_length", field="model.max_position_embeddings", default=2048),
+            ConfigKey(
+                hf="use_logn_attn", field="model.log_n_scaling_length", default=True, form="log_n"
+            ),
             ConfigKey(hf="attn_dropout_prob", field="model.attention_dropout", default=0.0),
             ConfigKey(hf="kv_channels", field="model.kv_channels", default=128),
         ),
@@ -52,7 +61,6 @@ class Qwen(FamilyPlugin):
             "use_cache_quantization",
             "use_dynamic_ntk",
             "use_flash_attn",
-            "use_logn_attn",
         ),
         names={
             "model.layers.": "transformer.h.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest, layer_types
+from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest, optional_window
 
 
 class Qwen2(FamilyPlugin):
@@ -13,9 +13,7 @@ class Qwen2(FamilyPlugin):
         model_type="qwen2",
         architecture="Qwen2ForCausalLM",
         defaults={"model.add_qkv_bias": True, "model.layernorm_epsilon": 1e-6},
-        keys=layer_types(),
+        keys=optional_window(),
         key_defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32},
-        fixed={"use_sliding_window": False},
-        ignored=("max_window_layers", "sliding_window"),  # only with that window
     )
     manifest = family_manifest(family, "Qwen2", source="arXiv:2407.10671, arXiv:2412.15115")

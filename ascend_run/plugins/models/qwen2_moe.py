@@ -10,7 +10,7 @@ from ascend_run.families import (
     derived,
     expert_tensors,
     family_manifest,
-    layer_types,
+    optional_window,
     shared_expert_tensors,
 )
 from ascend_run.plugin_api import ConfigKey
@@ -31,7 +31,7 @@ class Qwen2Moe(FamilyPlugin):
             "model.moe_shared_expert_gate": True,
         },
         keys=(
-            *layer_types(),
+            *optional_window("window_below"),
             ConfigKey(hf="moe_intermediate_size", field="model.moe_ffn_hidden_size", default=1408),
             ConfigKey(
                 hf="shared_expert_intermediate_size",
@@ -50,12 +50,8 @@ class Qwen2Moe(FamilyPlugin):
             ),
         ),
         key_defaults={"max_position_embeddings": 32768, "num_key_value_heads": 16},
-        fixed={
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": ([], None),
-            "use_sliding_window": False,
-        },
-        ignored=("max_window_layers", "output_router_logits", "sliding_window"),
+        fixed={"decoder_sparse_step": 1, "mlp_only_layers": ([], None)},
+        ignored=("output_router_logits",),
         without=("mlp.",),
         tensors=(*expert_tensors(), *shared_expert_tensors()),
     )

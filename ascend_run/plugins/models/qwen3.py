@@ -8,7 +8,7 @@ from ascend_run.families import (
     attention_bias,
     derived,
     family_manifest,
-    layer_types,
+    optional_window,
 )
 
 
@@ -24,9 +24,7 @@ class Qwen3(FamilyPlugin):
             "model.kv_channels": 128,
             "model.layernorm_epsilon": 1e-6,
         },
-        keys=(*attention_bias(), *layer_types()),
+        keys=(*attention_bias(), *optional_window()),
         key_defaults={"head_dim": 128, "max_position_embeddings": 32768, "num_key_value_heads": 32},
-        fixed={"use_sliding_window": False},
-        ignored=("max_window_layers", "sliding_window"),  # only with that window
     )
     manifest = family_manifest(family, "Qwen3", source="arXiv:2505.09388")

@@ -11,6 +11,7 @@ from ascend_run.families import (
     derived,
     expert_tensors,
     family_manifest,
+    optional_window,
 )
 from ascend_run.plugin_api import ConfigKey
 
@@ -30,6 +31,7 @@ class Qwen3Moe(FamilyPlugin):
         },
         keys=(
             *attention_bias(),
+            *optional_window(""),
             ConfigKey(hf="moe_intermediate_size", field="model.moe_ffn_hidden_size", default=768),
             ConfigKey(
                 hf="num_experts",
@@ -47,12 +49,8 @@ class Qwen3Moe(FamilyPlugin):
             ),
         ),
         key_defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4},
-        fixed={
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": ([], None),
-            "use_sliding_window": False,
-        },
-        ignored=("max_window_layers", "output_router_logits", "sliding_window"),
+        fixed={"decoder_sparse_step": 1, "mlp_only_layers": ([], None)},
+        ignored=("max_window_layers", "output_router_logits"),  # every layer has the window
         without=("mlp.",),
         tensors=expert_tensors(),
     )

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from ascend_run.core.config.built_in import built_in_problems
-from ascend_run.plugin_api.error_text import around, divisors, one_of, show
+from ascend_run.plugin_api.error_text import around, cannot_split, divisors, one_of, show
 from ascend_run.plugin_api.manifest import Claim
-from ascend_run.types.config import RunConfig
+from ascend_run.types.config import FieldSection, RunConfig
 
 from .latent_attention import latent_problems
 from .rotary import rotary_problems
@@ -59,13 +59,7 @@ def _attention(config: RunConfig) -> Iterator[str]:
     every = model.window_attn_skip_freq
     if every is not None and not model.window_size:
         yield f"model.window_attn_skip_freq={show(every)} needs model.window_size"
-    if isinstance(every, tuple) and len(every) != model.num_layers:
-        yield (
-            f"model.window_attn_skip_freq has {len(every)} entries; expected one for each of "
-            f"model.num_layers={model.num_layers}"
-        )
-    elif every == 0:
-        yield "model.window_attn_skip_freq=0: expected at least 1, every so many layers"
+    yield from _frequency(model, "window_attn_skip_freq")
     if model.kv_channels is None and model.hidden_size % heads:
         yield (
             f"model.hidden_size={model.hidden_size} is not a multiple of "
@@ -101,14 +95,18 @@ def _experts(config: RunConfig) -> Iterator[str]:
             f"model.moe_router_topk={model.moe_router_topk} is more than "
             f"model.num_moe_experts={experts}; use at most {experts}"
         )
-    frequency = model.moe_layer_freq
-    if isinstance(frequency, tuple) and len(frequency) != model.num_layers:
+    yield from _frequency(model, "moe_layer_freq")
+
+
+def _frequency(model: FieldSection, name: str) -> Iterator[str]:
+    """Check an option that is a flag of each layer, or every so many layers."""
+    if isinstance(model[name], tuple) and len(model[name]) != model.num_layers:
         yield (
-            f"model.moe_layer_freq has {len(frequency)} entries; expected one for each of "
+            f"model.{name} has {len(model[name])} entries; expected one for each of "
             f"model.num_layers={model.num_layers}"
         )
-    if frequency == 0:
-        yield "model.moe_layer_freq=0: expected at least 1, every so many layers"
+    elif model[name] == 0:
+        yield f"model.{name}=0: expected at least 1, every so many layers"
 
 
 def _chosen_experts(config: RunConfig) -> Iterator[str]:
@@ -153,11 +151,8 @@ def _router(config: RunConfig) -> Iterator[str]:
         yield f"model.moe_router_group_topk={chosen} needs model.moe_router_num_groups"
     elif groups:
         if model.num_moe_experts % groups:
-            yield (
-                f"model.num_moe_experts={model.num_moe_experts} cannot be split over "
-                f"model.moe_router_num_groups={groups}; use "
-                f"{one_of(divisors(model.num_moe_experts))}"
-            )
+            over = "model.moe_router_num_groups"
+            yield cannot_split("model.num_moe_experts", model.num_moe_experts, over, groups)
         if chosen and chosen > groups:
             yield (
                 f"model.moe_router_group_topk={chosen} is more than "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 
-from ascend_run.plugin_api.error_text import around, divisors, one_of
+from ascend_run.plugin_api.error_text import around, cannot_split, divisors, one_of
 from ascend_run.plugin_api.manifest import Claim
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
@@ -68,7 +68,6 @@ def _tensor_parallel(config: RunConfig, layout: Layout) -> Iterator[str]:
     model, tp = config.model, layout.tp
     sizes = {
         "num_attention_heads": model.num_attention_heads,
-        "num_query_groups": model.num_query_groups,
         "ffn_hidden_size": model.ffn_hidden_size,
         "moe_shared_expert_intermediate_size": model.moe_shared_expert_intermediate_size,
     }
@@ -78,10 +77,13 @@ def _tensor_parallel(config: RunConfig, layout: Layout) -> Iterator[str]:
         sizes["kv_lora_rank plus model.qk_pos_emb_head_dim"] = both
     for name, size in sizes.items():
         if size is not None and size % tp:
-            yield (
-                f"model.{name}={size} cannot be split over "
-                f"parallel.tensor_model_parallel_size={tp}; use {one_of(divisors(size))}"
-            )
+            yield cannot_split(f"model.{name}", size, "parallel.tensor_model_parallel_size", tp)
+    groups = model.num_query_groups
+    if groups is not None and tp not in (fits := _shares(config, groups)):
+        yield (
+            f"model.num_query_groups={groups} cannot be split over, or shared evenly by, "
+            f"parallel.tensor_model_parallel_size={tp}; use {one_of(fits)}"
+        )
     if config.parallel.sequence_parallel and tp == 1:
         yield (
             "parallel.sequence_parallel=true needs parallel.tensor_model_parallel_size above 1; "
@@ -94,33 +96,30 @@ def _tensor_parallel(config: RunConfig, layout: Layout) -> Iterator[str]:
         )
 
 
+def _shares(config: RunConfig, groups: int) -> list[int]:
+    """Return the tensor-parallel sizes that split the key-value groups, or whose ranks share each.
+
+    Shared ones leave each rank a part of the rows of keys and values, which must be equal.
+    """
+    heads = config.model.num_attention_heads
+    rows = 2 * groups * (config.model.kv_channels or config.model.hidden_size // heads)
+    return [n for n in divisors(heads) if not (groups % n and (n % groups or rows % n))]
+
+
 def _experts(config: RunConfig, layout: Layout) -> Iterator[str]:
-    experts, ep = config.model.num_moe_experts, layout.ep
-    if experts is None and ep > 1:
-        yield (
-            f"parallel.expert_model_parallel_size={ep} needs experts; set model.num_moe_experts, "
-            "or use 1"
-        )
-    elif experts is not None and experts % ep:
-        yield (
-            f"model.num_moe_experts={experts} cannot be split over "
-            f"parallel.expert_model_parallel_size={ep}; use {one_of(divisors(experts))}"
-        )
-    if experts is None and layout.expt_tp > 1:
-        yield (
-            f"parallel.expert_tensor_parallel_size={layout.expt_tp} needs experts; set "
-            "model.num_moe_experts, or use 1"
-        )
-    elif experts is not None:
-        for name in ("moe_ffn_hidden_size", "ffn_hidden_size"):
-            if (width := config.model[name]) is not None:
-                if width % layout.expt_tp:
-                    yield (
-                        f"model.{name}={width} cannot be split over "
-                        f"parallel.expert_tensor_parallel_size={layout.expt_tp}; use "
-                        f"{one_of(divisors(width))}"
-                    )
-                break
+    experts = config.model.num_moe_experts
+    sizes = {"parallel.expert_model_parallel_size": layout.ep}
+    sizes["parallel.expert_tensor_parallel_size"] = layout.expt_tp
+    if experts is None:
+        for name, size in sizes.items():
+            if size > 1:
+                yield f"{name}={size} needs experts; set model.num_moe_experts, or use 1"
+        return
+    names = ("moe_ffn_hidden_size", "ffn_hidden_size")
+    used = next((name for name in names if config.model[name] is not None), None)
+    for own, (over, size) in zip(("num_moe_experts", used), sizes.items(), strict=True):
+        if own is not None and config.model[own] % size:
+            yield cannot_split(f"model.{own}", config.model[own], over, size)
 
 
 def _sequence(config: RunConfig, layout: Layout, multiple: int | None) -> Iterator[str]:

@@ -4,12 +4,16 @@
 ``expert_widths``: size of the shared experts in multiples of an expert's; ours is their size.
 ``negation``: ours is true where theirs is false.
 ``window``: number of keys that a query attends to, itself among them; ours counts those before it.
+``window_use``: whether there is one; without it the window's own key has no effect.
+``window_from``: first of the layers that have the window, which are the last ones.
+``window_below``: number of leading layers of which every other one has the window.
 ``layer_types``: ``sliding_attention`` or ``full_attention`` of each layer; ours is a flag of each.
 ``inverse_square_root``: ours is 1 / sqrt of theirs. ``softmax_scale``: theirs is never null.
 ``over_depth``: ours is theirs over the square root of the number of layers.
 ``base_width``: a hidden size; ours is the model's over it.
 ``doubled``: ours is half of theirs.
 ``rope_ratio``: the rotary base in multiples of 10000.
+``log_n``: whether queries are scaled; ours is the length from which on they are.
 ``longrope_length``: original length of longrope, of no effect with other positions.
 """
 
@@ -22,16 +26,15 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.config.latent_attention import head_widths
+from ascend_run.core.hugging_face import layer_windows
 from ascend_run.core.hugging_face.derived_fields import model_value
-from ascend_run.plugin_api.attention_layers import layer_window
 from ascend_run.plugin_api.contracts import ConfigKey
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import FieldSection, RunConfig
 
-FROM_ZERO: Final = frozenset({"dense_layers_first", "expert_widths"})
+FROM_ZERO: Final = frozenset({"dense_layers_first", "expert_widths", "window_from", "window_below"})
 """Forms whose count may be 0."""
-_KINDS: Final = ("full_attention", "sliding_attention")
 
 
 def to_ours(key: ConfigKey, value: Any, values: Mapping[str, Any]) -> Any:
@@ -77,37 +80,15 @@ def _expert_widths(key: ConfigKey, config: RunConfig) -> int:
     return int(shared // width)
 
 
-def _window(key: ConfigKey, config: RunConfig) -> int | None:
-    window = config.model.window_size
-    if not window:
-        return None
-    left, right = window
-    if left < 0 or right:
-        raise ValueError(f"{key.field} is {show(window)}; only [keys before a query, 0] has a form")
-    return int(left + 1)
-
-
-def _windows(kinds: Any, values: Mapping[str, Any]) -> Any:
-    if kinds is None:
-        return attrs.NOTHING
-    layers = values["model.num_layers"]
-    if not (isinstance(kinds, list) and len(kinds) == layers and {*map(str, kinds)} <= {*_KINDS}):
-        raise ValueError(f"expected {' or '.join(_KINDS)} for each of {layers} layers")
-    flags = [_KINDS.index(kind) for kind in kinds]
-    if not values.get("model.window_size"):
-        if any(flags):
-            raise ValueError("sliding_attention needs a sliding_window")
-        return None
-    return None if all(flags) else flags
-
-
-def _layer_types(key: ConfigKey, config: RunConfig) -> list[str]:
-    layers = range(config.model.num_layers)
-    return [_KINDS[layer_window(config.model, layer) is not None] for layer in layers]
-
-
 def _softmax_scale(model: FieldSection) -> float:
     return float(model.softmax_scale or head_widths(model).key ** -0.5)
+
+
+def _log_n(key: ConfigKey, config: RunConfig) -> bool:
+    length = config.model.log_n_scaling_length
+    if length not in (None, longest := model_value(config, "max_position_embeddings")):
+        raise ValueError(f"{key.field} is {length}; only {longest}, the maximum length, has a form")
+    return length is not None
 
 
 def _longrope_length(length: int, values: Mapping[str, Any]) -> Any:
@@ -137,8 +118,17 @@ _FORMS: Final[Mapping[str, _Form]] = {
         lambda value, values: not value,
         lambda key, config: not config.model[key.field.removeprefix("model.")],
     ),
-    "window": _Form(lambda keys, values: keys and (keys - 1, 0), _window),
-    "layer_types": _Form(_windows, _layer_types),
+    "window": _Form(
+        lambda keys, values: keys and (keys - 1, 0),
+        lambda key, config: layer_windows.num_keys(config),
+    ),
+    "window_use": _Form(
+        lambda used, values: attrs.NOTHING if used else None,
+        lambda key, config: bool(config.model.window_size),
+    ),
+    "window_from": _Form(layer_windows.from_layer, layer_windows.after_last_full),
+    "window_below": _Form(layer_windows.below_layer, layer_windows.after_last_window),
+    "layer_types": _Form(layer_windows.of_kinds, lambda key, config: layer_windows.kinds(config)),
     "softmax_scale": _Form(
         lambda scale, values: float(scale), lambda key, config: _softmax_scale(config.model)
     ),
@@ -163,6 +153,9 @@ _FORMS: Final[Mapping[str, _Form]] = {
     "rope_ratio": _Form(
         lambda ratio, values: 10000.0 * ratio,
         lambda key, config: float(_whole(config.model.rotary_base / 10000.0)),
+    ),
+    "log_n": _Form(
+        lambda used, values: values["model.max_position_embeddings"] if used else None, _log_n
     ),
     "longrope_length": _Form(
         _longrope_length,

@@ -23,6 +23,7 @@ NEUTRAL: Final[dict[str, object]] = {
     "is_hybrid_model": False,
     "layernorm_zero_centered_gamma": False,
     "linear_attention_freq": None,
+    "log_n_scaling_length": None,
     "logits_scaling": 1.0,
     "moe_apply_probs_on_input": False,
     "moe_expert_capacity_factor": None,

@@ -37,6 +37,7 @@ def whole(outcomes: list[RankOutcome]) -> Mapping[str, Tensor]:
     ("values", "layout", "world_size"),
     [
         (DENSE, TP, 2),
+        (DENSE, {**TP, "parallel.tensor_model_parallel_size": 4}, 4),
         ({**DENSE, "model.share_embeddings_and_output_weights": True}, TP, 2),
         (WIDE, TP, 2),
         (SHARED_EXPERT, EP, 2),
@@ -50,6 +51,7 @@ def whole(outcomes: list[RankOutcome]) -> Mapping[str, Tensor]:
     ],
     ids=[
         "dense tp",
+        "shared key-value heads",
         "tied tp",
         "biases tp",
         "shared expert ep",

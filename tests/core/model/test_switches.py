@@ -35,6 +35,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "softcap of logits": {"final_logit_softcapping": 0.5},
     "softcap of scores": {"attn_logit_softcapping": 0.2},
     "softmax scale": {"softmax_scale": 1.7},
+    "log-n of queries": {"log_n_scaling_length": 5},
+    "learnable sinks": {"softmax_type": "learnable"},
+    "sinks of 0": {"softmax_type": "off-by-one"},
     "windows in even layers": {"window_size": [3, 0], "window_attn_skip_freq": 2},
     "windows by layer": {"window_size": [3, 0], "window_attn_skip_freq": [0, 1]},
     "all": {
@@ -46,6 +49,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.2,
         "final_logit_softcapping": 0.5,
         "attn_logit_softcapping": 0.2,
+        "softmax_type": "learnable",
+        "log_n_scaling_length": 7,
         "window_size": [3, 0],
         "window_attn_skip_freq": 2,
         "share_embeddings_and_output_weights": True,
@@ -95,7 +100,10 @@ def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any])
     for layer in range(2):
         at = f"decoder.layers.{layer}"
         h = linear(norm(x, f"{at}.input_layernorm.weight"), f"{at}.self_attention.linear_qkv")
-        out = attention(h, options, layer, capped)
+        sinks = p.get(f"{at}.self_attention.core_attention.softmax_offset")
+        if options.get("softmax_type") == "off-by-one":
+            sinks = torch.zeros(HEADS, dtype=h.dtype)
+        out = attention(h, options, layer, capped, sinks)
         out = linear(out, f"{at}.self_attention.linear_proj")
         x = x + factor * norm(out, f"{at}.self_attn_bda.norm.weight")
         h = linear(norm(x, f"{at}.pre_mlp_layernorm.weight"), f"{at}.mlp.linear_fc1")
@@ -112,8 +120,14 @@ def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any])
     return F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
-def attention(h: Tensor, options: Mapping[str, Any], layer: int, capped: Any) -> Tensor:
-    """Attention of [B, S, G * (N/G + 2) * D], head by head."""
+def attention(
+    h: Tensor, options: Mapping[str, Any], layer: int, capped: Any, sinks: Tensor | None
+) -> Tensor:
+    """Attention of [B, S, G * (N/G + 2) * D], head by head.
+
+    Args:
+        sinks: A logit of each head, of a key whose value is 0.
+    """
     length = torch.arange(h.shape[1])
     distance = length[:, None] - length[None, :]
     hidden = distance < 0
@@ -124,11 +138,18 @@ def attention(h: Tensor, options: Mapping[str, Any], layer: int, capped: Any) ->
         hidden = hidden | (distance > options["window_size"][0])
     scale = options.get("softmax_scale", WIDTH**-0.5)
     outputs = []
+    trained = options.get("log_n_scaling_length", math.inf)
+    scale = [scale * max(1.0, math.log(n, trained)) for n in range(1, h.shape[1] + 1)]
     for group in h.unflatten(-1, (GROUPS, -1)).unbind(-2):
         *queries, key, value = group.split(WIDTH, -1)
         for query in queries:
-            scores = capped(query @ key.mT * scale, options.get("attn_logit_softcapping"))
-            outputs.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ value)
+            scores = query @ key.mT * torch.tensor(scale, dtype=h.dtype)[:, None]
+            scores = capped(scores, options.get("attn_logit_softcapping"))
+            scores = scores.masked_fill(hidden, -math.inf)
+            if sinks is not None:
+                column = sinks[len(outputs)].expand(*scores.shape[:-1], 1)
+                scores = torch.cat((scores, column), -1)
+            outputs.append(scores.softmax(-1)[..., : h.shape[1]] @ value)
     return torch.cat(outputs, -1)
 
 
@@ -147,10 +168,12 @@ def test_loss_logits_and_gradients_follow_the_plain_formula(label: str) -> None:
         assert {w[-2] for w in words if w[-1] == "bias"} == BIASED.get(label, {*()})
         placement = options.get("norm_placement", "pre")
         assert {w[0] for w in words if "norm" in ".".join(w)} == NORMS[placement]
-        loss = model(ids, labels=ids.roll(-1, 1), loss_mask=torch.ones(2, 16)) / ids.numel()
+        given = {"position_ids": torch.arange(16).expand(2, 16)}
+        kept = torch.ones(2, 16)
+        loss = model(ids, labels=ids.roll(-1, 1), loss_mask=kept, **given) / ids.numel()
         loss.backward()
         got = {name: p.grad.clone() for name, p in parameters.items()}
-        logits = model(ids)
+        logits = model(ids, **given)
         copies = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
     wanted = plain_loss(copies, ids, options)
     torch.testing.assert_close(loss.detach(), wanted.detach(), **CLOSE)
@@ -171,6 +194,23 @@ def test_each_switch_counts() -> None:
     apart = [
         options
         for label, options in SWITCHES.items()
-        if not {"bias", "biases", "norms", "all", "tied"} & {*label.replace(",", "").split()}
+        if not {"bias", "biases", "norms", "learnable", "all", "tied"}
+        & {*label.replace(",", "").split()}
     ]
     assert len({float(plain_loss(parameters, ids, options)) for options in apart}) == len(apart)
+
+
+def test_log_n_scaling_follows_the_documents_and_may_be_for_evaluation_only() -> None:
+    ids = torch.randint(VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(0))
+    values = {"model.log_n_scaling_length": 3, "model.log_n_scaling_in_training": False}
+    places = torch.arange(8)
+    with standing_model({**DENSE, **values}) as model:
+        given = {"position_ids": places.repeat(2)[None], "document_ends": (8, 16)}
+        trained, scaled = (model.train(mode)(ids, **given) for mode in (True, False))
+        apart = model(ids.view(2, 8), position_ids=places.expand(2, 8))
+        model.log_n_length = None
+        plain = model(ids, **given)
+    torch.testing.assert_close(scaled.view(2, 8, -1), apart, **CLOSE)
+    assert torch.equal(trained, plain)
+    same = (scaled == plain).all(-1).view(2, 8)
+    assert same.tolist() == [[True] * 3 + [False] * 5] * 2

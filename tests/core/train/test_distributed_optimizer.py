@@ -12,6 +12,7 @@ from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 
+from .gather_jobs import output_weight_when_read
 from .trials import (
     CP,
     EP,
@@ -121,6 +122,13 @@ def test_what_overlaps_reduces_the_same_gradients(
     values = {**DENSE, **FOUR}
     several = outcomes(gloo_pool, {**values, **VPP, **ddp}, 4)
     assert_same(several, outcomes(gloo_pool, values, 1))
+
+
+def test_the_loss_reads_the_output_weight_when_it_is_gathered(gloo_pool: GlooPool) -> None:
+    """The loss calls no module that would wait, and no other weight is in the bucket."""
+    values = {**DENSE, **OVERLAPPED, "ddp.bucket_size": 3000, "train.global_batch_size": 4}
+    for sharing, over in gloo_pool.run(output_weight_when_read, 2, values, timeout=100):
+        assert (sharing, over) == (1, [True] * 4)
 
 
 def test_an_optimizer_that_megatron_cannot_spread_is_refused() -> None:

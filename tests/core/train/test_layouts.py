@@ -134,6 +134,31 @@ def test_dense_gradients_do_not_depend_on_tensor_or_context_parallelism(
     assert_same(outcomes(gloo_pool, {**values, **layout}, 2, plugins), whole)
 
 
+SHARED = {"model.qk_layernorm": True, "model.add_qkv_bias": True, "model.softmax_type": "learnable"}
+TP4 = {"parallel.tensor_model_parallel_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups", "plugins"),
+    [
+        pytest.param({**TP, **TP4}, 2, (), id="sequence parallel"),
+        pytest.param(TP4, 2, (), id="two groups"),
+        pytest.param(TP4, 1, (), id="one group"),
+        *(
+            pytest.param({**TP, **CP}, 1, (name,), id=name, marks=pytest.mark.needs_plugins(name))
+            for name in ("ulysses", "ring-attention")
+        ),
+    ],
+)
+def test_ranks_that_share_key_value_heads_have_the_gradients_of_one(
+    gloo_pool: GlooPool, layout: Mapping[str, int], groups: int, plugins: tuple[str, ...]
+) -> None:
+    values = {**MODELS["dense"], **SHARED, "model.num_query_groups": groups}
+    whole = outcomes(gloo_pool, values, 1)
+    several = outcomes(gloo_pool, {**values, **layout}, 4, plugins)
+    assert_same(several, whole)
+
+
 SWITCHES = {
     **MODELS["dense"],
     "model.add_qkv_bias": True,
@@ -144,6 +169,8 @@ SWITCHES = {
     "model.residual_multiplier": 0.5,
     "model.logits_scaling": 2.0,
     "model.attn_logit_softcapping": 2.0,
+    "model.softmax_type": "learnable",
+    "model.log_n_scaling_length": 4,
     "model.final_logit_softcapping": 1.0,
     "model.window_size": [5, 0],
     "model.window_attn_skip_freq": 2,

@@ -56,13 +56,23 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
     return {**{key: value for key, value in line.items() if key != "expert_load"}, **loads}
 
 
+MOVED = {
+    **{name: KINDS[name] for name in ("tied pp", "tp cp, cut experts, overlapped")},
+    "tp 4, shared key-value heads": (
+        {**DENSE, **TP, "parallel.tensor_model_parallel_size": 4, "model.qk_layernorm": True},
+        4,
+        (),
+    ),
+}
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["tied pp", "tp cp, cut experts, overlapped"])
+@pytest.mark.parametrize("kind", MOVED)
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
 def test_a_run_resumes_in_another_layout(
     gloo_pool: GlooPool, tmp_path: Path, kind: str, back: bool
 ) -> None:
-    values, world_size, plugins = KINDS[kind]
+    values, world_size, plugins = MOVED[kind]
     alone = {
         key: value for key, value in values.items() if not key.startswith(("parallel.", "ddp."))
     }

@@ -54,6 +54,7 @@ GEMMA_NORMS: Final = {
     "pre_mlp_layernorm": "pre_feedforward_layernorm",
     "mlp_bda.norm": "post_feedforward_layernorm",
 }
+WINDOW: Final = {"use_sliding_window": True, "sliding_window": 6}
 LINEAR: Final = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 3.0}}
 
 
@@ -143,15 +144,29 @@ _DENSE: Final = (
         name="qwen2",
         variants={
             "plain": {"rms_norm_eps": 1e-2, **BASE_500},
-            "tied, one group": {"tie_word_embeddings": True, "num_key_value_heads": 1, **LINEAR},
+            "tied, one group, a window": {
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 1,
+                **LINEAR,
+                **WINDOW,
+                "max_window_layers": 1,
+            },
         },
+        shared=frozenset({"model.window_size", "model.window_attn_skip_freq"}),
     ),
     Family(
         name="qwen3",
         common={"head_dim": 12},
+        shared=frozenset({"model.window_size", "model.window_attn_skip_freq"}),
         variants={
             "plain": {"rms_norm_eps": 1e-2, **BASE_500},
-            "tied, biases": {"tie_word_embeddings": True, "attention_bias": True, **LINEAR},
+            "tied, biases, windows": {
+                "tie_word_embeddings": True,
+                "attention_bias": True,
+                **LINEAR,
+                **WINDOW,
+                "max_window_layers": 0,
+            },
         },
     ),
 )
@@ -373,16 +388,27 @@ FAMILIES: Final = (
         common={**MOE, "head_dim": 12},
         variants={
             "normalized": {"norm_topk_prob": True, **BASE_500},
-            "not normalized, tied": {"tie_word_embeddings": True, "attention_bias": True},
+            "not normalized, tied": {
+                "tie_word_embeddings": True,
+                "attention_bias": True,
+                **WINDOW,
+            },
         },
+        shared=frozenset({"model.window_size"}),
     ),
     Family(
         name="qwen2_moe",
         experts=True,
+        shared=frozenset({"model.window_size", "model.window_attn_skip_freq"}),
         common={**MOE, "shared_expert_intermediate_size": 20},
         variants={
             "normalized": {"norm_topk_prob": True, **BASE_500},
-            "not normalized, no biases": {"qkv_bias": False, "num_experts_per_tok": 3},
+            "no biases, a window": {
+                "qkv_bias": False,
+                "num_experts_per_tok": 3,
+                **WINDOW,
+                "max_window_layers": 1,
+            },
         },
     ),
     Family(

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ascend_run.core.hugging_face.json_files import read_hf_config
 from ascend_run.plugin_api import ConfigError, ModelFamily
 from ascend_run.plugin_api.implementations import claims_of
-from ascend_run.prepare.hugging_face.config_keys import config_from_hf
+from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from ascend_run.registry.discovery import discover
 from ascend_run.testing.pool import GlooPool
 from tests.support import family_checks
@@ -30,9 +32,10 @@ from tests.support.against_transformers import (
     check_one_rank,
 )
 
-from .cases import BY_NAME, CASES, FAMILIES, Family
+from .cases import BASE_500, BY_NAME, CASES, FAMILIES, Family
 from .published import BUFFERS, publish
 
+STORED: Final = "model.safetensors"
 CATALOGUE = discover()
 PLUGINS = {family.name: CATALOGUE.load([family.name])[family.name] for family in FAMILIES}
 
@@ -142,6 +145,25 @@ def test_unknown_and_changed_keys_are_refused(family: Family, tmp_path: Path) ->
             config_from_hf(record(family), {**found, name: "other"})
 
 
+def test_a_family_with_learnable_sinks_stores_one_for_each_head(tmp_path: Path) -> None:
+    model = BY_NAME["llama"].model()
+    reference = Reference("llama", model, tmp_path / "theirs", BY_NAME["llama"].in_our_layout)
+    sinks = {f"model.layers.{layer}.self_attn.sinks": torch.randn(4) for layer in range(2)}
+    save_file(family_checks.stored(tmp_path / "theirs") | sinks, reference.folder / STORED)
+    plain = record(BY_NAME["llama"])
+    ours = attrs.evolve(plain, defaults={**plain.defaults, "model.softmax_type": "learnable"})
+    shapes = {name: tuple(weight.shape) for name, weight in reference.weights.items()}
+    at = "decoder.layers.{}.self_attention.core_attention.softmax_offset"
+    shapes |= {at.format(layer): (4,) for layer in range(2)}
+    family_checks.export_again(ours, reference.folder, shapes, tmp_path)
+    want, got = (family_checks.stored(tmp_path / name) for name in ("theirs", "ours"))
+    assert got.keys() == want.keys() >= sinks.keys()
+    assert all(torch.equal(got[name], want[name]) for name in got)
+    without = family_checks.run_config(plain, read_hf_config(reference.folder))
+    with pytest.raises(ConfigError, match="softmax_type is 'vanilla'; LlamaForCausalLM has only"):
+        config_to_hf(ours, without)
+
+
 TENSOR_ALONE: Final = {"parallel.tensor_model_parallel_size": 2}
 TWO_RANKS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "tensors and sequences": ((), TENSOR),
@@ -158,6 +180,18 @@ def test_two_ranks_have_every_gradient_of_the_same_model(
     reference = reference_of(family, changes, tmp_path / "theirs", torch.float64)
     more = {"experts": ((), EXPERTS)} if family.experts else {"tensors": ((), TENSOR_ALONE)}
     check_layouts(reference, gloo_pool, {**TWO_RANKS, **more}, family.values)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_two_ranks_that_share_a_key_value_head_are_transformers(
+    name: str, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    one = {"num_key_value_heads": 1, **BASE_500}
+    reference = reference_of(BY_NAME[name], one, tmp_path / "theirs", torch.float64)
+    layouts = {"sequences": ((), TENSOR), "tensors": ((), TENSOR_ALONE)}
+    check_layouts(reference, gloo_pool, layouts, {})
+    narrow = reference_of(BY_NAME[name], one, tmp_path / "narrow")
+    check_loaded_weights(narrow, gloo_pool, 2, TENSOR)
 
 
 def test_tensor_parallel_latents_have_every_gradient_without_experts(

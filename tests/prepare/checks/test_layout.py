@@ -62,9 +62,18 @@ def test_the_layout_has_the_sizes_of_the_config() -> None:
         (
             4,
             None,
-            {TP: 4, "model__num_query_groups": 2},
+            {TP: 4, "model__num_attention_heads": 12, "model__num_query_groups": 6},
             (
-                "model.num_query_groups=2 cannot be split over "
+                "model.num_query_groups=6 cannot be split over, or shared evenly by, "
+                "parallel.tensor_model_parallel_size=4; use 1, 2, 3, 6 or 12"
+            ),
+        ),
+        (  # two of four ranks would have three of six rows of keys and values
+            4,
+            None,
+            {TP: 4, "model__num_query_groups": 1, "model__kv_channels": 3},
+            (
+                "model.num_query_groups=1 cannot be split over, or shared evenly by, "
                 "parallel.tensor_model_parallel_size=4; use 1 or 2"
             ),
         ),

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
+from ascend_run.families import optional_window
 from ascend_run.plugin_api import ConfigError, ConfigKey, ModelFamily
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from tests.core.hugging_face.toy_families import DENSE as TOY
@@ -85,6 +86,51 @@ def test_kinds_of_layers_become_flags_and_return() -> None:
 def test_windows_that_cannot_be_built_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_from_hf(family(WINDOW, TYPES), {**GIVEN, **changes})
+
+
+@pytest.mark.parametrize(
+    ("form", "bound", "flags"),
+    [
+        ("window_from", 1, [0, 1, 1, 1]),
+        ("window_from", 0, None),
+        ("window_from", 4, [0, 0, 0, 0]),
+        ("window_below", 3, [1, 0, 1, 0]),
+        ("window_below", 0, [0, 0, 0, 0]),
+    ],
+)
+def test_a_bound_of_layers_with_a_window_becomes_flags_and_returns(
+    form: str, bound: int, flags: list[int] | None
+) -> None:
+    toy = family(*optional_window(form))
+    given = {
+        **GIVEN,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": bound,
+    }
+    values = config_from_hf(toy, given)
+    frequency = "model.window_attn_skip_freq"
+    assert (values["model.window_size"], values[frequency]) == ((4, 0), flags)
+    written = config_to_hf(toy, run_config(toy, given))
+    assert {name: written[name] for name in given} == given
+    named = {**given, "layer_types": [FULL, FULL, SLIDING, FULL]}
+    assert config_from_hf(toy, named)[frequency] == [0, 0, 1, 0]
+    unused = config_from_hf(toy, {**given, "use_sliding_window": False})
+    assert unused["model.window_size"] is unused[frequency] is None
+
+
+def test_log_n_scaling_begins_at_the_maximum_length() -> None:
+    key = ConfigKey(
+        hf="use_logn_attn", field="model.log_n_scaling_length", default=True, form="log_n"
+    )
+    toy = family(key)
+    given = {**GIVEN, "max_position_embeddings": 64}
+    assert config_from_hf(toy, given)[key.field] == 64
+    assert config_from_hf(toy, {**given, key.hf: False})[key.field] is None
+    assert config_to_hf(toy, run_config(toy, given))[key.hf] is True
+    assert config_to_hf(toy, run_config(toy, {**given, key.hf: False}))[key.hf] is False
+    with pytest.raises(ConfigError, match="log_n_scaling_length is 32; only 64"):
+        config_to_hf(toy, run_config(toy, given, log_n_scaling_length=32))
 
 
 def test_a_window_to_the_right_is_not_written() -> None:

@@ -395,7 +395,7 @@ def test_a_tracker_that_names_nothing(megatron: Path, capsys: pytest.CaptureFixt
         ("--pp 3", "4 layer slots are not divisible by pp=3"),
         ("--pp 2 --layer-list 1,2", "--layer-list 1,2 has 3 layer slots; the model has 4"),
         ("--empty-layers 9", "--empty-layers 9: 4 layers and 1 empty ones are slots 0 to 4"),
-        ("--tp 4", "2 key-value groups are not divisible by tp=4"),
+        ("--tp 3", "2 key-value groups are neither split nor shared evenly by tp=3"),
         ("--ep 2", "are for models with experts"),
         ("--layer-list 1,x", "'1,x' is not a list of numbers"),
     ],

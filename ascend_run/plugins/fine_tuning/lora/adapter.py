@@ -1,8 +1,9 @@
 """A LoRA adapter on Megatron's parallel linears, with tensor and sequence parallelism.
 
 Column-parallel (the output is sharded): A is replicated on every rank, each B is sharded as the
-output is. Row-parallel (the input is sharded): A is sharded as the input is, B is replicated.
-Collectives are ``rank`` wide.
+output is; where ranks share key-value groups, each B of the QKV projection is replicated and a rank
+takes its rows of the product. Row-parallel (the input is sharded): A is sharded as the input is, B
+is replicated. Collectives are ``rank`` wide.
 """
 
 # S sequence on this rank, B micro-batch, H input and O output of the linear on this rank, R rank,
@@ -81,6 +82,7 @@ class Adapter(nn.Module):
         self.tp_group = _group(linear)
         self.sequence_parallel = bool(linear.sequence_parallel)
         self.rows = _rows_of_parts(linear, name)
+        self.shares_groups = _shares_groups(linear, name)
         weight = linear.weight
         self.lora_A = nn.Parameter(weight.new_empty(len(parts) * self.rank, weight.shape[1]))
         self.lora_B = nn.ParameterDict(
@@ -89,7 +91,7 @@ class Adapter(nn.Module):
         for parameter in self.parameters():  # replicated as dense parameters are
             mark(parameter, ascend_added_by=ADDED_BY, allreduce=True)
         split = [*self.lora_B.values()] if self.is_column else [self.lora_A]
-        for parameter in split:
+        for parameter in [] if self.shares_groups else split:
             set_tensor_model_parallel_attributes(parameter, True, 0 if self.is_column else 1, 1)
         # Replicated, but sees only this rank's tokens: Megatron all-reduces such gradients.
         whole = [self.lora_A] if self.is_column else [*self.lora_B.values()]
@@ -151,13 +153,18 @@ class Adapter(nn.Module):
         for part, (groups, rows) in self.rows.items():
             if part in blocks:
                 matrix = self.lora_B[part].to(inner.dtype)
+                if self.shares_groups:  # backward sums what the ranks' rows contribute
+                    matrix = copy_to_tensor_model_parallel_region(matrix, group=self.tp_group)
                 product = F.linear(blocks[part], matrix)
                 if len(self.rows) == 1:
                     return product
                 outputs.append(product.unflatten(-1, (groups, rows)))
             else:
                 outputs.append(inner.new_zeros((*inner.shape[:-1], groups, rows)))
-        return torch.cat(outputs, dim=-1).flatten(-2)
+        out = torch.cat(outputs, dim=-1).flatten(-2)
+        if self.shares_groups:
+            return out.chunk(self.tp_group.size(), -1)[self.tp_group.rank()]
+        return out
 
     @torch.no_grad()
     def delta(self) -> Tensor:
@@ -174,6 +181,7 @@ class Adapter(nn.Module):
     ) -> dict[str, object]:
         """Return the sharded state dict in the form of Megatron's linears."""
         split = {f"lora_B.{part}": 0 for part in self.parts} if self.is_column else {"lora_A": 1}
+        split = {} if self.shares_groups else split
         result: dict[str, object] = make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
@@ -191,6 +199,14 @@ def _group(linear: ParallelLinear) -> dist.ProcessGroup:
     return linear.tp_group
 
 
+def _shares_groups(linear: ParallelLinear, name: str) -> bool:
+    """Return whether several ranks share a key-value group, so that a rank's rows of the QKV
+    projection are a part of one, in which queries, keys and values have unequal shares."""
+    groups = cast("TransformerConfig", linear.config).num_query_groups
+    assert groups is not None  # Megatron fills it in
+    return name.endswith("linear_qkv") and groups < _group(linear).size()
+
+
 def _rows_of_parts(linear: ParallelLinear, name: str) -> dict[str, tuple[int, int]]:
     """Return (groups, rows per group) of every part of a linear, in Megatron's order of the output.
 
@@ -201,7 +217,9 @@ def _rows_of_parts(linear: ParallelLinear, name: str) -> dict[str, tuple[int, in
     if name.endswith("linear_qkv"):
         assert config.num_query_groups is not None  # Megatron fills both in
         assert config.kv_channels is not None
-        groups, width = config.num_query_groups // _group(linear).size(), config.kv_channels
+        groups, width = config.num_query_groups, config.kv_channels
+        if not _shares_groups(linear, name):
+            groups //= _group(linear).size()
         queries = config.num_attention_heads // config.num_query_groups
         return {
             "linear_q": (groups, queries * width),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ascend_run.plugin_api import (
@@ -46,7 +46,7 @@ def adapter_cost(
     The base is not trained, so the input of a linear is saved only if an adapter reads it. Each
     adapted part has two low-rank matrices, and the output of the first is saved for backward.
     """
-    parameters = tuple(_parameters(config, rank, options))
+    parameters = tuple(_parameters(config, layout, rank, options))
     narrow = rank.tokens * options.rank * rank.item_bytes
     parts = [p for p in parameters if p.name.endswith("lora_A") and p.layer == rank.layers[0]]
     width = sum(_parts_of(p.name, config, options, p.part) for p in parts)
@@ -60,16 +60,25 @@ def adapter_cost(
         parameters=parameters,
         saved=(SavedChange(tensors=(*unread, *_NEVER_READ), storage=Storage.NONE),),
         saved_added=(SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow),),
-        communication=tuple(_messages(config, layout, rank, options)),
+        communication=tuple(_messages(config, layout, rank, options, parameters)),
     )
 
 
 def _messages(
-    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+    config: RunConfig,
+    layout: Layout,
+    rank: RankKind,
+    options: LoraOptions,
+    parameters: Iterable[ParameterCost],
 ) -> Iterator[Communication]:
     """Yield the collectives of the low-rank matmuls, which match those of Megatron's linears."""
     if layout.tp == 1:
         return
+    if _shares_groups(config, layout):
+        for matrix in parameters:
+            if matrix.name == "linear_qkv.lora_B":
+                parts = _parts_of(matrix.name, config, options, matrix.part)
+                yield _reduced(rank, parts, matrix.numel * rank.item_bytes)
     one = rank.tokens * options.rank * rank.item_bytes
     for weight in rank.parameters:
         if weight.layer is None or weight.key not in LINEARS:
@@ -84,6 +93,22 @@ def _messages(
                 sent_bytes=rank.num_microbatches * nbytes,
                 why=f"adapters, {direction}",
             )
+
+
+def _reduced(rank: RankKind, parts: int, nbytes: float) -> Communication:
+    """The gradients of the replicated matrices of one QKV projection, of each micro-batch."""
+    return Communication(
+        operation="all_reduce",
+        group="tp",
+        calls=rank.num_microbatches * parts,
+        sent_bytes=rank.num_microbatches * nbytes,
+        why="adapters of shared key-value heads, backward",
+    )
+
+
+def _shares_groups(config: RunConfig, layout: Layout) -> bool:
+    groups = config.model.num_query_groups or config.model.num_attention_heads
+    return bool(groups < layout.tp)
 
 
 def _exchanges(
@@ -105,7 +130,9 @@ def _parts_of(name: str, config: RunConfig, options: LoraOptions, part: str) -> 
     return len(wanted_parts(options.target_modules, linear, config))
 
 
-def _parameters(config: RunConfig, rank: RankKind, options: LoraOptions) -> Iterator[ParameterCost]:
+def _parameters(
+    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+) -> Iterator[ParameterCost]:
     for weight in rank.parameters:
         if weight.layer is None or weight.key not in LINEARS:
             continue
@@ -113,7 +140,7 @@ def _parameters(config: RunConfig, rank: RankKind, options: LoraOptions) -> Iter
         if not parts:
             continue
         columns = _columns(rank, weight)
-        shares = _rows(config, rank, weight.numel // columns)
+        shares = _rows(config, layout, rank, weight.numel // columns)
         rows = sum(shares.get(part, weight.numel // columns) for part in parts)
         # The one that is replicated over tensor-parallel ranks.
         whole = "lora_B" if weight.name in _SPLIT_COLUMNS else "lora_A"
@@ -136,12 +163,16 @@ def _columns(rank: RankKind, weight: ParameterCost) -> int:
     return weight.numel // hidden if weight.name in _SPLIT_COLUMNS else hidden
 
 
-def _rows(config: RunConfig, rank: RankKind, rows: int) -> Mapping[str, int]:
-    """Return the rows of each part's linear on this rank."""
+def _rows(config: RunConfig, layout: Layout, rank: RankKind, rows: int) -> Mapping[str, int]:
+    """Return the rows of each part's matrix on this rank: those of its linear, or all of them where
+    ranks share key-value groups."""
+    heads, groups = rank.heads, rank.query_groups
+    if _shares_groups(config, layout):
+        heads, groups = config.model.num_attention_heads, config.model.num_query_groups
     return {
-        "linear_q": int(rank.heads * rank.head_width),
-        "linear_k": int(rank.query_groups * rank.head_width),
-        "linear_v": int(rank.query_groups * rank.head_width),
+        "linear_q": int(heads * rank.head_width),
+        "linear_k": int(groups * rank.head_width),
+        "linear_v": int(groups * rank.head_width),
         "linear_fc1_gate": rows // 2,
         "linear_fc1_up": rows // 2,
     }

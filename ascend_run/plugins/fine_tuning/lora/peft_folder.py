@@ -63,15 +63,12 @@ def _stored_parts(
     """Yield (PEFT's name, this rank's tensor, sharded dim, (index, number) of shards)."""
     for adapter in found:
         tp = (adapter.tp_group.rank(), adapter.tp_group.size())
+        of_b = tp if adapter.is_column and not adapter.shares_groups else (0, 1)
         for part, block in zip(adapter.parts, adapter.lora_A.split(adapter.rank), strict=True):
             name = PREFIX + peft_module(part, adapter.layer, config.model.family)
             a, b = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
-            if adapter.is_column:
-                yield a, block, 1, (0, 1)
-                yield b, adapter.lora_B[part], 0, tp
-            else:
-                yield a, block, 1, tp
-                yield b, adapter.lora_B[part], 0, (0, 1)
+            yield a, block, 1, (0, 1) if adapter.is_column else tp
+            yield b, adapter.lora_B[part], 0, of_b
 
 
 @torch.no_grad()

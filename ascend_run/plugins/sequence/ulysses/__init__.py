@@ -72,7 +72,7 @@ class Ulysses(ContextParallelPlugin[UlyssesConfig]):
                 f"{one_of(divisors(heads // tp))}, or --enable unaligned-ulysses instead"
             )
         groups = config.model.num_query_groups or heads
-        if self.config.kv == "all-gather" and groups != tp:
+        if self.config.kv == "all-gather" and groups > tp:
             yield (
                 f"ulysses: plugins.ulysses.kv=all-gather needs one key-value head on each "
                 f"tensor-parallel rank, got model.num_query_groups={groups} over tp={tp}; "

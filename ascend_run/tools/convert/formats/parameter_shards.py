@@ -111,8 +111,8 @@ def divided(size: int, split: Split, parts: int, config: RunConfig, name: str) -
         return None
     if "linear_qkv" in name:
         groups = model_value(config, "num_query_groups")
-        if groups % parts:
-            return f"{groups} key-value groups are not divisible by tp={parts}"
+        if (groups % parts and parts % groups) or size % parts:
+            return f"{groups} key-value groups are neither split nor shared evenly by tp={parts}"
         return None
     each = size // 2 if split is Split.GATED_ROWS else size
     if each % parts:

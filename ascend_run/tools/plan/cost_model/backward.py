@@ -14,7 +14,7 @@ import attrs
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
-from .saved import gathered_tokens, hidden_bytes, norm_of_inputs, norm_of_outputs
+from .saved import gathered_heads, gathered_tokens, hidden_bytes, norm_of_inputs, norm_of_outputs
 from .sizes import Sizes
 
 _WIDE = 4
@@ -102,7 +102,9 @@ def _attention(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Step
     yield Step(part, "proj", query + gathered + weight, ("attended", "copied"))
     yield Step(part, "core", query + mixed, ("q", "k", "v", "out", "lse"))
     yield Step(part, "split", 2 * mixed, ("projected", "statistics"))
-    rows = sizes.query_width + 2 * sizes.key_width
+    if whole := gathered_heads(layout, sizes):  # padded with zeros, and sorted to be reduced
+        yield Step(part, "share", mixed + 2 * whole)
+    rows = sizes.qkv_rows
     below = sizes.tokens * sizes.hidden * item
     yield Step(part, "qkv", mixed + below + rows * sizes.hidden * item, ("input",))
 

@@ -25,7 +25,7 @@ from .memory import Ends, Memory, peak_memory
 from .operations import step_operations
 from .parameters import rank_parameters, trained_ends, trains_output
 from .recompute import recompute_as_configured
-from .saved import gather_buffer, hidden_bytes, layer_saved, stream_bytes
+from .saved import embedding_norm_saved, gather_buffer, hidden_bytes, layer_saved, stream_bytes
 from .schedule import in_flight
 from .sizes import Sizes, sizes_of
 from .state import held_state, keeps_own_gradients
@@ -268,13 +268,14 @@ def _ends(
     table = sizes.vocab * sizes.hidden * sizes.item_bytes
     return Ends(
         hidden=hidden,
+        embedding_norm=embedding_norm_saved(config, sizes) if rank.is_first else 0.0,
         final_norm=hidden + sizes.shared_tokens * _WIDE if is_last else 0.0,
         final_norm_backward=norm_backward(config, sizes) if is_last else 0.0,
         loss=loss_working(config, layout, sizes, trains=trains) if is_last else 0.0,
         loss_saved=sum(saved_by_loss(config, sizes, trains=trains)) if is_last else 0.0,
         output_gradient=table if trains and is_last and tied and not pipelined else 0.0,
         embedding_gradient=table if rank.is_first and "embedding" in ends_trained else 0.0,
-        batch=sizes.tokens * (3 * _INDEX + _WIDE),
+        batch=sizes.tokens * (3 * _INDEX + _WIDE) + _stacked_tables(config, sizes),
         has_next=not is_last,
         pipelined=pipelined,
     )
@@ -284,4 +285,10 @@ def _rotary_bytes(config: RunConfig, sizes: Sizes) -> float:
     """Bytes of the cosines and sines for this rank's positions."""
     if config.model.position_embedding_type != "rope":
         return 0.0
-    return 2 * sizes.tokens / sizes.micro_batch * sizes.rotated_width * sizes.item_bytes
+    tables = 2 if config.model.rotary_local_base else 1
+    return tables * 2 * sizes.tokens / sizes.micro_batch * sizes.rotated_width * sizes.item_bytes
+
+
+def _stacked_tables(config: RunConfig, sizes: Sizes) -> float:
+    """Bytes of the tables of both kinds of layers, which every micro-batch stacks and keeps."""
+    return _rotary_bytes(config, sizes) if config.model.rotary_local_base else 0.0

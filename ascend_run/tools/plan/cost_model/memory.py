@@ -24,6 +24,8 @@ class Ends:
 
     hidden: float
     """A hidden state outside of tensor-parallel regions."""
+    embedding_norm: float
+    """Saved by the norm of the embeddings; 0 if the stage has none."""
     final_norm: float
     """Saved by the final norm; like the next three, 0 if the stage has none."""
     final_norm_backward: float
@@ -35,7 +37,7 @@ class Ends:
     """Gradient of a tied output weight, until that of the embedding is added."""
     embedding_gradient: float
     batch: float
-    """Token ids, labels, masks."""
+    """Token ids, labels, masks, and rotary tables of both kinds of layers."""
     has_next: bool
     """Whether the stage's output is sent to a next one; it is then held like saved activations."""
     pipelined: bool
@@ -153,7 +155,7 @@ class _Walk:
             host -= self.away[layer]
             gradients += 0.0 if adds_up else self._gradients(layer=layer)
         if ends.embedding_gradient and chunk == 0:
-            held = live + ends.embedding_gradient
+            held = live - ends.embedding_norm + ends.embedding_gradient
             yield _Held("backward of the embedding", held, gradients, host)
 
     def update(self) -> _Held:
@@ -189,6 +191,7 @@ class _Walk:
         """What one forward of a chunk leaves on the device."""
         ends, is_last = self.ends, chunk == len(self.chunks) - 1
         output = ends.final_norm if is_last and not ends.has_next else ends.hidden
+        output += ends.embedding_norm if chunk == 0 else 0.0
         return sum(self.here[layer] for layer in self.chunks[chunk]) + output + ends.batch
 
     def _fetched(self, layers: Sequence[int], position: int) -> float:

@@ -32,6 +32,8 @@ def _in_layer(words: list[str], kind: str) -> str | None:
         return f"experts.{kind}" if kind in ("fc1", "fc2") else None
     if words == ["mlp", "shared_experts"] and kind == "gate_weight":
         return "shared_experts.gate_weight"
+    if words == ["self_attention", "core_attention"] and kind == "softmax_offset":
+        return "self_attention.softmax_offset"
     suffix = _suffix(kind)
     match words:
         case _ if suffix is None:

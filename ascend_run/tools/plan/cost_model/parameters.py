@@ -134,7 +134,7 @@ def _layer(
 def _projections(config: RunConfig, sizes: Sizes, layer: int) -> Iterator[ParameterCost]:
     """The fused QKV projection."""
     model = config.model
-    rows = sizes.query_width + sizes.key_width + sizes.values_width
+    rows = sizes.qkv_rows
     bias = rows if linear_biases(model).qkv else 0
     yield from _linear("self_attention", "linear_qkv", sizes.hidden, rows, layer, bias)
     if model.qk_layernorm:

@@ -50,6 +50,13 @@ def layer_saved(
     )
 
 
+def embedding_norm_saved(config: RunConfig, sizes: Sizes) -> float:
+    """Return the bytes that the norm of the embeddings saves for one micro-batch."""
+    if not config.model.embedding_layernorm:
+        return 0.0
+    return sum(nbytes for _, nbytes in _norm(config, sizes))
+
+
 def norm_of_inputs(config: RunConfig) -> bool:
     """Return whether the inputs of the attention and MLP blocks are normalized."""
     return bool(config.model.norm_placement != "post")
@@ -65,6 +72,15 @@ def gathered_tokens(config: RunConfig, layout: Layout, sizes: Sizes) -> int:
     ranks = layout.ep * layout.expt_tp
     gathers = config.model.moe_token_dispatcher_type == "allgather"
     return ranks * sizes.shared_tokens if gathers and ranks > 1 else 0
+
+
+def gathered_heads(layout: Layout, sizes: Sizes) -> float:
+    """Return the bytes of the QKV projection of all tensor-parallel ranks, which they gather if
+    several of them share a key-value group; else 0."""
+    own = sizes.query_width + sizes.key_width + sizes.values_width
+    if sizes.key_latent or own == sizes.qkv_rows:
+        return 0.0
+    return sizes.tokens * sizes.qkv_rows * layout.tp * sizes.item_bytes
 
 
 def gather_buffer(config: RunConfig, layout: Layout, sizes: Sizes, *, moe: bool) -> float:

@@ -31,6 +31,9 @@ class Sizes:
     heads: int
     """Query heads of one tensor-parallel rank; likewise ``query_groups``, ``ffn`` and ``vocab``."""
     query_groups: int
+    qkv_rows: int
+    """Rows of the QKV projection on one rank; with fewer key-value groups than tensor-parallel
+    ranks, a part of a group's."""
     head_width: int
     """Width of a head of queries and keys."""
     value_width: int
@@ -112,6 +115,7 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
     """Compute the sizes of a run with a valid layout."""
     model, tp = config.model, layout.tp
     heads = model.num_attention_heads
+    groups = model.num_query_groups or heads
     rows = padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, tp) // tp
     # For an uneven sequence partition, those of the rank with the longest shard.
     tokens = math.ceil(config.data.seq_length / layout.cp) * config.train.micro_batch_size
@@ -123,7 +127,8 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
         stream_bytes=max(item_bytes, 4) if model.fp32_residual_connection else item_bytes,
         hidden=model.hidden_size,
         heads=heads // tp,
-        query_groups=max(1, (model.num_query_groups or heads) // tp),
+        query_groups=max(1, groups // tp),
+        qkv_rows=((heads + groups) * widths.key + groups * widths.value) // tp,
         head_width=widths.key,
         value_width=widths.value,
         rotated_width=widths.rotated,

@@ -13,7 +13,7 @@ from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
 from .latent_traffic import latent_backward, latent_forward
-from .saved import hidden_bytes, stream_bytes
+from .saved import gathered_heads, hidden_bytes, stream_bytes
 from .sizes import Sizes
 from .state import WIDE, bucket_size, buckets, by_chunk, keeps_own_gradients
 
@@ -46,6 +46,9 @@ def layer_forward(
             else _entry(config, layout, sizes, runs, "attention")
         )
     }
+    if whole := gathered_heads(layout, sizes):
+        own = _times("all_gather", "tp", runs, whole / layout.tp, "shared key-value heads, forward")
+        found["self_attention"].append(own)
     found["self_attention"] += _exit(config, layout, sizes, runs, "attention")
     if not moe:
         found["mlp"] = list(_entry(config, layout, sizes, runs, "feed-forward"))
@@ -79,6 +82,9 @@ def layer_backward(
     if sizes.key_latent:
         parts.remove("attention")
         yield from latent_backward(config, layout, sizes, runs, trained)
+    if whole_heads := gathered_heads(layout, sizes):
+        why = "shared key-value heads, backward"
+        yield _times("reduce_scatter", "tp", runs, whole_heads, why)
     for name in parts if layout.tp > 1 else ():
         why, trains = f"{name}, backward", first[name] in trained
         leaving = why if trains else f"{why}: frozen"

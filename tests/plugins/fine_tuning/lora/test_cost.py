@@ -33,14 +33,19 @@ def test_only_adapters_are_trained(targets: list[str], width: int) -> None:
     assert cost.memory.optimizer < plain.memory.optimizer / 2
 
 
-@pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_adapters_send_what_was_expected(gloo_pool: GlooPool, sequence_parallel: bool) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "sequence_parallel"), [(2, True), (2, False), (4, True)], ids=str
+)
+def test_adapters_send_what_was_expected(
+    gloo_pool: GlooPool, ranks: int, sequence_parallel: bool
+) -> None:
+    """Four tensor-parallel ranks share two key-value groups."""
     config = {
         **DENSE,
         "data.seq_length": 64,
-        "parallel.tensor_model_parallel_size": 2,
+        "parallel.tensor_model_parallel_size": ranks,
         "parallel.sequence_parallel": sequence_parallel,
-        "plugins.lora.target_modules": ["linear_q", "linear_proj", "linear_fc1"],
+        "plugins.lora.target_modules": ["linear_q", "linear_v", "linear_proj", "linear_fc1"],
     }
     assert differences(gloo_pool, config, ("lora",)) == []
 

@@ -109,6 +109,8 @@ def assert_parity(
 CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = {
     "tp=2": ("dense", {"tp": 2, "sp": 0}, (), {}),
     "tp=2 sp dp=2": ("dense", {"tp": 2, "dp": 2}, (), {}),
+    "tp=4 sp, two key-value groups": ("dense", {"tp": 4}, (), {}),
+    "tp=4, two key-value groups": ("dense", {"tp": 4, "sp": 0}, (), {}),
     "pp=2": ("dense", {"pp": 2}, (), {}),
     "tp=2 sp pp=2": ("dense", {"tp": 2, "pp": 2}, (), {}),
     "cp=2 tp=2 ulysses": ("dense", {"cp": 2, "tp": 2}, ("ulysses",), {}),

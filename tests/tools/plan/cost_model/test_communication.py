@@ -46,6 +46,11 @@ _LONGER = {
     [
         pytest.param("dense", {**_TP, **_PP, **_TIED}, id="tp-pp-embd"),
         pytest.param("dense", {**_SP, **_PP, **_WIDE_STREAM}, id="tp-pp-wide-residual-stream"),
+        pytest.param(
+            "dense",
+            {"parallel.tensor_model_parallel_size": 4, "parallel.sequence_parallel": True},
+            id="tp-shared-key-value-heads",
+        ),
         pytest.param("dense", {**_SP, **_REPEATED}, id="tp-sequence-dp-recomputed"),
         pytest.param("dense", {**_SP, **_LEARNED}, id="tp-sequence-learned-positions"),
         pytest.param("dense", {**_VPP, **_TIED, **_SPREAD}, id="vpp-dp-spread-embd"),

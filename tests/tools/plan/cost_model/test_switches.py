@@ -36,6 +36,7 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "norms of outputs": {**DENSE, "model.norm_placement": "post"},
     "norms of experts' outputs": {**MOE, **BOTH},
     "norm of embeddings": {**DENSE, "model.embedding_layernorm": True},
+    "sinks": {**DENSE, "model.softmax_type": "learnable"},
     "LayerNorm": {**DENSE, **BOTH, "model.normalization": "LayerNorm"},
 }
 
@@ -64,6 +65,39 @@ def test_a_run_takes_the_memory_that_was_expected(
     for row in compare(Case(name="switches", values={**DENSE, **WIDE, **values}), gloo_pool):
         assert is_exact(row), row
         assert abs(row["off"]) <= TOLERANCE, row
+
+
+LOCAL = {
+    "model.rotary_local_base": 100.0,
+    "model.window_size": [16, 0],
+    "model.window_attn_skip_freq": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "values", [{"model.embedding_layernorm": True}, LOCAL], ids=["norm of embeddings", "two tables"]
+)
+def test_what_a_switch_adds_to_the_peak_is_expected_to_the_byte(
+    gloo_pool: GlooPool, values: dict[str, Any]
+) -> None:
+    without = {**LOCAL, "model.rotary_local_base": None}
+    peaks = []
+    for given in (without, {**without, **values}):
+        case = Case(name="switch", values={**DENSE, **WIDE, "data.seq_length": 256, **given})
+        (row,) = compare(case, gloo_pool)
+        peaks.append(row["peak"])
+    (expected, measured), (more, most) = peaks
+    assert more - expected == pytest.approx(most - measured, abs=64) > 0
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_ranks_that_share_key_value_heads_take_what_was_expected(
+    gloo_pool: GlooPool, norms: bool
+) -> None:
+    four = {"parallel.tensor_model_parallel_size": 4, "parallel.sequence_parallel": True}
+    values = {**DENSE, **WIDE, **four, "model.qk_layernorm": norms, "model.num_query_groups": 1}
+    rows = compare(Case(name="shared", ranks=4, values=values), gloo_pool)
+    assert all(is_exact(row) and abs(row["off"]) <= TOLERANCE for row in rows), rows
 
 
 def test_only_layers_with_a_window_attend_to_fewer_keys() -> None:
