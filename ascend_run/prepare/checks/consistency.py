@@ -8,7 +8,7 @@ from typing import Final
 from ascend_run.core.config.built_in import built_in_problems
 from ascend_run.plugin_api.error_text import around, divisors, one_of, show
 from ascend_run.plugin_api.manifest import Claim
-from ascend_run.types.config import RunConfig
+from ascend_run.types.config import FieldSection, RunConfig
 
 from .latent_attention import latent_problems
 from .rotary import rotary_problems
@@ -34,8 +34,7 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
         *latent_problems(config),
         *rotary_problems(config),
         *_experts(config),
-        *_chosen_experts(config),
-        *(_router(config) if Claim.ROUTER in claimed else ()),
+        *(_balancing(config.model) if Claim.ROUTER in claimed else ()),
         *_recompute(config),
         *_gradients(config),
         *_schedule(config),
@@ -109,41 +108,19 @@ def _experts(config: RunConfig) -> Iterator[str]:
         )
     if frequency == 0:
         yield "model.moe_layer_freq=0: expected at least 1, every so many layers"
+    yield from _router(model)
 
 
-def _chosen_experts(config: RunConfig) -> Iterator[str]:
-    model = config.model
+def _router(model: FieldSection) -> Iterator[str]:
     softmax_after = (
         model.moe_router_score_function == "softmax" and not model.moe_router_pre_softmax
     )
     sinkhorn = model.moe_router_load_balancing_type == "sinkhorn"
-    if model.num_moe_experts and model.moe_router_topk == 1 and softmax_after and not sinkhorn:
+    if model.moe_router_topk == 1 and softmax_after and not sinkhorn:
         yield (
             "model.moe_router_topk=1 leaves a softmax over one value, which has no gradient; set "
             "model.moe_router_pre_softmax=true"
         )
-
-
-def _router(config: RunConfig) -> Iterator[str]:
-    """Check Megatron's router options for a plugin's router that supports them."""
-    model = config.model
-    if model.num_moe_experts is None:
-        return
-    kinds, coefficients = model.moe_router_load_balancing_type, model.moe_aux_loss_coeff
-    if isinstance(kinds, tuple) != isinstance(coefficients, tuple) or (
-        isinstance(kinds, tuple) and len(kinds) != len(coefficients)
-    ):
-        yield (
-            f"model.moe_router_load_balancing_type={show(kinds)} and "
-            f"model.moe_aux_loss_coeff={show(coefficients)} must be two lists of one length, or "
-            "two single values"
-        )
-    known = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
-    for kind in kinds if isinstance(kinds, tuple) else [kinds]:
-        if kind not in known:
-            yield (
-                f"model.moe_router_load_balancing_type={kind!r}: expected one of {', '.join(known)}"
-            )
     if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
         yield (
             "model.moe_router_enable_expert_bias=true needs model.moe_router_score_function=sigmoid"
@@ -158,10 +135,34 @@ def _router(config: RunConfig) -> Iterator[str]:
                 f"model.moe_router_num_groups={groups}; use "
                 f"{one_of(divisors(model.num_moe_experts))}"
             )
+        elif chosen and chosen * (model.num_moe_experts // groups) < model.moe_router_topk:
+            yield (
+                f"model.moe_router_topk={model.moe_router_topk} is more than the experts of "
+                f"model.moe_router_group_topk={chosen} of {groups} groups"
+            )
         if chosen and chosen > groups:
             yield (
                 f"model.moe_router_group_topk={chosen} is more than "
                 f"model.moe_router_num_groups={groups}"
+            )
+
+
+def _balancing(model: FieldSection) -> Iterator[str]:
+    """Check the balancing options for a plugin's router that supports all of Megatron's."""
+    kinds, coefficients = model.moe_router_load_balancing_type, model.moe_aux_loss_coeff
+    if isinstance(kinds, tuple) != isinstance(coefficients, tuple) or (
+        isinstance(kinds, tuple) and len(kinds) != len(coefficients)
+    ):
+        yield (
+            f"model.moe_router_load_balancing_type={show(kinds)} and "
+            f"model.moe_aux_loss_coeff={show(coefficients)} must be two lists of one length, or "
+            "two single values"
+        )
+    known = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
+    for kind in kinds if isinstance(kinds, tuple) else [kinds]:
+        if kind not in known:
+            yield (
+                f"model.moe_router_load_balancing_type={kind!r}: expected one of {', '.join(known)}"
             )
 
 
