@@ -56,6 +56,7 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
     return {**{key: value for key, value in line.items() if key != "expert_load"}, **loads}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["tied pp", "tp cp, cut experts, overlapped"])
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
 def test_a_run_resumes_in_another_layout(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from ascend_run.core.launch.default_group import default_group, store_of_attempt
-from ascend_run.core.launch.store import interface_variables, serve_store
+from ascend_run.core.rank.default_group import default_group, store_of_attempt
+from ascend_run.core.rank.store import interface_variables, serve_store
 from ascend_run.plugin_api import ConfigError, Layout
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.data.publish import StagedFiles
 from ascend_run.plugin_api import StorageError
+from ascend_run.tools.preprocess.staged_files import StagedFiles
 
 
 def write_two(folder: Path, content: bytes = b"new", overwrite: bool = True) -> None:
@@ -115,7 +115,7 @@ def test_a_write_that_the_system_cuts_short_is_a_storage_error(tmp_path: Path) -
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from ascend_run.core.data.publish import StagedFiles\n"
+        "from ascend_run.tools.preprocess.staged_files import StagedFiles\n"
         "from ascend_run.plugin_api import StorageError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n"

@@ -1,4 +1,4 @@
-"""Process of one rank started by our agent: ``python -m ascend_run.core.launch.rank``.
+"""Process of one rank started by our agent: ``python -m ascend_run.launch.rank``.
 
 It ends when its launcher ends, and writes its failure to a file.
 """
@@ -14,15 +14,11 @@ import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
-from .failures import describe_failure, record_failure
+from ascend_run.core.rank.failures import describe_failure, record_failure
 
 TARGET_VARIABLE: Final = "ASCEND_RUN_TARGET"
 REQUEST_VARIABLE: Final = "ASCEND_RUN_REQUEST_FILE"
 LAUNCHER_VARIABLE: Final = "ASCEND_RUN_LAUNCHER"
-ATTEMPT_VARIABLE: Final = "ASCEND_RUN_ATTEMPT"
-"""Number of the attempt, equal on all nodes."""
-RUN_ID_VARIABLE: Final = "ASCEND_RUN_RUN_ID"
-"""Unguessable name of the run, equal on all nodes."""
 _PR_SET_PDEATHSIG: Final = 1
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 FRAME = "Traceback (most recent call last):"
 
 

@@ -11,6 +11,10 @@ import attrs
 
 from ascend_run.plugin_api.errors import ConfigError
 
+ATTEMPT_VARIABLE: Final = "ASCEND_RUN_ATTEMPT"
+"""Number of the attempt, equal on all nodes; set by our launcher."""
+RUN_ID_VARIABLE: Final = "ASCEND_RUN_RUN_ID"
+"""Unguessable name of the run, equal on all nodes; set by our launcher."""
 _FIRST_PORT: Final = 20000
 _NUM_PORTS: Final = 10000
 

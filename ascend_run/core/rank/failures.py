@@ -1,4 +1,4 @@
-"""Record how each rank failed, and summarize the failures in one error.
+"""Record how this rank failed.
 
 A rank writes its failure to the file that torch's elastic agent names in an environment variable,
 in the agent's format, so that torchrun reports it too.
@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import attrs
 
 from ascend_run.core.files import replace_file
-from ascend_run.plugin_api.errors import AscendRunError, RankFailure
+from ascend_run.plugin_api.errors import AscendRunError
 
 FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
 _OWN_KEY: Final = "ascend_run"
@@ -28,12 +26,6 @@ _LOST_PEER: Final = re.compile(
     r"|remote process exited|failed to recv|no route to host|peer.* (closed|exited)",
     re.IGNORECASE,
 )
-
-
-class RankRefusal(RankFailure):
-    """A rank failed with an error that the user can fix."""
-
-    exit_code: ClassVar[int] = 2
 
 
 @attrs.frozen(kw_only=True)
@@ -111,56 +103,6 @@ def read_failure(path: str | Path) -> Failure | None:
         return None
 
 
-def silent_failure(rank: int, exit_code: int, when: float) -> Failure:
-    """Describe a rank that ended without a report.
-
-    Args:
-        exit_code: As in subprocess; a negative number is a signal.
-        when: Time at which the exit was noticed. Unit: seconds since the epoch.
-    """
-    if exit_code >= 0:
-        text = f"ended with exit code {exit_code}"
-    else:
-        text = f"was killed by {_signal_name(-exit_code)}"
-        if -exit_code == signal.SIGKILL:
-            text += ", as the system does when memory runs out"
-    return Failure(rank=rank, time=when, phase="run", summary=text, text=text)
-
-
-def summarize(failures: Sequence[Failure]) -> RankFailure:
-    """Summarize failures in one error: the first in full, the others in one line each.
-
-    A rank that only lost a peer counts as first only if all did.
-    """
-    first, *others = sorted(failures, key=_order)
-    lines = [opening(first, first.text), *(_one_line(other, first) for other in others)]
-    kind = RankRefusal if first.is_refusal and first.exit_code == 2 else RankFailure
-    return kind("\n".join(lines))
-
-
-def first_failure(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that ``summarize`` reports in full."""
-    return min(failures, key=_order)
-
-
-def opening(failure: Failure, text: str) -> str:
-    """Prefix a message with its rank: ``rank 1 was killed``, ``rank 1: ValueError``."""
-    silent = text.startswith(("was killed", "ended with"))
-    return f"rank {failure.rank} {text}" if silent else f"rank {failure.rank}: {text}"
-
-
-def _order(failure: Failure) -> tuple[bool, float]:
-    return failure.lost_peer, failure.time
-
-
-def _one_line(other: Failure, first: Failure) -> str:
-    if other.summary == first.summary:
-        return f"rank {other.rank}: same error"
-    if other.lost_peer and not first.lost_peer:
-        return f"rank {other.rank} then lost its connection to another rank"
-    return f"rank {other.rank}: {other.summary}"
-
-
 def _is_lost_peer(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, is a broken connection."""
     while error is not None:
@@ -174,10 +116,3 @@ def _is_lost_peer(error: BaseException | None) -> bool:
 
 def _first_line(text: str) -> str:
     return text.splitlines()[0] if text else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

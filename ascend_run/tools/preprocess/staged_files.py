@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from ascend_run.core.files import FILE_MODE, sync_folder
+from ascend_run.core.files import FILE_MODE, storage_error, sync_folder
 from ascend_run.plugin_api import StorageError
-
-_ADVICE = {
-    errno.ENOSPC: "free some space or choose another folder",
-    errno.EDQUOT: "free some of your quota or choose another folder",
-    errno.EFBIG: "raise the limit on file sizes or choose another file system",
-    errno.EROFS: "choose a folder that can be written",
-    errno.EACCES: "choose a folder that you may write, or ask for permission",
-    errno.EPERM: "choose a folder that you may write, or ask for permission",
-}
-
-
-def storage_error(path: Path | str, error: OSError) -> StorageError:
-    """Convert an OSError to a StorageError with advice."""
-    reason = error.strerror or str(error)
-    advice = _ADVICE.get(error.errno or 0, "check the path and the file system")
-    return StorageError(f"cannot write {path}: {reason}; {advice}")
 
 
 class StagedFiles:

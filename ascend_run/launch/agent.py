@@ -26,17 +26,13 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from ascend_run.core.rank.failures import Failure, read_failure
+from ascend_run.core.rank.rank_environment import ATTEMPT_VARIABLE, RUN_ID_VARIABLE
 from ascend_run.plugin_api.errors import RankFailure
 
-from .failures import Failure, first_failure, opening, read_failure, silent_failure, summarize
+from .failures import first_failure, opening, silent_failure, summarize
 from .options import LaunchOptions
-from .rank import (
-    ATTEMPT_VARIABLE,
-    LAUNCHER_VARIABLE,
-    REQUEST_VARIABLE,
-    RUN_ID_VARIABLE,
-    TARGET_VARIABLE,
-)
+from .rank import LAUNCHER_VARIABLE, REQUEST_VARIABLE, TARGET_VARIABLE
 from .rendezvous import rendezvous_of
 
 _ROLE: Final = "rank"
@@ -226,7 +222,7 @@ def _worker_spec(options: LaunchOptions) -> WorkerSpec:
         local_world_size=options.nproc,
         entrypoint=sys.executable,
         # -P keeps modules in the current folder from shadowing libraries.
-        args=("-P", "-m", "ascend_run.core.launch.rank"),
+        args=("-P", "-m", "ascend_run.launch.rank"),
         rdzv_handler=handler,
         max_restarts=options.max_restarts,
         monitor_interval=_POLL_SECONDS,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascend_run.core.launch.rank_environment import (
+from ascend_run.core.rank.rank_environment import (
     RankEnvironment,
     find_rank_environment,
     first_host,

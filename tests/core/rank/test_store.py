@@ -10,7 +10,7 @@ import time
 
 CONNECT = """
 import datetime, sys
-from ascend_run.core.launch.store import connect_store
+from ascend_run.core.rank.store import connect_store
 
 print("connecting", flush=True)
 connect_store("127.0.0.1", int(sys.argv[1]), datetime.timedelta(seconds=600))

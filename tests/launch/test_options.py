@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.core.launch.options import LaunchOptions
-from ascend_run.core.launch.rendezvous_key import RendezvousKey
+from ascend_run.launch.options import LaunchOptions
+from ascend_run.launch.rendezvous_key import RendezvousKey
 from ascend_run.plugin_api import ConfigError
 
 

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.layout import Layout
 
-from .rank import ATTEMPT_VARIABLE, RUN_ID_VARIABLE
-from .rank_environment import spans_nodes
+from .rank_environment import ATTEMPT_VARIABLE, RUN_ID_VARIABLE, spans_nodes
 from .store import (
     check_reachable,
     connect_store,

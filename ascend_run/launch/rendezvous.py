@@ -29,9 +29,15 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from ascend_run.core.rank.store import (
+    address_towards,
+    check_reachable,
+    connect_store,
+    serve_store,
+)
+
 from .options import LaunchOptions
 from .rendezvous_key import RendezvousKey
-from .store import address_towards, check_reachable, connect_store, serve_store
 
 LOOPBACK: Final = "127.0.0.1"
 _READ_TIMEOUT: Final = datetime.timedelta(seconds=60)
