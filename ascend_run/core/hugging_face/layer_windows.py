@@ -12,27 +12,24 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.plugin_api.attention_layers import layer_window
-from ascend_run.plugin_api.contracts import ConfigKey
-from ascend_run.plugin_api.error_text import show
 from ascend_run.types.config import RunConfig
 
 _FULL, _WINDOW = KINDS = ("full_attention", "sliding_attention")
 _LAYERS: Final = "model.num_layers"
 
 
-def num_keys(config: RunConfig) -> int | None:
+def num_keys(window: tuple[int, int] | None, config: RunConfig) -> int | None:
     """Return the number of keys that a query attends to, itself among them; None for all.
 
     Raises:
         ValueError: The window has no such number.
     """
-    if not (window := config.model.window_size):
+    if not window:
         return None
     left, right = window
     if left < 0 or right:
-        only = "only [keys before a query, 0] has a form"
-        raise ValueError(f"model.window_size is {show(window)}; {only}")
-    return int(left + 1)
+        raise ValueError("only [keys before a query, 0] has a form")
+    return left + 1
 
 
 def kinds(config: RunConfig) -> list[str]:
@@ -70,14 +67,14 @@ def below_layer(end: int, values: Mapping[str, Any]) -> Any:
     return _flags([layer < end and layer % 2 == 0 for layer in range(values[_LAYERS])], values)
 
 
-def after_last_full(key: ConfigKey, config: RunConfig) -> Any:
-    """Return the inverse of ``from_layer``; the key's default if no layer has the window."""
-    return _after_last(_FULL, config) if config.model.window_size else key.default
+def after_last_full(flags: object, config: RunConfig) -> Any:
+    """Return the inverse of ``from_layer``; NOTHING if no layer has the window."""
+    return _after_last(_FULL, config) if config.model.window_size else attrs.NOTHING
 
 
-def after_last_window(key: ConfigKey, config: RunConfig) -> Any:
-    """Return the inverse of ``below_layer``; the key's default if no layer has the window."""
-    return _after_last(_WINDOW, config) if config.model.window_size else key.default
+def after_last_window(flags: object, config: RunConfig) -> Any:
+    """Return the inverse of ``below_layer``; NOTHING if no layer has the window."""
+    return _after_last(_WINDOW, config) if config.model.window_size else attrs.NOTHING
 
 
 def _after_last(kind: str, config: RunConfig) -> int:

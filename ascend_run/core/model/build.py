@@ -182,7 +182,9 @@ def _rotary_table(
         cast("MLATransformerConfig", transformer_config).qk_pos_emb_head_dim
         if is_latent
         else int(transformer_config.kv_channels * model.rotary_percent),
-        interleaved=is_latent or transformer_config.rotary_interleaved,
+        interleaved=model.latent_rotary_interleaved
+        if is_latent
+        else transformer_config.rotary_interleaved,
         partition=assembly.partition,
         cp_rank=assembly.groups.cp.rank(),
         cp_size=assembly.groups.cp.size(),

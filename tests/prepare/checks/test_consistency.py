@@ -137,6 +137,18 @@ def problems_of(**values: Any) -> list[str]:
             "model.moe_router_group_topk=3 is more than model.moe_router_num_groups=2",
         ),
         (
+            {
+                "model__num_moe_experts": 4,
+                "model__moe_router_topk": 3,
+                "model__moe_router_num_groups": 2,
+                "model__moe_router_group_topk": 1,
+            },
+            (
+                "model.moe_router_topk=3 is more than the experts of "
+                "model.moe_router_group_topk=1 of 2 groups"
+            ),
+        ),
+        (
             {"model__recompute_granularity": "full", "model__recompute_method": "block"},
             "model.recompute_granularity='full' needs model.recompute_num_layers",
         ),
@@ -324,11 +336,6 @@ _BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
             {"model__moe_router_load_balancing_type": "no_such"},
             set(),
             "model.moe_router_load_balancing_type='no_such' is not served by the built-in",
-        ),
-        (
-            {"model__moe_router_num_groups": 2, "model__moe_router_topk": 2},
-            {Claim.ROUTER},
-            "model.moe_router_num_groups=2 is not served by the built-in router",
         ),
         (
             {"model__moe_expert_capacity_factor": 1.5},
