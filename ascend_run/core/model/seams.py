@@ -73,7 +73,10 @@ def wrap_modules(model: GPT, hooks: Hooks, ops: c.PlatformOps, **arguments: Any)
     for parent, attribute in _layers(model):
         layer = cast("TransformerLayer", getattr(parent, attribute))
         index = layer.layer_number - 1
-        for name, holder, linear in _linears(layer if parent is model.decoder.layers else parent):
+        linears = _linears(layer)
+        if hasattr(parent, "eh_proj"):
+            linears.insert(0, ("eh_proj", parent, "eh_proj"))
+        for name, holder, linear in linears:
             if ops.matmul is not None:
                 module = getattr(holder, linear)
                 links.add_platform(module, linear_link(module, matmul=ops.matmul))

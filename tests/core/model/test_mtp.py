@@ -117,7 +117,7 @@ def document_losses(
             1,
             (7, 16),
         ),
-        ({**MOE, "model.moe_aux_loss_coeff": 0.0}, 2, (16,)),
+        ({**MOE, "model.moe_aux_loss_coeff": 0.0, "model.rotary_base": 10_000}, 2, (16,)),
     ],
     ids=["untied", "tied, documents", "recomputed, documents", "experts"],
 )

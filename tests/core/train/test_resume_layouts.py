@@ -21,7 +21,7 @@ _FOUR = {"model.num_layers": 4}
 _DROPOUT = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
 _EXPERTS_LAST = {**MOE, **_FOUR, "model.moe_layer_freq": [0, 0, 1, 1]}
 KINDS = {
-    "tied pp": ({**DENSE, **_FOUR, **TIED, **PP}, 2, ()),
+    "tied pp, mtp": ({**DENSE, **_FOUR, **TIED, **PP, "model.mtp_num_layers": 2}, 2, ()),
     "bf16 vpp, all overlapped": (
         {**DENSE, **_FOUR, **TIED, **VPP, **OVERLAPPED, "train.precision": "bf16"},
         4,
@@ -56,7 +56,7 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
     return {**{key: value for key, value in line.items() if key != "expert_load"}, **loads}
 
 
-@pytest.mark.parametrize("kind", ["tied pp", "tp cp, cut experts, overlapped"])
+@pytest.mark.parametrize("kind", ["tied pp, mtp", "tp cp, cut experts, overlapped"])
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
 def test_a_run_resumes_in_another_layout(
     gloo_pool: GlooPool, tmp_path: Path, kind: str, back: bool

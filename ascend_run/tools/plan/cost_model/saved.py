@@ -50,6 +50,20 @@ def layer_saved(
     )
 
 
+def mtp_saved(config: RunConfig, sizes: Sizes) -> tuple[SavedTensor, ...]:
+    """Return what a layer of multi-token prediction saves besides its transformer layer: the inputs
+    of its three norms and of its projection."""
+    tensors = {
+        f"{norm}.{name}": nbytes
+        for norm in ("enorm", "hnorm", "final_norm")
+        for name, nbytes in _norm(config, sizes)
+    }
+    tensors["eh_proj.input"] = 2 * hidden_bytes(sizes)
+    return tuple(
+        SavedTensor(part="mtp", name=name, nbytes=nbytes) for name, nbytes in tensors.items()
+    )
+
+
 def norm_of_inputs(config: RunConfig) -> bool:
     """Return whether the inputs of the attention and MLP blocks are normalized."""
     return bool(config.model.norm_placement != "post")
@@ -195,3 +209,10 @@ def _experts(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
     yield from _activation(sizes, rows, sizes.expert_ffn)
     yield "weighted", rows * sizes.expert_ffn * sizes.item_bytes
     yield "dropped", _dropped(config, sizes)
+
+
+def rotary_bytes(config: RunConfig, sizes: Sizes) -> float:
+    """Bytes of the cosines and sines for this rank's positions."""
+    if config.model.position_embedding_type != "rope":
+        return 0.0
+    return 2 * sizes.tokens / sizes.micro_batch * sizes.rotated_width * sizes.item_bytes
