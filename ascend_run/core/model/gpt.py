@@ -15,12 +15,12 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.spec_utils import build_module
 from torch import Tensor
 
+from ascend_run.ops.transfer.later_tokens import later_tokens
 from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
 from .attention import BatchMask
 from .loss import CrossEntropy
-from .mtp import shifted_batches
 from .rotary import RotaryTable, RotaryTables
 from .spec import norm_spec
 
@@ -154,7 +154,7 @@ class GPT(GPTModel):
         tokens yields the mean over T of arXiv:2412.19437, equations 24 and 25.
         """
         depths = len(self.mtp.layers)
-        shifted = shifted_batches(fields, depths, document_ends, self.partition, self.cp_group)
+        shifted = later_tokens(fields, depths, document_ends, self.partition, self.cp_group)
         losses, counts = [], []
         for layer, batch in zip(self.mtp.layers, shifted, strict=True):
             hidden, _, _ = layer(

@@ -9,6 +9,7 @@ import pytest
 
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.tensors import differences, full_tensors
 
 from .trials import CP, EP, PP, TP, VPP, assert_same, assert_trained_alike, outcomes
 
@@ -19,29 +20,24 @@ WITHOUT_SP = {"parallel.tensor_model_parallel_size": 2}
 SPREAD = {"ddp.use_distributed_optimizer": True}
 
 
+def needing(plugins: tuple[str, ...], *values: object, id: str) -> Any:
+    """A case with plugins, which go where their folder is removed."""
+    marks = pytest.mark.needs_plugins(*plugins) if plugins else ()
+    return pytest.param(*values, plugins, id=id, marks=marks)
+
+
 @pytest.mark.parametrize(
     ("values", "layout", "world_size", "plugins"),
     [
-        (PLAIN, TP, 2, ()),
-        (TIED, WITHOUT_SP, 2, ()),
-        (PLAIN, PP, 2, ()),
-        (TIED, VPP, 2, ()),
-        (TIED, {**PP, **TP}, 4, ()),
-        (PLAIN, {**PP, **CP}, 4, ("ring-attention",)),
-        (PLAIN, CP, 2, ("ulysses",)),
-        (EXPERTS, EP, 2, ()),
-        (EXPERTS, {**EP, **PP}, 4, ()),
-    ],
-    ids=[
-        "tp",
-        "tied tp without sp",
-        "pp",
-        "tied vpp",
-        "tied pp tp",
-        "pp cp ring",
-        "ulysses",
-        "ep",
-        "ep pp",
+        needing((), PLAIN, TP, 2, id="tp"),
+        needing((), TIED, WITHOUT_SP, 2, id="tied tp without sp"),
+        needing((), PLAIN, PP, 2, id="pp"),
+        needing((), TIED, VPP, 2, id="tied vpp"),
+        needing((), TIED, {**PP, **TP}, 4, id="tied pp tp"),
+        needing(("ring-attention",), PLAIN, {**PP, **CP}, 4, id="pp cp ring"),
+        needing(("ulysses",), PLAIN, CP, 2, id="ulysses"),
+        needing((), EXPERTS, EP, 2, id="ep"),
+        needing((), EXPERTS, {**EP, **PP}, 4, id="ep pp"),
     ],
 )
 def test_mtp_has_the_gradients_of_one_rank(
@@ -63,3 +59,37 @@ def test_both_copies_of_the_embedding_train_alike(
     whole = outcomes(gloo_pool, values, 1, steps=3)
     staged = outcomes(gloo_pool, {**values, **PP, **SPREAD}, 4, steps=3)
     assert_trained_alike(staged, whole)
+
+
+_EMPTY = {"model.num_layers": 6, "plugins.noop-layers.layers": [1, 5]}
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "plugins"),
+    [
+        needing(("noop-layers",), PLAIN, _EMPTY, id="empty last slot"),
+        needing(("swap-attention",), PLAIN, {"plugins.swap-attention.min_bytes": 1}, id="swapped"),
+        needing(("gmm",), EXPERTS, {}, id="grouped experts"),
+    ],
+)
+def test_plugins_of_layers_meet_every_depth(
+    gloo_pool: GlooPool,
+    values: Mapping[str, Any],
+    plugins: tuple[str, ...],
+    options: Mapping[str, Any],
+) -> None:
+    whole = outcomes(gloo_pool, values, 1)
+    assert_same(outcomes(gloo_pool, {**values, **options}, 1, plugins), whole)
+
+
+@pytest.mark.needs_plugins("lora")
+def test_lora_adapts_the_model_alone_and_learns_from_every_depth(gloo_pool: GlooPool) -> None:
+    gradients = []
+    for factor in (0.0, 1.0):
+        values = {**PLAIN, "model.mtp_loss_scaling_factor": factor}
+        found = full_tensors(outcomes(gloo_pool, values, 1, ("lora",))).tensors
+        gradients.append({name: t for name, t in found.items() if ".adapter.lora_B" in name})
+    without, learned = gradients
+    assert len(learned) == 4 * 7
+    assert all(name.startswith("decoder.layers.") for name in learned)
+    assert len(list(differences(learned, without, 1e-3))) == len(learned)

@@ -75,8 +75,10 @@ def test_layers_of_multi_token_prediction_are_stored_as_by_deepseek(
     with pytest.raises(CheckpointError) as refused:
         load_hf_weights(longer.write(tmp_path / "other", other), family, config, full_shards(ours))
     assert refused.value.problems == [
-        "model.layers.3.embed_tokens.weight differs from model.embed_tokens.weight, which the "
-        "model shares"
+        (
+            "model.layers.3.embed_tokens.weight differs from model.embed_tokens.weight, which the "
+            "model shares"
+        )
     ]
 
 
