@@ -62,6 +62,10 @@ class MTPLayer(MultiTokenPredictionLayer):
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         return input_ids, position_ids, embedding(input_ids, position_ids), hidden_states
 
+    def _concat_embeddings(self, hidden_states: Tensor, decoder_input: Tensor) -> Tensor:
+        out: Tensor = super()._concat_embeddings(hidden_states, decoder_input)
+        return out.float() if self.config.fp32_residual_connection else out
+
     def _checkpointed_forward(
         self,
         forward_func: Callable[..., Tensor],

@@ -152,3 +152,17 @@ def test_losses_and_gradients_of_every_depth(
     for name, weight in w.items():
         assert weight.grad.any(), name
         assert (got[name] - weight.grad).abs().max() <= 1e-10 * weight.grad.abs().max(), name
+
+
+def test_the_residual_stream_of_every_depth_is_wide_too() -> None:
+    values = {**DENSE, "train.precision": "bf16", "model.fp32_residual_connection": True}
+    with standing_model({**values, "model.mtp_num_layers": 1}, dtype=torch.bfloat16) as model:
+        seen = []
+        layer = model.mtp.layers[0].transformer_layer
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append(kwargs["hidden_states"].dtype), with_kwargs=True
+        )
+        ids = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
+        model(ids, labels=ids, loss_mask=torch.ones(ROWS, LENGTH)).backward()
+        assert seen == [torch.float32]
+        assert model.mtp.layers[0].eh_proj.weight.grad.any()

@@ -51,6 +51,17 @@ def test_mtp_has_the_gradients_of_one_rank(
     assert_same(outcomes(gloo_pool, {**values, **layout}, world_size, plugins), whole)
 
 
+@pytest.mark.needs_plugins("eod-reset", "ring-attention")
+def test_packed_documents_keep_their_tokens_over_context_parallel_ranks(
+    gloo_pool: GlooPool,
+) -> None:
+    packed = {**PLAIN, "plugins.eod-reset.document_length": 6}
+    whole = outcomes(gloo_pool, packed, 1, ("eod-reset",))
+    assert_same(outcomes(gloo_pool, {**packed, **CP}, 2, ("eod-reset", "ring-attention")), whole)
+    found = [full_tensors(each).tensors for each in (whole, outcomes(gloo_pool, PLAIN, 1))]
+    assert len(list(differences(*found, 1e-3))) == len(found[0])
+
+
 @pytest.mark.parametrize("values", [PLAIN, TIED], ids=["untied", "tied"])
 def test_both_copies_of_the_embedding_train_alike(
     gloo_pool: GlooPool, values: Mapping[str, Any]

@@ -53,10 +53,11 @@ def layer_saved(
 def mtp_saved(config: RunConfig, sizes: Sizes) -> tuple[SavedTensor, ...]:
     """Return what a layer of multi-token prediction saves besides its transformer layer: the inputs
     of its three norms and of its projection."""
+    norms = {"enorm": _norm, "hnorm": _output_norm, "final_norm": _norm}
     tensors = {
         f"{norm}.{name}": nbytes
-        for norm in ("enorm", "hnorm", "final_norm")
-        for name, nbytes in _norm(config, sizes)
+        for norm, of_input in norms.items()
+        for name, nbytes in of_input(config, sizes)
     }
     tensors["eh_proj.input"] = 2 * hidden_bytes(sizes)
     return tuple(
