@@ -69,7 +69,7 @@ def _embedding(
         numel=sizes.vocab * sizes.hidden,
         # The table is used in a matmul only if it is tied to the output layer.
         is_matrix=tied and is_last,
-        is_shared_embedding=tied or (bool(sizes.mtp_layers) and layout.pp > 1),
+        is_shared_embedding=layout.pp > 1 and (tied or bool(sizes.mtp_layers)),
     )
     if model.position_embedding_type == "learned_absolute":
         positions = model.max_position_embeddings or config.data.seq_length
