@@ -26,6 +26,8 @@ _READERS: Final[Mapping[str, str]] = {
     "ascend_run.core.model.latent_attention": """
         kv_lora_rank q_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
     """,
+    "ascend_run.core.model.gpt": "mtp_loss_scaling_factor",
+    "ascend_run.core.model.mtp": "mtp_num_layers",
     "ascend_run.core.model.norm": "layernorm_zero_centered_gamma normalization",
     "ascend_run.core.model.rotary_scaling": """
         beta_fast beta_slow mscale original_max_position_embeddings rope_type rotary_scaling_factor

@@ -18,6 +18,7 @@ from .parameter_rows import (
     VOCABULARY_PARAMETERS,
     ParameterSource,
     RowRun,
+    mtp_copies,
     parameter_sources,
     row_runs,
     stored_shapes,
@@ -126,6 +127,11 @@ def _match(
                 f"{output} differs from {embedding}, though the model ties them; set "
                 "tie_word_embeddings to false in config.json"
             )
+    for name, original in mtp_copies(family, config).items():
+        if name in extra and original in stored.names:
+            extra.remove(name)
+            if not _equal(stored, name, original):
+                problems.append(f"{name} differs from {original}, which the model shares")
     problems += [f"{name} is unexpected: no parameter takes it" for name in sorted(extra)]
     return sources, problems + stored.unreadable(expected & stored.names)
 

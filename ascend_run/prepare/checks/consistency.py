@@ -11,6 +11,7 @@ from ascend_run.plugin_api.manifest import Claim
 from ascend_run.types.config import FieldSection, RunConfig
 
 from .latent_attention import latent_problems
+from .multi_token import multi_token_problems
 from .rotary import rotary_problems
 
 _NOT_RECOMPUTED: Final = {
@@ -33,6 +34,7 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
         *([] if config.model.multi_latent_attention else _attention(config)),
         *latent_problems(config),
         *rotary_problems(config),
+        *multi_token_problems(config),
         *_experts(config),
         *(_balancing(config.model) if Claim.ROUTER in claimed else ()),
         *_recompute(config),

@@ -16,6 +16,7 @@ from ascend_run.core.hugging_face.parameter_rows import (
     EMBEDDING,
     ParameterSource,
     RowRun,
+    mtp_copies,
     parameter_sources,
     row_runs,
 )
@@ -104,7 +105,9 @@ def _write_tensors(
 ) -> torch.dtype:
     """Write all parameters; return the dtype of the embedding, for config.json."""
     missing: dict[str, ParameterSource] = dict(parameter_sources(family, config))
+    copies = mtp_copies(family, config)
     names = [name for source in missing.values() for name in source.hf_names]
+    names += copies
     shards = SafetensorsShards(folder, names, max_shard_bytes)
     problems: list[str] = []
     dtype = torch.float32
@@ -117,7 +120,11 @@ def _write_tensors(
                 dtype = parameter.dtype
             try:
                 for hf_name, tensor in hf_tensors(source, parameter, config):
-                    shards.add(hf_name, tensor)
+                    for each in (
+                        hf_name,
+                        *(k for k, original in copies.items() if original == hf_name),
+                    ):
+                        shards.add(each, tensor)
             except ValueError as problem:
                 problems.append(f"parameter {name}: {problem}")
         problems += [f"parameter {name} is missing" for name in missing]

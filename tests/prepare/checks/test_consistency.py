@@ -26,6 +26,33 @@ def problems_of(**values: Any) -> list[str]:
             ),
         ),
         (
+            {"model__mtp_num_layers": 64, "data__seq_length": 64},
+            "model.mtp_num_layers=64 must be below data.seq_length=64",
+        ),
+        (
+            {
+                "model__mtp_num_layers": 1,
+                "model__position_embedding_type": "learned_absolute",
+                "parallel__pipeline_model_parallel_size": 2,
+            },
+            (
+                "model.mtp_num_layers=1 does not go with "
+                "model.position_embedding_type=learned_absolute with "
+                "parallel.pipeline_model_parallel_size=2; leave one of them out"
+            ),
+        ),
+        (
+            {
+                "model__mtp_num_layers": 1,
+                "model__pipeline_model_parallel_layout": "Et|tL",
+                "parallel__pipeline_model_parallel_size": 2,
+            },
+            (
+                "model.mtp_num_layers=1 does not go with model.pipeline_model_parallel_layout with "
+                "parallel.pipeline_model_parallel_size=2; leave one of them out"
+            ),
+        ),
+        (
             {"model__window_attn_skip_freq": 2},
             "model.window_attn_skip_freq=2 needs model.window_size",
         ),
