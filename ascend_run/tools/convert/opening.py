@@ -164,7 +164,7 @@ def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSour
     base = without_adapters(source)
     if not base.headers:
         base = _open_base(found, model, options, stack)
-        require_same_base(opened.values["lora"], base)
+        require_same_base(opened.values, source, base)
     return with_run_adapters(base, source, opened.values)
 
 

@@ -54,17 +54,15 @@ class Writes:
                 os.kill(os.getpid(), self.number)
 
 
-def converted(
-    words: list[str], at: int = 0, number: int = 0, count_file: Path | None = None
-) -> int:
+def converted(words: list[str], at: int = 0, number: int = 0, counted: Path | None = None) -> int:
     writes = Writes(at, number)
     sys.setprofile(writes)
     try:
         return run(["convert", *words])
     finally:
         sys.setprofile(None)
-        if count_file is not None:
-            count_file.write_text(str(writes.count))
+        if counted is not None:
+            counted.write_text(str(writes.count))
 
 
 def main(root: Path, seed: int) -> None:
@@ -76,7 +74,7 @@ def main(root: Path, seed: int) -> None:
     for form in FORMATS:
         words = ["--to", form, *(["--tp", "2"] if form == "mp-rank" else []), source]
         whole = [*words, str(root / f"{form}-whole")]
-        assert in_child(lambda w=whole: converted(w, count_file=count_file), messages) == 0
+        assert in_child(lambda w=whole: converted(w, counted=count_file), messages) == 0
         total = int(count_file.read_text())
         for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             folder = root / f"{form}-{number.name}-{len(results)}" / "new"

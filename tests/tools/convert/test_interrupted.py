@@ -19,7 +19,7 @@ from .test_mp_rank import check_equal, convert
 
 @pytest.mark.timeout(200)
 def test_a_signal_at_a_random_write_leaves_no_target(tmp_path: Path) -> None:
-    """SIGKILL leaves a partial folder that the next run removes; SIGTERM and Ctrl-C leave nothing."""
+    """SIGKILL leaves a partial folder until the next run; SIGTERM and Ctrl-C leave nothing."""
     hf = hugging_face(tmp_path / "source")
     done = subprocess.run(
         [sys.executable, "-m", "tests.tools.convert.interrupted_driver", str(tmp_path), "5"],

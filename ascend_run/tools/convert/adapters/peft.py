@@ -6,6 +6,7 @@ Names are those of Hugging Face's modules, ``base_model.model.MODULE.lora_A.weig
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -71,11 +72,12 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
         if name not in source.headers:
             continue  # reported where the model is written
         shape = tuple(source.headers[name].shape)
-        runs = [
-            run
-            for run in row_runs(parameter, shape, source.config)
-            if _module(run.hf) in adapter.modules
-        ]
+        try:
+            every = row_runs(parameter, shape, source.config)
+        except ValueError as problem:
+            problems.append(f"parameter {name}: {problem}")
+            continue
+        runs = [run for run in every if _module(run.hf) in adapter.modules]
         found |= {_module(run.hf) for run in runs}
         problems += adapter.misfits(runs, shape)
         updates[name] = _update(adapter, runs, shape)
@@ -106,7 +108,8 @@ class _Adapter:
                 yield f"{key} is {show(self.config[key])}; only {show(plain[-1])} can be merged"
         if type(rank := self.config.get("r")) is not int or rank < 1:
             yield f"r is {show(rank)}, not a rank"
-        if not isinstance(alpha := self.config.get("lora_alpha"), int | float):
+        alpha = self.config.get("lora_alpha")
+        if not isinstance(alpha, int | float) or not math.isfinite(alpha):
             yield f"lora_alpha is {show(alpha)}, not a number"
         yield from (
             f"{name} is no matrix of a linear layer" for name in self.shapes if not _is_known(name)
@@ -116,9 +119,12 @@ class _Adapter:
         """Yield why matrices do not fit the stored tensors of a parameter."""
         rank = self.config.get("r")
         transposed = bool(self.config.get("fan_in_fan_out"))
-        for name, (*sizes,) in stored_shapes(runs, shape).items():
-            rows, columns = reversed(sizes) if runs[0].transposed else sizes
+        for name, stored in stored_shapes(runs, shape).items():
             module = _module(name)
+            if len(stored) != 2:
+                yield f"{module} is no linear layer"
+                continue
+            rows, columns = stored[::-1] if runs[0].transposed else stored
             for part, wanted in (("A", (rank, columns)), ("B", (rows, rank))):
                 found = self.shapes.get(f"base_model.model.{module}.lora_{part}.weight")
                 if found != wanted:

@@ -44,13 +44,14 @@ def without_adapters(source: ModelSource) -> ModelSource:
     return attrs.evolve(source, headers=kept)
 
 
-def require_same_base(record: Mapping[str, Any], base: ModelSource) -> None:
-    """Let the plugin compare the base with the one that its record describes.
+def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: ModelSource) -> None:
+    """Let the plugin compare the base with the one that its record in the checkpoint describes.
 
     Raises:
-        CheckpointError: The adapters were trained beside other weights.
+        CheckpointError: The adapters were trained beside other weights, or there is no record.
         AscendRunError: The plugin is not installed.
     """
+    record = _record(values, adapters)
     plugin: Any = discover().load([_PLUGIN])[_PLUGIN]
     options = plugin.config_class(alpha=record["alpha"], rslora=record["rslora"])
     model = FieldSection({**base.config.model, "hf_path": str(base.folder)})
@@ -70,7 +71,7 @@ def with_run_adapters(
     Raises:
         CheckpointError: An adapter does not fit the base. Lists all problems.
     """
-    record = values[_PLUGIN]
+    record = _record(values, adapters)
     linears: dict[str, list[str]] = {}
     for name in adapters.headers:
         if match := _NAME.fullmatch(name):
@@ -84,14 +85,29 @@ def with_run_adapters(
             problems.append(f"{weight} is not in {base.folder}")
             continue
         header = base.headers[weight]
-        a = adapters.headers[f"{linear}.adapter.lora_A"]
-        if a.shape[1] != header.shape[1] or a.shape[0] % len(order):
-            problems.append(f"{linear}: lora_A is {[*a.shape]}, the weight {[*header.shape]}")
+        under = f"{linear}.adapter.lora_"
+        a = adapters.headers.get(f"{under}A", torch.empty(0, 0))
+        ranks = {adapters.headers[f"{under}B.{part}"].shape[1] for part in order}
+        if a.shape[1] != header.shape[1] or ranks != {a.shape[0] / max(1, len(order))}:
+            problems.append(
+                f"{linear}: lora_A is {[*a.shape]} beside {len(order)} lora_B of rank "
+                f"{sorted(ranks)}, the weight {[*header.shape]}"
+            )
             continue
         updates[weight] = _update(adapters, record, linear, order, base.config)
     if problems:
         raise CheckpointError(f"the adapters in {adapters.folder} do not fit", problems)
     return attrs.evolve(merged(base, updates), step=adapters.step, folder=adapters.folder)
+
+
+def _record(values: Mapping[str, Any], adapters: ModelSource) -> Mapping[str, Any]:
+    """Return what the plugin has stored of its options and of the base."""
+    record = values.get(_PLUGIN)
+    if not isinstance(record, Mapping) or not {"alpha", "rslora", "base"} <= record.keys():
+        raise CheckpointError(
+            f"{adapters.folder} has adapters, but no record of {_PLUGIN}; their scale is not known"
+        )
+    return record
 
 
 def _update(
