@@ -80,12 +80,14 @@ class HfModel:
         """Name -> tensor on the device ``meta``."""
 
     def read(self, name: str) -> Tensor:
-        """Read a parameter into a new tensor."""
-        tensor = torch.empty_like(self.headers[name], device="cpu")
-        shape = tuple(tensor.shape)
-        shard = TensorShard(key=name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
-        _fill(shard, self._runs[name], self._stored)
-        return tensor
+        """Read a parameter; a view of the mapped file if one stored tensor holds it."""
+        header, rows = self.headers[name], self._stored.rows
+        parts = [
+            rows(run.hf, run.hf_start, run.hf_start + run.rows, transposed=run.transposed)
+            for run in self._runs[name]
+        ]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.to(header.dtype).reshape(header.shape)
 
 
 def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> CheckpointError:
