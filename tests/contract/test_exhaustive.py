@@ -62,9 +62,9 @@ def test_no_mark_leaves_a_test_without_a_case_and_nothing_is_lost(tmp_path: Path
     """Even a mark on the whole module, and aspects that are empty."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = exhaustive: see tests.support\n")
     (tmp_path / "test_cases.py").write_text(TESTS)
-    drawn, rest = ids_of(tmp_path), ids_of(tmp_path, "--cases", "rest")
+    drawn, rest = ids_of(tmp_path), ids_of(tmp_path, "--cases=rest")
 
-    every = ids_of(tmp_path, "--cases", "all")
+    every = ids_of(tmp_path, "--cases=all")
     assert sorted(every) == sorted([*drawn, *rest])
     assert len({*every}) == 14
     product = [name for name in drawn if name.startswith("test_of_a_product")]
@@ -78,7 +78,9 @@ def test_no_mark_leaves_a_test_without_a_case_and_nothing_is_lost(tmp_path: Path
     assert one in ids_of(tmp_path, f"test_cases.py::{one}", "test_cases.py::test_of_aspects")
     assert len(ids_of(tmp_path, "-k", "product")) == 6
     (tmp_path / "ids.json").write_text(json.dumps([f"test_cases.py::{one}"]))
-    assert ids_of(tmp_path, "--cases", "ids.json") == [one]
+    assert ids_of(tmp_path, "--cases=ids.json") == [one]
+    with pytest.raises(AssertionError, match="--cases=al: expected sample, all, rest, or a JSON"):
+        ids_of(tmp_path, "--cases=al")
 
 
 def test_every_aspect_is_drawn_and_a_new_case_moves_no_other() -> None:
