@@ -48,7 +48,7 @@ test-changed: venv
 
 # The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
 test-cuda: venv
-	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs --cases all tests/plugins tests/contract
+	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs --cases=all tests/plugins tests/contract
 
 # Liger's kernels by Triton's interpreter, on the CPU: 650 MB beside .venv, which has no Triton.
 test-liger: venv $(LIGER)/.ready

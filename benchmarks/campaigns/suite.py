@@ -12,7 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ascend_run.registry.kinds import Kind
+
 from .campaign import PASSED, Campaign, Outcome
+from .features import ours
 from .reach_of_test import reach_of_test
 from .suite_runs import collected, outcomes
 
@@ -30,11 +33,16 @@ def run(case: str) -> Outcome:
 
 
 def figures(found: Mapping[str, Outcome]) -> Mapping[str, Any]:
-    """Count the cases of each test, and list those that passed at the second attempt only."""
+    """Name the plugins that there were, count the cases of each test, and list those that passed at
+    the second attempt only."""
     tests = Counter(case.partition("[")[0] for case in found)
     passed = {case: outcome for case, outcome in found.items() if outcome["verdict"] == PASSED}
     again = [case for case, outcome in passed.items() if outcome.get("attempts", 1) > 1]
-    return {"tests": dict(sorted(tests.items())), "passed at the second attempt": again}
+    return {
+        "plugins": sorted(name for kind in Kind for name in ours(kind)),
+        "tests": dict(sorted(tests.items())),
+        "passed at the second attempt": again,
+    }
 
 
 CAMPAIGN = Campaign(

@@ -168,7 +168,7 @@ def _run(session: Session, cases: Sequence[str], put: Any, stop: threading.Event
     chosen = session.folder / "cases.json"
     chosen.write_text(json.dumps(cases), encoding="utf-8")
     files = dict.fromkeys(case.partition("::")[0] for case in cases)
-    process = session.start("--cases", str(chosen), *files)
+    process = session.start(f"--cases={chosen}", *files)
     given, polls = 0, int((START_SECONDS + CASE_SECONDS * len(cases)) / _POLL_SECONDS)
     try:
         for _ in range(polls):

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.campaigns.campaign import PASSED, fingerprint, read_result
+from benchmarks.campaigns.campaign import PASSED, fingerprint, read_result, result_path
 from benchmarks.campaigns.suite_runs import collected, marked_files
 from tests.support.exhaustive import LEFT_OUT, covering
 
 ROOT = Path(__file__).parent.parent.parent
+PLUGINS = read_result("suite")["figures"]["plugins"] if result_path("suite").exists() else ()
+"""Without one of them there are fewer cases than the campaign had."""
 TESTS = """
 import pytest
 
@@ -60,9 +62,9 @@ def test_no_mark_leaves_a_test_without_a_case_and_nothing_is_lost(tmp_path: Path
     """Even a mark on the whole module, and aspects that are empty."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = exhaustive: see tests.support\n")
     (tmp_path / "test_cases.py").write_text(TESTS)
-    drawn, rest = ids_of(tmp_path), ids_of(tmp_path, "--cases", "rest")
+    drawn, rest = ids_of(tmp_path), ids_of(tmp_path, "--cases=rest")
 
-    every = ids_of(tmp_path, "--cases", "all")
+    every = ids_of(tmp_path, "--cases=all")
     assert sorted(every) == sorted([*drawn, *rest])
     assert len({*every}) == 14
     product = [name for name in drawn if name.startswith("test_of_a_product")]
@@ -76,7 +78,9 @@ def test_no_mark_leaves_a_test_without_a_case_and_nothing_is_lost(tmp_path: Path
     assert one in ids_of(tmp_path, f"test_cases.py::{one}", "test_cases.py::test_of_aspects")
     assert len(ids_of(tmp_path, "-k", "product")) == 6
     (tmp_path / "ids.json").write_text(json.dumps([f"test_cases.py::{one}"]))
-    assert ids_of(tmp_path, "--cases", "ids.json") == [one]
+    assert ids_of(tmp_path, "--cases=ids.json") == [one]
+    with pytest.raises(AssertionError, match="--cases=al: expected sample, all, rest, or a JSON"):
+        ids_of(tmp_path, "--cases=al")
 
 
 def test_every_aspect_is_drawn_and_a_new_case_moves_no_other() -> None:
@@ -102,6 +106,7 @@ def cases(request: pytest.FixtureRequest) -> Mapping[str, Sequence[str]]:
     return session if files >= {*marked_files()} else collected()
 
 
+@pytest.mark.needs_plugins(*PLUGINS)
 def test_the_campaign_ran_every_case_that_the_suite_leaves_out(
     cases: Mapping[str, Sequence[str]],
 ) -> None:

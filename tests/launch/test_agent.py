@@ -11,8 +11,6 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,40 +19,40 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support import launch_driver
+from tests.support.forked import Forked
+
 REPOSITORY = Path(__file__).parents[2]
 FRAME = "Traceback (most recent call last):"
 
 
-def start(folder: Path, function: str, **options: Any) -> subprocess.Popen[str]:
+def start(folder: Path, function: str, **options: Any) -> Forked:
     """The driver with 2 ranks, in a session of its own."""
     request = {"folder": str(folder), "text": "$local_rank $$ 'x' \u00e9"}
     chosen = {"nproc": 2, "grace_seconds": 1, **options}
-    driver = [sys.executable, "-m", "tests.support.launch_driver", function]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    return subprocess.Popen(
-        [*driver, json.dumps(request), json.dumps(chosen)],
-        env={**environment, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    return Forked(
+        launch_driver.main,
+        [function, json.dumps(request), json.dumps(chosen)],
+        {**environment, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        folder,
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def finish(process: Forked) -> tuple[int, str]:
     """Exit code and standard error; what is left after the timeout is killed."""
     code, errors, _ = finish_with_notes(process)
     return code, errors
 
 
-def finish_with_notes(process: subprocess.Popen[str]) -> tuple[int, str, list[Any]]:
+def finish_with_notes(process: Forked) -> tuple[int, str, list[Any]]:
     """The same, and what the launcher told: failures, and whether rank 0 was here."""
     try:
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     notes = [json.loads(line) for line in output.splitlines() if line.startswith(("[", "t", "f"))]
+    assert process.returncode is not None
     return process.returncode, errors, notes
 
 

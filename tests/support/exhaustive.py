@@ -54,6 +54,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         drawn = sample(items)
         kept = drawn if chosen == "sample" else {*items} - drawn
         kept |= {item for item in items if "[" in item.nodeid and item.nodeid in config.args}
+    elif not Path(chosen).is_file():
+        raise pytest.UsageError(
+            f"{OPTION}={chosen}: expected sample, all, rest, or a JSON file of test ids"
+        )
     else:
         wanted = {*json.loads(Path(chosen).read_text(encoding="utf-8"))}
         kept = {item for item in items if item.nodeid in wanted}
@@ -67,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """Say how many cases are left out, and how to run them."""
     count = len(config.stash.get(LEFT_OUT, ()))
-    return [f"{count} cases are left to the campaign suite ({OPTION} all)"] if count else []
+    return [f"{count} cases are left to the campaign suite ({OPTION}=all)"] if count else []
 
 
 def sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:

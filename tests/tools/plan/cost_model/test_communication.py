@@ -42,6 +42,7 @@ _LONGER = {
 """So that what is counted is more than a few numbers."""
 
 
+@pytest.mark.exhaustive(by=lambda model, values: (model, *values))
 @pytest.mark.parametrize(
     ("model", "values"),
     [
