@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-PRELOADED: Final = ["ascend_run.core.launch.agent", "tests.support.launch_driver"]
+PRELOADED: Final = ["ascend_run.launch.agent", "tests.support.launch_driver"]
 
 
 class Forked:

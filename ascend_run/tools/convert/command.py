@@ -178,7 +178,7 @@ def command(
         _require_unset(of_target, target_format)
     # Read by torch: huge pages for large tensors, which take fewer page faults.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    from ascend_run.core.launch.alone import sigterm_unwinds
+    from ascend_run.launch.alone import sigterm_unwinds
     from ascend_run.tools.convert.conversion import Conversion, convert
     from ascend_run.tools.convert.opening import SourceOptions
     from ascend_run.tools.terminal.byte_bars import byte_bars
