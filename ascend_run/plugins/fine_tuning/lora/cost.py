@@ -17,7 +17,7 @@ from ascend_run.plugin_api import (
 from .targets import LINEARS, wanted_parts
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api import Layout, RankKind, RunConfig
+    from ascend_run.plugin_api import Layout, PipelineStage, RunConfig
 
     from . import LoraOptions
 
@@ -39,7 +39,7 @@ _NEVER_READ = (
 
 
 def adapter_cost(
-    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+    config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
 ) -> CostChange:
     """Return the cost of the adapters and the savings of the frozen base.
 
@@ -65,7 +65,7 @@ def adapter_cost(
 
 
 def _messages(
-    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+    config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
 ) -> Iterator[Communication]:
     """Yield the collectives of the low-rank matmuls, which match those of Megatron's linears."""
     if layout.tp == 1:
@@ -105,7 +105,9 @@ def _parts_of(name: str, config: RunConfig, options: LoraOptions, part: str) -> 
     return len(wanted_parts(options.target_modules, linear, config))
 
 
-def _parameters(config: RunConfig, rank: RankKind, options: LoraOptions) -> Iterator[ParameterCost]:
+def _parameters(
+    config: RunConfig, rank: PipelineStage, options: LoraOptions
+) -> Iterator[ParameterCost]:
     for weight in rank.parameters:
         if weight.layer is None or weight.key not in LINEARS:
             continue
@@ -130,13 +132,13 @@ def _parameters(config: RunConfig, rank: RankKind, options: LoraOptions) -> Iter
             )
 
 
-def _columns(rank: RankKind, weight: ParameterCost) -> int:
+def _columns(rank: PipelineStage, weight: ParameterCost) -> int:
     """Return the inputs of a linear on this rank: the hidden size if its output is sharded."""
     hidden = next(p.numel for p in rank.parameters if p.key == "input_norm.weight")
     return weight.numel // hidden if weight.name in _SPLIT_COLUMNS else hidden
 
 
-def _rows(config: RunConfig, rank: RankKind, rows: int) -> Mapping[str, int]:
+def _rows(config: RunConfig, rank: PipelineStage, rows: int) -> Mapping[str, int]:
     """Return the rows of each part's linear on this rank."""
     return {
         "linear_q": int(rank.heads * rank.head_width),
