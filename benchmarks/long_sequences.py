@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ascend_run.plugin_api import FieldSection, Layout, RankKind, RunConfig
+from ascend_run.plugin_api import FieldSection, Layout, PipelineStage, RunConfig
 from ascend_run.registry.discovery import discover
 
 from .curves import Picture, Points
@@ -114,7 +114,7 @@ def sent(name: str, groups: int) -> float:
     plugin, options = EXCHANGES[name]
     found = discover().load([plugin])[plugin]
     built: Any = found(found.config_class(**options)) if hasattr(found, "config_class") else found()
-    rank = RankKind(
+    rank = PipelineStage(
         pp_rank=0,
         layers=(0,),
         moe_layers=frozenset(),

@@ -88,7 +88,7 @@ def ascend_process_groups(
 
 
 @contribution(point=Point.RUN, torch_free=True)
-def ascend_cost(config: RunConfig, layout: Layout, rank: c.RankKind) -> c.CostChange | None:
+def ascend_cost(config: RunConfig, layout: Layout, rank: c.PipelineStage) -> c.CostChange | None:
     """Estimate how the plugin changes memory, communication and FLOPs.
 
     When: while a run is planned, once per pipeline stage; nothing is measured or allocated.
@@ -557,7 +557,7 @@ def ascend_after_step(context: c.RunContext) -> None:
 
 
 @listener()
-def ascend_after_log(context: c.RunContext, metrics: Mapping[str, c.Reading]) -> None:
+def ascend_after_log(context: c.RunContext, metrics: Mapping[str, c.MetricValue]) -> None:
     """Called with the metrics of a logged step: this rank's speed and memory, and the loss over all
     ranks. Only rank 0 writes them to the log."""
 

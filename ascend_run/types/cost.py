@@ -196,7 +196,7 @@ class CostChange:
 
 
 @attrs.frozen(kw_only=True)
-class RankKind:
+class PipelineStage:
     """The ranks of one pipeline stage, which all have the same estimate: the argument of
     ``ascend_cost``, with the plain model's numbers before any plugin's change."""
 

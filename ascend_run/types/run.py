@@ -67,14 +67,14 @@ class RunContext:
     """Cache of arrays that are computed once for all ranks, such as the samples of a task."""
 
 
-Reading: TypeAlias = float | Sequence[float]
+MetricValue: TypeAlias = float | Sequence[float]
 """One value of a logged step: a number (``loss``) or a list of numbers (``expert_load``)."""
 
 
 class Metrics(Protocol):
     """Values that a plugin adds to the log; called on every rank at each logged step."""
 
-    def __call__(self, context: RunContext) -> Mapping[str, Reading]: ...
+    def __call__(self, context: RunContext) -> Mapping[str, MetricValue]: ...
 
 
 @attrs.frozen(kw_only=True)

@@ -58,14 +58,13 @@ class Loop:
             elif self.fingerprints.is_full:
                 self._record_fingerprints()
             self.recorder.step_done(context.step)
-            paused = self.readings.pause()
-            if done:
-                gather_parameters(self.step.bundle)
-            if done or _due(context.step, config.train.eval_interval):
-                self._evaluate()
-            if self.save and (done or _due(context.step, config.checkpoint.save_interval)):
-                self._save(self.save)
-            self.readings.resume(paused)
+            with self.readings.untimed():
+                if done:
+                    gather_parameters(self.step.bundle)
+                if done or _due(context.step, config.train.eval_interval):
+                    self._evaluate()
+                if self.save and (done or _due(context.step, config.checkpoint.save_interval)):
+                    self._save(self.save)
 
     def _evaluate(self) -> None:
         if self.validation_batches is None:

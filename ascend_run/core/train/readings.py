@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -35,12 +36,12 @@ class Readings:
         self.tokens += result.num_tokens
         self.steps += 1
 
-    def pause(self) -> float:
-        """Return the current time; pass it to ``resume`` to exclude the time in between."""
-        return time.perf_counter()
-
-    def resume(self, paused: float) -> None:
-        self.started += time.perf_counter() - paused
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """Exclude the time of the body from the speed in the next log line."""
+        started = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - started
 
     def collect(self, result: StepResult) -> Mapping[str, object]:
         """Return the metrics of one log line and restart the timer."""

@@ -12,7 +12,7 @@ import attrs
 
 from ascend_run.types.attention import Mask
 from ascend_run.types.config import RunConfig
-from ascend_run.types.cost import RankKind
+from ascend_run.types.cost import PipelineStage
 
 from .visibility import QUERY_BLOCK, rectangles
 
@@ -47,7 +47,7 @@ def needs_blocks(attention_needs: Collection[str]) -> bool:
     return not CHANGING_SCORES.isdisjoint(attention_needs)
 
 
-def block_cost(config: RunConfig, cp: int, rank: RankKind) -> BlockCost:
+def block_cost(config: RunConfig, cp: int, rank: PipelineStage) -> BlockCost:
     """Compute the cost from the rectangles of a full sequence, of which each of the cp ranks has an
     equal share of the heads or of the pairs.
 
@@ -69,14 +69,14 @@ def block_cost(config: RunConfig, cp: int, rank: RankKind) -> BlockCost:
     )
 
 
-def _widened(rank: RankKind) -> float:
+def _widened(rank: PipelineStage) -> float:
     """Bytes of keys and values in float32, and of their gradients."""
     numbers = 2 * rank.tokens * rank.query_groups * rank.head_width
     more = _WIDE - rank.item_bytes
     return float(numbers * (_WIDE + more)) if more else 0.0
 
 
-def pairs_flops(config: RunConfig, cp: int, rank: RankKind) -> float:
+def pairs_flops(config: RunConfig, cp: int, rank: PipelineStage) -> float:
     """Return FLOPs per step on one rank for each query-key pair of a full sequence: two matmuls in
     forward and five in backward, 8 D + 6 E a head.
 

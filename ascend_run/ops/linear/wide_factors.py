@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from ascend_run.types.cost import Phase, RankKind, WorkingMemory
+from ascend_run.types.cost import Phase, PipelineStage, WorkingMemory
 
 _STEPS: Final[Mapping[str, str]] = {
     "self_attention.linear_qkv": "self_attention.qkv",
@@ -17,7 +17,7 @@ _STEPS: Final[Mapping[str, str]] = {
 _WIDE: Final = 4
 
 
-def wide_factors(rank: RankKind, hidden: int) -> Iterator[WorkingMemory]:
+def wide_factors(rank: PipelineStage, hidden: int) -> Iterator[WorkingMemory]:
     """Yield the float32 copies of each linear's input and of its output's gradient."""
     widths = {
         parameter.key: parameter.numel / hidden

@@ -26,7 +26,7 @@ from ascend_run.plugin_api import (
     LegacyFlag,
     Manifest,
     Numerics,
-    RankKind,
+    PipelineStage,
     RunConfig,
     SequencePartition,
     Support,
@@ -170,7 +170,9 @@ class ContextParallelPlugin(abc.ABC, Generic[Options]):
         return self.plan(config).rank_partition if shared else None
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
         if layout.cp <= 1:
             return None
         sequence = cost.Sequence(

@@ -7,6 +7,8 @@ no group, are built unsharded.
 
 from __future__ import annotations
 
+import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ascend_run.core.config.layout import layout_of
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.patches import applied_patches
-from ascend_run.plugin_api.errors import AscendRunError, ConfigError
+from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
@@ -83,13 +85,23 @@ def trial_build(config: RunConfig, plugins: Sequence[EnabledPlugin], world_size:
         try:
             with applied_patches(hooks):
                 return _build(config, hooks, layout, device)
-        except AscendRunError:
-            raise
-        except (AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        except Exception as error:
+            if not _is_of_megatron(error):
+                raise
             reason = str(error) or type(error).__name__
             raise ConfigError("Megatron rejects this model", [reason]) from error
         finally:
             device.deactivate()
+
+
+def _is_of_megatron(error: Exception) -> bool:
+    """Return whether Megatron raised an error, itself or by a call of torch or Python."""
+    names = (
+        str(frame.f_globals.get("__name__")).partition(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+    callers = [name for name in names if name != "torch" and name not in sys.stdlib_module_names]
+    return callers[-1] == "megatron"
 
 
 def _build(config: RunConfig, hooks: Hooks, layout: Layout, device: Device) -> int:

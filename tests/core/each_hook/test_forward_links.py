@@ -105,7 +105,7 @@ def test_a_linked_module_is_recomputed_with_its_links(tmp_path: Path) -> None:
 
 
 def test_the_platforms_matmul_is_the_innermost_link_of_linears(tmp_path: Path) -> None:
-    wide = {"train.precision": "bf16", "plugins.cpu.bf16_products": "fp32"}
+    wide = {"train.precision": "bf16", "plugins.cpu.bf16_matmul_dtype": "fp32"}
     linear = linking(
         "outer", {"ascend_linear": lambda self: lambda module: IDENTITY}, linear=LinkPlace.OWN
     )

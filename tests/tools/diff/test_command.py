@@ -169,13 +169,13 @@ def test_every_kind_of_cause_is_listed(tmp_path: Path, capsys: pytest.CaptureFix
     about = {
         "versions": {"torch": "2.13.0"},
         "device": {"name": "cpu", "threads": 2},
-        "machine_choices": {"plugins.cpu.bf16_products": "bf16"},
+        "machine_choices": {"plugins.cpu.bf16_matmul_dtype": "bf16"},
         "data": {"d/t": {"bin": {"size_bytes": 5, "sha256_of_ends": "a" * 64}, "idx": None}},
     }
     other = {
         "versions": {"torch": "2.13.1"},
         "device": {"name": "cpu", "threads": 4},
-        "machine_choices": {"plugins.cpu.bf16_products": "fp32"},
+        "machine_choices": {"plugins.cpu.bf16_matmul_dtype": "fp32"},
         "data": {"d/t": {"bin": {"size_bytes": 5, "sha256_of_ends": "b" * 64}, "idx": None}},
     }
     lr = re.search(r"^lr = (\S+)", CONFIG, re.MULTILINE)
@@ -201,7 +201,7 @@ def test_every_kind_of_cause_is_listed(tmp_path: Path, capsys: pytest.CaptureFix
     assert ("plugin", "order", [" ".join(names), " ".join([names[1], names[0], *names[2:]])]) in got
     assert ("version", "torch", ["2.13.0", "2.13.1"]) in got
     assert ("device", "threads", ["2", "4"]) in got
-    assert ("device", "plugins.cpu.bf16_products", ["bf16", "fp32"]) in got
+    assert ("device", "plugins.cpu.bf16_matmul_dtype", ["bf16", "fp32"]) in got
     ends = [f"5 bytes, sha256 {letter * 12}" for letter in "ab"]
     assert ("data", "d/t.bin", ends) in got
     assert ("layout", "ranks", ["2", "4"]) in got

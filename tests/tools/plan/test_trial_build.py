@@ -6,6 +6,7 @@ import resource
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch.distributed as dist
@@ -82,16 +83,29 @@ def test_what_megatron_s_config_refuses_is_one_message(capsys: pytest.CaptureFix
 
 
 def test_what_a_module_of_megatron_refuses_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron.core.transformer.moe.moe_layer import MoELayer
+    from megatron.core.transformer.moe import moe_layer
 
     def refuse(self: object, *arguments: object, **named: object) -> None:
         raise AssertionError("experts must be an even number")
 
-    monkeypatch.setattr(MoELayer, "__init__", refuse)
+    as_megatrons = FunctionType(refuse.__code__, vars(moe_layer))
+    monkeypatch.setattr(moe_layer.MoELayer, "__init__", as_megatrons)
     with pytest.raises(ConfigError) as refused:
         build()
     assert refused.value.headline == "Megatron rejects this model"
     assert refused.value.problems[0].startswith("experts must be an even number when instantiating")
+
+
+def test_an_error_of_ours_is_a_bug_and_not_megatron_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also below a frame of Megatron, which builds our modules."""
+    from ascend_run.core.model.attention import CoreAttention
+
+    def fail(self: object, *arguments: object, **named: object) -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr(CoreAttention, "__init__", fail)
+    with pytest.raises(ValueError, match="ours"):
+        build()
 
 
 def test_the_device_is_left_as_it_was() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import attrs
 
 from ascend_run.types.attention import Mask
-from ascend_run.types.cost import Communication, CostChange, RankKind, SavedTensor
+from ascend_run.types.cost import Communication, CostChange, PipelineStage, SavedTensor
 
 from .head_cost import HeadCost, Sent
 from .key_cost import KeyCost
@@ -26,7 +26,7 @@ class Sequence:
 
 
 def context_parallel_cost(
-    plan: ContextParallelPlan, rank: RankKind, sequence: Sequence, tp: int
+    plan: ContextParallelPlan, rank: PipelineStage, sequence: Sequence, tp: int
 ) -> CostChange:
     """Return changes of saved activations, working memory and collectives.
 

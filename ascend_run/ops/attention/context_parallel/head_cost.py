@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 
 from ascend_run.ops.attention.head_shares import HeadShare, head_shares
-from ascend_run.types.cost import RankKind, SavedChange
+from ascend_run.types.cost import PipelineStage, SavedChange
 
 from .options import KvCache
 from .plan import ContextParallelPlan
@@ -36,7 +36,7 @@ class HeadCost:
     """Cost on one rank."""
 
     plan: ContextParallelPlan
-    rank: RankKind
+    rank: PipelineStage
     share: HeadShare
     sent_groups: int
     """Key-value heads summed over ranks; one that several ranks need counts for each."""
@@ -45,7 +45,9 @@ class HeadCost:
     whole: float
 
     @classmethod
-    def of(cls, plan: ContextParallelPlan, rank: RankKind, seq_length: int, rows: int) -> HeadCost:
+    def of(
+        cls, plan: ContextParallelPlan, rank: PipelineStage, seq_length: int, rows: int
+    ) -> HeadCost:
         """Compute the cost; with an uneven partition, that of the rank that sends most.
 
         Args:

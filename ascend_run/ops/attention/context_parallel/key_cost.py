@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from ascend_run.types.attention import Mask
-from ascend_run.types.cost import Phase, RankKind, SavedChange, WorkingMemory
+from ascend_run.types.cost import Phase, PipelineStage, SavedChange, WorkingMemory
 
 from .head_cost import Sent
 from .options import KvCache
@@ -29,7 +29,7 @@ class KeyCost:
     """Cost on one of the P / U ranks that attend to each other's keys."""
 
     plan: ContextParallelPlan
-    rank: RankKind
+    rank: PipelineStage
     groups: int
     """Key-value heads that each rank attends with."""
     factor: float

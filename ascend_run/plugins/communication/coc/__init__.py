@@ -19,8 +19,8 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     SavedChange,
     Support,
@@ -78,7 +78,9 @@ class Coc:
         self.config = config
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
         if layout.tp == 1:
             return None
         split = config.parallel.sequence_parallel

@@ -23,8 +23,8 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     SavedChange,
     Support,
@@ -80,7 +80,9 @@ class Mc2:
         self.config = config
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
         if layout.tp == 1:
             return None
         # The NPU's operators communicate themselves; elsewhere the torch implementation is a ring.

@@ -13,8 +13,8 @@ from ascend_run.plugin_api import (
     LegacyFlag,
     Manifest,
     Numerics,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     Support,
     hookimpl,
@@ -104,7 +104,7 @@ class Gmm:
         ]
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange | None:
+    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange | None:
         if not rank.moe_layers:
             return None
         model = config.model

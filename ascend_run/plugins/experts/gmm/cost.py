@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from ascend_run.plugin_api import CostChange, Phase, RankKind, SavedChange, Storage, WorkingMemory
+from ascend_run.plugin_api import (
+    CostChange,
+    Phase,
+    PipelineStage,
+    SavedChange,
+    Storage,
+    WorkingMemory,
+)
 
 _NOT_KEPT: Final = ("experts.product", "experts.weighted")
 _BY_AUTOGRAD: Final = ("experts.activation", "experts.weights")
 
 
-def grouped_cost(rank: RankKind, *, gated: bool, is_silu: bool) -> CostChange:
+def grouped_cost(rank: PipelineStage, *, gated: bool, is_silu: bool) -> CostChange:
     """Return the changes in saved activations and working memory.
 
     Saved are the tokens, the output of the first GEMM and, for SwiGLU, the activation of the gate;

@@ -102,7 +102,7 @@ class Lora:
         return problems(config, self.config)
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: c.RankKind) -> c.CostChange:
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: c.PipelineStage) -> c.CostChange:
         from .cost import adapter_cost
 
         return adapter_cost(config, layout, rank, self.config)

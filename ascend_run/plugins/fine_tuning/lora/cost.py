@@ -19,7 +19,7 @@ from ascend_run.plugin_api import (
 from .targets import LINEARS, wanted_parts
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api import Layout, RankKind, RunConfig
+    from ascend_run.plugin_api import Layout, PipelineStage, RunConfig
 
     from . import LoraOptions
 
@@ -41,7 +41,7 @@ _NEVER_READ = (
 
 
 def adapter_cost(
-    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+    config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
 ) -> CostChange:
     """Return the cost of the adapters and the savings of the frozen base.
 
@@ -73,7 +73,7 @@ def adapter_cost(
 def _messages(
     config: RunConfig,
     layout: Layout,
-    rank: RankKind,
+    rank: PipelineStage,
     options: LoraOptions,
     parameters: Iterable[ParameterCost],
 ) -> Iterator[Communication]:
@@ -101,7 +101,7 @@ def _messages(
             )
 
 
-def _reduced(rank: RankKind, parts: int, nbytes: float) -> Communication:
+def _reduced(rank: PipelineStage, parts: int, nbytes: float) -> Communication:
     """The gradients of the replicated matrices of one QKV projection, of each micro-batch."""
     return Communication(
         operation="all_reduce",
@@ -137,7 +137,7 @@ def _parts_of(name: str, config: RunConfig, options: LoraOptions, part: str) -> 
 
 
 def _parameters(
-    config: RunConfig, layout: Layout, rank: RankKind, options: LoraOptions
+    config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
 ) -> Iterator[ParameterCost]:
     for weight in rank.parameters:
         if weight.layer is None or weight.key not in LINEARS:
@@ -163,13 +163,13 @@ def _parameters(
             )
 
 
-def _columns(rank: RankKind, weight: ParameterCost) -> int:
+def _columns(rank: PipelineStage, weight: ParameterCost) -> int:
     """Return the inputs of a linear on this rank: the hidden size if its output is sharded."""
     hidden = next(p.numel for p in rank.parameters if p.key == "input_norm.weight")
     return weight.numel // hidden if weight.name in _SPLIT_COLUMNS else hidden
 
 
-def _rows(config: RunConfig, layout: Layout, rank: RankKind, rows: int) -> Mapping[str, int]:
+def _rows(config: RunConfig, layout: Layout, rank: PipelineStage, rows: int) -> Mapping[str, int]:
     """Return the rows of each part's matrix on this rank: those of its linear, or all of them where
     ranks share key-value groups."""
     heads, groups = rank.heads, rank.query_groups

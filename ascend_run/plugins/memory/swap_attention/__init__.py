@@ -19,7 +19,7 @@ from ascend_run.plugin_api import (
     Metrics,
     ModuleWrapper,
     Numerics,
-    RankKind,
+    PipelineStage,
     Recomputation,
     ReportPanel,
     RunConfig,
@@ -122,7 +122,7 @@ class SwapAttention:
         return problems
 
     @hookimpl
-    def ascend_cost(self, rank: RankKind) -> CostChange:
+    def ascend_cost(self, rank: PipelineStage) -> CostChange:
         """Return the activations that are offloaded, and the MLPs that are recomputed."""
         swapped = SavedChange(
             tensors=tuple(f"{_PARTS[name]}.*" for name in self.config.modules),

@@ -15,7 +15,7 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
-    RankKind,
+    PipelineStage,
     SavedTensor,
     Support,
     Wrapper,
@@ -74,7 +74,7 @@ class Deterministic:
         return variables_of(config.platform, config.run.seed, os.environ)
 
     @hookimpl
-    def ascend_cost(self, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(self, layout: Layout, rank: PipelineStage) -> CostChange | None:
         """Return the expert outputs that are saved for backward.
 
         Megatron combines them with ``index_add``, whose backward saves them, instead of

@@ -15,7 +15,7 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
-    RankKind,
+    PipelineStage,
     RunConfig,
     SavedChange,
     Storage,
@@ -114,7 +114,9 @@ class Compile:
         return problems
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
         """Return the activations of gates, which graphs recompute instead of saving."""
         in_graph = self.config.regions == "layer" or layout.tp == 1
         dense = tuple(layer for layer in rank.layers if layer not in rank.moe_layers)

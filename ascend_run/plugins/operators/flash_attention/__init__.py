@@ -19,8 +19,8 @@ from ascend_run.plugin_api import (
     Maturity,
     Numerics,
     Phase,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     SavedChange,
     SavedTensor,
@@ -101,7 +101,9 @@ class FlashAttention:
         return problems
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
         """Return the cost of materialized scores, unless the CPU platform already reports it."""
         if self.config.kernel != "blocks" or (
             config.platform == "cpu" and needs_blocks(rank.attention_needs)

@@ -15,8 +15,8 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     Support,
     Wrapper,
@@ -94,7 +94,7 @@ class GenerateMask:
         return [f"generate-mask: {problem}; leave it out"] if problem else []
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange | None:
+    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange | None:
         """Return the mask buffers; the npu holds its triangular mask without the plugin too."""
         if config.platform in BANDING:
             held = bands_bytes(config, rank)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ascend_run.ops.attention.score_blocks import needs_blocks
 from ascend_run.ops.attention.visibility import SHARED_BANDS, Shape, rectangles
-from ascend_run.plugin_api import Mask, RankKind, RunConfig
+from ascend_run.plugin_api import Mask, PipelineStage, RunConfig
 
 
-def bands_bytes(config: RunConfig, rank: RankKind) -> float:
+def bands_bytes(config: RunConfig, rank: PipelineStage) -> float:
     """Return the bytes of the bands of a window, as biases that are added to the scores.
 
     Materialized scores need no band. The cost model does not know the documents; with them there

@@ -13,8 +13,8 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     Support,
     hookimpl,
@@ -54,7 +54,7 @@ class MatmulAdd:
     )
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange:
+    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange:
         """Return the float32 copies of both factors of a half-precision matmul on the CPU.
 
         A placeholder without values replaces the weight gradient tensor that is no longer written.

@@ -13,8 +13,8 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     Support,
     Wrapper,
@@ -66,7 +66,7 @@ class RmsNorm:
         return problems(self.manifest.name, self.config.kernel, config.platform)
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, rank: RankKind) -> CostChange | None:
+    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange | None:
         """Return the cost of the plain formula.
 
         A fused or compiled kernel saves its input and one statistic per row.

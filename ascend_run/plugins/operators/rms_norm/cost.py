@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ascend_run.plugin_api import (
     CostChange,
     Phase,
-    RankKind,
+    PipelineStage,
     RunConfig,
     SavedTensor,
     WorkingMemory,
@@ -19,7 +19,7 @@ _NORMS = ("input_norm", "self_attn_bda", "mlp_norm", "mlp_bda")
 """Parts of a layer that are norms."""
 
 
-def plain_cost(config: RunConfig, rank: RankKind) -> CostChange:
+def plain_cost(config: RunConfig, rank: PipelineStage) -> CostChange:
     """Return the saved activations of each norm: its input in float32 and the normalized rows.
 
     The float32 input replaces a narrower one. The final norm is outside the layers, so it counts
@@ -44,7 +44,7 @@ def plain_cost(config: RunConfig, rank: RankKind) -> CostChange:
     )
 
 
-def _inside_attention(kept: dict[str, float], rank: RankKind) -> Iterator[float]:
+def _inside_attention(kept: dict[str, float], rank: PipelineStage) -> Iterator[float]:
     """Yield the added bytes of the norms of latents, or of queries and keys."""
     part, item = "self_attention", rank.item_bytes
     if latents := kept.get(f"{part}.normed_latents"):

@@ -16,8 +16,8 @@ from ascend_run.plugin_api import (
     Maturity,
     Numerics,
     Patch,
+    PipelineStage,
     PlatformOps,
-    RankKind,
     RunConfig,
     Support,
     Wrapper,
@@ -25,7 +25,7 @@ from ascend_run.plugin_api import (
 )
 
 from .memory import HostMemory
-from .options import BF16_PRODUCTS, CpuOptions
+from .options import BF16_MATMUL_DTYPE, CpuOptions
 
 _KERNELS_KEPT: Final = 128
 
@@ -47,15 +47,15 @@ class Cpu:
     def __init__(self, config: CpuOptions) -> None:
         self.config = config
         self._memory = HostMemory()
-        self._product_dtype: str | None = None
+        self._matmul_dtype: str | None = None
 
     @hookimpl
     def ascend_check(self) -> Sequence[str]:
-        found = os.environ.get(BF16_PRODUCTS, "")
+        found = os.environ.get(BF16_MATMUL_DTYPE, "")
         if found in ("", "bf16", "fp32"):
             return ()
         problem = (
-            f"cpu: the environment has {BF16_PRODUCTS}={found!r}; expected bf16 or fp32: "
+            f"cpu: the environment has {BF16_MATMUL_DTYPE}={found!r}; expected bf16 or fp32: "
             "set one of them, or unset it to time both and use the faster one"
         )
         return (problem,)
@@ -78,14 +78,14 @@ class Cpu:
         return {name: value for name, value in wanted.items() if name not in os.environ}
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
         """Return the cost of the platform.
 
         Device memory is host memory, and scores without a fused kernel are materialized.
         """
         from .cost import platform_cost
 
-        return platform_cost(config, layout, rank, self.config.bf16_products)
+        return platform_cost(config, layout, rank, self.config.bf16_matmul_dtype)
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:
@@ -103,8 +103,8 @@ class Cpu:
 
     @hookimpl
     def ascend_machine_choices(self, config: RunConfig) -> Mapping[str, str]:
-        dtype = self._dtype_of_products(config)
-        return {} if dtype is None else {"plugins.cpu.bf16_products": dtype}
+        dtype = self._matmul_dtype_of(config)
+        return {} if dtype is None else {"plugins.cpu.bf16_matmul_dtype": dtype}
 
     @hookimpl
     def ascend_patches(self) -> Sequence[Patch]:
@@ -127,17 +127,17 @@ class Cpu:
     def ascend_platform_ops(self, config: RunConfig) -> PlatformOps:
         from .operators import platform_ops, with_wide_matmuls
 
-        wide = self._dtype_of_products(config) == "fp32"
+        wide = self._matmul_dtype_of(config) == "fp32"
         return with_wide_matmuls(platform_ops()) if wide else platform_ops()
 
-    def _dtype_of_products(self, config: RunConfig) -> str | None:
+    def _matmul_dtype_of(self, config: RunConfig) -> str | None:
         """Return ``bf16`` or ``fp32`` for all models of the run; None if none of them is
         bfloat16.
         """
         if config.train.precision != "bf16":
             return None
-        if self._product_dtype is None:
-            from .bf16_products import agreed_dtype
+        if self._matmul_dtype is None:
+            from .bf16_matmuls import agreed_dtype
 
-            self._product_dtype = agreed_dtype(self.config.bf16_products)
-        return self._product_dtype
+            self._matmul_dtype = agreed_dtype(self.config.bf16_matmul_dtype)
+        return self._matmul_dtype

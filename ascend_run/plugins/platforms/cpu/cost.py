@@ -11,7 +11,7 @@ from ascend_run.plugin_api import (
     CostChange,
     Layout,
     Phase,
-    RankKind,
+    PipelineStage,
     RunConfig,
     SavedChange,
     SavedTensor,
@@ -24,7 +24,7 @@ _SQUARES = 1.5
 
 
 def platform_cost(
-    config: RunConfig, layout: Layout, rank: RankKind, bf16_products: str
+    config: RunConfig, layout: Layout, rank: PipelineStage, bf16_matmul_dtype: str
 ) -> CostChange:
     """Return the cost of attention and of bfloat16 matmuls on the CPU.
 
@@ -33,13 +33,13 @@ def platform_cost(
     wide copies of their factors; a dtype selected by timing is not known here.
     """
     cost = _attention_cost(config, layout, rank)
-    if bf16_products != "fp32" or config.train.precision != "bf16":
+    if bf16_matmul_dtype != "fp32" or config.train.precision != "bf16":
         return cost
     copies = tuple(wide_factors(rank, config.model.hidden_size))
     return attrs.evolve(cost, working=(*cost.working, *copies))
 
 
-def _attention_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostChange:
+def _attention_cost(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
     part = "self_attention"
     uncopied = SavedChange(tensors=(f"{part}.attended",), storage=Storage.NONE)
     if not needs_blocks(rank.attention_needs):
@@ -67,7 +67,7 @@ def _attention_cost(config: RunConfig, layout: Layout, rank: RankKind) -> CostCh
     )
 
 
-def _by_halves(config: RunConfig, layout: Layout, rank: RankKind) -> bool:
+def _by_halves(config: RunConfig, layout: Layout, rank: PipelineStage) -> bool:
     """Return whether ``ops.attention.halved_attention`` runs.
 
     It writes the output in the layout that the projection reads, unless values are narrower than
@@ -78,7 +78,7 @@ def _by_halves(config: RunConfig, layout: Layout, rank: RankKind) -> bool:
     return is_long and not other and rank.item_bytes == _WIDE
 
 
-def _gradients_of_squares(rank: RankKind) -> WorkingMemory:
+def _gradients_of_squares(rank: PipelineStage) -> WorkingMemory:
     """Return the gradients of squares of one size, and half as much for the next size.
 
     If values are narrower than keys, this adds the tensors that are padded for the kernel.

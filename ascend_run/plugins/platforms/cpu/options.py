@@ -6,16 +6,16 @@ from typing import Final
 
 import attrs
 
-BF16_PRODUCTS: Final = "ASCEND_RUN_BF16_PRODUCTS"
-"""Environment variable that overrides the timing of ``bf16_products=auto`` in this process and its
-children, as for a test session."""
+BF16_MATMUL_DTYPE: Final = "ASCEND_RUN_BF16_MATMUL_DTYPE"
+"""Environment variable that overrides the timing of ``bf16_matmul_dtype=auto`` in this process and
+its children, as for a test session."""
 
 
 @attrs.frozen(kw_only=True)
 class CpuOptions:
     """Options, set by ``plugins.cpu.<field>=<value>``."""
 
-    bf16_products: str = attrs.field(
+    bf16_matmul_dtype: str = attrs.field(
         default="auto", validator=attrs.validators.in_(("auto", "bf16", "fp32"))
     )
     """Dtype in which bfloat16 matmuls are computed; inputs and results stay bfloat16, accumulation

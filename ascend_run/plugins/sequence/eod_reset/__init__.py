@@ -15,7 +15,7 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
-    RankKind,
+    PipelineStage,
     RunConfig,
     Support,
     Wrapper,
@@ -125,7 +125,9 @@ class EodReset:
         return problems
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
         """Return the saved FLOPs for a fixed document length.
 
         Returns None if documents end at tokens: the cost model does not read the data.

@@ -17,7 +17,7 @@ from ascend_run.plugin_api import (
     Manifest,
     Maturity,
     Numerics,
-    RankKind,
+    PipelineStage,
     RunConfig,
     Support,
     hookimpl,
@@ -123,7 +123,9 @@ class Sft:
         return [*_option_problems(config, self.config), *source_problems(config, self.config)]
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, layout: Layout, rank: RankKind) -> CostChange | None:
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
         """Return the cost of a dense mask; without one, the cost is the model's own."""
         if not self.config.bidirectional_prompt:
             return None

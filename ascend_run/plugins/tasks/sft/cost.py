@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ascend_run.ops.attention.score_blocks import pairs_flops, pairs_seen
-from ascend_run.plugin_api import CostChange, Layout, RankKind, RunConfig
+from ascend_run.plugin_api import CostChange, Layout, PipelineStage, RunConfig
 
 
 def dense_mask_cost(
-    config: RunConfig, layout: Layout, rank: RankKind, *, packing: bool
+    config: RunConfig, layout: Layout, rank: PipelineStage, *, packing: bool
 ) -> CostChange:
     """Return the cost of the pairs that a causal mask would skip, and of the mask buffers.
 

@@ -9,7 +9,7 @@ import attrs
 from ascend_run.core.config.attention_needs import needed_features
 from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api.contracts import Communication, CostChange, ParameterCost, RankKind
+from ascend_run.plugin_api.contracts import Communication, CostChange, ParameterCost, PipelineStage
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
@@ -45,7 +45,7 @@ _INDEX, _WIDE = 8, 4
 class RankCost:
     """The estimate for each rank of one pipeline stage, for one step."""
 
-    rank: RankKind
+    rank: PipelineStage
     chunks: tuple[tuple[int, ...], ...]
     parameters: int
     """Number of parameters."""
@@ -151,7 +151,7 @@ def _rank_kind(
     pp_rank: int,
     chunks: Sequence[tuple[int, ...]],
     moe: Collection[int],
-) -> RankKind:
+) -> PipelineStage:
     """The ranks of one stage, with the plain model's estimate."""
     layers = tuple(n for chunk in chunks for n in chunk)
     is_first, is_last = pp_rank == 0, pp_rank == layout.pp - 1
@@ -159,7 +159,7 @@ def _rank_kind(
         flag: layer_saved(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
     }
     before = mtp_saved(config, sizes)
-    return RankKind(
+    return PipelineStage(
         pp_rank=pp_rank,
         layers=layers,
         moe_layers=frozenset(moe),
@@ -187,7 +187,7 @@ def _rank_kind(
 
 
 def _apply_plugins(
-    config: RunConfig, layout: Layout, hooks: Hooks, rank: RankKind, ledger: Ledger
+    config: RunConfig, layout: Layout, hooks: Hooks, rank: PipelineStage, ledger: Ledger
 ) -> dict[str, CostChange]:
     """Apply the plugins' changes to the ledger in resolved order; return plugin -> change.
 
@@ -208,7 +208,7 @@ def _apply_plugins(
 
 
 def _plain(
-    config: RunConfig, layout: Layout, sizes: Sizes, rank: RankKind, num_chunks: int
+    config: RunConfig, layout: Layout, sizes: Sizes, rank: PipelineStage, num_chunks: int
 ) -> Ledger:
     layers, moe = rank.layers, rank.moe_layers
     by_layer = {n: forward_flops(config, sizes, rank.parameters, n) for n in layers}
@@ -249,7 +249,7 @@ def _of_what_is_trained(
     config: RunConfig,
     layout: Layout,
     sizes: Sizes,
-    rank: RankKind,
+    rank: PipelineStage,
     parameters: Sequence[ParameterCost],
 ) -> Iterator[Communication]:
     """Communication of the layers' backward, the embedding and the loss; some of it is only needed
@@ -282,7 +282,7 @@ def _ends(
     config: RunConfig,
     layout: Layout,
     sizes: Sizes,
-    rank: RankKind,
+    rank: PipelineStage,
     parameters: Sequence[ParameterCost],
 ) -> Ends:
     hidden, pipelined = stream_bytes(sizes), layout.pp > 1

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from torch import distributed as dist
 
 from ascend_run.plugins.platforms.cpu import Cpu
-from ascend_run.plugins.platforms.cpu.bf16_products import agreed_dtype
+from ascend_run.plugins.platforms.cpu.bf16_matmuls import agreed_dtype
 from ascend_run.plugins.platforms.cpu.kept_times import Times
-from ascend_run.plugins.platforms.cpu.options import BF16_PRODUCTS, CpuOptions
+from ascend_run.plugins.platforms.cpu.options import BF16_MATMUL_DTYPE, CpuOptions
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.parity import TRIAL_SECONDS
 from ascend_run.testing.pool import GlooPool
@@ -41,7 +41,7 @@ class Clock:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Provide an empty cache, and unset the variable that overrides it."""
-    monkeypatch.delenv(BF16_PRODUCTS, raising=False)
+    monkeypatch.delenv(BF16_MATMUL_DTYPE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "ascend-run"
 
@@ -73,17 +73,17 @@ def test_fewer_instructions_are_another_processor(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("option", "precision", "choices"),
     [
-        ("auto", "bf16", {"plugins.cpu.bf16_products": "fp32"}),
-        ("bf16", "bf16", {"plugins.cpu.bf16_products": "bf16"}),
+        ("auto", "bf16", {"plugins.cpu.bf16_matmul_dtype": "fp32"}),
+        ("bf16", "bf16", {"plugins.cpu.bf16_matmul_dtype": "bf16"}),
         ("auto", "fp32", {}),
     ],
 )
 def test_the_choice_is_named_as_the_option_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, option: str, precision: str, choices: dict[str, str]
 ) -> None:
-    monkeypatch.setenv(BF16_PRODUCTS, "fp32")
+    monkeypatch.setenv(BF16_MATMUL_DTYPE, "fp32")
     config = config_with(train__precision=precision)
-    assert Cpu(CpuOptions(bf16_products=option)).ascend_machine_choices(config) == choices
+    assert Cpu(CpuOptions(bf16_matmul_dtype=option)).ascend_machine_choices(config) == choices
 
 
 def changed(**values: Any) -> Callable[[str], str]:
@@ -118,8 +118,8 @@ def test_an_unwritable_cache_warns(cache: Path) -> None:
     with capture_logs() as logs:
         assert [agreed_dtype("auto", clock) for _ in range(2)] == ["fp32", "fp32"]
     assert clock.asked == 2
-    (told, *_) = [log for log in logs if log["event"] == "cpu.bf16_products_not_kept"]
-    assert "plugins.cpu.bf16_products" in told["fix"]
+    (told, *_) = [log for log in logs if log["event"] == "cpu.bf16_matmul_dtype_not_kept"]
+    assert "plugins.cpu.bf16_matmul_dtype" in told["fix"]
 
 
 @pytest.mark.usefixtures("cache")
@@ -131,17 +131,17 @@ def test_no_clock_is_asked_where_something_else_decides(monkeypatch: pytest.Monk
         assert agreed_dtype("auto", clock) == "bf16"
     finally:
         torch.use_deterministic_algorithms(False)
-    monkeypatch.setenv(BF16_PRODUCTS, "fp32")
+    monkeypatch.setenv(BF16_MATMUL_DTYPE, "fp32")
     assert agreed_dtype("auto", clock) == "fp32"
     assert clock.asked == 0
 
 
 def test_a_variable_of_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = Cpu(CpuOptions())
-    monkeypatch.setenv(BF16_PRODUCTS, "fp16")
+    monkeypatch.setenv(BF16_MATMUL_DTYPE, "fp16")
     (problem,) = cpu.ascend_check()
-    assert f"{BF16_PRODUCTS}='fp16'; expected bf16 or fp32" in problem
-    monkeypatch.setenv(BF16_PRODUCTS, "fp32")
+    assert f"{BF16_MATMUL_DTYPE}='fp16'; expected bf16 or fp32" in problem
+    monkeypatch.setenv(BF16_MATMUL_DTYPE, "fp32")
     assert not cpu.ascend_check()
 
 
@@ -149,7 +149,7 @@ def chosen_by_rank(folder: str) -> tuple[str, int]:
     """Each rank would choose differently; the last rank's clock must not be read."""
     clock = Clock(FASTER_FP32 if dist.get_rank() == 0 else FASTER_BF16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(BF16_PRODUCTS, raising=False)
+        patch.delenv(BF16_MATMUL_DTYPE, raising=False)
         patch.setenv("XDG_CACHE_HOME", folder)
         return agreed_dtype("auto", clock), clock.asked
 
@@ -178,7 +178,7 @@ TP = {"parallel.tensor_model_parallel_size": 2}
     ],
     ids=str,
 )
-def test_a_model_is_as_near_to_float64_as_with_bf16_products(
+def test_a_model_is_as_near_to_float64_as_with_bf16_matmuls(
     gloo_pool: GlooPool, plugins: tuple[str, ...], model: dict[str, Any], layout: dict[str, Any]
 ) -> None:
     ranks = 2 if TP.items() <= layout.items() else 1
@@ -186,7 +186,7 @@ def test_a_model_is_as_near_to_float64_as_with_bf16_products(
     copies = {}
 
     def gradients(dtype: str, products: str) -> dict[str, torch.Tensor]:
-        config = {**model, **layout, "plugins.cpu.bf16_products": products}
+        config = {**model, **layout, "plugins.cpu.bf16_matmul_dtype": products}
         if dtype != "float64":
             config["train.precision"] = "bf16"
         trial = Trial(plugins=plugins, config=config, dtype=dtype)
@@ -217,6 +217,6 @@ def test_wide_copies_are_counted_where_they_are_sure(
 ) -> None:
     wide = {"model.ffn_hidden_size": 256, "data.seq_length": 256}  # the peak is in a matmul
     config = {**DENSE, **wide, "train.precision": precision}
-    (plain,) = planned({**config, "plugins.cpu.bf16_products": "bf16"})[1]
-    (cost,) = planned({**config, "plugins.cpu.bf16_products": products})[1]
+    (plain,) = planned({**config, "plugins.cpu.bf16_matmul_dtype": "bf16"})[1]
+    (cost,) = planned({**config, "plugins.cpu.bf16_matmul_dtype": products})[1]
     assert (cost.memory.peak > plain.memory.peak) is counted

@@ -24,7 +24,7 @@ from torch import distributed as dist
 from ascend_run.ops.linear.wide_matmul import Matmul, wide_matmul
 
 from .kept_times import Times, cache_folder, keep_times, kept_times
-from .options import BF16_PRODUCTS
+from .options import BF16_MATMUL_DTYPE
 
 _T, _K, _N = 256, 512, 512
 _REPEATS: Final = 4
@@ -48,7 +48,7 @@ def agreed_dtype(option: str, measure: Callable[[], Times] | None = None) -> str
     Must be called on every rank together, since rank 0 broadcasts its choice.
 
     Args:
-        option: ``plugins.cpu.bf16_products``.
+        option: ``plugins.cpu.bf16_matmul_dtype``.
         measure: Times both; default: ``measured_times``.
     """
     if option != "auto":
@@ -57,7 +57,7 @@ def agreed_dtype(option: str, measure: Callable[[], Times] | None = None) -> str
     is_fp32 = torch.zeros(1, dtype=torch.int64)
     if alone or dist.get_rank() == 0:
         choice = _own_choice(measure or measured_times)
-        structlog.get_logger().info("cpu.bf16_products", dtype=choice.dtype, why=choice.why)
+        structlog.get_logger().info("cpu.bf16_matmul_dtype", dtype=choice.dtype, why=choice.why)
         is_fp32.fill_(choice.dtype == "fp32")
     if not alone:
         dist.broadcast(is_fp32, src=0)
@@ -65,8 +65,8 @@ def agreed_dtype(option: str, measure: Callable[[], Times] | None = None) -> str
 
 
 def _own_choice(measure: Callable[[], Times]) -> Choice:
-    if asked := os.environ.get(BF16_PRODUCTS):
-        return Choice(asked, f"set by {BF16_PRODUCTS}")
+    if asked := os.environ.get(BF16_MATMUL_DTYPE):
+        return Choice(asked, f"set by {BF16_MATMUL_DTYPE}")
     if torch.are_deterministic_algorithms_enabled():
         return Choice("bf16", "deterministic algorithms: nothing is timed")
     key = processor_key()
@@ -81,11 +81,11 @@ def _own_choice(measure: Callable[[], Times]) -> Choice:
         keep_times(folder, key, times)
     except OSError as error:
         structlog.get_logger().warning(
-            "cpu.bf16_products_not_kept",
+            "cpu.bf16_matmul_dtype_not_kept",
             folder=str(folder),
             reason=str(error),
-            fix="set plugins.cpu.bf16_products, or XDG_CACHE_HOME to a folder that can be written; "
-            "else the next run times both again and may select the other",
+            fix="set plugins.cpu.bf16_matmul_dtype, or XDG_CACHE_HOME to a folder that can be "
+            "written; else the next run times both again and may select the other",
         )
     return Choice(_faster(times), f"{_describe(times)}, timed now")
 
