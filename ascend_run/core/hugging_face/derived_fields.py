@@ -37,9 +37,6 @@ _DERIVED: Final[dict[str, Callable[[RunConfig], Any]]] = {
     "max_position_embeddings": lambda config: config.data.seq_length,
     "add_linear_proj_bias": lambda config: bool(config.model.add_bias_linear),
     "add_mlp_bias": lambda config: bool(config.model.add_bias_linear),
-    "embedding_layernorm": lambda config: False,
-    "normalize_output_rows": lambda config: False,
-    "rotary_local_base": lambda config: None,
 }
 
 UNREPRESENTED: Final = (
@@ -47,8 +44,5 @@ UNREPRESENTED: Final = (
     "num_query_groups",
     "add_linear_proj_bias",
     "add_mlp_bias",
-    "embedding_layernorm",
-    "normalize_output_rows",
-    "rotary_local_base",
 )
 """Fields that must have their derived or neutral value if a family has no key for them."""

@@ -16,7 +16,7 @@ from ascend_run.plugin_api.contracts import ConfigKey
 from ascend_run.plugin_api.error_text import show
 from ascend_run.types.config import RunConfig
 
-_FULL, _WINDOW = KINDS = ("full_attention", "sliding_attention")
+FULL, WINDOW = KINDS = ("full_attention", "sliding_attention")
 _LAYERS: Final = "model.num_layers"
 
 
@@ -55,9 +55,9 @@ def of_kinds(kinds: Any, values: Mapping[str, Any]) -> Any:
     layers = values[_LAYERS]
     if not (isinstance(kinds, list) and len(kinds) == layers and {*map(str, kinds)} <= {*KINDS}):
         raise ValueError(f"expected {' or '.join(KINDS)} for each of {layers} layers")
-    if _WINDOW in kinds and not values.get("model.window_size"):
+    if WINDOW in kinds and not values.get("model.window_size"):
         raise ValueError("sliding_attention needs a sliding_window")
-    return _flags([kind == _WINDOW for kind in kinds], values)
+    return _flags([kind == WINDOW for kind in kinds], values)
 
 
 def from_layer(first: int, values: Mapping[str, Any]) -> Any:
@@ -70,18 +70,13 @@ def below_layer(end: int, values: Mapping[str, Any]) -> Any:
     return _flags([layer < end and layer % 2 == 0 for layer in range(values[_LAYERS])], values)
 
 
-def after_last_full(key: ConfigKey, config: RunConfig) -> Any:
-    """Return the inverse of ``from_layer``; the key's default if no layer has the window."""
-    return _after_last(_FULL, config) if config.model.window_size else key.default
+def after_last(kind: str, key: ConfigKey, config: RunConfig) -> Any:
+    """Return the layer after the last of a kind; the key's default if no layer has the window.
 
-
-def after_last_window(key: ConfigKey, config: RunConfig) -> Any:
-    """Return the inverse of ``below_layer``; the key's default if no layer has the window."""
-    return _after_last(_WINDOW, config) if config.model.window_size else key.default
-
-
-def _after_last(kind: str, config: RunConfig) -> int:
-    return max((n for n, other in enumerate(kinds(config), 1) if other == kind), default=0)
+    The inverse of ``from_layer`` for full layers, of ``below_layer`` for those with the window.
+    """
+    last = max((n for n, other in enumerate(kinds(config), 1) if other == kind), default=0)
+    return last if config.model.window_size else key.default
 
 
 def _flags(windows: Sequence[bool], values: Mapping[str, Any]) -> Any:

@@ -4,7 +4,7 @@
 ``expert_widths``: size of the shared experts in multiples of an expert's; ours is their size.
 ``negation``: ours is true where theirs is false.
 ``window``: number of keys that a query attends to, itself among them; ours counts those before it.
-``window_use``: whether there is one; without it the window's own key has no effect.
+``window_or_0``: the same, where 0 is none. ``window_use``: whether there is one.
 ``window_from``: first of the layers that have the window, which are the last ones.
 ``window_below``: number of leading layers of which every other one has the window.
 ``layer_types``: ``sliding_attention`` or ``full_attention`` of each layer; ours is a flag of each.
@@ -12,8 +12,7 @@
 ``over_depth``: ours is theirs over the square root of the number of layers.
 ``base_width``: a hidden size; ours is the model's over it.
 ``doubled``: ours is half of theirs.
-``rope_ratio``: the rotary base in multiples of 10000.
-``log_n``: whether queries are scaled; ours is the length from which on they are.
+``rope_ratio``: the base in multiples of 10000. ``log_n``: whether queries are scaled from a length.
 ``longrope_length``: original length of longrope, of no effect with other positions.
 """
 
@@ -21,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -33,7 +33,9 @@ from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import FieldSection, RunConfig
 
-FROM_ZERO: Final = frozenset({"dense_layers_first", "expert_widths", "window_from", "window_below"})
+FROM_ZERO: Final = frozenset(
+    {"dense_layers_first", "expert_widths", "window_or_0", "window_from", "window_below"}
+)
 """Forms whose count may be 0."""
 
 
@@ -118,16 +120,23 @@ _FORMS: Final[Mapping[str, _Form]] = {
         lambda value, values: not value,
         lambda key, config: not config.model[key.field.removeprefix("model.")],
     ),
-    "window": _Form(
-        lambda keys, values: keys and (keys - 1, 0),
-        lambda key, config: layer_windows.num_keys(config),
+    **dict.fromkeys(
+        ("window", "window_or_0"),
+        _Form(
+            lambda keys, values: (keys - 1, 0) if keys else None,
+            lambda key, config: layer_windows.num_keys(config),
+        ),
     ),
     "window_use": _Form(
         lambda used, values: attrs.NOTHING if used else None,
         lambda key, config: bool(config.model.window_size),
     ),
-    "window_from": _Form(layer_windows.from_layer, layer_windows.after_last_full),
-    "window_below": _Form(layer_windows.below_layer, layer_windows.after_last_window),
+    "window_from": _Form(
+        layer_windows.from_layer, partial(layer_windows.after_last, layer_windows.FULL)
+    ),
+    "window_below": _Form(
+        layer_windows.below_layer, partial(layer_windows.after_last, layer_windows.WINDOW)
+    ),
     "layer_types": _Form(layer_windows.of_kinds, lambda key, config: layer_windows.kinds(config)),
     "softmax_scale": _Form(
         lambda scale, values: float(scale), lambda key, config: _softmax_scale(config.model)
