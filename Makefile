@@ -38,6 +38,7 @@ browser: venv
 
 # Two workers, each with its own pool of ranks; the tests of a file stay together. One thread each, or
 # they wait for one another's. Files in their order: the last ones are quick, so both end together.
+# Of tests marked as exhaustive a covering sample: the rest is the campaign suite, see below.
 test: venv browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -47,7 +48,7 @@ test-changed: venv
 
 # The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
 test-cuda: venv
-	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs tests/plugins tests/contract
+	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs --cases=all tests/plugins tests/contract
 
 # Liger's kernels by Triton's interpreter, on the CPU: 650 MB beside .venv, which has no Triton.
 test-liger: venv $(LIGER)/.ready
@@ -69,7 +70,8 @@ bench: venv
 	-if command -v nvidia-smi; then $(MAKE) peers-gpu; fi
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# make campaign NAME=plan-activation ; stopped at any moment, the same command goes on.
+# make campaign NAME=plan-activation ; stopped at any moment, the same command goes on. NAME=suite runs
+# the cases that `make test` leaves out: CAMPAIGN="--workers 2" for two processes.
 campaign: venv
 	$(BIN)/python -m benchmarks.campaigns $(NAME) $(CAMPAIGN)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 from . import (
+    conversion,
     data_preparation,
     end_to_end,
     fingerprints,
@@ -39,6 +40,7 @@ def all_benchmarks() -> list[Benchmark]:
         start_up,
         new_plugin,
         data_preparation,
+        conversion,
     )
     return [benchmark for module in modules for benchmark in module.benchmarks()]
 

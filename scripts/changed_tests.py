@@ -84,7 +84,7 @@ class Tree:
             for file, module in self.modules.items()
             if file.startswith("tests/")
             and not file.startswith("tests/plugins/")
-            and any(wanted & _words(text) for text in module.strings)
+            and any(wanted & words(text) for text in module.strings)
         }
 
     def used(self) -> dict[str, set[str]]:
@@ -113,7 +113,7 @@ def _plugins(setup: Path) -> dict[str, str]:
     return {name: value.partition(":")[0].replace(".", "/") for name, value in points}
 
 
-def _words(text: str) -> set[str]:
+def words(text: str) -> set[str]:
     return set(text.replace(",", " ").replace("=", " ").replace(".", " ").split())
 
 

@@ -30,7 +30,7 @@ LEVELS: Final = (
     ("entrypoints",),
     ("tools",),
     ("testing",),
-    ("prepare",),
+    ("prepare", "launch"),
     ("core", "registry", "plugins"),
     ("families", "text", "ops"),
     ("plugin_api",),
@@ -38,7 +38,7 @@ LEVELS: Final = (
 )
 """From top to bottom; imports only point down."""
 WIDTH, HEIGHT, GAP, MARGIN = 170, 46, 40, 20
-COLUMN: Final = {"registry": 0, "plugins": 3, "families": 1, "text": 2, "ops": 3}
+COLUMN: Final = {"registry": 0, "launch": 2, "plugins": 3, "families": 1, "text": 2, "ops": 3}
 """Where a layer does not stand in the middle column, 1."""
 
 

@@ -1,5 +1,12 @@
-from tests.support.needed_plugins import pytest_collection_modifyitems as deselect_cases
-from tests.support.session import pytest_configure as prepare_session
+import pytest
 
-pytest_configure = prepare_session
-pytest_collection_modifyitems = deselect_cases
+from tests.support import exhaustive, needed_plugins
+from tests.support.exhaustive import pytest_addoption, pytest_report_collectionfinish
+from tests.support.session import pytest_configure
+
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_report_collectionfinish"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    needed_plugins.pytest_collection_modifyitems(config, items)
+    exhaustive.pytest_collection_modifyitems(config, items)

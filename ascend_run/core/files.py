@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
+from typing import Final
 
-FILE_MODE = 0o640
+from ascend_run.plugin_api.errors import StorageError
+
+FILE_MODE: Final = 0o640
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space or choose another folder",
+    errno.EDQUOT: "free some of your quota or choose another folder",
+    errno.EFBIG: "raise the limit on file sizes or choose another file system",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EACCES: "choose a folder that you may write, or ask for permission",
+    errno.EPERM: "choose a folder that you may write, or ask for permission",
+}
 
 
 def replace_file(path: Path, text: str, *, mode: int = FILE_MODE) -> None:
@@ -36,3 +48,10 @@ def sync_folder(path: Path | str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def storage_error(path: Path | str, error: OSError) -> StorageError:
+    """Convert an OSError to a StorageError with advice."""
+    reason = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0, "check the path and the file system")
+    return StorageError(f"cannot write {path}: {reason}; {advice}")

@@ -25,9 +25,9 @@ from .equal_plugins import require_equal_plugins
 from .fingerprint.reading import RowHashes
 from .folder import write_environment, write_run_folder
 from .hooks import Hooks
-from .launch.rank_environment import RankEnvironment
 from .log.setup import configure_logging
 from .patches import applied_patches
+from .rank.rank_environment import RankEnvironment
 from .recorder import Recorder, RunRecorder
 from .run_end import notifying_listeners
 from .settings import process_settings
@@ -58,10 +58,10 @@ class RunRequest:
     """Plugin instances in resolved order, innermost first."""
     idle: Mapping[str, str]
     """Maps each plugin that has no effect in this run to the condition that disables it."""
-    plan_json: str
-    """Text of ``plan.json`` in the run folder."""
     lock: Mapping[str, object]
     """Maps each plugin to its distribution, version and hash; must be equal on all ranks."""
+    plan_json: str = ""
+    """Text of ``plan.json``; only rank 0 needs it, which writes the run folder."""
 
 
 @contextmanager

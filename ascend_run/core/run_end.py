@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ascend_run.plugin_api import contracts as c
 
 from .hooks import Hooks
-from .launch.failures import record_failure
+from .rank.failures import record_failure
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -8,9 +8,11 @@ this process.
 from __future__ import annotations
 
 import os
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,12 +22,15 @@ from ascend_run.prepare.rank_start import check_run_data, set_environment
 from ascend_run.tools.terminal.run_options import run_options
 
 if TYPE_CHECKING:
-    from ascend_run.core.launch.options import LaunchOptions
-    from ascend_run.core.launch.rank_environment import RankEnvironment
+    from ascend_run.core.rank.rank_environment import RankEnvironment
     from ascend_run.core.run import RunRequest
-    from ascend_run.prepare.prepare import PreparedRun
+    from ascend_run.launch.options import LaunchOptions
+    from ascend_run.prepare.config.raw import RawConfig
+    from ascend_run.prepare.prepare import PreparedRun, ResolvedRun
 
 _RANK_TARGET: Final = "ascend_run.entrypoints.train:run_rank"
+_OTHERS_WAIT_SECONDS: Final = 5.0
+"""How long the other ranks of a node wait for the first one to report an error."""
 
 
 @click.command("train")
@@ -71,13 +76,18 @@ def command(
     A setting is SECTION.KEY=VALUE. Settings, --enable, --platform and --task override the config
     file. --print-config shows where each value comes from.
     """
-    from ascend_run.core.launch.options import LaunchOptions
+    from ascend_run.launch.options import LaunchOptions
     from ascend_run.prepare.prepare import prepare_raw, request
     from ascend_run.tools.plan.costs import with_costs
 
     if nproc is not None:
         overrides = [*overrides, f"run.nproc={nproc}"]
-    raw = request(file, overrides, enable, platform, task, level, disable)
+    read = partial(request, file, overrides, enable, platform, task, level, disable)
+    launched = _launched_rank(os.environ, starts_own=nproc is not None or nnodes is not None)
+    if launched is not None and not print_config:
+        _train_launched(read, launched)
+        return
+    raw = read()
     options = LaunchOptions(
         nproc=raw.nproc,
         nnodes=nnodes or 1,
@@ -86,23 +96,17 @@ def command(
         rdzv_key_file=rdzv_key_file,
         max_restarts=max_restarts,
     )
-    launched = _launched_rank(os.environ, starts_own=nproc is not None or nnodes is not None)
     prepared = prepare_raw(raw, launched.world_size if launched else options.world_size)
     if print_config:
         _print_config(prepared)
         return
     check_run_data(prepared)
-    too_late = set_environment(prepared, 1 if launched else options.nproc)
-    if launched is not None:
-        has_rank_0 = launched.rank == 0
-        if too_late and has_rank_0:
-            _warn_too_late(too_late, launched)
-        _train_launched(with_costs(prepared) if has_rank_0 else prepared, launched)
-    elif options.world_size == 1 and not too_late:
+    too_late = set_environment(prepared, options.nproc)
+    if options.world_size > 1 or too_late:
+        has_rank_0 = _train_on_ranks(with_costs(prepared), options)
+    else:
         _train_alone(with_costs(prepared))
         has_rank_0 = True
-    else:
-        has_rank_0 = _train_on_ranks(with_costs(prepared), options)
     if has_rank_0:
         _report(prepared)
 
@@ -120,7 +124,7 @@ def _launched_rank(environment: Mapping[str, str], starts_own: bool) -> RankEnvi
     Raises:
         ConfigError: The user asks to start ranks inside of a rank.
     """
-    from ascend_run.core.launch.rank_environment import find_rank_environment
+    from ascend_run.core.rank.rank_environment import find_rank_environment
     from ascend_run.plugin_api.errors import ConfigError
 
     launched = find_rank_environment(environment)
@@ -144,8 +148,53 @@ def _warn_too_late(names: Sequence[str], launched: RankEnvironment) -> None:
     )
 
 
-def _train_launched(prepared: PreparedRun, launched: RankEnvironment) -> None:
-    from ascend_run.core.launch.failures import describe_failure, record_failure, summarize
+def _train_launched(read: Callable[[], RawConfig], launched: RankEnvironment) -> None:
+    """Train as a rank that another launcher started.
+
+    Each rank prepares itself. What rank 0 prepares could reach the others only through torch, and
+    plugins set environment variables that torch reads when it is imported.
+    """
+    from ascend_run.prepare.prepare import prepare_rank, prepare_raw
+    from ascend_run.tools.plan.costs import with_costs
+
+    is_writer = launched.rank == 0
+    with _reported_once(launched):
+        prepared: ResolvedRun
+        if is_writer:
+            prepared = with_costs(prepare_raw(read(), launched.world_size))
+        else:
+            prepared = prepare_rank(read(), launched.world_size)
+        check_run_data(prepared)
+        too_late = set_environment(prepared, 1)
+    if is_writer and too_late:
+        _warn_too_late(too_late, launched)
+    _train_as_rank(prepared, launched)
+    if is_writer:
+        _report(prepared)
+
+
+@contextmanager
+def _reported_once(launched: RankEnvironment) -> Iterator[None]:
+    """Report an error of preparation in full on the first rank of each node only.
+
+    The other ranks wait, since torchrun ends all ranks when one has ended. Ranks that are not ended
+    then report one line each.
+    """
+    from ascend_run.launch.failures import RankRefusal
+    from ascend_run.plugin_api.errors import AscendRunError
+
+    try:
+        yield
+    except AscendRunError as error:
+        if launched.local_rank == 0:
+            raise
+        time.sleep(_OTHERS_WAIT_SECONDS)
+        raise RankRefusal(f"rank {launched.rank}: {error.headline}") from None
+
+
+def _train_as_rank(prepared: ResolvedRun, launched: RankEnvironment) -> None:
+    from ascend_run.core.rank.failures import describe_failure, record_failure
+    from ascend_run.launch.failures import summarize
     from ascend_run.plugin_api.errors import AscendRunError
 
     os.environ.update(launched.variables())
@@ -160,7 +209,7 @@ def _train_launched(prepared: PreparedRun, launched: RankEnvironment) -> None:
 
 
 def _train_alone(prepared: PreparedRun) -> None:
-    from ascend_run.core.launch.alone import sigterm_unwinds
+    from ascend_run.launch.alone import sigterm_unwinds
 
     with sigterm_unwinds():
         _train(prepared.run_request)
@@ -169,7 +218,7 @@ def _train_alone(prepared: PreparedRun) -> None:
 def _train_on_ranks(prepared: PreparedRun, options: LaunchOptions) -> bool:
     """Train on ranks started here; return whether rank 0, which writes the run folder, is on this
     node."""
-    from ascend_run.core.launch.agent import launch_ranks
+    from ascend_run.launch.agent import launch_ranks
     from ascend_run.prepare.handed_over import HandedOver
 
     folder = Path(prepared.config.run.output_dir)
@@ -195,7 +244,7 @@ def _train(make_request: Callable[[], RunRequest]) -> None:
     run_training(make_request())
 
 
-def _report(prepared: PreparedRun) -> None:
+def _report(prepared: ResolvedRun) -> None:
     """Write the run's page; print a summary of the loss and the path of the page."""
     from ascend_run.core.run_files import PAGE_NAME
     from ascend_run.tools.pages.run_folder import read_run
@@ -207,7 +256,7 @@ def _report(prepared: PreparedRun) -> None:
     click.echo(as_text(write_report([read_run(folder)], target), target))
 
 
-def _print_config(prepared: PreparedRun) -> None:
+def _print_config(prepared: ResolvedRun) -> None:
     from ascend_run.prepare.config.printing import render_toml
 
     click.echo(render_toml(prepared.resolved), nl=False)

@@ -13,24 +13,35 @@ from .decoder import (
     optional_window,
     sliding_window,
 )
+from .deepseek import deepseek_expert_keys, deepseek_expert_tensors, group_keys
 from .derivation import derived
 from .experts import EXPERT_DEFAULTS, SPARSE, expert_tensors, shared_expert_tensors
-from .plugin import FamilyPlugin, family_manifest
+from .latent import latent_keys, latent_tensors, needs_latent_attention
+from .plugin import DENSE, FamilyPlugin, family_manifest
+from .scaling import scaling_factors
 
 __all__ = [
     "DECODER",
+    "DENSE",
     "EXPERT_DEFAULTS",
     "SPARSE",
     "FamilyPlugin",
     "attention_bias",
+    "deepseek_expert_keys",
+    "deepseek_expert_tensors",
     "derived",
     "expert_tensors",
     "family_manifest",
     "fused_gate_up",
     "fused_qkv",
+    "group_keys",
+    "latent_keys",
+    "latent_tensors",
     "layer_types",
     "mlp_bias",
+    "needs_latent_attention",
     "optional_window",
+    "scaling_factors",
     "shared_expert_tensors",
     "sliding_window",
 ]

@@ -190,7 +190,8 @@ def ascend_empty_layers(config: RunConfig) -> Sequence[int]:
     ``model.num_layers`` counts layer slots, which are distributed over pipeline stages and which
     ``layer_index`` refers to. Parameter names number the layers without empty slots, so that
     initial weights, checkpoints and conversions do not depend on them. No wrapper is called for an
-    empty slot. A slot returned by two plugins is an error.
+    empty slot. A slot returned by two plugins is an error. Layers of multi-token prediction have
+    the indices that follow ``model.num_layers``, and are wrapped like the others.
     """
 
 
@@ -342,7 +343,8 @@ def ascend_linear(
     When: once per linear and layer, after the model's modules are built.
 
     Args:
-        name: Its name in the layer: ``self_attention.linear_qkv``, ``mlp.linear_fc1`` ...
+        name: Its name in the layer: ``self_attention.linear_qkv``, ``mlp.linear_fc1`` ...; the
+            projection of a layer of multi-token prediction is ``eh_proj``.
         ops: The model's table of fused operators.
 
     Returns:

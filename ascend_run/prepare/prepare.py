@@ -38,22 +38,33 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class PreparedRun:
-    """A run that passed every check that can be made before it starts."""
+class ResolvedRun:
+    """A run with valid plugins and values."""
 
-    resolved: ResolvedConfig
     resolution: Resolution
+    resolved: ResolvedConfig
     layout: Layout
-    idle: Mapping[str, str]
-    """Maps each plugin that has no effect in this run to the condition that disables it."""
-    plan: Plan
-    """Without costs, which ``tools.plan`` adds."""
-    lock: Mapping[str, object]
-    """Contents of ``plugins.lock.json``, compared over ranks."""
+    catalogue: Catalogue
+    hooks: Hooks
+    """Hooks of the run's plugins, for the torch-free ones."""
 
     @property
     def config(self) -> RunConfig:
         return self.resolved.config
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Maps each plugin that has no effect in this run to the condition that disables it."""
+        return idle(self.resolution, self.config)
+
+    @property
+    def lock(self) -> Mapping[str, object]:
+        """Contents of ``plugins.lock.json``, compared over ranks."""
+        return plugin_lock(self.resolution, self.catalogue)
+
+    def problems(self) -> list[str]:
+        """Return why the run cannot start; empty if it can."""
+        return compatibility_problems(self.config, self.layout, self.resolution, self.hooks)
 
     def instances(self) -> list[Any]:
         """Return a new instance of every plugin, innermost first."""
@@ -74,9 +85,20 @@ class PreparedRun:
             config_toml=render_toml(self.resolved),
             plugins=[*self.instances(), *more],
             idle=self.idle,
-            plan_json=plan_text(self.plan),
             lock=self.lock,
         )
+
+
+@attrs.frozen(kw_only=True)
+class PreparedRun(ResolvedRun):
+    """A run that passed every check that can be made before it starts, with its plan."""
+
+    plan: Plan
+    """Without costs, which ``tools.plan`` adds."""
+
+    def run_request(self, *more: Any) -> RunRequest:
+        """Build the request to core, with the plan for the run folder."""
+        return attrs.evolve(super().run_request(*more), plan_json=plan_text(self.plan))
 
 
 def prepare(
@@ -135,74 +157,50 @@ def prepare_raw(
     """
     known = discover() if catalogue is None else catalogue
     raw, bundle = _with_level(raw, known, world_size)
+    run = _checked_run(raw, known, world_size)
+    plan = build_plan(run.resolution, known, run.resolved, run.layout, run.hooks)
+    plan = plan if bundle is None else with_level(plan, bundle)
+    return PreparedRun(**attrs.asdict(run, recurse=False), plan=plan)
+
+
+def prepare_rank(raw: RawConfig, world_size: int) -> ResolvedRun:
+    """Prepare and check a rank that does not write the run folder, so needs no plan.
+
+    Raises:
+        AscendRunError: As ``prepare_raw``.
+    """
+    known = discover()
+    raw, _ = _with_level(raw, known, world_size)
+    return _checked_run(raw, known, world_size)
+
+
+def _checked_run(raw: RawConfig, known: Catalogue, world_size: int | None) -> ResolvedRun:
     try:
-        resolved_run = _resolve_run(raw, known, world_size)
+        run = resolve_run(raw, known, world_size)
     except PluginResolutionError as error:
         raise explained(error, _named_plugins(raw), known) from None
-    problems = [
-        *resolved_run.problems(),
-        *run_folder_problems(resolved_run.resolved.config, raw.file),
-    ]
-    if problems:
+    if problems := [*run.problems(), *run_folder_problems(run.config, raw.file)]:
         raise ConfigError("this run cannot start", problems)
-    resolution, resolved, layout = (
-        resolved_run.resolution,
-        resolved_run.resolved,
-        resolved_run.layout,
-    )
-    plan = build_plan(resolution, known, resolved, layout, resolved_run.hooks)
-    return PreparedRun(
-        resolved=resolved,
-        resolution=resolution,
-        layout=layout,
-        idle=idle(resolution, resolved.config),
-        plan=plan if bundle is None else with_level(plan, bundle),
-        lock=plugin_lock(resolution, known),
-    )
+    return run
 
 
-@attrs.frozen
-class RunCheck:
-    """The compatibility of a run with valid plugins and values."""
-
-    problems: tuple[str, ...]
-    """Why it cannot start; empty if it can."""
-    idle: Mapping[str, str]
-    """As in ``PreparedRun``."""
-
-
-def check_run(raw: RawConfig, world_size: int, catalogue: Catalogue) -> RunCheck:
-    """Check a run without planning it, in less time than ``prepare_raw`` takes.
+def resolve_run(raw: RawConfig, known: Catalogue, world_size: int | None = None) -> ResolvedRun:
+    """Resolve a run, in less time than ``prepare_raw`` takes to check and plan it.
 
     Raises:
         AscendRunError: The plugins or values are invalid.
     """
-    run = _resolve_run(raw, catalogue, world_size)
-    return RunCheck(tuple(run.problems()), idle(run.resolution, run.resolved.config))
-
-
-@attrs.frozen
-class _ResolvedRun:
-    """A run with valid plugins and values whose compatibility is not checked yet."""
-
-    resolution: Resolution
-    resolved: ResolvedConfig
-    layout: Layout
-    hooks: Hooks
-
-    def problems(self) -> list[str]:
-        return compatibility_problems(
-            self.resolved.config, self.layout, self.resolution, self.hooks
-        )
-
-
-def _resolve_run(raw: RawConfig, known: Catalogue, world_size: int | None) -> _ResolvedRun:
     resolution = _resolve(raw, known)
     check_hooks(resolution.order)
     resolved = _build_config(raw, resolution)
     config = resolved.config
-    layout = layout_of(config, config.run.nproc if world_size is None else world_size)
-    return _ResolvedRun(resolution, resolved, layout, Hooks(instances(resolution.order, config)))
+    return ResolvedRun(
+        resolution=resolution,
+        resolved=resolved,
+        layout=layout_of(config, config.run.nproc if world_size is None else world_size),
+        catalogue=known,
+        hooks=Hooks(instances(resolution.order, config)),
+    )
 
 
 def _named_plugins(raw: RawConfig) -> list[str]:
@@ -220,9 +218,8 @@ def _with_level(
 
     def attempt(features: Sequence[str]) -> LevelTrial:
         try:
-            tried = _resolve_run(raw.replacing(COMMAND_LINE, enable=[*features]), known, world_size)
-            unused = idle(tried.resolution, tried.resolved.config)
-            return LevelTrial(problems=frozenset(tried.problems()), idle=unused)
+            tried = resolve_run(raw.replacing(COMMAND_LINE, enable=[*features]), known, world_size)
+            return LevelTrial(problems=frozenset(tried.problems()), idle=tried.idle)
         except AscendRunError as error:
             return LevelTrial(problems=frozenset(error.problems or [error.headline]))
 

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .prepare import PreparedRun
+    from .prepare import ResolvedRun
 
 _READ_AT_START: Final = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
 """Variables with these prefixes are read once, when a process starts."""
 
 
-def set_environment(prepared: PreparedRun, nproc: int) -> list[str]:
+def set_environment(prepared: ResolvedRun, nproc: int) -> list[str]:
     """Set the environment variables that must be set before torch is imported.
 
     Returns:
@@ -45,7 +45,7 @@ def set_environment(prepared: PreparedRun, nproc: int) -> list[str]:
     return too_late
 
 
-def check_run_data(prepared: PreparedRun) -> None:
+def check_run_data(prepared: ResolvedRun) -> None:
     """Check the token files, unless a plugin provides the dataset and checks its own.
 
     Raises:

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,9 @@ class Campaign:
     campaign asks again, and cheap, as a test of the suite does."""
     run: Callable[[str], Outcome]
     """One case, by its key. An exception is the verdict ``error``, and the campaign goes on."""
+    run_all: Callable[[Sequence[str], int], Iterator[tuple[str, Outcome]]] | None = None
+    """From several cases and the number of processes to each outcome as soon as it is known, for
+    cases that share a process. None: ``run`` of each."""
     figures: Callable[[Mapping[str, Outcome]], Mapping[str, Any]] = lambda outcomes: {}
     """From all outcomes to the figures that are quoted."""
     passes: Callable[[Mapping[str, Any], Mapping[str, int]], bool] = _passes

@@ -54,9 +54,9 @@ class Sources:
     _digests: dict[str, str] = attrs.field(factory=dict)
 
     @classmethod
-    def read(cls, root: Path) -> Sources:
-        """Parse the package; import nothing."""
-        tree = Tree.read(root, ["ascend_run"])
+    def read(cls, root: Path, folders: Sequence[str] = ("ascend_run",)) -> Sources:
+        """Parse folders of the tree; import nothing."""
+        tree = Tree.read(root, folders)
         used = {
             file: {*targets, *_packages_of(file, tree.modules)}
             for file, targets in tree.used().items()
@@ -65,21 +65,26 @@ class Sources:
 
     def hash(self, plugins: Iterable[str], *more: str) -> str:
         """Return 16 hexadecimal digits for a trial with these plugins of any kind."""
+        return self.hash_from((), plugins, *more)
+
+    def hash_from(self, files: Iterable[str], plugins: Iterable[str], *more: str) -> str:
+        """Return the same for a trial that starts in these files."""
         folders = [self.plugins[name] for name in sorted({*plugins})]
-        files = self.reached(folders)
+        reached = self.reached(folders, files)
         beside = [
             str(path.relative_to(self.root))
             for folder in folders
             for path in (self.root / folder).rglob("*")
             if path.is_file() and path.suffix not in (".py", ".pyc")
         ]
-        lines = [f"{file} {self._digest(file)}" for file in sorted({*files, *beside})]
+        lines = [f"{file} {self._digest(file)}" for file in sorted({*reached, *beside})]
         return _hashed("\n".join([*lines, *_versions(), *more]).encode())[:16]
 
-    def reached(self, folders: Sequence[str]) -> set[str]:
-        """Return the files that a trial with the plugins in these folders can import."""
+    def reached(self, folders: Iterable[str], files: Iterable[str] = ()) -> set[str]:
+        """Return the files that a trial with the plugins in these folders can import, if it starts
+        in these files."""
         starts = tuple(f"{folder}/" for folder in folders)
-        waiting = [file for file in self.used if file.startswith(starts)]
+        waiting = [*files, *(file for file in self.used if file.startswith(starts))]
         waiting += [f"ascend_run/testing/{module}.py" for module in EVERY_TRIAL]
         reached: set[str] = set()
         while waiting:

@@ -99,6 +99,9 @@ def _run_named(name: str, case: str) -> Outcome:
 def _outcomes(
     campaign: Campaign, cases: Sequence[str], workers: int
 ) -> Iterator[tuple[str, Outcome]]:
+    if campaign.run_all is not None:
+        yield from campaign.run_all(cases, workers)
+        return
     if workers == 1:
         yield from ((case, run_case(campaign, case)) for case in cases)
         return

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, Numerics
-from ascend_run.prepare.prepare import check_run
+from ascend_run.prepare.prepare import resolve_run
 from ascend_run.registry.discovery import Catalogue, discover
 from ascend_run.testing.kit import raw_config
 from ascend_run.testing.parity import Case
@@ -48,10 +48,10 @@ class Setting:
         )
         raw = raw_config(case.trial(names, steps=0, sharded=True))
         try:
-            check = check_run(raw, case.world_size, _catalogue())
+            run = resolve_run(raw, _catalogue(), case.world_size)
         except AscendRunError as error:
             return Examined(error.problems or (error.headline,))
-        return Examined(check.problems, frozenset(check.idle))
+        return Examined(tuple(run.problems()), frozenset(run.idle))
 
     def complete(self, names: Sequence[str]) -> Completed:
         """Add the features without which a set cannot be compared, and examine it.

@@ -53,7 +53,7 @@ def named_in(source: str, names: Collection[str] = NAMES) -> list[tuple[int, str
 def test_the_kernel_names_no_plugin() -> None:
     paths = [
         path
-        for part in ("types", "plugin_api", "registry", "core", "prepare")
+        for part in ("types", "plugin_api", "registry", "core", "prepare", "launch")
         for path in (PACKAGE / part).rglob("*.py")
         if path != DEFAULTS and "testing" not in path.parts
     ]

@@ -101,6 +101,9 @@ KIT = [
 ]
 
 
+@pytest.mark.exhaustive(
+    by=lambda name, check: [name, check.code] if check.code in OF_A_RUN else [(name, check.code)]
+)
 @pytest.mark.parametrize(("name", "check"), KIT)
 def test_it_passes_the_kit(subjects: dict[str, Subject], name: str, check: Check) -> None:
     idle = check.code == "KIT-IDLE" and name in IDLE_IN

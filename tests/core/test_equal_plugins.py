@@ -90,7 +90,7 @@ def refusal_of_a_run(versions: Sequence[str]) -> str:
         prepared = prepare({**DENSE, "run.output_dir": "never-made"}, (), size)
         lock = {**prepared.lock, "pretrain": entry(versions[dist.get_rank()])}
         with pytest.raises(PluginResolutionError) as refused:
-            run_training(attrs.evolve(prepared, lock=lock).run_request())
+            run_training(attrs.evolve(prepared.run_request(), lock=lock))
         return str(refused.value)
 
 

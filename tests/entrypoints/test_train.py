@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from ascend_run.core.launch import agent
-from ascend_run.core.launch.options import LaunchOptions
 from ascend_run.entrypoints import train
+from ascend_run.launch import agent
+from ascend_run.launch.options import LaunchOptions
 from ascend_run.plugin_api import AscendRunError, ConfigError, DataError, RankFailure
 from ascend_run.prepare.handed_over import HandedOver
 from ascend_run.prepare.prepare import prepare
@@ -250,6 +253,41 @@ def test_a_rank_of_torchrun_trains_as_that_rank(started: Started, file: Path) ->
     run("--config", file)
     assert place.items() <= started.trained[0].items()
     assert not started.launched
+
+
+def test_a_launched_rank_plans_nothing_and_the_first_of_a_node_reports(
+    started: Started, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two ranks that torchrun started, only rank 0 plans; what cannot run is reported in full by
+    one, and by the other in one line, later, with the same exit code."""
+    calls: list[str] = []
+    for module, name in (
+        ("ascend_run.prepare.prepare", "build_plan"),
+        ("ascend_run.tools.plan.costs", "expected_costs"),
+    ):
+        inner = getattr(importlib.import_module(module), name)
+        called = partial(lambda name, f, *a: calls.append(name) or f(*a), name, inner)
+        monkeypatch.setattr(f"{module}.{name}", called)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    found: dict[str, tuple[list[str], str, list[float]]] = {}
+    for rank in ("0", "1"):
+        os.environ.update(RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank)
+        os.environ.update(MASTER_ADDR="h", MASTER_PORT="1")
+        calls.clear()
+        run("--config", file)
+        planned = [*calls]
+        waits.clear()
+        error = refusal("--config", file, "model.num_layers=0", "train.train_iters=-1")
+        assert error.exit_code == 2
+        found[rank] = (planned, str(error), [*waits])
+    assert len(started.trained) == 2
+    (planned, full, waited), (unplanned, line, waited_too) = found["0"], found["1"]
+    assert (planned, waited) == (["build_plan", "expected_costs"], [])
+    assert "model.num_layers" in full
+    assert "train.train_iters" in full
+    assert (unplanned, waited_too) == ([], [5.0])
+    assert line == f"rank 1: {full.partition(':')[0]}"
 
 
 def test_a_task_of_srun_is_given_the_words_of_torch(started: Started, file: Path) -> None:

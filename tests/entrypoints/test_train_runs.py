@@ -141,6 +141,7 @@ def test_one_rank_and_two_make_the_same_steps_from_one_command(
 def test_under_torchrun_the_run_folders_config_runs_identically(
     workplace: Path, saved: Path
 ) -> None:
+    """And what cannot run is reported once, though every rank finds it."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     launcher = [*torchrun, "2", "-m", "ascend_run"]
     words = ["--config", str(saved / "config.toml"), "run.output_dir=runs/torchrun"]
@@ -148,6 +149,8 @@ def test_under_torchrun_the_run_folders_config_runs_identically(
     assert code == 0, errors
     first, again = readings(workplace, saved.name), readings(workplace, "torchrun")
     assert [reading["loss"] for reading in again] == [reading["loss"] for reading in first]
+    code, errors = finish(start(workplace, *words, "model.num_layers=0", launcher=launcher))
+    assert (code != 0, errors.count("model.num_layers")) == (True, 1), errors
 
 
 def test_every_file_of_a_run_folder_is_one_that_no_input_may_be(saved: Path) -> None:

@@ -88,8 +88,8 @@ class Reference:
 
     @property
     def weights(self) -> Tensors:
-        """Return the weights by ascend-run's names."""
-        theirs = {name: p.detach() for name, p in self.model.named_parameters()}
+        """Return the weights and saved buffers by ascend-run's names."""
+        theirs = {name: p.detach() for name, p in self.model.state_dict().items()}
         return self.in_our_layout(theirs, self.model.config)
 
 

@@ -52,10 +52,13 @@ def decoder_layout(
                 for name, value in linears(theirs, config, at, part).items()
             }
         found |= {
-            f"{our}.mlp.{own}": theirs[f"{at}.mlp.{name}"]
+            f"{our}.mlp.{own}": theirs[f"{at}.{block}.{name}"]
+            for block in ("mlp", "block_sparse_moe")
             for own, name in EXPERTS.items()
-            if f"{at}.mlp.{name}" in theirs
+            if f"{at}.{block}.{name}" in theirs
         }
+        if (router := theirs.get(f"{at}.block_sparse_moe.router.weight")) is not None:
+            found[f"{our}.mlp.router.weight"] = router
         for name in "qk":
             if (norm := theirs.get(f"{at}.self_attn.{name}_norm.weight")) is not None:
                 found[f"{our}.self_attention.{name}_layernorm.weight"] = norm

@@ -71,7 +71,13 @@ def check_transformers_defaults(
         seen["partial_rotary_factor"] = seen["rope_parameters"].get("partial_rotary_factor", 1.0)
         # Filled in by some classes where they are None.
         given = {field.name: field.default for field in dataclasses.fields(config_class)}
-        filled = ("head_dim", "num_key_value_heads", "layer_types", "sliding_window")
+        filled = (
+            "head_dim",
+            "num_key_value_heads",
+            "layer_types",
+            "sliding_window",
+            "v_head_dim",
+        )
         seen |= {name: given.get(name) for name in filled}
     for key in family.keys:
         if key.hf not in required:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from ascend_run.core.launch.options import LaunchOptions
+from ascend_run.launch.options import LaunchOptions
 from ascend_run.plugin_api import AscendRunError
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     function, request, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     try:
         chosen = LaunchOptions(**options)
-        from ascend_run.core.launch.agent import launch_ranks
+        from ascend_run.launch.agent import launch_ranks
 
         target = f"tests.support.rank_stand_ins:{function}"
         print(json.dumps(launch_ranks(target, request, chosen, note)), flush=True)

@@ -96,7 +96,11 @@ def run_loaded_model(
             loss.backward()
             gradients = {name: p.grad for name, p in named_parameters(model) if p.grad is not None}
             held = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
-            parts = [attrs.evolve(one, tensor=one.tensor.grad) for one in held]
+            parts = [
+                attrs.evolve(one, tensor=one.tensor.grad)
+                for one in held
+                if isinstance(one.tensor, torch.nn.Parameter)
+            ]
             return Outcome(
                 logits, loss.detach(), gradients, outcome_of(model_shards(parts, "model"))
             )

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.core.launch.rank_environment import RankEnvironment
+from ascend_run.core.rank.rank_environment import RankEnvironment
 from ascend_run.plugin_api import LinkPlace, RunContext
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw

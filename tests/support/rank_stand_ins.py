@@ -42,7 +42,7 @@ def meet_and_hang(request: Request) -> None:
     import torch
     import torch.distributed as dist
 
-    from ascend_run.core.launch.default_group import default_group
+    from ascend_run.core.rank.default_group import default_group
     from ascend_run.plugin_api import Layout
 
     layout = Layout(world_size=int(os.environ["WORLD_SIZE"]), rank=_rank())
@@ -116,7 +116,7 @@ def fail_slowly_on_1(request: Request) -> None:
 
 def fail_and_never_end_on_1(request: Request) -> None:
     """Rank 1 reports its failure, then hangs in teardown."""
-    from ascend_run.core.launch.failures import record_failure
+    from ascend_run.core.rank.failures import record_failure
 
     if _rank() == 1:
         try:

@@ -21,10 +21,7 @@ _ROUTER_NOT_DONE: Final = (
     "moe_enable_routing_replay",
     "moe_expert_capacity_factor",
     "moe_input_jitter_eps",
-    "moe_router_enable_expert_bias",
     "moe_router_force_load_balancing",
-    "moe_router_group_topk",
-    "moe_router_num_groups",
     "moe_router_topk_limited_devices",
 )
 """Options that Megatron's router supports and the built-in one does not."""

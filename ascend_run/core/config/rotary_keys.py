@@ -68,6 +68,10 @@ class ModelSwitchKeys(RotaryScalingKeys):
     """Whether ``log_n_scaling_length`` acts in training, too, or in evaluation only."""
     embedding_layernorm: bool = False
     """Normalize the embeddings before the first layer, by the norm of ``normalization``."""
+    latent_layernorm_epsilon: float | None = attrs.field(default=None, validator=_above_0)
+    """Epsilon of the norms of latents; default: ``layernorm_epsilon``."""
+    latent_rotary_interleaved: bool = True
+    """Rotated pairs of multi-latent attention are adjacent; else half the rotated part apart."""
     normalize_output_rows: bool = False
     """Divide each row of the output layer's weight by its length, so that logits are cosines times
     the length of the hidden state."""

@@ -29,10 +29,8 @@ import numpy as np
 import structlog
 
 from ascend_run.core.file_ranges import range_crc32
-from ascend_run.core.files import sync_folder
+from ascend_run.core.files import storage_error, sync_folder
 from ascend_run.plugin_api import Arrays, RunConfig, StorageError
-
-from .publish import storage_error
 
 _RECORD: Final = "record.json"
 

@@ -45,4 +45,4 @@ UNREPRESENTED: Final = (
     "add_linear_proj_bias",
     "add_mlp_bias",
 )
-"""Fields that must have their derived or neutral value if a family has no key for them."""
+"""Fields that must have their derived value if a family has no key for them."""

@@ -18,6 +18,7 @@ from .parameter_rows import (
     VOCABULARY_PARAMETERS,
     ParameterSource,
     RowRun,
+    mtp_copies,
     parameter_sources,
     row_runs,
     stored_shapes,
@@ -79,12 +80,14 @@ class HfModel:
         """Name -> tensor on the device ``meta``."""
 
     def read(self, name: str) -> Tensor:
-        """Read a parameter into a new tensor."""
-        tensor = torch.empty_like(self.headers[name], device="cpu")
-        shape = tuple(tensor.shape)
-        shard = TensorShard(key=name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
-        _fill(shard, self._runs[name], self._stored)
-        return tensor
+        """Read a parameter; a view of the mapped file if one stored tensor holds it."""
+        header, rows = self.headers[name], self._stored.rows
+        parts = [
+            rows(run.hf, run.hf_start, run.hf_start + run.rows, transposed=run.transposed)
+            for run in self._runs[name]
+        ]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.to(header.dtype).reshape(header.shape)
 
 
 def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> CheckpointError:
@@ -126,6 +129,11 @@ def _match(
                 f"{output} differs from {embedding}, though the model ties them; set "
                 "tie_word_embeddings to false in config.json"
             )
+    for name, original in mtp_copies(family, config).items():
+        if name in extra and original in stored.names:
+            extra.remove(name)
+            if not _equal(stored, name, original):
+                problems.append(f"{name} differs from {original}, which the model shares")
     problems += [f"{name} is unexpected: no parameter takes it" for name in sorted(extra)]
     return sources, problems + stored.unreadable(expected & stored.names)
 

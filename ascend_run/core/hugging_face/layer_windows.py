@@ -12,27 +12,24 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.plugin_api.attention_layers import layer_window
-from ascend_run.plugin_api.contracts import ConfigKey
-from ascend_run.plugin_api.error_text import show
 from ascend_run.types.config import RunConfig
 
-FULL, WINDOW = KINDS = ("full_attention", "sliding_attention")
+_FULL, _WINDOW = KINDS = ("full_attention", "sliding_attention")
 _LAYERS: Final = "model.num_layers"
 
 
-def num_keys(config: RunConfig) -> int | None:
+def num_keys(window: tuple[int, int] | None, config: RunConfig) -> int | None:
     """Return the number of keys that a query attends to, itself among them; None for all.
 
     Raises:
         ValueError: The window has no such number.
     """
-    if not (window := config.model.window_size):
+    if not window:
         return None
     left, right = window
     if left < 0 or right:
-        only = "only [keys before a query, 0] has a form"
-        raise ValueError(f"model.window_size is {show(window)}; {only}")
-    return int(left + 1)
+        raise ValueError("only [keys before a query, 0] has a form")
+    return left + 1
 
 
 def kinds(config: RunConfig) -> list[str]:
@@ -55,9 +52,9 @@ def of_kinds(kinds: Any, values: Mapping[str, Any]) -> Any:
     layers = values[_LAYERS]
     if not (isinstance(kinds, list) and len(kinds) == layers and {*map(str, kinds)} <= {*KINDS}):
         raise ValueError(f"expected {' or '.join(KINDS)} for each of {layers} layers")
-    if WINDOW in kinds and not values.get("model.window_size"):
+    if _WINDOW in kinds and not values.get("model.window_size"):
         raise ValueError("sliding_attention needs a sliding_window")
-    return _flags([kind == WINDOW for kind in kinds], values)
+    return _flags([kind == _WINDOW for kind in kinds], values)
 
 
 def from_layer(first: int, values: Mapping[str, Any]) -> Any:
@@ -70,13 +67,18 @@ def below_layer(end: int, values: Mapping[str, Any]) -> Any:
     return _flags([layer < end and layer % 2 == 0 for layer in range(values[_LAYERS])], values)
 
 
-def after_last(kind: str, key: ConfigKey, config: RunConfig) -> Any:
-    """Return the layer after the last of a kind; the key's default if no layer has the window.
+def after_last_full(flags: object, config: RunConfig) -> Any:
+    """Return the inverse of ``from_layer``; NOTHING if no layer has the window."""
+    return _after_last(_FULL, config) if config.model.window_size else attrs.NOTHING
 
-    The inverse of ``from_layer`` for full layers, of ``below_layer`` for those with the window.
-    """
-    last = max((n for n, other in enumerate(kinds(config), 1) if other == kind), default=0)
-    return last if config.model.window_size else key.default
+
+def after_last_window(flags: object, config: RunConfig) -> Any:
+    """Return the inverse of ``below_layer``; NOTHING if no layer has the window."""
+    return _after_last(_WINDOW, config) if config.model.window_size else attrs.NOTHING
+
+
+def _after_last(kind: str, config: RunConfig) -> int:
+    return max((n for n, other in enumerate(kinds(config), 1) if other == kind), default=0)
 
 
 def _flags(windows: Sequence[bool], values: Mapping[str, Any]) -> Any:

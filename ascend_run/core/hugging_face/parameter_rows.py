@@ -22,6 +22,11 @@ EMBEDDING: Final = "embedding.word_embeddings.weight"
 OUTPUT_LAYER: Final = "output_layer.weight"
 VOCABULARY_PARAMETERS: Final = frozenset({EMBEDDING, OUTPUT_LAYER})
 """Parameters with one row per token; ours are padded with unused rows at the end."""
+_MTP: Final = {
+    **{name: name for name in ("enorm", "hnorm", "eh_proj")},
+    "final_layernorm": "shared_head.norm",
+}
+_SHARED_HEAD: Final = ".shared_head.head.weight"
 
 
 @attrs.frozen
@@ -57,19 +62,33 @@ class ParameterSource:
 def parameter_sources(family: ModelFamily, config: RunConfig) -> dict[str, ParameterSource]:
     """Return every parameter of the full model by name; the output layer only if it is not tied."""
     tied = bool(config.model.share_embeddings_and_output_weights)
-    return {
-        source.name: source
+    maps = [
+        tensor_map
         for tensor_map in family.tensors
         if not (tied and tensor_map.megatron == OUTPUT_LAYER)
         and (tensor_map.condition is None or tensor_map.condition.holds(config))
-        for source in _expand(tensor_map, config)
-    }
+    ]
+    sources = [source for tensor_map in maps for source in _expand(tensor_map, config)]
+    return {source.name: source for source in (*sources, *_mtp_sources(maps, config))}
 
 
 def tied_copy(family: ModelFamily) -> tuple[str, str]:
     """Return the stored names of the output layer and of the embedding that it may be tied to."""
     names = {tensor_map.megatron: tensor_map.hf[0] for tensor_map in family.tensors}
     return names[OUTPUT_LAYER], names[EMBEDDING]
+
+
+def mtp_copies(family: ModelFamily, config: RunConfig) -> dict[str, str]:
+    """Return the names under which the layers of multi-token prediction store the embedding and the
+    output layer once more, with the names of the originals."""
+    output, embedding = tied_copy(family)
+    if config.model.share_embeddings_and_output_weights:
+        output = embedding
+    return {
+        _mtp_layer(family.tensors, config, depth) + name: original
+        for depth in range(config.model.mtp_num_layers or 0)
+        for name, original in ((".embed_tokens.weight", embedding), (_SHARED_HEAD, output))
+    }
 
 
 def row_runs(
@@ -125,18 +144,44 @@ def stored_shapes(runs: Sequence[RowRun], shape: Sequence[int]) -> Mapping[str, 
 
 def _expand(tensor_map: TensorMap, config: RunConfig) -> Iterator[ParameterSource]:
     layers = _layers(tensor_map, config) if "{layer}" in tensor_map.megatron else (0,)
+    for layer in layers:
+        yield _source(tensor_map, config, layer)
+
+
+def _source(tensor_map: TensorMap, config: RunConfig, layer: int) -> ParameterSource:
     stacked = tensor_map.form == "stack_experts"
     experts = range(config.model.num_moe_experts or 0) if stacked else range(1)
-    for layer in layers:
-        yield ParameterSource(
-            name=tensor_map.megatron.format(layer=layer),
-            form=tensor_map.form,
-            transposed=tensor_map.transposed,
-            hf=tuple(
-                tuple(name.format(layer=layer, expert=expert) for name in tensor_map.hf)
-                for expert in experts
-            ),
-        )
+    return ParameterSource(
+        name=tensor_map.megatron.format(layer=layer),
+        form=tensor_map.form,
+        transposed=tensor_map.transposed,
+        hf=tuple(
+            tuple(name.format(layer=layer, expert=expert) for name in tensor_map.hf)
+            for expert in experts
+        ),
+    )
+
+
+def _mtp_sources(maps: Sequence[TensorMap], config: RunConfig) -> Iterator[ParameterSource]:
+    """Yield the layers of multi-token prediction, stored as by DeepSeek-V3: after the model's."""
+    count = config.model.num_layers
+    for depth in range(config.model.mtp_num_layers or 0):
+        ours, theirs = f"mtp.layers.{depth}", _mtp_layer(maps, config, depth)
+        for name, stored in _MTP.items():
+            yield ParameterSource(
+                f"{ours}.{name}.weight", "copy", ((f"{theirs}.{stored}.weight",),)
+            )
+        for tensor_map in maps:
+            if "{layer}" in tensor_map.megatron and count - 1 in _layers(tensor_map, config):
+                source = _source(tensor_map, config, count + depth)
+                inner = source.name.removeprefix(f"decoder.layers.{count + depth}")
+                yield attrs.evolve(source, name=f"{ours}.transformer_layer{inner}")
+
+
+def _mtp_layer(maps: Sequence[TensorMap], config: RunConfig, depth: int) -> str:
+    """Return the stored prefix of a layer, such as ``model.layers.61``."""
+    of_layers = next(name for tensor_map in maps for name in tensor_map.hf if "{layer}" in name)
+    return of_layers.partition("{layer}")[0] + str(config.model.num_layers + depth)
 
 
 def _layers(tensor_map: TensorMap, config: RunConfig) -> Sequence[int]:

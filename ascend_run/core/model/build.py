@@ -33,6 +33,7 @@ from .experts import loop_experts
 from .gpt import GPT
 from .initialization import initialize_weights
 from .layer_slots import layer_numbers
+from .mtp import mtp_spec
 from .rotary import RotaryTable, RotaryTables
 from .rotary_scaling import RotaryScaling
 from .seams import wrap_modules
@@ -151,6 +152,7 @@ def _build_chunk(
     )
     rows = vocab // groups.tp.size()
     stage = cast("int", vp_stage)  # Megatron takes None if there are no chunks
+    post_process = is_pp_last_stage(groups.pp) and is_vp_last_stage(stage, vp_size)
     return GPT(
         config=transformer_config,
         transformer_layer_spec=block_spec(
@@ -159,7 +161,8 @@ def _build_chunk(
         vocab_size=vocab,
         max_sequence_length=model.max_position_embeddings or config.data.seq_length,
         pre_process=is_pp_first_stage(groups.pp) and is_vp_first_stage(stage, vp_size),
-        post_process=is_pp_last_stage(groups.pp) and is_vp_last_stage(stage, vp_size),
+        post_process=post_process,
+        mtp_block_spec=mtp_spec(transformer_config, assembly) if post_process else None,
         vp_stage=vp_stage,
         share_embeddings_and_output_weights=model.share_embeddings_and_output_weights,
         pg_collection=groups,
@@ -182,7 +185,9 @@ def _rotary_table(
         cast("MLATransformerConfig", transformer_config).qk_pos_emb_head_dim
         if is_latent
         else int(transformer_config.kv_channels * model.rotary_percent),
-        interleaved=is_latent or transformer_config.rotary_interleaved,
+        interleaved=model.latent_rotary_interleaved
+        if is_latent
+        else transformer_config.rotary_interleaved,
         partition=assembly.partition,
         cp_rank=assembly.groups.cp.rank(),
         cp_size=assembly.groups.cp.size(),

@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.spec_utils import build_module
 from torch import Tensor
 
+from ascend_run.ops.transfer.later_tokens import later_tokens
 from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
@@ -52,10 +53,10 @@ class GPT(GPTModel):
             "learned_absolute" if learns_positions else "none"
         )
         super().__init__(position_embedding_type=kind, **kwargs)
-        if self.pre_process and learns_positions:
+        if hasattr(self, "embedding") and learns_positions:
             # Megatron's is always float32 and would widen all later activations.
             self.embedding.position_embeddings.to(self.config.params_dtype)
-        if self.pre_process and assembly.model.embedding_layernorm:
+        if hasattr(self, "embedding") and assembly.model.embedding_layernorm:
             self.embedding.layernorm = build_module(
                 norm_spec(assembly),
                 config=self.config,
@@ -76,6 +77,13 @@ class GPT(GPTModel):
         self.log_n_in_training = model.log_n_scaling_in_training
         self.fuses_loss = not assembly.wraps_output_layer
         self.partition, self.cp_group = assembly.partition, assembly.groups.cp
+        self.mtp_losses: Tensor | None = None
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Share the embedding between stages; tied, a last stage that embeds holds it once."""
+        if self.mtp_process and self.share_embeddings_and_output_weights:
+            self.output_layer.weight = None
+        super().setup_embeddings_and_output_layer()  # type: ignore[no-untyped-call]
 
     def forward(  # type: ignore[override]  # Megatron's serves inference and multi-token heads too
         self,
@@ -102,31 +110,82 @@ class GPT(GPTModel):
                 only differences within a document matter.
         """
         embedded = self._embedded(input_ids, position_ids) if self.pre_process else None
-        hidden = self.decoder(
-            hidden_states=embedded,
-            attention_mask=None,
-            rotary_pos_emb=self._rotary_tables(input_ids, document_ends),
-            packed_seq_params=BatchMask.of(
+        of_layers = {
+            "attention_mask": None,
+            "rotary_pos_emb": self._rotary_tables(input_ids, document_ends),
+            "packed_seq_params": BatchMask.of(
                 document_ends,
                 attention_mask,
                 self._query_scale(position_ids),
                 self.config.params_dtype,
             ),
             **kwargs,
-        )
+        }
+        hidden = self.decoder(hidden_states=embedded, **of_layers)
         if not self.post_process:
             out: Tensor = hidden
             return out
-        if self.logits_scaling != 1.0:
-            hidden = hidden / self.logits_scaling
         if labels is None:
             return self._logits(hidden).transpose(0, 1).contiguous()
         assert loss_mask is not None
+        loss = self._loss_sum(hidden, labels, loss_mask)
+        if not self.mtp_process or not self.training:
+            return loss
+        fields = {"input_ids": input_ids, "labels": labels, "loss_mask": loss_mask}
+        if position_ids is not None:
+            fields["position_ids"] = position_ids
+        return loss + self._mtp_gradient(hidden, fields, document_ends, of_layers)
+
+    def _loss_sum(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
         if self.fuses_loss:
             return self.loss.from_hidden(
-                self._gathered_hidden(hidden), self._output_weight(), labels, loss_mask
+                self._gathered_hidden(self._scaled(hidden)),
+                self._output_weight(),
+                labels,
+                loss_mask,
             )
         return self.loss.from_logits(self._logits(hidden), labels, loss_mask)
+
+    def _mtp_gradient(
+        self,
+        hidden: Tensor,
+        fields: dict[str, Tensor],
+        document_ends: tuple[int, ...] | None,
+        of_layers: dict[str, Any],
+    ) -> Tensor:
+        """Return 0 with the gradient of ``factor / depths * sum of every depth's loss sum``.
+
+        The loss of the run stays that of the next token. The one division by the number of its
+        tokens yields the mean over T of arXiv:2412.19437, equations 24 and 25.
+        """
+        depths = len(self.mtp.layers)
+        shifted = later_tokens(fields, depths, document_ends, self.partition, self.cp_group)
+        losses, counts = [], []
+        for layer, batch in zip(self.mtp.layers, shifted, strict=True):
+            hidden, _, _ = layer(
+                input_ids=batch["input_ids"],
+                position_ids=batch.get("position_ids"),
+                hidden_states=hidden,
+                embedding=self._embedded,
+                **of_layers,
+            )
+            losses.append(self._loss_sum(hidden, batch["labels"], batch["loss_mask"]))
+            counts.append(batch["loss_mask"].sum())
+        read = torch.stack((torch.stack(losses).detach().double(), torch.stack(counts).double()), 1)
+        self.mtp_losses = read if self.mtp_losses is None else self.mtp_losses + read
+        total = torch.stack(losses).sum() * (self.config.mtp_loss_scaling_factor / depths)
+        return total - total.detach()
+
+    def take_mtp_losses(self) -> Tensor | None:
+        """Return and reset loss sum and token count of every depth, [depths, 2], float64.
+
+        None if this chunk predicts nothing, or no training step came between.
+        """
+        losses, self.mtp_losses = self.mtp_losses, None
+        return losses
+
+    def _scaled(self, hidden: Tensor) -> Tensor:
+        return hidden if self.logits_scaling == 1.0 else hidden / self.logits_scaling
 
     def _embedded(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor:
         embedded: Tensor = self.embedding(input_ids, position_ids)
@@ -169,7 +228,7 @@ class GPT(GPTModel):
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.normalizes_rows:
             self._wait_for_output_weight()
-        logits, _ = self.output_layer(hidden, weight=self._other_weight())
+        logits, _ = self.output_layer(self._scaled(hidden), weight=self._other_weight())
         out: Tensor = logits[..., : self.valid_rows]
         if self.softcap is not None:
             out = torch.tanh(out / self.softcap) * self.softcap

@@ -83,7 +83,7 @@ class LatentAttention(Attention):
             cp_comm_type,
             pg_collection,
         )
-        self.ops = assembly.ops
+        self.ops, self.model = assembly.ops, assembly.model
         self.key_width = config.qk_head_dim + config.qk_pos_emb_head_dim
         heads, hidden, latent = (
             config.num_attention_heads,
@@ -125,7 +125,7 @@ class LatentAttention(Attention):
             submodules.latent_norm,
             hidden_size=width,
             config=self.config,
-            eps=self.config.layernorm_epsilon,
+            eps=self.model.latent_layernorm_epsilon or self.config.layernorm_epsilon,
         )
 
     def forward(  # type: ignore[override]  # as SelfAttention's
@@ -178,7 +178,7 @@ class LatentAttention(Attention):
 
     def _rotate(self, x_SBNR: Tensor, tables: Tensor) -> Tensor:
         cos, sin = tables.unbind(0)
-        return self.ops.rotary(x_SBNR, cos, sin, True)
+        return self.ops.rotary(x_SBNR, cos, sin, self.model.latent_rotary_interleaved)
 
     def _all_gather(self, part_SBL: Tensor) -> Tensor:
         """All-gather a latent of which each tensor-parallel rank has projected some entries."""

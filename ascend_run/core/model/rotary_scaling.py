@@ -43,7 +43,7 @@ class RotaryScaling:
     def of(cls, config: RunConfig) -> Self | None:
         """Return the scaling of a run's model, or None without one."""
         model = config.model
-        if model.multi_latent_attention:
+        if model.multi_latent_attention and model.rope_type == "yarn":
             return cls._of_latent(config)
         if model.rope_scaling_type is None:
             return None
@@ -55,15 +55,13 @@ class RotaryScaling:
         return cls(max_position_embeddings=longest, **given)
 
     @classmethod
-    def _of_latent(cls, config: RunConfig) -> Self | None:
+    def _of_latent(cls, config: RunConfig) -> Self:
         """Build yarn from Megatron's multi-latent attention fields.
 
         ``attention_factor`` is set to the ratio of both magnitudes, also if ``mscale_all_dim`` is
         0.
         """
         model = config.model
-        if model.rope_type != "yarn":
-            return None
         factor = model.rotary_scaling_factor
         return cls(
             type="yarn",

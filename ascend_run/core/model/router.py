@@ -28,22 +28,52 @@ if TYPE_CHECKING:
 
 
 def routing_scores(
-    logits_TX: Tensor, topk: int, score_function: str, pre_softmax: bool
+    logits_TX: Tensor,
+    topk: int,
+    score_function: str,
+    pre_softmax: bool,
+    *,
+    groups: tuple[int, int] | None = None,
+    bias_X: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return weights [T, K] and indices [T, K] of each token's experts.
 
     ``softmax`` is computed over the selected experts (Mixtral), or with ``pre_softmax`` over all
     experts (Switch). ``sigmoid`` weights are normalized over the selected experts (DeepSeek-V3).
+
+    Args:
+        groups: Number of groups of experts, and how many of them a token may select from. A group
+            is scored by its best expert (DeepSeek-V2), with ``sigmoid`` by the sum of its two best.
+        bias_X: Added to the scores for the selection, not to the weights (DeepSeek-V3).
     """
-    if score_function == "sigmoid":
-        weights, chosen = logits_TX.sigmoid().topk(topk, dim=-1)
-        if topk > 1:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-        return weights, chosen
-    if pre_softmax:
-        return logits_TX.softmax(dim=-1).topk(topk, dim=-1)
-    top_logits, chosen = logits_TX.topk(topk, dim=-1)
-    return top_logits.softmax(dim=-1), chosen
+    is_sigmoid = score_function == "sigmoid"
+    scores_TX = logits_TX
+    if is_sigmoid:
+        scores_TX = logits_TX.sigmoid()
+    elif pre_softmax:
+        scores_TX = logits_TX.softmax(dim=-1)
+    ranked_TX = scores_TX.detach() if bias_X is None else scores_TX.detach() + bias_X
+    if groups is not None:
+        ranked_TX = _within_groups(ranked_TX, *groups, best=2 if is_sigmoid else 1)
+    chosen = ranked_TX.topk(topk, dim=-1).indices
+    weights = scores_TX.gather(-1, chosen)
+    if is_sigmoid and topk > 1:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights if is_sigmoid or pre_softmax else weights.softmax(dim=-1), chosen
+
+
+def _within_groups(scores_TX: Tensor, num_groups: int, topk: int, best: int) -> Tensor:
+    """Return the scores with -inf outside of each token's ``topk`` groups.
+
+    Args:
+        best: Number of a group's highest scores that are summed to rank it.
+    """
+    scores_TGx = scores_TX.unflatten(-1, (num_groups, -1))
+    ranks_TG = scores_TGx.topk(min(best, scores_TGx.shape[-1]), dim=-1).values.sum(dim=-1)
+    kept = ranks_TG.topk(topk, dim=-1).indices
+    outside = torch.ones_like(ranks_TG, dtype=torch.bool).scatter(1, kept, False)
+    within: Tensor = scores_TGx.masked_fill(outside.unsqueeze(-1), -torch.inf)
+    return within.flatten(1)
 
 
 def _check_supported(config: TransformerConfig) -> None:
@@ -55,11 +85,20 @@ def _check_supported(config: TransformerConfig) -> None:
 class Router(MegatronRouter):
     """Top-k router for ``moe_router_load_balancing_type`` aux_loss or none.
 
-    Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5).
+    With ``moe_router_enable_expert_bias`` Megatron adds ``moe_router_bias_update_rate`` to the bias
+    of each expert below the mean load of a step, over all ranks, and subtracts it above.
+
+    Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5);
+    groups, arXiv:2405.04434 (section 2.1.2); expert bias, arXiv:2408.15664.
 
     Raises:
         ConfigError: An option is set that Megatron's router supports and this one does not.
     """
+
+    expert_bias: Tensor | None
+    """[X]."""
+    local_tokens_per_expert: Tensor
+    """Tokens of this step by expert: [X]."""
 
     def __init__(
         self, *, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None
@@ -67,6 +106,13 @@ class Router(MegatronRouter):
         super().__init__(config=config, pg_collection=pg_collection)
         _check_supported(config)
         self.topk = config.moe_router_topk
+        groups, kept = config.moe_router_num_groups, config.moe_router_group_topk
+        self.groups = (groups, kept) if groups and kept else None
+        for name, is_saved in (("expert_bias", True), ("local_tokens_per_expert", False)):
+            # Megatron's names, since it updates them; float32, since the updates are small.
+            zeros_X = torch.zeros(self.weight.shape[0], dtype=torch.float32)
+            has_bias = config.moe_router_enable_expert_bias
+            self.register_buffer(name, zeros_X if has_bias else None, persistent=is_saved)
         self.tokens_routed: Tensor | None = None
         self.aux_losses: Tensor | None = None
 
@@ -90,6 +136,8 @@ class Router(MegatronRouter):
             self.topk,
             self.config.moe_router_score_function,
             self.config.moe_router_pre_softmax,
+            groups=self.groups,
+            bias_X=self.expert_bias,
         )
         if self.config.moe_router_topk_scaling_factor:
             weights = weights * self.config.moe_router_topk_scaling_factor
@@ -162,3 +210,5 @@ class Router(MegatronRouter):
     def _count(self, routing_map: Tensor) -> None:
         counts = routing_map.sum(dim=0)
         self.tokens_routed = counts if self.tokens_routed is None else self.tokens_routed + counts
+        if self.expert_bias is not None:
+            self.local_tokens_per_expert += counts

@@ -36,6 +36,14 @@ def _layer_seams(layer: TransformerLayer) -> Iterator[tuple[str, nn.Module, str]
     yield "ascend_moe_layer" if is_moe else "ascend_mlp", layer, "mlp"
 
 
+def _layers(model: GPT) -> Iterator[tuple[nn.Module, str]]:
+    """Yield (parent, attribute) of every transformer layer that is not an empty slot."""
+    layers = model.decoder.layers
+    yield from ((layers, str(at)) for at, layer in enumerate(layers) if not is_empty(layer))
+    if model.mtp_process:
+        yield from ((depth, "transformer_layer") for depth in model.mtp.layers)
+
+
 def _linears(layer: nn.Module) -> list[tuple[str, nn.Module, str]]:
     """Return (name in the layer, parent, attribute) of every parallel linear."""
     found = []
@@ -59,25 +67,23 @@ def wrap_modules(model: GPT, hooks: Hooks, ops: c.PlatformOps, **arguments: Any)
     """
     links = CollectedLinks(hooks.plugins)
     wrappers = _Wrappers(hooks, links, arguments)
-    if model.pre_process:
+    if hasattr(model, "embedding"):
         wrappers.replace("ascend_embedding", model, "embedding")
-    layers = model.decoder.layers
-    for position, module in enumerate(layers):
-        if is_empty(module):
-            continue
-        layer = cast("TransformerLayer", module)
+    count = model.config.num_layers
+    for parent, attribute in _layers(model):
+        layer = cast("TransformerLayer", getattr(parent, attribute))
         index = layer.layer_number - 1
-        for name, parent, attribute in _linears(layer):
+        linears = _linears(layer)
+        if hasattr(parent, "eh_proj"):
+            linears.insert(0, ("eh_proj", parent, "eh_proj"))
+        for name, holder, linear in linears:
             if ops.matmul is not None:
-                linear = getattr(parent, attribute)
-                links.add_platform(linear, linear_link(linear, matmul=ops.matmul))
-            wrappers.replace(
-                "ascend_linear", parent, attribute, name=name, layer_index=index, ops=ops
-            )
-        for hook, parent, attribute in _layer_seams(layer):
-            wrappers.replace(hook, parent, attribute, layer_index=index)
-        count = model.config.num_layers
-        wrappers.replace("ascend_layer", layers, str(position), layer_index=index, num_layers=count)
+                module = getattr(holder, linear)
+                links.add_platform(module, linear_link(module, matmul=ops.matmul))
+            wrappers.replace("ascend_linear", holder, linear, name=name, layer_index=index, ops=ops)
+        for hook, holder, seam in _layer_seams(layer):
+            wrappers.replace(hook, holder, seam, layer_index=index)
+        wrappers.replace("ascend_layer", parent, attribute, layer_index=index, num_layers=count)
     if model.post_process:
         wrappers.replace("ascend_output_layer", model, "output_layer")
     whole: nn.Module = wrappers.wrapped("ascend_model", "the model", model)

@@ -168,3 +168,9 @@ def block_spec(
         ],
         layer_norm=cast("ModuleSpec", norm_spec(assembly)),  # a class is accepted, too
     )
+
+
+def last_layer_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
+    """Return the spec of the model's last layer that is not an empty slot."""
+    last = max(slot for slot, number in enumerate(assembly.layer_numbers) if number is not None)
+    return layer_spec(config, assembly, moe=last in moe_layers(config))

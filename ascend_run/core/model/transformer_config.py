@@ -113,7 +113,11 @@ def _built_in_arguments(config: RunConfig, chosen: Mapping[str, Any]) -> dict[st
     """
     model = config.model
     activation = ACTIVATIONS[model.activation]
-    arguments: dict[str, Any] = {"activation_func": activation}
+    # Megatron reads 0 as layers that it does not build.
+    arguments: dict[str, Any] = {
+        "activation_func": activation,
+        "mtp_num_layers": model.mtp_num_layers or None,
+    }
     if activation is F.silu and chosen.get("gated_linear_unit"):
         # Megatron's seam for a fused activation, used by our SwiGLU.
         arguments["use_te_activation_func"] = True

@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.core.launch.default_group import default_group
+from ascend_run.core.rank.default_group import default_group
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.types.config import RunConfig

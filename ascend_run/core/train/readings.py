@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.model.gpt import GPT
 from ascend_run.core.model.router import Router
 from ascend_run.plugin_api import contracts as c
 
@@ -21,12 +22,9 @@ class Readings:
     def __init__(self, context: c.RunContext, step: TrainStep, hooks: Hooks) -> None:
         self.context, self.step = context, step
         self.plugin_metrics = hooks.merge("ascend_metrics", context=context)
-        self.routers = [
-            module
-            for chunk in step.bundle.chunks
-            for module in chunk.modules()
-            if isinstance(module, Router)
-        ]
+        modules = [module for chunk in step.bundle.chunks for module in chunk.modules()]
+        self.routers = [module for module in modules if isinstance(module, Router)]
+        self.models = [module for module in modules if isinstance(module, GPT)]
         self.start()
 
     def start(self) -> None:
@@ -65,6 +63,7 @@ class Readings:
         if result.skipped:
             readings["skipped"] = True
         readings.update(self._expert_readings())
+        readings.update(self._mtp_readings())
         for group, metrics in self.plugin_metrics.items():
             for name, value in metrics(self.context).items():
                 readings[f"{group}/{name}"] = value
@@ -93,3 +92,21 @@ class Readings:
             # Each rank holds the aux loss of its part of the sequence only.
             readings["aux_loss"] = aux_loss / num_losses * groups.tp_cp.size()
         return readings
+
+    def _mtp_readings(self) -> dict[str, object]:
+        """Return the mean loss of each depth of multi-token prediction since the last line."""
+        depths = self.step.bundle.transformer_config.mtp_num_layers
+        if not depths:
+            return {}
+        groups, device = self.context.groups, self.context.device.torch_device
+        # Sum and number of tokens of each depth, on the last pipeline stage.
+        total = torch.zeros(depths, 2, dtype=torch.float64, device=device)
+        for model in self.models:
+            if (losses := model.take_mtp_losses()) is not None:
+                total += losses
+        for group in (groups.dp_cp, groups.pp):
+            dist.all_reduce(total, group=group)
+        return {
+            f"mtp_{depth} loss": loss / max(count, 1.0)
+            for depth, (loss, count) in enumerate(total.tolist(), 1)
+        }

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from ascend_run.families import DECODER, FamilyPlugin, attention_bias, derived, family_manifest
-from ascend_run.plugin_api import ConfigKey
+from ascend_run.families import (
+    DECODER,
+    FamilyPlugin,
+    attention_bias,
+    derived,
+    family_manifest,
+    scaling_factors,
+)
 
 
 class MiniCPM(FamilyPlugin):
@@ -16,13 +22,7 @@ class MiniCPM(FamilyPlugin):
         defaults={"model.share_embeddings_and_output_weights": True},
         keys=(
             *attention_bias(),
-            ConfigKey(hf="scale_emb", field="model.embedding_multiplier", default=1.0),
-            ConfigKey(
-                hf="scale_depth", field="model.residual_multiplier", default=1.0, form="over_depth"
-            ),
-            ConfigKey(
-                hf="dim_model_base", field="model.logits_scaling", default=1, form="base_width"
-            ),
+            *scaling_factors(1.0, 1.0, 1),
         ),
         key_defaults={"tie_word_embeddings": True},
         without=("head_dim",),

@@ -11,6 +11,7 @@ from ascend_run.plugin_api.manifest import Claim
 from ascend_run.types.config import FieldSection, RunConfig
 
 from .latent_attention import latent_problems
+from .multi_token import multi_token_problems
 from .rotary import rotary_problems
 
 _NOT_RECOMPUTED: Final = {
@@ -33,9 +34,9 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
         *([] if config.model.multi_latent_attention else _attention(config)),
         *latent_problems(config),
         *rotary_problems(config),
+        *multi_token_problems(config),
         *_experts(config),
-        *_chosen_experts(config),
-        *(_router(config) if Claim.ROUTER in claimed else ()),
+        *(_balancing(config.model) if Claim.ROUTER in claimed else ()),
         *_recompute(config),
         *_gradients(config),
         *_schedule(config),
@@ -96,6 +97,7 @@ def _experts(config: RunConfig) -> Iterator[str]:
             f"model.num_moe_experts={experts}; use at most {experts}"
         )
     yield from _frequency(model, "moe_layer_freq")
+    yield from _router(model)
 
 
 def _frequency(model: FieldSection, name: str) -> Iterator[str]:
@@ -109,24 +111,41 @@ def _frequency(model: FieldSection, name: str) -> Iterator[str]:
         yield f"model.{name}=0: expected at least 1, every so many layers"
 
 
-def _chosen_experts(config: RunConfig) -> Iterator[str]:
-    model = config.model
+def _router(model: FieldSection) -> Iterator[str]:
     softmax_after = (
         model.moe_router_score_function == "softmax" and not model.moe_router_pre_softmax
     )
     sinkhorn = model.moe_router_load_balancing_type == "sinkhorn"
-    if model.num_moe_experts and model.moe_router_topk == 1 and softmax_after and not sinkhorn:
+    if model.moe_router_topk == 1 and softmax_after and not sinkhorn:
         yield (
             "model.moe_router_topk=1 leaves a softmax over one value, which has no gradient; set "
             "model.moe_router_pre_softmax=true"
         )
+    if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
+        yield (
+            "model.moe_router_enable_expert_bias=true needs model.moe_router_score_function=sigmoid"
+        )
+    groups, chosen = model.moe_router_num_groups, model.moe_router_group_topk
+    if chosen and not groups:
+        yield f"model.moe_router_group_topk={chosen} needs model.moe_router_num_groups"
+    elif groups:
+        if model.num_moe_experts % groups:
+            over = "model.moe_router_num_groups"
+            yield cannot_split("model.num_moe_experts", model.num_moe_experts, over, groups)
+        elif chosen and chosen * (model.num_moe_experts // groups) < model.moe_router_topk:
+            yield (
+                f"model.moe_router_topk={model.moe_router_topk} is more than the experts of "
+                f"model.moe_router_group_topk={chosen} of {groups} groups"
+            )
+        if chosen and chosen > groups:
+            yield (
+                f"model.moe_router_group_topk={chosen} is more than "
+                f"model.moe_router_num_groups={groups}"
+            )
 
 
-def _router(config: RunConfig) -> Iterator[str]:
-    """Check Megatron's router options for a plugin's router that supports them."""
-    model = config.model
-    if model.num_moe_experts is None:
-        return
+def _balancing(model: FieldSection) -> Iterator[str]:
+    """Check the balancing options for a plugin's router that supports all of Megatron's."""
     kinds, coefficients = model.moe_router_load_balancing_type, model.moe_aux_loss_coeff
     if isinstance(kinds, tuple) != isinstance(coefficients, tuple) or (
         isinstance(kinds, tuple) and len(kinds) != len(coefficients)
@@ -141,22 +160,6 @@ def _router(config: RunConfig) -> Iterator[str]:
         if kind not in known:
             yield (
                 f"model.moe_router_load_balancing_type={kind!r}: expected one of {', '.join(known)}"
-            )
-    if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
-        yield (
-            "model.moe_router_enable_expert_bias=true needs model.moe_router_score_function=sigmoid"
-        )
-    groups, chosen = model.moe_router_num_groups, model.moe_router_group_topk
-    if chosen and not groups:
-        yield f"model.moe_router_group_topk={chosen} needs model.moe_router_num_groups"
-    elif groups:
-        if model.num_moe_experts % groups:
-            over = "model.moe_router_num_groups"
-            yield cannot_split("model.num_moe_experts", model.num_moe_experts, over, groups)
-        if chosen and chosen > groups:
-            yield (
-                f"model.moe_router_group_topk={chosen} is more than "
-                f"model.moe_router_num_groups={groups}"
             )
 
 

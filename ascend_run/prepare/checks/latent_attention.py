@@ -8,6 +8,7 @@ from typing import Final
 from ascend_run.core.config.megatron_fields import megatron_fields
 from ascend_run.plugin_api.error_text import show
 from ascend_run.prepare.config.unsupported import OWN_DEFAULTS
+from ascend_run.prepare.hugging_face.neutral_fields import neutral_fields
 from ascend_run.types.config import FieldSection, RunConfig
 
 _STRETCHING: Final = (
@@ -28,7 +29,7 @@ _WITHOUT: Final = {
     "rotary_interleaved": "its rotated pairs always lie side by side",
     "softmax_scale": "the scale follows from the widths of a head and from model.mscale_all_dim",
 }
-"""Options of plain attention that multi-latent attention does not read, and what to do."""
+"""Options that multi-latent attention does not read (of RoPE scalings only yarn): what to do."""
 
 
 def latent_problems(config: RunConfig) -> Iterator[str]:
@@ -37,9 +38,13 @@ def latent_problems(config: RunConfig) -> Iterator[str]:
     if not model.multi_latent_attention:
         for name in _changed(model, [n for n, field in megatron_fields().items() if field.latent]):
             yield f"model.{name}={show(model[name])} needs model.multi_latent_attention=true"
+        for name, default in neutral_fields().items():
+            if name.startswith("latent_") and model[name] != default:
+                yield f"model.{name}={show(model[name])} needs model.multi_latent_attention=true"
         return
+    is_yarn = "yarn" in (model.rope_type, model.rope_scaling_type)
     for name, instead in _WITHOUT.items():
-        if model[name]:
+        if model[name] and (is_yarn or name != "rope_scaling_type"):
             yield (
                 f"model.{name}={show(model[name])} does not go with "
                 f"model.multi_latent_attention=true; leave it out: {instead}"

@@ -58,7 +58,6 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
         is_hybrid_model mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim
         use_mamba_mem_eff_path
     """,
-    "multi-token prediction is not supported yet": "mtp_loss_scaling_factor mtp_num_layers",
     "positions along several axes are not supported yet; set model.position_embedding_type": """
         mrope_section
     """,

@@ -17,7 +17,7 @@ from ascend_run.types.config import RunConfig
 
 from .key_forms import FROM_ZERO, to_ours, to_theirs
 from .latent_rope import latent_rope, latent_rope_problems
-from .neutral_fields import NEUTRAL, TRAINING_ONLY
+from .neutral_fields import TRAINING_ONLY, neutral_fields
 from .rope import rope_keys, take_rope
 
 _LARGEST_COUNT: Final = 2**31 - 1
@@ -95,7 +95,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     if any(key.hf == "rope_theta" for key in family.keys):
         mapped.add("model.rope_scaling_type")
     expected = {field: value for field, value in family.defaults.items() if field not in mapped}
-    for name, neutral in NEUTRAL.items():
+    for name, neutral in neutral_fields().items():
         if f"model.{name}" not in mapped:
             expected.setdefault(f"model.{name}", neutral)
     for name in UNREPRESENTED:

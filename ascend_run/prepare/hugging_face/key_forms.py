@@ -11,8 +11,10 @@
 ``inverse_square_root``: ours is 1 / sqrt of theirs. ``softmax_scale``: theirs is never null.
 ``over_depth``: ours is theirs over the square root of the number of layers.
 ``base_width``: a hidden size; ours is the model's over it.
-``doubled``: ours is half of theirs.
-``rope_ratio``: the base in multiples of 10000. ``log_n``: whether queries are scaled from a length.
+``doubled``: ours is half of theirs. ``head_width``: null is the hidden size over the heads.
+``rope_ratio``: the rotary base in multiples of 10000. ``reciprocal``: ours is 1 over theirs.
+``topk_method``: ``greedy`` ignores groups of experts; ours is null then.
+``log_n``: whether queries are scaled; ours is the length from which on they are.
 ``longrope_length``: original length of longrope, of no effect with other positions.
 """
 
@@ -20,18 +22,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import attrs
 
 from ascend_run.core.config.latent_attention import head_widths
-from ascend_run.core.hugging_face import layer_windows
+from ascend_run.core.hugging_face import expert_keys, layer_windows
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.plugin_api.contracts import ConfigKey
 from ascend_run.plugin_api.error_text import show
-from ascend_run.plugin_api.expert_layers import moe_layers
-from ascend_run.types.config import FieldSection, RunConfig
+from ascend_run.types.config import RunConfig
 
 FROM_ZERO: Final = frozenset(
     {"dense_layers_first", "expert_widths", "window_or_0", "window_from", "window_below"}
@@ -57,39 +57,21 @@ def to_theirs(key: ConfigKey, config: RunConfig) -> Any:
     Raises:
         ValueError: The model has no such value; states the reason.
     """
-    return _FORMS[key.form].to_theirs(key, config)
+    value = model_value(config, key.field.removeprefix("model."))
+    try:
+        theirs = _FORMS[key.form].to_theirs(value, config)
+    except ValueError as problem:
+        raise ValueError(f"{key.field} is {show(value)}; {problem}") from None
+    return key.default if theirs is attrs.NOTHING else theirs
 
 
-def _flags(dense: int, values: Mapping[str, Any]) -> Any:
-    layers = values["model.num_layers"]
-    return [int(layer >= dense) for layer in range(layers)] if dense else 1
+def _softmax_scale(scale: float | None, config: RunConfig) -> float:
+    return float(scale or head_widths(config.model).key ** -0.5)
 
 
-def _dense_layers(key: ConfigKey, config: RunConfig) -> int:
-    layers, experts = config.model.num_layers, moe_layers(config.model)
-    dense: int = layers - len(experts)
-    if experts != {*range(dense, layers)}:
-        given = show(config.model.moe_layer_freq)
-        raise ValueError(f"{key.field} is {given}; only the first layers can be without experts")
-    return dense
-
-
-def _expert_widths(key: ConfigKey, config: RunConfig) -> int:
-    width = model_value(config, "moe_ffn_hidden_size")
-    shared = model_value(config, key.field.removeprefix("model.")) or 0
-    if shared % width:
-        raise ValueError(f"{key.field} is {shared}; expected a multiple of {width}, an expert's")
-    return int(shared // width)
-
-
-def _softmax_scale(model: FieldSection) -> float:
-    return float(model.softmax_scale or head_widths(model).key ** -0.5)
-
-
-def _log_n(key: ConfigKey, config: RunConfig) -> bool:
-    length = config.model.log_n_scaling_length
+def _log_n(length: int | None, config: RunConfig) -> bool:
     if length not in (None, longest := model_value(config, "max_position_embeddings")):
-        raise ValueError(f"{key.field} is {length}; only {longest}, the maximum length, has a form")
+        raise ValueError(f"only {longest}, the maximum length, has a form")
     return length is not None
 
 
@@ -108,68 +90,59 @@ def _whole(value: float) -> float | int:
 @attrs.frozen
 class _Form:
     to_ours: Callable[[Any, Mapping[str, Any]], Any]
-    to_theirs: Callable[[ConfigKey, RunConfig], Any]
+    to_theirs: Callable[[Any, RunConfig], Any]
+    """Takes our value; NOTHING is the key's default."""
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
-    "dense_layers_first": _Form(_flags, _dense_layers),
+    "dense_layers_first": _Form(expert_keys.flags_of_dense, expert_keys.dense_layers),
     "expert_widths": _Form(
-        lambda count, values: count * values["model.moe_ffn_hidden_size"] or None, _expert_widths
+        lambda count, values: count * values["model.moe_ffn_hidden_size"] or None,
+        expert_keys.widths,
     ),
-    "negation": _Form(
-        lambda value, values: not value,
-        lambda key, config: not config.model[key.field.removeprefix("model.")],
-    ),
-    **dict.fromkeys(
-        ("window", "window_or_0"),
-        _Form(
-            lambda keys, values: (keys - 1, 0) if keys else None,
-            lambda key, config: layer_windows.num_keys(config),
-        ),
+    "negation": _Form(lambda value, values: not value, lambda value, config: not value),
+    "window": _Form(lambda keys, values: keys and (keys - 1, 0), layer_windows.num_keys),
+    "window_or_0": _Form(
+        lambda keys, values: (keys - 1, 0) if keys else None, layer_windows.num_keys
     ),
     "window_use": _Form(
         lambda used, values: attrs.NOTHING if used else None,
-        lambda key, config: bool(config.model.window_size),
+        lambda window, config: bool(window),
     ),
-    "window_from": _Form(
-        layer_windows.from_layer, partial(layer_windows.after_last, layer_windows.FULL)
-    ),
-    "window_below": _Form(
-        layer_windows.below_layer, partial(layer_windows.after_last, layer_windows.WINDOW)
-    ),
-    "layer_types": _Form(layer_windows.of_kinds, lambda key, config: layer_windows.kinds(config)),
-    "softmax_scale": _Form(
-        lambda scale, values: float(scale), lambda key, config: _softmax_scale(config.model)
-    ),
+    "window_from": _Form(layer_windows.from_layer, layer_windows.after_last_full),
+    "window_below": _Form(layer_windows.below_layer, layer_windows.after_last_window),
+    "layer_types": _Form(layer_windows.of_kinds, lambda flags, config: layer_windows.kinds(config)),
+    "softmax_scale": _Form(lambda scale, values: float(scale), _softmax_scale),
     "inverse_square_root": _Form(
         lambda scalar, values: scalar**-0.5,
-        lambda key, config: _whole(_softmax_scale(config.model) ** -2),
+        lambda scale, config: _whole(_softmax_scale(scale, config) ** -2),
     ),
+    "reciprocal": _Form(lambda scale, values: 1.0 / scale, lambda divisor, config: 1.0 / divisor),
     "over_depth": _Form(
         lambda scale, values: scale / math.sqrt(values["model.num_layers"]),
-        lambda key, config: float(
-            _whole(config.model.residual_multiplier * math.sqrt(config.model.num_layers))
-        ),
+        lambda factor, config: float(_whole(factor * math.sqrt(config.model.num_layers))),
     ),
     "base_width": _Form(
         lambda width, values: values["model.hidden_size"] / width,
-        lambda key, config: _whole(config.model.hidden_size / config.model.logits_scaling),
+        lambda divisor, config: _whole(config.model.hidden_size / divisor),
     ),
-    "doubled": _Form(
-        lambda width, values: width // 2,
-        lambda key, config: 2 * model_value(config, key.field.removeprefix("model.")),
+    "doubled": _Form(lambda width, values: width // 2, lambda width, config: 2 * width),
+    "head_width": _Form(
+        lambda width, values: (
+            width or values["model.hidden_size"] // values["model.num_attention_heads"]
+        ),
+        lambda width, config: width,
     ),
     "rope_ratio": _Form(
         lambda ratio, values: 10000.0 * ratio,
-        lambda key, config: float(_whole(config.model.rotary_base / 10000.0)),
+        lambda base, config: float(_whole(base / 10000.0)),
+    ),
+    "topk_method": _Form(
+        expert_keys.kept_groups,
+        lambda kept, config: "group_limited_greedy" if kept else "greedy",
     ),
     "log_n": _Form(
         lambda used, values: values["model.max_position_embeddings"] if used else None, _log_n
     ),
-    "longrope_length": _Form(
-        _longrope_length,
-        lambda key, config: (
-            config.model.rope_scaling_original_max_position_embeddings or key.default
-        ),
-    ),
+    "longrope_length": _Form(_longrope_length, lambda length, config: length or attrs.NOTHING),
 }

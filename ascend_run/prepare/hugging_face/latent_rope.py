@@ -24,21 +24,20 @@ _NEEDED: Final = ("factor", "original_max_position_embeddings")
 
 
 def latent_rope(values: dict[str, Any]) -> list[str]:
-    """Replace the ``model.rope_scaling_...`` of a config.json by Megatron's fields, in place.
+    """Replace yarn's ``model.rope_scaling_...`` of a config.json by Megatron's fields, in place.
 
     Returns:
         What Megatron's formula cannot represent.
     """
+    values["model.rope_type"] = "rope"
+    if values.get(f"model.{PREFIX}type") != "yarn":
+        return []
     found = {
         name.removeprefix(f"model.{PREFIX}"): values.pop(name)
         for name in list(values)
         if name.startswith(f"model.{PREFIX}")
     }
-    values["model.rope_type"] = "rope"
-    if not found:
-        return []
-    if (kind := found.pop("type")) != "yarn":
-        return [f"rope_type is {kind!r}; multi-latent attention supports 'default' and 'yarn' only"]
+    del found["type"]
     problems = [f"{name} is missing; yarn positions need it" for name in _NEEDED - found.keys()]
     if found.pop("truncate", True) is False:
         problems.append(

@@ -7,56 +7,39 @@ else. Torch-free.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Final
 
-NEUTRAL: Final[dict[str, object]] = {
-    "activation_func_clamp_value": None,
-    "add_qkv_bias": False,
-    "apply_residual_connection_post_layernorm": False,
-    "attention_output_gate": False,
-    "attn_logit_softcapping": None,
-    "embedding_layernorm": False,
-    "embedding_multiplier": 1.0,
-    "experimental_attention_variant": None,
-    "final_logit_softcapping": None,
-    "glu_linear_offset": 0.0,
-    "heterogeneous_block_specs": False,
-    "is_hybrid_model": False,
-    "layernorm_zero_centered_gamma": False,
-    "linear_attention_freq": None,
-    "log_n_scaling_length": None,
-    "logits_scaling": 1.0,
-    "moe_apply_probs_on_input": False,
-    "moe_expert_capacity_factor": None,
-    "moe_latent_size": None,
-    "moe_layer_freq": 1,
-    "moe_router_enable_expert_bias": False,
-    "moe_router_force_load_balancing": False,
-    "moe_router_group_topk": None,
-    "moe_router_num_groups": None,
-    "moe_router_topk_limited_devices": None,
-    "moe_router_topk_scaling_factor": None,
-    "moe_shared_expert_intermediate_size": None,
-    "mrope_section": None,
-    "mtp_num_layers": None,
-    "multi_latent_attention": False,
-    "no_rope_freq": None,
-    "norm_placement": "pre",
-    "normalize_output_rows": False,
-    "num_moe_experts": None,
-    "qk_l2_norm": False,
-    "qk_layernorm": False,
-    "residual_multiplier": 1.0,
-    "rope_scaling_type": None,
-    "rotary_interleaved": False,
-    "rotary_local_base": None,
-    "scale_embedding": False,
-    "softmax_scale": None,
-    "softmax_type": "vanilla",
-    "window_attn_skip_freq": None,
-    "window_size": None,
-}
-"""Maps a ``[model]`` field to the value at which it does not affect a trained model."""
+import attrs
+
+from ascend_run.core.config.megatron_fields import megatron_fields
+from ascend_run.prepare.config.model_keys import ModelKeys
+
+_NEUTRAL_BY_DEFAULT: Final = """
+    activation_func_clamp_value add_qkv_bias apply_residual_connection_post_layernorm
+    attention_output_gate attn_logit_softcapping embedding_layernorm embedding_multiplier
+    experimental_attention_variant final_logit_softcapping glu_linear_offset
+    heterogeneous_block_specs is_hybrid_model latent_layernorm_epsilon latent_rotary_interleaved
+    layernorm_zero_centered_gamma linear_attention_freq log_n_scaling_length logits_scaling
+    moe_apply_probs_on_input
+    moe_expert_capacity_factor moe_latent_size moe_layer_freq moe_router_enable_expert_bias
+    moe_router_force_load_balancing moe_router_group_topk moe_router_num_groups
+    moe_router_topk_limited_devices moe_router_topk_scaling_factor
+    moe_shared_expert_intermediate_size mrope_section mtp_num_layers multi_latent_attention
+    no_rope_freq norm_placement normalize_output_rows num_moe_experts qk_l2_norm qk_layernorm
+    residual_multiplier rope_scaling_type rotary_interleaved rotary_local_base scale_embedding
+    softmax_scale softmax_type window_attn_skip_freq window_size
+"""
+
+
+@functools.cache
+def neutral_fields() -> Mapping[str, object]:
+    """Map each field whose default has no effect on a trained model to that default."""
+    own, of_megatron = attrs.fields_dict(ModelKeys), megatron_fields()
+    fields = {name: own.get(name) or of_megatron.get(name) for name in _NEUTRAL_BY_DEFAULT.split()}
+    return {name: field.default for name, field in fields.items() if field is not None}
+
 
 TRAINING_ONLY: Final = frozenset(
     {

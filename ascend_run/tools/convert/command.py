@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from ascend_run.tools.convert.formats.model_source import ModelSource
+    from ascend_run.tools.convert.conversion import Converted
+    from ascend_run.tools.convert.verifying.comparison import Comparison
 
 _SIZE = click.IntRange(min=1)
 _TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist")
+_SHOWN = 20
+"""Differences that are listed."""
 _SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
 
 
@@ -30,7 +34,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
         return tuple(map(int, parts))
 
 
-def _layout_options(function: Callable[..., None]) -> Callable[..., None]:
+def _layout_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add the options of a target with ``mp_rank_*`` folders."""
     options = (
         click.option("--tp", type=_SIZE, default=1, help="Tensor-parallel size of the target."),
@@ -111,6 +115,28 @@ def _layout_options(function: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="SOURCE has whole experts on tensor-parallel ranks; default: as its args say.",
 )
+@click.option(
+    "--first-copy",
+    is_flag=True,
+    help="Where copies of a replicated tensor differ, take the first rank's; default: an error.",
+)
+@click.option(
+    "--adapter",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Adapter in PEFT's format to merge into the weights.",
+)
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Hugging Face folder of the weights of a run's adapters; default: its model.hf_path.",
+)
+@click.option(
+    "--verify",
+    type=click.Choice(("tensors", "logits")),
+    help="Compare the files written with the source, before they get their name.",
+)
 @_layout_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @click.argument("source", type=click.Path(path_type=Path))
@@ -123,11 +149,15 @@ def command(
     family: str | None,
     file: Path | None,
     read_tp_extend_ep: bool,
+    first_copy: bool,
+    adapter: Path | None,
+    base: Path | None,
+    verify: str | None,
     as_json: bool,
     source: Path,
     target: Path,
     **of_target: Any,
-) -> None:
+) -> int:
     """Convert a checkpoint to another format.
 
     \b
@@ -146,20 +176,37 @@ def command(
         raise click.UsageError("say which way: --to FORMAT, or --to-hf or --from-hf")
     if not target_format.startswith("mp-rank"):
         _require_unset(of_target, target_format)
-    from contextlib import ExitStack
-
-    from ascend_run.tools.convert.formats.model_source import refuse_taken, require_outside
-    from ascend_run.tools.convert.opening import Format, SourceOptions, open_model, recognised
+    # Read by torch: huge pages for large tensors, which take fewer page faults.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    from ascend_run.launch.alone import sigterm_unwinds
+    from ascend_run.tools.convert.conversion import Conversion, convert
+    from ascend_run.tools.convert.opening import SourceOptions
     from ascend_run.tools.terminal.byte_bars import byte_bars
 
-    refuse_taken(target)
-    options = SourceOptions(step=step, family=family, config=file, tp_extend_ep=read_tp_extend_ep)
-    with ExitStack() as stack, byte_bars() as progress:
-        found = Format(source_format) if source_format else recognised(source, step)
-        model = open_model(source, found, options, stack)
-        require_outside(target, model.folder)
-        _write(target, target_format, model, of_target, progress)
-    _report(target, model, as_json=as_json)
+    asked = Conversion(
+        source=source,
+        source_format=source_format,
+        options=SourceOptions(
+            step=step,
+            family=family,
+            config=file,
+            tp_extend_ep=read_tp_extend_ep,
+            first_copy=first_copy,
+            adapter=adapter,
+            base=base,
+        ),
+        target=target,
+        target_format=target_format,
+        layout=of_target,
+        verify=verify,
+    )
+    try:
+        with sigterm_unwinds(), byte_bars() as progress:
+            done = convert(asked, progress)
+    except SystemExit:  # from SIGTERM
+        click.echo("terminated", err=True)
+        raise
+    return _report(target, done, as_json=as_json)
 
 
 def _require_unset(layout: dict[str, Any], target_format: str) -> None:
@@ -179,46 +226,64 @@ def _require_unset(layout: dict[str, Any], target_format: str) -> None:
         raise click.UsageError(f"{', '.join(given)}: no effect with --to {target_format}")
 
 
-def _write(
-    target: Path,
-    target_format: str,
-    model: ModelSource,
-    layout: dict[str, Any],
-    progress: Callable[[str, int, int], None],
-) -> None:
-    if target_format == "hf":
-        from ascend_run.tools.convert.exporting import export_hf
-
-        export_hf(target, model.family, model.config, model.parameters(progress))
-    elif target_format == "ascend-run":
-        from ascend_run.tools.convert.formats.run_checkpoints import write_checkpoint
-
-        write_checkpoint(target, model, progress)
-    elif target_format == "torch-dist":
-        from ascend_run.tools.convert.formats.torch_dist import write_torch_dist
-
-        write_torch_dist(target, model, progress, engine=layout["transformer_engine"])
-    else:
-        from ascend_run.tools.convert.formats.mp_rank_writing import mp_rank_options, write_mp_rank
-
-        legacy = target_format == "mp-rank-legacy"
-        write_mp_rank(target, model, mp_rank_options(layout, legacy=legacy), progress)
-
-
-def _report(target: Path, model: ModelSource, *, as_json: bool) -> None:
+def _report(target: Path, done: Converted, *, as_json: bool) -> int:
+    """Print what was written and compared; return the exit code."""
+    model, comparison = done.model, done.comparison
+    differs = comparison is not None and bool(comparison.different)
     if as_json:
         import json
 
-        written = {
+        written: dict[str, object] = {
             "family": model.family.model_type,
             "folder": str(target),
             "step": model.step,
             "tensors": len(model.headers),
             "bytes": model.nbytes,
         }
+        if model.num_merged:
+            written["merged"] = model.num_merged
+        if comparison is not None:
+            written["verify"] = {
+                "kind": comparison.kind,
+                "equal": not differs,
+                "compared": comparison.compared,
+                "max_difference": None
+                if differs and comparison.max_difference == float("inf")
+                else comparison.max_difference,
+                "different": dict(comparison.different),
+            }
         click.echo(json.dumps(written, indent=2))
-        return
+    elif not differs:
+        click.echo(
+            f"{target}: {model.family.model_type}, step {model.step}, {len(model.headers):,} "
+            f"tensors, {model.nbytes / 1e6:,.1f} MB"
+        )
+        if model.num_merged:
+            click.echo(f"adapters merged into {model.num_merged:,} tensors")
+        if comparison is not None:
+            click.echo(
+                f"verified: {comparison.compared:,} {comparison.kind} equal, max difference 0"
+            )
+    if not differs:
+        return 0
+    assert comparison is not None
+    if not as_json:
+        click.echo("\n".join(_differences(comparison)))
     click.echo(
-        f"{target}: {model.family.model_type}, step {model.step}, {len(model.headers):,} tensors, "
-        f"{model.nbytes / 1e6:,.1f} MB"
+        f"error: the target differs from the source in {len(comparison.different):,} of "
+        f"{comparison.compared:,} {comparison.kind}; it was removed"
+        if comparison.kind == "tensors"
+        else "error: the logits of the target differ from the source's; it was removed",
+        err=True,
     )
+    return 1
+
+
+def _differences(comparison: Comparison) -> Iterator[str]:
+    """Yield a table of the first differences."""
+    from ascend_run.tools.terminal.tables import table
+
+    rows = [*comparison.different.items()]
+    yield from table((comparison.kind, "difference"), rows[:_SHOWN])
+    if len(rows) > _SHOWN:
+        yield f"and {len(rows) - _SHOWN:,} more"

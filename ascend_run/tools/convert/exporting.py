@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -16,15 +14,18 @@ from ascend_run.core.hugging_face.parameter_rows import (
     EMBEDDING,
     ParameterSource,
     RowRun,
+    mtp_copies,
     parameter_sources,
     row_runs,
 )
 from ascend_run.plugin_api.contracts import ModelFamily
-from ascend_run.plugin_api.errors import CheckpointError, StorageError
+from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.prepare.hugging_face.config_keys import config_to_hf
 from ascend_run.types.config import RunConfig
 
+from .new_folder import new_folder
 from .safetensors_shards import SafetensorsShards
+from .write_queue import write_queue
 
 MAX_SHARD_BYTES: Final = 5 * 10**9
 """Maximum file size, the default of transformers."""
@@ -53,23 +54,11 @@ def export_hf(
         StorageError: The folder is not empty or cannot be written.
     """
     config_json = config_to_hf(family, config)
-    out = Path(folder)
-    try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise StorageError(f"{out} is not empty; name a new folder to export to")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-        try:
-            dtype = _write_tensors(beside, family, config, state, max_shard_bytes)
-            config_json["dtype"] = str(dtype).removeprefix("torch.")
-            text = json.dumps(config_json, indent=2, sort_keys=True) + "\n"
-            (beside / "config.json").write_text(text, "utf-8")
-            beside.chmod(0o755)  # mkdtemp creates it for the owner only
-            beside.replace(out)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except OSError as problem:
-        raise StorageError(f"{out} cannot be written: {problem.strerror or problem}") from None
+    with new_folder(Path(folder), 0o755) as beside:
+        dtype = _write_tensors(beside, family, config, state, max_shard_bytes)
+        config_json["dtype"] = str(dtype).removeprefix("torch.")
+        text = json.dumps(config_json, indent=2, sort_keys=True) + "\n"
+        (beside / "config.json").write_text(text, "utf-8")
 
 
 def hf_tensors(
@@ -104,22 +93,27 @@ def _write_tensors(
 ) -> torch.dtype:
     """Write all parameters; return the dtype of the embedding, for config.json."""
     missing: dict[str, ParameterSource] = dict(parameter_sources(family, config))
+    copies = mtp_copies(family, config)
     names = [name for source in missing.values() for name in source.hf_names]
+    names += copies
     shards = SafetensorsShards(folder, names, max_shard_bytes)
     problems: list[str] = []
     dtype = torch.float32
     try:
-        for name, parameter in state:
-            if (source := missing.pop(name, None)) is None:
-                problems.append(f"parameter {name} does not exist in a {family.architecture}")
-                continue
-            if name == EMBEDDING:
-                dtype = parameter.dtype
-            try:
-                for hf_name, tensor in hf_tensors(source, parameter, config):
-                    shards.add(hf_name, tensor)
-            except ValueError as problem:
-                problems.append(f"parameter {name}: {problem}")
+        with write_queue() as writes:
+            for name, parameter in state:
+                if (source := missing.pop(name, None)) is None:
+                    problems.append(f"parameter {name} does not exist in a {family.architecture}")
+                    continue
+                if name == EMBEDDING:
+                    dtype = parameter.dtype
+                try:
+                    for hf_name, tensor in hf_tensors(source, parameter, config):
+                        written = tensor.detach().cpu().contiguous()
+                        for each in (hf_name, *(k for k, old in copies.items() if old == hf_name)):
+                            writes.submit(shards.add, each, written)
+                except ValueError as problem:
+                    problems.append(f"parameter {name}: {problem}")
         problems += [f"parameter {name} is missing" for name in missing]
         if problems:
             raise CheckpointError("this model cannot be exported", problems)

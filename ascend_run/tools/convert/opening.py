@@ -14,6 +14,7 @@ from ascend_run.core.hugging_face.importing import HfModel
 from ascend_run.core.hugging_face.stored_tensors import StoredTensors
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
+from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.megatron_args import model_values
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.formats.mp_rank_files import (
@@ -29,6 +30,13 @@ from ascend_run.tools.convert.formats.safe_pickle import Inert, load_file
 from ascend_run.tools.convert.formats.torch_dist import COMMON, TorchDistModel
 from ascend_run.tools.convert.formats.torch_dist_index import INDEX
 
+from .adapters.peft import with_peft_adapter
+from .adapters.run_adapters import (
+    has_adapters,
+    require_same_base,
+    with_run_adapters,
+    without_adapters,
+)
 from .model_config import ModelConfig, config_of_file, config_of_hf, config_of_run, load_family
 from .model_config import of_values as config_of_values
 
@@ -52,6 +60,12 @@ class SourceOptions:
     """A run's config.toml, or a Hugging Face config.json."""
     tp_extend_ep: bool = False
     """Of files without args: tensor-parallel ranks have experts of their own."""
+    first_copy: bool = False
+    """Where the copies of a replicated tensor differ, take the first rank's."""
+    adapter: Path | None = None
+    """A folder in PEFT's format, to merge."""
+    base: Path | None = None
+    """Hugging Face folder of the weights of a run's adapters; None: its ``model.hf_path``."""
 
 
 def recognised(path: Path, step: int | None) -> Format:
@@ -93,10 +107,23 @@ def open_model(
     Raises:
         AscendRunError: It cannot be read, or its config is unknown.
     """
+    try:
+        source = _open(path, format_, options, stack)
+        if options.adapter is not None:
+            source = with_peft_adapter(source, options.adapter, stack)
+    except OSError as problem:
+        file = problem.filename or path
+        raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}") from None
+    if options.base is not None and not source.num_merged:
+        raise ConfigError(f"--base goes with the adapters of a run; {path} has none")
+    return source
+
+
+def _open(path: Path, format_: Format, options: SourceOptions, stack: ExitStack) -> ModelSource:
     if format_ is Format.HF:
         return _open_hf(path, options, stack)
     if format_ is Format.ASCEND_RUN:
-        return _open_run(path, options)
+        return _open_run(path, options, stack)
     if format_ is Format.TORCH_DIST:
         return _open_torch_dist(path, options)
     return _open_mp_rank(path, options)
@@ -119,11 +146,11 @@ def _open_hf(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSourc
     )
 
 
-def _open_run(path: Path, options: SourceOptions) -> ModelSource:
+def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSource:
     found = CheckpointSource.find(path, options.step, options.config)
     model = config_of_run(found.config, options.family)
     opened = open_checkpoint(found)
-    return ModelSource(
+    source = ModelSource(
         family=model.family,
         config=model.config,
         config_toml=model.toml,
@@ -132,6 +159,28 @@ def _open_run(path: Path, options: SourceOptions) -> ModelSource:
         headers=opened.headers,
         read=opened.read,
     )
+    if not has_adapters(source.headers):
+        return source
+    base = without_adapters(source)
+    if not base.headers:
+        base = _open_base(found, model, options, stack)
+        require_same_base(opened.values, source, base)
+    return with_run_adapters(base, source, opened.values)
+
+
+def _open_base(
+    found: CheckpointSource, model: ModelConfig, options: SourceOptions, stack: ExitStack
+) -> ModelSource:
+    """Open the weights to which the adapters of a checkpoint belong."""
+    named = read_raw(found.config).values.get("model.hf_path")
+    folder = options.base or (None if named is None else Path(str(named.value)))
+    if folder is None:
+        raise ConfigError(
+            f"{found.folder} has adapters alone, and {found.config} names no model.hf_path; name "
+            "the Hugging Face folder of their base with --base"
+        )
+    base = _open_hf(folder, SourceOptions(family=model.family.model_type), stack)
+    return attrs.evolve(base, config=model.config, config_toml=model.toml)
 
 
 def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
@@ -139,7 +188,12 @@ def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
     files = open_mp_rank(folder)
     model = _config_of_megatron(folder, files.args, options)
     require_supported(model.config, "mp_rank_* files")
-    opened = stored_model(files, model.config, tp_extend_ep=options.tp_extend_ep)
+    opened = stored_model(
+        files,
+        model.config,
+        tp_extend_ep=options.tp_extend_ep,
+        first_copy=options.first_copy,
+    )
     return ModelSource(
         family=model.family,
         config=model.config,

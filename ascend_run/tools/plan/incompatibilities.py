@@ -14,7 +14,7 @@ import attrs
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.prepare.config.raw import COMMAND_LINE, RawConfig
 from ascend_run.prepare.conflicts import Conflict, Conflicts, listed
-from ascend_run.prepare.prepare import check_run
+from ascend_run.prepare.prepare import resolve_run
 from ascend_run.registry.discovery import Catalogue, discover
 
 _MOST_TRIED = 64
@@ -97,7 +97,7 @@ def _problems(
     tried = attrs.evolve(raw, values=values, level=None, disable=())
     tried = tried.replacing(COMMAND_LINE, enable=sorted(remaining))
     try:
-        return frozenset(check_run(tried, world_size, known).problems)
+        return frozenset(resolve_run(tried, known, world_size).problems())
     except AscendRunError as error:
         return frozenset(error.problems or [error.headline])
 

@@ -12,7 +12,6 @@ import attrs
 import numpy as np
 
 import ascend_run
-from ascend_run.core.data.publish import StagedFiles
 from ascend_run.plugin_api import ConfigError, DataError, NamedPath, file_collisions
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
 from ascend_run.text.encoder import Encoder, Omissions, encode_batches, left_out_reasons
@@ -27,6 +26,7 @@ from ascend_run.text.sources import find_sources
 
 from .lengths import Lengths
 from .page import DataPage
+from .staged_files import StagedFiles
 
 _LABELS: Final = np.dtype("<i4")
 """Labels are ids or -100."""

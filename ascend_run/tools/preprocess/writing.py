@@ -12,7 +12,6 @@ from typing import Final
 import attrs
 
 import ascend_run
-from ascend_run.core.data.publish import StagedFiles
 from ascend_run.core.data.sidecar import FileDigest, Sidecar, encode_sidecar
 from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from ascend_run.plugin_api import ConfigError, DataError
@@ -24,6 +23,7 @@ from .corpus import Corpus
 from .documents import Document, Reader, find_files
 from .lengths import Lengths
 from .page import DataPage
+from .staged_files import StagedFiles
 
 _BATCH_DOCUMENTS: Final = 1024
 _BATCH_CHARACTERS: Final = 4 * 2**20

@@ -49,8 +49,8 @@ class LaunchedRanks:
     """
 
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
-        from ascend_run.core.launch.agent import launch_ranks
-        from ascend_run.core.launch.options import LaunchOptions
+        from ascend_run.launch.agent import launch_ranks
+        from ascend_run.launch.options import LaunchOptions
         from ascend_run.prepare.rank_start import set_environment
         from ascend_run.tools.verify.capture.record import read_records
 

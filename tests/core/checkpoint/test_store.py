@@ -75,6 +75,7 @@ def test_a_value_that_is_not_json_is_refused_by_name(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("writers", [1, 2, 4])
 @pytest.mark.parametrize("readers", [1, 2, 4])
 @pytest.mark.parametrize("axis", [0, 1])

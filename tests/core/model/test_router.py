@@ -92,6 +92,29 @@ def test_the_one_sigmoid_weight_of_topk_1_is_not_normalised() -> None:
     torch.testing.assert_close(weights, logits[:, 2:].sigmoid(), **EXACT)
 
 
+@pytest.mark.parametrize(("score", "best"), [("softmax", 1), ("sigmoid", 2)])
+def test_experts_are_selected_by_score_and_bias_within_the_best_groups(
+    score: str, best: int
+) -> None:
+    """Three of nine experts in two of three groups; the weights do not depend on the bias."""
+    logits = torch.randn(50, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    bias = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(6)) / 10
+    weights, chosen = routing_scores(logits, 3, score, True, groups=(3, 2), bias_X=bias)
+    unbiased = routing_scores(logits, 3, score, True, groups=(3, 2))[1]
+    ungrouped = routing_scores(logits, 3, score, True, bias_X=bias)[1]
+    for token, row in enumerate(logits):
+        plain = softmax(row) if score == "softmax" else 1 / (1 + (-row).exp())
+        ranks = (plain + bias).tolist()
+        groups = [range(first, first + 3) for first in (0, 3, 6)]
+        groups.sort(key=lambda group: -sum(sorted(ranks[x] for x in group)[-best:]))
+        allowed = sorted((*groups[0], *groups[1]), key=lambda x: -ranks[x])[:3]
+        assert chosen[token].tolist() == allowed
+        wanted = plain[allowed] if score == "softmax" else plain[allowed] / plain[allowed].sum()
+        torch.testing.assert_close(weights[token], wanted, **EXACT)
+    assert not torch.equal(chosen, unbiased)
+    assert not torch.equal(chosen, ungrouped)
+
+
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_the_balancing_loss_adds_the_gradient_of_its_formula(score: str) -> None:
     """Switch's ``coefficient * X * sum_i f_i P_i``, a mean over tokens, times the tokens."""
@@ -179,17 +202,10 @@ def test_logits_are_taken_in_the_widest_dtype(
         ("moe_router_load_balancing_type", "seq_aux_loss"),
         ("moe_router_load_balancing_type", "sinkhorn"),
         ("moe_input_jitter_eps", 0.1),
-        ("moe_router_num_groups", 2),
         ("moe_expert_capacity_factor", 1.0),
         ("moe_router_force_load_balancing", True),
     ],
 )
 def test_what_this_router_does_not_do_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name), router(**{name: value}):
-        pass
-
-
-def test_an_expert_bias_is_refused() -> None:
-    options = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
-    with pytest.raises(ConfigError, match="moe_router_enable_expert_bias"), router(**options):
         pass

@@ -30,6 +30,9 @@ BALANCED = {
 """One micro-batch, and both losses of the router."""
 
 
+@pytest.mark.exhaustive(
+    by=lambda model, micro_batch_size, world_size: enumerate([model, micro_batch_size, world_size])
+)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     ("micro_batch_size", "world_size"),
@@ -53,6 +56,7 @@ def test_experts_may_be_spread_over_the_ranks(gloo_pool: GlooPool, micro_batch_s
     assert_same(outcomes(gloo_pool, spread, 2), whole)
 
 
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     ("layout", "world_size", "plugins"),
     possible(
@@ -86,6 +90,7 @@ def test_router_losses_are_averaged_over_data_parallel_ranks(
     assert_same(outcomes(gloo_pool, values, 2), outcomes(gloo_pool, values, 1))
 
 
+@pytest.mark.exhaustive(by=lambda layout, dispatcher: [(axis, dispatcher) for axis in layout])
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
 @pytest.mark.parametrize(
     ("layout", "world_size"),
@@ -173,6 +178,7 @@ SWITCHES = {
 }
 
 
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     possible((TP, 2), (PP, 2), (CP, 2), ({**TP, **PP}, 4), ids=["tp", "pp", "cp", "tp pp"]),

@@ -23,6 +23,7 @@ ROUTED = {"model.moe_aux_loss_coeff": 0.1, "model.moe_z_loss_coeff": 0.05}
 LISTED = "model.pipeline_model_parallel_layout"
 
 
+@pytest.mark.exhaustive(by=lambda layout: layout.items())
 @pytest.mark.parametrize(
     ("layout", "world_size", "plugins"),
     possible(
@@ -68,6 +69,7 @@ def test_stages_need_not_be_even(gloo_pool: GlooPool, layout: Mapping[str, Any])
     assert_same(outcomes(gloo_pool, {**values, **PP, **layout}, 2), outcomes(gloo_pool, values, 1))
 
 
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [(PP, 2), (VPP, 2), ({**PP, **TP}, 4), (PP, 4)],
@@ -83,6 +85,7 @@ def test_tied_embeddings_get_the_gradients_of_both_ends(
     )
 
 
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [

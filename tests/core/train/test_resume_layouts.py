@@ -21,7 +21,7 @@ _FOUR = {"model.num_layers": 4}
 _DROPOUT = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
 _EXPERTS_LAST = {**MOE, **_FOUR, "model.moe_layer_freq": [0, 0, 1, 1]}
 KINDS = {
-    "tied pp": ({**DENSE, **_FOUR, **TIED, **PP}, 2, ()),
+    "tied pp, mtp": ({**DENSE, **_FOUR, **TIED, **PP, "model.mtp_num_layers": 2}, 2, ()),
     "bf16 vpp, all overlapped": (
         {**DENSE, **_FOUR, **TIED, **VPP, **OVERLAPPED, "train.precision": "bf16"},
         4,
@@ -57,7 +57,7 @@ def _flat(line: dict[str, Any]) -> dict[str, float]:
 
 
 MOVED = {
-    **{name: KINDS[name] for name in ("tied pp", "tp cp, cut experts, overlapped")},
+    **{name: KINDS[name] for name in ("tied pp, mtp", "tp cp, cut experts, overlapped")},
     "tp 4, shared key-value heads": (
         {**DENSE, **TP, "parallel.tensor_model_parallel_size": 4, "model.qk_layernorm": True},
         4,
@@ -66,6 +66,7 @@ MOVED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", MOVED)
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
 def test_a_run_resumes_in_another_layout(

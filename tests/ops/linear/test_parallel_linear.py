@@ -51,6 +51,7 @@ def test_outputs_and_gradients_are_the_unsharded_ones(
     assert {*outcome["apart"]} == {"y", "dx", "dw"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("exchange", SPLIT, ids=lambda e: e.name)
 @pytest.mark.parametrize("name", ["ring", "sliced 2"])
 def test_four_ranks_and_rows_that_do_not_divide(
@@ -64,6 +65,7 @@ def test_four_ranks_and_rows_that_do_not_divide(
         run(gloo_pool, 4, name, exchange, length=3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("exchange", SPLIT, ids=lambda e: e.name)
 @pytest.mark.parametrize("name", ["plain", "ring", "sliced 2"])
 def test_a_frozen_weight_has_no_gradient_and_its_input_is_not_kept(
@@ -75,6 +77,7 @@ def test_a_frozen_weight_has_no_gradient_and_its_input_is_not_kept(
     assert len(trained["kept"]) == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("exchange", SPLIT, ids=lambda e: e.name)
 @pytest.mark.parametrize("name", ["plain", "ring", "sliced 2"])
 def test_a_gradient_that_is_added_to_its_buffer_is_the_same(

@@ -11,6 +11,7 @@ from ascend_run.testing.pool import GlooPool
 from . import reduced_matmul_jobs as jobs
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("in_place", [False, True], ids=["new", "in place"])
 @pytest.mark.parametrize("kind", ["wide", "int8", "channel", "group"])
 def test_product_residual_and_norm_are_the_unsharded_ones(
@@ -20,6 +21,7 @@ def test_product_residual_and_norm_are_the_unsharded_ones(
         assert max(differences) < 1e-12
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("split_item", range(4))
 def test_groups_are_the_unsharded_ones(

@@ -11,6 +11,7 @@ from ascend_run.testing.pool import GlooPool
 from . import all_to_all_jobs as jobs
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
 @pytest.mark.parametrize(
     "dtypes",

@@ -16,7 +16,7 @@ from tests.support.against_transformers import VOCAB
 from tests.support.decoder_layout import NORMS, Tensors, decoder_layout
 from tests.support.wide_reference import computing_in
 
-from . import altered, layouts, published
+from . import altered, layouts, plain_grok, published
 from .published import Publish
 
 TINY: Final = {
@@ -91,6 +91,8 @@ class Family:
     """Changes what transformers' model computes."""
     stand_in: str = ""
     """For a family that transformers lacks: its family of the same architecture."""
+    build: Callable[..., nn.Module] | None = None
+    """Builds a model of an architecture that transformers lacks, from its config."""
     publish: Publish | None = None
     """Writes what that model is as a folder of the family's authors."""
 
@@ -106,8 +108,12 @@ class Family:
         torch.manual_seed(0)
         given = copy.deepcopy({**self.sizes, **self.common, **changes})  # transformers changes it
         with computing_in(dtype):
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(self.reference, **given))
-            if self.experts:
+            if self.build is not None:
+                model: Any = self.build(**given)
+            else:
+                config = AutoConfig.for_model(self.reference, **given)
+                model = AutoModelForCausalLM.from_config(config)
+            if self.experts and self.build is None:
                 model.set_experts_implementation("eager")  # the others have no float64
         if self.alter is not None:
             self.alter(model)
@@ -119,6 +125,9 @@ class Family:
                 elif "norm" in name or ".ln_" in name:
                     shift = 1.0 if self.zero_centered else 0.0
                     parameter.uniform_(0.5 - shift, 1.5 - shift)
+            for name, buffer in model.named_buffers():
+                if name.endswith("bias"):
+                    buffer.normal_(0.0, 0.3)
         built: nn.Module = model
         return built
 
@@ -217,7 +226,8 @@ _OWN_LAYOUTS: Final = (
     Family(
         name="deepseek_v2",
         experts=True,
-        layout=layouts.deepseek_v2,
+        layout=layouts.latent_decoder,
+        shared=frozenset({"model.moe_router_group_topk"}),
         required=family_checks.LLAMA_LIKE | {"num_experts_per_tok"},
         values={"model.moe_aux_loss_coeff": 0},  # Megatron's own
         common={
@@ -238,13 +248,83 @@ _OWN_LAYOUTS: Final = (
         variants={
             "yarn": {"rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.7}},
             "yarn without magnitudes": {"rope_parameters": YARN},
-            "plain queries": {"q_lora_rank": None, **BASE_500},
+            "plain queries": {"q_lora_rank": None, "rms_norm_eps": 1e-2, **BASE_500},
+            "two of four groups": {
+                "topk_method": "group_limited_greedy",
+                "n_routed_experts": 8,
+                "num_experts_per_tok": 3,
+                "n_group": 4,
+                "topk_group": 2,
+                **BASE_500,
+            },
         },
     ),
 )
 FAMILIES: Final = (
     *_DENSE,
     *_OWN_LAYOUTS,
+    Family(
+        name="deepseek_v3",
+        experts=True,
+        layout=layouts.latent_decoder,
+        required=family_checks.LLAMA_LIKE | {"num_experts_per_tok"},
+        common={
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 20,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "rms_norm_eps": 1e-2,
+        },
+        variants={
+            "yarn": {"rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.7}},
+            "plain queries, tied, two shared": {
+                "q_lora_rank": None,
+                "rope_interleave": False,
+                "n_shared_experts": 2,
+                "routed_scaling_factor": 1.5,
+                "tie_word_embeddings": True,
+                **BASE_500,
+            },
+        },
+    ),
+    Family(
+        name="minicpm3",
+        layout=layouts.latent_decoder,
+        common={
+            "num_key_value_heads": 4,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 8,
+            "rms_norm_eps": 1e-2,  # the latents' is another
+        },
+        variants={
+            "longrope": {
+                "scale_emb": 3.0,
+                "scale_depth": 0.5,
+                "dim_model_base": 64,
+                "v_head_dim": 12,
+                "mlp_bias": True,
+                "tie_word_embeddings": False,
+                "rope_parameters": {
+                    "rope_theta": 500.0,
+                    "rope_type": "longrope",
+                    "original_max_position_embeddings": 8,
+                    "short_factor": [1.0, 1.5, 2.0, 2.5],
+                    "long_factor": [2.0, 3.0, 3.5, 4.0],
+                },
+            },
+            "plain queries, tied": {"q_lora_rank": None, **LINEAR},
+        },
+    ),
     Family(
         name="mixtral",
         experts=True,
@@ -483,6 +563,53 @@ FAMILIES: Final = (
         stand_in="granite",
         publish=published.minicpm,
         common={"attention_multiplier": 8**-0.5, "num_hidden_layers": 4},  # an exact scale_depth
+        variants={
+            "factors, tied": {
+                "tie_word_embeddings": True,
+                "embedding_multiplier": 3.0,
+                "residual_multiplier": 0.3,
+                "logits_scaling": 4.0,
+                **BASE_500,
+            },
+            "untied": {"embedding_multiplier": 2.0, "logits_scaling": 2.0},
+        },
+    ),
+    Family(
+        name="grok1",
+        build=plain_grok.Grok,
+        layout=layouts.grok1,
+        publish=published.grok1,
+        experts=True,
+        common={
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "router_aux_loss_coef": 0.0,
+            "rms_norm_eps": 1e-2,
+            "rope_theta": 500.0,
+            "attn_output_multiplier": 0.6,
+            "max_attn_value": 2.0,
+            "embedding_multiplier_scale": 3.0,
+            "output_multiplier_scale": 2.5,
+        },
+        variants={
+            "low cap, tied": {"tie_word_embeddings": True},
+            "three experts, untied": {"num_experts_per_tok": 3, "tie_word_embeddings": False},
+        },
+    ),
+    Family(
+        name="minicpm_moe",
+        stand_in="granitemoe",
+        publish=published.minicpm_moe,
+        experts=True,
+        required=family_checks.LLAMA_LIKE | {"num_experts"},
+        common={
+            "attention_multiplier": 8**-0.5,
+            "num_hidden_layers": 4,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "router_aux_loss_coef": 0.0,
+        },
+        values={"model.moe_aux_loss_coeff": 0},  # Megatron's own
         variants={
             "factors, tied": {
                 "tie_word_embeddings": True,

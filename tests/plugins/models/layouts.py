@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tests.support.decoder_layout import Tensors
+from tests.support.decoder_layout import Tensors, decoder_layout
 
 LATENT: Final = {
     "q_proj": "linear_q_proj",
@@ -80,13 +80,41 @@ def bloom(theirs: Tensors, config: Any) -> Tensors:
     return ours
 
 
-def deepseek_v2(theirs: Tensors, config: Any) -> Tensors:
+def grok1(theirs: Tensors, config: Any) -> Tensors:
+    """Stack the experts, and give the rest the names that decoders usually have."""
+    found = {}
+    for name, tensor in theirs.items():
+        if ".experts." not in name:
+            short = name.replace(".attn.", ".self_attn.").replace(".moe_block.", ".mlp.")
+            found[short.replace(".scale", ".weight")] = tensor
+    for layer in range(config.num_hidden_layers):
+        at, ours = f"model.layers.{layer}.moe_block", f"model.layers.{layer}.mlp.experts"
+        linear, linear_v, linear_1 = (
+            torch.stack(
+                [theirs[f"{at}.experts.{x}.{part}.weight"] for x in range(config.num_experts)]
+            )
+            for part in ("linear", "linear_v", "linear_1")
+        )
+        found[f"{ours}.gate_up_proj"] = torch.cat((linear, linear_v), dim=1)
+        found[f"{ours}.down_proj"] = linear_1
+    norms = {
+        "input_layernorm": "pre_attn_norm",
+        "self_attn_bda.norm": "post_attn_norm",
+        "pre_mlp_layernorm": "pre_moe_norm",
+        "mlp_bda.norm": "post_moe_norm",
+    }
+    return decoder_layout(found, config, norms)
+
+
+def latent_decoder(theirs: Tensors, config: Any) -> Tensors:
     """In memory transformers stacks its experts as we do."""
     ours = {
         "embedding.word_embeddings.weight": theirs["model.embed_tokens.weight"],
         "decoder.final_layernorm.weight": theirs["model.norm.weight"],
-        "output_layer.weight": theirs["lm_head.weight"],
     }
+    if not config.tie_word_embeddings:
+        ours["output_layer.weight"] = theirs["lm_head.weight"]
+    dense = getattr(config, "first_k_dense_replace", config.num_hidden_layers)
     for layer in range(config.num_hidden_layers):
         at, our = f"model.layers.{layer}", f"decoder.layers.{layer}"
         for name, own in LATENT.items():
@@ -95,13 +123,19 @@ def deepseek_v2(theirs: Tensors, config: Any) -> Tensors:
         ours[f"{our}.input_layernorm.weight"] = theirs[f"{at}.input_layernorm.weight"]
         ours[f"{our}.pre_mlp_layernorm.weight"] = theirs[f"{at}.post_attention_layernorm.weight"]
         gated = {f"{at}.mlp": f"{our}.mlp"}
-        if layer >= config.first_k_dense_replace:
+        if layer >= dense:
             gated = {f"{at}.mlp.shared_experts": f"{our}.mlp.shared_experts"}
             ours[f"{our}.mlp.router.weight"] = theirs[f"{at}.mlp.gate.weight"]
+            if (bias := theirs.get(f"{at}.mlp.gate.e_score_correction_bias")) is not None:
+                ours[f"{our}.mlp.router.expert_bias"] = bias
             ours[f"{our}.mlp.experts.fc1"] = theirs[f"{at}.mlp.experts.gate_up_proj"]
             ours[f"{our}.mlp.experts.fc2"] = theirs[f"{at}.mlp.experts.down_proj"]
         for there, here in gated.items():
-            gate, up, down = (theirs[f"{there}.{p}_proj.weight"] for p in ("gate", "up", "down"))
-            ours[f"{here}.linear_fc1.weight"] = torch.cat((gate, up))
-            ours[f"{here}.linear_fc2.weight"] = down
+            for part in ("weight", "bias"):
+                if f"{there}.down_proj.{part}" in theirs:
+                    gate, up, down = (
+                        theirs[f"{there}.{name}_proj.{part}"] for name in ("gate", "up", "down")
+                    )
+                    ours[f"{here}.linear_fc1.{part}"] = torch.cat((gate, up))
+                    ours[f"{here}.linear_fc2.{part}"] = down
     return ours

@@ -195,6 +195,37 @@ def minicpm(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
     }
 
 
+def minicpm_moe(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
+    """Experts one by one, and gate and up projections as two tensors."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, block, part = name.partition(".block_sparse_moe.")
+        if not block:
+            found[name] = tensor
+        elif part == "router.layer.weight":
+            found[f"{layer}.mlp.gate.weight"] = tensor
+        else:
+            names = ("w1", "w3") if part.startswith("input") else ("w2",)
+            for expert, matrix in enumerate(tensor):
+                for its, rows in zip(names, matrix.chunk(len(names)), strict=True):
+                    found[f"{layer}.mlp.experts.{expert}.{its}.weight"] = rows
+    own = {"num_experts": config.num_local_experts}
+    own["num_experts_per_tok"] = config.num_experts_per_tok
+    return found, {**minicpm(tensors, common, config)[1], **own}
+
+
+def grok1(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
+    """It stands as published; rewritten with the keys of those folders."""
+    kept = {
+        name: value
+        for name, value in vars(config).items()
+        if not name.endswith("token_id") and name != "attention_dropout"
+    }
+    kept |= {name: common[name] for name in ("torch_dtype", "use_cache")}
+    own = {"model_type": "grok-1", "architectures": ["Grok1ModelForCausalLM"]}
+    return tensors, {**kept, **own, "output_router_logits": False}
+
+
 def chatglm(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
     packed = _packed(tensors, config, "self_attention.query_key_value", torch.cat)
     names = {

@@ -70,6 +70,7 @@ def reference(case: tuple[Family, dict[str, Any]], tmp_path: Path) -> Reference:
     return reference_of(*case, tmp_path / "theirs")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, TOLERANCE), (torch.float64, WIDE_TOLERANCE)], ids=str
 )

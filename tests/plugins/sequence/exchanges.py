@@ -5,7 +5,7 @@ A row names its plugin, which is found by its entry point; if that is deleted it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -55,6 +55,12 @@ class Form:
     cases: Mapping[str, Case] = attrs.field(factory=lambda: FEW)
     size: int = 4
     platform: bool = False
+
+    def shown(form: Form) -> Iterable[Hashable]:
+        """Return what the suite must show at least once: every kind of attention and every option
+        of each plugin, and every number of ranks and kernel."""
+        shown = [*form.cases, *form.options.items()]
+        return [form.size, form.platform, *((form.plugin, one) for one in shown)]
 
     def __str__(self) -> str:
         kernel = "platform" if self.platform else "formula"

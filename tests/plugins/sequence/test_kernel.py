@@ -38,6 +38,7 @@ DRAWN: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
 """Options for which any problem must be solved."""
 
 
+@pytest.mark.exhaustive(by=Form.shown)
 @pytest.mark.parametrize("form", rows(FORMS))
 def test_output_log_sum_exp_and_every_gradient_are_the_wholes(
     gloo_pool: GlooPool, form: Form
@@ -71,6 +72,7 @@ class InBfloat16:
         return "-".join([self.plugin, *map(str, self.options.values()), str(self.size)])
 
 
+@pytest.mark.exhaustive(by=lambda row: (row.plugin, row.size))
 @pytest.mark.parametrize(
     "row",
     rows(

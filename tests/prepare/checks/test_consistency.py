@@ -26,6 +26,33 @@ def problems_of(**values: Any) -> list[str]:
             ),
         ),
         (
+            {"model__mtp_num_layers": 64, "data__seq_length": 64},
+            "model.mtp_num_layers=64 must be below data.seq_length=64",
+        ),
+        (
+            {
+                "model__mtp_num_layers": 1,
+                "model__position_embedding_type": "learned_absolute",
+                "parallel__pipeline_model_parallel_size": 2,
+            },
+            (
+                "model.mtp_num_layers=1 does not go with "
+                "model.position_embedding_type=learned_absolute with "
+                "parallel.pipeline_model_parallel_size=2; leave one of them out"
+            ),
+        ),
+        (
+            {
+                "model__mtp_num_layers": 1,
+                "model__pipeline_model_parallel_layout": "Et|tL",
+                "parallel__pipeline_model_parallel_size": 2,
+            },
+            (
+                "model.mtp_num_layers=1 does not go with model.pipeline_model_parallel_layout with "
+                "parallel.pipeline_model_parallel_size=2; leave one of them out"
+            ),
+        ),
+        (
             {"model__window_attn_skip_freq": 2},
             "model.window_attn_skip_freq=2 needs model.window_size",
         ),
@@ -135,6 +162,18 @@ def problems_of(**values: Any) -> list[str]:
                 "model__moe_router_group_topk": 3,
             },
             "model.moe_router_group_topk=3 is more than model.moe_router_num_groups=2",
+        ),
+        (
+            {
+                "model__num_moe_experts": 4,
+                "model__moe_router_topk": 3,
+                "model__moe_router_num_groups": 2,
+                "model__moe_router_group_topk": 1,
+            },
+            (
+                "model.moe_router_topk=3 is more than the experts of "
+                "model.moe_router_group_topk=1 of 2 groups"
+            ),
         ),
         (
             {"model__recompute_granularity": "full", "model__recompute_method": "block"},
@@ -324,11 +363,6 @@ _BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
             {"model__moe_router_load_balancing_type": "no_such"},
             set(),
             "model.moe_router_load_balancing_type='no_such' is not served by the built-in",
-        ),
-        (
-            {"model__moe_router_num_groups": 2, "model__moe_router_topk": 2},
-            {Claim.ROUTER},
-            "model.moe_router_num_groups=2 is not served by the built-in router",
         ),
         (
             {"model__moe_expert_capacity_factor": 1.5},

@@ -38,6 +38,7 @@ def test_the_scale_has_the_square_of_yarns_magnitude() -> None:
 def test_latent_attention_as_it_is_has_no_problem() -> None:
     assert problems(**LATENT) == []
     assert problems(**LATENT, model__rope_type="yarn", model__mscale=0.7) == []
+    assert problems(**LATENT, model__rope_scaling_type="longrope") == []
     assert problems() == []
 
 
@@ -63,3 +64,7 @@ def test_incompatible_settings_are_reported(name: str, value: Any, told: str) ->
 def test_its_fields_are_idle_without_it() -> None:
     (problem,) = problems(model__kv_lora_rank=64)
     assert problem == "model.kv_lora_rank=64 needs model.multi_latent_attention=true"
+    (problem,) = problems(model__latent_rotary_interleaved=False)
+    assert (
+        problem == "model.latent_rotary_interleaved=false needs model.multi_latent_attention=true"
+    )

@@ -80,7 +80,7 @@ RUNS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
             **trial_layout({"ep": 2}),
         },
     ),
-    "latent attention, experts": (1, LATENT),
+    "latent attention, experts, mtp": (1, {**LATENT, "model.mtp_num_layers": 1}),
     "chunks, pp": (2, {**DENSE, "model.num_layers": 4, **trial_layout({"pp": 2, "vpp": 2})}),
     "pp": (2, {**DENSE, **trial_layout({"pp": 2})}),
 }

@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ascend_run.core.hugging_face.importing import load_hf_weights
-from ascend_run.plugin_api import CheckpointError, ConfigError, StorageError
+from ascend_run.plugin_api import CheckpointError, ConfigError, ConfigKey, StorageError
 from ascend_run.tools.convert.exporting import export_hf
 from tests.core.hugging_face.test_importing import full_shards, tiny_models
 from tests.core.hugging_face.tiny_models import TinyModel
@@ -34,6 +35,51 @@ def test_export_undoes_import_bit_for_bit(model: TinyModel) -> None:
         written = load_file(Path(root, "out", "model.safetensors"))
     assert written.keys() == hf.keys()
     assert all(torch.equal(written[name], hf[name]) for name in hf)
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_layers_of_multi_token_prediction_are_stored_as_by_deepseek(
+    tmp_path: Path, experts: int
+) -> None:
+    """After the model's own, each with copies of the shared embedding and output layer."""
+    longer = TinyModel(layers=4, experts=experts)
+    key = ConfigKey(hf="num_nextn_predict_layers", field="model.mtp_num_layers", default=0)
+    family = attrs.evolve(longer.family, keys=(*longer.family.keys, key))
+    config = TinyModel(experts=experts).run_config(mtp_num_layers=2)
+    hf = longer.hf_tensors()
+    ours = longer.parameters(hf)
+    width = longer.hidden
+    for depth, layer in enumerate((2, 3)):
+        theirs, own = f"model.layers.{layer}", f"mtp.layers.{depth}"
+        for name in [name for name in ours if name.startswith(f"decoder.layers.{layer}.")]:
+            inner = name.split(".", 3)[3]
+            ours[f"{own}.transformer_layer.{inner}"] = ours.pop(name)
+        for name, stored in {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj"}.items():
+            shape = (width, 2 * width) if name == "eh_proj" else (width,)
+            hf[f"{theirs}.{stored}.weight"] = ours[f"{own}.{name}.weight"] = torch.randn(shape)
+        norm = torch.randn(width)
+        hf[f"{theirs}.shared_head.norm.weight"] = ours[f"{own}.final_layernorm.weight"] = norm
+        hf[f"{theirs}.embed_tokens.weight"] = hf["model.embed_tokens.weight"].clone()
+        hf[f"{theirs}.shared_head.head.weight"] = hf["lm_head.weight"].clone()
+    shards = full_shards(ours)
+    load_hf_weights(longer.write(tmp_path / "in", hf), family, config, shards)
+    for shard in shards:
+        assert torch.equal(shard.tensor, ours[shard.key]), shard.key
+    export_hf(tmp_path / "out", family, config, ours.items())
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == hf.keys()
+    assert all(torch.equal(written[name], hf[name]) for name in hf)
+    assert json.loads((tmp_path / "out/config.json").read_text())["num_nextn_predict_layers"] == 2
+
+    other = hf | {"model.layers.3.embed_tokens.weight": hf["model.embed_tokens.weight"] + 1}
+    with pytest.raises(CheckpointError) as refused:
+        load_hf_weights(longer.write(tmp_path / "other", other), family, config, full_shards(ours))
+    assert refused.value.problems == [
+        (
+            "model.layers.3.embed_tokens.weight differs from model.embed_tokens.weight, which the "
+            "model shares"
+        )
+    ]
 
 
 def test_a_large_model_is_split_into_files_that_the_index_names(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from ascend_run.plugin_api import ConfigError, ModelFamily
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.prepare.config.loading import build_config
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
+from ascend_run.prepare.prepare import prepare_raw
 from ascend_run.registry.discovery import discover
 from ascend_run.text.template_records import NAMED
 from ascend_run.tools.plan.cost_model.parameters import rank_parameters
 from ascend_run.tools.plan.cost_model.sizes import sizes_of
+from ascend_run.tools.plan.costs import with_costs
 from ascend_run.tools.preset.presets import Preset, find_preset, presets
 from ascend_run.tools.preset.run_file import toml
 from ascend_run.tools.preset.runs import Request, raw_config, run_values
@@ -98,14 +100,26 @@ def qwen3_moe(c: Config) -> int:
     return decoder(c, mlp=mlp, head_norms=True)
 
 
-def deepseek_v2_lite(c: Config) -> int:
-    """Latent attention without a latent for queries; dense layers first, then experts."""
+def latent_attention(c: Config) -> int:
+    """Projections of latents, down and up, the norms of latents, and the output."""
     hidden, heads, latent = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
-    assert c["q_lora_rank"] is None
-    plain, rotated, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
-    queries = hidden * heads * (plain + rotated)
+    plain, rotated = c["qk_nope_head_dim"], c["qk_rope_head_dim"]
+    value = c.get("v_head_dim", hidden // heads)
+    rank = c["q_lora_rank"]
+    queries = (rank or hidden) * heads * (plain + rotated) + (rank or 0) * (hidden + 1)
     down, up = hidden * (latent + rotated) + latent, latent * heads * (plain + value)
-    layer = queries + down + up + heads * value * hidden + 2 * hidden
+    return queries + down + up + heads * value * hidden
+
+
+def minicpm3(c: Config) -> int:
+    hidden = c["hidden_size"]
+    layer = latent_attention(c) + 3 * hidden * c["intermediate_size"] + 2 * hidden
+    return c["vocab_size"] * hidden + c["num_hidden_layers"] * layer + hidden
+
+
+def deepseek(c: Config) -> int:
+    """Dense layers first, then experts."""
+    hidden, layer = c["hidden_size"], latent_attention(c) + 2 * c["hidden_size"]
     dense, layers = c["first_k_dense_replace"], c["num_hidden_layers"]
     width = c["moe_intermediate_size"]
     mlps = dense * 3 * hidden * c["intermediate_size"]
@@ -123,15 +137,23 @@ FORMULAS: dict[str, Callable[[Config], int]] = {
     "baichuan_13b": decoder,
     "bloom": bloom,
     "chatglm": chatglm,
-    "deepseek_v2": deepseek_v2_lite,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
     "gemma": lambda c: decoder(c, tied=True),
     "gemma2": lambda c: decoder(c, tied=True, norms=4),
     "gpt2": gpt2,
+    "grok1": lambda c: decoder(
+        c, tied=True, norms=4, mlp=experts(c, c["num_experts"], c["intermediate_size"])
+    ),
     "internlm": lambda c: decoder(c, qkv_bias=True, out_bias=True),
     "internlm2": decoder,
     "internlm3": decoder,
     "llama": decoder,
     "minicpm": lambda c: decoder(c, tied=True),
+    "minicpm3": minicpm3,
+    "minicpm_moe": lambda c: decoder(
+        c, tied=True, mlp=experts(c, c["num_experts"], c["intermediate_size"])
+    ),
     "mistral": decoder,
     "mixtral": lambda c: decoder(c, mlp=experts(c, c["num_local_experts"], c["intermediate_size"])),
     "phi3": decoder,
@@ -188,6 +210,17 @@ def test_parameters_are_those_of_the_formula_and_as_published(
     digits, unit = preset.published[:-1], UNITS[preset.published[-1]]
     last = 10.0 ** -len(digits.partition(".")[2])
     assert abs(exact / unit - float(digits)) < last, "differs by a unit of the last digit"
+
+
+@pytest.mark.parametrize("name", names_of(presets(), lambda preset: (preset.family,)))
+def test_every_preset_plans_with_all_its_parameters(name: str) -> None:
+    """Data parallelism over one node, whether or not it fits there."""
+    request = Request(preset=presets()[name], devices=8)
+    values = run_values(request, 8) | {"model.make_vocab_size_divisible_by": 1}
+    plan: Any = with_costs(prepare_raw(raw_config(values, "test"), 8), "ascend-910b").plan
+    (stage,) = plan.cost.stages
+    assert stage.parameters == stage.trained_parameters == presets()[name].parameters
+    assert min(stage.flops, stage.memory.peak, plan.cost.time.step) > 0
 
 
 def of_each_form() -> dict[str, Preset]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.launch import agent
-from ascend_run.core.launch.failures import RankRefusal
 from ascend_run.entrypoints.cli import run
+from ascend_run.launch import agent
+from ascend_run.launch.failures import RankRefusal
 from ascend_run.plugin_api.errors import RankFailure
 from ascend_run.tools.verify.command import _sorted_words
 from ascend_run.tools.verify.compare.verdict import (

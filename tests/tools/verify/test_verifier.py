@@ -36,6 +36,7 @@ def with_feature(feature: str, *values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.needs_plugins(feature))
 
 
+@pytest.mark.exhaustive(by=lambda question: (*question.layout, *question.enable, *question.config))
 @pytest.mark.parametrize(
     ("question", "outcome"),
     [

@@ -114,7 +114,8 @@ class Lora:
         from .targets import wanted_parts
 
         parts = wanted_parts(self.config.target_modules, name, config) if role == ROLE else ()
-        if not parts:
+        # Layers of multi-token prediction come after the model's: frozen, and not in PEFT's files.
+        if not parts or layer_index >= config.model.num_layers:
             return None
         from .adapter import attach
 

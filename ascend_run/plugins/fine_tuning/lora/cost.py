@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import attrs
+
 from ascend_run.plugin_api import (
     Communication,
     CostChange,
@@ -46,6 +48,9 @@ def adapter_cost(
     The base is not trained, so the input of a linear is saved only if an adapter reads it. Each
     adapted part has two low-rank matrices, and the output of the first is saved for backward.
     """
+    layers = tuple(n for n in rank.layers if n < config.model.num_layers)
+    own = tuple(p for p in rank.parameters if p.layer is None or p.layer in layers)
+    rank = attrs.evolve(rank, layers=layers, parameters=own)
     parameters = tuple(_parameters(config, layout, rank, options))
     narrow = rank.tokens * options.rank * rank.item_bytes
     parts = [p for p in parameters if p.name.endswith("lora_A") and p.layer == rank.layers[0]]
@@ -60,6 +65,7 @@ def adapter_cost(
         parameters=parameters,
         saved=(SavedChange(tensors=(*unread, *_NEVER_READ), storage=Storage.NONE),),
         saved_added=(SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow),),
+        saved_added_layers=layers,
         communication=tuple(_messages(config, layout, rank, options, parameters)),
     )
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -13,8 +10,7 @@ from torch import Tensor
 
 from ascend_run.core.hugging_face.parameter_rows import parameter_sources
 from ascend_run.plugin_api.contracts import ModelFamily
-from ascend_run.plugin_api.errors import CheckpointError, StorageError
-from ascend_run.plugin_api.file_collisions import NamedPath, refuse_collisions
+from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.types.config import RunConfig
 
 Progress = Callable[[str, int, int], None]
@@ -40,12 +36,28 @@ class ModelSource:
     """Name -> tensor on the device ``meta``, with the stored dtype."""
     read: Callable[[str], Tensor]
     """Reads one parameter."""
+    num_merged: int = 0
+    """Parameters that are merged with an adapter when they are read."""
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one parameter.
+
+        Raises:
+            CheckpointError: Its files cannot be read.
+        """
+        try:
+            return self.read(name)
+        except OSError as problem:
+            file = problem.filename or self.folder
+            raise CheckpointError(
+                f"{file} cannot be read: {problem.strerror or problem} (at parameter {name})"
+            ) from None
 
     def parameters(self, progress: Progress) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, full tensor), one in memory at a time."""
         done = 0
         for name, header in self.headers.items():
-            yield name, self.read(name)
+            yield name, self.tensor(name)
             done += header.nbytes
             progress("write", done, self.nbytes)
 
@@ -68,41 +80,3 @@ class ModelSource:
         ]
         if problems:
             raise CheckpointError(f"this model cannot be written as {target}", problems)
-
-
-def refuse_taken(target: Path) -> None:
-    """
-    Raises:
-        StorageError: The target exists and is not empty.
-    """
-    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise StorageError(f"{target} exists and is not empty; name a new folder")
-
-
-def require_outside(target: Path, source: Path) -> None:
-    """
-    Raises:
-        ConfigError: The target is the source or inside it.
-    """
-    refuse_collisions((), [NamedPath("TARGET", target)], [NamedPath("SOURCE", source)])
-
-
-@contextmanager
-def new_folder(target: Path, mode: int = 0o750) -> Iterator[Path]:
-    """Yield a temporary folder, renamed to the target if the block succeeds and removed if not.
-
-    Raises:
-        StorageError: The target is not empty or cannot be written.
-    """
-    refuse_taken(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            yield beside
-            beside.chmod(mode)  # mkdtemp creates it for the owner only
-            beside.replace(target)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except OSError as problem:
-        raise StorageError(f"{target} cannot be written: {problem.strerror or problem}") from None

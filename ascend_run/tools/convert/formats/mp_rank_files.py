@@ -33,6 +33,8 @@ class MpRankFiles:
 
     folder: Path
     ranks: Mapping[Rank, Chunks]
+    rank_folders: Mapping[Rank, str]
+    """Name of each rank's folder."""
     args: Mapping[str, Any]
     """The command line of the run; empty if it is not stored."""
     iteration: int
@@ -105,7 +107,8 @@ def open_mp_rank(folder: Path) -> MpRankFiles:
     """
     problems: list[str] = []
     states: dict[tuple[int, ...], Mapping[str, Any]] = {}
-    for numbers, path in sorted(_rank_folders(folder).items()):
+    folders = _rank_folders(folder)
+    for numbers, path in sorted(folders.items()):
         file = next((path / name for name in _FILE_NAMES if (path / name).is_file()), None)
         if file is None:
             problems.append(f"{path.name} has no {FILE_NAME}")
@@ -125,6 +128,9 @@ def open_mp_rank(folder: Path) -> MpRankFiles:
     files = MpRankFiles(
         folder=folder,
         ranks=ranks,
+        rank_folders={
+            rank: folders[numbers].name for rank, numbers in zip(ranks, states, strict=True)
+        },
         args=stored.fields if isinstance(stored, Inert) else {},
         iteration=iteration_of(first, folder),
         legacy=legacy,

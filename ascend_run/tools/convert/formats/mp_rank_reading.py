@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import attrs
@@ -14,11 +15,14 @@ from ascend_run.core.hugging_face.parameter_rows import (
     VOCABULARY_PARAMETERS,
 )
 from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.tools.convert.differences import difference
 from ascend_run.types.config import RunConfig
 
 from .expert_shards import is_expert_name, join_experts, num_fc2_elements
 from .mp_rank_files import MpRankFiles, chunk_slots
 from .parameter_shards import LAYER, Split, expected_shape, join, split_of
+from .replicas import differing_copies
+from .shard_layout import Rank
 
 Join = Callable[[Callable[[Tensor], Tensor]], Tensor]
 """Builds a full parameter from its shards, after applying a function to each."""
@@ -36,29 +40,43 @@ class StoredModel:
         return self.joins[name](_same)
 
 
-def stored_model(files: MpRankFiles, config: RunConfig, *, tp_extend_ep: bool) -> StoredModel:
+def stored_model(
+    files: MpRankFiles, config: RunConfig, *, tp_extend_ep: bool, first_copy: bool = False
+) -> StoredModel:
     """Match the tensors of all files with the parameters of the model.
 
     Args:
         tp_extend_ep: Tensor-parallel ranks have experts of their own.
+        first_copy: Take the first rank's copy of a replicated tensor, without comparing the others.
 
     Raises:
         CheckpointError: A tensor is missing on a rank, has another shape than the config says, or
-            differs from its tied copy. Lists all problems.
+            its copies differ, on other ranks or tied. Lists all problems.
     """
     reader = _Reader(files, config, tp_extend_ep or bool(files.args.get("moe_tp_extend_ep")))
     headers: dict[str, Tensor] = {}
     joins: dict[str, Join] = {}
     problems: list[str] = []
+    copies: list[str] = []
     for name, stage, chunk, local in reader.names():
         try:
             joins[name] = join_one = reader.join_of(name, stage, chunk, local)
             headers[name] = reader.header_of(name, join_one)
+            if not first_copy:
+                copies += differing_copies(
+                    name, files, chunk, reader.copies(name, stage, chunk, local)
+                )
         except (CheckpointError, RuntimeError) as problem:
             problems.append(f"{name}: {problem}")
     problems += reader.remove_tied_copy(headers, joins)
     if problems:
         raise CheckpointError(f"{files.folder} does not match this model", problems)
+    if copies:
+        raise CheckpointError(
+            f"{files.folder} has replicated tensors whose copies differ; save it again, or take "
+            "the first rank's with --first-copy",
+            [*dict.fromkeys(copies)],
+        )
     return StoredModel(headers, joins)
 
 
@@ -111,6 +129,29 @@ class _Reader:
             raise CheckpointError(f"its shards differ in shape or dtype: {found}")
         return lambda convert: self._joined(name, [convert(part) for part in shards], split)
 
+    def copies(
+        self, name: str, stage: int, chunk: int, local: str
+    ) -> Iterator[tuple[str, list[Rank]]]:
+        """Yield (name in the files, ranks that have copies) of the tensors of a parameter."""
+        ranks = sorted(rank for rank in self.files.ranks if rank.pp == stage)
+        match = LAYER.fullmatch(local)
+        if match is None or not is_expert_name(match[2]):
+            whole = split_of(local, self.config) is Split.NONE
+            for tp in range(1 if whole else self.files.tp):
+                yield local, [rank for rank in ranks if whole or rank.tp == tp]
+            return
+        for ep in range(0 if self.tp_extend_ep else self.files.ep):
+            held = [rank for rank in ranks if rank.ep == ep]
+            tensors: list[Mapping[str, Tensor]] = [
+                _inner_experts(self.files.ranks[rank][chunk], int(match[1])) for rank in held
+            ]
+            parts = self._expert_tp(tensors)
+            if len(held) == parts:
+                continue
+            for inner in filter(_part_of(name).fullmatch, tensors[0]):
+                for part in range(parts):
+                    yield f"decoder.layers.{match[1]}.{inner}", held[part::parts]
+
     def header_of(self, name: str, read: Join) -> Tensor:
         """Return the shape and dtype of a parameter.
 
@@ -130,9 +171,12 @@ class _Reader:
             return []
         headers.pop(OUTPUT_LAYER)
         copy = joins.pop(OUTPUT_LAYER)
-        if copy(_same).equal(joins[EMBEDDING](_same)):
+        found = difference(copy(_same), joins[EMBEDDING](_same))
+        if found is None:
             return []
-        return [f"{OUTPUT_LAYER} differs from {EMBEDDING}, though the model ties them"]
+        return [
+            f"{OUTPUT_LAYER} differs from {EMBEDDING}, though the model ties them: {found.text}"
+        ]
 
     def _joined(self, name: str, shards: list[Tensor], split: Split) -> Tensor:
         if name not in VOCABULARY_PARAMETERS:
@@ -197,6 +241,12 @@ def _inner_experts(chunk: Mapping[str, Tensor], slot: int) -> dict[str, Tensor]:
         for name, tensor in chunk.items()
         if name.startswith(f"{prefix}mlp.experts.")
     }
+
+
+def _part_of(name: str) -> re.Pattern[str]:
+    """Return a pattern of the names of one expert parameter, ``...fc1`` or ``...fc2``."""
+    part = name.rpartition(".")[2]
+    return re.compile(rf"mlp\.experts\.(.*linear_{part}\..*|weight{part[-1]})")
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -18,11 +18,13 @@ from ascend_run.core.hugging_face.parameter_rows import (
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, LayoutError
 from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.tools.convert.new_folder import new_folder
+from ascend_run.tools.convert.write_queue import write_queue
 
 from .expert_shards import ExpertNames, split_experts
 from .megatron_args import make_args
 from .megatron_names import Names, head_copy, nested, theirs
-from .model_source import ModelSource, Progress, new_folder
+from .model_source import ModelSource, Progress
 from .mp_rank_files import FILE_NAME, TRACKER
 from .parameter_shards import (
     EXPERTS,
@@ -106,9 +108,10 @@ def write_mp_rank(
             at = folder / writer.layout.folder(rank)
             at.mkdir(parents=True)
             opened[rank] = PickledFile(at / FILE_NAME, tensors, writer.arranger(rank, iteration))
-        for name, tensor in source.parameters(progress):
-            for part in writer.shards(name, tensor):
-                opened[part.rank].write(part.key, part.tensor)
+        with write_queue() as writes:
+            for name, tensor in source.parameters(progress):
+                for part in writer.shards(name, tensor):
+                    writes.submit(opened[part.rank].write, part.key, part.tensor.contiguous())
         for file in opened.values():
             file.close()
         (beside / CONFIG_NAME).write_text(source.config_toml, "utf-8")

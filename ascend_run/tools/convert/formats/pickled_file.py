@@ -57,10 +57,10 @@ class PickledFile:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write one tensor, from any strides."""
+        """Write one contiguous tensor."""
         expected = self._headers.pop(name)
         assert (tensor.shape, tensor.dtype) == (expected.shape, expected.dtype), name
-        data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+        data = tensor.detach().view(-1).view(torch.uint8).numpy().data
         with self.path.open("rb+", buffering=0) as file:
             file.seek(self._offsets[name])
             done = 0
@@ -68,7 +68,5 @@ class PickledFile:
                 done += file.write(data[done:])
 
     def close(self) -> None:
-        """Flush the file to the disk; every tensor must have been written."""
+        """Check that every tensor has been written."""
         assert not self._headers, f"{self.path.name}: {sorted(self._headers)} were not written"
-        with self.path.open("rb+") as file:
-            os.fsync(file.fileno())

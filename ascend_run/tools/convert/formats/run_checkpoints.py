@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import torch
@@ -17,8 +17,9 @@ from ascend_run.core.checkpoint.shard_file import DTYPE_NAMES
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.contracts import TensorShard
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
+from ascend_run.tools.convert.new_folder import new_folder
 
-from .model_source import ModelSource, Progress, new_folder
+from .model_source import ModelSource, Progress
 
 _PREFIX: Final = "model/"
 _STEP: Final = re.compile(r"step_(\d{8,})")
@@ -78,6 +79,8 @@ class StoredCheckpoint:
     step: int
     headers: dict[str, Tensor]
     read: Callable[[str], Tensor]
+    values: Mapping[str, Any]
+    """The JSON values of the run's entries."""
 
 
 def open_checkpoint(source: CheckpointSource) -> StoredCheckpoint:
@@ -106,7 +109,7 @@ def open_checkpoint(source: CheckpointSource) -> StoredCheckpoint:
         fill(path, manifest, [_shard(name, tensor)])
         return tensor
 
-    return StoredCheckpoint(step, headers, read)
+    return StoredCheckpoint(step, headers, read, manifest.values)
 
 
 def write_checkpoint(target: Path, source: ModelSource, progress: Progress) -> None:
@@ -124,7 +127,7 @@ def write_checkpoint(target: Path, source: ModelSource, progress: Progress) -> N
     def reader(name: str) -> Callable[[], Tensor]:
         def read() -> Tensor:
             nonlocal done
-            tensor = source.read(name)
+            tensor = source.tensor(name)
             done += tensor.nbytes
             progress("write", done, source.nbytes)
             return tensor

@@ -25,11 +25,12 @@ from ascend_run.core.hugging_face.parameter_rows import VOCABULARY_PARAMETERS
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.tools.convert.new_folder import new_folder
 from ascend_run.types.config import RunConfig
 
 from .megatron_args import make_args
 from .megatron_names import Names, ours, theirs
-from .model_source import ModelSource, Progress, new_folder
+from .model_source import ModelSource, Progress
 from .mp_rank_files import TRACKER
 from .parameter_shards import LAYER, expected_shape, require_known
 from .safe_pickle import load_bytes
@@ -168,8 +169,6 @@ def write_torch_dist(
                 offsets = torch.Size((layer or 0, *(0,) * (chunk.dim() - 1)))
                 begin, length = _append(file, chunk)
                 storage[MetadataIndex(key, offsets)] = _StorageInfo(_FILE, begin, length)
-            file.flush()
-            os.fsync(file.fileno())
         index = Metadata(tensors, None, storage, StorageMeta())
         (folder / INDEX).write_bytes(pickle.dumps(index))
         backends = {

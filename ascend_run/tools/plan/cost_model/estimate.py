@@ -25,7 +25,15 @@ from .memory import Ends, Memory, peak_memory
 from .operations import step_operations
 from .parameters import rank_parameters, trained_ends, trains_output
 from .recompute import recompute_as_configured
-from .saved import embedding_norm_saved, gather_buffer, hidden_bytes, layer_saved, stream_bytes
+from .saved import (
+    embedding_norm_saved,
+    gather_buffer,
+    hidden_bytes,
+    layer_saved,
+    mtp_saved,
+    rotary_bytes,
+    stream_bytes,
+)
 from .schedule import in_flight
 from .sizes import Sizes, sizes_of
 from .state import held_state, keeps_own_gradients
@@ -65,10 +73,14 @@ def expected_costs(config: RunConfig, layout: Layout, hooks: Hooks) -> tuple[Ran
     sizes = sizes_of(config, layout)
     empty = {*hooks.collect("ascend_empty_layers", key=str, config=config)}
     moe = moe_layers(config.model)
-    stages = [
+    *others, (*chunks, last) = [
         tuple(tuple(n for n in layers if n not in empty) for layers in chunks)
         for chunks in stage_layers(config)
     ]
+    # Layers of multi-token prediction are like the model's last one, and behind it.
+    if max({*range(config.model.num_layers)} - empty) in moe:
+        moe |= {*sizes.mtp_layers}
+    stages = [*others, (*chunks, (*last, *sizes.mtp_layers))]
     return tuple(
         _rank_cost(config, layout, hooks, sizes, pp_rank, chunks, moe & {*sum(chunks, ())})
         for pp_rank, chunks in enumerate(stages)
@@ -87,7 +99,7 @@ def _rank_cost(
     rank = _rank_kind(config, layout, hooks, sizes, pp_rank, chunks, moe)
     layers, parameters, is_last = rank.layers, rank.parameters, rank.is_last
     ledger = _plain(config, layout, sizes, rank, len(chunks))
-    ledger.buffers["rotary tables"] = _rotary_bytes(config, sizes)
+    ledger.buffers["rotary tables"] = rotary_bytes(config, sizes)
     ledger.buffers["gathered hidden states"] = gather_buffer(config, layout, sizes, moe=bool(moe))
     recompute_as_configured(config, ledger, chunks)
     changes = _apply_plugins(config, layout, hooks, rank, ledger)
@@ -146,6 +158,7 @@ def _rank_kind(
     saved = {
         flag: layer_saved(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
     }
+    before = mtp_saved(config, sizes)
     return RankKind(
         pp_rank=pp_rank,
         layers=layers,
@@ -163,7 +176,10 @@ def _rank_kind(
             config, (plugin.manifest.attention_needs for plugin in hooks.plugins)
         ),
         has_gradient_buffers=not keeps_own_gradients(config, layout, sizes.num_microbatches),
-        saved={layer: saved[layer in moe] for layer in layers},
+        saved={
+            layer: (*(before if layer in sizes.mtp_layers else ()), *saved[layer in moe])
+            for layer in layers
+        },
         parameters=rank_parameters(
             config, layout, sizes, layers, moe, is_first=is_first, is_last=is_last
         ),
@@ -197,6 +213,8 @@ def _plain(
     layers, moe = rank.layers, rank.moe_layers
     by_layer = {n: forward_flops(config, sizes, rank.parameters, n) for n in layers}
     forward = {n: traffic.layer_forward(config, layout, sizes, moe=n in moe) for n in layers}
+    for n in {*layers} & {*sizes.mtp_layers}:
+        forward[n]["mtp"] = list(traffic.mtp_forward(config, layout, sizes))
     steps = {
         flag: layer_backward(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
     }
@@ -244,12 +262,18 @@ def _of_what_is_trained(
         yield from traffic.layer_backward(
             config, layout, sizes, moe=layer in rank.moe_layers, trained=trained[layer]
         )
+        if layer in sizes.mtp_layers:
+            yield from traffic.mtp_backward(config, layout, sizes, trained=trained[layer])
+    if rank.is_last:
+        yield from traffic.mtp_batch(layout, sizes)
+    losses = 1 + len(sizes.mtp_layers)
+    lookups = int(rank.is_first) + (losses - 1 if rank.is_last else 0)
     yield from traffic.ends(
         config,
         layout,
         sizes,
-        is_first=rank.is_first,
-        is_last=rank.is_last,
+        lookups=lookups,
+        losses=losses if rank.is_last else 0,
         trained=trained[None],
     )
 
@@ -266,13 +290,17 @@ def _ends(
     ends_trained = trained_ends(parameters)
     trains = trains_output(config, parameters)
     table = sizes.vocab * sizes.hidden * sizes.item_bytes
+    saved_of_loss = sum(saved_by_loss(config, sizes, trains=trains))
+    loss = loss_working(config, layout, sizes, trains=trains)
+    depths = len(sizes.mtp_layers)
     return Ends(
         hidden=hidden,
         embedding_norm=embedding_norm_saved(config, sizes) if rank.is_first else 0.0,
         final_norm=hidden + sizes.shared_tokens * _WIDE if is_last else 0.0,
         final_norm_backward=norm_backward(config, sizes) if is_last else 0.0,
-        loss=loss_working(config, layout, sizes, trains=trains) if is_last else 0.0,
-        loss_saved=sum(saved_by_loss(config, sizes, trains=trains)) if is_last else 0.0,
+        # The losses are taken one after the other, and keep their gradients.
+        loss=loss + depths * saved_of_loss if is_last else 0.0,
+        loss_saved=(1 + depths) * saved_of_loss if is_last else 0.0,
         output_gradient=table if trains and is_last and tied and not pipelined else 0.0,
         embedding_gradient=table if rank.is_first and "embedding" in ends_trained else 0.0,
         batch=sizes.tokens * (3 * _INDEX + _WIDE) + _stacked_tables(config, sizes),
@@ -281,14 +309,6 @@ def _ends(
     )
 
 
-def _rotary_bytes(config: RunConfig, sizes: Sizes) -> float:
-    """Bytes of the cosines and sines for this rank's positions."""
-    if config.model.position_embedding_type != "rope":
-        return 0.0
-    tables = 2 if config.model.rotary_local_base else 1
-    return tables * 2 * sizes.tokens / sizes.micro_batch * sizes.rotated_width * sizes.item_bytes
-
-
 def _stacked_tables(config: RunConfig, sizes: Sizes) -> float:
     """Bytes of the tables of both kinds of layers, which every micro-batch stacks and keeps."""
-    return _rotary_bytes(config, sizes) if config.model.rotary_local_base else 0.0
+    return rotary_bytes(config, sizes) if config.model.rotary_local_base else 0.0

@@ -65,8 +65,10 @@ def keys_seen(sequence: int, window: Sequence[int] | None) -> float:
 
 
 def output_flops(sizes: Sizes) -> float:
-    """Return the forward FLOPs of the output layer, which is fused with the loss."""
-    return 2.0 * sizes.tokens * sizes.hidden * sizes.valid_vocab
+    """Return the forward FLOPs of the output layer, which is fused with the loss: once for the next
+    token, and once for each depth of multi-token prediction."""
+    losses = 1 + len(sizes.mtp_layers)
+    return 2.0 * losses * sizes.tokens * sizes.hidden * sizes.valid_vocab
 
 
 def changed_flops(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_IN_LAYER: Final = re.compile(r"decoder\.layers\.\d+\.(.+)")
+_IN_LAYER: Final = re.compile(r"(?:decoder\.layers\.\d+|mtp\.layers\.\d+\.transformer_layer)\.(.+)")
+_MTP: Final = re.compile(r"mtp\.layers\.\d+\.(enorm|hnorm|eh_proj|final_layernorm)")
 _NORMS: Final = {"input_layernorm": "input_norm", "pre_mlp_layernorm": "mlp_norm"}
 
 
@@ -18,6 +19,8 @@ def parameter_key(name: str) -> str | None:
     suffix = _suffix(kind)
     if suffix is None:
         return None
+    if match := _MTP.fullmatch(owner):
+        return f"mtp.{match[1].replace('layernorm', 'norm')}{suffix}"
     return {
         "embedding.word_embeddings": "embedding.word_embeddings",
         "embedding.position_embeddings": "embedding.position_embeddings",

@@ -29,18 +29,38 @@ def rank_parameters(
         layers: Indices of its layers.
         moe_layers: Those of them that have experts.
     """
+    depths = [layer for layer in layers if layer in sizes.mtp_layers]
+    plain = [layer for layer in layers if layer not in sizes.mtp_layers]
+    embeds = is_last and bool(depths)
+
+    def layer_of(layer: int) -> Iterator[ParameterCost]:
+        return _layer(config, layout, sizes, layer, layer in moe_layers)
+
     return (
-        *(_embedding(config, layout, sizes) if is_first else ()),
-        *(
-            parameter
-            for layer in layers
-            for parameter in _layer(config, layout, sizes, layer, layer in moe_layers)
-        ),
-        *(_output(config, sizes, tied_here=is_first) if is_last else ()),
+        *(_embedding(config, layout, sizes, is_last=is_last) if is_first or embeds else ()),
+        *(parameter for layer in plain for parameter in layer_of(layer)),
+        *(_norm(config, "final_norm", sizes.hidden, None) if is_last else ()),
+        *(parameter for n in depths for parameter in _mtp(config, layout, sizes, n, layer_of(n))),
+        *(_output(config, sizes, tied_here=is_first or embeds) if is_last else ()),
     )
 
 
-def _embedding(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[ParameterCost]:
+def _mtp(
+    config: RunConfig, layout: Layout, sizes: Sizes, layer: int, of_layer: Iterator[ParameterCost]
+) -> Iterator[ParameterCost]:
+    """One depth of multi-token prediction around its transformer layer."""
+    hidden = sizes.hidden
+    for name in ("enorm", "hnorm"):
+        yield from _norm(config, "mtp", hidden, layer, name)
+    numel = 2 * hidden * hidden // layout.tp
+    yield ParameterCost(part="mtp", name="eh_proj", numel=numel, layer=layer)
+    yield from of_layer
+    yield from _norm(config, "mtp", hidden, layer, "final_norm")
+
+
+def _embedding(
+    config: RunConfig, layout: Layout, sizes: Sizes, *, is_last: bool
+) -> Iterator[ParameterCost]:
     model = config.model
     tied = bool(model.share_embeddings_and_output_weights)
     yield ParameterCost(
@@ -48,8 +68,8 @@ def _embedding(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Para
         name="word_embeddings",
         numel=sizes.vocab * sizes.hidden,
         # The table is used in a matmul only if it is tied to the output layer.
-        is_matrix=tied and layout.pp == 1,
-        is_shared_embedding=tied,
+        is_matrix=tied and is_last,
+        is_shared_embedding=layout.pp > 1 and (tied or bool(sizes.mtp_layers)),
     )
     if model.position_embedding_type == "learned_absolute":
         positions = model.max_position_embeddings or config.data.seq_length
@@ -64,7 +84,6 @@ def _embedding(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Para
 
 
 def _output(config: RunConfig, sizes: Sizes, *, tied_here: bool) -> Iterator[ParameterCost]:
-    yield from _norm(config, "final_norm", sizes.hidden, None)
     tied = bool(config.model.share_embeddings_and_output_weights)
     if not (tied and tied_here):
         yield ParameterCost(

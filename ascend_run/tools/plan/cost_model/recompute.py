@@ -26,7 +26,10 @@ def recompute_as_configured(
     model = config.model
     if model.recompute_granularity == "full":
         number = model.recompute_num_layers or 1
-        for layers in chunks:
+        depths = {layer for layers in chunks for layer in layers if layer >= model.num_layers}
+        ledger.recompute(_EVERYTHING, [(layer,) for layer in sorted(depths)])
+        for every in chunks:
+            layers = [layer for layer in every if layer not in depths]
             if model.recompute_method == "block":
                 groups = [layers[i : i + 1] for i in range(min(number, len(layers)))]
             else:

@@ -57,6 +57,21 @@ def embedding_norm_saved(config: RunConfig, sizes: Sizes) -> float:
     return sum(nbytes for _, nbytes in _norm(config, sizes))
 
 
+def mtp_saved(config: RunConfig, sizes: Sizes) -> tuple[SavedTensor, ...]:
+    """Return what a layer of multi-token prediction saves besides its transformer layer: the inputs
+    of its three norms and of its projection."""
+    norms = {"enorm": _norm, "hnorm": _output_norm, "final_norm": _norm}
+    tensors = {
+        f"{norm}.{name}": nbytes
+        for norm, of_input in norms.items()
+        for name, nbytes in of_input(config, sizes)
+    }
+    tensors["eh_proj.input"] = 2 * hidden_bytes(sizes)
+    return tuple(
+        SavedTensor(part="mtp", name=name, nbytes=nbytes) for name, nbytes in tensors.items()
+    )
+
+
 def norm_of_inputs(config: RunConfig) -> bool:
     """Return whether the inputs of the attention and MLP blocks are normalized."""
     return bool(config.model.norm_placement != "post")
@@ -211,3 +226,11 @@ def _experts(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
     yield from _activation(sizes, rows, sizes.expert_ffn)
     yield "weighted", rows * sizes.expert_ffn * sizes.item_bytes
     yield "dropped", _dropped(config, sizes)
+
+
+def rotary_bytes(config: RunConfig, sizes: Sizes) -> float:
+    """Bytes of the cosines and sines for this rank's positions."""
+    if config.model.position_embedding_type != "rope":
+        return 0.0
+    tables = 2 if config.model.rotary_local_base else 1
+    return tables * 2 * sizes.tokens / sizes.micro_batch * sizes.rotated_width * sizes.item_bytes

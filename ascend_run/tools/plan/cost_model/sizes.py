@@ -69,6 +69,8 @@ class Sizes:
     parallelism this tensor-parallel rank's shard of them."""
     micro_batch: int
     num_microbatches: int
+    mtp_layers: range
+    """Layers of multi-token prediction, numbered after the layer slots."""
 
     @property
     def pair_width(self) -> float:
@@ -149,6 +151,7 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
         tokens=tokens,
         shared_tokens=tokens // tp if config.parallel.sequence_parallel else tokens,
         micro_batch=config.train.micro_batch_size,
+        mtp_layers=range(model.num_layers, model.num_layers + (model.mtp_num_layers or 0)),
         num_microbatches=max(
             1, config.train.global_batch_size // (config.train.micro_batch_size * layout.dp)
         ),

@@ -73,7 +73,8 @@ def held_state(
         own = [p for p in trained if p.is_expert is is_expert]
         numel = sum(p.numel for p in own)
         padded = sum(
-            sum(buckets(part, ranks, limit, spread=spread)) for part in by_chunk(own, chunks)
+            sum(buckets(part, ranks, limit, spread=spread))
+            for part in by_chunk(own, chunks, is_first=pp_rank == 0)
         )
         weights += padded * item_bytes
         gradients += padded * WIDE
@@ -136,17 +137,18 @@ def bucket_size(config: RunConfig, layout: Layout, pp_rank: int) -> int | None:
 
 
 def by_chunk(
-    parameters: Sequence[ParameterCost], chunks: Sequence[Sequence[int]]
+    parameters: Sequence[ParameterCost], chunks: Sequence[Sequence[int]], *, is_first: bool
 ) -> list[list[ParameterCost]]:
     """Return the parameters of each model chunk, since each has its own buffers.
 
     Args:
         chunks: Layers of each chunk.
+        is_first: Whether this is the first stage; another one embeds in its last chunk.
     """
     places = {layer: place for place, layers in enumerate(chunks) for layer in layers}
     found: list[list[ParameterCost]] = [[] for _ in chunks]
     for parameter in parameters:
-        is_end = parameter.part in _AFTER_LAYERS
+        is_end = parameter.part in _AFTER_LAYERS or not is_first
         beside = len(chunks) - 1 if is_end else 0
         place = beside if parameter.layer is None else places[parameter.layer]
         found[place].append(parameter)

@@ -164,25 +164,62 @@ def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iter
         yield _times(back, "expt_tp", runs, rows, f"{why}: outputs of one expert")
 
 
+def mtp_batch(layout: Layout, sizes: Sizes) -> Iterator[Communication]:
+    """Yield the all-gather of a batch's four fields, of which every depth takes a later token."""
+    if layout.cp > 1 and sizes.mtp_layers:
+        runs, nbytes = sizes.num_microbatches, 4 * sizes.tokens * _INDEX
+        yield _times("all_gather", "cp", runs, nbytes, "multi-token prediction: later tokens")
+
+
+def mtp_forward(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Communication]:
+    """Yield the communication of the projection of one depth of multi-token prediction."""
+    runs, why = sizes.num_microbatches, "multi-token prediction, forward"
+    if layout.tp == 1:
+        return
+    if config.parallel.sequence_parallel:
+        yield _times("all_gather", "tp", runs, 2 * hidden_bytes(sizes), f"{why}: input")
+    own = sizes.tokens * sizes.hidden // layout.tp * sizes.item_bytes
+    yield _times("all_gather", "tp", runs, own, f"{why}: output")
+
+
+def mtp_backward(
+    config: RunConfig, layout: Layout, sizes: Sizes, *, trained: Collection[str]
+) -> Iterator[Communication]:
+    """Yield the communication of the backward of ``mtp_forward``."""
+    runs, why = sizes.num_microbatches, "multi-token prediction, backward"
+    if layout.tp == 1:
+        return
+    whole = 2 * sizes.tokens * sizes.hidden * sizes.item_bytes
+    if not config.parallel.sequence_parallel:
+        yield _times("all_reduce", "tp", runs, whole, f"{why}: input")
+        return
+    yield _times("all_gather", "tp", runs, hidden_bytes(sizes), f"{why}: output")
+    if "mtp.eh_proj" in trained:
+        yield _times("all_gather", "tp", runs, 2 * hidden_bytes(sizes), f"{why}: input")
+    yield _times("reduce_scatter", "tp", runs, whole, f"{why}: input")
+
+
 def ends(
     config: RunConfig,
     layout: Layout,
     sizes: Sizes,
     *,
-    is_first: bool,
-    is_last: bool,
+    lookups: int,
+    losses: int,
     trained: Collection[str],
 ) -> Iterator[Communication]:
     """Yield the communication of the embedding and the loss under tensor parallelism.
 
     Args:
+        lookups: How often a micro-batch is embedded on this stage; 0 without the embedding.
+        losses: How many losses it has on this stage.
         trained: ``part.name`` of the trained parameters outside the layers.
     """
     if layout.tp == 1:
         return
-    runs, sequence_parallel = sizes.num_microbatches, config.parallel.sequence_parallel
+    sequence_parallel = config.parallel.sequence_parallel
     part, whole = hidden_bytes(sizes), sizes.tokens * sizes.hidden * sizes.item_bytes
-    if is_first:
+    if runs := sizes.num_microbatches * lookups:
         # With learned positions the sum is all-reduced, and scattered afterwards.
         added = config.model.position_embedding_type == "learned_absolute"
         scatters = sequence_parallel and not added
@@ -190,7 +227,7 @@ def ends(
         yield _times(operation, "tp", runs, whole, "embedding, forward")
         if sequence_parallel and "embedding.word_embeddings" in trained:
             yield _times("all_gather", "tp", runs, part, "embedding, backward")
-    if is_last:
+    if runs := sizes.num_microbatches * losses:
         if sequence_parallel:
             yield _times("all_gather", "tp", runs, part, "loss, forward")
             yield _times("reduce_scatter", "tp", runs, whole, "loss, backward")
@@ -233,14 +270,15 @@ def gradients(
         ):
             if ranks > 1:
                 own = [p for p in trained if p.is_expert is is_expert]
-                yield from _reduction(config, sizes, by_chunk(own, chunks), group, ranks, limit)
+                parts = by_chunk(own, chunks, is_first=pp_rank == 0)
+                yield from _reduction(config, sizes, parts, group, ranks, limit)
     if layout.tp > 1 and config.parallel.sequence_parallel:
         shared = sum(p.numel for p in trained if p.sees_own_tokens) * WIDE
         if shared:
             yield _times("all_reduce", "tp", 1, shared, "gradients of norms and routers")
     if layout.pp > 1 and (tied := [p for p in trained if p.is_shared_embedding]):
         nbytes = sum(p.numel for p in tied) * WIDE
-        yield _times("all_reduce", "embd", 1, nbytes, "gradient of the tied embedding")
+        yield _times("all_reduce", "embd", 1, nbytes, "gradient of the shared embedding")
 
 
 def _reduction(

@@ -14,7 +14,7 @@ import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from ascend_run.core.launch.rank import ATTEMPT_VARIABLE
+from ascend_run.core.rank.rank_environment import ATTEMPT_VARIABLE
 from ascend_run.core.run import RunRequest, prepared_rank
 from ascend_run.core.train.data_parallel import gather_parameters
 from ascend_run.core.train.seeding import seed_everything

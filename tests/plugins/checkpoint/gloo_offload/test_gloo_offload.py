@@ -39,6 +39,7 @@ def test_a_slice_out_of_bounds_is_refused(slice_elements: int) -> None:
         GlooOffloadConfig(slice_elements=slice_elements)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("slice_elements", SLICES)
 def test_the_writer_saves_what_every_rank_writes(
@@ -66,6 +67,7 @@ def test_a_save_sends_exactly_the_shards_to_move(gloo_pool: GlooPool, slice_elem
     assert writer["saving"] == (3 * messages(slice_elements), 0, 3 * BYTES)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("slice_elements", SLICES)
 def test_every_rank_is_given_what_it_needs(

@@ -9,6 +9,7 @@ from ascend_run.testing.parity import Parity
 LAYERS, MICRO_BATCHES, EXPERTS = 2, 4, 4
 
 
+@pytest.mark.exhaustive(by=lambda backend, layout: (backend, *layout))
 @pytest.mark.parametrize(
     ("backend", "layout"),
     [

@@ -3,6 +3,7 @@ then the weights after five steps. Adapters are saved by PEFT, with random A and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = 
 }
 
 
+@pytest.mark.exhaustive(by=lambda case: itertools.chain(*CASES[case][1:]))
 @pytest.mark.parametrize("case", names_of(CASES, lambda case: case[2]))
 def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) -> None:
     model, layout, beside, config = CASES[case]
@@ -148,6 +150,7 @@ def test_weights_after_five_steps_are_those_of_one_rank(trials: Trials, case: st
     assert_parity(trials(model, layout, beside, 5, config), trials(model, {}, steps=5), 1e-5)
 
 
+@pytest.mark.exhaustive(by=lambda targets, layout: (targets, *layout))
 @pytest.mark.parametrize(
     ("targets", "layout"),
     [

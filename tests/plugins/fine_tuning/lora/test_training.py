@@ -104,6 +104,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.exhaustive(by=lambda layout: LAYOUTS[layout][1])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ten_losses_and_the_exported_adapter_are_those_of_peft(
     gloo_pool: GlooPool,
@@ -171,6 +172,7 @@ def test_the_base_keeps_its_bits_and_the_optimizer_holds_adapters_only(
     assert any("word_embeddings" in key for key in stored_keys(tmp_path, 10))
 
 
+@pytest.mark.exhaustive(by=lambda what, precision: (what, precision))
 @pytest.mark.parametrize(
     ("what", "precision"), [("adapters", "fp32"), ("full", "fp32"), ("adapters", "bf16")]
 )

@@ -31,6 +31,7 @@ def test_every_layout_computes_what_one_rank_does(
     parity((), model="moe", layout=layout, config={**LATENT, **config})
 
 
+@pytest.mark.exhaustive(by=lambda layout, options: (*layout.items(), *options))
 @pytest.mark.parametrize(
     ("plugin", "layout", "options"),
     [

@@ -37,22 +37,24 @@ def test_norms_and_feed_forwards_are_whole_graphs_by_themselves(parity: Parity) 
     assert outcome.metrics["compile/breaks"] == 0
 
 
+ROTARY = {
+    "model.rotary_interleaved": True,
+    "model.rotary_percent": 0.5,
+    "model.qk_layernorm": True,
+    "model.recompute_granularity": "selective",
+}
+BIASED = {
+    "model.normalization": "LayerNorm",
+    "model.add_bias_linear": True,
+    "model.activation": "gelu",
+    "model.share_embeddings_and_output_weights": True,
+}
+
+
+@pytest.mark.exhaustive(by=lambda config: config)
 @pytest.mark.parametrize(
     "config",
-    [
-        {
-            "model.rotary_interleaved": True,
-            "model.rotary_percent": 0.5,
-            "model.qk_layernorm": True,
-            "model.recompute_granularity": "selective",
-        },
-        {
-            "model.normalization": "LayerNorm",
-            "model.add_bias_linear": True,
-            "model.activation": "gelu",
-            "model.share_embeddings_and_output_weights": True,
-        },
-    ],
+    [ROTARY, BIASED, {**ROTARY, **BIASED}],
     ids=lambda config: "+".join(key.partition(".")[2] for key in config),
 )
 def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) -> None:

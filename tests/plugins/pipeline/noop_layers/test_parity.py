@@ -65,6 +65,7 @@ def compare(
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["dense", "moe"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_empty_places_change_no_bit(

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,6 +65,7 @@ def test_no_function_mode_is_active_inside_a_layer(dense_on_one_rank: Outcome) -
     assert dense_on_one_rank.modes_in_forward == 0
 
 
+@pytest.mark.exhaustive(by=lambda name: attrs.asdict(DENSE_LAYOUTS[name]).items())
 @pytest.mark.parametrize("name", DENSE_LAYOUTS)
 def test_a_dense_model_trains_alike_on_two_ranks(
     gloo_pool: GlooPool, dense_on_one_rank: Outcome, name: str

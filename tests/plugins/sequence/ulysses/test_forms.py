@@ -44,6 +44,7 @@ def ulysses(**options: Any) -> Ulysses:
     return Ulysses(UlyssesConfig(**options))
 
 
+@pytest.mark.exhaustive(by=lambda size, kv_cache, kv: (size, (kv_cache, kv)))
 @pytest.mark.parametrize("kv", ["exchange", "all-gather"])
 @pytest.mark.parametrize("kv_cache", ["none", "half", "full"])
 @pytest.mark.parametrize("size", [2, 4])

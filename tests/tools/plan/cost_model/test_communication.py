@@ -29,6 +29,7 @@ _LEARNED = {
     "model.add_bias_linear": True,
 }
 _SHARED = {"model.moe_shared_expert_intermediate_size": 48}
+_MTP = {"model.mtp_num_layers": 2}
 _REPEATED = {
     "model.recompute_granularity": "full",
     "model.recompute_method": "uniform",
@@ -41,6 +42,7 @@ _LONGER = {
 """So that what is counted is more than a few numbers."""
 
 
+@pytest.mark.exhaustive(by=lambda model, values: (model, *values))
 @pytest.mark.parametrize(
     ("model", "values"),
     [
@@ -60,6 +62,14 @@ _LONGER = {
             "dense",
             {**_CP, **_TP, "enable": ("ulysses",)},
             id="cp-tp",
+            marks=pytest.mark.needs_plugins("ulysses"),
+        ),
+        pytest.param("dense", {**_SP, **_PP, **_MTP}, id="tp-pp-mtp"),
+        pytest.param("dense", {**_TP, **_TIED, **_SPREAD, **_MTP}, id="tp-dp-spread-tied-mtp"),
+        pytest.param(
+            "dense",
+            {**_CP, **_PP, **_MTP, "enable": ("ulysses",)},
+            id="cp-pp-mtp",
             marks=pytest.mark.needs_plugins("ulysses"),
         ),
         pytest.param("moe", {**_EP, **_SPREAD}, id="ep-dp-spread"),

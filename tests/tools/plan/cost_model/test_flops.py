@@ -17,15 +17,16 @@ from tests.support.costs import planned
 from .cost_jobs import count_flops
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize("model", ["dense", "moe", "mtp"])
 def test_they_are_what_torch_counts_in_a_step(gloo_pool: GlooPool, model: str) -> None:
-    config = {"dense": DENSE, "moe": MOE}[model]
+    config = {"dense": DENSE, "moe": MOE, "mtp": {**DENSE, "model.mtp_num_layers": 2}}[model]
     prepared, (cost,) = planned(config)
     sizes = sizes_of(prepared.config, prepared.layout)
 
     ((products, unmasked),) = gloo_pool.run(count_flops, 1, Trial(config=dict(config)))
 
-    passes = config["model.num_layers"] * config["train.global_batch_size"]
+    layers = config["model.num_layers"] + config.get("model.mtp_num_layers", 0)
+    passes = layers * config["train.global_batch_size"]
     attention = 3.5 * attention_flops(prepared.config, sizes, 0) * passes
     assert cost.flops - attention == products
     length = config["data.seq_length"]

@@ -38,6 +38,8 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "norm of embeddings": {**DENSE, "model.embedding_layernorm": True},
     "sinks": {**DENSE, "model.softmax_type": "learnable"},
     "LayerNorm": {**DENSE, **BOTH, "model.normalization": "LayerNorm"},
+    "multi-token prediction": {**DENSE, "model.mtp_num_layers": 2},
+    "multi-token prediction with experts": {**MOE, "model.mtp_num_layers": 1},
 }
 
 
@@ -56,8 +58,9 @@ def test_every_parameter_is_counted_under_its_name(
         BOTH,
         {"model.norm_placement": "post", "model.logits_scaling": 2.0},
         {"model.final_logit_softcapping": 5.0, "model.scale_embedding": True},
+        {"model.mtp_num_layers": 1},
     ],
-    ids=["biases", "norms on both sides", "norms of outputs", "factors"],
+    ids=["biases", "norms on both sides", "norms of outputs", "factors", "multi-token prediction"],
 )
 def test_a_run_takes_the_memory_that_was_expected(
     gloo_pool: GlooPool, values: dict[str, Any]

@@ -1,0 +1,182 @@
+"""Adapters in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+Names are those of Hugging Face's modules, ``base_model.model.MODULE.lora_A.weight`` [rank, in] and
+``lora_B`` [out, rank]. Source: https://github.com/huggingface/peft, LoraConfig.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ascend_run.core.hugging_face.json_files import read_object
+from ascend_run.core.hugging_face.parameter_rows import (
+    RowRun,
+    parameter_sources,
+    row_runs,
+    stored_shapes,
+)
+from ascend_run.plugin_api.error_text import show
+from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.tools.convert.formats.model_source import ModelSource
+
+from .merging import Update, merged, scale_of
+
+_CONFIG: Final = "adapter_config.json"
+_TENSORS: Final = "adapter_model.safetensors"
+_NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (None, False),
+    "use_qalora": (None, False),
+    "lora_bias": (None, False),
+    "modules_to_save": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "layer_replication": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "alora_invocation_tokens": (None,),
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
+}
+"""Keys that change what an adapter computes -> values with which it is ``W + scale * B A``."""
+
+
+def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> ModelSource:
+    """Return a model with an adapter merged into it.
+
+    Args:
+        stack: Closes the adapter's file.
+
+    Raises:
+        CheckpointError: The adapter cannot be read, is more than ``B A``, or does not fit the
+            model. Lists all problems.
+    """
+    adapter = _opened(folder, stack)
+    problems = [*adapter.problems()]
+    updates: dict[str, Update] = {}
+    found: set[str] = set()
+    for name, parameter in parameter_sources(source.family, source.config).items():
+        if not adapter.modules.intersection(map(_module, parameter.hf_names)):
+            continue
+        if name not in source.headers:
+            continue  # reported where the model is written
+        shape = tuple(source.headers[name].shape)
+        try:
+            every = row_runs(parameter, shape, source.config)
+        except ValueError as problem:
+            problems.append(f"parameter {name}: {problem}")
+            continue
+        runs = [run for run in every if _module(run.hf) in adapter.modules]
+        found |= {_module(run.hf) for run in runs}
+        problems += adapter.misfits(runs, shape)
+        updates[name] = _update(adapter, runs, shape)
+    problems += [f"{module}.weight is not in the model" for module in adapter.modules - found]
+    if problems:
+        headline = f"the adapter in {folder} cannot be merged into {source.folder}"
+        raise CheckpointError(headline, sorted(problems))
+    return merged(source, updates)
+
+
+@attrs.frozen
+class _Adapter:
+    config: Mapping[str, Any]
+    file: Path
+    tensors: Any
+    """An open safetensors file."""
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The adapted modules of Hugging Face's model."""
+        return frozenset(match[1] for name in self.shapes if (match := _NAME.fullmatch(name)))
+
+    def problems(self) -> Iterator[str]:
+        """Yield why it is not ``B A`` beside weights."""
+        for key, plain in _PLAIN.items():
+            if key in self.config and self.config[key] not in plain:
+                yield f"{key} is {show(self.config[key])}; only {show(plain[-1])} can be merged"
+        if type(rank := self.config.get("r")) is not int or rank < 1:
+            yield f"r is {show(rank)}, not a rank"
+        alpha = self.config.get("lora_alpha")
+        if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            yield f"lora_alpha is {show(alpha)}, not a number"
+        yield from (
+            f"{name} is no matrix of a linear layer" for name in self.shapes if not _is_known(name)
+        )
+
+    def misfits(self, runs: list[RowRun], shape: tuple[int, ...]) -> Iterator[str]:
+        """Yield why matrices do not fit the stored tensors of a parameter."""
+        rank = self.config.get("r")
+        transposed = bool(self.config.get("fan_in_fan_out"))
+        for name, stored in stored_shapes(runs, shape).items():
+            module = _module(name)
+            if len(stored) != 2:
+                yield f"{module} is no linear layer"
+                continue
+            rows, columns = stored[::-1] if runs[0].transposed else stored
+            for part, wanted in (("A", (rank, columns)), ("B", (rows, rank))):
+                found = self.shapes.get(f"base_model.model.{module}.lora_{part}.weight")
+                if found != wanted:
+                    shown = "missing" if found is None else [*found]
+                    yield f"{module}.lora_{part} is {shown}, expected {[*wanted]}"
+            if transposed is not runs[0].transposed:
+                yield f"{module}: fan_in_fan_out is {transposed}, expected {not transposed}"
+
+    def matrix(self, module: str, part: str) -> Tensor:
+        try:
+            found: Tensor = self.tensors.get_tensor(f"base_model.model.{module}.lora_{part}.weight")
+        except (SafetensorError, OSError) as problem:
+            raise CheckpointError(f"{self.file} cannot be read: {problem}") from None
+        return found.float()
+
+
+def _opened(folder: Path, stack: ExitStack) -> _Adapter:
+    if not folder.is_dir():
+        raise CheckpointError(f"no folder at {folder}; --adapter names a folder in PEFT's format")
+    if not (folder / _TENSORS).is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        hint = "; adapter_model.bin is a pickle: save it as safetensors" if pickled else ""
+        raise CheckpointError(f"{folder} has no {_TENSORS}{hint}")
+    config = read_object(folder / _CONFIG)
+    try:
+        tensors = stack.enter_context(safe_open(folder / _TENSORS, framework="pt"))
+        names = [*tensors.keys()]
+        shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+    except (SafetensorError, OSError) as problem:
+        raise CheckpointError(f"{folder / _TENSORS} cannot be read: {problem}") from None
+    return _Adapter(config, folder / _TENSORS, tensors, shapes)
+
+
+def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Update:
+    def update() -> Tensor:
+        result = torch.zeros(shape)
+        rank, alpha = adapter.config["r"], adapter.config["lora_alpha"]
+        scale = scale_of(alpha, rank, rslora=bool(adapter.config.get("use_rslora")))
+        for run in runs:
+            a, b = (adapter.matrix(_module(run.hf), part) for part in "AB")
+            rows = result if run.expert is None else result[run.expert]
+            rows[run.start : run.start + run.rows] = scale * (
+                b[run.hf_start : run.hf_start + run.rows] @ a
+            )
+        return result
+
+    return update
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _is_known(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None

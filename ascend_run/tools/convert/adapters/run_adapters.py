@@ -1,0 +1,152 @@
+"""Adapters in checkpoints of runs with ``lora``.
+
+Under a linear's name stand ``adapter.lora_A`` [P * R, in], a block of rows per adapted part, and
+``adapter.lora_B.PART`` [rows, R], with rows in Hugging Face's order of that part. Megatron
+interleaves the rows of queries, keys and values by key-value group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import Tensor
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.core.hugging_face.derived_fields import model_value
+from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.registry.discovery import discover
+from ascend_run.tools.convert.formats.model_source import ModelSource
+from ascend_run.types.config import FieldSection, RunConfig
+
+from .merging import Update, merged, scale_of
+
+_PLUGIN: Final = "lora"
+_NAME: Final = re.compile(r"(.+)\.adapter\.lora_(?:A|B\.(.+))")
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "linear_qkv": ("linear_q", "linear_k", "linear_v"),
+    "linear_fc1": ("linear_fc1_gate", "linear_fc1_up"),
+}
+"""Linear -> its parts in Megatron's order; others are one part, with the linear's name."""
+
+
+def has_adapters(headers: Mapping[str, Tensor]) -> bool:
+    return any(_NAME.fullmatch(name) for name in headers)
+
+
+def without_adapters(source: ModelSource) -> ModelSource:
+    """Return the parameters that are no adapters; none if the checkpoint has adapters alone."""
+    kept = {name: t for name, t in source.headers.items() if _NAME.fullmatch(name) is None}
+    return attrs.evolve(source, headers=kept)
+
+
+def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: ModelSource) -> None:
+    """Let the plugin compare the base with the one that its record in the checkpoint describes.
+
+    Raises:
+        CheckpointError: The adapters were trained beside other weights, or there is no record.
+        AscendRunError: The plugin is not installed.
+    """
+    record = _record(values, adapters)
+    plugin: Any = discover().load([_PLUGIN])[_PLUGIN]
+    options = plugin.config_class(alpha=record["alpha"], rslora=record["rslora"])
+    model = FieldSection({**base.config.model, "hf_path": str(base.folder)})
+    context = SimpleNamespace(config=attrs.evolve(base.config, model=model))
+    entries = Hooks([plugin(options)]).merge("ascend_checkpoint_entries", context=context)
+    entries[_PLUGIN].load_state_dict(record)
+
+
+def with_run_adapters(
+    base: ModelSource, adapters: ModelSource, values: Mapping[str, Any]
+) -> ModelSource:
+    """Return the base with a checkpoint's adapters merged into it.
+
+    Args:
+        values: The JSON values of the checkpoint.
+
+    Raises:
+        CheckpointError: An adapter does not fit the base. Lists all problems.
+    """
+    record = _record(values, adapters)
+    linears: dict[str, list[str]] = {}
+    for name in adapters.headers:
+        if match := _NAME.fullmatch(name):
+            linears.setdefault(match[1], []).extend([match[2]] if match[2] else [])
+    problems, updates = [], {}
+    for linear, parts in linears.items():
+        weight = f"{linear}.weight"
+        short = linear.rpartition(".")[2]
+        order = [part for part in _PARTS.get(short, ()) if part in parts] or parts
+        if weight not in base.headers:
+            problems.append(f"{weight} is not in {base.folder}")
+            continue
+        header = base.headers[weight]
+        under = f"{linear}.adapter.lora_"
+        a = adapters.headers.get(f"{under}A", torch.empty(0, 0))
+        ranks = {adapters.headers[f"{under}B.{part}"].shape[1] for part in order}
+        if a.shape[1] != header.shape[1] or ranks != {a.shape[0] / max(1, len(order))}:
+            problems.append(
+                f"{linear}: lora_A is {[*a.shape]} beside {len(order)} lora_B of rank "
+                f"{sorted(ranks)}, the weight {[*header.shape]}"
+            )
+            continue
+        updates[weight] = _update(adapters, record, linear, order, base.config)
+    if problems:
+        raise CheckpointError(f"the adapters in {adapters.folder} do not fit", problems)
+    return attrs.evolve(merged(base, updates), step=adapters.step, folder=adapters.folder)
+
+
+def _record(values: Mapping[str, Any], adapters: ModelSource) -> Mapping[str, Any]:
+    """Return what the plugin has stored of its options and of the base."""
+    record = values.get(_PLUGIN)
+    if not isinstance(record, Mapping) or not {"alpha", "rslora", "base"} <= record.keys():
+        raise CheckpointError(
+            f"{adapters.folder} has adapters, but no record of {_PLUGIN}; their scale is not known"
+        )
+    return record
+
+
+def _update(
+    adapters: ModelSource,
+    record: Mapping[str, Any],
+    linear: str,
+    order: list[str],
+    config: RunConfig,
+) -> Update:
+    def update() -> Tensor:
+        a = adapters.tensor(f"{linear}.adapter.lora_A").float()
+        rank = len(a) // len(order)
+        scale = scale_of(record["alpha"], rank, rslora=record["rslora"])
+        updates = {
+            part: scale * (adapters.tensor(f"{linear}.adapter.lora_B.{part}").float() @ block)
+            for part, block in zip(order, a.split(rank), strict=True)
+        }
+        return _in_megatrons_order(linear.rpartition(".")[2], updates, config)
+
+    return update
+
+
+def _in_megatrons_order(linear: str, updates: Mapping[str, Tensor], config: RunConfig) -> Tensor:
+    """Return the update of a weight from those of its parts; a part without one has zeros."""
+    if linear in updates:
+        return updates[linear]
+    width = next(iter(updates.values())).shape[1]
+    if linear == "linear_qkv":
+        groups = model_value(config, "num_query_groups")
+        head = model_value(config, "kv_channels")
+        queries = config.model.num_attention_heads // groups
+        rows = {"linear_q": queries * head, "linear_k": head, "linear_v": head}
+    else:
+        groups = 1
+        rows = dict.fromkeys(_PARTS[linear], model_value(config, "ffn_hidden_size"))
+    blocks = [
+        updates[part].unflatten(0, (groups, count))
+        if part in updates
+        else torch.zeros(groups, count, width)
+        for part, count in rows.items()
+    ]
+    return torch.cat(blocks, dim=1).flatten(0, 1)

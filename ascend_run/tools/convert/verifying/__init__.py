@@ -1,0 +1,1 @@
+"""Compare a converted model with its source."""

@@ -1,0 +1,95 @@
+"""``ascend-run convert`` merges the adapters of a run, and those that PEFT wrote."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ascend_run.entrypoints.cli import run
+from ascend_run.testing.pool import GlooPool
+from tests.core.train.runs import whole_run, write_tokens
+from tests.support.family_checks import stored
+from tests.support.tiny_llama import write_llama
+
+from .peft_models import ALPHA, RANK, peft_model, read_peft, write_peft
+
+
+def convert(*words: str | Path) -> int:
+    return run(["convert", *map(str, words)])
+
+
+def merged_by_peft(base: str, adapter: str | Path) -> dict[str, torch.Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state: dict[str, torch.Tensor] = read_peft(base, adapter).merge_and_unload().state_dict()
+    return state
+
+
+def check_merged(folder: Path, base: str, want: dict[str, torch.Tensor], changed: int) -> None:
+    got, before = stored(folder), stored(Path(base))
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-6, atol=1e-7)
+    assert sum(not torch.equal(got[name], before[name]) for name in got) == changed
+
+
+def test_an_adapter_of_peft_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
+    base = write_llama(tmp_path / "base", 61)
+    adapter = write_peft(peft_model(base, use_rslora=True), tmp_path / "adapter")
+    assert convert("--to", "mp-rank", "--tp", "2", base, tmp_path / "files") == 0
+    assert convert("--to", "hf", "--adapter", adapter, tmp_path / "files", tmp_path / "out") == 0
+    check_merged(tmp_path / "out", base, merged_by_peft(base, adapter), 14)
+
+
+@pytest.mark.parametrize("contents", ["adapters", "full"])
+def test_a_run_on_two_ranks_becomes_its_merged_model(
+    contents: str, tmp_path: Path, gloo_pool: GlooPool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against PEFT's merge of the adapter that the run exports; queries, values, gate and proj."""
+    base = write_llama(tmp_path / "base", 61)
+    values = {
+        "run.output_dir": str(tmp_path / "run"),
+        "model.family": "llama",
+        "model.hf_path": base,
+        "data.train": [write_tokens(tmp_path / "tokens", 61, 40, 1)],
+        "data.seq_length": 32,
+        "parallel.tensor_model_parallel_size": 2,
+        "train.train_iters": 3,
+        "train.global_batch_size": 4,
+        "train.precision": "fp32",
+        "optimizer.lr": 0.05,
+        "checkpoint.save_interval": 3,
+        "plugins.lora.rank": RANK,
+        "plugins.lora.alpha": float(ALPHA),
+        "plugins.lora.rslora": True,
+        "plugins.lora.checkpoint": contents,
+        "plugins.lora.target_modules": [
+            "linear_q", "linear_v", "linear_fc1_gate", "linear_proj", "linear_fc2"
+        ],
+    }  # fmt: skip
+    gloo_pool.run(whole_run, 2, values, ("lora",), timeout=100)
+    want = merged_by_peft(base, tmp_path / "run" / "adapter")
+    if contents == "full":
+        Path(base).rename(tmp_path / "moved")
+        base = str(tmp_path / "moved")
+    target = tmp_path / "out"
+    assert convert("--to", "hf", "--verify", "tensors", tmp_path / "run", target) == 0
+    assert "adapters merged into 8 tensors" in capsys.readouterr().out
+    check_merged(target, base, want, 10)
+    if contents == "full":
+        return
+    other = write_llama(tmp_path / "other", 61, seed=2)
+    words = ("--to", "hf", tmp_path / "run", tmp_path / "new")
+    assert convert("--base", other, *words) == 2
+    assert (
+        "the base model differs from that of the checkpoint's adapters" in capsys.readouterr().err
+    )
+    Path(base).rename(tmp_path / "moved")
+    assert convert(*words) == 2
+    assert f"no Hugging Face folder at {base}" in capsys.readouterr().err
+    assert convert("--base", tmp_path / "moved", *words) == 0
+    assert load_file(tmp_path / "new/model.safetensors").keys() == want.keys()
