@@ -208,10 +208,11 @@ def attend_and_project(
 ) -> tuple[Tensor, Tensor | None]:
     """Return a layer's output and its bias for q, k and v; recompute the attention if chosen."""
     options = {"attention_bias": bias, "packed_seq_params": of_batch}
+    q, k, v = heads
     if layer.checkpoint_core_attention and layer.training:
-        out = layer._checkpointed_attention_forward(*heads, None, **options)  # type: ignore[no-untyped-call]
+        out = layer._checkpointed_attention_forward(q, k, v, None, **options)  # type: ignore[no-untyped-call]
     else:  # Megatron's protocol names forward alone, and a cast would be in every call
-        out = layer.core_attention(*heads, None, **options)  # type: ignore[operator]
+        out = layer.core_attention(q, k, v, None, **options)  # type: ignore[operator]
     result: tuple[Tensor, Tensor | None] = layer.linear_proj(out)
     return result
 
