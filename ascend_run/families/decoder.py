@@ -90,7 +90,7 @@ def mlp_bias(name: str = "mlp_bias") -> tuple[ConfigKey, ...]:
     return (ConfigKey(hf=name, field="model.add_mlp_bias", default=False),)
 
 
-def sliding_window(default: int | None) -> tuple[ConfigKey, ...]:
+def sliding_window(default: int | None, form: str = "window") -> tuple[ConfigKey, ...]:
     """Return the key of the attention window."""
     return (
         ConfigKey(
@@ -98,7 +98,7 @@ def sliding_window(default: int | None) -> tuple[ConfigKey, ...]:
             field="model.window_size",
             default=default,
             nullable=True,
-            form="window",
+            form=form,
         ),
     )
 
@@ -110,12 +110,14 @@ def optional_window(bound: str = "window_from") -> tuple[ConfigKey, ...]:
         bound: Form of ``max_window_layers``, which ``layer_types`` overrides; empty if every layer
             has the window, and neither is a key.
     """
-    frequency = "model.window_attn_skip_freq"
-    of_layers = ConfigKey(hf="max_window_layers", field=frequency, default=28, form=bound)
     use = ConfigKey(
         hf="use_sliding_window", field="model.window_size", default=False, form="window_use"
     )
-    return (*sliding_window(4096), use, *((of_layers, *layer_types()) if bound else ()))
+    of_layers = ConfigKey(
+        hf="max_window_layers", field="model.window_attn_skip_freq", default=28, form=bound
+    )
+    by_layer = (of_layers, *layer_types()) if bound else ()
+    return (*sliding_window(4096, "window_or_0"), use, *by_layer)
 
 
 def layer_types() -> tuple[ConfigKey, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.attention import SelfAttention as MegatronSelfAttention
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -202,6 +203,20 @@ class CoreAttention(MegatronModule):
         return c.Dropout(probability=probability, seed=seed)
 
 
+def attend_and_project(
+    layer: Attention, heads: tuple[Tensor, ...], bias: Tensor | None, of_batch: BatchMask | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return a layer's output and its bias for q, k and v; recompute the attention if chosen."""
+    options = {"attention_bias": bias, "packed_seq_params": of_batch}
+    q, k, v = heads
+    if layer.checkpoint_core_attention and layer.training:
+        out = layer._checkpointed_attention_forward(q, k, v, None, **options)  # type: ignore[no-untyped-call]
+    else:  # Megatron's protocol names forward alone, and a cast would be in every call
+        out = layer.core_attention(q, k, v, None, **options)  # type: ignore[operator]
+    result: tuple[Tensor, Tensor | None] = layer.linear_proj(out)
+    return result
+
+
 class SelfAttention(MegatronSelfAttention):
     """Megatron's self-attention with its parameters and names; the forward is for training only.
 
@@ -239,14 +254,8 @@ class SelfAttention(MegatronSelfAttention):
             rotary_pos_emb = rotary_pos_emb[int(self.has_window)]
         mixed, _ = self.linear_qkv(hidden_states)  # type: ignore[operator]  # as core_attention
         mixed = own_heads(mixed, self.config, self.tp_group)
-        q, k, v = self._heads(mixed, rotary_pos_emb)
-        options = {"attention_bias": attention_bias, "packed_seq_params": packed_seq_params}
-        if self.checkpoint_core_attention and self.training:
-            out = self._checkpointed_attention_forward(q, k, v, None, **options)  # type: ignore[no-untyped-call]
-        else:  # Megatron's protocol names forward alone, and a cast would be in every call
-            out = self.core_attention(q, k, v, None, **options)  # type: ignore[operator]
-        result: tuple[Tensor, Tensor | None] = self.linear_proj(out)
-        return result
+        heads = self._heads(mixed, rotary_pos_emb)
+        return attend_and_project(self, heads, attention_bias, packed_seq_params)
 
     def _heads(self, mixed: Tensor, tables: Tensor | None) -> tuple[Tensor, ...]:
         """[S, B, G * (N/G + 2) * D] -> [S, B, N, D], [S, B, G, D], [S, B, G, D], with RoPE applied.

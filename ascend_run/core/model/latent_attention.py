@@ -28,7 +28,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 
 from .assembly import Assembly
-from .attention import CoreAttention
+from .attention import CoreAttention, attend_and_project
 from .batch_mask import BatchMask
 
 if TYPE_CHECKING:
@@ -148,14 +148,8 @@ class LatentAttention(Attention):
         assert inference_context is None
         assert key_value_states is None
         assert rotary_pos_emb is not None, "a part of each head turns with its position"
-        q, k, v = self.get_query_key_value_tensors(hidden_states, rotary_pos_emb)
-        options = {"attention_bias": attention_bias, "packed_seq_params": packed_seq_params}
-        if self.checkpoint_core_attention and self.training:
-            out = self._checkpointed_attention_forward(q, k, v, None, **options)  # type: ignore[no-untyped-call]
-        else:  # Megatron's protocol names forward alone, and a cast would be in every call
-            out = self.core_attention(q, k, v, None, **options)  # type: ignore[operator]
-        result: tuple[Tensor, Tensor | None] = self.linear_proj(out)
-        return result
+        heads = self.get_query_key_value_tensors(hidden_states, rotary_pos_emb)
+        return attend_and_project(self, heads, attention_bias, packed_seq_params)
 
     def get_query_key_value_tensors(  # type: ignore[override]  # tables are always there
         self, hidden: Tensor, tables: Tensor

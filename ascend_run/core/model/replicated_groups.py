@@ -1,8 +1,4 @@
-"""Fewer key-value groups than tensor-parallel ranks: several ranks share one.
-
-A rank's rows of the QKV projection are then a part of a group's. The ranks gather all of them, and
-each takes its own query heads and the key and value of their group; backward sums the gradients of
-a key and a value over the ranks that share it.
+"""Fewer key-value groups than tensor-parallel ranks, so that several ranks share one.
 
 Source: megatron/core/transformer/attention.py, ``get_query_key_value_tensors``.
 """
@@ -22,7 +18,8 @@ from torch import Tensor
 def own_heads(mixed: Tensor, config: TransformerConfig, group: dist.ProcessGroup) -> Tensor:
     """[S, B, (N + 2 G) * D / P] -> [S, B, (N / P + 2) * D]: queries of this rank, key, value.
 
-    Returned as it is if each rank has groups of its own.
+    The ranks gather their parts of the QKV projection; backward sums the gradients of a key and a
+    value over the ranks that share it. Returned as it is if each rank has groups of its own.
     """
     groups = config.num_query_groups
     assert groups is not None  # set by Megatron's __post_init__

@@ -4,7 +4,7 @@
 ``expert_widths``: size of the shared experts in multiples of an expert's; ours is their size.
 ``negation``: ours is true where theirs is false.
 ``window``: number of keys that a query attends to, itself among them; ours counts those before it.
-``window_use``: whether there is one; without it the window's own key has no effect.
+``window_or_0``: the same, where 0 is none. ``window_use``: whether there is one.
 ``window_from``: first of the layers that have the window, which are the last ones.
 ``window_below``: number of leading layers of which every other one has the window.
 ``layer_types``: ``sliding_attention`` or ``full_attention`` of each layer; ours is a flag of each.
@@ -27,14 +27,15 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.config.latent_attention import head_widths
-from ascend_run.core.hugging_face import layer_windows
+from ascend_run.core.hugging_face import expert_keys, layer_windows
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.plugin_api.contracts import ConfigKey
 from ascend_run.plugin_api.error_text import show
-from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
 
-FROM_ZERO: Final = frozenset({"dense_layers_first", "expert_widths", "window_from", "window_below"})
+FROM_ZERO: Final = frozenset(
+    {"dense_layers_first", "expert_widths", "window_or_0", "window_from", "window_below"}
+)
 """Forms whose count may be 0."""
 
 
@@ -64,26 +65,6 @@ def to_theirs(key: ConfigKey, config: RunConfig) -> Any:
     return key.default if theirs is attrs.NOTHING else theirs
 
 
-def _flags(dense: int, values: Mapping[str, Any]) -> Any:
-    layers = values["model.num_layers"]
-    return [int(layer >= dense) for layer in range(layers)] if dense else 1
-
-
-def _dense_layers(_: object, config: RunConfig) -> int:
-    layers, experts = config.model.num_layers, moe_layers(config.model)
-    dense: int = layers - len(experts)
-    if experts != {*range(dense, layers)}:
-        raise ValueError("only the first layers can be without experts")
-    return dense
-
-
-def _expert_widths(shared: int | None, config: RunConfig) -> int:
-    count, rest = divmod(shared or 0, width := model_value(config, "moe_ffn_hidden_size"))
-    if rest:
-        raise ValueError(f"expected a multiple of {width}, an expert's")
-    return int(count)
-
-
 def _softmax_scale(scale: float | None, config: RunConfig) -> float:
     return float(scale or head_widths(config.model).key ** -0.5)
 
@@ -100,15 +81,6 @@ def _longrope_length(length: int, values: Mapping[str, Any]) -> Any:
     return (given or length) if is_longrope else attrs.NOTHING
 
 
-def _topk_method(method: str, values: Mapping[str, Any]) -> Any:
-    if method == "greedy":
-        return None
-    groups, kept = (values.get(f"model.moe_router_{name}") for name in ("num_groups", "group_topk"))
-    if method != "group_limited_greedy" or not (groups and kept):
-        raise ValueError("expected greedy, or group_limited_greedy with n_group and topk_group")
-    return kept
-
-
 def _whole(value: float) -> float | int:
     """Round to 12 digits, which undoes the error of a computation and its inverse."""
     rounded = float(f"{value:.12g}")
@@ -123,12 +95,16 @@ class _Form:
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
-    "dense_layers_first": _Form(_flags, _dense_layers),
+    "dense_layers_first": _Form(expert_keys.flags_of_dense, expert_keys.dense_layers),
     "expert_widths": _Form(
-        lambda count, values: count * values["model.moe_ffn_hidden_size"] or None, _expert_widths
+        lambda count, values: count * values["model.moe_ffn_hidden_size"] or None,
+        expert_keys.widths,
     ),
     "negation": _Form(lambda value, values: not value, lambda value, config: not value),
     "window": _Form(lambda keys, values: keys and (keys - 1, 0), layer_windows.num_keys),
+    "window_or_0": _Form(
+        lambda keys, values: (keys - 1, 0) if keys else None, layer_windows.num_keys
+    ),
     "window_use": _Form(
         lambda used, values: attrs.NOTHING if used else None,
         lambda window, config: bool(window),
@@ -162,7 +138,7 @@ _FORMS: Final[Mapping[str, _Form]] = {
         lambda base, config: float(_whole(base / 10000.0)),
     ),
     "topk_method": _Form(
-        _topk_method,
+        expert_keys.kept_groups,
         lambda kept, config: "group_limited_greedy" if kept else "greedy",
     ),
     "log_n": _Form(

@@ -169,10 +169,9 @@ class Files:
                 norms[1] = "mlp.linear_fc1.layer_norm_weight"
         q, k, v, o = (hf[f"{at}self_attn.{part}_proj.weight"] for part in "qkvo")
         each = HEADS // GROUPS * WIDTH
-        mine = range(tp * GROUPS // self.tp, (tp + 1) * GROUPS // self.tp)
         qkv = [
             part
-            for g in mine
+            for g in range(GROUPS)
             for part in (
                 q[g * each : (g + 1) * each],
                 k[g * WIDTH : (g + 1) * WIDTH],
@@ -182,7 +181,7 @@ class Files:
         columns = HEADS * WIDTH // self.tp
         state = {
             norms[0]: hf[f"{at}input_layernorm.weight"],
-            "self_attention.linear_qkv.weight": torch.cat(qkv),
+            "self_attention.linear_qkv.weight": torch.cat(qkv).chunk(self.tp)[tp],
             "self_attention.linear_proj.weight": o[:, tp * columns : (tp + 1) * columns],
             norms[1]: hf[f"{at}post_attention_layernorm.weight"],
         }

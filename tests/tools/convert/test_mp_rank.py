@@ -31,6 +31,7 @@ INTERLEAVED = (((0,), (2,)), ((1,), (3,)))
 CASES: dict[str, tuple[Files, str]] = {
     "one": (Files(padded=128), ""),
     "tp": (Files(tp=2), "--tp 2"),
+    "shared-key-value-heads": (Files(tp=4, padded=512), "--tp 4"),
     "tp-pp-engine": (
         Files(tp=2, stages=TWO_STAGES, engine=True),
         "--tp 2 --pp 2 --transformer-engine",
