@@ -82,6 +82,10 @@ LATENT_ARGS = {"multi_latent_attention": True, "kv_channels": 4, "rotary_scaling
         ({**LATENT_ARGS, "rope_type": "rope"}, {"rope_type": "rope"}),
         ({**LATENT_ARGS, "rope_scaling_type": None}, {"rope_type": "rope"}),
         (
+            {**LATENT_ARGS, "rope_scaling_type": "linear", "use_rope_scaling": True},
+            {"rope_type": "rope", "rope_scaling_type": "linear", "rope_scaling_factor": 8.0},
+        ),
+        (
             {
                 **LATENT_ARGS,
                 "rope_scaling_type": "yarn",
@@ -121,7 +125,7 @@ def test_args_that_change_the_model_are_read(
         ({"rope_scaling_type": "plm"}, "rope_scaling_type is 'plm'"),
         ({"rope_scaling_type": "llama3"}, "without low_freq_factor"),
         ({"rope_scaling_type": "longrope", "short_factor": "1,2"}, "'1,2', not a list"),
-        ({**LATENT_ARGS, "rope_scaling_type": "longrope"}, "with multi-latent attention"),
+        ({**LATENT_ARGS, "rope_scaling_type": "yarn"}, "without rope_scaling_factor"),
         (
             {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2},
             "in more than one way: llama3, linear",

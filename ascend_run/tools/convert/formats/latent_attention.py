@@ -33,6 +33,20 @@ _HALVES: Final = {
 }
 
 
+def require_adjacent_pairs(config: RunConfig) -> None:
+    """Check that Megatron's latent attention rotates the pairs of this model.
+
+    Raises:
+        CheckpointError: Its pairs are half the rotated part apart.
+    """
+    model = config.model
+    if model.multi_latent_attention and not model.latent_rotary_interleaved:
+        raise CheckpointError(
+            "Megatron's latent attention rotates pairs that are adjacent, and those of this model "
+            "are half the rotated part apart; use --to mp-rank --mla-qkv-concat, for MindSpeed"
+        )
+
+
 @attrs.frozen
 class BuiltParameters:
     """Parameters that are read from those of another layout."""

@@ -10,7 +10,7 @@ from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.plugin_api.expert_layers import moe_layers
-from ascend_run.prepare.hugging_face.neutral_fields import NEUTRAL
+from ascend_run.prepare.hugging_face.neutral_fields import neutral_fields
 from ascend_run.types.config import RunConfig
 
 from .rope_args import rope_args, rope_values
@@ -67,10 +67,6 @@ _RENAMED: Final = {
 """Option of Megatron's command line -> field of its TransformerConfig."""
 
 
-_SWITCHES: Final = tuple(
-    name for name in NEUTRAL if not name.startswith(("moe_", "rope_scaling_", "num_moe"))
-)
-"""Other fields that change the model; read where they are set."""
 _CHANGED: Final = ("quick_geglu",)
 """Options that change the model and have no counterpart in ``[model]``."""
 
@@ -114,7 +110,7 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
         *(_LATENT if args.get("multi_latent_attention") else ()),
         *(_SPARSE if args.get("num_experts") else ()),
     ]
-    kept += [name for name in _SWITCHES if args.get(name) not in (None, NEUTRAL[name])]
+    kept += [name for name, value in _switches().items() if args.get(name) not in (None, value)]
     values: dict[str, Any] = {name: args[name] for name in kept if args.get(name) is not None}
     values |= {ours: args[name] for name, ours in _RENAMED.items() if args.get(name) is not None}
     values |= scaling | _activation(args)
@@ -139,6 +135,12 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
     return {f"model.{name}": value for name, value in values.items()}
 
 
+def _switches() -> dict[str, object]:
+    """Map each other field that changes the model to the value at which it does not."""
+    apart = ("moe_", "num_moe_", "rope_scaling_")
+    return {n: value for n, value in neutral_fields().items() if not n.startswith(apart)}
+
+
 def _activation(args: Mapping[str, Any]) -> dict[str, str]:
     """Return the activation that an option names; empty: the family's."""
     named = {"swiglu": "silu", "squared_relu": "squared_relu", "openai_gelu": "gelu_tanh"}
@@ -160,6 +162,7 @@ def make_args(
     names += _SPARSE if model.num_moe_experts else ()
     values: dict[str, object] = {name: _plain(model[name]) for name in names}
     values |= {option: _plain(model[field]) for option, field in _RENAMED.items()}
+    values |= {n: _plain(model[n]) for n, value in _switches().items() if model[n] != value}
     values |= rope_args(config)
     values["squared_relu"] = model.activation == "squared_relu"
     for name in ("kv_channels", "num_query_groups", "ffn_hidden_size"):

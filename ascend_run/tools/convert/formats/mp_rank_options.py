@@ -11,6 +11,7 @@ from ascend_run.plugin_api.errors import LayoutError
 from ascend_run.types.config import RunConfig
 
 from .expert_shards import ExpertNames
+from .latent_attention import require_adjacent_pairs
 from .megatron_names import Names
 from .shard_layout import LayoutOptions
 
@@ -84,12 +85,15 @@ def require_latent(options: MpRankOptions, config: RunConfig) -> None:
     Raises:
         LayoutError: Options of multi-latent attention are given, or legacy names for a model that
             has it.
+        CheckpointError: Megatron's latent attention computes something else.
     """
     latent = bool(config.model.multi_latent_attention)
     if options.mla_qkv_concat and not latent:
         raise LayoutError(
             "--mla-qkv-concat and --mla-mm-split are for models with multi-latent attention"
         )
+    if not options.mla_qkv_concat:
+        require_adjacent_pairs(config)
     if options.names is Names.LEGACY and latent:
         raise LayoutError(
             "megatron.legacy has no multi-latent attention; use mp-rank instead of mp-rank-legacy"

@@ -33,13 +33,15 @@ _LATENT: Final = {
 
 def rope_values(args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return fields of ``[model]``, and the options that they cannot represent."""
-    if args.get("multi_latent_attention"):
+    latent = bool(args.get("multi_latent_attention"))
+    if latent and args.get("rope_scaling_type") in (None, "yarn"):
         return _latent_values(args)
     found: list[dict[str, Any]] = []
-    if args.get("use_rope_scaling"):
+    if args.get("use_rope_scaling") and not latent:
         factor = args.get("rope_scaling_factor", _DEFAULT_FACTOR)
         found.append({"type": "llama3", "factor": factor, **_LLAMA3})
-    if (factor := args.get("rotary_seq_len_interpolation_factor")) not in (None, 1):
+    factor = None if latent else args.get("rotary_seq_len_interpolation_factor")
+    if factor not in (None, 1):
         found.append({"type": "linear", "factor": float(factor)})
     problems: list[str] = []
     if (kind := args.get("rope_scaling_type")) is not None:
@@ -50,24 +52,26 @@ def rope_values(args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if len(found) > 1:
         kinds = ", ".join(one["type"] for one in found)
         problems.append(f"rotary positions are scaled in more than one way: {kinds}")
-    values = found[0] if found else {}
-    return {f"{PREFIX}{name}": value for name, value in values.items()}, problems
+    values = {f"{PREFIX}{name}": value for name, value in (found[0] if found else {}).items()}
+    return ({"rope_type": "rope", **values} if latent else values), problems
 
 
 def rope_args(config: RunConfig) -> dict[str, object]:
     """Return the options for a model, those of Megatron where it has the scaling."""
     model = config.model
+    plain: dict[str, object] = {"use_rope_scaling": False}
     if model.multi_latent_attention:
         yarn = _LATENT.values() if model.rope_type == "yarn" else ()
-        return {name: model[name] for name in ("rope_type", *yarn)}
+        plain |= {name: model[name] for name in ("rope_type", *yarn)}
     kind = model.rope_scaling_type
     if kind is None:
-        return {"use_rope_scaling": False}
+        return plain
     given = {name: model[f"{PREFIX}{name}"] for name in PARAMETERS[kind]}
-    if kind == "llama3" and all(given[name] == value for name, value in _LLAMA3.items()):
+    of_megatron = kind == "llama3" and not model.multi_latent_attention
+    if of_megatron and all(given[name] == value for name, value in _LLAMA3.items()):
         return {"use_rope_scaling": True, "rope_scaling_factor": given["factor"]}
     return {
-        "use_rope_scaling": False,
+        **plain,
         "rope_scaling_type": kind,
         **{
             f"{PREFIX}{name}": list(value) if isinstance(value, tuple) else value
@@ -109,11 +113,8 @@ def _latent_values(args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         names = _LATENT.values() if rope_type == "yarn" else ()
         given = {name: args[name] for name in names if args.get(name) is not None}
         return {"rope_type": rope_type, **given}, []
-    kind = args["rope_scaling_type"]
-    if kind is None:
+    if args["rope_scaling_type"] is None:
         return {"rope_type": "rope"}, []
-    if kind != "yarn":
-        return {}, [f"rope_scaling_type is {show(kind)} with multi-latent attention"]
     found = {
         field: value
         for name, field in _LATENT.items()
