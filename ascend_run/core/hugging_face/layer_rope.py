@@ -14,7 +14,7 @@ _LOCAL: Final = "rope_local_base_freq"
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
-def unite_kinds(config_json: dict[str, Any]) -> Iterator[str]:
+def flatten_rope_parameters(config_json: dict[str, Any]) -> Iterator[str]:
     """Replace the newer spelling by the earlier one in place; yield what that cannot express."""
     rules = config_json.get(_RULE)
     if not isinstance(rules, dict) or _WINDOW not in rules or not rules.keys() <= {_FULL, _WINDOW}:
@@ -27,7 +27,7 @@ def unite_kinds(config_json: dict[str, Any]) -> Iterator[str]:
         yield f"{_RULE}.{_WINDOW} is {rules[_WINDOW]!r}; only its rope_theta can be set"
 
 
-def separate_kinds(config_json: dict[str, Any]) -> None:
+def nest_rope_parameters(config_json: dict[str, Any]) -> None:
     """Replace the earlier spelling by the newer one in place, and keep the older keys."""
     if _LOCAL in config_json:
         local = {"rope_theta": config_json[_LOCAL], "rope_type": "default"}

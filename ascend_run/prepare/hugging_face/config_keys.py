@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.hugging_face.derived_fields import UNREPRESENTED, derived_value, model_value
-from ascend_run.core.hugging_face.layer_rope import separate_kinds
+from ascend_run.core.hugging_face.layer_rope import nest_rope_parameters
 from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.config import RunConfig
@@ -120,7 +120,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     }
     if "rope_theta" in result:
         result |= rope_keys(result["rope_theta"], config)
-        separate_kinds(result)
+        nest_rope_parameters(result)
     config_from_hf(family, result)  # what cannot be read back is not written
     return dict(sorted(result.items()))
 

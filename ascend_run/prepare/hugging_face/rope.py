@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ascend_run.core.config.rotary_keys import NAMES, PARAMETERS, PREFIX, REQUIRED, SCALINGS
-from ascend_run.core.hugging_face.layer_rope import unite_kinds
+from ascend_run.core.hugging_face.layer_rope import flatten_rope_parameters
 from ascend_run.types.config import RunConfig
 
 from .latent_rope import latent_parameters
@@ -37,7 +37,7 @@ def take_rope(
         Problems: an unknown or incomplete scaling, partial rotation, two different bases or
             scalings.
     """
-    problems = list(unite_kinds(config_json))
+    problems = list(flatten_rope_parameters(config_json))
     thetas = {"rope_theta": config_json.pop("rope_theta")} if "rope_theta" in config_json else {}
     scalings = {}
     for key in _SCALING_KEYS:

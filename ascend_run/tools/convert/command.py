@@ -3,81 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .target_options import megatron_options
+
 if TYPE_CHECKING:
     from ascend_run.tools.convert.conversion import Converted
     from ascend_run.tools.convert.verifying.comparison import Comparison
 
-_SIZE = click.IntRange(min=1)
 _TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist")
 _SHOWN = 20
 """Differences that are listed."""
 _SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
-
-
-class _Numbers(click.ParamType[tuple[int, ...]]):
-    """Comma-separated numbers from 0."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = value.split(",")
-        if not all(part.isascii() and part.isdigit() for part in parts):
-            self.fail(f"{value!r} is not a list of numbers such as 7,8,8,9", param, ctx)
-        return tuple(map(int, parts))
-
-
-def _layout_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the options of a target with ``mp_rank_*`` folders."""
-    options = (
-        click.option("--tp", type=_SIZE, default=1, help="Tensor-parallel size of the target."),
-        click.option("--pp", type=_SIZE, default=1, help="Pipeline-parallel size."),
-        click.option("--vpp", type=_SIZE, default=1, help="Chunks of layers per pipeline stage."),
-        click.option("--ep", type=_SIZE, default=1, help="Expert-parallel size."),
-        click.option(
-            "--expert-tp", type=_SIZE, help="Tensor-parallel size of experts; default: --tp."
-        ),
-        click.option(
-            "--tp-extend-ep",
-            is_flag=True,
-            help="Whole experts on tensor-parallel ranks (MindSpeed's moe-tp-extend-ep).",
-        ),
-        click.option(
-            "--layer-list", type=_Numbers(), default=(), help="Layers of each stage: 7,8,8,9."
-        ),
-        click.option(
-            "--empty-layers",
-            type=_Numbers(),
-            default=(),
-            help="Layer slots that stay empty: 0,31 (MindSpeed's noop-layers).",
-        ),
-        click.option(
-            "--grouped-matmul-layout",
-            is_flag=True,
-            help="Experts as weight1 and weight2 (MindSpeed's and Megatron's grouped matmul).",
-        ),
-        click.option(
-            "--transformer-engine",
-            is_flag=True,
-            help="Names of Transformer Engine's modules; default: of Megatron's local ones.",
-        ),
-        click.option(
-            "--make-vocab-size-divisible-by",
-            type=_SIZE,
-            metavar="N",
-            help="Pad the vocabulary to a multiple of N times --tp; default: the model's.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 @click.command("convert")
@@ -111,7 +52,7 @@ def _layout_options(function: Callable[..., int]) -> Callable[..., int]:
     "beside the checkpoint.",
 )
 @click.option(
-    "--read-tp-extend-ep",
+    "--read-moe-tp-extend-ep",
     is_flag=True,
     help="SOURCE has whole experts on tensor-parallel ranks; default: as its args say.",
 )
@@ -137,7 +78,7 @@ def _layout_options(function: Callable[..., int]) -> Callable[..., int]:
     type=click.Choice(("tensors", "logits")),
     help="Compare the files written with the source, before they get their name.",
 )
-@_layout_options
+@megatron_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
@@ -148,7 +89,7 @@ def command(
     step: int | None,
     family: str | None,
     file: Path | None,
-    read_tp_extend_ep: bool,
+    read_moe_tp_extend_ep: bool,
     first_copy: bool,
     adapter: Path | None,
     base: Path | None,
@@ -190,7 +131,7 @@ def command(
             step=step,
             family=family,
             config=file,
-            tp_extend_ep=read_tp_extend_ep,
+            tp_extend_ep=read_moe_tp_extend_ep,
             first_copy=first_copy,
             adapter=adapter,
             base=base,
@@ -214,7 +155,7 @@ def _require_unset(layout: dict[str, Any], target_format: str) -> None:
     Raises:
         UsageError: An option of another format is given; names all.
     """
-    allowed = {"transformer_engine"} if target_format == "torch-dist" else set()
+    allowed = {"transformer_impl"} if target_format == "torch-dist" else set()
     context = click.get_current_context()
     given = [
         "--" + name.replace("_", "-")

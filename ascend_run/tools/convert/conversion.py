@@ -94,12 +94,14 @@ def _write(target: Path, asked: Conversion, model: ModelSource, progress: Progre
 
         write_checkpoint(target, model, progress)
     elif asked.target_format == "torch-dist":
+        from .formats.megatron_names import Names
         from .formats.torch_dist import write_torch_dist
 
-        engine = asked.layout["transformer_engine"]
-        write_torch_dist(target, model, progress, engine=engine)
+        names = Names(asked.layout["transformer_impl"])
+        write_torch_dist(target, model, progress, names=names)
     else:
-        from .formats.mp_rank_writing import mp_rank_options, write_mp_rank
+        from .formats.mp_rank_options import mp_rank_options
+        from .formats.mp_rank_writing import write_mp_rank
 
         legacy = asked.target_format == "mp-rank-legacy"
         write_mp_rank(target, model, mp_rank_options(asked.layout, legacy=legacy), progress)

@@ -15,6 +15,7 @@ from ascend_run.core.hugging_face.stored_tensors import StoredTensors
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
 from ascend_run.prepare.config.reading import read_raw
+from ascend_run.tools.convert.formats.latent_attention import with_megatron_modules
 from ascend_run.tools.convert.formats.megatron_args import model_values
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.formats.mp_rank_files import (
@@ -24,7 +25,6 @@ from ascend_run.tools.convert.formats.mp_rank_files import (
     open_mp_rank,
 )
 from ascend_run.tools.convert.formats.mp_rank_reading import stored_model
-from ascend_run.tools.convert.formats.parameter_shards import require_supported
 from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource, open_checkpoint
 from ascend_run.tools.convert.formats.safe_pickle import Inert, load_file
 from ascend_run.tools.convert.formats.torch_dist import COMMON, TorchDistModel
@@ -187,13 +187,13 @@ def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
     folder = iteration_folder(path, options.step)
     files = open_mp_rank(folder)
     model = _config_of_megatron(folder, files.args, options)
-    require_supported(model.config, "mp_rank_* files")
-    opened = stored_model(
+    stored = stored_model(
         files,
         model.config,
         tp_extend_ep=options.tp_extend_ep,
         first_copy=options.first_copy,
     )
+    opened = with_megatron_modules(stored.headers, stored.read, model.config)
     return ModelSource(
         family=model.family,
         config=model.config,
@@ -211,8 +211,8 @@ def _open_torch_dist(path: Path, options: SourceOptions) -> ModelSource:
     common: Mapping[str, Any] = stored if isinstance(stored, dict) else {}
     args = common.get("args")
     model = _config_of_megatron(folder, args.fields if isinstance(args, Inert) else {}, options)
-    require_supported(model.config, "torch_dist checkpoints")
-    opened = TorchDistModel(folder, model.config)
+    tensors = TorchDistModel(folder, model.config)
+    opened = with_megatron_modules(tensors.headers, tensors.read, model.config)
     return ModelSource(
         family=model.family,
         config=model.config,

@@ -5,27 +5,63 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from tests.plugins.platforms.cpu.megatron_training import megatron_on_the_cpu
 
-from .megatron_files import EXPERTS, FFN, GROUPS, HEADS, HIDDEN, VOCABULARY
+from .megatron_files import (
+    EXPERTS,
+    FFN,
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    KV_RANK,
+    NOPE,
+    Q_RANK,
+    ROPE,
+    VALUE,
+    VOCABULARY,
+)
 
 
-def build(*, tp: int, pp: int, ep: int, tied: bool) -> Any:
+def build(*, tp: int, pp: int, ep: int, tied: bool, latent: str) -> Any:
     """Build this rank's stage; the process groups must exist."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+    )
+    from megatron.core.transformer import (
+        MLATransformerConfig,
+        TransformerConfig,
+        multi_latent_attention,
+    )
+    from megatron.core.transformer.identity_op import IdentityOp
 
-    experts = EXPERTS if ep > 1 else None
-    config = TransformerConfig(
+    experts = EXPERTS if ep > 1 or latent else None
+    of_kind: dict[str, Any] = {"num_query_groups": GROUPS}
+    if latent:
+        of_kind = {
+            "multi_latent_attention": True,
+            "qk_layernorm": True,
+            "q_lora_rank": Q_RANK,
+            "kv_lora_rank": KV_RANK,
+            "qk_head_dim": NOPE,
+            "qk_pos_emb_head_dim": ROPE,
+            "v_head_dim": VALUE,
+            "rope_type": "rope",
+            "moe_layer_freq": [0, 1, 1, 1],
+            "moe_ffn_hidden_size": FFN,
+            "moe_shared_expert_intermediate_size": FFN,
+        }
+    config = (MLATransformerConfig if latent else TransformerConfig)(
+        **of_kind,
         num_layers=4,
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
-        num_query_groups=GROUPS,
         ffn_hidden_size=FFN,
         num_moe_experts=experts,
         tensor_model_parallel_size=tp,
@@ -41,20 +77,39 @@ def build(*, tp: int, pp: int, ep: int, tied: bool) -> Any:
         pipeline_dtype=torch.float32,
         cuda_graph_scope=[],
     )
-    return GPTModel(
-        config,
-        get_gpt_layer_local_spec(num_experts=experts, normalization="RMSNorm"),
-        vocab_size=256,
-        max_sequence_length=32,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=tied,
-        position_embedding_type="rope",
-    )
+    if latent:
+        layers = get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization="RMSNorm"
+        )
+        for layer in layers.layer_specs:
+            # It has no parameters, and the local one refuses keys and values of two widths.
+            layer.submodules.self_attention.submodules.core_attention = IdentityOp
+    else:
+        layers = get_gpt_layer_local_spec(num_experts=experts, normalization="RMSNorm")
+    # Without Transformer Engine its import succeeds, and its classes are no types.
+    with mock.patch.object(multi_latent_attention, "HAVE_TE", new=False):
+        return GPTModel(
+            config,
+            layers,
+            vocab_size=256,
+            max_sequence_length=32,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=tied,
+            position_embedding_type="rope",
+        )
 
 
 def load_and_save(
-    source: str, target: str, distributed: str, *, tp: int, pp: int, ep: int, tied: bool
+    source: str,
+    target: str,
+    distributed: str,
+    *,
+    tp: int,
+    pp: int,
+    ep: int,
+    tied: bool,
+    latent: str,
 ) -> None:
     """Load ``mp_rank_*`` files strictly, and save them again in both of Megatron's formats.
 
@@ -76,7 +131,7 @@ def load_and_save(
             pipeline_model_parallel_size=pp,
             expert_model_parallel_size=ep,
         )
-        model = build(tp=tp, pp=pp, ep=ep, tied=tied)
+        model = build(tp=tp, pp=pp, ep=ep, tied=tied, latent=latent)
         name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
         name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}" if pp > 1 else ""
         name += f"_{parallel_state.get_expert_model_parallel_rank():03d}" if ep > 1 else ""
@@ -103,7 +158,7 @@ def load_and_save(
             {"model": model.sharded_state_dict(), "args": args, "iteration": 7},
             f"{target}/torch_dist",
         )
-        again = build(tp=tp, pp=pp, ep=ep, tied=tied)
+        again = build(tp=tp, pp=pp, ep=ep, tied=tied, latent=latent)
         sharded = {"model": again.sharded_state_dict()}
         # The states of Transformer Engine, which have no counterpart in other formats, are missing.
         found = dist_checkpointing.load(sharded, distributed, strict=StrictHandling.LOG_ALL)

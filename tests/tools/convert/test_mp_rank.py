@@ -18,9 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ascend_run.entrypoints.cli import run
-from ascend_run.plugin_api.error_text import show
-from ascend_run.plugin_api.errors import CheckpointError
-from ascend_run.tools.convert.formats.megatron_args import model_values
 from tests.plugins.models.cases import FAMILIES
 from tests.support.family_checks import stored
 
@@ -28,21 +25,34 @@ from .megatron_files import EXPERTS, FFN, GROUPS, HEADS, HIDDEN, Files, hugging_
 
 TWO_STAGES = (((0, 1),), ((2, 3),))
 INTERLEAVED = (((0,), (2,)), ((1,), (3,)))
+ENGINE, DUALPIPEV = "--transformer-impl transformer_engine", "--schedules-method dualpipev"
 CASES: dict[str, tuple[Files, str]] = {
     "one": (Files(padded=128), ""),
     "tp": (Files(tp=2), "--tp 2"),
     "shared-key-value-heads": (Files(tp=4, padded=512), "--tp 4"),
     "tp-pp-engine": (
         Files(tp=2, stages=TWO_STAGES, engine=True),
-        "--tp 2 --pp 2 --transformer-engine",
+        f"--tp 2 --pp 2 {ENGINE}",
     ),
     "tied": (Files(tp=2, tied=True), "--tp 2"),
     "tied-pp": (Files(tp=2, stages=TWO_STAGES, tied=True), "--tp 2 --pp 2"),
     "vpp": (Files(stages=INTERLEAVED, padded=128), "--pp 2 --vpp 2"),
-    "layer-list": (Files(stages=(((0,),), ((1, 2, 3),)), padded=128), "--pp 2 --layer-list 1,3"),
+    "layer-list": (
+        Files(stages=(((0,),), ((1, 2, 3),)), padded=128),
+        "--pp 2 --num-layer-list 1,3",
+    ),
     "empty-layers": (
         Files(stages=(((None,), (1,), (3,)), ((0,), (2,), (None,))), padded=128),
-        "--pp 2 --vpp 3 --empty-layers 0,5",
+        "--pp 2 --vpp 3 --noop-layers 0,5",
+    ),
+    "dualpipev": (
+        Files(
+            stages=(((None, 0), (3, None)), ((1, None), (None, 2))),
+            dualpipev=True,
+            tied=True,
+            padded=128,
+        ),
+        f"--pp 2 {DUALPIPEV} --noop-layers 0,3,4,7",
     ),
     "vocabulary": (Files(tp=2, padded=40), "--tp 2 --make-vocab-size-divisible-by 5"),
     "ep": (Files(ep=2, experts="one", padded=128), "--ep 2"),
@@ -52,11 +62,19 @@ CASES: dict[str, tuple[Files, str]] = {
     ),
     "ep-engine": (
         Files(tp=2, ep=2, experts="numbered", engine=True),
-        "--tp 2 --ep 2 --transformer-engine",
+        f"--tp 2 --ep 2 {ENGINE} --moe-grouped-gemm",
+    ),
+    "engine-one-by-one": (
+        Files(tp=2, ep=2, experts="one", engine=True),
+        f"--tp 2 --ep 2 {ENGINE}",
+    ),
+    "engine-legacy-grouped": (
+        Files(ep=2, experts="grouped", engine=True, padded=128),
+        f"--ep 2 {ENGINE} --moe-grouped-gemm --moe-use-legacy-grouped-gemm",
     ),
     "grouped": (
         Files(tp=2, ep=2, experts="grouped"),
-        "--tp 2 --ep 2 --grouped-matmul-layout",
+        "--tp 2 --ep 2 --moe-grouped-gemm",
     ),
     "expert-tp": (
         Files(tp=2, ep=4, expert_tp=1, experts="one", pairs=((0, 0), (1, 1), (0, 2), (1, 3))),
@@ -64,11 +82,40 @@ CASES: dict[str, tuple[Files, str]] = {
     ),
     "grouped-expert-tp": (
         Files(tp=2, ep=2, expert_tp=1, experts="grouped", pairs=((0, 0), (1, 1))),
-        "--tp 2 --ep 2 --expert-tp 1 --grouped-matmul-layout",
+        "--tp 2 --ep 2 --expert-tp 1 --moe-grouped-gemm",
     ),
     "tp-extend-ep": (
         Files(tp=2, ep=2, extended=True, experts="grouped"),
-        "--tp 2 --ep 2 --tp-extend-ep --grouped-matmul-layout",
+        "--tp 2 --ep 2 --moe-tp-extend-ep --moe-grouped-gemm",
+    ),
+    "latent": (
+        Files(tp=2, stages=TWO_STAGES, experts="one", latent="queries"),
+        "--tp 2 --pp 2",
+    ),
+    "latent-engine": (
+        Files(tp=2, ep=2, experts="numbered", engine=True, latent="queries"),
+        f"--tp 2 --ep 2 {ENGINE} --moe-grouped-gemm",
+    ),
+    "latent-plain-queries": (
+        Files(tp=2, experts="one", engine=True, latent="plain"),
+        f"--tp 2 {ENGINE}",
+    ),
+    "mindspeed-latent": (
+        Files(tp=2, experts="grouped", latent="plain", mindspeed="concat"),
+        "--tp 2 --moe-grouped-gemm --mla-qkv-concat",
+    ),
+    "mindspeed-latent-split": (
+        Files(
+            tp=2,
+            ep=2,
+            stages=(((0,), (3,)), ((1,), (2,))),
+            dualpipev=True,
+            experts="grouped",
+            extended=True,
+            latent="queries",
+            mindspeed="split",
+        ),
+        f"--tp 2 --pp 2 --ep 2 {DUALPIPEV} --moe-grouped-gemm --moe-tp-extend-ep --mla-mm-split",
     ),
 }
 
@@ -86,7 +133,8 @@ def check_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
 
 def hf_folder(case: Files, root: Path) -> tuple[Path, dict[str, Tensor]]:
     folder = root / "hf"
-    return folder, hugging_face(folder, experts=bool(case.experts), tied=case.tied)
+    experts = bool(case.experts)
+    return folder, hugging_face(folder, experts=experts, tied=case.tied, latent=case.latent)
 
 
 def rank_files(folder: Path) -> dict[str, Any]:
@@ -103,7 +151,7 @@ def test_files_written_from_the_rules_are_read(kind: str, tmp_path: Path) -> Non
     case = CASES[kind][0]
     folder, hf = hf_folder(case, tmp_path)
     case.write(tmp_path / "megatron", hf)
-    extended = ["--read-tp-extend-ep"] if case.extended else []
+    extended = ["--read-moe-tp-extend-ep"] if case.extended else []
     words = ("--to", "hf", *extended, "--config", folder / "config.json")
     assert convert(*words, tmp_path / "megatron", tmp_path / "out") == 0
     check_equal(stored(tmp_path / "out"), hf)
@@ -131,15 +179,46 @@ def test_written_files_are_those_of_the_rules(kind: str, tmp_path: Path) -> None
     check_equal(stored(out), hf)
 
 
+def test_latent_attention_of_earlier_mindspeed(tmp_path: Path) -> None:
+    """Its names of the up projections and of the norm of keys and values."""
+    case = Files(tp=2, experts="grouped", latent="queries", mindspeed="concat")
+    folder, hf = hf_folder(case, tmp_path)
+    case.write(tmp_path / "megatron", hf)
+    renamed = {"q_up_proj": "qb", "kv_up_proj": "kvb", ".kv_layernorm": ".k_layernorm"}
+    for file in tmp_path.glob("megatron/*/*/*.pt"):
+        state = torch.load(file)
+        for old, new in renamed.items():
+            state["model"] = {n.replace(old, new): t for n, t in state["model"].items()}
+        torch.save(state, file)
+    words = ("--to", "hf", "--config", folder / "config.json")
+    assert convert(*words, tmp_path / "megatron", tmp_path / "out") == 0
+    check_equal(stored(tmp_path / "out"), hf)
+
+
+def test_a_half_of_a_projection_that_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Files(padded=128, experts="grouped", latent="queries", mindspeed="split")
+    _, hf = hf_folder(case, tmp_path)
+    case.write(tmp_path / "megatron", hf)
+    (file,) = tmp_path.glob("megatron/*/*/*.pt")
+    changed(file, "decoder.layers.1.self_attention.linear_v.weight", None)
+    words = ("--to", "hf", "--config", tmp_path / "hf" / "config.json")
+    assert convert(*words, tmp_path / "megatron", tmp_path / "out") == 2
+    message = capsys.readouterr().err
+    assert "layers.1.self_attention.linear_v.weight is missing, a half" in message
+
+
 def test_the_args_alone_give_the_config(tmp_path: Path) -> None:
-    for number, kind in enumerate(("empty-layers", "tp-extend-ep")):
+    kinds = ("empty-layers", "tp-extend-ep", "dualpipev", "mindspeed-latent-split", "latent-engine")
+    for number, kind in enumerate(kinds):
         root = tmp_path / str(number)
         root.mkdir()
         case, words = CASES[kind]
         folder, hf = hf_folder(case, root)
         assert convert("--to", "mp-rank", *words.split(), folder, root / "megatron") == 0
         (root / "megatron" / "config.toml").unlink()
-        family = "mixtral" if case.experts else "llama"
+        family = "deepseek_v2" if case.latent else "mixtral" if case.experts else "llama"
         words = f"--to hf --family {family}"
         assert convert(*words.split(), root / "megatron", root / "out") == 0
         check_equal(stored(root / "out"), hf)
@@ -171,57 +250,6 @@ def test_one_layout_becomes_another_and_our_checkpoint(tmp_path: Path) -> None:
     assert got.keys() == want.keys()
     for name, state in want.items():
         check_equal(got[name]["model"], state["model"])
-
-
-def legacy_state(hf: Mapping[str, Tensor], norms: tuple[str, str, str]) -> dict[str, Any]:
-    """A tied model as megatron.legacy nests it, on one rank."""
-    plain = Files(padded=128).ranks({**hf, "lm_head.weight": hf["model.embed_tokens.weight"]})
-    chunk = plain[0, 0, 0][0]
-    renamed = {
-        "self_attention.linear_qkv": "self_attention.query_key_value",
-        "self_attention.linear_proj": "self_attention.dense",
-        "mlp.linear_fc1": "mlp.dense_h_to_4h",
-        "mlp.linear_fc2": "mlp.dense_4h_to_h",
-        "input_layernorm": norms[0],
-        "pre_mlp_layernorm": norms[1],
-        "final_layernorm": norms[2],
-    }
-    encoder = {}
-    for name, tensor in chunk.items():
-        if name.startswith("decoder."):
-            for old, new in renamed.items():
-                name = name.replace(old, new)
-            encoder[name.removeprefix("decoder.")] = tensor
-    words = {"weight": chunk["embedding.word_embeddings.weight"]}
-    return {"language_model": {"embedding": {"word_embeddings": words}, "encoder": encoder}}
-
-
-@pytest.mark.parametrize(
-    "norms",
-    [
-        ("input_norm", "post_attention_norm", "final_norm"),
-        ("input_layernorm", "post_attention_layernorm", "final_layernorm"),
-    ],
-    ids=["new", "old"],
-)
-def test_legacy_names(norms: tuple[str, str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "hf"
-    hf = hugging_face(folder, tied=True)
-    rank = tmp_path / "legacy" / "mp_rank_00"
-    rank.mkdir(parents=True)
-    want = {"checkpoint_version": 3.0, "model": legacy_state(hf, norms)}
-    torch.save(want, rank / "model_optim_rng.pt")
-    config = ("--config", folder / "config.json")
-    assert convert("--to", "hf", *config, rank.parent, tmp_path / "out") == 0
-    check_equal(stored(tmp_path / "out"), hf)
-    assert convert("--to", "mp-rank-legacy", folder, tmp_path / "again") == 0
-    assert convert("--to", "hf", tmp_path / "again", tmp_path / "hf-again") == 0
-    check_equal(stored(tmp_path / "hf-again"), hf)
-    if norms[0] == "input_norm":
-        (state,) = rank_files(tmp_path / "again").values()
-        got, model = state["model"]["language_model"], want["model"]["language_model"]
-        check_equal(got["encoder"], model["encoder"])
-        check_equal(got["embedding"]["word_embeddings"], model["embedding"]["word_embeddings"])
 
 
 class PeakBytes(TorchDispatchMode):
@@ -378,10 +406,12 @@ def test_a_layer_too_few(megatron: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "decoder.layers.3.input_layernorm.weight is missing" in refused(capsys, megatron)
 
 
-def test_an_old_order_of_queries(megatron: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_version(megatron: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = rank_file(megatron)
-    torch.save({**torch.load(file), "checkpoint_version": 1.0}, file)
-    assert "checkpoint_version 1.0" in refused(capsys, megatron)
+    torch.save({**torch.load(file), "checkpoint_version": 1.5}, file)
+    assert "checkpoint_version 1.5; expected 0, 1.0, 2.0 or 3.0" in refused(capsys, megatron)
+    torch.save({**torch.load(file), "checkpoint_version": 2.0}, file)
+    assert "different checkpoint_version: 2.0, 3.0" in refused(capsys, megatron)
 
 
 def test_a_tracker_that_names_nothing(megatron: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,11 +424,15 @@ def test_a_tracker_that_names_nothing(megatron: Path, capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         ("--pp 3", "4 layer slots are not divisible by pp=3"),
-        ("--pp 2 --layer-list 1,2", "--layer-list 1,2 has 3 layer slots; the model has 4"),
-        ("--empty-layers 9", "--empty-layers 9: 4 layers and 1 empty ones are slots 0 to 4"),
+        ("--pp 2 --num-layer-list 1,2", "--num-layer-list 1,2 has 3 layer slots; the model has 4"),
+        ("--noop-layers 9", "--noop-layers 9: 4 layers and 1 empty ones are slots 0 to 4"),
+        ("--schedules-method dualpipev --pp 3", "4 layer slots are not divisible by pp=3 * vpp=2"),
+        ("--schedules-method dualpipev --vpp 4", "has 2 chunks per stage, not --vpp 4"),
+        ("--mla-mm-split", "are for models with multi-latent attention"),
+        ("--moe-use-legacy-grouped-gemm", "needs --moe-grouped-gemm"),
         ("--tp 3", "2 key-value groups are neither split nor shared evenly by tp=3"),
         ("--ep 2", "are for models with experts"),
-        ("--layer-list 1,x", "'1,x' is not a list of numbers"),
+        ("--num-layer-list 1,x", "'1,x' is not a list of numbers"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_model(
@@ -412,7 +446,7 @@ def test_a_layout_that_does_not_divide_the_model(
 
 @pytest.mark.parametrize(
     "words",
-    ["--tp 2", "--expert-tp 1", "--layer-list 2,2", "--tp-extend-ep", "--transformer-engine"],
+    ["--tp 2", "--num-layer-list 2,2", "--moe-tp-extend-ep", "--transformer-impl local"],
 )
 def test_layout_options_are_for_mp_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
@@ -434,39 +468,23 @@ def test_the_step_of_a_named_iteration_is_compared(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("form", "family", "message"),
     [
-        ("use_rope_scaling", True),
-        ("moe_router_score_function", "sigmoid"),
-        ("squared_relu", True),
-        ("moe_router_topk_scaling_factor", 2.5),
+        ("mp-rank", "bloom", "embedding.layernorm.weight does not"),
+        ("torch-dist", "bloom", "embedding.layernorm.weight does not"),
+        ("mp-rank-legacy", "deepseek_v2", "megatron.legacy has no multi-latent attention"),
+        ("mp-rank", "minicpm3", "rotates pairs that are adjacent"),
+        ("torch-dist", "minicpm3", "rotates pairs that are adjacent"),
+        ("mp-rank-legacy", "qwen2_moe", "shared_experts.linear_fc1.weight does not"),
     ],
 )
-def test_args_that_change_the_model_need_a_config(name: str, value: object) -> None:
-    """Values as Megatron stores them; with its defaults they give the model."""
-    args = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16}
-    defaults = {"use_rope_scaling": False, "moe_router_score_function": "softmax"}
-    assert model_values({**args, **defaults}, "here")["model.num_layers"] == 2
-    with pytest.raises(CheckpointError, match="here has options that change the model") as refusal:
-        model_values({**args, **defaults, name: value}, "here")
-    assert [*refusal.value.problems] == [f"{name} is {show(value)}"]
-
-
-@pytest.mark.parametrize("form", ["mp-rank", "mp-rank-legacy", "torch-dist"])
-@pytest.mark.parametrize("family", ["deepseek_v2", "bloom"])
-def test_a_model_that_is_not_proven_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, family: str
+def test_a_model_that_megatron_does_not_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, family: str, message: str
 ) -> None:
-    """Latent attention; a parameter that Megatron's GPTModel does not have."""
     found = next(one for one in FAMILIES if one.name == family)
     found.model(**next(iter(found.variants.values()))).save_pretrained(tmp_path / "hf")
     assert convert("--to", form, tmp_path / "hf", tmp_path / "out") == 2
-    message = capsys.readouterr().err
-    expected = {
-        "deepseek_v2": "multi-latent attention",
-        "bloom": "embedding.layernorm.weight does not",
-    }
-    assert expected[family] in message
+    assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 

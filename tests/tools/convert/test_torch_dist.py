@@ -21,15 +21,19 @@ from .test_mp_rank import Hostile, check_equal, convert, refused
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-@pytest.mark.parametrize("kind", ["dense", "tied", "experts", "experts of the engine"])
+@pytest.mark.parametrize(
+    "kind", ["dense", "tied", "experts", "experts of the engine", "latent", "latent of the engine"]
+)
 def test_a_folder_becomes_torch_dist_and_the_same_again(kind: str, tmp_path: Path) -> None:
-    hf = hugging_face(tmp_path / "hf", experts="experts" in kind, tied=kind == "tied")
-    words = ["--transformer-engine"] if "engine" in kind else []
+    latent = "queries" if "latent" in kind else ""
+    experts = "experts" in kind or bool(latent)
+    hf = hugging_face(tmp_path / "hf", experts=experts, tied=kind == "tied", latent=latent)
+    words = ["--transformer-impl", "transformer_engine"] if "engine" in kind else []
     assert convert("--to", "torch-dist", *words, tmp_path / "hf", tmp_path / "dist") == 0
     assert convert("--to", "hf", tmp_path / "dist", tmp_path / "out") == 0
     check_equal(stored(tmp_path / "out"), hf)
     (tmp_path / "dist" / "config.toml").unlink()
-    family = "mixtral" if "experts" in kind else "llama"
+    family = "deepseek_v2" if latent else "mixtral" if experts else "llama"
     assert convert("--to", "hf", "--family", family, tmp_path / "dist", tmp_path / "again") == 0
     check_equal(stored(tmp_path / "again"), hf)
 

@@ -16,13 +16,16 @@ from .test_mp_rank import check_equal, convert
 
 @pytest.mark.timeout(400)  # four ranks import Megatron
 @pytest.mark.parametrize(
-    ("tp", "pp", "ep", "tied"), [(2, 2, 1, True), (2, 1, 2, False)], ids=["dense", "experts"]
+    ("tp", "pp", "ep", "tied", "latent"),
+    [(2, 2, 1, True, ""), (2, 1, 2, False, ""), (2, 2, 1, False, "queries")],
+    ids=["dense", "experts", "latent"],
 )
 def test_files_are_those_of_megatron(
-    tp: int, pp: int, ep: int, tied: bool, tmp_path: Path, gloo_pool: GlooPool
+    tp: int, pp: int, ep: int, tied: bool, latent: str, tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
     """Strictly loaded on four ranks; the files that Megatron saves give the first model again."""
-    hf = hugging_face(tmp_path / "hf", experts=ep > 1, tied=tied)
+    experts = ep > 1 or bool(latent)
+    hf = hugging_face(tmp_path / "hf", experts=experts, tied=tied, latent=latent)
     sizes = ["--tp", str(tp), "--pp", str(pp), *(["--ep", str(ep)] if ep > 1 else [])]
     assert convert("--to", "mp-rank", *sizes, tmp_path / "hf", tmp_path / "ours") == 0
     assert convert("--to", "torch-dist", tmp_path / "hf", tmp_path / "dist") == 0
@@ -37,6 +40,7 @@ def test_files_are_those_of_megatron(
         pp=pp,
         ep=ep,
         tied=tied,
+        latent=latent,
         timeout=300.0,
     )
     config = ("--config", tmp_path / "hf" / "config.json")

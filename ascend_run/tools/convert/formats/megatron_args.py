@@ -10,9 +10,11 @@ from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.prepare.hugging_face.neutral_fields import neutral_fields
 from ascend_run.types.config import RunConfig
 
-from .shard_layout import LayoutOptions
+from .rope_args import rope_args, rope_values
+from .shard_layout import DUALPIPEV, LayoutOptions
 
 _SAME: Final = (
     "hidden_size",
@@ -28,6 +30,7 @@ _SAME: Final = (
     "position_embedding_type",
     "rotary_base",
     "rotary_percent",
+    "rotary_interleaved",
     "init_method_std",
     "window_size",
     "attention_dropout",
@@ -48,31 +51,24 @@ _SPARSE: Final = (
     "moe_shared_expert_intermediate_size",
     "moe_layer_freq",
     "moe_aux_loss_coeff",
+    "moe_router_enable_expert_bias",
+    "moe_router_group_topk",
+    "moe_router_num_groups",
+    "moe_router_pre_softmax",
+    "moe_router_score_function",
+    "moe_router_topk_scaling_factor",
 )
 _RENAMED: Final = {
     "norm_epsilon": "layernorm_epsilon",
     "swiglu": "gated_linear_unit",
     "num_experts": "num_moe_experts",
+    "apply_layernorm_1p": "layernorm_zero_centered_gamma",
 }
 """Option of Megatron's command line -> field of its TransformerConfig."""
 
 
-_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "apply_layernorm_1p": (False,),
-    "moe_router_enable_expert_bias": (False,),
-    "moe_router_group_topk": (None,),
-    "moe_router_num_groups": (None,),
-    "moe_router_pre_softmax": (False,),
-    "moe_router_score_function": ("softmax",),
-    "moe_router_topk_scaling_factor": (None, 1.0),
-    "openai_gelu": (False,),
-    "quick_geglu": (False,),
-    "rotary_interleaved": (False,),
-    "rotary_seq_len_interpolation_factor": (None, 1),
-    "squared_relu": (False,),
-    "use_rope_scaling": (False,),
-}
-"""Option that changes the model -> values with which it does not; others need a config."""
+_CHANGED: Final = ("quick_geglu",)
+"""Options that change the model and have no counterpart in ``[model]``."""
 
 
 def empty_slots(args: Mapping[str, Any]) -> set[int]:
@@ -101,11 +97,8 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
             f"{where} does not say {', '.join(missing)} of its model; name the run's config.toml "
             "or a Hugging Face config.json with --config"
         )
-    changed = [
-        f"{name} is {show(args[name])}"
-        for name, neutral in _NEUTRAL.items()
-        if name in args and args[name] not in neutral
-    ]
+    scaling, changed = rope_values(args)
+    changed += [f"{name} is {show(args[name])}" for name in _CHANGED if args.get(name)]
     if changed:
         raise CheckpointError(
             f"{where} has options that change the model; name the run's config.toml or a Hugging "
@@ -117,10 +110,15 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
         *(_LATENT if args.get("multi_latent_attention") else ()),
         *(_SPARSE if args.get("num_experts") else ()),
     ]
+    kept += [name for name, value in _switches().items() if args.get(name) not in (None, value)]
     values: dict[str, Any] = {name: args[name] for name in kept if args.get(name) is not None}
     values |= {ours: args[name] for name, ours in _RENAMED.items() if args.get(name) is not None}
-    if args.get("swiglu"):
-        values["activation"] = "silu"
+    values |= scaling | _activation(args)
+    if args.get("multi_latent_attention"):
+        values["q_lora_rank"] = args.get("q_lora_rank")  # None: queries have no latent
+        values.pop("kv_channels", None)
+    if values.get("moe_router_topk_scaling_factor") == 1.0:  # as if there were none
+        del values["moe_router_topk_scaling_factor"]
     empty, slots = empty_slots(args), args["num_layers"]
     values["num_layers"] = slots - len(empty)
     if (frequency := values.get("moe_layer_freq")) is not None:
@@ -137,6 +135,19 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
     return {f"model.{name}": value for name, value in values.items()}
 
 
+def _switches() -> dict[str, object]:
+    """Map each other field that changes the model to the value at which it does not."""
+    apart = ("moe_", "num_moe_", "rope_scaling_")
+    return {n: value for n, value in neutral_fields().items() if not n.startswith(apart)}
+
+
+def _activation(args: Mapping[str, Any]) -> dict[str, str]:
+    """Return the activation that an option names; empty: the family's."""
+    named = {"swiglu": "silu", "squared_relu": "squared_relu", "openai_gelu": "gelu_tanh"}
+    given = next((option for option in named if args.get(option)), None)
+    return {"activation": named[given]} if given else {}
+
+
 def make_args(
     config: RunConfig, options: LayoutOptions, *, padded_rows: int, **more: object
 ) -> Namespace:
@@ -147,16 +158,20 @@ def make_args(
         more: Options that do not follow from the model and its layout.
     """
     model = config.model
-    names = (*_SAME, *(_LATENT if model.multi_latent_attention else ()))
+    names: tuple[str, ...] = (*_SAME, *(_LATENT if model.multi_latent_attention else ()))
     names += _SPARSE if model.num_moe_experts else ()
     values: dict[str, object] = {name: _plain(model[name]) for name in names}
     values |= {option: _plain(model[field]) for option, field in _RENAMED.items()}
+    values |= {n: _plain(model[n]) for n, value in _switches().items() if model[n] != value}
+    values |= rope_args(config)
+    values["squared_relu"] = model.activation == "squared_relu"
     for name in ("kv_channels", "num_query_groups", "ffn_hidden_size"):
         values[name] = model_value(config, name)
-    slots = model.num_layers + len(options.empty_layers)
+    slots = model.num_layers + len(options.noop_layers)
+    vpp = 2 if options.schedules_method == DUALPIPEV else options.vpp
     if model.num_moe_experts:
         sparse = iter([int(n in moe_layers(model)) for n in range(model.num_layers)])
-        empty = {*options.empty_layers}
+        empty = {*options.noop_layers}
         values["moe_layer_freq"] = [0 if n in empty else next(sparse) for n in range(slots)]
         values["moe_ffn_hidden_size"] = model_value(config, "moe_ffn_hidden_size")
     values |= {
@@ -168,13 +183,12 @@ def make_args(
         "pipeline_model_parallel_size": options.pp,
         "expert_model_parallel_size": options.ep,
         "expert_tensor_parallel_size": options.expert_tp or options.tp,
-        "virtual_pipeline_model_parallel_size": options.vpp if options.vpp > 1 else None,
-        "num_layers_per_virtual_pipeline_stage": (
-            slots // options.pp // options.vpp if options.vpp > 1 else None
-        ),
-        "num_layer_list": ",".join(map(str, options.layer_list)) or None,
-        "noop_layers": {*options.empty_layers} or None,
-        "moe_tp_extend_ep": options.tp_extend_ep,
+        "virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
+        "num_layers_per_virtual_pipeline_stage": slots // options.pp // vpp if vpp > 1 else None,
+        "schedules_method": options.schedules_method,
+        "num_layer_list": ",".join(map(str, options.num_layer_list)) or None,
+        "noop_layers": {*options.noop_layers} or None,
+        "moe_tp_extend_ep": options.moe_tp_extend_ep,
         "consumed_train_samples": 0,
         "consumed_valid_samples": 0,
     }

@@ -39,8 +39,21 @@ _LEGACY: Final = (
     ("pre_mlp_layernorm", "post_attention_norm"),
     ("input_layernorm", "input_layernorm"),
     ("pre_mlp_layernorm", "post_attention_layernorm"),
+    ("self_attention.linear_qkv", "attention.query_key_value"),
+    ("self_attention.linear_proj", "attention.dense"),
 )
 """Of two names for one module, the first is written; older releases have the second."""
+_FORMER: Final = (
+    ("self_attention.linear_q_up_proj", "self_attention.linear_qb"),
+    ("self_attention.linear_kv_up_proj", "self_attention.linear_kvb"),
+)
+"""Multi-latent attention in MindSpeed's earlier releases; only read."""
+_LEGACY_EXPERT: Final = re.compile(
+    r"mlp\.(?:local_)?experts\.(\d+)\.dense_(h_to_4h|4h_to_h)\.(\w+)"
+)
+"""Source: ``SwitchMLP`` of ``megatron.legacy``; its first releases have ``experts``."""
+_EXPERT: Final = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.linear_(fc[12])\.(\w+)")
+_LEGACY_LINEARS: Final = {"fc1": "h_to_4h", "fc2": "4h_to_h"}
 _LEGACY_OUTSIDE: Final = (
     ("embedding.", "language_model.embedding."),
     ("decoder.final_layernorm.", "language_model.encoder.final_norm."),
@@ -88,9 +101,13 @@ def ours(name: str) -> str:
     for mine, theirs in _FUSED_NORMS:
         if match[2].startswith(f"{theirs}_"):
             return f"{match[1]}{mine}.{match[2].removeprefix(f'{theirs}_')}"
-    for mine, theirs in _LEGACY:
+    for mine, theirs in (*_LEGACY, *_FORMER):
         if module == theirs:
             return f"{match[1]}{mine}.{kind}"
+    if expert := _LEGACY_EXPERT.fullmatch(match[2]):
+        linear = "fc1" if expert[2] == "h_to_4h" else "fc2"
+        inner = f"mlp.experts.local_experts.{expert[1]}.linear_{linear}.{expert[3]}"
+        return f"{match[1]}{inner}"
     return name
 
 
@@ -123,7 +140,11 @@ def _as_legacy(name: str) -> str:
     if match := _LAYER.fullmatch(name):
         module, _, kind = match[2].rpartition(".")
         renamed = next((new for old, new in _LEGACY if old == module), module)
-        name = f"{match[1]}{renamed}.{kind}"
+        inner = f"{renamed}.{kind}"
+        if expert := _EXPERT.fullmatch(match[2]):
+            linear = _LEGACY_LINEARS[expert[2]]
+            inner = f"mlp.local_experts.{expert[1]}.dense_{linear}.{expert[3]}"
+        name = f"{match[1]}{inner}"
     for mine, prefix in _LEGACY_OUTSIDE:
         if name.startswith(mine):
             return prefix + name.removeprefix(mine)

@@ -16,7 +16,7 @@ from ascend_run.plugin_api.errors import CheckpointError
 from .megatron_names import flat, is_legacy, ours
 from .parameter_shards import LAYER
 from .safe_pickle import Inert, load_file
-from .shard_layout import FOLDER, Rank, rank_pairs
+from .shard_layout import DUALPIPEV, FOLDER, Rank, chunk_order, rank_pairs
 from .torch_dist_index import INDEX
 
 FILE_NAME: Final = "model_optim_rng.pt"
@@ -39,6 +39,8 @@ class MpRankFiles:
     """The command line of the run; empty if it is not stored."""
     iteration: int
     legacy: bool
+    version: float
+    """Version of the files, which says how legacy names order queries, keys and values."""
 
     @property
     def tp(self) -> int:
@@ -51,6 +53,19 @@ class MpRankFiles:
     @property
     def ep(self) -> int:
         return 1 + max(rank.ep for rank in self.ranks)
+
+    @property
+    def chunks_per_stage(self) -> int:
+        return len(next(iter(self.ranks.values())))
+
+    @property
+    def schedules_method(self) -> str | None:
+        """``dualpipev`` if the args say so, or if the first stage has the final norm."""
+        stated = self.args.get("schedules_method")
+        if stated is not None or self.pp == 1 or self.chunks_per_stage != 2:
+            return stated
+        first = next(chunks for rank, chunks in self.ranks.items() if rank.pp == 0)
+        return DUALPIPEV if "decoder.final_layernorm.weight" in first[1] else None
 
 
 def iteration_folder(path: Path, iteration: int | None) -> Path:
@@ -122,6 +137,12 @@ def open_mp_rank(folder: Path) -> MpRankFiles:
     if problems:
         raise CheckpointError(f"{folder} cannot be read", problems)
     legacy = any(is_legacy(chunk) for state in states.values() for chunk in _flat_chunks(state))
+    versions = {_version(state, legacy=legacy) for state in states.values()}
+    if len(versions) > 1:
+        raise CheckpointError(
+            f"{folder}: its files have different checkpoint_version: "
+            f"{', '.join(map(str, sorted(versions)))}"
+        )
     ranks = _ranks({numbers: _chunks(state) for numbers, state in states.items()})
     first = next(iter(states.values()))
     stored = first.get("args")
@@ -134,6 +155,7 @@ def open_mp_rank(folder: Path) -> MpRankFiles:
         args=stored.fields if isinstance(stored, Inert) else {},
         iteration=iteration_of(first, folder),
         legacy=legacy,
+        version=versions.pop(),
     )
     _require_all(files)
     return files
@@ -153,13 +175,17 @@ def _rank_folders(folder: Path) -> dict[tuple[int, ...], Path]:
 def _checked(state: object, file: Path) -> Mapping[str, Any]:
     if not isinstance(state, dict) or not any(key in state for key in ("model", "model0")):
         raise CheckpointError(f"{file} has no 'model'; it is not a checkpoint of Megatron")
-    version = state.get("checkpoint_version", 3.0)
-    if not isinstance(version, int | float) or version < 2:
+    version = state.get("checkpoint_version", 0)
+    if not isinstance(version, int | float) or (version < 2 and version not in (0, 1)):
         raise CheckpointError(
-            f"{file} has checkpoint_version {version!r}; queries, keys and values are in another "
-            "order before 2.0: load and save it once with a newer Megatron"
+            f"{file} has checkpoint_version {show(version)}; expected 0, 1.0, 2.0 or 3.0"
         )
     return state
+
+
+def _version(state: Mapping[str, Any], *, legacy: bool) -> float:
+    """Return the version of a file. As Megatron has it: 0 if a legacy file does not say."""
+    return float(state.get("checkpoint_version", 0 if legacy else 3.0))
 
 
 def _flat_chunks(state: Mapping[str, Any]) -> list[dict[str, Tensor]]:
@@ -191,8 +217,16 @@ def _require_all(files: MpRankFiles) -> None:
     """Check that no rank is missing and that all ranks of a stage have the same layers."""
     tp, pp, ep = files.tp, files.pp, files.ep
     problems = []
-    if files.args.get("schedules_method") == "dualpipev":
-        problems.append("its args have schedules_method dualpipev, which is not supported")
+    if files.schedules_method not in (None, DUALPIPEV):
+        problems.append(
+            f"its args have schedules_method {show(files.schedules_method)}; only {DUALPIPEV!r} "
+            "is known"
+        )
+    elif files.schedules_method == DUALPIPEV and files.chunks_per_stage != 2:
+        problems.append(
+            f"its args have schedules_method {DUALPIPEV!r}, with model0 and model1 in each file; "
+            f"there are {files.chunks_per_stage} chunks"
+        )
     sizes = (
         ("tensor_model_parallel_size", tp),
         ("pipeline_model_parallel_size", pp),
@@ -232,9 +266,5 @@ def _slots(chunk: Mapping[str, Tensor]) -> set[int]:
 def chunk_slots(files: MpRankFiles) -> list[tuple[int, int, list[int]]]:
     """Return (stage, chunk, slots that have a layer) in model order."""
     stages = {rank.pp: chunks for rank, chunks in sorted(files.ranks.items(), reverse=True)}
-    num_chunks = len(stages[0])
-    return [
-        (stage, chunk, sorted(_slots(stages[stage][chunk])))
-        for chunk in range(num_chunks)
-        for stage in range(files.pp)
-    ]
+    order = chunk_order(files.pp, files.chunks_per_stage, files.schedules_method)
+    return [(stage, chunk, sorted(_slots(stages[stage][chunk]))) for stage, chunk in order]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import attrs
 from torch import Tensor
@@ -20,10 +21,13 @@ from ascend_run.types.config import RunConfig
 
 from .expert_shards import is_expert_name, join_experts, num_fc2_elements
 from .mp_rank_files import MpRankFiles, chunk_slots
-from .parameter_shards import LAYER, Split, expected_shape, join, split_of
+from .parameter_shards import LAYER, Split, expected_shape, join, stored_split
+from .qkv_order import FIRST_ORDERED, in_current_order, require_plain_heads
 from .replicas import differing_copies
 from .shard_layout import Rank
 
+_ROUTER_BIAS: Final = "mlp.router.bias"
+"""Early releases of ``megatron.legacy`` have it; it is left out where it is 0."""
 Join = Callable[[Callable[[Tensor], Tensor]], Tensor]
 """Builds a full parameter from its shards, after applying a function to each."""
 
@@ -54,6 +58,8 @@ def stored_model(
             its copies differ, on other ranks or tied. Lists all problems.
     """
     reader = _Reader(files, config, tp_extend_ep or bool(files.args.get("moe_tp_extend_ep")))
+    if reader.reorders:
+        require_plain_heads(files.version, config)
     headers: dict[str, Tensor] = {}
     joins: dict[str, Join] = {}
     problems: list[str] = []
@@ -86,6 +92,10 @@ class _Reader:
     config: RunConfig
     tp_extend_ep: bool
 
+    @property
+    def reorders(self) -> bool:
+        return self.files.legacy and self.files.version < FIRST_ORDERED
+
     def names(self) -> Iterator[tuple[str, int, int, str]]:
         """Yield (global name, stage, chunk, name in the file) of each parameter, in model order."""
         number = 0
@@ -100,6 +110,8 @@ class _Reader:
                     continue
                 at = f"decoder.layers.{numbers[int(match[1])]}."
                 inner = match[2]
+                if inner == _ROUTER_BIAS and not self._first(stage)[chunk][local].any():
+                    continue
                 if not is_expert_name(inner):
                     yield at + inner, stage, chunk, local
                     continue
@@ -115,9 +127,6 @@ class _Reader:
             part = name.rpartition(".")[2]
             held = self._held_experts(stage, chunk, int(match[1]))
             return lambda convert: self._experts(part, held, convert)
-        split = split_of(name, self.config)
-        if split is None:
-            raise CheckpointError("no parameter of a GPTModel that can be converted")
         shards = []
         for tp in range(self.files.tp):
             rank = next(r for r in sorted(self.files.ranks) if (r.tp, r.pp) == (tp, stage))
@@ -127,7 +136,18 @@ class _Reader:
         if len({(tuple(part.shape), part.dtype) for part in shards}) > 1:
             found = ", ".join(f"{part.dtype} {list(part.shape)}" for part in shards)
             raise CheckpointError(f"its shards differ in shape or dtype: {found}")
-        return lambda convert: self._joined(name, [convert(part) for part in shards], split)
+        split = stored_split(name, shards[0].shape[0] if shards[0].dim() else 0, self.config)
+        if split is None:
+            raise CheckpointError("no parameter of a GPTModel that can be converted")
+        reorder = self.reorders and ".linear_qkv." in name
+
+        def joined(convert: Callable[[Tensor], Tensor]) -> Tensor:
+            held = [convert(part) for part in shards]
+            if reorder:
+                held = [in_current_order(part, self.files.version, self.config) for part in held]
+            return self._joined(name, held, split)
+
+        return joined
 
     def copies(
         self, name: str, stage: int, chunk: int, local: str
@@ -136,7 +156,8 @@ class _Reader:
         ranks = sorted(rank for rank in self.files.ranks if rank.pp == stage)
         match = LAYER.fullmatch(local)
         if match is None or not is_expert_name(match[2]):
-            whole = split_of(local, self.config) is Split.NONE
+            rows = self.files.ranks[ranks[0]][chunk][local].shape[:1]
+            whole = stored_split(name, *(rows or (0,)), self.config) is Split.NONE
             for tp in range(1 if whole else self.files.tp):
                 yield local, [rank for rank in ranks if whole or rank.tp == tp]
             return

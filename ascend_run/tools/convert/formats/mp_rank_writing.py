@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,10 +23,12 @@ from ascend_run.tools.convert.new_folder import new_folder
 from ascend_run.tools.convert.write_queue import write_queue
 
 from .expert_shards import ExpertNames, split_experts
+from .latent_attention import with_mindspeed_modules
 from .megatron_args import make_args
 from .megatron_names import Names, head_copy, nested, theirs
 from .model_source import ModelSource, Progress
 from .mp_rank_files import FILE_NAME, TRACKER
+from .mp_rank_options import MpRankOptions, require_latent
 from .parameter_shards import (
     EXPERTS,
     LAYER,
@@ -37,48 +40,9 @@ from .parameter_shards import (
     vocabulary_shard,
 )
 from .pickled_file import PickledFile
-from .shard_layout import LayoutOptions, Rank, ShardLayout, shard_layout
+from .shard_layout import Rank, ShardLayout, shard_layout
 
 _VERSION: Final = 3.0
-
-
-@attrs.frozen(kw_only=True)
-class MpRankOptions:
-    """The files that a user asks for."""
-
-    layout: LayoutOptions
-    names: Names = Names.LOCAL
-    experts: ExpertNames = ExpertNames.SEQUENTIAL
-    make_vocab_size_divisible_by: int | None = None
-    """None: the model's."""
-
-
-def mp_rank_options(given: Mapping[str, Any], *, legacy: bool) -> MpRankOptions:
-    """Return the options of a command line.
-
-    Args:
-        given: Values by name, as the command declares them.
-
-    Raises:
-        LayoutError: They contradict each other.
-    """
-    fields = {field.name for field in attrs.fields(LayoutOptions)}
-    names = Names.TRANSFORMER_ENGINE if given["transformer_engine"] else Names.LOCAL
-    if legacy and names is not Names.LOCAL:
-        raise LayoutError("mp-rank-legacy has names of its own; leave out --transformer-engine")
-    return MpRankOptions(
-        layout=LayoutOptions(**{name: given[name] for name in fields}),
-        names=Names.LEGACY if legacy else names,
-        experts=_expert_names(names, grouped=given["grouped_matmul_layout"]),
-        make_vocab_size_divisible_by=given["make_vocab_size_divisible_by"],
-    )
-
-
-def _expert_names(names: Names, *, grouped: bool) -> ExpertNames:
-    if grouped:
-        return ExpertNames.GROUPED
-    engine = names is Names.TRANSFORMER_ENGINE
-    return ExpertNames.NUMBERED if engine else ExpertNames.SEQUENTIAL
 
 
 class _Shard(NamedTuple):
@@ -98,6 +62,14 @@ def write_mp_rank(
         CheckpointError: A parameter is missing, or Megatron has no such parameter.
         StorageError: The target is not empty or cannot be written.
     """
+    require_latent(options, source.config)
+    source.require_complete("Megatron's mp_rank_* files")
+    require_known(source.headers, source.config, "mp_rank_* files")
+    if options.mla_qkv_concat:
+        built = with_mindspeed_modules(
+            source.headers, source.read, source.config, mm_split=options.mla_mm_split
+        )
+        source = attrs.evolve(source, headers=built.headers, read=built.read)
     writer = _Writer(source, options)
     files = writer.planned()
     with new_folder(target, 0o755) as beside:
@@ -134,9 +106,8 @@ class _Writer:
         tp = self.layout.tp
         self.vocabulary_rows = padded_vocab_size(model.vocab_size, multiple, tp) // tp
         self.slots = {
-            number: (stage, chunk, slot)
-            for stage, chunks in enumerate(self.layout.chunks)
-            for chunk, numbers in enumerate(chunks)
+            number: (*place, slot)
+            for place, numbers in self.layout.chunks.items()
             for slot, number in enumerate(numbers)
             if number is not None
         }
@@ -147,18 +118,15 @@ class _Writer:
         Raises:
             CheckpointError, LayoutError: See ``write_mp_rank``.
         """
-        self.source.require_complete("Megatron's mp_rank_* files")
-        require_known(self.source.headers, self.config, "mp_rank_* files")
         unknown, uneven = [], []
         for name, header in self.source.headers.items():
+            if self.options.names is Names.LEGACY and ".shared_experts." in name:
+                unknown.append(f"parameter {name} does not exist in megatron.legacy; use mp-rank")
             if (of_experts := EXPERTS.fullmatch(name)) is not None:
-                if self.options.names is Names.LEGACY:
-                    unknown.append(f"parameter {name}: experts have no legacy names; use mp-rank")
                 if problem := self._uneven_experts(of_experts[1], header):
                     uneven.append(problem)
                 continue
-            split = split_of(name, self.config)
-            assert split is not None, f"{name} is known"
+            split = self._split_of(name)
             axis = header.shape[1] if split is Split.COLUMNS else header.shape[0]
             if problem := divided(axis, split, self.layout.tp, self.config, name):
                 uneven.append(problem)
@@ -186,7 +154,7 @@ class _Writer:
         """Return a function that builds a rank's file from its tensors."""
 
         def arrange(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-            count = len(self.layout.chunks[rank.pp])
+            count = self.layout.chunks_per_stage
             chunks: list[dict[str, Any]] = [{} for _ in range(count)]
             for key, tensor in tensors.items():
                 chunk, _, name = key.partition("/")
@@ -205,7 +173,7 @@ class _Writer:
 
     def _locations(self, name: str) -> Iterator[tuple[int, int, str]]:
         """Yield (stage, chunk, name there) of a parameter; tied embeddings are on two stages."""
-        last = (self.layout.pp - 1, len(self.layout.chunks[-1]) - 1)
+        last = self.layout.last
         if match := LAYER.fullmatch(name):
             stage, chunk, slot = self.slots[int(match[1])]
             yield stage, chunk, f"decoder.layers.{slot}.{match[2]}"
@@ -235,18 +203,34 @@ class _Writer:
                 parts=layout.expert_tp,
                 gated=bool(model.gated_linear_unit),
             ):
-                yield at + inner, part
+                yield self._written(at + inner, layer), part
             return
-        has_experts = layer is not None and int(layer[1]) in self.sparse
-        latent = bool(model.multi_latent_attention)
-        written = theirs(local, self.options.names, has_experts=has_experts, latent=latent)
+        written = self._written(local, layer)
         if name in VOCABULARY_PARAMETERS:
             used = tensor[: model.vocab_size]
             yield written, vocabulary_shard(used, rank.tp, self.vocabulary_rows)
             return
-        split = split_of(name, self.config)
-        assert split is not None
-        yield written, shard(tensor, split, rank.tp, layout.tp)
+        yield written, shard(tensor, self._split_of(name), rank.tp, layout.tp)
+
+    def _split_of(self, name: str) -> Split:
+        engine = self.options.names is Names.TRANSFORMER_ENGINE
+        split = split_of(name, self.config, engine=engine)
+        assert split is not None, f"{name} is known"
+        return split
+
+    def _written(self, local: str, layer: re.Match[str] | None) -> str:
+        """Return the name in a file.
+
+        Args:
+            local: Our name, with the layer numbered within its chunk.
+            layer: The match of the global name.
+        """
+        return theirs(
+            local,
+            self.options.names,
+            has_experts=layer is not None and int(layer[1]) in self.sparse,
+            latent=bool(self.config.model.multi_latent_attention),
+        )
 
     def _uneven_experts(self, part: str, header: Tensor) -> str | None:
         """Return what is wrong with dividing the width of experts."""
@@ -264,11 +248,16 @@ class _Writer:
             self.options.layout,
             padded_rows=self.vocabulary_rows * self.layout.tp,
             params_dtype=embedding.dtype,
-            transformer_impl=(
-                "local" if self.options.names is Names.LOCAL else str(self.options.names)
+            transformer_impl=str(
+                Names.LOCAL if self.options.names is Names.LEGACY else self.options.names
             ),
             use_mcore_models=self.options.names is not Names.LEGACY,
             use_legacy_models=self.options.names is Names.LEGACY,
-            moe_grouped_gemm=self.options.experts is ExpertNames.GROUPED,
+            moe_grouped_gemm=self.options.experts is not ExpertNames.SEQUENTIAL,
+            moe_use_legacy_grouped_gemm=(
+                self.options.names is Names.TRANSFORMER_ENGINE
+                and self.options.experts is ExpertNames.GROUPED
+            ),
+            mla_mm_split=self.options.mla_mm_split,
             iteration=max(self.source.step, 1),
         )

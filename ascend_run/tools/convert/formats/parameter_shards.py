@@ -36,15 +36,18 @@ class Split(StrEnum):
 
 
 _ROWS: Final = re.compile(
-    r"self_attention\.(linear_qkv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj)\.(weight|bias)"
+    r"self_attention\.(linear_qkv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj"
+    r"|linear_qk_nope|linear_qk_rope|linear_kv_nope|linear_v)\.(weight|bias)"
 )
+_DOWN: Final = re.compile(r"self_attention\.linear_(q|kv)_down_proj\.weight")
+_LATENT_QKV: Final = "self_attention.linear_qkv.weight"
+"""MindSpeed's down projections of queries, keys and values in one."""
 _FC1: Final = re.compile(r"mlp\.(shared_experts\.)?linear_fc1\.(weight|bias)")
 _COLUMNS: Final = re.compile(
     r"(self_attention\.linear_proj|mlp\.(shared_experts\.)?linear_fc2)\.weight"
 )
 _REPLICATED: Final = re.compile(
-    r"self_attention\.(linear_proj\.bias|linear_(q|kv)_down_proj\.weight"
-    r"|(q|k|kv)_layernorm\.(weight|bias))"
+    r"self_attention\.(linear_proj\.bias|(q|k|kv)_layernorm\.(weight|bias))"
     r"|mlp\.(linear_fc2\.bias|router\.(weight|expert_bias)|shared_experts\.gate_weight)"
     r"|(input|pre_mlp)_layernorm\.(weight|bias)"
 )
@@ -63,7 +66,6 @@ def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
     Raises:
         CheckpointError: Lists all problems.
     """
-    require_supported(config, target)
     unknown = [
         f"parameter {name} does not exist in Megatron's GPTModel"
         for name in names
@@ -73,23 +75,13 @@ def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
         raise CheckpointError(f"this model cannot be written as {target}", unknown)
 
 
-def require_supported(config: RunConfig, what: str) -> None:
-    """
-    Raises:
-        CheckpointError: The model has latent attention, whose shards and names differ between
-            Megatron's modules and are not proven here.
-    """
-    if config.model.multi_latent_attention:
-        raise CheckpointError(
-            f"models with multi-latent attention are not supported in {what}; use hf or ascend-run"
-        )
-
-
-def split_of(name: str, config: RunConfig) -> Split | None:
+def split_of(name: str, config: RunConfig, *, engine: bool = False) -> Split | None:
     """Return how a parameter is divided; None if Megatron's GPTModel has no such parameter.
 
     Args:
-        name: As in our GPTModel; not of routed experts.
+        name: As in our GPTModel, or of MindSpeed's latent attention; not of routed experts.
+        engine: In Transformer Engine's modules, which replicate the down projections of latent
+            attention. Source: megatron-core 0.16, ``MLASelfAttention.__init__``.
     """
     if name in VOCABULARY_PARAMETERS:
         return Split.VOCABULARY
@@ -97,6 +89,10 @@ def split_of(name: str, config: RunConfig) -> Split | None:
         return Split.NONE
     inner = LAYER.fullmatch(name)
     rest = inner[2] if inner else ""
+    if config.model.multi_latent_attention and rest == _LATENT_QKV:
+        return Split.NONE
+    if _DOWN.fullmatch(rest):
+        return Split.NONE if engine else Split.ROWS
     if _FC1.fullmatch(rest):
         return Split.GATED_ROWS if config.model.gated_linear_unit else Split.ROWS
     for pattern, split in ((_ROWS, Split.ROWS), (_COLUMNS, Split.COLUMNS)):
@@ -105,10 +101,19 @@ def split_of(name: str, config: RunConfig) -> Split | None:
     return Split.NONE if _REPLICATED.fullmatch(rest) else None
 
 
+def stored_split(name: str, rows: int, config: RunConfig) -> Split | None:
+    """Return how a parameter is divided whose shard has this number of rows; see ``split_of``."""
+    shape = expected_shape(name, config)
+    return split_of(name, config, engine=shape is not None and shape[0] == rows)
+
+
 def divided(size: int, split: Split, parts: int, config: RunConfig, name: str) -> str | None:
     """Return what is wrong with dividing an axis of ``size`` into ``parts``; None if nothing is."""
     if split is Split.NONE or split is Split.VOCABULARY or parts == 1:
         return None
+    if config.model.multi_latent_attention and "self_attention." in name and not _DOWN.search(name):
+        heads = config.model.num_attention_heads
+        return f"{heads} attention heads are not divisible by tp={parts}" if heads % parts else None
     if "linear_qkv" in name:
         groups = model_value(config, "num_query_groups")
         if (groups % parts and parts % groups) or size % parts:
@@ -151,23 +156,51 @@ def expected_shape(name: str, config: RunConfig) -> tuple[int, ...] | None:
     For the vocabulary, the rows without padding.
     """
     model = config.model
-    hidden, width = model.hidden_size, model_value(config, "kv_channels")
+    hidden = model.hidden_size
     if name in VOCABULARY_PARAMETERS:
         return (model.vocab_size, hidden)
     inner = LAYER.fullmatch(name)
     rest = inner[2] if inner else name.removeprefix("decoder.")
     if re.fullmatch(r"(input|pre_mlp|final)_layernorm\.(weight|bias)", rest):
         return (hidden,)
-    if model.multi_latent_attention and rest.startswith("self_attention."):
-        return None
-    heads, groups = model.num_attention_heads, model_value(config, "num_query_groups")
     ffn = model_value(config, "ffn_hidden_size")
-    shapes = {
-        "self_attention.linear_qkv": ((heads + 2 * groups) * width, hidden),
-        "self_attention.linear_proj": (hidden, heads * width),
+    shapes: dict[str, tuple[int, ...]] = {
         "mlp.linear_fc1": (ffn * (2 if model.gated_linear_unit else 1), hidden),
         "mlp.linear_fc2": (hidden, ffn),
+        **(_latent_shapes(config) if model.multi_latent_attention else _attention_shapes(config)),
     }
     module, _, kind = rest.rpartition(".")
     shape = shapes.get(module)
     return shape[:1] if shape and kind == "bias" else shape
+
+
+def _attention_shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
+    hidden, heads = config.model.hidden_size, config.model.num_attention_heads
+    groups, width = model_value(config, "num_query_groups"), model_value(config, "kv_channels")
+    return {
+        "self_attention.linear_qkv": ((heads + 2 * groups) * width, hidden),
+        "self_attention.linear_proj": (hidden, heads * width),
+    }
+
+
+def _latent_shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
+    model = config.model
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    queries, latent = model.q_lora_rank or 0, model.kv_lora_rank
+    nope, rope, values = model.qk_head_dim, model.qk_pos_emb_head_dim, model.v_head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "linear_qkv": ((queries or heads * (nope + rope)) + latent + rope, hidden),
+        "linear_q_proj": (heads * (nope + rope), hidden),
+        "linear_q_down_proj": (queries, hidden),
+        "linear_q_up_proj": (heads * (nope + rope), queries),
+        "linear_qk_nope": (heads * nope, queries),
+        "linear_qk_rope": (heads * rope, queries),
+        "linear_kv_down_proj": (latent + rope, hidden),
+        "linear_kv_up_proj": (heads * (nope + values), latent),
+        "linear_kv_nope": (heads * nope, latent),
+        "linear_v": (heads * values, latent),
+        "linear_proj": (hidden, heads * values),
+        "q_layernorm": (queries,),
+        "kv_layernorm": (latent,),
+    }
+    return {f"self_attention.{name}": shape for name, shape in shapes.items()}

@@ -28,6 +28,7 @@ from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.tools.convert.new_folder import new_folder
 from ascend_run.types.config import RunConfig
 
+from .latent_attention import require_adjacent_pairs
 from .megatron_args import make_args
 from .megatron_names import Names, ours, theirs
 from .model_source import ModelSource, Progress
@@ -141,12 +142,12 @@ class TorchDistModel:
 
 
 def write_torch_dist(
-    target: Path, source: ModelSource, progress: Progress, *, engine: bool = False
+    target: Path, source: ModelSource, progress: Progress, *, names: Names = Names.LOCAL
 ) -> None:
     """Write one file of tensors, its index, and what Megatron stores beside them.
 
     Args:
-        engine: With the names of Transformer Engine's modules instead of Megatron's local ones.
+        names: Of Megatron's local modules or of Transformer Engine's.
 
     Raises:
         CheckpointError: A parameter is missing, or unknown.
@@ -157,14 +158,15 @@ def write_torch_dist(
 
     source.require_complete("a torch_dist checkpoint")
     require_known(source.headers, source.config, "a torch_dist checkpoint")
+    require_adjacent_pairs(source.config)
     iteration = max(source.step, 1)
     with new_folder(target, 0o755) as beside:
         folder = beside / f"iter_{iteration:07d}"
         folder.mkdir()
-        tensors, storage = _described(source, engine=engine), {}
+        tensors, storage = _described(source, names), {}
         with (folder / _FILE).open("xb") as file:
             for name, tensor in source.parameters(progress):
-                key, layer = _stored_name(name, source.config, engine=engine)
+                key, layer = _stored_name(name, source.config, names)
                 chunk = tensor if layer is None else tensor[None]
                 offsets = torch.Size((layer or 0, *(0,) * (chunk.dim() - 1)))
                 begin, length = _append(file, chunk)
@@ -182,6 +184,7 @@ def write_torch_dist(
             source.config,
             LayoutOptions(),
             padded_rows=source.config.model.vocab_size,
+            transformer_impl=str(names),
             iteration=iteration,
         )
         common = {"args": args, "checkpoint_version": 3.0, "iteration": iteration}
@@ -190,7 +193,7 @@ def write_torch_dist(
         (beside / TRACKER).write_text(str(iteration), "utf-8")
 
 
-def _described(source: ModelSource, *, engine: bool) -> dict[str, Any]:
+def _described(source: ModelSource, names: Names) -> dict[str, Any]:
     """Return the index's entry of every tensor."""
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
@@ -200,7 +203,7 @@ def _described(source: ModelSource, *, engine: bool) -> dict[str, Any]:
 
     entries: dict[str, Any] = {}
     for name, header in source.headers.items():
-        key, layer = _stored_name(name, source.config, engine=engine)
+        key, layer = _stored_name(name, source.config, names)
         shape = tuple(header.shape)
         lead = () if layer is None else (layer,)
         sizes = (*(1 for _ in lead), *shape)
@@ -232,22 +235,24 @@ def _our_name(name: str) -> str:
     return name
 
 
-def _stored_name(name: str, config: RunConfig, *, engine: bool) -> tuple[str, int | None]:
+def _stored_name(name: str, config: RunConfig, names: Names) -> tuple[str, int | None]:
     """Return the name in the checkpoint, and the layer if layers are stacked.
 
     Megatron's local modules name the norms of a layer's input as Transformer Engine's do, also
-    where the latter keep them apart (source: ``get_gpt_layer_local_spec``).
+    where the latter keep them apart; not so with multi-latent attention (source:
+    ``get_gpt_layer_local_spec``).
     """
     match = LAYER.fullmatch(name)
     if match is None:
         return name, None
     model = config.model
-    if engine:
-        has_experts, latent = int(match[1]) in moe_layers(model), bool(model.multi_latent_attention)
+    latent, inner = bool(model.multi_latent_attention), match[2]
+    if names is Names.TRANSFORMER_ENGINE:
+        has_experts = int(match[1]) in moe_layers(model)
         named = theirs(name, Names.TRANSFORMER_ENGINE, has_experts=has_experts, latent=latent)
         inner = named.removeprefix(f"decoder.layers.{match[1]}.")
-    else:
-        inner = re.sub(r"^input_layernorm\.", "self_attention.linear_qkv.layer_norm_", match[2])
+    elif not latent:
+        inner = re.sub(r"^input_layernorm\.", "self_attention.linear_qkv.layer_norm_", inner)
         inner = re.sub(r"^pre_mlp_layernorm\.", "mlp.linear_fc1.layer_norm_", inner)
     inner = re.sub(r"mlp\.experts\.(fc[12])", r"mlp.experts.experts.linear_\1.weight", inner)
     sparse = model.num_moe_experts and model.moe_layer_freq != 1

@@ -1,0 +1,100 @@
+"""The ``mp_rank_*`` files that a user asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from ascend_run.plugin_api.errors import LayoutError
+from ascend_run.types.config import RunConfig
+
+from .expert_shards import ExpertNames
+from .latent_attention import require_adjacent_pairs
+from .megatron_names import Names
+from .shard_layout import LayoutOptions
+
+
+@attrs.frozen(kw_only=True)
+class MpRankOptions:
+    """The files that a user asks for."""
+
+    layout: LayoutOptions
+    names: Names = Names.LOCAL
+    experts: ExpertNames = ExpertNames.SEQUENTIAL
+    mla_qkv_concat: bool = False
+    """Multi-latent attention in MindSpeed's modules."""
+    mla_mm_split: bool = False
+    """Its up projections divided."""
+    make_vocab_size_divisible_by: int | None = None
+    """None: the model's."""
+
+
+def mp_rank_options(given: Mapping[str, Any], *, legacy: bool) -> MpRankOptions:
+    """Return the options of a command line.
+
+    Args:
+        given: Values by name, as the command declares them.
+
+    Raises:
+        LayoutError: They contradict each other; lists all problems.
+    """
+    fields = {field.name for field in attrs.fields(LayoutOptions)}
+    names = Names(given["transformer_impl"])
+    split, concat = given["mla_mm_split"], given["mla_qkv_concat"] or given["mla_mm_split"]
+    problems = [
+        f"mp-rank-legacy has names of its own; leave out --{name.replace('_', '-')}"
+        for name in ("moe_grouped_gemm", "mla_qkv_concat", "mla_mm_split")
+        if legacy and given[name]
+    ]
+    if names is not Names.LOCAL and legacy:
+        problems.append("mp-rank-legacy has names of its own; leave out --transformer-impl")
+    if names is not Names.LOCAL and concat:
+        problems.append(
+            "--mla-qkv-concat and --mla-mm-split are of MindSpeed's own modules; leave out "
+            f"--transformer-impl {names}"
+        )
+    if given["moe_use_legacy_grouped_gemm"] and not given["moe_grouped_gemm"]:
+        problems.append("--moe-use-legacy-grouped-gemm needs --moe-grouped-gemm")
+    if problems:
+        raise LayoutError("these options contradict each other", problems)
+    return MpRankOptions(
+        layout=LayoutOptions(**{name: given[name] for name in fields}),
+        names=Names.LEGACY if legacy else names,
+        experts=_expert_names(
+            names,
+            grouped=given["moe_grouped_gemm"],
+            legacy=given["moe_use_legacy_grouped_gemm"],
+        ),
+        mla_qkv_concat=concat,
+        mla_mm_split=split,
+        make_vocab_size_divisible_by=given["make_vocab_size_divisible_by"],
+    )
+
+
+def _expert_names(names: Names, *, grouped: bool, legacy: bool) -> ExpertNames:
+    if not grouped:
+        return ExpertNames.SEQUENTIAL
+    engine = names is Names.TRANSFORMER_ENGINE and not legacy
+    return ExpertNames.NUMBERED if engine else ExpertNames.GROUPED
+
+
+def require_latent(options: MpRankOptions, config: RunConfig) -> None:
+    """
+    Raises:
+        LayoutError: Options of multi-latent attention are given, or legacy names for a model that
+            has it.
+        CheckpointError: Megatron's latent attention computes something else.
+    """
+    latent = bool(config.model.multi_latent_attention)
+    if options.mla_qkv_concat and not latent:
+        raise LayoutError(
+            "--mla-qkv-concat and --mla-mm-split are for models with multi-latent attention"
+        )
+    if not options.mla_qkv_concat:
+        require_adjacent_pairs(config)
+    if options.names is Names.LEGACY and latent:
+        raise LayoutError(
+            "megatron.legacy has no multi-latent attention; use mp-rank instead of mp-rank-legacy"
+        )

@@ -1,0 +1,138 @@
+"""The command line in Megatron's files becomes ``[model]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.tools.convert.formats.megatron_args import model_values
+
+PLAIN_ARGS = {
+    "num_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+    "use_rope_scaling": False,
+    "rope_scaling_factor": 8.0,
+    "rope_type": None,
+    "rotary_seq_len_interpolation_factor": None,
+    "num_experts": None,
+    "moe_router_score_function": "softmax",
+    "softmax_type": "vanilla",
+}
+SPARSE_ARGS = {"num_experts": 4, "moe_router_topk_scaling_factor": None}
+LATENT_ARGS = {"multi_latent_attention": True, "kv_channels": 4, "rotary_scaling_factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("args", "values"),
+    [
+        (
+            {"use_rope_scaling": True, "rope_scaling_factor": 32.0},
+            {
+                "rope_scaling_type": "llama3",
+                "rope_scaling_factor": 32.0,
+                "rope_scaling_low_freq_factor": 1.0,
+                "rope_scaling_high_freq_factor": 4.0,
+                "rope_scaling_original_max_position_embeddings": 8192,
+            },
+        ),
+        (
+            {"rotary_seq_len_interpolation_factor": 4},
+            {"rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
+        ),
+        (
+            {
+                "rope_scaling_type": "llama3",
+                "low_freq_factor": 2.0,
+                "high_freq_factor": 3.0,
+                "original_max_position_embeddings": 4096.0,
+            },
+            {
+                "rope_scaling_type": "llama3",
+                "rope_scaling_factor": 8.0,
+                "rope_scaling_low_freq_factor": 2.0,
+                "rope_scaling_high_freq_factor": 3.0,
+                "rope_scaling_original_max_position_embeddings": 4096,
+            },
+        ),
+        (
+            {
+                **SPARSE_ARGS,
+                "moe_router_score_function": "sigmoid",
+                "moe_router_pre_softmax": True,
+                "moe_router_num_groups": 2,
+                "moe_router_topk_scaling_factor": 2.5,
+            },
+            {
+                "moe_router_score_function": "sigmoid",
+                "moe_router_pre_softmax": True,
+                "moe_router_num_groups": 2,
+                "moe_router_topk_scaling_factor": 2.5,
+            },
+        ),
+        ({**SPARSE_ARGS, "moe_router_topk_scaling_factor": 1.0}, {"num_moe_experts": 4}),
+        ({"squared_relu": True}, {"activation": "squared_relu"}),
+        ({"apply_layernorm_1p": True}, {"layernorm_zero_centered_gamma": True}),
+        ({"softmax_type": "learnable"}, {"softmax_type": "learnable"}),
+        (LATENT_ARGS, {"rope_type": "yarn", "rotary_scaling_factor": 1.0, "q_lora_rank": None}),
+        ({**LATENT_ARGS, "rope_type": "rope"}, {"rope_type": "rope"}),
+        ({**LATENT_ARGS, "rope_scaling_type": None}, {"rope_type": "rope"}),
+        (
+            {**LATENT_ARGS, "rope_scaling_type": "linear", "use_rope_scaling": True},
+            {"rope_type": "rope", "rope_scaling_type": "linear", "rope_scaling_factor": 8.0},
+        ),
+        (
+            {
+                **LATENT_ARGS,
+                "rope_scaling_type": "yarn",
+                "rope_scaling_factor": 40.0,
+                "rope_scaling_original_max_position_embeddings": 4096,
+                "rope_scaling_mscale_all_dim": 0.707,
+                "beta_fast": 32,
+            },
+            {
+                "rope_type": "yarn",
+                "rotary_scaling_factor": 40.0,
+                "original_max_position_embeddings": 4096,
+                "mscale_all_dim": 0.707,
+                "beta_fast": 32,
+            },
+        ),
+    ],
+)
+def test_args_that_change_the_model_are_read(
+    args: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    """Beside what the plain options give; neutral values give nothing."""
+    plain = model_values(PLAIN_ARGS, "here")
+    assert plain["model.num_layers"] == 2
+    assert not any(name.startswith(("model.rope", "model.moe", "model.soft")) for name in plain)
+    got = model_values({**PLAIN_ARGS, **args}, "here")
+    assert got.items() >= {f"model.{name}": value for name, value in values.items()}.items()
+    rope = {name for name in got if "rope_" in name}
+    assert rope == {f"model.{name}" for name in values if "rope_" in name}
+    assert "model.kv_channels" not in got
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ({"quick_geglu": True}, "quick_geglu is true"),
+        ({"rope_scaling_type": "plm"}, "rope_scaling_type is 'plm'"),
+        ({"rope_scaling_type": "llama3"}, "without low_freq_factor"),
+        ({"rope_scaling_type": "longrope", "short_factor": "1,2"}, "'1,2', not a list"),
+        ({**LATENT_ARGS, "rope_scaling_type": "yarn"}, "without rope_scaling_factor"),
+        (
+            {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2},
+            "in more than one way: llama3, linear",
+        ),
+    ],
+)
+def test_args_that_cannot_be_read_need_a_config(args: Mapping[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match="here has options that change the model") as refusal:
+        model_values({**PLAIN_ARGS, **args}, "here")
+    assert any(problem in one for one in refusal.value.problems)
