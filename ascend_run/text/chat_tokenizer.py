@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 
 from .tokenizer_content import NAMES, tokenizer_content
+from .tokens import TokenEncoder
 
 _VARIABLES: Final = (
     "bos_token",
@@ -30,6 +31,8 @@ class ChatTokenizer:
 
     backend: Any
     """A tokenizers.Tokenizer; special tokens in a text are encoded as tokens."""
+    tokens: TokenEncoder
+    """The same, for many texts."""
     variables: Mapping[str, str]
     """``bos_token`` and similar, named as in chat templates."""
     special_ids: frozenset[int]
@@ -117,6 +120,7 @@ def load_chat_tokenizer(
     spelled = sorted(filter(None, special.values()), key=len, reverse=True)
     return ChatTokenizer(
         backend=backend,
+        tokens=TokenEncoder(backend, json.loads(content)),
         variables={name: text for name, text in variables.items() if text}
         | {"bos_token": variables["bos_token"]},
         special_ids=frozenset(special),

@@ -42,6 +42,8 @@ class LeftOut:
 
 Result: TypeAlias = T | LeftOut | TemplateRefusal
 """What encoding makes of one sample; a refusal is an error of the data."""
+EncodedBatches: TypeAlias = Iterator[tuple[Sequence[str], Sequence[Result[T]]]]
+"""The sources and the results of each batch."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,16 +81,13 @@ class Encoder:
             if only_last and isinstance(result, Rendered):
                 result = result.only_last()
             made.append(result)
-        encodings = iter(
-            self.tokenizer.backend.encode_batch(
-                [result.text for result in made if isinstance(result, Rendered)],
-                add_special_tokens=False,
+        tokens = iter(
+            self.tokenizer.tokens.encode(
+                [result.text for result in made if isinstance(result, Rendered)]
             )
         )
         return [
-            label(result, next(encodings), self.tokenizer)
-            if isinstance(result, Rendered)
-            else result
+            label(result, next(tokens), self.tokenizer) if isinstance(result, Rendered) else result
             for result in made
         ]
 
@@ -142,20 +141,28 @@ def left_out_reasons(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{reason}: {which['count']} ({', '.join(which['first'])}{rest})"
 
 
-def _encoded(
-    samples: Iterable[tuple[str, S]], encode: Callable[[Sequence[S]], Sequence[Result[T]]]
-) -> Iterator[tuple[Sequence[str], Sequence[Result[T]]]]:
+def batches_of(
+    samples: Iterable[tuple[str, S]],
+) -> Iterator[tuple[Sequence[str], Sequence[S]]]:
+    """Yield the sources and the samples of each batch."""
+    remaining = iter(samples)
+    while batch := [*islice(remaining, _BATCH)]:
+        yield [source for source, _ in batch], [sample for _, sample in batch]
+
+
+def on_threads(
+    batches: Iterable[tuple[Sequence[str], Sequence[S]]],
+    encode: Callable[[Sequence[S]], Sequence[Result[T]]],
+) -> EncodedBatches[T]:
     """Yield the sources and the results of each batch, in order.
 
     Two batches are in work at a time: one is rendered, which needs the interpreter, while the
     tokenizer encodes the other without it.
     """
-    remaining = iter(samples)
     with ThreadPoolExecutor(_BATCHES_AT_ONCE) as threads:
         pending: deque[tuple[Sequence[str], Future[Sequence[Result[T]]]]] = deque()
-        while batch := [*islice(remaining, _BATCH)]:
-            work = threads.submit(encode, [sample for _, sample in batch])
-            pending.append(([source for source, _ in batch], work))
+        for sources, batch in batches:
+            pending.append((sources, threads.submit(encode, batch)))
             if len(pending) > _BATCHES_AT_ONCE:
                 sources, done = pending.popleft()
                 yield sources, done.result()
@@ -163,16 +170,12 @@ def _encoded(
             yield sources, done.result()
 
 
-def encode_batches(
-    samples: Iterable[tuple[str, S]],
-    encode: Callable[[Sequence[S]], Sequence[Result[T]]],
-    omissions: Omissions,
-    name: str,
+def accepted(
+    encoded: EncodedBatches[T], omissions: Omissions, name: str
 ) -> Iterator[tuple[str, T]]:
     """Yield what each sample is encoded to, with its source, in order.
 
     Args:
-        encode: Encodes a batch; called on several threads.
         omissions: Receives the samples that are left out.
         name: What rejects samples, for the message.
 
@@ -180,7 +183,7 @@ def encode_batches(
         DataError: Samples are rejected; they are listed, at the end.
     """
     refused: list[str] = []
-    for sources, results in _encoded(samples, encode):
+    for sources, results in encoded:
         for source, result in zip(sources, results, strict=True):
             if isinstance(result, TemplateRefusal):
                 refused.append(f"{source}: {result}")

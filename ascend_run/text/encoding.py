@@ -17,7 +17,15 @@ import numpy as np
 
 from ascend_run.plugin_api import ArrayCache, Arrays, DataError
 
-from .encoder import NOTHING_TO_TRAIN, Encoder, Omissions, encode_batches, left_out_reasons
+from .encoder import (
+    NOTHING_TO_TRAIN,
+    Encoder,
+    Omissions,
+    accepted,
+    batches_of,
+    left_out_reasons,
+    on_threads,
+)
 from .labelling import Labelled
 from .reading import SampleReader
 from .sample_files import read_labelled, read_sample_record
@@ -121,9 +129,8 @@ def encoded_files(
 
     def compute() -> Arrays:
         omissions = Omissions()
-        labelled = encode_batches(
-            reader.conversations(files), encoder.label, omissions, encoder.template.name
-        )
+        encoded = on_threads(batches_of(reader.conversations(files)), encoder.label)
+        labelled = accepted(encoded, omissions, encoder.template.name)
         return fitted(labelled, limit, omissions, lambda: reader.count, files).as_arrays()
 
     return Encoded.from_arrays(cache.arrays(description, compute))

@@ -28,6 +28,9 @@ UNTRAINED: Final = -100
 Fields: TypeAlias = Mapping[str, Sequence[int]]
 """Name of a field -> its ids. Labels are not shifted: each is at the position of its token."""
 
+EncodeFields: TypeAlias = Callable[[Sequence[Any]], list[Result[Fields]]]
+"""Encodes a batch of samples."""
+
 _PAIR: Final = ("input_ids", "labels")
 FIELDS: Final[Mapping[type[Sample], tuple[str, ...]]] = {
     Conversation: _PAIR,
@@ -69,7 +72,7 @@ class RewardTokens:
 
 def field_encoder(
     kind: type[Sample], encoder: Encoder, rewards: RewardTokens | None = None
-) -> Callable[[Sequence[Any]], list[Result[Fields]]]:
+) -> EncodeFields:
     """Return what encodes a batch of samples of one type.
 
     Args:

@@ -58,6 +58,7 @@ class IndexedWriter:
     def __init__(self, bin_stream: BinaryIO, dtype: np.dtype[Any]) -> None:
         self._bin = bin_stream
         self._dtype = dtype
+        self._limits = np.iinfo(dtype)
         self._lengths: list[int] = []
         self._digest = hashlib.sha256()
         self.tokens = 0
@@ -78,8 +79,8 @@ class IndexedWriter:
         Raises:
             OverflowError: An id does not fit the dtype.
         """
-        values = np.asarray(ids, dtype=np.int64)
-        limits = np.iinfo(self._dtype)
+        values = np.asarray(ids) if len(ids) else np.empty(0, self._dtype)
+        limits = self._limits
         if len(values) and not (limits.min <= values.min() and values.max() <= limits.max):
             raise OverflowError(f"token id {values.max()} does not fit {self._dtype.name}")
         content = values.astype(self._dtype).tobytes()

@@ -7,13 +7,10 @@ boundaries, or on whether it encodes the start of a text differently.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from typing import Any
-
 import attrs
 
 from .chat_tokenizer import ChatTokenizer
+from .tokens import Tokens
 from .turns import Rendered, Span
 
 
@@ -35,41 +32,14 @@ class Labelled:
         return next(ends, -1) + 1
 
 
-@attrs.frozen
-class Tokens:
-    """The tokens of a text, with the range of characters of each."""
-
-    text: str
-    ids: list[int]
-    begins: Sequence[int]
-    """Not decreasing, as ``ends``: tokens are in the order of the text."""
-    ends: Sequence[int]
-
-    @classmethod
-    def of(cls, text: str, encoding: Any) -> Tokens:
-        """Read a tokenizers.Encoding."""
-        offsets = encoding.offsets
-        begins, ends = zip(*offsets, strict=True) if offsets else ((), ())
-        return cls(text, encoding.ids, begins, ends)
-
-    def inside(self, span: Span) -> range:
-        """Return the indices of the tokens that have a character of the span."""
-        return range(bisect_right(self.ends, span[0]), bisect_left(self.begins, span[1]))
-
-    def is_space(self, index: int) -> bool:
-        """Whether a token has characters, and all are white space."""
-        return self.text[self.begins[index] : self.ends[index]].isspace()
-
-
-def label(rendered: Rendered, encoding: Any, tokenizer: ChatTokenizer) -> Labelled:
+def label(rendered: Rendered, tokens: Tokens, tokenizer: ChatTokenizer) -> Labelled:
     """Mark the assistant's tokens, each turn with the special token that closes it.
 
     A turn that the template does not close gets the end-of-sequence token.
 
     Args:
-        encoding: The tokenizers.Encoding of the text, without special tokens added.
+        tokens: Those of the text, without special tokens added.
     """
-    tokens = Tokens.of(rendered.text, encoding)
     ids, trained = tokens.ids, [False] * len(tokens.ids)
     left_open: set[int] = set()
     for span in rendered.spans:

@@ -8,13 +8,20 @@ from typing import Final
 
 import attrs
 
-_SLOT: Final = re.compile(r"\{(content|bos|eos)\}")
-_VALUES: Final = {"bos": "bos_token", "eos": "eos_token"}
+_SLOT: Final = re.compile(r"\{(content|bos|eos|round)\}")
+_VALUES: Final = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "round": "((loop.index0 // 2 + 1) | string)",
+}
 
 
 @attrs.frozen(kw_only=True)
 class NamedTemplate:
-    """The format of each role; ``{content}``, ``{bos}`` and ``{eos}`` stand for their texts."""
+    """The format of each role; ``{content}``, ``{bos}`` and ``{eos}`` stand for their texts.
+
+    ``{round}`` of ``user`` is the number of the user's turn, from 1.
+    """
 
     name: str
     user: str

@@ -11,6 +11,7 @@ from typing import Final
 import attrs
 
 from .named_templates import NamedTemplate
+from .reference_templates import reference_templates
 
 
 def _tagged(tag: str) -> str:
@@ -233,5 +234,7 @@ _RECORDS: Final = (
         assistant="{content}{eos}\n",
     ),
 )
-NAMED: Final[Mapping[str, NamedTemplate]] = {record.name: record for record in _RECORDS}
+_OWN: Final = {record.name: record for record in _RECORDS}
+_REFERENCE: Final = {record.name: record for record in reference_templates(_OWN)}
+NAMED: Final[Mapping[str, NamedTemplate]] = dict(sorted((_OWN | _REFERENCE).items()))
 """Name -> template, in the order of the names."""

@@ -31,21 +31,49 @@ _IM = (
 )
 _DEEPSEEK = "<s>S\n\nUser: U1\n\nAssistant: A1</s>User: U2\n\nAssistant: A2</s>"
 _MISTRAL = "<s>[INST] S\n\nU1 [/INST]A1</s>[INST] U2 [/INST]A2</s>"
+REFERENCE: Final = (
+    *("chatglm2", "chatglm3", "chatglm3_system", "glm4", "chatml", "chatml_de", "cpm", "default"),
+    *("empty", "trl", "qwen", "qwen_r1", "qwen_math_r1", "llama3", "mistral", "mixtral", "gemma"),
+    *("magistral", "llama2", "alpaca", "deepseek2", "deepseek2-lite", "minicpm3", "baichuan2"),
+    *("deepseek3", "intern2", "hunyuan", "qwen3", "bailing_mini", "plm", "aquila"),
+)
+"""``--prompt-type`` of MindSpeed-LLM, configs/finetune/templates.json of its commit 501538c, and
+aquila."""
+_GLM3 = "<|system|>\n S<|user|>\n U1<|assistant|>\n A1<|user|>\n U2<|assistant|>\n A2"
+_R1 = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves "
+    "it. The assistant first thinks about the reasoning process in the mind and then provides the "
+    "user with the answer. The reasoning process and answer are enclosed within <think> </think> "
+    "and <answer> </answer> tags, respectively, i.e., <think> reasoning process here </think>"
+    "<answer> answer here </answer>Put your final answer within \\boxed{}. "
+)
 GOLDEN: Final = {
     "alpaca": (
         "<s>S\n\n### Instruction:\nU1\n\n### Response:\nA1</s>\n\n"
         "### Instruction:\nU2\n\n### Response:\nA2</s>\n\n"
     ),
+    "aquila": "S###Human: U1###Assistant:A1###</s>Human: U2###Assistant:A2###</s>",
     "baichuan": ("S<reserved_102>U1<reserved_103>A1</s><reserved_102>U2<reserved_103>A2</s>"),
     "baichuan2": ("S<reserved_106>U1<reserved_107>A1</s><reserved_106>U2<reserved_107>A2</s>"),
     "bailing": (
         "<role>SYSTEM</role>S<role>HUMAN</role>U1<role>ASSISTANT</role>A1</s>"
         "<role>HUMAN</role>U2<role>ASSISTANT</role>A2</s>"
     ),
+    "bailing_mini": (
+        "<role>SYSTEM</role>S<|role_end|><role>HUMAN</role>U1<|role_end|>"
+        "<role>ASSISTANT</role>A1<|role_end|><role>HUMAN</role>U2<|role_end|>"
+        "<role>ASSISTANT</role>A2<|role_end|>"
+    ),
+    "chatglm2": (
+        "[gMASK]sopS[Round 1]\n\n\u95ee\uff1aU1\n\n\u7b54\uff1aA1\n\n"
+        "[Round 2]\n\n\u95ee\uff1aU2\n\n\u7b54\uff1aA2\n\n"
+    ),
     "chatglm3": (
         "[gMASK]sop<|system|>\n S<|user|>\n U1<|assistant|>\n A1<|user|>\n U2<|assistant|>\n A2"
     ),
+    "chatglm3_system": "[gMASK]sop" + _GLM3,
     "chatml": _IM,
+    "chatml_de": _IM,
     "command-r": (
         "<s><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>S<|END_OF_TURN_TOKEN|>"
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>U1<|END_OF_TURN_TOKEN|>"
@@ -53,9 +81,12 @@ GOLDEN: Final = {
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>U2<|END_OF_TURN_TOKEN|>"
         "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>A2<|END_OF_TURN_TOKEN|>"
     ),
+    "cpm": "<s>S<用户>U1<AI>A1</s><用户>U2<AI>A2</s>",
     "deepseek": _DEEPSEEK,
     "deepseek2": _DEEPSEEK,
+    "deepseek2-lite": _DEEPSEEK,
     "deepseek3": "<s>S<｜User｜>U1<｜Assistant｜>A1</s><｜User｜>U2<｜Assistant｜>A2</s>",  # noqa: RUF001
+    "default": "S\nHuman: U1\nAssistant:A1</s>\nHuman: U2\nAssistant:A2</s>\n",
     "empty": "SU1A1</s>U2A2</s>",
     "exaone": (
         "[|system|]S[|endofturn|]\n[|user|]U1\n[|assistant|]A1[|endofturn|]\n"
@@ -72,6 +103,8 @@ GOLDEN: Final = {
         "<|start_of_role|>user<|end_of_role|>U2</s>\n"
         "<|start_of_role|>assistant<|end_of_role|>A2</s>\n"
     ),
+    "hunyuan": "SU1A1</s>U2A2</s>",
+    "intern2": "<s>" + _IM,
     "internlm": ("<s><|System|>:S\n<|User|>:U1\n<|Bot|>:A1<eoa>\n<|User|>:U2\n<|Bot|>:A2<eoa>\n"),
     "internlm2": "<s>" + _IM,
     "internlm3": "<s>" + _IM,
@@ -90,6 +123,7 @@ GOLDEN: Final = {
         "<|header_start|>user<|header_end|>\n\nU2<|eot|>"
         "<|header_start|>assistant<|header_end|>\n\nA2<|eot|>"
     ),
+    "magistral": ("<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]U1[/INST]A1</s>[INST]U2[/INST]A2</s>"),
     "minicpm": "<s>S<用户>U1<AI>A1</s><用户>U2<AI>A2</s>",
     "minicpm3": "<s>" + _IM,
     "mistral": _MISTRAL,
@@ -108,13 +142,17 @@ GOLDEN: Final = {
         "<|im_start|>assistant<|im_sep|>A1<|im_end|><|im_start|>user<|im_sep|>U2<|im_end|>"
         "<|im_start|>assistant<|im_sep|>A2<|im_end|>"
     ),
+    "plm": _IM,
     "qwen": _IM,
     "qwen-math": _IM,
     "qwen3": _IM,
+    "qwen_math_r1": _IM,
+    "qwen_r1": _IM.replace("user\n", f"user\n{_R1}"),
     "starchat": (
         "<|system|>\nS<|end|>\n<|user|>\nU1<|end|>\n<|assistant|>\nA1<|end|>\n"
         "<|user|>\nU2<|end|>\n<|assistant|>\nA2<|end|>\n"
     ),
+    "trl": "<s>SU1A1</s>U2A2</s>",
     "tulu": (
         "<|system|>\nS\n<|user|>\nU1\n<|assistant|>\nA1</s>\n<|user|>\nU2\n<|assistant|>\nA2</s>\n"
     ),
@@ -125,8 +163,6 @@ GOLDEN: Final = {
         "<|user|>\nU2</s>\n<|assistant|>\nA2</s>\n"
     ),
 }
-UNCLOSED: Final = ("chatglm3", "glm4")
-"""The next turn's mark ends an answer, so the end-of-sequence token is added after each."""
 
 
 def template(name: str) -> ChatTemplate:
@@ -136,6 +172,11 @@ def template(name: str) -> ChatTemplate:
 
 def test_every_template_has_a_golden_text() -> None:
     assert [*NAMED] == sorted(NAMED) == [*GOLDEN]
+
+
+def test_every_template_of_the_reference_is_there_by_its_name() -> None:
+    assert len({*REFERENCE}) == 31
+    assert {*REFERENCE} - NAMED.keys() == set()
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from ascend_run.plugin_api import DataError
+from ascend_run.text.documents import DocumentEncoder
 from ascend_run.text.tokenizer_content import tokenizer_content
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ _SETTINGS: Final = ("truncation", "padding")
 
 @attrs.frozen(kw_only=True, eq=False)
 class TextTokenizer:
-    """A tokenizer for full documents. Special tokens in the text are encoded as plain text."""
+    """A tokenizer for full documents."""
 
-    backend: tokenizers.Tokenizer
+    encoder: DocumentEncoder
     fingerprint: str
     """SHA-256 of the canonical content; see ``fingerprint_of``."""
     vocab_size: int
@@ -42,10 +43,10 @@ class TextTokenizer:
     eod: int | None
     """Id of ``end_token``; None if the tokenizer has no known one."""
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, without special tokens. Uses several threads."""
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer."""
+        return self.encoder.backend
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""
@@ -121,23 +122,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
 
 
 def _from_content(content: str, name: str, end_token: str | None) -> TextTokenizer:
-    from tokenizers import Tokenizer
-
     try:
         fingerprint = fingerprint_of(content)
-        backend = Tokenizer.from_str(content)
+        encoder = DocumentEncoder(content)
     except Exception as error:  # tokenizers raises bare Exception for malformed content
         raise DataError(f"{name} is not a tokenizer.json: {error}") from error
-    # A special token spelled out in a document is plain text; no padding, no truncation.
-    backend.encode_special_tokens = True
-    backend.no_padding()
-    backend.no_truncation()
-    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    vocabulary: dict[str, int] = encoder.backend.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise DataError(f"tokenizer {name} has no tokens")
     end = _end_token(vocabulary, name, end_token)
     return TextTokenizer(
-        backend=backend,
+        encoder=encoder,
         fingerprint=fingerprint,
         vocab_size=max(vocabulary.values()) + 1,
         end_token=end,

@@ -103,7 +103,11 @@ _FORMATS = ("auto", "jsonl", "records", "text", "python")
     help="Prefix for held-out documents; default: PREFIX-heldout.",
 )
 @click.option("--skip-undecodable", is_flag=True, help="Skip files that are not UTF-8.")
-@click.option("--workers", type=click.IntRange(min=1), help="Threads; default: one per core.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Processes; default: one per core, fewer for little input.",
+)
 @click.option("--overwrite", is_flag=True, help="Overwrite existing output.")
 @click.option(
     "--report",
@@ -122,6 +126,7 @@ def command(as_json: bool, workers: int | None, **values: Any) -> None:
     if workers is not None:
         # Read once by the thread pool of tokenizers, at its first batch.
         os.environ["RAYON_NUM_THREADS"] = str(workers)
+    values["workers"] = workers or len(os.sched_getaffinity(0))
     report: PreprocessReport | SampleReport
     if values["handler"] == "text":
         report = _preprocess_text(values)
@@ -142,7 +147,7 @@ _OF_SAMPLES = (
     *("handler", "template", "date", "special_tokens"),
     *("placeholder_token", "reward_tokens"),
 )
-_OF_ALL = ("inputs", "output_prefix", "tokenizer", "map_keys", "overwrite", "report")
+_OF_ALL = ("inputs", "output_prefix", "tokenizer", "map_keys", "workers", "overwrite", "report")
 
 
 def _preprocess_text(values: dict[str, Any]) -> PreprocessReport:

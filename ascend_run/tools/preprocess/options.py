@@ -44,6 +44,8 @@ class PreprocessOptions:
     heldout_prefix: Path | None = None
     """Default: the output prefix with ``-heldout`` appended."""
     skip_undecodable: bool = False
+    workers: int = 1
+    """Processes that encode, at most."""
     report: Path | None = None
     """Page to write."""
     overwrite: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,22 +15,31 @@ import numpy as np
 import ascend_run
 from ascend_run.plugin_api import ConfigError, DataError, NamedPath, file_collisions
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
-from ascend_run.text.encoder import Encoder, Omissions, encode_batches, left_out_reasons
-from ascend_run.text.fields import FIELDS, Fields, RewardTokens, field_encoder
+from ascend_run.text.encoder import (
+    Encoder,
+    Omissions,
+    accepted,
+    batches_of,
+    left_out_reasons,
+    on_threads,
+)
+from ascend_run.text.fields import FIELDS, EncodeFields, Fields, RewardTokens, field_encoder
 from ascend_run.text.handlers.loading import key_mapping, load_handler
 from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.reading import SampleReader
 from ascend_run.text.sample_files import SampleRecord, encoding_facts, field_prefix
-from ascend_run.text.samples import ProcessReward, Text
+from ascend_run.text.samples import ProcessReward, Sample, Text
 from ascend_run.text.sources import find_sources
 
 from .lengths import Lengths
 from .page import DataPage
 from .staged_files import StagedFiles
+from .workers import in_processes, useful_processes
 
 _LABELS: Final = np.dtype("<i4")
 """Labels are ids or -100."""
+_BYTES_PER_PROCESS: Final = 2**20
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +57,8 @@ class SampleOptions:
     special_tokens: str = "drop"
     placeholder_token: str | None = None
     reward_tokens: tuple[str, ...] = ()
+    workers: int = 1
+    """Processes that encode, at most."""
     overwrite: bool = False
     report: Path | None = None
     """Page to write."""
@@ -114,19 +126,15 @@ def preprocess_samples(options: SampleOptions) -> SampleReport:
     fields = FIELDS[handler.sample]
     if problems := [*problems, *_problems(options, handler.sample, files, fields)]:
         raise ConfigError("cannot preprocess", problems)
-    encoder = _encoder(options)
-    rewards = None
-    if options.placeholder_token is not None:
-        rewards = RewardTokens.of(
-            encoder.tokenizer, options.placeholder_token, options.reward_tokens
-        )
+    encoder, encode = _encoders(options, handler.sample)
     omissions = Omissions()
-    encoded = encode_batches(
-        reader.read(files),
-        field_encoder(handler.sample, encoder, rewards),
-        omissions,
-        encoder.template.name,
-    )
+    batches = batches_of(reader.read(files))
+    size_bytes = sum(file.stat().st_size for file in files if file.exists())
+    processes = useful_processes(options.workers, size_bytes, _BYTES_PER_PROCESS)
+    results = on_threads(batches, encode)
+    if processes > 1:
+        results = in_processes(batches, partial(_encode, options, handler.sample), processes)
+    encoded = accepted(results, omissions, encoder.template.name)
     with StagedFiles(overwrite=options.overwrite) as staged:
         files_of = _FieldFiles(options.output_prefix, fields, encoder.tokenizer.vocab_size, staged)
         samples = files_of.add_all(sample for _, sample in encoded)
@@ -255,7 +263,12 @@ def _problems(
     yield from file_collisions(inputs, outputs)
 
 
-def _encoder(options: SampleOptions) -> Encoder:
+def _encode(options: SampleOptions, kind: type[Sample]) -> EncodeFields:
+    """Return what encodes samples in a worker process."""
+    return _encoders(options, kind)[1]
+
+
+def _encoders(options: SampleOptions, kind: type[Sample]) -> tuple[Encoder, EncodeFields]:
     tokenizer, template = open_chat(
         ChatOptions(
             tokenizer=options.tokenizer,
@@ -266,6 +279,10 @@ def _encoder(options: SampleOptions) -> Encoder:
             date_option="--date",
         )
     )
-    return Encoder(
+    encoder = Encoder(
         tokenizer=tokenizer, template=template, keeps_special=options.special_tokens == "keep"
     )
+    rewards = None
+    if options.placeholder_token is not None:
+        rewards = RewardTokens.of(tokenizer, options.placeholder_token, options.reward_tokens)
+    return encoder, field_encoder(kind, encoder, rewards)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 import ascend_run
 from ascend_run.core.data.sidecar import FileDigest, Sidecar, encode_sidecar
 from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from ascend_run.plugin_api import ConfigError, DataError
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
+from ascend_run.text.documents import DocumentEncoder
 from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.tools.preprocess.options import PreprocessOptions
 
@@ -24,10 +28,12 @@ from .documents import Document, Reader, find_files
 from .lengths import Lengths
 from .page import DataPage
 from .staged_files import StagedFiles
+from .workers import in_processes, useful_processes
 
 _BATCH_DOCUMENTS: Final = 1024
-_BATCH_CHARACTERS: Final = 4 * 2**20
-"""Size of a batch, which is encoded by all threads in parallel."""
+_BATCH_CHARACTERS: Final = 2**20
+"""Size of a batch, which one process encodes."""
+_BYTES_PER_PROCESS: Final = 4 * 2**20
 
 _PROGRESS_STEPS: Final = 500
 _NAMED: Final = 5
@@ -149,7 +155,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = _silent) -> Prep
             _Part(prefix, staged, tokenizer, options.append_eod)
             for prefix in options.prefixes().values()
         ]
-        _tokenise(corpus, tokenizer, parts, progress)
+        _tokenise(corpus, tokenizer, parts, options.workers, progress)
         _need_documents(parts, options.holdout, corpus)
         for part in parts:
             part.finish()
@@ -191,10 +197,10 @@ class _Part:
     def documents(self) -> int:
         return self._writer.documents
 
-    def add(self, ids: list[int]) -> None:
+    def add(self, ids: NDArray[np.int32]) -> None:
         if self._append_eod:
             assert self._tokenizer.eod is not None
-            ids.append(self._tokenizer.eod)
+            ids = np.append(ids, np.int32(self._tokenizer.eod))
         self._writer.add(ids)
 
     def finish(self) -> None:
@@ -241,12 +247,30 @@ def _tokenizer(
 
 
 def _tokenise(
-    corpus: Corpus, tokenizer: TextTokenizer, parts: Sequence[_Part], progress: Progress
+    corpus: Corpus,
+    tokenizer: TextTokenizer,
+    parts: Sequence[_Part],
+    workers: int,
+    progress: Progress,
 ) -> None:
-    for batch in _batches(_with_progress(corpus, "tokenising", progress)):
-        encoded = tokenizer.encode_batch([document.text for document, _ in batch])
-        for (_, held_out), ids in zip(batch, encoded, strict=True):
-            parts[held_out].add(ids)
+    documents = _with_progress(corpus, "tokenising", progress)
+    batches = (
+        ([held_out for _, held_out in batch], [document.text for document, _ in batch])
+        for batch in _batches(documents)
+    )
+    processes = useful_processes(workers, corpus.size_bytes, _BYTES_PER_PROCESS)
+    encoder = tokenizer.encoder
+    encoded = ((held_out, encoder.encode(texts)) for held_out, texts in batches)
+    if processes > 1:
+        encoded = in_processes(batches, partial(_encode, encoder.content), processes)
+    for held_out, documents_ids in encoded:
+        for part, ids in zip(held_out, documents_ids, strict=True):
+            parts[part].add(ids)
+
+
+def _encode(content: str) -> Callable[[Sequence[str]], list[NDArray[np.int32]]]:
+    """Return what encodes texts in a worker process."""
+    return DocumentEncoder(content).encode
 
 
 def _with_progress(
