@@ -590,9 +590,10 @@ FAMILIES: Final = (
             "max_attn_value": 2.0,
             "embedding_multiplier_scale": 3.0,
             "output_multiplier_scale": 2.5,
+            "tie_word_embeddings": True,
         },
         variants={
-            "low cap, tied": {"tie_word_embeddings": True},
+            "low cap, tied": {},
             "three experts, untied": {"num_experts_per_tok": 3, "tie_word_embeddings": False},
         },
     ),
