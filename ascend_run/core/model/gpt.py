@@ -82,8 +82,8 @@ class GPT(GPTModel):
     def setup_embeddings_and_output_layer(self) -> None:
         """Share the embedding between stages; tied, a last stage that embeds holds it once."""
         if self.mtp_process and self.share_embeddings_and_output_weights:
-            self.output_layer.weight = None
-        super().setup_embeddings_and_output_layer()  # type: ignore[no-untyped-call]
+            self.output_layer.register_parameter("weight", None)
+        super().setup_embeddings_and_output_layer()
 
     def forward(  # type: ignore[override]  # Megatron's serves inference and multi-token heads too
         self,
@@ -173,7 +173,8 @@ class GPT(GPTModel):
             counts.append(batch["loss_mask"].sum())
         read = torch.stack((torch.stack(losses).detach().double(), torch.stack(counts).double()), 1)
         self.mtp_losses = read if self.mtp_losses is None else self.mtp_losses + read
-        total = torch.stack(losses).sum() * (self.config.mtp_loss_scaling_factor / depths)
+        factor = self.config.mtp_loss_scaling_factor or 0.0
+        total: Tensor = torch.stack(losses).sum() * (factor / depths)
         return total - total.detach()
 
     def take_mtp_losses(self) -> Tensor | None:
