@@ -210,7 +210,7 @@ def attend_and_project(
     options = {"attention_bias": bias, "packed_seq_params": of_batch}
     q, k, v = heads
     if layer.checkpoint_core_attention and layer.training:
-        out = layer._checkpointed_attention_forward(q, k, v, None, **options)  # type: ignore[no-untyped-call]
+        out = layer._checkpointed_attention_forward(q, k, v, None, **options)
     else:  # Megatron's protocol names forward alone, and a cast would be in every call
         out = layer.core_attention(q, k, v, None, **options)  # type: ignore[operator]
     result: tuple[Tensor, Tensor | None] = layer.linear_proj(out)

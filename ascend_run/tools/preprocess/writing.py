@@ -260,9 +260,11 @@ def _tokenise(
     )
     processes = useful_processes(workers, corpus.size_bytes, _BYTES_PER_PROCESS)
     encoder = tokenizer.encoder
-    encoded = ((held_out, encoder.encode(texts)) for held_out, texts in batches)
+    encoded: Iterator[tuple[list[bool], list[NDArray[np.int32]]]]
     if processes > 1:
         encoded = in_processes(batches, partial(_encode, encoder.content), processes)
+    else:
+        encoded = ((held_out, encoder.encode(texts)) for held_out, texts in batches)
     for held_out, documents_ids in encoded:
         for part, ids in zip(held_out, documents_ids, strict=True):
             parts[part].add(ids)

@@ -156,8 +156,8 @@ class _Reader:
         ranks = sorted(rank for rank in self.files.ranks if rank.pp == stage)
         match = LAYER.fullmatch(local)
         if match is None or not is_expert_name(match[2]):
-            rows = self.files.ranks[ranks[0]][chunk][local].shape[:1]
-            whole = stored_split(name, *(rows or (0,)), self.config) is Split.NONE
+            rows = self.files.ranks[ranks[0]][chunk][local].shape
+            whole = stored_split(name, rows[0] if rows else 0, self.config) is Split.NONE
             for tp in range(1 if whole else self.files.tp):
                 yield local, [rank for rank in ranks if whole or rank.tp == tp]
             return
