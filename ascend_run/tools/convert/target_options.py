@@ -86,7 +86,7 @@ _MODULES: Final = (
 )
 
 
-def megatron_options(function: Callable[..., None]) -> Callable[..., None]:
+def megatron_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add the options of the layout and of the modules."""
     for option in reversed((*_LAYOUT, *_MODULES)):
         function = option(function)
