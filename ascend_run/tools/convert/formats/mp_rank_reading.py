@@ -136,7 +136,7 @@ class _Reader:
         if len({(tuple(part.shape), part.dtype) for part in shards}) > 1:
             found = ", ".join(f"{part.dtype} {list(part.shape)}" for part in shards)
             raise CheckpointError(f"its shards differ in shape or dtype: {found}")
-        split = stored_split(name, shards[0].shape[0] if shards[0].dim() else 0, self.config)
+        split = stored_split(name, _rows(shards[0]), self.config)
         if split is None:
             raise CheckpointError("no parameter of a GPTModel that can be converted")
         reorder = self.reorders and ".linear_qkv." in name
@@ -156,8 +156,8 @@ class _Reader:
         ranks = sorted(rank for rank in self.files.ranks if rank.pp == stage)
         match = LAYER.fullmatch(local)
         if match is None or not is_expert_name(match[2]):
-            rows = self.files.ranks[ranks[0]][chunk][local].shape
-            whole = stored_split(name, rows[0] if rows else 0, self.config) is Split.NONE
+            held_by_first = self.files.ranks[ranks[0]][chunk][local]
+            whole = stored_split(name, _rows(held_by_first), self.config) is Split.NONE
             for tp in range(1 if whole else self.files.tp):
                 yield local, [rank for rank in ranks if whole or rank.tp == tp]
             return
@@ -268,6 +268,10 @@ def _part_of(name: str) -> re.Pattern[str]:
     """Return a pattern of the names of one expert parameter, ``...fc1`` or ``...fc2``."""
     part = name.rpartition(".")[2]
     return re.compile(rf"mlp\.experts\.(.*linear_{part}\..*|weight{part[-1]})")
+
+
+def _rows(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 0
 
 
 def _same(tensor: Tensor) -> Tensor:
