@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from .target_options import megatron_options
 
-if TYPE_CHECKING:
-    from ascend_run.tools.convert.conversion import Converted
-    from ascend_run.tools.convert.verifying.comparison import Comparison
-
 _TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist")
-_SHOWN = 20
-"""Differences that are listed."""
 _SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
 
 
@@ -108,13 +101,7 @@ def command(
 
     The target must not exist or be empty. Values and dtypes are preserved.
     """
-    if direction is not None:
-        if target_format is not None or source_format is not None:
-            raise click.UsageError("--to-hf and --from-hf stand for --to and --from: leave one")
-        target_format = "hf" if direction == "to" else "ascend-run"
-        source_format = None if direction == "to" else "hf"
-    if target_format is None:
-        raise click.UsageError("say which way: --to FORMAT, or --to-hf or --from-hf")
+    source_format, target_format = _formats(direction, source_format, target_format)
     if not target_format.startswith("mp-rank"):
         _require_unset(of_target, target_format)
     # Read by torch: huge pages for large tensors, which take fewer page faults.
@@ -122,6 +109,7 @@ def command(
     from ascend_run.launch.alone import sigterm_unwinds
     from ascend_run.tools.convert.conversion import Conversion, convert
     from ascend_run.tools.convert.opening import SourceOptions
+    from ascend_run.tools.convert.reporting import as_record, as_text, difference_message
     from ascend_run.tools.terminal.byte_bars import byte_bars
 
     asked = Conversion(
@@ -147,7 +135,30 @@ def command(
     except SystemExit:  # from SIGTERM
         click.echo("terminated", err=True)
         raise
-    return _report(target, done, as_json=as_json)
+    if as_json:
+        click.echo(as_record(target, done))
+    else:
+        click.echo(as_text(target, done))
+    if problem := difference_message(done):
+        click.echo(f"error: {problem}", err=True)
+        return 1
+    return 0
+
+
+def _formats(
+    direction: str | None, source_format: str | None, target_format: str | None
+) -> tuple[str | None, str]:
+    """
+    Raises:
+        UsageError: No target is named, or two.
+    """
+    if direction is not None:
+        if target_format is not None or source_format is not None:
+            raise click.UsageError("--to-hf and --from-hf stand for --to and --from: leave one")
+        return (None, "hf") if direction == "to" else ("hf", "ascend-run")
+    if target_format is None:
+        raise click.UsageError("say which way: --to FORMAT, or --to-hf or --from-hf")
+    return source_format, target_format
 
 
 def _require_unset(layout: dict[str, Any], target_format: str) -> None:
@@ -165,66 +176,3 @@ def _require_unset(layout: dict[str, Any], target_format: str) -> None:
     ]
     if given:
         raise click.UsageError(f"{', '.join(given)}: no effect with --to {target_format}")
-
-
-def _report(target: Path, done: Converted, *, as_json: bool) -> int:
-    """Print what was written and compared; return the exit code."""
-    model, comparison = done.model, done.comparison
-    differs = comparison is not None and bool(comparison.different)
-    if as_json:
-        import json
-
-        written: dict[str, object] = {
-            "family": model.family.model_type,
-            "folder": str(target),
-            "step": model.step,
-            "tensors": len(model.headers),
-            "bytes": model.nbytes,
-        }
-        if model.num_merged:
-            written["merged"] = model.num_merged
-        if comparison is not None:
-            written["verify"] = {
-                "kind": comparison.kind,
-                "equal": not differs,
-                "compared": comparison.compared,
-                "max_difference": None
-                if differs and comparison.max_difference == float("inf")
-                else comparison.max_difference,
-                "different": dict(comparison.different),
-            }
-        click.echo(json.dumps(written, indent=2))
-    elif not differs:
-        click.echo(
-            f"{target}: {model.family.model_type}, step {model.step}, {len(model.headers):,} "
-            f"tensors, {model.nbytes / 1e6:,.1f} MB"
-        )
-        if model.num_merged:
-            click.echo(f"adapters merged into {model.num_merged:,} tensors")
-        if comparison is not None:
-            click.echo(
-                f"verified: {comparison.compared:,} {comparison.kind} equal, max difference 0"
-            )
-    if not differs:
-        return 0
-    assert comparison is not None
-    if not as_json:
-        click.echo("\n".join(_differences(comparison)))
-    click.echo(
-        f"error: the target differs from the source in {len(comparison.different):,} of "
-        f"{comparison.compared:,} {comparison.kind}; it was removed"
-        if comparison.kind == "tensors"
-        else "error: the logits of the target differ from the source's; it was removed",
-        err=True,
-    )
-    return 1
-
-
-def _differences(comparison: Comparison) -> Iterator[str]:
-    """Yield a table of the first differences."""
-    from ascend_run.tools.terminal.tables import table
-
-    rows = [*comparison.different.items()]
-    yield from table((comparison.kind, "difference"), rows[:_SHOWN])
-    if len(rows) > _SHOWN:
-        yield f"and {len(rows) - _SHOWN:,} more"

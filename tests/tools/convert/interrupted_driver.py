@@ -15,6 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Imported once, before the forks.
+import ascend_run.tools.convert.exporting
+import ascend_run.tools.convert.formats.mp_rank_writing
+import ascend_run.tools.convert.formats.run_checkpoints
+import ascend_run.tools.convert.formats.torch_dist
+import ascend_run.tools.convert.reporting  # noqa: F401
 from ascend_run.entrypoints.cli import run
 
 FORMATS = ("mp-rank", "hf", "ascend-run", "torch-dist")
@@ -67,8 +73,6 @@ def converted(words: list[str], at: int = 0, number: int = 0, counted: Path | No
 
 def main(root: Path, seed: int) -> None:
     draw = random.Random(seed)
-    import ascend_run.tools.convert.conversion  # noqa: F401  (imported once, before the forks)
-
     messages, count_file, source = root / "messages", root / "count", str(root / "source")
     results = []
     for form in FORMATS:
@@ -76,11 +80,13 @@ def main(root: Path, seed: int) -> None:
         whole = [*words, str(root / f"{form}-whole")]
         assert in_child(lambda w=whole: converted(w, counted=count_file), messages) == 0
         total = int(count_file.read_text())
-        for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        softly = (signal.SIGTERM, signal.SIGINT)[FORMATS.index(form) % 2]
+        for number in (signal.SIGKILL, softly):
             folder = root / f"{form}-{number.name}-{len(results)}" / "new"
             target, at = folder / "target", draw.randint(2, total - 3)
             ask = [*words, str(target)]
             status = in_child(lambda a=ask, k=at, n=number: converted(a, k, n), messages)
+            parent_left = folder.exists()
             left = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
             text = messages.read_text()
             again = 0 if target.exists() else in_child(lambda a=ask: converted(a), messages)
@@ -91,6 +97,7 @@ def main(root: Path, seed: int) -> None:
                     "at": f"{at} of {total}",
                     "status": status,
                     "left": left,
+                    "parent_left": parent_left,
                     "messages": text,
                     "again": again,
                     "at_end": sorted(path.name for path in folder.iterdir()),

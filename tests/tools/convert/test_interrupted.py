@@ -30,7 +30,7 @@ def test_a_signal_at_a_random_write_leaves_no_target(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
-    assert len(results) == 16
+    assert len(results) == 8
     killed_with_remains = 0
     for result in results:
         assert result["again"] == 0, result
@@ -46,12 +46,13 @@ def test_a_signal_at_a_random_write_leaves_no_target(tmp_path: Path) -> None:
                 result["signal"]
             ]
             assert os.waitstatus_to_exitcode(result["status"]) == code, result
-            assert result["messages"] == f"{word}\n", result
-            assert complete or not Path(result["target"]).parents[1].exists() or not result["left"]
+            assert result["messages"].split() == [word], result
+            assert complete or not result["left"], result
+            assert complete or not result["parent_left"], result
         out = tmp_path / "read" / Path(result["target"]).parents[1].name
         assert convert("--to", "hf", result["target"], out) == 0
         check_equal(stored(out), hf)
-    assert killed_with_remains > 3
+    assert killed_with_remains > 1
 
 
 def test_the_folder_of_a_running_conversion_is_not_removed(tmp_path: Path) -> None:

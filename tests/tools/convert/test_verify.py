@@ -77,7 +77,7 @@ def test_two_tensors_exchanged_on_the_way_leave_no_target(
     assert convert(*words, "--json") == 1
     out, err = capsys.readouterr()
     verify = json.loads(out)["verify"]
-    one, other = (hf[f"model.layers.{n}.self_attn.o_proj.weight"] for n in (1, 2))
+    one, other = (hf[f"model.layers.{n}.self_attn.o_proj.weight"].double() for n in (1, 2))
     assert not verify["equal"]
     assert "it was removed" in err
     if kind == "tensors":
