@@ -123,9 +123,7 @@ GOLDEN: Final = {
         "<|header_start|>user<|header_end|>\n\nU2<|eot|>"
         "<|header_start|>assistant<|header_end|>\n\nA2<|eot|>"
     ),
-    "magistral": (
-        "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]U1[/INST]A1</s>[INST]U2[/INST]A2</s>"
-    ),
+    "magistral": ("<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]U1[/INST]A1</s>[INST]U2[/INST]A2</s>"),
     "minicpm": "<s>S<用户>U1<AI>A1</s><用户>U2<AI>A2</s>",
     "minicpm3": "<s>" + _IM,
     "mistral": _MISTRAL,

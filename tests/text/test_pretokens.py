@@ -42,7 +42,10 @@ O200K: Final = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIAL: Final = ("<|a|>", "<|a|>b", "<|end|>")
-TRAINED_ON: Final = ("the fox's tail, don't 日本語 über 12345\n\n", "x = [1, 2]\r\n\tif x: return") * 9
+TRAINED_ON: Final = (
+    "the fox's tail, don't 日本語 über 12345\n\n",
+    "x = [1, 2]\r\n\tif x: return",
+) * 9
 PIECES: Final = (
     *"'sStTlLreRE \n\r\tſ\u212a\x1c\x85\u00a0éaé1Ⅷ٣日本\U0001f642ß\u0301.!_/-AB\u2028\U0001d400",
     *("<|a|>", "<|end|>", "<tool>", "the ", " fox", "don't", "  ", "\n\n", "123", "\u0344"),
