@@ -75,9 +75,15 @@ def read_tokenizer_config(folder: Path) -> Mapping[str, object]:
 
 
 def load_chat_tokenizer(
-    folder: Path, config: Mapping[str, Any], option: str = "data.tokenizer"
+    folder: Path,
+    config: Mapping[str, Any],
+    option: str = "data.tokenizer",
+    file: Path | None = None,
 ) -> ChatTokenizer:
     """Read the tokenizer of a folder.
+
+    Args:
+        file: The one of its files to read; default: the first of ``NAMES``.
 
     Raises:
         ValueError: The tokenizer is missing, is invalid, or has no end-of-sequence token.
@@ -85,7 +91,7 @@ def load_chat_tokenizer(
     from tokenizers import Tokenizer
 
     try:
-        content, path = tokenizer_content(folder)
+        content, path = tokenizer_content(file or folder)
     except FileNotFoundError:
         raise ValueError(
             f"{option}: {folder} has no {' and no '.join(NAMES)}; name the folder of a tokenizer "

@@ -28,8 +28,8 @@ class DocumentEncoder:
         Exception: The content is malformed; the tokenizers library has no class of its own.
     """
 
-    content: str
-    backend: tokenizers.Tokenizer = attrs.field(init=False)
+    content: str = attrs.field(repr=False)
+    backend: tokenizers.Tokenizer = attrs.field(init=False, repr=False)
     _encoder: PretokenEncoder[bytes] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -99,6 +99,27 @@ class Encoder:
         ids: list[int] = self.tokenizer.backend.encode(text, add_special_tokens=False).ids
         return without_doubled(ids, self.tokenizer.bos_id)
 
+    def answered(
+        self, prompt: Sequence[Message], answer: Message, separator: str
+    ) -> Result[tuple[list[int], range]]:
+        """Return the ids of a conversation that ends with an answer, and the answer's indices.
+
+        Args:
+            separator: A text that the answer may have although it spells a special token.
+        """
+        conversation = Conversation(messages=(*prompt, answer))
+        plain = {**answer, "content": answer["content"].replace(separator, "")}
+        rendered = self._attempt(partial(render, self.template, conversation), [*prompt, plain])
+        if not isinstance(rendered, Rendered):
+            return rendered
+        (tokens,) = self.tokenizer.tokens.encode([rendered.text])
+        if not rendered.spans:
+            return LeftOut(NOTHING_TO_TRAIN)
+        within = tokens.inside(rendered.spans[-1])
+        ids = without_doubled(tokens.ids, self.tokenizer.bos_id)
+        extra = len(tokens.ids) - len(ids)
+        return ids, range(within.start - extra, within.stop - extra)
+
     def _attempt(self, make: Callable[[], T], messages: Sequence[Message]) -> Result[T]:
         """Render messages, unless their text must not be in a sample."""
         said = "\0".join(texts(messages))

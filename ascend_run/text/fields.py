@@ -47,6 +47,7 @@ class RewardTokens:
     """Tokens of process rewards."""
 
     placeholder: int
+    placeholder_text: str
     ids: Mapping[str, int]
     """Rating -> its token."""
 
@@ -67,7 +68,11 @@ class RewardTokens:
                 problems.append(f"{text!r} is {len(ids)} tokens; it must be one")
         if problems:
             raise ConfigError("process rewards need single tokens", problems)
-        return cls(placeholder=found[placeholder], ids={text: found[text] for text in rewards})
+        return cls(
+            placeholder=found[placeholder],
+            placeholder_text=placeholder,
+            ids={text: found[text] for text in rewards},
+        )
 
 
 def field_encoder(
@@ -138,8 +143,16 @@ def _process_reward(
         return TemplateRefusal(
             f"its ratings {', '.join(map(repr, unknown))} are none of {', '.join(rewards.ids)}"
         )
-    ids = encoder.tokenizer.backend.encode(sample.text, add_special_tokens=True).ids
-    places = [index for index, number in enumerate(ids) if number == rewards.placeholder]
+    if sample.prompt:
+        solution = {"role": "assistant", "content": sample.text}
+        answered = encoder.answered(sample.prompt, solution, rewards.placeholder_text)
+        if isinstance(answered, LeftOut | TemplateRefusal):
+            return answered
+        ids, within = answered
+    else:
+        ids = encoder.tokenizer.backend.encode(sample.text, add_special_tokens=True).ids
+        within = range(len(ids))
+    places = [index for index in within if ids[index] == rewards.placeholder]
     if len(places) != len(sample.rewards):
         return TemplateRefusal(
             f"it has {len(places)} placeholders and {len(sample.rewards)} ratings; each step needs "

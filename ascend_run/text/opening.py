@@ -53,7 +53,8 @@ def open_chat(options: ChatOptions) -> tuple[ChatTokenizer, ChatTemplate]:
     problems: list[str] = []
     tokenizer = template = None
     try:
-        tokenizer = load_chat_tokenizer(folder, tokenizer_config, named)
+        named_file = Path(options.tokenizer) if folder != Path(options.tokenizer) else None
+        tokenizer = load_chat_tokenizer(folder, tokenizer_config, named, named_file)
     except ValueError as error:
         problems.append(str(error))
     try:

@@ -43,6 +43,8 @@ class ProcessReward:
 
     text: str
     """Question and solution; a placeholder stands where a step ends."""
+    prompt: tuple[Message, ...] = ()
+    """The question, if ``text`` is the solution only; the chat template then renders both."""
     rewards: tuple[str, ...]
     """The rating of each step, in order: the text of one token."""
 

@@ -67,6 +67,10 @@ SAMPLES: dict[str, tuple[dict[str, Any], Sample]] = {
         {"input": "Q s1 * s2 *", "value": ["+", "-"]},
         ProcessReward(text="Q s1 * s2 *", rewards=("+", "-")),
     ),
+    "process-reward with a question": (
+        {"instruction": "U", "system": "S", "input": "s1 *", "value": ["+"]},
+        ProcessReward(text="s1 *", prompt=(SYSTEM, user("U")), rewards=("+",)),
+    ),
     "alpaca-r1": (
         {"instruction": "U", "output": "A"},
         VerifiablePrompt(messages=(user("U"),), answer="A"),
@@ -105,7 +109,7 @@ def read_one(folder: Path, handler: str, record: Any) -> Sample:
 @pytest.mark.parametrize("handler", SAMPLES)
 def test_a_record_is_the_sample_of_its_schema(tmp_path: Path, handler: str) -> None:
     record, sample = SAMPLES[handler]
-    assert read_one(tmp_path, handler, record) == sample
+    assert read_one(tmp_path, handler.partition(" ")[0], record) == sample
 
 
 def test_an_instruction_without_speakers_is_one_question(tmp_path: Path) -> None:
@@ -141,6 +145,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "rating": ("process-reward", {"input": "x", "value": [1]}, "'value' must be a list of rat"),
     "ratings": ("process-reward", {"input": "x", "value": []}, "'value' must be a list of rat"),
     "no ratings": ("process-reward", {"input": "x"}, "lacks 'value'; its keys: 'input'"),
+    "question": (
+        "process-reward",
+        {"input": "x", "value": ["+"], "system": "S"},
+        "has 'system' without 'instruction', the question",
+    ),
     "answer": ("sharegpt-r1", {"conversations": SHAREGPT[:1]}, "must end with an answer"),
     "belle": ("belle", {"instruction": "Human: a\nAssistant: b", "output": "c"}, "must end with"),
     "moss": ("moss", {"chat": {"turn_2": {}}}, "turn_1 of 'chat' must be an object"),

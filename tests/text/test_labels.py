@@ -56,8 +56,8 @@ class Labeller:
 
     def __call__(self, messages: list[dict[str, Any]]) -> Labelled:
         rendered = render(self.template, Conversation(messages=tuple(messages)))
-        encoding = self.tokenizer.backend.encode(rendered.text, add_special_tokens=False)
-        return label(rendered, encoding, self.tokenizer)
+        (tokens,) = self.tokenizer.tokens.encode([rendered.text])
+        return label(rendered, tokens, self.tokenizer)
 
     def turns(self, messages: list[dict[str, Any]]) -> list[str]:
         """Return the text of each run of trained tokens."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from ascend_run.plugins.tasks.sft import Sft, SftConfig
 from ascend_run.text.chat_tokenizer import load_chat_tokenizer, read_tokenizer_config
 from ascend_run.text.indexed import read_index
 from ascend_run.text.sample_files import field_prefix
+from ascend_run.tools.preprocess import samples, writing
 from ascend_run.tools.preprocess.command import command
+from ascend_run.tools.preprocess.options import PreprocessOptions
 from tests.plugins.tasks.sft.test_samples import chat, context_of
 from tests.plugins.tasks.sft.test_sources import problems
 from tests.plugins.tasks.sft.test_training import conversations
@@ -148,6 +152,14 @@ def test_a_rating_is_the_label_of_its_placeholder(tmp_path: Path) -> None:
         at = [index for index, number in enumerate(label) if number != -100]
         assert [decoded(tmp_path, sample[index : index + 1]) for index in at] == ["<s>"] * len(at)
 
+    asked = {"instruction": "one?", "input": "three <s> four <s>"}
+    source = write_lines(tmp_path / "c.jsonl", [{**asked, "value": ["h", "a"]}])
+    done = preprocess(tmp_path, source, "process-reward", *options, "--overwrite")
+    assert done.exit_code == 0, done.output
+    (ids,), (labels,) = fields_of(tmp_path, "input_ids", "labels")
+    assert decoded(tmp_path, ids) == turn("user", "one?") + turn("assistant", asked["input"])
+    assert decoded(tmp_path, labels) == "ha"
+
     wrong = write_lines(tmp_path / "b.jsonl", [*records, {"input": "x <s>", "value": ["h", "h"]}])
     told = preprocess(tmp_path, wrong, "process-reward", *options, "--overwrite").exception
     assert isinstance(told, AscendRunError)
@@ -234,6 +246,83 @@ def test_bad_input_is_one_message_and_writes_nothing(tmp_path: Path, kind: str) 
     assert told.exit_code == 2
     assert not [text for text in expected if text not in str(told)], str(told)
     assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").iterdir()]
+
+
+KINDS: dict[str, tuple[str, str, str]] = {
+    "broken line": ("sharegpt", '{"conversations": [', ":2: not JSON: "),
+    "unknown role": (
+        "sharegpt",
+        '{"conversations": [{"from": "narrator", "value": "x"}]}',
+        ":2: message 1 has the role 'narrator'; expected one of system, user, ",
+    ),
+    "missing field": ("alpaca", '{"instruction": "x"}', ":2: lacks 'output'; its keys: "),
+    "schema": ("sharegpt", "parquet", "a.parquet has another schema: its columns are 'q'; the "),
+    "folder": ("sharegpt", "no tokenizer", "t has no tokenizer.json and no tokenizer.model and "),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_input_of_each_kind_through_the_program(tmp_path: Path, kind: str) -> None:
+    """One message with file and row, exit code 2, no traceback, and nothing is written."""
+    handler, line, expected = KINDS[kind]
+    write_tokenizer(tmp_path / "t", CHATML)
+    good = {"conversations": [*QUESTION, ANSWERS[0]], "instruction": "one", "output": "two"}
+    source = Path(write_lines(tmp_path / "a.jsonl", [good, line]))
+    if line == "parquet":
+        source = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(pa.table({"q": ["x"]}), source)
+    elif line == "no tokenizer":
+        source = Path(write_lines(tmp_path / "a.jsonl", [good]))
+        (tmp_path / "t/tokenizer.json").unlink()
+    words = ["--input", source, "--output-prefix", tmp_path / "out/d", "--handler", handler]
+    done = subprocess.run(
+        [sys.executable, "-m", "ascend_run", "preprocess", *words, "--tokenizer", tmp_path / "t"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert expected in done.stderr
+    assert str(tmp_path) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").iterdir()]
+
+
+def test_worker_processes_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of conversations and of documents; refusals of the template are reported from there too."""
+    monkeypatch.setattr(samples, "_BYTES_PER_PROCESS", 1)
+    monkeypatch.setattr(writing, "_BYTES_PER_PROCESS", 1)
+    monkeypatch.setattr(writing, "_BATCH_DOCUMENTS", 7)
+    records = [{**record, "text": f"{n} one two"} for n, record in enumerate(conversations(600))]
+    source = write_lines(tmp_path / "a.jsonl", [*records, {**chat(" "), "text": "three"}])
+    tokenizer = write_tokenizer(tmp_path / "t", CHATML)
+    contents: list[dict[str, bytes]] = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        given: dict[str, Any] = {"inputs": (Path(source),), "workers": workers}
+        samples.preprocess_samples(
+            samples.SampleOptions(
+                **given, output_prefix=out / "c", handler="chat", tokenizer=tokenizer
+            )
+        )
+        writing.preprocess(
+            PreprocessOptions(
+                **given, output_prefix=out / "d", tokenizer=tokenizer / "tokenizer.json",
+                end_token="</s>",
+            )
+        )  # fmt: skip
+        contents.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 8
+    refused = write_lines(tmp_path / "b.jsonl", [*records, chat("\U0010fff0")])
+    with pytest.raises(AscendRunError, match=f"{refused}:601: it holds the code points"):
+        samples.preprocess_samples(
+            samples.SampleOptions(
+                inputs=(Path(refused),), workers=2, output_prefix=tmp_path / "no/c",
+                handler="chat", tokenizer=tokenizer,
+            )
+        )  # fmt: skip
+    assert not [*(tmp_path / "no").glob("*")]
 
 
 def test_a_dataset_that_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
