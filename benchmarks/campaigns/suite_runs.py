@@ -134,14 +134,15 @@ def _attempted(cases: Sequence[str], workers: int, root: Path) -> Iterator[tuple
 
 
 def _shares(cases: Sequence[str], workers: int) -> list[list[str]]:
-    """Split the cases evenly, those of a file together."""
+    """Split the cases evenly, those of a file together; in the order of files, as in the suite, for
+    what a run leaves in a process, such as compiled graphs, can be seen by a later test."""
     files: dict[str, list[str]] = {}
     for case in cases:
         files.setdefault(case.partition("::")[0], []).append(case)
     shares: list[list[str]] = [[] for _ in range(workers)]
     for of_file in sorted(files.values(), key=len, reverse=True):
         min(shares, key=len).extend(of_file)
-    return [share for share in shares if share]
+    return [sorted(share) for share in shares if share]
 
 
 def _run_share(share: Sequence[str], root: Path, put: Any, stop: threading.Event) -> None:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -34,8 +34,8 @@ class Forked:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        stem = f"{time.monotonic_ns()}"
-        self._files = [folder / f"{stem}.{name}" for name in ("out", "err")]
+        own = Path(tempfile.mkdtemp(dir=folder))
+        self._files = [own / name for name in ("out", "err")]
         self._process = context.Process(
             target=_become, args=(main, [*arguments], {**environment}, self._files)
         )
