@@ -113,8 +113,9 @@ def test_args_that_change_the_model_are_read(
     assert not any(name.startswith(("model.rope", "model.moe", "model.soft")) for name in plain)
     got = model_values({**PLAIN_ARGS, **args}, "here")
     assert got.items() >= {f"model.{name}": value for name, value in values.items()}.items()
-    rope = {name for name in got if "rope_" in name}
-    assert rope == {f"model.{name}" for name in values if "rope_" in name}
+    for part in ("rope_", "rotary_scaling"):
+        named = {name for name in got if part in name}
+        assert named == {f"model.{name}" for name in values if part in name}
     assert "model.kv_channels" not in got
 
 
@@ -125,7 +126,7 @@ def test_args_that_change_the_model_are_read(
         ({"rope_scaling_type": "plm"}, "rope_scaling_type is 'plm'"),
         ({"rope_scaling_type": "llama3"}, "without low_freq_factor"),
         ({"rope_scaling_type": "longrope", "short_factor": "1,2"}, "'1,2', not a list"),
-        ({**LATENT_ARGS, "rope_scaling_type": "yarn"}, "without rope_scaling_factor"),
+        ({**LATENT_ARGS, "rope_scaling_type": "yarn"}, "without rope_scaling_original_max"),
         (
             {"use_rope_scaling": True, "rotary_seq_len_interpolation_factor": 2},
             "in more than one way: llama3, linear",
