@@ -20,13 +20,14 @@ _CL100K: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_SHORT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _KIMI: Final = "|".join(
     (
         r"[\p{Han}]+",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
-        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
-        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}",
         r"\p{N}{1,3}",
         r" ?[^\s\p{L}\p{N}]+[\r\n]*",
         r"\s*[\r\n]+",
@@ -58,8 +59,8 @@ FAMILIES: Final[Mapping[str, _Family]] = {
     "TikTokenTokenizer": _Family(pattern=_KIMI),
     "llama": _Family(pattern=_CL100K),
 }
-"""``tokenizer_class`` of tokenizer_config.json, or ``model_type`` of config.json -> what the code of
-the tokenizer holds: Qwen 1, GLM 4, Kimi, Llama 3."""
+"""``tokenizer_class`` of tokenizer_config.json, or ``model_type`` of config.json -> what the code
+of the tokenizer holds: Qwen 1, GLM 4, Kimi, Llama 3."""
 
 
 def is_tiktoken(path: Path) -> bool:
@@ -172,7 +173,7 @@ def _characters() -> Iterator[str]:
     """Yield the character of each byte: its own if it is visible, else one from U+0100 on."""
     hidden = 0
     for byte in range(256):
-        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xFF and byte != 0xAD:
+        if 0x21 <= byte <= 0x7E or (0xA1 <= byte <= 0xFF and byte != 0xAD):
             yield chr(byte)
         else:
             yield chr(0x100 + hidden)

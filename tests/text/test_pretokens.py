@@ -47,8 +47,8 @@ TRAINED_ON: Final = (
     "x = [1, 2]\r\n\tif x: return",
 ) * 9
 PIECES: Final = (
-    *"'sStTlLreRE \n\r\t\u017f\u212a\x1c\x85\u00a0éaé1Ⅷ٣日本",
-    *"\U0001f642ß\u0301.!_/-AB\u2028\U0001d400",
+    *"'sStTlLreRE \n\r\t\u017f\u212a\x1c\x85\u00a0éaé1Ⅷ٣日本\U0001f642ß",
+    *"\u0301.!_/-AB\u2028\U0001d400",
     *("<|a|>", "<|end|>", "<tool>", "the ", " fox", "don't", "  ", "\n\n", "123", "\u0344"),
 )
 TEXTS: Final = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)

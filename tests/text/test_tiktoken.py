@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 import tiktoken
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer
 from ascend_run.plugin_api import DataError
@@ -71,7 +70,7 @@ def both(
     """Ours and the library's."""
     name, config = CONFIGS[request.param]
     path = write_tiktoken(tmp_path_factory.mktemp("model") / name, config)
-    family = "QWenTokenizer" if request.param == "qwen" else [*config.values()][0]
+    family = "QWenTokenizer" if request.param == "qwen" else next(iter(config.values()))
     pattern = FAMILIES[family].pattern if family in FAMILIES else family
     ranks = {token: rank for rank, token in enumerate(tokens_of())}
     library = tiktoken.Encoding(

@@ -152,13 +152,17 @@ def test_a_rating_is_the_label_of_its_placeholder(tmp_path: Path) -> None:
         at = [index for index, number in enumerate(label) if number != -100]
         assert [decoded(tmp_path, sample[index : index + 1]) for index in at] == ["<s>"] * len(at)
 
-    asked = {"instruction": "one?", "input": "three <s> four <s>"}
-    source = write_lines(tmp_path / "c.jsonl", [{**asked, "value": ["h", "a"]}])
-    done = preprocess(tmp_path, source, "process-reward", *options, "--overwrite")
+    asked = {"instruction": "one * two?", "input": "three * four *", "value": ["h", "a"]}
+    asking = write_lines(tmp_path / "c.jsonl", [asked])
+    stars = ["--placeholder-token=*", *options[1:], "--overwrite"]
+    done = preprocess(tmp_path, asking, "process-reward", *stars)
     assert done.exit_code == 0, done.output
     (ids,), (labels,) = fields_of(tmp_path, "input_ids", "labels")
-    assert decoded(tmp_path, ids) == turn("user", "one?") + turn("assistant", asked["input"])
+    question = turn("user", "one * two?")
+    assert decoded(tmp_path, ids) == question + turn("assistant", "three * four *")
     assert decoded(tmp_path, labels) == "ha"
+    rated = [n for n, label in zip(ids, labels, strict=True) if label != -100]
+    assert decoded(tmp_path, rated) == "**"
 
     wrong = write_lines(tmp_path / "b.jsonl", [*records, {"input": "x <s>", "value": ["h", "h"]}])
     told = preprocess(tmp_path, wrong, "process-reward", *options, "--overwrite").exception
