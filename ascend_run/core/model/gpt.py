@@ -82,7 +82,7 @@ class GPT(GPTModel):
     def setup_embeddings_and_output_layer(self) -> None:
         """Share the embedding between stages; tied, a last stage that embeds holds it once."""
         if self.mtp_process and self.share_embeddings_and_output_weights:
-            self.output_layer.register_parameter("weight", None)
+            self.output_layer.weight = None  # type: ignore[assignment]  # as Megatron skips it
         super().setup_embeddings_and_output_layer()
 
     def forward(  # type: ignore[override]  # Megatron's serves inference and multi-token heads too

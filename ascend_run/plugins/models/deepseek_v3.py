@@ -45,12 +45,6 @@ class DeepseekV3(FamilyPlugin):
             ConfigKey(hf="rope_interleave", field="model.latent_rotary_interleaved", default=True),
             *deepseek_expert_keys(experts=256, width=2048, shared=1, dense=3, factor=2.5),
             *group_keys(8, 4),
-            ConfigKey(
-                hf="num_nextn_predict_layers",
-                field="model.mtp_num_layers",
-                default=0,
-                form="count_or_0",
-            ),
         ),
         key_defaults={"num_key_value_heads": 128, "max_position_embeddings": 4096},
         fixed={
@@ -65,12 +59,13 @@ class DeepseekV3(FamilyPlugin):
             "ep_size",
             "head_dim",  # these two follow from the widths above
             "qk_head_dim",
+            "num_nextn_predict_layers",  # transformers writes it, but not these layers
             "output_router_logits",
             "pretraining_tp",
             "seq_aux",
         ),
         without=("self_attention.", "mlp."),
-        # The published layer of multi-token prediction, for models without it; as in transformers.
+        # The layer of multi-token prediction in the published folders, after the last of 61.
         buffers=(r"model\.layers\.61\..*",),
         tensors=(
             *latent_tensors(),

@@ -21,6 +21,7 @@ from .neutral_fields import TRAINING_ONLY, neutral_fields
 from .rope import rope_keys, take_rope
 
 _LARGEST_COUNT: Final = 2**31 - 1
+_DEPTHS: Final = "num_nextn_predict_layers"
 
 
 def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[str, object]:
@@ -94,6 +95,8 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     mapped = {key.field for key in family.keys}
     if any(key.hf == "rope_theta" for key in family.keys):
         mapped.add("model.rope_scaling_type")
+    if _DEPTHS in family.ignored:  # folders may have the key and not the layers, so not read
+        mapped.add("model.mtp_num_layers")
     expected = {field: value for field, value in family.defaults.items() if field not in mapped}
     for name, neutral in neutral_fields().items():
         if f"model.{name}" not in mapped:
@@ -118,6 +121,8 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
         **written,
         **{k: v[0] if isinstance(v, tuple) else v for k, v in family.fixed.items()},
     }
+    if _DEPTHS in family.ignored and config.model.mtp_num_layers:
+        result[_DEPTHS] = config.model.mtp_num_layers
     if "rope_theta" in result:
         result |= rope_keys(result["rope_theta"], config)
         nest_rope_parameters(result)

@@ -34,10 +34,7 @@ from ascend_run.plugin_api.error_text import show
 from ascend_run.types.config import RunConfig
 
 FROM_ZERO: Final = frozenset(
-    {
-        *("count_or_0", "dense_layers_first", "expert_widths"),
-        *("window_or_0", "window_from", "window_below"),
-    }
+    {"dense_layers_first", "expert_widths", "window_or_0", "window_from", "window_below"}
 )
 """Forms whose count may be 0."""
 
@@ -98,7 +95,6 @@ class _Form:
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
-    "count_or_0": _Form(lambda count, values: count or None, lambda count, config: count or 0),
     "dense_layers_first": _Form(expert_keys.flags_of_dense, expert_keys.dense_layers),
     "expert_widths": _Form(
         lambda count, values: count * values["model.moe_ffn_hidden_size"] or None,

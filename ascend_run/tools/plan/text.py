@@ -40,7 +40,7 @@ def plan_lines(prepared: PreparedRun, everything: bool) -> Iterator[str]:
     yield "claims"
     yield from _indented(f"{claim}: {owner}" for claim, owner in plan.claims.items())
     yield ""
-    yield from _layout(plan, prepared.layout)
+    yield from _layout(plan, prepared.layout, prepared.config.model.mtp_num_layers or 0)
     if (cost := cost_of(plan)) is not None:
         yield ""
         yield from cost_lines(cost)
@@ -78,12 +78,15 @@ def _forwards(plan: Plan) -> Iterator[str]:
     yield from table(("module", "links", "compiled, or excluded from graphs, by"), rows)
 
 
-def _layout(plan: Plan, layout: Layout) -> Iterator[str]:
+def _layout(plan: Plan, layout: Layout, mtp_layers: int) -> Iterator[str]:
     yield f"ranks: {layout.world_size} = {_product(plan.layout.axes)}"
     if layout.ep > 1 or layout.expt_tp > 1:
         yield f"  experts: {_product(plan.layout.expert_axes)}"
     yield from _indented(_drawing(plan, layout))
     yield from _indented(_stages(plan.layout.stages))
+    if mtp_layers:
+        named = "1 layer" if mtp_layers == 1 else f"{mtp_layers} layers"
+        yield f"  pp {layout.pp - 1} holds {named} of multi-token prediction besides"
     for name, groups in plan.layout.groups.items():
         if any(len(ranks) > 1 for ranks in groups):
             yield f"  {name} groups: {group_words(groups)}"

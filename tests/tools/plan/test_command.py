@@ -98,8 +98,11 @@ def test_the_layers_of_every_stage_are_shown(
     page = output_of(capsys, "--config", str(file), *stages)
     assert "  pp 0 holds layers 0 to 1\n  pp 1 holds layers 2 to 3\n" in page
 
-    page = output_of(capsys, "--config", str(file), *chunks)
-    assert "  pp 1 holds layers 2 to 3, then 6 to 7\n" in page
+    page = output_of(capsys, "--config", str(file), *chunks, "model.mtp_num_layers=1")
+    assert (
+        "  pp 1 holds layers 2 to 3, then 6 to 7\n"
+        "  pp 1 holds 1 layer of multi-token prediction besides\n"
+    ) in page
     plan = json.loads(output_of(capsys, "--config", str(file), *chunks, "--json"))
     assert plan["layout"]["stages"] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 

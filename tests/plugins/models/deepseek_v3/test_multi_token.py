@@ -1,4 +1,4 @@
-"""The published layer of multi-token prediction: its key in config.json, and its tensors."""
+"""The published layer of multi-token prediction: its tensors, and its key in config.json."""
 
 from __future__ import annotations
 
@@ -42,22 +42,23 @@ PUBLISHED = {
 """Names in model.safetensors.index.json of deepseek-ai/DeepSeek-V3 after ``model.layers.61.``."""
 
 
-def run_config(**changes: object) -> RunConfig:
-    values = {**FAMILY.defaults, **config_from_hf(FAMILY, {**CONFIG, **changes})}
+def run_config(depths: int | None) -> RunConfig:
+    read = config_from_hf(FAMILY, {**CONFIG, "num_nextn_predict_layers": 1})
+    values = {**FAMILY.defaults, **read}
     fields = {name.removeprefix("model."): value for name, value in values.items()}
-    return RunConfig(model=model_fields(fields), parallel=parallel_fields())
+    assert "mtp_num_layers" not in fields  # folders of transformers have the key alone
+    model = model_fields({**fields, "mtp_num_layers": depths})
+    return RunConfig(model=model, parallel=parallel_fields())
 
 
-def test_depths_are_read_from_config_json_and_written_to_it() -> None:
-    for key, depths in (({}, None), (0, None), (1, 1), (2, 2)):
-        given = {"num_nextn_predict_layers": key} if key != {} else {}
-        config = run_config(**given)
-        assert config.model.mtp_num_layers == depths
-        assert config_to_hf(FAMILY, config)["num_nextn_predict_layers"] == (depths or 0)
+def test_the_number_of_depths_is_written_to_config_json() -> None:
+    assert config_to_hf(FAMILY, run_config(2))["num_nextn_predict_layers"] == 2
+    for none in (None, 0):
+        assert "num_nextn_predict_layers" not in config_to_hf(FAMILY, run_config(none))
 
 
 def test_a_depth_has_the_published_tensors() -> None:
-    config = run_config(num_nextn_predict_layers=1)
+    config = run_config(1)
     sources = parameter_sources(FAMILY, config)
     names = {*mtp_copies(FAMILY, config)}
     names |= {name for source in sources.values() for name in source.hf_names}
