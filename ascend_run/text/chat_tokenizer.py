@@ -7,12 +7,15 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from .tokenizer_content import NAMES, tokenizer_content
 from .tokens import TokenEncoder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _VARIABLES: Final = (
     "bos_token",
@@ -88,28 +91,13 @@ def load_chat_tokenizer(
     Raises:
         ValueError: The tokenizer is missing, is invalid, or has no end-of-sequence token.
     """
-    from tokenizers import Tokenizer
-
-    try:
-        content, path = tokenizer_content(file or folder)
-    except FileNotFoundError:
-        raise ValueError(
-            f"{option}: {folder} has no {' and no '.join(NAMES)}; name the folder of a tokenizer "
-            "that has one (transformers writes tokenizer.json with save_pretrained)"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from None
-    try:
-        backend = Tokenizer.from_str(content)
-    except Exception as error:  # tokenizers raises bare Exception for any malformed content
-        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
-    backend.no_padding()
-    backend.no_truncation()
+    content, backend = _read(folder, option, file)
     variables = {name: _text(config.get(name)) for name in _VARIABLES}
     vocabulary = backend.get_vocab(with_added_tokens=True)
 
     def id_of(name: str) -> int | None:
-        return vocabulary.get(variables[name])
+        number: int | None = vocabulary.get(variables[name])
+        return number
 
     eos_id = id_of("eos_token")
     if eos_id is None:
@@ -137,6 +125,28 @@ def load_chat_tokenizer(
         sha256=hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest(),
         spells_special=re.compile("|".join(map(re.escape, spelled))),
     )
+
+
+def _read(folder: Path, option: str, file: Path | None) -> tuple[str, Tokenizer]:
+    """Return the content of a tokenizer.json and its tokenizer, without padding or truncation."""
+    from tokenizers import Tokenizer
+
+    try:
+        content, path = tokenizer_content(file or folder)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{option}: {folder} has no {' and no '.join(NAMES)}; name the folder of a tokenizer "
+            "that has one (transformers writes tokenizer.json with save_pretrained)"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from None
+    try:
+        backend = Tokenizer.from_str(content)
+    except Exception as error:  # tokenizers raises bare Exception for any malformed content
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+    backend.no_padding()
+    backend.no_truncation()
+    return content, backend
 
 
 def _text(token: object) -> str:

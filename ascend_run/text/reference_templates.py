@@ -19,6 +19,49 @@ _R1: Final = (
 """The prompt of DeepSeek-R1-Zero, arXiv:2501.12948, table 1."""
 _HELPFUL: Final = "You are a helpful assistant."
 
+_NEW: Final = (
+    NamedTemplate(
+        name="aquila",
+        prefix="",
+        system="{content}###",
+        user="Human: {content}###",
+        prompt="Assistant:",
+        assistant="{content}###{eos}",
+        default_system=(
+            "A chat between a curious human and an artificial intelligence assistant. The "
+            "assistant gives helpful, detailed, and polite answers to the human's questions."
+        ),
+    ),
+    NamedTemplate(
+        name="bailing_mini",
+        prefix="",
+        system="<role>SYSTEM</role>{content}<|role_end|>",
+        user="<role>HUMAN</role>{content}<|role_end|>",
+        tool="<role>OBSERVATION</role>\n<tool_response>\n{content}\n</tool_response><|role_end|>",
+        prompt="<role>ASSISTANT</role>",
+        assistant="{content}<|role_end|>",
+    ),
+    NamedTemplate(
+        name="chatglm2",
+        prefix="[gMASK]sop",
+        user="[Round {round}]\n\n\u95ee\uff1a{content}\n\n\u7b54\uff1a",
+        assistant="{content}\n\n",
+    ),
+    NamedTemplate(
+        name="default",
+        prefix="",
+        system="{content}\n",
+        user="Human: {content}\n",
+        prompt="Assistant:",
+        assistant="{content}{eos}\n",
+    ),
+    NamedTemplate(
+        name="magistral",
+        system="[SYSTEM_PROMPT]{content}[/SYSTEM_PROMPT]",
+        user="[INST]{content}[/INST]",
+    ),
+)
+
 
 def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTemplate]:
     """Yield the templates, some of which are others under another name or with a system message.
@@ -30,33 +73,7 @@ def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTempl
     def like(name: str, new_name: str, default_system: str = "") -> NamedTemplate:
         return attrs.evolve(own[name], name=new_name, default_system=default_system)
 
-    yield NamedTemplate(
-        name="aquila",
-        prefix="",
-        system="{content}###",
-        user="Human: {content}###",
-        prompt="Assistant:",
-        assistant="{content}###{eos}",
-        default_system=(
-            "A chat between a curious human and an artificial intelligence assistant. The "
-            "assistant gives helpful, detailed, and polite answers to the human's questions."
-        ),
-    )
-    yield NamedTemplate(
-        name="bailing_mini",
-        prefix="",
-        system="<role>SYSTEM</role>{content}<|role_end|>",
-        user="<role>HUMAN</role>{content}<|role_end|>",
-        tool="<role>OBSERVATION</role>\n<tool_response>\n{content}\n</tool_response><|role_end|>",
-        prompt="<role>ASSISTANT</role>",
-        assistant="{content}<|role_end|>",
-    )
-    yield NamedTemplate(
-        name="chatglm2",
-        prefix="[gMASK]sop",
-        user="[Round {round}]\n\n\u95ee\uff1a{content}\n\n\u7b54\uff1a",
-        assistant="{content}\n\n",
-    )
+    yield from _NEW
     yield like(
         "chatglm3",
         "chatglm3_system",
@@ -66,21 +83,8 @@ def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTempl
     yield like("chatml", "chatml_de", "Du bist ein freundlicher und hilfsbereiter KI-Assistent.")
     yield like("minicpm", "cpm")
     yield like("deepseek2", "deepseek2-lite")
-    yield NamedTemplate(
-        name="default",
-        prefix="",
-        system="{content}\n",
-        user="Human: {content}\n",
-        prompt="Assistant:",
-        assistant="{content}{eos}\n",
-    )
     yield like("empty", "hunyuan", _HELPFUL)
     yield like("internlm2", "intern2")
-    yield NamedTemplate(
-        name="magistral",
-        system="[SYSTEM_PROMPT]{content}[/SYSTEM_PROMPT]",
-        user="[INST]{content}[/INST]",
-    )
     yield attrs.evolve(own["yi"], name="plm", default_system=_HELPFUL)
     yield like("qwen-math", "qwen_math_r1", own["qwen-math"].default_system)
     yield attrs.evolve(

@@ -87,7 +87,7 @@ def as_tokenizer_json(path: Path, config: Mapping[str, Any], added: Mapping[int,
     if path.suffix == ".tiktoken" and path.stem == "qwen":
         config = {"tokenizer_class": "QWenTokenizer", **config}
     names = [config.get(key) for key in ("tokenizer_class", "model_type")]
-    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
+    family = next((FAMILIES[name] for name in map(str, names) if name in FAMILIES), None)
     pattern = config.get("pat_str")
     if pattern is not None or family is None:
         if not isinstance(pattern, str):

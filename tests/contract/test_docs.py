@@ -187,7 +187,7 @@ def test_the_options_that_it_names_exist(page: Path) -> None:
         "--draft",
         *("--fresh", "--limit", "--workers"),
         *("--nproc-per-node", "--ntasks-per-node"),
-        *("--dist-ckpt-strictness", "--finetune"),
+        *("--dist-ckpt-strictness", "--finetune", "--quick-geglu", "--swiglu", "--rope-scaling"),
     }  # of other programs
     for name in commands():
         command = program.get_command(context, name)

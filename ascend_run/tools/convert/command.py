@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .target_options import megatron_options
+
+if TYPE_CHECKING:
+    from ascend_run.tools.convert.conversion import Conversion
 
 _TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist")
 _SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
@@ -104,13 +107,8 @@ def command(
     source_format, target_format = _formats(direction, source_format, target_format)
     if not target_format.startswith("mp-rank"):
         _require_unset(of_target, target_format)
-    # Read by torch: huge pages for large tensors, which take fewer page faults.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    from ascend_run.launch.alone import sigterm_unwinds
-    from ascend_run.tools.convert.conversion import Conversion, convert
+    from ascend_run.tools.convert.conversion import Conversion
     from ascend_run.tools.convert.opening import SourceOptions
-    from ascend_run.tools.convert.reporting import as_record, as_text, difference_message
-    from ascend_run.tools.terminal.byte_bars import byte_bars
 
     asked = Conversion(
         source=source,
@@ -129,6 +127,18 @@ def command(
         layout=of_target,
         verify=verify,
     )
+    return _run(asked, as_json)
+
+
+def _run(asked: Conversion, as_json: bool) -> int:
+    """Convert and print what was done; return the exit code."""
+    # Read by torch: huge pages for large tensors, which take fewer page faults.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    from ascend_run.launch.alone import sigterm_unwinds
+    from ascend_run.tools.convert.conversion import convert
+    from ascend_run.tools.convert.reporting import as_record, as_text, difference_message
+    from ascend_run.tools.terminal.byte_bars import byte_bars
+
     try:
         with sigterm_unwinds(), byte_bars() as progress:
             done = convert(asked, progress)
@@ -136,9 +146,9 @@ def command(
         click.echo("terminated", err=True)
         raise
     if as_json:
-        click.echo(as_record(target, done))
+        click.echo(as_record(asked.target, done))
     else:
-        click.echo(as_text(target, done))
+        click.echo(as_text(asked.target, done))
     if problem := difference_message(done):
         click.echo(f"error: {problem}", err=True)
         return 1

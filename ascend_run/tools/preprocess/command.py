@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from ascend_run.tools.preprocess.report import PreprocessReport
     from ascend_run.tools.preprocess.samples import SampleReport
-    from ascend_run.tools.preprocess.writing import PreprocessReport
 
 _FORMATS = ("auto", "jsonl", "records", "text", "python")
 

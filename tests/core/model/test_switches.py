@@ -200,7 +200,7 @@ def test_each_switch_counts() -> None:
     assert len({float(plain_loss(parameters, ids, options)) for options in apart}) == len(apart)
 
 
-def test_log_n_scaling_follows_the_documents_and_may_be_for_evaluation_only() -> None:
+def test_log_n_scaling_follows_documents_or_evaluation() -> None:
     ids = torch.randint(VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(0))
     values = {"model.log_n_scaling_length": 3, "model.log_n_scaling_in_training": False}
     places = torch.arange(8)

@@ -18,7 +18,8 @@ from ascend_run.prepare.checks import dataset
 from ascend_run.prepare.checks.dataset import check_data, check_dataset
 from ascend_run.text.dataset_paths import bin_path, idx_path
 from ascend_run.tools.preprocess.options import PreprocessOptions
-from ascend_run.tools.preprocess.writing import PreprocessReport, preprocess
+from ascend_run.tools.preprocess.report import PreprocessReport
+from ascend_run.tools.preprocess.writing import preprocess
 from tests.support.token_files import WriteDataset
 
 MakeConfig = Callable[..., RunConfig]

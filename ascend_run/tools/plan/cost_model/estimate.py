@@ -15,24 +15,22 @@ from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
-from . import traffic
-from .backward import layer_backward, norm_backward
+from . import mtp_traffic, traffic
+from .backward import layer_backward
+from .ends import stage_ends
 from .flops import changed_flops, forward_flops, output_flops, step_attention_flops, step_flops
 from .forward import forward_working
 from .ledger import Ledger, Saved, merged
-from .loss import loss_working, saved_by_loss
-from .memory import Ends, Memory, peak_memory
+from .memory import Memory, peak_memory
 from .operations import step_operations
-from .parameters import rank_parameters, trained_ends, trains_output
+from .parameters import rank_parameters, trains_output
 from .recompute import recompute_as_configured
 from .saved import (
-    embedding_norm_saved,
     gather_buffer,
     hidden_bytes,
     layer_saved,
     mtp_saved,
     rotary_bytes,
-    stream_bytes,
 )
 from .schedule import in_flight
 from .sizes import Sizes, sizes_of
@@ -131,7 +129,7 @@ def _rank_cost(
             chunks,
             in_flight(config, layout, pp_rank, sizes.num_microbatches),
             state,
-            _ends(config, layout, sizes, rank, ledger.parameters),
+            stage_ends(config, layout, sizes, rank, ledger.parameters),
         ),
         communication=merged(ledger.sent()),
         flops=ledger.flops + passes * hardware,
@@ -214,7 +212,7 @@ def _plain(
     by_layer = {n: forward_flops(config, sizes, rank.parameters, n) for n in layers}
     forward = {n: traffic.layer_forward(config, layout, sizes, moe=n in moe) for n in layers}
     for n in {*layers} & {*sizes.mtp_layers}:
-        forward[n]["mtp"] = list(traffic.mtp_forward(config, layout, sizes))
+        forward[n]["mtp"] = list(mtp_traffic.mtp_forward(config, layout, sizes))
     steps = {
         flag: layer_backward(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
     }
@@ -263,9 +261,9 @@ def _of_what_is_trained(
             config, layout, sizes, moe=layer in rank.moe_layers, trained=trained[layer]
         )
         if layer in sizes.mtp_layers:
-            yield from traffic.mtp_backward(config, layout, sizes, trained=trained[layer])
+            yield from mtp_traffic.mtp_backward(config, layout, sizes, trained=trained[layer])
     if rank.is_last:
-        yield from traffic.mtp_batch(layout, sizes)
+        yield from mtp_traffic.mtp_batch(layout, sizes)
     losses = 1 + len(sizes.mtp_layers)
     lookups = int(rank.is_first) + (losses - 1 if rank.is_last else 0)
     yield from traffic.ends(
@@ -276,39 +274,3 @@ def _of_what_is_trained(
         losses=losses if rank.is_last else 0,
         trained=trained[None],
     )
-
-
-def _ends(
-    config: RunConfig,
-    layout: Layout,
-    sizes: Sizes,
-    rank: PipelineStage,
-    parameters: Sequence[ParameterCost],
-) -> Ends:
-    hidden, pipelined = stream_bytes(sizes), layout.pp > 1
-    is_last, tied = rank.is_last, bool(config.model.share_embeddings_and_output_weights)
-    ends_trained = trained_ends(parameters)
-    trains = trains_output(config, parameters)
-    table = sizes.vocab * sizes.hidden * sizes.item_bytes
-    saved_of_loss = sum(saved_by_loss(config, sizes, trains=trains))
-    loss = loss_working(config, layout, sizes, trains=trains)
-    depths = len(sizes.mtp_layers)
-    return Ends(
-        hidden=hidden,
-        embedding_norm=embedding_norm_saved(config, sizes) if rank.is_first else 0.0,
-        final_norm=hidden + sizes.shared_tokens * _WIDE if is_last else 0.0,
-        final_norm_backward=norm_backward(config, sizes) if is_last else 0.0,
-        # The losses are taken one after the other, and keep their gradients.
-        loss=loss + depths * saved_of_loss if is_last else 0.0,
-        loss_saved=(1 + depths) * saved_of_loss if is_last else 0.0,
-        output_gradient=table if trains and is_last and tied and not pipelined else 0.0,
-        embedding_gradient=table if rank.is_first and "embedding" in ends_trained else 0.0,
-        batch=sizes.tokens * (3 * _INDEX + _WIDE) + _stacked_tables(config, sizes),
-        has_next=not is_last,
-        pipelined=pipelined,
-    )
-
-
-def _stacked_tables(config: RunConfig, sizes: Sizes) -> float:
-    """Bytes of the tables of both kinds of layers, which every micro-batch stacks and keeps."""
-    return rotary_bytes(config, sizes) if config.model.rotary_local_base else 0.0

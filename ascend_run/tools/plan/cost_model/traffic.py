@@ -16,22 +16,9 @@ from .latent_traffic import latent_backward, latent_forward
 from .saved import gathered_heads, hidden_bytes, stream_bytes
 from .sizes import Sizes
 from .state import WIDE, bucket_size, buckets, by_chunk, keeps_own_gradients
+from .volume import volume
 
 _INDEX = 8
-
-
-def _times(
-    operation: str, group: str, calls: float, nbytes: float, why: str, *, overlapped: bool = False
-) -> Communication:
-    """Collectives or sends of ``nbytes`` each."""
-    return Communication(
-        operation=operation,
-        group=group,
-        calls=calls,
-        sent_bytes=calls * nbytes,
-        why=why,
-        overlapped=overlapped,
-    )
 
 
 def layer_forward(
@@ -47,7 +34,7 @@ def layer_forward(
         )
     }
     if whole := gathered_heads(layout, sizes):
-        own = _times("all_gather", "tp", runs, whole / layout.tp, "shared key-value heads, forward")
+        own = volume("all_gather", "tp", runs, whole / layout.tp, "shared key-value heads, forward")
         found["self_attention"].append(own)
     found["self_attention"] += _exit(config, layout, sizes, runs, "attention")
     if not moe:
@@ -84,18 +71,18 @@ def layer_backward(
         yield from latent_backward(config, layout, sizes, runs, trained)
     if whole_heads := gathered_heads(layout, sizes):
         why = "shared key-value heads, backward"
-        yield _times("reduce_scatter", "tp", runs, whole_heads, why)
+        yield volume("reduce_scatter", "tp", runs, whole_heads, why)
     for name in parts if layout.tp > 1 else ():
         why, trains = f"{name}, backward", first[name] in trained
         leaving = why if trains else f"{why}: frozen"
         if config.parallel.sequence_parallel:
             # The output gradient, and the input of the first linear again for its weight gradient.
-            yield _times("all_gather", "tp", runs, part, why)
+            yield volume("all_gather", "tp", runs, part, why)
             if trains:
-                yield _times("all_gather", "tp", runs, part, f"{why}: input")
-            yield _times("reduce_scatter", "tp", runs, whole, leaving)
+                yield volume("all_gather", "tp", runs, part, f"{why}: input")
+            yield volume("reduce_scatter", "tp", runs, whole, leaving)
         else:
-            yield _times("all_reduce", "tp", runs, whole, leaving)
+            yield volume("all_reduce", "tp", runs, whole, leaving)
     if moe and _gathers(config):
         yield from _gathered(layout, sizes, runs, "backward")
     elif moe:
@@ -106,7 +93,7 @@ def _entry(
     config: RunConfig, layout: Layout, sizes: Sizes, runs: int, why: str
 ) -> Iterator[Communication]:
     if layout.tp > 1 and config.parallel.sequence_parallel:
-        yield _times("all_gather", "tp", runs, hidden_bytes(sizes), f"{why}, forward")
+        yield volume("all_gather", "tp", runs, hidden_bytes(sizes), f"{why}, forward")
 
 
 def _exit(
@@ -115,7 +102,7 @@ def _exit(
     if layout.tp > 1:
         whole = sizes.tokens * sizes.hidden * sizes.item_bytes
         operation = "reduce_scatter" if config.parallel.sequence_parallel else "all_reduce"
-        yield _times(operation, "tp", runs, whole, f"{why}, forward")
+        yield volume(operation, "tp", runs, whole, f"{why}, forward")
 
 
 def _gathers(config: RunConfig) -> bool:
@@ -130,15 +117,15 @@ def _gathered(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iterat
     tokens, why = sizes.shared_tokens, f"experts, {direction}"
     hidden, weights = tokens * sizes.hidden, tokens * sizes.all_experts * WIDE
     if direction == "forward":
-        yield _times("all_gather", "tp_ep", runs, tokens * sizes.all_experts, f"{why}: choices")
-        yield _times("all_gather", "tp_ep", runs, weights, f"{why}: weights")
-        yield _times("all_gather", "tp_ep", runs, hidden * sizes.item_bytes, f"{why}: tokens")
-        yield _times("reduce_scatter", "tp_ep", runs, ranks * hidden * WIDE, f"{why}: outputs")
+        yield volume("all_gather", "tp_ep", runs, tokens * sizes.all_experts, f"{why}: choices")
+        yield volume("all_gather", "tp_ep", runs, weights, f"{why}: weights")
+        yield volume("all_gather", "tp_ep", runs, hidden * sizes.item_bytes, f"{why}: tokens")
+        yield volume("reduce_scatter", "tp_ep", runs, ranks * hidden * WIDE, f"{why}: outputs")
         return
-    yield _times("all_gather", "tp_ep", runs, hidden * WIDE, f"{why}: outputs")
+    yield volume("all_gather", "tp_ep", runs, hidden * WIDE, f"{why}: outputs")
     whole = ranks * hidden * sizes.item_bytes
-    yield _times("reduce_scatter", "tp_ep", runs, whole, f"{why}: tokens")
-    yield _times("reduce_scatter", "tp_ep", runs, ranks * weights, f"{why}: weights")
+    yield volume("reduce_scatter", "tp_ep", runs, whole, f"{why}: tokens")
+    yield volume("reduce_scatter", "tp_ep", runs, ranks * weights, f"{why}: weights")
 
 
 def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iterator[Communication]:
@@ -147,11 +134,11 @@ def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iter
     weights = sizes.expert_tokens * WIDE
     why, forward = f"experts, {direction}", direction == "forward"
     if layout.ep > 1:
-        yield _times("all_to_all", "ep", 2 * runs, tokens, f"{why}: tokens")
-        yield _times("all_to_all", "ep", runs, weights, f"{why}: weights")
+        yield volume("all_to_all", "ep", 2 * runs, tokens, f"{why}: tokens")
+        yield volume("all_to_all", "ep", runs, weights, f"{why}: weights")
     if forward and (layout.ep > 1 or layout.expt_tp > 1):
         counts = sizes.all_experts * _INDEX
-        yield _times("all_gather", "tp_ep", runs, counts, f"{why}: counts")
+        yield volume("all_gather", "tp_ep", runs, counts, f"{why}: counts")
     if layout.expt_tp > 1:
         there, back = (
             ("all_gather", "reduce_scatter") if forward else ("reduce_scatter", "all_gather")
@@ -159,44 +146,9 @@ def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iter
         # Gathered over the ranks of an expert's tensor parallelism.
         of_all = 1 if forward else layout.expt_tp
         rows = tokens * (layout.expt_tp if forward else 1)
-        yield _times(there, "expt_tp", runs, tokens * of_all, f"{why}: tokens of one expert")
-        yield _times(there, "expt_tp", runs, weights * of_all, f"{why}: weights of one expert")
-        yield _times(back, "expt_tp", runs, rows, f"{why}: outputs of one expert")
-
-
-def mtp_batch(layout: Layout, sizes: Sizes) -> Iterator[Communication]:
-    """Yield the all-gather of a batch's four fields, of which every depth takes a later token."""
-    if layout.cp > 1 and sizes.mtp_layers:
-        runs, nbytes = sizes.num_microbatches, 4 * sizes.tokens * _INDEX
-        yield _times("all_gather", "cp", runs, nbytes, "multi-token prediction: later tokens")
-
-
-def mtp_forward(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[Communication]:
-    """Yield the communication of the projection of one depth of multi-token prediction."""
-    runs, why = sizes.num_microbatches, "multi-token prediction, forward"
-    if layout.tp == 1:
-        return
-    if config.parallel.sequence_parallel:
-        yield _times("all_gather", "tp", runs, 2 * hidden_bytes(sizes), f"{why}: input")
-    own = sizes.tokens * sizes.hidden // layout.tp * sizes.item_bytes
-    yield _times("all_gather", "tp", runs, own, f"{why}: output")
-
-
-def mtp_backward(
-    config: RunConfig, layout: Layout, sizes: Sizes, *, trained: Collection[str]
-) -> Iterator[Communication]:
-    """Yield the communication of the backward of ``mtp_forward``."""
-    runs, why = sizes.num_microbatches, "multi-token prediction, backward"
-    if layout.tp == 1:
-        return
-    whole = 2 * sizes.tokens * sizes.hidden * sizes.item_bytes
-    if not config.parallel.sequence_parallel:
-        yield _times("all_reduce", "tp", runs, whole, f"{why}: input")
-        return
-    yield _times("all_gather", "tp", runs, hidden_bytes(sizes), f"{why}: output")
-    if "mtp.eh_proj" in trained:
-        yield _times("all_gather", "tp", runs, 2 * hidden_bytes(sizes), f"{why}: input")
-    yield _times("reduce_scatter", "tp", runs, whole, f"{why}: input")
+        yield volume(there, "expt_tp", runs, tokens * of_all, f"{why}: tokens of one expert")
+        yield volume(there, "expt_tp", runs, weights * of_all, f"{why}: weights of one expert")
+        yield volume(back, "expt_tp", runs, rows, f"{why}: outputs of one expert")
 
 
 def ends(
@@ -224,16 +176,16 @@ def ends(
         added = config.model.position_embedding_type == "learned_absolute"
         scatters = sequence_parallel and not added
         operation = "reduce_scatter" if scatters else "all_reduce"
-        yield _times(operation, "tp", runs, whole, "embedding, forward")
+        yield volume(operation, "tp", runs, whole, "embedding, forward")
         if sequence_parallel and "embedding.word_embeddings" in trained:
-            yield _times("all_gather", "tp", runs, part, "embedding, backward")
+            yield volume("all_gather", "tp", runs, part, "embedding, backward")
     if runs := sizes.num_microbatches * losses:
         if sequence_parallel:
-            yield _times("all_gather", "tp", runs, part, "loss, forward")
-            yield _times("reduce_scatter", "tp", runs, whole, "loss, backward")
+            yield volume("all_gather", "tp", runs, part, "loss, forward")
+            yield volume("reduce_scatter", "tp", runs, whole, "loss, backward")
         else:
-            yield _times("all_reduce", "tp", runs, whole, "loss, backward")
-        yield _times("all_reduce", "tp", 3 * runs, sizes.tokens * WIDE, "loss: softmax")
+            yield volume("all_reduce", "tp", runs, whole, "loss, backward")
+        yield volume("all_reduce", "tp", 3 * runs, sizes.tokens * WIDE, "loss: softmax")
 
 
 def between_stages(
@@ -246,9 +198,9 @@ def between_stages(
     forward = chunks - (pp_rank == last)
     backward = chunks - (pp_rank == 0)
     if forward:
-        yield _times("send", "pp", runs * forward, stream_bytes(sizes), "to the next stage")
+        yield volume("send", "pp", runs * forward, stream_bytes(sizes), "to the next stage")
     if backward:
-        yield _times("send", "pp", runs * backward, stream_bytes(sizes), "to the stage before")
+        yield volume("send", "pp", runs * backward, stream_bytes(sizes), "to the stage before")
 
 
 def gradients(
@@ -275,10 +227,10 @@ def gradients(
     if layout.tp > 1 and config.parallel.sequence_parallel:
         shared = sum(p.numel for p in trained if p.sees_own_tokens) * WIDE
         if shared:
-            yield _times("all_reduce", "tp", 1, shared, "gradients of norms and routers")
+            yield volume("all_reduce", "tp", 1, shared, "gradients of norms and routers")
     if layout.pp > 1 and (tied := [p for p in trained if p.is_shared_embedding]):
         nbytes = sum(p.numel for p in tied) * WIDE
-        yield _times("all_reduce", "embd", 1, nbytes, "gradient of the shared embedding")
+        yield volume("all_reduce", "embd", 1, nbytes, "gradient of the shared embedding")
 
 
 def _reduction(
@@ -297,8 +249,8 @@ def _reduction(
         return
     calls, numel = len(found), sum(found)
     operation = "reduce_scatter" if spread else "all_reduce"
-    yield _times(operation, group, calls, numel * WIDE / calls, "gradients", overlapped=overlaps)
+    yield volume(operation, group, calls, numel * WIDE / calls, "gradients", overlapped=overlaps)
     if spread:
         own_bytes = numel * sizes.item_bytes / ranks
         hidden = options.overlap_param_gather
-        yield _times("all_gather", group, calls, own_bytes / calls, "parameters", overlapped=hidden)
+        yield volume("all_gather", group, calls, own_bytes / calls, "parameters", overlapped=hidden)
