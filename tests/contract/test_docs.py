@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import runpy
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,17 @@ def sources() -> str:
     return "".join(path.read_text() for path in ROOT.glob("ascend_run/**/*.py"))
 
 
-def check_command(words: list[str]) -> None:
+@pytest.fixture(scope="session")
+def made_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Configs of examples that make what they read, after that was made, by their paths."""
+    folder = tmp_path_factory.mktemp("qwen")
+    runpy.run_path(str(ROOT / "examples/qwen_data.py"))["main"](folder)
+    text = (ROOT / "examples/qwen.toml").read_text().replace('"data/qwen/', f'"{folder}/')
+    (folder / "qwen.toml").write_text(text)
+    return {"examples/qwen.toml": folder / "qwen.toml"}
+
+
+def check_command(words: list[str], made_files: Mapping[str, Path]) -> None:
     """Parse it as the program would, down to the last option.
 
     Raises:
@@ -148,14 +159,15 @@ def check_command(words: list[str]) -> None:
         file = parsed.params.get("file")
         if name in (TRAIN, "plan") and file is not None and (ROOT / file).is_file():
             chosen = {n: parsed.params[n] for n in ("overrides", "enable", "platform", "task")}
-            prepare(ROOT / file, world_size=parsed.params.get("nproc"), **chosen)
+            file = made_files.get(str(file), ROOT / file)
+            prepare(file, world_size=parsed.params.get("nproc"), **chosen)
 
 
-def test_its_command_lines_are_understood(page: Path) -> None:
+def test_its_command_lines_are_understood(page: Path, made_files: dict[str, Path]) -> None:
     problems = []
     for words in command_lines(page):
         try:
-            check_command(words)
+            check_command(words, made_files)
         except click.MissingParameter:  # a mention, not a whole command line
             continue
         except (click.UsageError, AscendRunError) as error:
