@@ -17,7 +17,7 @@ GOAL: Final = 0.5
 """A conversion takes at most twice as long as a copy; the aim is 1.3 times."""
 MEMORY_GOAL: Final = 1.0
 """Peak memory at most one file of the source."""
-_HIDDEN, _FFN, _LAYERS, _VOCABULARY = 1024, 2816, 16, 32_000
+_HIDDEN, _FFN, _LAYERS, _VOCABULARY = 1024, 2816, 20, 8_000
 NUM_FILES: Final = 4
 
 

@@ -7,6 +7,7 @@ python -m benchmarks.conversion_worker keep SOURCE TARGET WORDS...
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -63,6 +64,8 @@ def copy(source: Path, target: Path) -> float:
 
 def convert(source: Path, target: Path, words: list[str]) -> dict[str, float]:
     """Convert; return exit code, seconds and bytes."""
+    importlib.import_module("torch._dynamo")  # imported by the first fake tensor
+
     import ascend_run.tools.convert.conversion
     import ascend_run.tools.convert.exporting
     import ascend_run.tools.convert.formats.mp_rank_writing
