@@ -90,15 +90,7 @@ def load_chat_tokenizer(
     """
     from tokenizers import Tokenizer
 
-    try:
-        content, path = tokenizer_content(file or folder)
-    except FileNotFoundError:
-        raise ValueError(
-            f"{option}: {folder} has no {' and no '.join(NAMES)}; name the folder of a tokenizer "
-            "that has one (transformers writes tokenizer.json with save_pretrained)"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from None
+    content, path = _content(file or folder, folder, option)
     try:
         backend = Tokenizer.from_str(content)
     except Exception as error:  # tokenizers raises bare Exception for any malformed content
@@ -137,6 +129,19 @@ def load_chat_tokenizer(
         sha256=hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest(),
         spells_special=re.compile("|".join(map(re.escape, spelled))),
     )
+
+
+def _content(path: Path, folder: Path, option: str) -> tuple[str, Path]:
+    """Return the content of ``tokenizer.json`` and the file; raise ValueError if there is none."""
+    try:
+        return tokenizer_content(path)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{option}: {folder} has no {' and no '.join(NAMES)}; name the folder of a tokenizer "
+            "that has one (transformers writes tokenizer.json with save_pretrained)"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from None
 
 
 def _text(token: object) -> str:

@@ -20,17 +20,8 @@ _R1: Final = (
 _HELPFUL: Final = "You are a helpful assistant."
 
 
-def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTemplate]:
-    """Yield the templates, some of which are others under another name or with a system message.
-
-    Args:
-        own: The templates by the names of their models.
-    """
-
-    def like(name: str, new_name: str, default_system: str = "") -> NamedTemplate:
-        return attrs.evolve(own[name], name=new_name, default_system=default_system)
-
-    yield NamedTemplate(
+_OF_THEIR_OWN: Final = (
+    NamedTemplate(
         name="aquila",
         prefix="",
         system="{content}###",
@@ -41,8 +32,8 @@ def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTempl
             "A chat between a curious human and an artificial intelligence assistant. The "
             "assistant gives helpful, detailed, and polite answers to the human's questions."
         ),
-    )
-    yield NamedTemplate(
+    ),
+    NamedTemplate(
         name="bailing_mini",
         prefix="",
         system="<role>SYSTEM</role>{content}<|role_end|>",
@@ -50,13 +41,40 @@ def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTempl
         tool="<role>OBSERVATION</role>\n<tool_response>\n{content}\n</tool_response><|role_end|>",
         prompt="<role>ASSISTANT</role>",
         assistant="{content}<|role_end|>",
-    )
-    yield NamedTemplate(
+    ),
+    NamedTemplate(
         name="chatglm2",
         prefix="[gMASK]sop",
         user="[Round {round}]\n\n\u95ee\uff1a{content}\n\n\u7b54\uff1a",
         assistant="{content}\n\n",
-    )
+    ),
+    NamedTemplate(
+        name="default",
+        prefix="",
+        system="{content}\n",
+        user="Human: {content}\n",
+        prompt="Assistant:",
+        assistant="{content}{eos}\n",
+    ),
+    NamedTemplate(
+        name="magistral",
+        system="[SYSTEM_PROMPT]{content}[/SYSTEM_PROMPT]",
+        user="[INST]{content}[/INST]",
+    ),
+)
+
+
+def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTemplate]:
+    """Yield the templates; most are others under another name or with a system message.
+
+    Args:
+        own: The templates by the names of their models.
+    """
+
+    def like(name: str, new_name: str, default_system: str = "") -> NamedTemplate:
+        return attrs.evolve(own[name], name=new_name, default_system=default_system)
+
+    yield from _OF_THEIR_OWN
     yield like(
         "chatglm3",
         "chatglm3_system",
@@ -66,21 +84,8 @@ def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTempl
     yield like("chatml", "chatml_de", "Du bist ein freundlicher und hilfsbereiter KI-Assistent.")
     yield like("minicpm", "cpm")
     yield like("deepseek2", "deepseek2-lite")
-    yield NamedTemplate(
-        name="default",
-        prefix="",
-        system="{content}\n",
-        user="Human: {content}\n",
-        prompt="Assistant:",
-        assistant="{content}{eos}\n",
-    )
     yield like("empty", "hunyuan", _HELPFUL)
     yield like("internlm2", "intern2")
-    yield NamedTemplate(
-        name="magistral",
-        system="[SYSTEM_PROMPT]{content}[/SYSTEM_PROMPT]",
-        user="[INST]{content}[/INST]",
-    )
     yield attrs.evolve(own["yi"], name="plm", default_system=_HELPFUL)
     yield like("qwen-math", "qwen_math_r1", own["qwen-math"].default_system)
     yield attrs.evolve(

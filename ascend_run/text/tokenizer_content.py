@@ -20,7 +20,7 @@ def tokenizer_content(path: Path) -> tuple[str, Path]:
 
     Args:
         path: A ``tokenizer.json``, a SentencePiece model or a tiktoken file (which end in
-            ``.model`` or ``.tiktoken``, and are told apart by their content), or a folder with
+            ``.model`` or ``.tiktoken``, and are distinguished by their content), or a folder with
             some of them; the first of ``NAMES`` is read.
 
     Raises:
