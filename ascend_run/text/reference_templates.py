@@ -19,7 +19,8 @@ _R1: Final = (
 """The prompt of DeepSeek-R1-Zero, arXiv:2501.12948, table 1."""
 _HELPFUL: Final = "You are a helpful assistant."
 
-_NEW: Final = (
+
+_OF_THEIR_OWN: Final = (
     NamedTemplate(
         name="aquila",
         prefix="",
@@ -64,7 +65,7 @@ _NEW: Final = (
 
 
 def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTemplate]:
-    """Yield the templates, some of which are others under another name or with a system message.
+    """Yield the templates; most are others under another name or with a system message.
 
     Args:
         own: The templates by the names of their models.
@@ -73,7 +74,7 @@ def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTempl
     def like(name: str, new_name: str, default_system: str = "") -> NamedTemplate:
         return attrs.evolve(own[name], name=new_name, default_system=default_system)
 
-    yield from _NEW
+    yield from _OF_THEIR_OWN
     yield like(
         "chatglm3",
         "chatglm3_system",

@@ -86,14 +86,14 @@ def as_tokenizer_json(path: Path, config: Mapping[str, Any], added: Mapping[int,
     ranks = _ranks(path)
     if path.suffix == ".tiktoken" and path.stem == "qwen":
         config = {"tokenizer_class": "QWenTokenizer", **config}
-    names = [config.get(key) for key in ("tokenizer_class", "model_type")]
-    family = next((FAMILIES[name] for name in map(str, names) if name in FAMILIES), None)
+    names = [str(config.get(key)) for key in ("tokenizer_class", "model_type")]
+    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     pattern = config.get("pat_str")
     if pattern is not None or family is None:
         if not isinstance(pattern, str):
             raise ValueError(
                 f"{path} is a tiktoken file, which has no pre-tokenization pattern, and the "
-                f"tokenizer_class {names[0]!r} is not known ({', '.join(FAMILIES)}); write the "
+                f"tokenizer_class {names[0]} is not known ({', '.join(FAMILIES)}); write the "
                 f'pattern as "pat_str" into {path.parent / "tokenizer_config.json"}, or save a '
                 "tokenizer.json"
             )

@@ -199,7 +199,8 @@ def test_the_options_that_it_names_exist(page: Path) -> None:
         "--draft",
         *("--fresh", "--limit", "--workers"),
         *("--nproc-per-node", "--ntasks-per-node"),
-        *("--dist-ckpt-strictness", "--finetune", "--quick-geglu", "--swiglu", "--rope-scaling"),
+        *("--dist-ckpt-strictness", "--finetune", "--quick-geglu"),
+        *("--swiglu", "--rope-scaling", "--rope-scaling-type"),
     }  # of other programs
     for name in commands():
         command = program.get_command(context, name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -18,21 +16,15 @@ from ascend_run.core.data.sidecar import FileDigest, Sidecar, encode_sidecar
 from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from ascend_run.plugin_api import ConfigError, DataError
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
-from ascend_run.text.documents import DocumentEncoder
 from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.tools.preprocess.options import PreprocessOptions
 
+from .batches import encoded_batches
 from .corpus import Corpus
 from .documents import Document, Reader, find_files
 from .lengths import Lengths
 from .report import PartReport, PreprocessReport
 from .staged_files import StagedFiles
-from .workers import in_processes, useful_processes
-
-_BATCH_DOCUMENTS: Final = 1024
-_BATCH_CHARACTERS: Final = 2**20
-"""Size of a batch, which one process encodes."""
-_BYTES_PER_PROCESS: Final = 4 * 2**20
 
 _PROGRESS_STEPS: Final = 500
 
@@ -176,25 +168,10 @@ def _tokenise(
     progress: Progress,
 ) -> None:
     documents = _with_progress(corpus, "tokenising", progress)
-    batches = (
-        ([held_out for _, held_out in batch], [document.text for document, _ in batch])
-        for batch in _batches(documents)
-    )
-    processes = useful_processes(workers, corpus.size_bytes, _BYTES_PER_PROCESS)
-    encoder = tokenizer.encoder
-    encoded: Iterator[tuple[list[bool], list[NDArray[np.int32]]]]
-    if processes > 1:
-        encoded = in_processes(batches, partial(_encode, encoder.content), processes)
-    else:
-        encoded = ((held_out, encoder.encode(texts)) for held_out, texts in batches)
+    encoded = encoded_batches(documents, tokenizer.encoder, workers, corpus.size_bytes)
     for held_out, documents_ids in encoded:
         for part, ids in zip(held_out, documents_ids, strict=True):
             parts[part].add(ids)
-
-
-def _encode(content: str) -> Callable[[Sequence[str]], list[NDArray[np.int32]]]:
-    """Return what encodes texts in a worker process."""
-    return DocumentEncoder(content).encode
 
 
 def _with_progress(
@@ -211,20 +188,6 @@ def _with_progress(
             progress(stage, done, total)
             shown = done
     progress(stage, total, total)
-
-
-def _batches(
-    documents: Iterator[tuple[Document, bool]],
-) -> Iterator[list[tuple[Document, bool]]]:
-    """Batches of documents with about ``_BATCH_CHARACTERS`` characters."""
-    while batch := list(islice(documents, 1)):
-        characters = len(batch[0][0].text)
-        while characters < _BATCH_CHARACTERS and len(batch) < _BATCH_DOCUMENTS:
-            if (item := next(documents, None)) is None:
-                break
-            batch.append(item)
-            characters += len(item[0].text)
-        yield batch
 
 
 def _need_documents(parts: Sequence[_Part], holdout: float, corpus: Corpus) -> None:

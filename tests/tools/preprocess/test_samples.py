@@ -20,7 +20,7 @@ from ascend_run.plugins.tasks.sft import Sft, SftConfig
 from ascend_run.text.chat_tokenizer import load_chat_tokenizer, read_tokenizer_config
 from ascend_run.text.indexed import read_index
 from ascend_run.text.sample_files import field_prefix
-from ascend_run.tools.preprocess import samples, writing
+from ascend_run.tools.preprocess import batches, samples, writing
 from ascend_run.tools.preprocess.command import command
 from ascend_run.tools.preprocess.options import PreprocessOptions
 from tests.plugins.tasks.sft.test_samples import chat, context_of
@@ -295,8 +295,8 @@ def test_bad_input_of_each_kind_through_the_program(tmp_path: Path, kind: str) -
 def test_worker_processes_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of conversations and of documents; refusals of the template are reported from there too."""
     monkeypatch.setattr(samples, "_BYTES_PER_PROCESS", 1)
-    monkeypatch.setattr(writing, "_BYTES_PER_PROCESS", 1)
-    monkeypatch.setattr(writing, "_BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 1)
+    monkeypatch.setattr(batches, "_BATCH_DOCUMENTS", 7)
     records = [{**record, "text": f"{n} one two"} for n, record in enumerate(conversations(600))]
     source = write_lines(tmp_path / "a.jsonl", [*records, {**chat(" "), "text": "three"}])
     tokenizer = write_tokenizer(tmp_path / "t", CHATML)

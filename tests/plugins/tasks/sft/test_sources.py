@@ -91,7 +91,7 @@ def test_a_missing_tokenizer_is_named_with_the_way_out(tmp_path: Path) -> None:
     broken = write_tokenizer(tmp_path / "broken", "{% if %}")
     assert "is no Jinja template" in told(broken)
     sound = write_tokenizer(tmp_path / "sound", None)
-    assert "expected one of alpaca, baichuan, baichuan2, bailing" in told(sound, template="vicunna")
+    assert "expected one of alpaca, aquila, baichuan, baichuan2" in told(sound, template="vicunna")
     assert "does not exist" in told(sound, template="none.jinja")
     (broken / "tokenizer_config.json").write_text("{")
     assert "cannot be read" in told(broken)
