@@ -17,8 +17,10 @@ from typing import Any
 import attrs
 import pytest
 
+from ascend_run.core.hugging_face.json_files import read_hf_config
 from ascend_run.plugin_api import Claim, Numerics, Support
 from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 from ascend_run.testing.models import MODELS, trial_layout
@@ -26,9 +28,10 @@ from ascend_run.testing.parity import GRADIENT_TOLERANCE, compare
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import RankOutcome, Trial, load_runtime
 from benchmarks.campaigns.features import CONFIG, OPTIONS, features, layout_of
+from tests.plugins.models.cases import BY_NAME
+from tests.plugins.models.test_families import record, reference_of
 from tests.plugins.platforms.npu.test_device_path import on_the_cpu, on_the_npu
 from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
-from tests.support.latent_models import LATENT
 from tests.support.plugin_pages import page_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,13 +40,8 @@ OURS = CATALOGUE.load(name for name, found in CATALOGUE.items() if found.first_p
 MANIFESTS = {plugin.manifest.name: plugin.manifest for plugin in OURS.values()}
 CLAIMING = sorted(n for n, m in MANIFESTS.items() if m.platforms.get("npu") is Support.ARITHMETIC)
 
-FAMILIES = {"deepseek_v2": "moe", "gpt2": "dense", "llama": "dense", "mixtral": "moe"}
-OF_A_FAMILY: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {**LATENT},
-    # Ranks that split the batch draw other masks than one rank draws.
-    "gpt2": {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0},
-}
-"""Family -> what its trial must set, as the tiny models do not or as it sets something else."""
+NO_DROPOUT = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
+"""Ranks that split the batch draw other masks than one rank draws."""
 SHOWN_ELSEWHERE = {"npu": "tests/plugins/platforms/npu"}
 """What is no feature, family or task -> where it is shown."""
 
@@ -96,14 +94,13 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def trial_of(names: tuple[str, ...], *, sharded: bool, plugins: tuple[str, ...]) -> Trial:
     """The model and layout that these are shown on, with some of them enabled."""
     (name, *_) = names
-    family = {"model.family": name} | OF_A_FAMILY.get(name, {}) if name in FAMILIES else {}
     sizes: Any = layout_of(names, 2) if name in features() else {"dp": 2}
     layout = trial_layout(sizes) if sharded else {}
     options = {
         k: v for k, v in OPTIONS.items() if k.startswith(tuple(f"plugins.{p}." for p in plugins))
     }
     wanted = {key: value for one in names for key, value in CONFIG.get(one, {}).items()}
-    config = {**MODELS[FAMILIES.get(name, "moe")], **wanted, **family, **layout, **options}
+    config = {**MODELS["moe"], **wanted, **layout, **options}
     return Trial(plugins=plugins, config=config)
 
 
@@ -121,9 +118,12 @@ def assert_shown(
     results = gloo_pool.run(on_the_npu, 2, trial, timeout=100)
     outcomes = [outcome for outcome, _ in results]
     assert [*compare(outcomes, expected(plain), GRADIENT_TOLERANCE)] == []
+    # The fused operators have no cap on scores.
+    fuses = not trial.config.get("model.attn_logit_softcapping")
     for _, seen in results:
         assert seen.devices, "it ran on the platform's own device"
-        assert seen.operators["npu_fusion_attention"] + seen.operators["npu_fusion_attention_v2"]
+        fused = [seen.operators[f"npu_fusion_attention{version}"] for version in ("", "_v2")]
+        assert any(fused) is fuses
 
 
 @pytest.mark.parametrize("names", bundles([n for n in CLAIMING if n in features()]), ids="+".join)
@@ -138,12 +138,20 @@ def test_the_arithmetic_of_features_on_the_npu_is_that_of_the_cpu(
     assert_shown(gloo_pool, expected, names, trial, plain)
 
 
-@pytest.mark.exhaustive(by=lambda name: [name if name in FAMILIES else "of the default family"])
 @pytest.mark.parametrize("name", [n for n in CLAIMING if CATALOGUE[n].kind is Kind.MODEL])
 def test_a_family_on_the_npu_is_that_of_the_cpu(
-    gloo_pool: GlooPool, expected: Callable[[Trial], list[RankOutcome]], name: str
+    gloo_pool: GlooPool,
+    expected: Callable[[Trial], list[RankOutcome]],
+    tmp_path: Path,
+    name: str,
 ) -> None:
-    trials = (trial_of((name,), sharded=sharded, plugins=()) for sharded in (True, False))
+    """The tiny model of the family's own suite, with the family's switches."""
+    case = BY_NAME[name]
+    folder = reference_of(case, next(iter(case.variants.values())), tmp_path / "theirs").folder
+    values = config_from_hf(record(case), read_hf_config(folder))
+    training = {key: v for key, v in MODELS["dense"].items() if not key.startswith("model.")}
+    plain = {**training, "model.family": name, **values, **case.values, **NO_DROPOUT}
+    trials = (Trial(config={**plain, **layout}) for layout in (trial_layout({"dp": 2}), {}))
     assert_shown(gloo_pool, expected, (name,), *trials)
 
 
