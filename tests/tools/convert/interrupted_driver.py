@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ascend_run.entrypoints.cli import run
 
 FORMATS = ("mp-rank", "hf", "ascend-run", "torch-dist")
 _WRITES = frozenset({"write", "posix_fallocate", "fsync", "rename", "replace", "mkdir", "chmod"})
+_OWNERS = (types.ModuleType, io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 
 
 def in_child(job: Callable[[], int], messages: Path) -> int:
@@ -56,7 +58,7 @@ class Writes:
 
     def __call__(self, frame: object, event: str, argument: Any) -> None:
         if event == "c_call" and argument.__name__ in _WRITES:
-            if isinstance(argument.__self__, io.StringIO | io.BytesIO):
+            if not isinstance(argument.__self__, _OWNERS):  # such as str.replace
                 return
             self.count += 1
             if self.count == self.at:
