@@ -19,8 +19,10 @@ from .split_pattern import SplitPattern
 
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of the pre-tokenizer ByteLevel."""
-_MOST_KEPT: Final = 2**20
-"""Pre-tokens that are kept."""
+_MOST_BYTES: Final = 2**28
+"""Size of the cache, after which it is emptied."""
+_ENTRY_BYTES: Final = 256
+"""Size of a pre-token in the cache, and its tokens, beside its characters."""
 
 V = TypeVar("V")
 Values = Mapping[str, Any]
@@ -186,6 +188,7 @@ class PretokenEncoder(Generic[V]):
             token["content"]: encode_added(token) for token in values.get("added_tokens") or ()
         }
         self._known: dict[str, V] = {}
+        self._bytes = 0
 
     def encode(self, texts: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[V]]]:
         """Yield the parts of each text that are encoded alone, and what they are encoded to."""
@@ -210,10 +213,12 @@ class PretokenEncoder(Generic[V]):
         """Return the cache, with what these texts consist of."""
         known = self._known
         new = [*{*chain.from_iterable(split)}.difference(known, self._added)]
-        if len(known) + len(new) > _MOST_KEPT:
+        if self._bytes > _MOST_BYTES:
             # Another thread may still read the old one.
             known = self._known = {}
+            self._bytes = 0
             new = [*{*chain.from_iterable(split)}.difference(self._added)]
+        self._bytes += sum(_ENTRY_BYTES + len(text) for text in new)
         known.update(self._added)
         known.update(zip(new, self._encode(self._pretokens, new), strict=True))
         return known

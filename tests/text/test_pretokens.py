@@ -153,7 +153,7 @@ def test_a_pattern_that_the_two_may_read_differently_is_not_translated(pattern: 
 
 
 def test_the_cache_is_emptied_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretokens, "_MOST_KEPT", 8)
+    monkeypatch.setattr(pretokens, "_MOST_BYTES", 1000)
     encoder = DocumentEncoder(TOKENIZERS["qwen2"])
     texts = ["the fox and the dog", "one two three four five six", "the dog"]
     for text in texts:
