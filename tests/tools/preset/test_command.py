@@ -120,11 +120,15 @@ def test_a_task_with_a_template_gets_the_one_of_the_preset() -> None:
     assert not [key for key in values("llama-2-7b", "pretrain") if key.startswith("plugins.")]
 
 
+DEVICES = ((15, 8), (100, 32), (400, 128), (1000, 512))
+"""Billions of parameters -> devices whose memory is enough."""
+
+
 @pytest.mark.parametrize("family", names_of(SMALLEST, lambda preset: (preset.family,)))
 def test_a_preset_of_each_family_has_a_layout_that_plans(family: str) -> None:
     preset = SMALLEST[family]
     billions = preset.parameters / 1e9
-    devices = 8 if billions < 15 else 32 if billions < 100 else 128
+    devices = next(number for most, number in DEVICES if billions < most)
     request = Request(preset=preset, devices=devices, seq_length=2048)
     values, choice = chosen_run(request, find_device("ascend-910b"), 64 * GIB)
     assert values["data.seq_length"] == 2048
