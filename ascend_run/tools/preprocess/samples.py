@@ -39,7 +39,7 @@ from .workers import in_processes, useful_processes
 
 _LABELS: Final = np.dtype("<i4")
 """Labels are ids or -100."""
-_BYTES_PER_PROCESS: Final = 2**20
+_BYTES_PER_PROCESS: Final = 4 * 2**20
 
 
 @attrs.frozen(kw_only=True)
