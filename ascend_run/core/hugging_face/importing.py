@@ -18,7 +18,9 @@ from .parameter_rows import (
     VOCABULARY_PARAMETERS,
     ParameterSource,
     RowRun,
+    later_layers,
     mtp_copies,
+    num_stored_depths,
     parameter_sources,
     row_runs,
     stored_shapes,
@@ -122,6 +124,14 @@ def _match(
     problems = [f"{name} is missing" for name in sorted(expected - stored.names)]
     buffers = re.compile("|".join((_COMPUTED, *family.buffers)))
     extra = {name for name in stored.names - expected if not buffers.fullmatch(name)}
+    if depths := num_stored_depths(stored.names, family, config):
+        if config.model.mtp_num_layers is None:
+            problems.append(
+                f"{depths} layers of multi-token prediction are stored; set "
+                f"model.mtp_num_layers={depths} to train them, or 0 to leave them out"
+            )
+        if not config.model.mtp_num_layers:
+            extra -= later_layers(extra, family, config)
     if output in extra and embedding in stored.names:  # not expected because it is tied
         extra.remove(output)
         if not _equal(stored, output, embedding):

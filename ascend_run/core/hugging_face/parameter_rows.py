@@ -7,7 +7,8 @@ boxes from the runs below, and export gathers tensors along the same runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -89,6 +90,22 @@ def mtp_copies(family: ModelFamily, config: RunConfig) -> dict[str, str]:
         for depth in range(config.model.mtp_num_layers or 0)
         for name, original in ((".embed_tokens.weight", embedding), (_SHARED_HEAD, output))
     }
+
+
+def num_stored_depths(names: Collection[str], family: ModelFamily, config: RunConfig) -> int:
+    """Return how many layers of multi-token prediction a folder stores after the model's."""
+    projections = (
+        f"{_mtp_layer(family.tensors, config, depth)}.{_MTP['eh_proj']}.weight"
+        for depth in itertools.count()
+    )
+    return len([*itertools.takewhile(names.__contains__, projections)])
+
+
+def later_layers(names: Collection[str], family: ModelFamily, config: RunConfig) -> set[str]:
+    """Return the names of the tensors of layers after the model's last one."""
+    layer = re.compile(re.escape(_layers_prefix(family.tensors)) + r"(\d+)\.")
+    numbers = {name: layer.match(name) for name in names}
+    return {name for name, m in numbers.items() if m and int(m[1]) >= config.model.num_layers}
 
 
 def row_runs(
@@ -180,8 +197,12 @@ def _mtp_sources(maps: Sequence[TensorMap], config: RunConfig) -> Iterator[Param
 
 def _mtp_layer(maps: Sequence[TensorMap], config: RunConfig, depth: int) -> str:
     """Return the stored prefix of a layer, such as ``model.layers.61``."""
+    return _layers_prefix(maps) + str(config.model.num_layers + depth)
+
+
+def _layers_prefix(maps: Sequence[TensorMap]) -> str:
     of_layers = next(name for tensor_map in maps for name in tensor_map.hf if "{layer}" in name)
-    return of_layers.partition("{layer}")[0] + str(config.model.num_layers + depth)
+    return of_layers.partition("{layer}")[0]
 
 
 def _layers(tensor_map: TensorMap, config: RunConfig) -> Sequence[int]:

@@ -210,5 +210,5 @@ class Router(MegatronRouter):
     def _count(self, routing_map: Tensor) -> None:
         counts = routing_map.sum(dim=0)
         self.tokens_routed = counts if self.tokens_routed is None else self.tokens_routed + counts
-        if self.expert_bias is not None:
+        if self.expert_bias is not None and self.weight.requires_grad:  # a frozen router keeps it
             self.local_tokens_per_expert += counts

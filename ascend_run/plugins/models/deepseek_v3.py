@@ -59,14 +59,12 @@ class DeepseekV3(FamilyPlugin):
             "ep_size",
             "head_dim",  # these two follow from the widths above
             "qk_head_dim",
-            "num_nextn_predict_layers",  # transformers writes it, but not these layers
+            "num_nextn_predict_layers",  # written without these layers, too
             "output_router_logits",
             "pretraining_tp",
             "seq_aux",
         ),
         without=("self_attention.", "mlp."),
-        # The layer of multi-token prediction in the published folders, after the last of 61.
-        buffers=(r"model\.layers\.61\..*",),
         tensors=(
             *latent_tensors(),
             *deepseek_expert_tensors(),

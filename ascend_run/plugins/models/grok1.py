@@ -57,7 +57,8 @@ class Grok1(FamilyPlugin):
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
         },
-        ignored=("hidden_act", "output_router_logits"),  # the activation is always GELU
+        fixed={"hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh")},
+        ignored=("output_router_logits",),
         without=("attention_dropout", "head_dim", "mlp."),
         names={
             "self_attn.": "attn.",

@@ -197,10 +197,12 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
         return None if isinstance(value, str) else "a string"
     if value is None and (default is None or key.nullable):
         return None
-    if key.form in FROM_ZERO and value == 0:
-        return None
+    least = 0 if key.form in FROM_ZERO else 1
     is_count = isinstance(value, int) and not isinstance(value, bool)
-    return None if is_count and 0 < value <= _LARGEST_COUNT else "a whole number above 0"
+    is_valid = is_count and least <= value <= _LARGEST_COUNT
+    if is_valid:
+        return None
+    return "a whole number above 0" if least else "a whole number >= 0"
 
 
 def _head_problems(family: ModelFamily, values: Mapping[str, Any]) -> list[str]:

@@ -65,6 +65,12 @@ def to_theirs(key: ConfigKey, config: RunConfig) -> Any:
     return key.default if theirs is attrs.NOTHING else theirs
 
 
+def _positive(factor: float) -> float:
+    if factor <= 0:
+        raise ValueError("expected a number above 0")
+    return float(factor)
+
+
 def _softmax_scale(scale: float | None, config: RunConfig) -> float:
     return float(scale or head_widths(config.model).key ** -0.5)
 
@@ -112,12 +118,14 @@ _FORMS: Final[Mapping[str, _Form]] = {
     "window_from": _Form(layer_windows.from_layer, layer_windows.after_last_full),
     "window_below": _Form(layer_windows.below_layer, layer_windows.after_last_window),
     "layer_types": _Form(layer_windows.of_kinds, lambda flags, config: layer_windows.kinds(config)),
-    "softmax_scale": _Form(lambda scale, values: float(scale), _softmax_scale),
+    "softmax_scale": _Form(lambda scale, values: _positive(scale), _softmax_scale),
     "inverse_square_root": _Form(
-        lambda scalar, values: scalar**-0.5,
+        lambda scalar, values: _positive(scalar) ** -0.5,
         lambda scale, config: _whole(_softmax_scale(scale, config) ** -2),
     ),
-    "reciprocal": _Form(lambda scale, values: 1.0 / scale, lambda divisor, config: 1.0 / divisor),
+    "reciprocal": _Form(
+        lambda scale, values: 1.0 / _positive(scale), lambda divisor, config: 1.0 / divisor
+    ),
     "over_depth": _Form(
         lambda scale, values: scale / math.sqrt(values["model.num_layers"]),
         lambda factor, config: float(_whole(factor * math.sqrt(config.model.num_layers))),

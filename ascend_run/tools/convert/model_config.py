@@ -54,12 +54,18 @@ def config_of_run(file: Path, family_name: str | None) -> ModelConfig:
     return ModelConfig(family, _resolved(kept, family))
 
 
-def config_of_hf(path: Path, family_name: str | None) -> ModelConfig:
-    """Read a Hugging Face folder's ``config.json``, or such a file."""
+def config_of_hf(
+    path: Path, family_name: str | None, changes: Mapping[str, object] | None = None
+) -> ModelConfig:
+    """Read a Hugging Face folder's ``config.json``, or such a file.
+
+    Args:
+        changes: Values of ``[model]`` that its keys do not give.
+    """
     file = path / "config.json" if path.is_dir() or not path.suffix else path
     config_json = read_hf_config(path) if file != path else read_object(path, ConfigError)
     family = load_family(family_name or _known_family(config_json.get("model_type"), file))
-    return of_values(family, config_from_hf(family, config_json), str(file))
+    return of_values(family, {**config_from_hf(family, config_json), **(changes or {})}, str(file))
 
 
 def config_of_file(path: Path, family_name: str | None) -> ModelConfig:

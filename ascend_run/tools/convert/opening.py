@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from ascend_run.core.hugging_face.importing import HfModel
+from ascend_run.core.hugging_face.parameter_rows import num_stored_depths
 from ascend_run.core.hugging_face.stored_tensors import StoredTensors
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
@@ -134,6 +135,8 @@ def _open_hf(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSourc
         raise ConfigError(f"--step and --config do not go with a Hugging Face folder ({path})")
     model = config_of_hf(path, options.family)
     stored = stack.enter_context(StoredTensors(path))
+    if depths := num_stored_depths(stored.names, model.family, model.config):
+        model = config_of_hf(path, options.family, {"model.mtp_num_layers": depths})
     opened = HfModel(stored, model.family, model.config)
     return ModelSource(
         family=model.family,

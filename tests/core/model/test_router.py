@@ -175,6 +175,15 @@ def test_counts_are_of_the_tokens_sent_since_they_were_taken() -> None:
         assert module.take_counts().tolist() == [0] * EXPERTS
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_bias_of_a_frozen_router_counts_no_token(frozen: bool) -> None:
+    """Megatron moves a bias by these counts, and adapters do not hold it."""
+    with router(moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True) as module:
+        module.weight.requires_grad_(not frozen)
+        module(tokens())
+        assert int(module.local_tokens_per_expert.sum()) == (0 if frozen else 32 * TOPK)
+
+
 @pytest.mark.parametrize(
     ("dtype", "name", "wide"),
     [

@@ -119,6 +119,13 @@ def test_a_bound_of_layers_with_a_window_becomes_flags_and_returns(
     assert unused["model.window_size"] is unused[frequency] is None
 
 
+@pytest.mark.parametrize("form", ["reciprocal", "softmax_scale", "inverse_square_root"])
+def test_a_factor_of_zero_is_refused(form: str) -> None:
+    toy = family(ConfigKey(hf="scale", field="model.softmax_scale", default=1.0, form=form))
+    with pytest.raises(ConfigError, match=r"scale is 0\.0: expected a number above 0"):
+        config_from_hf(toy, {**GIVEN, "scale": 0.0})
+
+
 def test_log_n_scaling_begins_at_the_maximum_length() -> None:
     key = ConfigKey(
         hf="use_logn_attn", field="model.log_n_scaling_length", default=True, form="log_n"

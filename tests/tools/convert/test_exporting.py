@@ -71,6 +71,16 @@ def test_layers_of_multi_token_prediction_are_stored_as_by_deepseek(
     assert all(torch.equal(written[name], hf[name]) for name in hf)
     assert json.loads((tmp_path / "out/config.json").read_text())["num_nextn_predict_layers"] == 2
 
+    none = TinyModel(experts=experts)
+    own = none.parameters(none.hf_tensors())
+    with pytest.raises(
+        CheckpointError, match=r"set model\.mtp_num_layers=2 to train them, or 0 to"
+    ):
+        load_hf_weights(tmp_path / "in", family, none.run_config(), full_shards(own))
+    shards = full_shards(own)
+    load_hf_weights(tmp_path / "in", family, none.run_config(mtp_num_layers=0), shards)
+    assert all(torch.equal(shard.tensor, ours[shard.key]) for shard in shards)
+
     other = hf | {"model.layers.3.embed_tokens.weight": hf["model.embed_tokens.weight"] + 1}
     with pytest.raises(CheckpointError) as refused:
         load_hf_weights(longer.write(tmp_path / "other", other), family, config, full_shards(ours))

@@ -98,7 +98,7 @@ def with_rope(**changes: Any) -> dict[str, Any]:
     ("config_json", "message"),
     [
         (V2_LITE | {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc': expected greedy, or"),
-        (V2_LITE | {"first_k_dense_replace": -1}, "expected a whole number above 0"),
+        (V2_LITE | {"first_k_dense_replace": -1}, "expected a whole number >= 0"),
         (with_rope(type="linear"), "rope_type is 'linear'|unknown key"),
         (with_rope(mscale="missing"), "mscale is missing beside mscale_all_dim"),
         (with_rope(factor="missing"), "factor is missing"),

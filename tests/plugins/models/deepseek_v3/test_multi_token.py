@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from safetensors.torch import save_file
+
 from ascend_run.core.hugging_face.parameter_rows import mtp_copies, parameter_sources
+from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import RunConfig
 from ascend_run.plugins.models.deepseek_v3 import DeepseekV3
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
+from tests.plugins.models.cases import BY_NAME
+from tests.support.family_checks import stored
 from tests.support.tiny_configs import model_fields, parallel_fields
 
 FAMILY = DeepseekV3.family
@@ -67,3 +76,32 @@ def test_a_depth_has_the_published_tensors() -> None:
     assert found == PUBLISHED
     bias = sources["mtp.layers.0.transformer_layer.mlp.router.expert_bias"]
     assert bias.hf_names == (f"{before}mlp.gate.e_score_correction_bias",)
+
+
+@pytest.mark.parametrize("target", ["ascend-run", "mp-rank"])
+def test_conversion_keeps_the_layers_that_a_folder_stores(
+    tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its number of layers; a format that has no place for them refuses by name."""
+    source, hf = tmp_path / "hf", BY_NAME["deepseek_v3"]
+    hf.model(num_hidden_layers=3, q_lora_rank=None).save_pretrained(source)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    (source / "config.json").write_text(json.dumps(config))
+    tensors, width, at = stored(source), config["hidden_size"], "model.layers.2."
+    tensors |= {f"{at}{norm}.weight": torch.rand(width) for norm in ("enorm", "hnorm")}
+    tensors[f"{at}shared_head.norm.weight"] = torch.rand(width)
+    tensors[f"{at}eh_proj.weight"] = torch.rand(width, 2 * width)
+    tensors[f"{at}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{at}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    code = run(["convert", "--to", target, str(source), str(tmp_path / "out")])
+    if target == "mp-rank":
+        assert code == 2
+        assert "mtp" in capsys.readouterr().err
+        return
+    assert code == 0
+    assert run(["convert", "--to", "hf", str(tmp_path / "out"), str(tmp_path / "back")]) == 0
+    got = stored(tmp_path / "back")
+    assert got.keys() == tensors.keys()
+    assert all(torch.equal(got[name], tensors[name]) for name in tensors)
