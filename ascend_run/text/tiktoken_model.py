@@ -98,6 +98,7 @@ def as_tokenizer_json(path: Path, config: Mapping[str, Any], added: Mapping[int,
                 "tokenizer.json"
             )
         family = _Family(pattern=pattern)
+    _require_tokens_of_ranks(path, ranks, added)
     special = dict(enumerate(family.special, start=len(ranks))) | dict(added)
     return _backend(path, ranks, family, special)
 
@@ -116,11 +117,31 @@ def _ranks(path: Path) -> list[bytes]:
             ) from None
     if sorted(found) != [*range(len(found))]:
         missing = next(rank for rank in range(len(found) + 1) if rank not in found)
-        raise ValueError(f"{path} has no rank {missing}; copy it again")
+        raise ValueError(
+            f"{path} has no rank {missing}; ranks must be contiguous from 0: copy the file again, "
+            "or save a tokenizer.json"
+        )
     tokens = [found[rank] for rank in range(len(found))]
     if lacking := {bytes([byte]) for byte in range(256)}.difference(tokens):
         raise ValueError(f"{path} has no token for {len(lacking)} of the 256 bytes")
     return tokens
+
+
+def _require_tokens_of_ranks(path: Path, ranks: list[bytes], added: Mapping[int, str]) -> None:
+    """
+    Raises:
+        ValueError: A special token has the id of a rank with other bytes; names all.
+    """
+    wrong = [
+        f"{number} is {text!r}, and the rank is {ranks[number]!r}"
+        for number, text in sorted(added.items())
+        if number < len(ranks) and ranks[number] != text.encode()
+    ]
+    if wrong:
+        raise ValueError(
+            f"{path}: added_tokens_decoder has ids of other tokens: {'; '.join(wrong)}; give "
+            f"special tokens ids from {len(ranks)} on"
+        )
 
 
 def _backend(path: Path, ranks: list[bytes], family: _Family, special: Mapping[int, str]) -> str:

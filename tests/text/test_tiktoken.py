@@ -107,7 +107,7 @@ def test_qwen_has_its_special_tokens_and_others_those_of_the_config(tmp_path: Pa
     (tokens,) = chat.tokens.encode(["<|im_start|>the fox<|im_end|>"])
     assert (tokens.ids[0], tokens.ids[-1]) == (first + 1, first + 2)
 
-    added = {str(first + 3): {"content": "<|im_end|>"}, "5": {"content": "%"}}
+    added = {str(first + 3): {"content": "<|im_end|>"}, "37": {"content": "%"}}
     values = {**config, "tokenizer_class": "ChatGLM4Tokenizer", "added_tokens_decoder": added}
     (tmp_path / "qwen.tiktoken").rename(tmp_path / "tokenizer.model")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
@@ -119,7 +119,7 @@ def test_qwen_has_its_special_tokens_and_others_those_of_the_config(tmp_path: Pa
     ("content", "message"),
     [
         (b"YQ== 0\nnot base64 1\n", ":2: expected a token in base64 and its rank"),
-        (b"YQ== 0\nYg== 2\n", "has no rank 1; copy it again"),
+        (b"YQ== 0\nYg== 2\n", "has no rank 1; ranks must be contiguous from 0"),
         (b"YQ== 0\n", "has no token for 255 of the 256 bytes"),
         (None, "and the tokenizer_class None is not known (QWenTokenizer, ChatGLM4Tokenizer"),
     ],
@@ -134,6 +134,20 @@ def test_what_cannot_be_used_is_one_message(
         load_tokenizer(tmp_path)
     assert message in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+def test_a_special_token_with_the_id_of_another_token_is_refused(tmp_path: Path) -> None:
+    """One message names all; the id of the token with the same bytes is no error."""
+    added = {n: {"content": text} for n, text in (("5", "<a>"), ("37", "%"), ("40", "<b>"))}
+    config = {"tokenizer_class": "ChatGLM4Tokenizer", "added_tokens_decoder": added}
+    path = write_tiktoken(tmp_path / "tokenizer.model", config)
+    with pytest.raises(DataError) as refused:
+        load_tokenizer(tmp_path)
+    found = str(refused.value)
+    assert f"{path}: added_tokens_decoder has ids of other tokens: 5 is '<a>'" in found
+    assert "40 is '<b>'" in found
+    assert "'%'" not in found
+    assert f"ids from {len(tokens_of())} on" in found
 
 
 def test_the_file_that_is_named_is_read_also_by_conversations(tmp_path: Path) -> None:

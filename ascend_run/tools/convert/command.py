@@ -110,7 +110,7 @@ def command(
     from ascend_run.tools.convert.conversion import Conversion
     from ascend_run.tools.convert.opening import SourceOptions
 
-    asked = Conversion(
+    request = Conversion(
         source=source,
         source_format=source_format,
         options=SourceOptions(
@@ -127,10 +127,10 @@ def command(
         layout=of_target,
         verify=verify,
     )
-    return _run(asked, as_json)
+    return _run(request, as_json)
 
 
-def _run(asked: Conversion, as_json: bool) -> int:
+def _run(request: Conversion, as_json: bool) -> int:
     """Convert and print what was done; return the exit code."""
     # Read by torch: huge pages for large tensors, which take fewer page faults.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -141,14 +141,14 @@ def _run(asked: Conversion, as_json: bool) -> int:
 
     try:
         with sigterm_unwinds(), byte_bars() as progress:
-            done = convert(asked, progress)
+            done = convert(request, progress)
     except SystemExit:  # from SIGTERM
         click.echo("terminated", err=True)
         raise
     if as_json:
-        click.echo(as_record(asked.target, done))
+        click.echo(as_record(request.target, done))
     else:
-        click.echo(as_text(asked.target, done))
+        click.echo(as_text(request.target, done))
     if problem := difference_message(done):
         click.echo(f"error: {problem}", err=True)
         return 1

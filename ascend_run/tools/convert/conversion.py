@@ -9,10 +9,13 @@ from typing import Any
 
 import attrs
 
+from ascend_run.plugin_api.errors import StorageError
+
 from .formats.model_source import ModelSource, Progress
 from .new_folder import partial_folder, publish, refuse_taken, require_outside
 from .opening import Format, SourceOptions, open_model, recognised
 from .verifying.comparison import Comparison, compare_tensors
+from .verifying.settings import Settings, compare_settings
 
 
 @attrs.frozen(kw_only=True)
@@ -33,75 +36,89 @@ class Conversion:
 
 @attrs.frozen
 class Converted:
-    """What was read, and the comparison, if one was asked for."""
+    """What was read, and the comparisons, if they were asked for."""
 
     model: ModelSource
     comparison: Comparison | None = None
+    settings: Settings | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no difference was found."""
+        found = (self.comparison, self.settings)
+        return not any(one.different for one in found if one is not None)
 
 
-def convert(asked: Conversion, progress: Progress) -> Converted:
+def convert(request: Conversion, progress: Progress) -> Converted:
     """Convert. A target that differs from the source is not left.
 
     Raises:
         AscendRunError: The source cannot be read, or the target not be written.
     """
-    refuse_taken(asked.target)
+    refuse_taken(request.target)
     with ExitStack() as stack:
-        found = asked.source_format or recognised(asked.source, asked.options.step)
-        model = open_model(asked.source, Format(found), asked.options, stack)
-        for folder in (model.folder, asked.options.adapter, asked.options.base):
+        found = request.source_format or recognised(request.source, request.options.step)
+        model = open_model(request.source, Format(found), request.options, stack)
+        for folder in (model.folder, request.options.adapter, request.options.base):
             if folder is not None:
-                require_outside(asked.target, folder)
-        if asked.verify is None:
-            _write(asked.target, asked, model, progress)
+                require_outside(request.target, folder)
+        if request.verify is None:
+            _write(request.target, request, model, progress)
             return Converted(model)
-        if asked.verify == "logits":
+        if request.verify == "logits":
             from .verifying.logits import require_buildable
 
             require_buildable(model)
-        with partial_folder(asked.target) as beside:
+        with partial_folder(request.target) as beside:
             written = beside / "converted"
-            _write(written, asked, model, progress)
-            comparison = _compared(written, asked, model, progress)
-            if not comparison.different:
-                publish(written, asked.target)
-        return Converted(model, comparison)
+            _write(written, request, model, progress)
+            try:
+                done = _compared(written, request, model, progress)
+            except OSError as problem:
+                what = f"the comparison of {request.target} with {model.folder} failed"
+                raise StorageError(f"{what}: {problem}; no target is left") from None
+            if done.is_equal:
+                publish(written, request.target)
+        return done
 
 
 def _compared(
-    written: Path, asked: Conversion, model: ModelSource, progress: Progress
-) -> Comparison:
+    written: Path, request: Conversion, model: ModelSource, progress: Progress
+) -> Converted:
     """Compare the source with the files, which are read like any other source."""
-    is_mp_rank = asked.target_format.startswith("mp-rank")
-    format_ = Format.MP_RANK if is_mp_rank else Format(asked.target_format)
+    is_mp_rank = request.target_format.startswith("mp-rank")
+    format_ = Format.MP_RANK if is_mp_rank else Format(request.target_format)
     with ExitStack() as stack:
         options = SourceOptions(family=model.family.model_type)
         read_back = open_model(written, format_, options, stack)
-        if asked.verify == "tensors":
-            return compare_tensors(model, read_back, progress)
-        from .verifying.logits import compare_logits
+        if request.verify == "tensors":
+            comparison = compare_tensors(model, read_back, progress)
+        else:
+            from .verifying.logits import compare_logits
 
-        return compare_logits(model, read_back, progress)
+            comparison = compare_logits(model, read_back, progress)
+        settings = compare_settings(model, read_back, of_run=format_ is not Format.HF)
+        return Converted(model, comparison, settings)
 
 
-def _write(target: Path, asked: Conversion, model: ModelSource, progress: Progress) -> None:
-    if asked.target_format == "hf":
+def _write(target: Path, request: Conversion, model: ModelSource, progress: Progress) -> None:
+    if request.target_format == "hf":
         from .exporting import export_hf
 
         export_hf(target, model.family, model.config, model.parameters(progress))
-    elif asked.target_format == "ascend-run":
+    elif request.target_format == "ascend-run":
         from .formats.run_checkpoints import write_checkpoint
 
         write_checkpoint(target, model, progress)
-    elif asked.target_format == "torch-dist":
+    elif request.target_format == "torch-dist":
         from .formats.megatron_names import Names
         from .formats.torch_dist import write_torch_dist
 
-        names = Names(asked.layout["transformer_impl"])
+        names = Names(request.layout["transformer_impl"])
         write_torch_dist(target, model, progress, names=names)
     else:
         from .formats.mp_rank_options import mp_rank_options
         from .formats.mp_rank_writing import write_mp_rank
 
-        legacy = asked.target_format == "mp-rank-legacy"
-        write_mp_rank(target, model, mp_rank_options(asked.layout, legacy=legacy), progress)
+        legacy = request.target_format == "mp-rank-legacy"
+        write_mp_rank(target, model, mp_rank_options(request.layout, legacy=legacy), progress)

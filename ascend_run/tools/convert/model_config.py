@@ -37,6 +37,16 @@ class ModelConfig:
         return self.resolved.config
 
     @property
+    def stated(self) -> frozenset[str]:
+        """The fields of ``[model]`` that neither have a default nor the family's."""
+        defaults = ("default", "Megatron's default", "family ")
+        return frozenset(
+            key.removeprefix("model.")
+            for key, origin in self.resolved.origins.items()
+            if key.startswith("model.") and not origin.startswith(defaults)
+        )
+
+    @property
     def toml(self) -> str:
         return render_toml(self.resolved)
 

@@ -47,7 +47,7 @@ def new_folder(target: Path, mode: int = 0o750) -> Iterator[Path]:
     Raises:
         StorageError: The target is not empty or cannot be written.
     """
-    with partial_folder(target) as beside:
+    with partial_folder(target) as beside, _storage_errors(target):
         yield beside
         beside.chmod(mode)  # mkdtemp creates it for the owner only
         publish(beside, target)
@@ -58,55 +58,67 @@ def partial_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside the target, which is removed if it is still there at the end.
 
     Raises:
-        StorageError: The target is not empty, or the block raises an OSError.
+        StorageError: The target is not empty, or no folder can be created beside it.
     """
     refuse_taken(target)
     missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
     try:
-        try:
+        with _storage_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             _remove_remains(target)
-            beside = Path(
-                tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_SUFFIX, dir=target.parent)
-            )
-            try:
-                with _locked(beside):
-                    yield beside
-            finally:
-                shutil.rmtree(beside, ignore_errors=True)
+            beside, lock = _locked_folder(target)
+        try:
+            yield beside
         finally:
-            with suppress(OSError):  # in use: not empty
-                for folder in missing:
-                    folder.rmdir()
-    except OSError as problem:
-        raise StorageError(f"{target} cannot be written: {problem.strerror or problem}") from None
+            shutil.rmtree(beside, ignore_errors=True)
+            os.close(lock)
+    finally:
+        with suppress(OSError):  # in use: not empty
+            for folder in missing:
+                folder.rmdir()
 
 
 def publish(folder: Path, target: Path) -> None:
     """Flush a folder to the disk and rename it to the target.
 
     Raises:
-        OSError: It cannot be written.
+        StorageError: It cannot be written.
     """
-    for inner, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(inner, name), "rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(inner)
-    folder.replace(target)
-    sync_folder(target.parent)
+    with _storage_errors(target):
+        for inner, _, names in os.walk(folder):
+            for name in names:
+                with open(os.path.join(inner, name), "rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(inner)
+        folder.replace(target)
+        sync_folder(target.parent)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, if the file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _storage_errors(target: Path) -> Iterator[None]:
+    """Report an OSError as one of the target."""
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
+    except OSError as problem:
+        raise StorageError(f"{target} cannot be written: {problem.strerror or problem}") from None
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    """Create a temporary folder; return it and the descriptor that holds its lock.
+
+    Another process may remove the folder before it is locked: then another one is created. A file
+    system without locks has none.
+    """
+    while True:
+        prefix = f".{target.name}."
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=target.parent))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
 
 
 def _remove_remains(target: Path) -> None:

@@ -142,6 +142,7 @@ def _open_hf(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSourc
         family=model.family,
         config=model.config,
         config_toml=model.toml,
+        stated=model.stated,
         step=0,
         folder=path,
         headers=opened.headers,
@@ -157,6 +158,7 @@ def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSour
         family=model.family,
         config=model.config,
         config_toml=model.toml,
+        stated=model.stated,
         step=opened.step,
         folder=found.folder,
         headers=opened.headers,
@@ -183,7 +185,7 @@ def _open_base(
             "the Hugging Face folder of their base with --base"
         )
     base = _open_hf(folder, SourceOptions(family=model.family.model_type), stack)
-    return attrs.evolve(base, config=model.config, config_toml=model.toml)
+    return attrs.evolve(base, config=model.config, config_toml=model.toml, stated=model.stated)
 
 
 def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
@@ -201,10 +203,12 @@ def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:
         family=model.family,
         config=model.config,
         config_toml=model.toml,
+        stated=model.stated,
         step=files.iteration,
         folder=folder,
         headers=opened.headers,
         read=opened.read,
+        args=files.args,
     )
 
 
@@ -212,18 +216,21 @@ def _open_torch_dist(path: Path, options: SourceOptions) -> ModelSource:
     folder = iteration_folder(path, options.step)
     stored = load_file(folder / COMMON) if (folder / COMMON).is_file() else {}
     common: Mapping[str, Any] = stored if isinstance(stored, dict) else {}
-    args = common.get("args")
-    model = _config_of_megatron(folder, args.fields if isinstance(args, Inert) else {}, options)
+    stored_args = common.get("args")
+    args = stored_args.fields if isinstance(stored_args, Inert) else {}
+    model = _config_of_megatron(folder, args, options)
     tensors = TorchDistModel(folder, model.config)
     opened = with_megatron_modules(tensors.headers, tensors.read, model.config)
     return ModelSource(
         family=model.family,
         config=model.config,
         config_toml=model.toml,
+        stated=model.stated,
         step=iteration_of(common, folder),
         folder=folder,
         headers=opened.headers,
         read=opened.read,
+        args=args,
     )
 
 

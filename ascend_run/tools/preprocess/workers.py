@@ -9,8 +9,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from ascend_run.plugin_api.errors import AscendRunError
 
 L = TypeVar("L")
 B = TypeVar("B")
@@ -27,17 +30,26 @@ def in_processes(
 
     Args:
         make: Makes what encodes a batch, once in each process; it is pickled.
+
+    Raises:
+        AscendRunError: A process was killed.
     """
     pending: deque[tuple[L, Future[R]]] = deque()
     with _pool(make, processes) as pool:
-        for label, batch in batches:
-            pending.append((label, pool.submit(_encoded, batch)))
-            # One batch more than there are processes, so that none waits for this one.
-            if len(pending) > processes + 1:
-                label, done = pending.popleft()
+        try:
+            for label, batch in batches:
+                pending.append((label, pool.submit(_encoded, batch)))
+                # One batch more than there are processes, so that none waits for this one.
+                if len(pending) > processes + 1:
+                    label, done = pending.popleft()
+                    yield label, done.result()
+            for label, done in pending:
                 yield label, done.result()
-        for label, done in pending:
-            yield label, done.result()
+        except BrokenProcessPool:
+            raise AscendRunError(
+                f"one of {processes} worker processes was killed, perhaps for lack of memory; use "
+                "fewer --workers"
+            ) from None
 
 
 def useful_processes(workers: int, size_bytes: int, bytes_per_process: int) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ascend_run.tools.convert.new_folder import new_folder
+from ascend_run.tools.convert import new_folder as folders
+from ascend_run.tools.convert.new_folder import new_folder, partial_folder
 from tests.support.family_checks import stored
 
 from .megatron_files import hugging_face
@@ -69,3 +73,50 @@ def test_the_folder_of_a_running_conversion_is_not_removed(tmp_path: Path) -> No
             raise RuntimeError
         assert (first / "one").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "out"]
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another process: once before it is opened, once between that and the lock."""
+    target, made = tmp_path / "out", []
+    create, lock = tempfile.mkdtemp, fcntl.flock
+
+    def created(**names: Any) -> str:
+        made.append(create(**names))
+        if len(made) == 1:
+            folders._remove_remains(target)
+        return made[-1]
+
+    def locked(descriptor: int, how: int) -> None:
+        if len(made) == 2 and not how & fcntl.LOCK_NB:
+            folders._remove_remains(target)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", created)
+    monkeypatch.setattr(fcntl, "flock", locked)
+    with partial_folder(target) as beside:
+        assert len(made) == 3
+        assert str(beside) == made[-1]
+        folders._remove_remains(target)
+        assert [path.name for path in tmp_path.iterdir()] == [beside.name]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_os_error_of_the_comparison_is_not_the_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(24, os.strerror(24))
+
+    from ascend_run.tools.convert import conversion
+
+    hugging_face(tmp_path / "hf")
+    monkeypatch.setattr(conversion, "compare_tensors", failing)
+    words = ("--to", "mp-rank", "--verify", "tensors", tmp_path / "hf", tmp_path / "out")
+    assert convert(*words) == 2
+    message = capsys.readouterr().err
+    assert f"the comparison of {tmp_path}/out with {tmp_path}/hf failed" in message
+    assert "Too many open files" in message
+    assert "cannot be written" not in message
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from ascend_run.plugin_api import RunConfig
 from ascend_run.plugin_api.errors import CheckpointError
-from ascend_run.tools.convert.formats.megatron_args import model_values
+from ascend_run.prepare.hugging_face.neutral_fields import neutral_fields
+from ascend_run.tools.convert.formats.megatron_args import make_args, model_values
+from ascend_run.tools.convert.formats.shard_layout import LayoutOptions
+from tests.support.tiny_configs import model_fields, parallel_fields
 
 PLAIN_ARGS = {
     "num_layers": 2,
@@ -137,3 +141,22 @@ def test_args_that_cannot_be_read_need_a_config(args: Mapping[str, Any], problem
     with pytest.raises(CheckpointError, match="here has options that change the model") as refusal:
         model_values({**PLAIN_ARGS, **args}, "here")
     assert any(problem in one for one in refusal.value.problems)
+
+
+def test_every_field_that_changes_a_model_is_in_the_args() -> None:
+    """Each off its neutral value, of a model that can have it."""
+    kinds = {int: 2, float: 0.5, str: "learnable", tuple: (2, 3)}
+    apart = {"rope_scaling_type": "linear", "moe_layer_freq": [1, 0], "window_size": (4, 0)}
+    for name, neutral in neutral_fields().items():
+        other = not neutral if isinstance(neutral, bool) else kinds.get(type(neutral), 4)
+        value = apart.get(name, other)
+        fields: dict[str, object] = {"vocab_size": 16, "rope_scaling_factor": 2.0, name: value}
+        if name.startswith("moe_"):
+            fields["num_moe_experts"] = 4
+        config = RunConfig(model=model_fields(fields), parallel=parallel_fields())
+        args = vars(make_args(config, LayoutOptions(), padded_rows=16))
+        found = model_values(args, "here").get(f"model.{name}")
+        assert (tuple(found) if isinstance(found, list) else found) == (
+            tuple(value) if isinstance(value, list) else value
+        ), name
+        assert found != neutral, name

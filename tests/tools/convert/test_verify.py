@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,12 +37,15 @@ def test_what_was_written_is_compared_with_its_source(
 ) -> None:
     hf = hugging_face(tmp_path / "hf", experts=experts)
     assert convert(*words.split(), "--json", tmp_path / "hf", tmp_path / "out") == 0
-    verify = json.loads(capsys.readouterr().out)["verify"]
+    record = json.loads(capsys.readouterr().out)
+    verify, settings = record["verify"], record["settings"]
     kind = words.split()[-1]
     count = 2 * 128 * VOCABULARY if kind == "logits" else (4 * (7 if experts else 6) + 3)
     assert verify == {
         "kind": kind, "equal": True, "compared": count, "max_difference": 0.0, "different": {}
     }  # fmt: skip
+    assert settings["compared"] > 200
+    assert settings["different"] == settings["not_stated"] == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out"]
     assert convert("--to", "hf", "--verify", "tensors", tmp_path / "out", tmp_path / "again") == 0
     assert f"verified: {4 * (7 if experts else 6) + 3} tensors equal" in capsys.readouterr().out
@@ -90,6 +96,96 @@ def test_two_tensors_exchanged_on_the_way_leave_no_target(
     assert convert(*words) == 1
     shown = SWAPPED[0] if kind == "tensors" else "elements differ, by at most"
     assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["mp-rank", "mp-rank-legacy", "torch-dist"])
+@pytest.mark.parametrize("kind", ["tensors", "logits"])
+def test_an_arg_that_changes_on_the_way_leaves_no_target(
+    form: str,
+    kind: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the config.toml beside it is right, and what has no arg is said."""
+    from ascend_run.tools.convert.formats import mp_rank_writing, torch_dist
+
+    plain = mp_rank_writing.make_args
+
+    def wrong(*arguments: Any, **options: Any) -> Namespace:
+        args = plain(*arguments, **options)
+        args.rotary_base += 1
+        return args
+
+    hugging_face(tmp_path / "hf")
+    words = ("--to", form, "--verify", kind, tmp_path / "hf", tmp_path / "out")
+    with monkeypatch.context() as patched:
+        for module in (mp_rank_writing, torch_dist):
+            patched.setattr(module, "make_args", wrong)
+        assert convert(*words, "--json") == 1
+        out, err = capsys.readouterr()
+        record = json.loads(out)
+        assert record["settings"]["different"] == {"args: model.rotary_base": "10000.0 and 10001.0"}
+        assert not record["verify"]["equal"]
+        assert record["verify"]["different"] == {}
+        assert "differs from the source in 1 settings of [model]; it was removed" in err
+        assert convert(*words) == 1
+        assert "args: model.rotary_base" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("form", ["hf", "ascend-run"])
+def test_a_setting_that_changes_on_the_way_leaves_no_target(
+    form: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of formats that have no args, though the tensors are equal."""
+    from ascend_run.tools.convert import conversion
+
+    hugging_face(tmp_path / "hf")
+    plain = conversion._write
+
+    def wrong(target: Path, *arguments: Any) -> None:
+        plain(target, *arguments)
+        name = "config.json" if form == "hf" else "config.toml"
+        text = (target / name).read_text()
+        changed = re.sub(r"(rope_theta\W+|rotary_base = )10000.0", r"\g<1>10001.0", text)
+        assert changed != text
+        (target / name).write_text(changed)
+
+    monkeypatch.setattr(conversion, "_write", wrong)
+    words = ("--to", form, "--verify", "tensors", tmp_path / "hf", tmp_path / "out")
+    assert convert(*words) == 1
+    out, err = capsys.readouterr()
+    assert "model.rotary_base" in out
+    assert "10000.0 and 10001.0" in out
+    assert "1 settings of [model]" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_settings_without_an_option_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The config.toml beside the files has them; Megatron would not."""
+    hugging_face(tmp_path / "hf")
+    assert convert("--from-hf", tmp_path / "hf", tmp_path / "run") == 0
+    file = tmp_path / "run" / "config.toml"
+    text = re.sub(r"(?m)^(activation|residual_multiplier) = .*\n", "", file.read_text())
+    more = '[model]\nactivation = "gelu_tanh"\nresidual_multiplier = 0.5\n'
+    file.write_text(text.replace("[model]\n", more))
+    words = ("--to", "mp-rank", "--verify", "logits", tmp_path / "run")
+    capsys.readouterr()
+    assert convert(*words, tmp_path / "out") == 0
+    out = capsys.readouterr().out
+    line = "not in the target, whose default is another: args: model.activation"
+    assert f"{line} ('gelu_tanh' and 'silu')" in out
+    assert "residual_multiplier" not in out  # an option of ours in the args
+    assert convert(*words, "--json", tmp_path / "again") == 0
+    found = json.loads(capsys.readouterr().out)["settings"]
+    assert found["different"] == {}
+    assert found["not_stated"].keys() == {"args: model.activation"}
 
 
 def test_every_bit_counts() -> None:

@@ -28,6 +28,8 @@ from tests.plugins.tasks.sft.test_sources import problems
 from tests.plugins.tasks.sft.test_training import conversations
 from tests.support.chats import CHATML, write_lines, write_tokenizer
 
+from .killed_worker import killed
+
 QUESTION = [{"from": "human", "value": "one two?"}]
 ANSWERS = [{"from": "gpt", "value": "three"}, {"from": "gpt", "value": "four five"}]
 
@@ -327,6 +329,33 @@ def test_worker_processes_change_no_byte(tmp_path: Path, monkeypatch: pytest.Mon
             )
         )  # fmt: skip
     assert not [*(tmp_path / "no").glob("*")]
+
+
+def test_a_worker_process_that_is_killed_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of conversations and of documents; no file is left."""
+    for module in (samples, batches):
+        monkeypatch.setattr(module, "_BYTES_PER_PROCESS", 1)
+        monkeypatch.setattr(module, "_encode", killed)
+    source = write_lines(tmp_path / "a.jsonl", [{**chat("one"), "text": "two"}] * 600)
+    tokenizer = write_tokenizer(tmp_path / "t", CHATML)
+    given: dict[str, Any] = {"inputs": (Path(source),), "workers": 2}
+    of_samples = samples.SampleOptions(
+        **given, output_prefix=tmp_path / "out/c", handler="chat", tokenizer=tokenizer
+    )
+    of_documents = PreprocessOptions(
+        **given, output_prefix=tmp_path / "out/d", tokenizer=tokenizer / "tokenizer.json",
+        end_token="</s>",
+    )  # fmt: skip
+    message = (
+        "one of 2 worker processes was killed, perhaps for lack of memory; use fewer --workers"
+    )
+    with pytest.raises(AscendRunError, match=message):
+        samples.preprocess_samples(of_samples)
+    with pytest.raises(AscendRunError, match=message):
+        writing.preprocess(of_documents)
+    assert not [*(tmp_path / "out").glob("*")]
 
 
 def test_a_dataset_that_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:

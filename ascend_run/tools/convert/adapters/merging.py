@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
-Update = Callable[[], Tensor]
-"""Computes what is added to a parameter, in float32."""
+Update = Callable[[torch.dtype], Tensor]
+"""Computes what is added to a parameter, in the dtype given: float32 or float64."""
 
 
 def scale_of(alpha: float, rank: int, *, rslora: bool) -> float:
@@ -34,8 +34,9 @@ def merged(source: ModelSource, updates: Mapping[str, Update]) -> ModelSource:
         tensor = source.tensor(name)
         if name not in updates:
             return tensor
-        update = updates[name]()
-        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        update = updates[name](dtype)
+        wide = tensor.to(dtype, copy=True)
         wide[: len(update)] += update
         return wide.to(tensor.dtype)
 

@@ -79,7 +79,7 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
             continue
         runs = [run for run in every if _module(run.hf) in adapter.modules]
         found |= {_module(run.hf) for run in runs}
-        problems += adapter.misfits(runs, shape)
+        problems += adapter.incompatible_tensors(runs, shape)
         updates[name] = _update(adapter, runs, shape)
     problems += [f"{module}.weight is not in the model" for module in adapter.modules - found]
     if problems:
@@ -115,7 +115,7 @@ class _Adapter:
             f"{name} is no matrix of a linear layer" for name in self.shapes if not _is_known(name)
         )
 
-    def misfits(self, runs: list[RowRun], shape: tuple[int, ...]) -> Iterator[str]:
+    def incompatible_tensors(self, runs: list[RowRun], shape: tuple[int, ...]) -> Iterator[str]:
         """Yield why matrices do not fit the stored tensors of a parameter."""
         rank = self.config.get("r")
         transposed = bool(self.config.get("fan_in_fan_out"))
@@ -133,12 +133,12 @@ class _Adapter:
             if transposed is not runs[0].transposed:
                 yield f"{module}: fan_in_fan_out is {transposed}, expected {not transposed}"
 
-    def matrix(self, module: str, part: str) -> Tensor:
+    def matrix(self, module: str, part: str, dtype: torch.dtype) -> Tensor:
         try:
             found: Tensor = self.tensors.get_tensor(f"base_model.model.{module}.lora_{part}.weight")
         except (SafetensorError, OSError) as problem:
             raise CheckpointError(f"{self.file} cannot be read: {problem}") from None
-        return found.float()
+        return found.to(dtype)
 
 
 def _opened(folder: Path, stack: ExitStack) -> _Adapter:
@@ -159,12 +159,12 @@ def _opened(folder: Path, stack: ExitStack) -> _Adapter:
 
 
 def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Update:
-    def update() -> Tensor:
-        result = torch.zeros(shape)
+    def update(dtype: torch.dtype) -> Tensor:
+        result = torch.zeros(shape, dtype=dtype)
         rank, alpha = adapter.config["r"], adapter.config["lora_alpha"]
         scale = scale_of(alpha, rank, rslora=bool(adapter.config.get("use_rslora")))
         for run in runs:
-            a, b = (adapter.matrix(_module(run.hf), part) for part in "AB")
+            a, b = (adapter.matrix(_module(run.hf), part, dtype) for part in "AB")
             rows = result if run.expert is None else result[run.expert]
             rows[run.start : run.start + run.rows] = scale * (
                 b[run.hf_start : run.hf_start + run.rows] @ a

@@ -117,12 +117,12 @@ def _update(
     order: list[str],
     config: RunConfig,
 ) -> Update:
-    def update() -> Tensor:
-        a = adapters.tensor(f"{linear}.adapter.lora_A").float()
+    def update(dtype: torch.dtype) -> Tensor:
+        a = adapters.tensor(f"{linear}.adapter.lora_A").to(dtype)
         rank = len(a) // len(order)
         scale = scale_of(record["alpha"], rank, rslora=record["rslora"])
         updates = {
-            part: scale * (adapters.tensor(f"{linear}.adapter.lora_B.{part}").float() @ block)
+            part: scale * (adapters.tensor(f"{linear}.adapter.lora_B.{part}").to(dtype) @ block)
             for part, block in zip(order, a.split(rank), strict=True)
         }
         return _in_megatrons_order(linear.rpartition(".")[2], updates, config)
@@ -134,7 +134,8 @@ def _in_megatrons_order(linear: str, updates: Mapping[str, Tensor], config: RunC
     """Return the update of a weight from those of its parts; a part without one has zeros."""
     if linear in updates:
         return updates[linear]
-    width = next(iter(updates.values())).shape[1]
+    given = next(iter(updates.values()))
+    width = given.shape[1]
     if linear == "linear_qkv":
         groups = model_value(config, "num_query_groups")
         head = model_value(config, "kv_channels")
@@ -146,7 +147,7 @@ def _in_megatrons_order(linear: str, updates: Mapping[str, Tensor], config: RunC
     blocks = [
         updates[part].unflatten(0, (groups, count))
         if part in updates
-        else torch.zeros(groups, count, width)
+        else given.new_zeros(groups, count, width)
         for part, count in rows.items()
     ]
     return torch.cat(blocks, dim=1).flatten(0, 1)

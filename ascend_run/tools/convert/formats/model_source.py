@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 from torch import Tensor
@@ -36,6 +37,10 @@ class ModelSource:
     """Name -> tensor on the device ``meta``, with the stored dtype."""
     read: Callable[[str], Tensor]
     """Reads one parameter."""
+    stated: frozenset[str]
+    """Fields of ``[model]`` that the files state; the others have a default."""
+    args: Mapping[str, Any] = attrs.field(factory=dict)
+    """Megatron's command line, of its formats."""
     num_merged: int = 0
     """Parameters that are merged with an adapter when they are read."""
 
