@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
+import structlog
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from torch import Tensor
 
@@ -84,7 +85,8 @@ def build_blend(config: RunConfig, blend: TokenBlend, samples: int, cache: Array
         vocab_size=config.model.vocab_size,
     )
     sources = [
-        TokenStream(prefix, _open_indexed(prefix), settings, cache) for prefix in blend.prefixes
+        TokenStream(prefix, IndexedDataset(prefix, multimodal=False, mmap=True), settings, cache)
+        for prefix in blend.prefixes
     ]
     weights = blend.weights or [float(source.tokens) for source in sources]
     return BlendedSamples(sources, weights, samples, cache)
@@ -111,7 +113,14 @@ class BlendedSamples:
         self._arrays: Arrays | None = None
         if len(sources) > 1:
             description = {"kind": "blend", "shares": shares, "samples": samples}
-            self._arrays = cache.arrays(description, lambda: _interleave(shares, samples))
+            self._arrays = cache.arrays(description, lambda: interleave(shares, samples))
+
+    def log_sources(self) -> None:
+        """Log the size of an epoch of each token file."""
+        for source in self._sources:
+            if isinstance(source, TokenStream):
+                size = {"samples": source.samples_per_epoch, "tokens": source.tokens}
+                structlog.get_logger().info("data.stream", files=[source.prefix], **size)
 
     def __len__(self) -> int:
         return self._samples
@@ -125,8 +134,10 @@ class BlendedSamples:
         return source[int(self._arrays["position"][index])]
 
 
-def _interleave(shares: Sequence[float], samples: int) -> Arrays:
-    """Blend as Megatron does: each sample comes from the source furthest below its weight.
+def interleave(shares: Sequence[float], samples: int) -> Arrays:
+    """Blend as Megatron does: each sample comes from the source furthest below its share.
+
+    The first samples do not depend on how many follow.
 
     Raises:
         PlatformError: Megatron's compiled helpers are missing.
@@ -164,7 +175,3 @@ def end_of_document(config: RunConfig, prefixes: Sequence[str]) -> int:
         "no end-of-document token is known, and this run needs it; name the tokenizer with "
         "data.tokenizer=PATH, or leave out what asks for it (data.eod_mask_loss, or a plugin)"
     )
-
-
-def _open_indexed(prefix: str) -> IndexedDataset:
-    return IndexedDataset(prefix, multimodal=False, mmap=True)

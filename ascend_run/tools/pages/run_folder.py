@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +17,18 @@ from ascend_run.prepare.plan.records import Plan
 
 from .config_rows import ConfigRow, config_rows
 from .record_reading import read_plan, read_record, read_table
-from .run_records import LockedPlugin, LogEvent, RecordedConfig, RecordedEnvironment, RunEvent
+from .run_records import (
+    DatasetSize,
+    LockedPlugin,
+    LogEvent,
+    RecordedConfig,
+    RecordedEnvironment,
+    RunEvent,
+)
 
 SIGNS_OF_A_RUN: Final = ("config.toml", "plan.json", "metrics.jsonl")
 _LOG_KEYS: Final = frozenset(field.name for field in attrs.fields(LogEvent)) - {"fields"}
+_DATASET_EVENTS: Final = frozenset({"data.stream", "sft.data"})
 _SHOWN_LEVELS: Final = frozenset({"warning", "error", "critical"})
 
 
@@ -43,6 +51,8 @@ class RunData:
     """Fingerprint of the last step; None if there is none."""
     warnings: tuple[LogEvent, ...] = ()
     """Log events of level warning or higher."""
+    datasets: tuple[DatasetSize, ...] = ()
+    """What each attempt read, in the order of the log."""
     problems: tuple[str, ...] = ()
     """Messages about missing and unreadable parts."""
 
@@ -63,6 +73,7 @@ def read_run(path: Path) -> RunData:
     text = _text(path / "config.toml", problems)
     config = _toml(text, problems)
     metrics = _metrics(path / "metrics.jsonl", problems)
+    log = [*_log(path / "log.jsonl", problems)]
     return RunData(
         name=path.resolve().name,
         path=path,
@@ -74,7 +85,12 @@ def read_run(path: Path) -> RunData:
         metrics=metrics,
         events=tuple(read_record(event, RunEvent) for event in metrics.events),
         fingerprint=_last_fingerprint(path, problems),
-        warnings=_warnings(path / "log.jsonl", problems),
+        warnings=_warnings(log),
+        datasets=tuple(
+            read_record(event, DatasetSize)
+            for event in log
+            if event.get("event") in _DATASET_EVENTS
+        ),
         problems=tuple(problems),
     )
 
@@ -141,14 +157,20 @@ def _last_fingerprint(folder: Path, problems: list[str]) -> Entry | None:
     return found.entries[max(found.entries)] if found.entries else None
 
 
-def _warnings(path: Path, problems: list[str]) -> tuple[LogEvent, ...]:
-    events: list[LogEvent] = []
+def _log(path: Path, problems: list[str]) -> Iterator[Mapping[str, object]]:
     for line in _text(path, problems).split("\n"):
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue  # truncated by a killed rank; log lines are independent
-        if isinstance(event, dict) and event.get("level") in _SHOWN_LEVELS:
+        if isinstance(event, dict):
+            yield event
+
+
+def _warnings(log: Sequence[Mapping[str, object]]) -> tuple[LogEvent, ...]:
+    events: list[LogEvent] = []
+    for event in log:
+        if event.get("level") in _SHOWN_LEVELS:
             fields = {key: value for key, value in event.items() if key not in _LOG_KEYS}
             events.append(read_record({**event, "fields": fields}, LogEvent))
     return tuple(events)

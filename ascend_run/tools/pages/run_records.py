@@ -29,9 +29,11 @@ class TrainLength:
 
 
 @attrs.frozen(kw_only=True)
-class SampleLength:
+class TrainingData:
     """Section ``[data]``, as far as a page describes it."""
 
+    train: tuple[str, ...] = ()
+    train_weights: tuple[float, ...] = ()
     seq_length: int | None = None
 
 
@@ -42,7 +44,7 @@ class RecordedConfig:
     platform: str | None = None
     model: ModelSize = ModelSize()
     train: TrainLength = TrainLength()
-    data: SampleLength = SampleLength()
+    data: TrainingData = TrainingData()
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +83,18 @@ class RunEvent:
     event: str = ""
     step: int | None = None
     error: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class DatasetSize:
+    """A line of ``log.jsonl`` about what a task read of its files."""
+
+    files: tuple[str, ...] = ()
+    samples: int | None = None
+    """Of one epoch."""
+    tokens: int | None = None
+    left_out: tuple[str, ...] = ()
+    """Why conversations were left out, one sentence a reason."""
 
 
 @attrs.frozen(kw_only=True)

@@ -44,6 +44,11 @@ def plan_lines(prepared: PreparedRun, everything: bool) -> Iterator[str]:
     if (cost := cost_of(plan)) is not None:
         yield ""
         yield from cost_lines(cost)
+    data = prepared.config.data
+    if len(data.train) > 1:
+        yield ""
+        yield "training data"
+        yield from _indented(_blend(data.train, data.train_weights))
     for title, lines in _extras(plan).items():
         yield ""
         yield title
@@ -144,6 +149,18 @@ def _stages(stages: Sequence[Sequence[Sequence[int]]]) -> Iterator[str]:
         shown = [f"{layers[0]} to {layers[-1]}" if layers else "none" for layers in chunks]
         lines.append((f"pp {rank} holds layers {', then '.join(shown)}",))
     yield from (line for (line,) in _elided(lines))
+
+
+def _blend(names: Sequence[str], weights: Sequence[float]) -> Iterator[str]:
+    if not weights:
+        yield from names
+        yield "(no data.train_weights; token files are read in proportion to their tokens)"
+        return
+    rows = [
+        (name, f"{weight:g}", f"{100 * weight / sum(weights):.2f} %")
+        for name, weight in zip(names, weights, strict=True)
+    ]
+    yield from table(("dataset", "weight", "share of the samples"), rows)
 
 
 def _extras(plan: Plan) -> dict[str, Sequence[str]]:

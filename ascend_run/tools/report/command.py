@@ -54,12 +54,13 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, opens: str, as_json
 
 
 def as_text(summaries: Sequence[Summary], target: Path) -> str:
-    """Return the loss of each run at the start and the end, and the path of the page."""
+    """Return the loss of each run at the start and the end, its blend, and the page's path."""
     lines = [
         f"{s.loss.name} loss: {s.loss.start:.4f} -> {s.loss.end:.4f} ({s.loss.percent:.1f} %)"
         for s in summaries
         if s.loss is not None
     ]
+    lines += [each.sentence() for summary in summaries for each in summary.blend]
     return "\n".join([*lines, f"report: {target}"])
 
 

@@ -18,6 +18,7 @@ from ascend_run.tools.pages.plan_section import plan_section
 from ascend_run.tools.pages.ranks_section import group_membership, ranks_section
 from ascend_run.tools.pages.run_folder import RunData
 
+from .blend import blend_section
 from .charts import Chart, Heat, charts_of, heats_of, payload
 from .headline import comparison, headline
 from .summary import Summary, summarize, utc
@@ -63,7 +64,13 @@ def render(runs: Sequence[RunData], summaries: Sequence[Summary], *, written: fl
     charts, heats = charts_of(runs), heats_of(runs)
     several = len(runs) > 1
     top = comparison(runs, summaries) if several else headline(runs[0], summaries[0])
-    sections = [_problems(runs), _curves(runs, charts, heats), *_plan(runs), *_configuration(runs)]
+    sections = [
+        _problems(runs),
+        _curves(runs, charts, heats),
+        *_blends(runs, summaries),
+        *_plan(runs),
+        *_configuration(runs),
+    ]
     return document(
         title=f"{', '.join(run.name for run in runs)} \N{MIDDLE DOT} ascend-run report",
         brand="ascend-run report",
@@ -153,6 +160,18 @@ def _heat_figure(heat: Heat, *, several: bool) -> Markup:
         heat_table(heat),
         class_="wide",
     )
+
+
+def _blends(runs: Sequence[RunData], summaries: Sequence[Summary]) -> list[Markup]:
+    return [
+        section(
+            f"blend-{i}",
+            f"Training data: {run.name}" if len(runs) > 1 else "Training data",
+            blend_section(summary.blend),
+        )
+        for i, (run, summary) in enumerate(zip(runs, summaries, strict=True))
+        if summary.blend
+    ]
 
 
 def _plan(runs: Sequence[RunData]) -> list[Markup]:

@@ -12,6 +12,8 @@ from ascend_run.core.log.json_values import number
 from ascend_run.tools.pages.run_folder import RunData
 from ascend_run.tools.pages.run_records import RecordedConfig, RunEvent
 
+from .blend import BlendedDataset, blend_of
+
 
 @attrs.frozen(kw_only=True)
 class LossChange:
@@ -48,6 +50,8 @@ class Summary:
     peak_memory_bytes: float | None = None
     last_written: str = ""
     """Time of the last logged step, ISO 8601 in UTC."""
+    blend: tuple[BlendedDataset, ...] = ()
+    """The training datasets, if there are several with weights."""
 
 
 def summarize(run: RunData) -> Summary:
@@ -71,6 +75,7 @@ def summarize(run: RunData) -> Summary:
         attempts=len(run.metrics.attempts),
         peak_memory_bytes=max(peaks, default=None),
         last_written=_last_written(run),
+        blend=blend_of(run, int(samples[-1]) if samples else None),
     )
 
 

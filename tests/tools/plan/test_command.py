@@ -38,6 +38,19 @@ def test_the_page_shows_plugins_hooks_claims_ranks_and_settings(
     assert any(line.split() == ["model.num_layers", "4", "run.toml:8"] for line in lines)
 
 
+def test_the_datasets_of_a_blend_are_shown_with_their_shares(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--config", str(file))
+    assert "training data" not in output_of(capsys, *words)
+    page = output_of(capsys, *words, 'data.train=["a", "b"]', "data.train_weights=[3, 1]")
+    rows = [line.split() for line in page.splitlines()]
+    assert ["a", "3", "75.00", "%"] in rows
+    assert ["b", "1", "25.00", "%"] in rows
+    page = output_of(capsys, *words, 'data.train=["a", "b"]')
+    assert "read in proportion to their tokens" in page
+
+
 @pytest.mark.needs_plugins("swap-attention")
 def test_the_page_shows_links_around_forwards_where_there_are_any(
     file: Path, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -23,9 +24,13 @@ from ascend_run.plugin_api import (
     RunContext,
 )
 from ascend_run.plugins.tasks.sft import Sft, SftConfig, pads_to_longest
+from ascend_run.tools.pages.run_folder import read_run
+from ascend_run.tools.preprocess.samples import SampleOptions, preprocess_samples
+from ascend_run.tools.report.page import write_report
 from ascend_run.types.config import DataSection, RunSection
 from tests.support.chats import SHORT, write_lines, write_tokenizer
 from tests.support.tiny_configs import model_fields, parallel_fields
+from tests.tools.report.run_folders import write_run
 
 LENGTH = 32
 
@@ -296,3 +301,35 @@ def test_auto_pads_to_the_longest_where_padding_is_seen_by_none(
         parallel=parallel_fields({"pipeline_model_parallel_size": stages}),
     )
     assert pads_to_longest(config, SftConfig()) is longest
+
+
+def test_a_report_says_what_each_set_of_a_blend_left_out(tmp_path: Path) -> None:
+    """One set is a file with a conversation too long, the other token files that lack one."""
+    lines = [chat("one"), chat("two " * LENGTH), chat("<|im_end|>"), chat("three")]
+    context = context_of(tmp_path, write_lines(tmp_path / "long.jsonl", lines[:2]))
+    prefix = tmp_path / "tokens"
+    preprocess_samples(
+        SampleOptions(
+            inputs=(Path(write_lines(tmp_path / "spelled.jsonl", lines[2:])),),
+            output_prefix=prefix,
+            handler="messages",
+            tokenizer=Path(context.config.data.tokenizer or ""),
+        )
+    )
+    names = (context.config.data.train[0], str(prefix))
+    data = attrs.evolve(context.config.data, train=names, train_weights=(3.0, 1.0))
+    context.config = attrs.evolve(context.config, data=data)
+    with capture_logs() as events:
+        train_set(context)
+    config = f"[data]\ntrain = {json.dumps(names)}\ntrain_weights = [3.0, 1.0]\nseq_length = 32\n"
+    readings = [{"step": 1, "loss": 2.0, "consumed_samples": 8, "time": 1.0}]
+    folder = write_run(tmp_path / "done", lines=readings, config=config, log=events)
+    page = tmp_path / "page.html"
+    (summary,) = write_report([read_run(folder)], page)
+    drops = (
+        f"too long: 1 ({names[0]}:2)",
+        f"spells a special token: 1 ({tmp_path / 'spelled.jsonl'}:1)",
+    )
+    assert [each.left_out for each in summary.blend] == [(drop,) for drop in drops]
+    assert [(each.samples, each.epochs) for each in summary.blend] == [(6, 6.0), (2, 2.0)]
+    assert all(f"</code>: {drop}</li>" in page.read_text() for drop in drops)
