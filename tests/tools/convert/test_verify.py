@@ -181,7 +181,7 @@ def test_settings_without_an_option_are_named(
     out = capsys.readouterr().out
     line = "not in the target, whose default is another: args: model.activation"
     assert f"{line} ('gelu_tanh' and 'silu')" in out
-    assert "residual_multiplier" not in out  # an option of ours in the args
+    assert "residual_multiplier" not in out  # the args have it under its own name
     assert convert(*words, "--json", tmp_path / "again") == 0
     found = json.loads(capsys.readouterr().out)["settings"]
     assert found["different"] == {}
