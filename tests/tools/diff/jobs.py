@@ -74,10 +74,12 @@ def run(
                         *prepared.plan.plugins,
                     ),
                 ),
-                lock={**prepared.lock, "added": listed},
             )
+        request = prepared.run_request(*probes)
+        if added_at is not None:
+            request = attrs.evolve(request, lock={**request.lock, "added": listed})
         try:
-            run_training(prepared.run_request(*probes))
+            run_training(request)
         except Died:
             assert die_at is not None
         if dist.is_initialized():

@@ -150,7 +150,7 @@ def test_the_result_does_not_depend_on_how_documents_are_batched(
     source = write_texts(tmp_path / "in", texts)
     first = run(tmp_path, source)
     content = Path(f"{first.train.prefix}.bin").read_bytes()
-    monkeypatch.setattr("ascend_run.tools.preprocess.writing._BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr("ascend_run.tools.preprocess.batches._BATCH_DOCUMENTS", 7)
     second = run(tmp_path, source, overwrite=True)
     assert Path(f"{second.train.prefix}.bin").read_bytes() == content
 
