@@ -84,7 +84,8 @@ def _measure_memory(settings: Settings) -> Row:
             source = _source_of(way, folder)
             settings.report(f"{MEMORY_ROW}: {way.source} to {way.target}")
             shard = max(file.stat().st_size for file in source.rglob("*") if file.is_file())
-            peaks[f"{way.source} to {way.target}"] = _convert(way, source)["peak_bytes"] / shard
+            peak = _convert(way, source, "peak")["peak_bytes"]
+            peaks[f"{way.source} to {way.target}"] = peak / shard
     each = ", ".join(f"{way} {peak:.2f}" for way, peak in peaks.items())
     return bounded(
         name=MEMORY_ROW,
@@ -96,8 +97,8 @@ def _measure_memory(settings: Settings) -> Row:
     )
 
 
-def _convert(way: _Way, source: Path) -> dict[str, Any]:
-    found = worker("conversion_worker", "convert", source, *way.words)
+def _convert(way: _Way, source: Path, job: str = "convert") -> dict[str, Any]:
+    found = worker("conversion_worker", job, source, *way.words)
     if found["exit_code"]:
         raise NotMeasured(f"convert exited with {found['exit_code']}")
     return found

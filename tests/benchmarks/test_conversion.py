@@ -21,7 +21,8 @@ def test_every_row_of_conversion_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         if job == "copy":
             return {"seconds": conversion_worker.copy(source, target)}
         words = words[1:] if job == "keep" else words
-        found = conversion_worker.convert(source, target, [*words])
+        measured = conversion_worker.peak if job == "peak" else conversion_worker.convert
+        found = measured(source, target, [*words])
         assert any(target.rglob("*.*"))
         return found
 
@@ -43,4 +44,5 @@ def test_every_row_of_conversion_is_measured(monkeypatch: pytest.MonkeyPatch) ->
                for row, one in zip(rows, conversion.benchmarks(), strict=True))  # fmt: skip
     assert jobs.count("copy") == 3
     assert jobs.count("keep") == 2
+    assert jobs.count("peak") == 3
     assert "hf to mp-rank" in rows[-1].note
