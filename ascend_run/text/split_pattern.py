@@ -1,7 +1,7 @@
 """Pre-tokenization patterns of the tokenizers library, as patterns of Python's ``re``.
 
-``re`` knows no ``\\p{...}`` and has another ``\\s``, so both become ranges of characters, for which
-the library itself is asked. A pattern with a construct that the two may read differently is not
+``re`` knows no ``\\p{...}`` and has another ``\\s``, so both become ranges of characters, which
+are found with the library itself. A pattern with a construct that the two may read differently is not
 translated.
 """
 

@@ -1,7 +1,7 @@
 """Write a folder under another name, and rename it when it is complete.
 
 A process that is killed leaves ``.NAME.XXXXXXXX.partial`` beside the target. The next one that
-writes the same target removes it: a lock, which ends with its process, tells it from one in use.
+writes the same target removes it: one in use has a lock, which its process holds.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ TOKENS = (900, 500, 250)
 
 
 def write_constant(prefix: Path, token: int, tokens: int) -> str:
-    """One document of one token, so that a sample tells its dataset."""
+    """One document of one token, so that a sample identifies its dataset."""
     with bin_path(str(prefix)).open("wb") as stream:
         writer = IndexedWriter(stream, dtype_for(90))
         writer.add([token] * tokens)
