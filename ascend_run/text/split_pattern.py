@@ -1,8 +1,8 @@
 """Pre-tokenization patterns of the tokenizers library, as patterns of Python's ``re``.
 
 ``re`` knows no ``\\p{...}`` and has another ``\\s``, so both become ranges of characters, which
-are found with the library itself. A pattern with a construct that the two may read differently is not
-translated.
+are found with the library itself. A pattern with a construct that the two may read differently is
+not translated.
 """
 
 from __future__ import annotations
