@@ -128,6 +128,10 @@ class Manifest:
     """Plugin that it cannot run with -> the reason and what to do instead."""
     after: tuple[str, ...] = ()
     """Plugins that it wraps: they are applied first, so they are further in."""
+    inside: tuple[Claim, ...] = ()
+    """Seams whose owner wraps it, whichever plugin that is; without an owner there is no order."""
+    outside: tuple[Claim, ...] = ()
+    """Seams whose owner it wraps."""
     forward_links: Mapping[str, LinkPlace] = attrs.field(factory=dict)
     """Kind of module whose forward it wraps -> position in the chain of such a module: ``layer``,
     ``self_attention``, ``mlp``, ``moe_layer``, ``linear`` (of a layer), ``embedding``,

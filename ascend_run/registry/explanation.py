@@ -97,10 +97,14 @@ def explain_plugin(plugin: Plugin, resolution: Resolution) -> str:
     kind = kind_of(plugin)
     named = f"the {kind} of the run ({CHOSEN_WITH[kind]})"
     reason = BY_NAME if kind is Kind.FEATURE else named
-    declared = resolution.inner[manifest.name]
-    inner = [f"{why} {other}" for other, why in sorted(declared.items())]
-    if inner:
-        return f"{reason}; declared to be outside of others: {', '.join(inner)}"
+    declared = [
+        why
+        for outer, inner in resolution.inner.items()
+        for name, why in inner.items()
+        if manifest.name in (outer, name)
+    ]
+    if declared:
+        return "; ".join((reason, *sorted(declared)))
     if kind is Kind.PLATFORM:
         return f"{reason}; the default of every provider hook, called last"
     peers = [name for name in resolution.of_kind(kind) if name != manifest.name]
@@ -143,16 +147,12 @@ def _why_next(inner: Plugin, outer: Plugin, resolution: Resolution) -> str:
     first, second = inner.manifest.name, outer.manifest.name
     path = _declared_path(first, second, resolution)
     if len(path) == 2:
-        return f"{second} {_verb(resolution.inner[second][first])} {first}"
+        return resolution.inner[second][first]
     if path:
         return f"{second} comes after {first} through {', '.join(path[1:-1])}"
     if kind_of(inner) is not kind_of(outer):
         return f"{second}: a {kind_of(outer)} comes after a {kind_of(inner)}"
     return f"{first}, {second}: no declared order, sorted by name"
-
-
-def _verb(why: str) -> str:
-    return "requires" if why == "requires" else "is declared to be after"
 
 
 def _declared_path(first: str, last: str, resolution: Resolution) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from ascend_run.plugin_api.hook_points import hook_points
-from ascend_run.plugin_api.implementations import implementations
+from ascend_run.plugin_api.implementations import claims_of, implementations
 
 from .kinds import Plugin
 
@@ -14,7 +14,8 @@ _REORDERING = ("tryfirst", "trylast", "wrapper", "hookwrapper")
 
 def hook_problems(plugin: Plugin) -> list[str]:
     """Return a message for each implementation that would never be called, or not in the order that
-    ``plan`` shows, and for each claim in the manifest that a hook implies."""
+    ``plan`` shows, for each claim in the manifest that a hook implies, and for an order that is
+    declared relative to the plugin itself."""
     points = hook_points()
     name = plugin.manifest.name
     makers = {point.claim: point.name for point in points.values() if point.claim}
@@ -23,6 +24,12 @@ def hook_problems(plugin: Plugin) -> list[str]:
         f"the claim '{claim}': delete it from the manifest's claims"
         for claim in plugin.manifest.claims
         if claim in makers
+    ]
+    problems += [
+        f"'{name}' is declared to be inside or outside of Claim.{claim.name}, which it makes "
+        "itself: delete it there"
+        for claim in claims_of(plugin)
+        if claim in (*plugin.manifest.inside, *plugin.manifest.outside)
     ]
     for implementation in implementations(plugin).values():
         hook = implementation.hook
@@ -42,6 +49,6 @@ def hook_problems(plugin: Plugin) -> list[str]:
             if implementation.options.get(option):
                 problems.append(
                     f"'{name}' marks {hook} with {option}; declare its position by the manifest's "
-                    "'after'"
+                    "'after', 'inside' or 'outside'"
                 )
     return problems

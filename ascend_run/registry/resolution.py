@@ -34,7 +34,8 @@ class Resolution:
     owners: Mapping[Claim, str]
     """Claim -> the plugin that owns it."""
     inner: Mapping[str, Mapping[str, str]]
-    """Plugin -> each plugin that it declares to be further in -> ``after`` or ``requires``."""
+    """Plugin -> each plugin that is declared to be further in -> that declaration, as a
+    sentence."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,8 +66,8 @@ def resolve(
     failed = dict(failures or {})
     plugins = {classes[n].manifest.name: classes[n] for n in sorted({*names} - {*failed})}
     canonical = {alias: n for n, p in plugins.items() for alias in (n, *p.manifest.aliases)}
-    inner = _declared_order(plugins, canonical)
     owners, problems = _claims(plugins)
+    inner = _declared_order(plugins, canonical, owners)
     problems += _missing(plugins, canonical, failed)
     problems += _conflicts(plugins, canonical)
     problems += _refused_platforms(plugins)
@@ -104,15 +105,23 @@ def _unmet(name: str, condition: Condition, config: RunConfig) -> Iterator[str]:
 
 
 def _declared_order(
-    plugins: Mapping[str, Plugin], canonical: Mapping[str, str]
+    plugins: Mapping[str, Plugin], canonical: Mapping[str, str], owners: Mapping[Claim, str]
 ) -> dict[str, dict[str, str]]:
-    inner: dict[str, dict[str, str]] = {}
-    for name, plugin in plugins.items():
-        required = [other for other in plugin.manifest.requires if isinstance(other, str)]
-        declared = [(o, "requires") for o in required] + [
-            (o, "after") for o in plugin.manifest.after
-        ]
-        inner[name] = {canonical[other]: why for other, why in declared if other in canonical}
+    inner: dict[str, dict[str, str]] = {name: {} for name in plugins}
+    for name, manifest in ((name, plugin.manifest) for name, plugin in plugins.items()):
+        for side, claims in (("inside", manifest.inside), ("outside", manifest.outside)):
+            for claim in claims:
+                if (owner := owners.get(claim, name)) != name:
+                    further_in, outer = (name, owner) if side == "inside" else (owner, name)
+                    inner[outer][further_in] = (
+                        f"{name} is declared to be {side} of {claim}, which {owner} owns"
+                    )
+        for other in manifest.requires:
+            if isinstance(other, str) and other in canonical:
+                inner[name][canonical[other]] = f"{name} requires {canonical[other]}"
+        for other in manifest.after:
+            if other in canonical:
+                inner[name][canonical[other]] = f"{name} is declared to be after {canonical[other]}"
     return inner
 
 
@@ -170,16 +179,17 @@ def _refused_platforms(plugins: Mapping[str, Plugin]) -> Iterator[str]:
         )
 
 
-def _cycles(inner: Mapping[str, Iterable[str]]) -> Iterator[str]:
+def _cycles(inner: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     graph = {name: {*before} for name, before in inner.items()}
     while True:
         try:
             graphlib.TopologicalSorter(graph).prepare()
         except graphlib.CycleError as error:
             cycle: list[str] = error.args[1]
+            why = "; ".join(inner[outer][name] for name, outer in itertools.pairwise(cycle))
             yield (
                 f"the declared order has a cycle: {' -> '.join(cycle)} (each is applied before the "
-                "next); leave one of them out"
+                f"next: {why}); leave one of them out"
             )
             graph[cycle[1]].discard(cycle[0])  # continue, to find other cycles
         else:

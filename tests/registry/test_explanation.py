@@ -170,6 +170,29 @@ def test_an_order_that_follows_from_others_names_them() -> None:
     assert found.why == "innermost first; a comes after z through m"
 
 
+def test_an_order_by_seam_names_the_claim_and_its_owner() -> None:
+    hooks = {"ascend_attention": result}
+    inner = plugin("z-swap", hooks, inside=(Claim.CONTEXT_PARALLEL,))
+    outer = plugin("a-probe", hooks, outside=(Claim.CONTEXT_PARALLEL,))
+    owner = plugin("ring", {**hooks, "ascend_sequence_partition": result})
+    classes = named(inner, outer, owner)
+
+    assert explained(inner, outer, owner)["ascend_attention"].why == (
+        "innermost first; z-swap is declared to be inside of context-parallel, which ring owns; "
+        "a-probe is declared to be outside of context-parallel, which ring owns"
+    )
+    assert explain_plugin(inner, resolve([*classes], classes)) == (
+        "enabled by name; z-swap is declared to be inside of context-parallel, which ring owns"
+    )
+
+
+def test_an_order_relative_to_an_own_claim_is_refused() -> None:
+    itself = plugin("swap", claims=(Claim.LINEAR_COMM,), outside=(Claim.LINEAR_COMM,))
+
+    with pytest.raises(HookError, match="'swap' is declared .* Claim.LINEAR_COMM, which it makes"):
+        check_hooks([itself])
+
+
 def test_one_owner_needs_no_reason_of_order() -> None:
     assert explained(plugin("a", {"ascend_layer": result}))["ascend_layer"].why == (
         "the only implementation"
@@ -195,12 +218,16 @@ def test_each_plugin_says_why_it_is_there_and_where() -> None:
     resolution = resolve([*classes], classes)
 
     assert explain_plugin(ring, resolution) == (
-        "enabled by name; declared to be outside of others: requires base, after gmm"
+        "enabled by name; ring is declared to be after gmm; ring requires base"
     )
     assert explain_plugin(cpu, resolution) == (
         "the platform of the run (--platform); the default of every provider hook, called last"
     )
     assert explain_plugin(classes["gmm"], resolution) == (
+        "enabled by name; ring is declared to be after gmm"
+    )
+    classes = named(plugin("a"), plugin("b"))
+    assert explain_plugin(classes["a"], resolve([*classes], classes)) == (
         "enabled by name; no declared order: sorted by name"
     )
 

@@ -63,6 +63,20 @@ def test_what_a_plugin_requires_is_further_in() -> None:
     assert resolve(["a", "z"], classes).names == ("z", "a")
 
 
+@pytest.mark.parametrize("owner", ["a-ring", "z-ring"])
+def test_an_order_by_seam_holds_for_any_owner(owner: str) -> None:
+    """The names would sort otherwise; without an owner they decide."""
+    ring = plugin(owner, claims=(Claim.CONTEXT_PARALLEL,))
+    inner = plugin("z-inner", inside=(Claim.CONTEXT_PARALLEL,))
+    outer = plugin("a-outer", outside=(Claim.CONTEXT_PARALLEL,))
+    classes = named(ring, inner, outer)
+
+    orders = {resolve(names, classes).names for names in itertools.permutations(classes)}
+
+    assert orders == {("z-inner", owner, "a-outer")}
+    assert resolve(["z-inner", "a-outer"], classes).names == ("a-outer", "z-inner")
+
+
 def test_aliases_stand_for_the_canonical_name_and_repetition_is_harmless() -> None:
     ring = plugin("ring", aliases=("circle",))
     user = plugin("user", requires=("circle",), after=("circle",))
@@ -168,6 +182,18 @@ def test_a_cycle_is_printed_as_a_cycle() -> None:
     around = problem.split(": ")[1].split(" (")[0].split(" -> ")
     assert around[0] == around[-1]
     assert " -> ".join(around) in "a -> b -> c -> a -> b -> c"
+
+
+def test_a_cycle_through_a_seam_says_who_declares_what() -> None:
+    error = refusal_of(
+        plugin("ring", claims=(Claim.CONTEXT_PARALLEL,), requires=("swap",)),
+        plugin("swap", outside=(Claim.CONTEXT_PARALLEL,)),
+    )
+
+    (problem,) = error.problems
+    assert "swap is declared to be outside of context-parallel, which ring owns" in problem
+    assert "ring requires swap" in problem
+    assert problem.split(": ")[1].split(" (")[0] in ("ring -> swap -> ring", "swap -> ring -> swap")
 
 
 def test_two_cycles_are_two_problems() -> None:
