@@ -47,7 +47,7 @@ class Cpu:
     def __init__(self, config: CpuOptions) -> None:
         self.config = config
         self._memory = HostMemory()
-        self._matmul_dtype: str | None = None
+        self._dtypes: dict[str, str] = {}
 
     @hookimpl
     def ascend_check(self) -> Sequence[str]:
@@ -85,7 +85,7 @@ class Cpu:
         """
         from .cost import platform_cost
 
-        return platform_cost(config, layout, rank, self.config.bf16_matmul_dtype)
+        return platform_cost(config, layout, rank, self.config)
 
     @hookimpl
     def ascend_device(self, local_rank: int) -> Device:
@@ -103,8 +103,7 @@ class Cpu:
 
     @hookimpl
     def ascend_machine_choices(self, config: RunConfig) -> Mapping[str, str]:
-        dtype = self._matmul_dtype_of(config)
-        return {} if dtype is None else {"plugins.cpu.bf16_matmul_dtype": dtype}
+        return {f"plugins.cpu.{name}": dtype for name, dtype in self._dtypes_of(config).items()}
 
     @hookimpl
     def ascend_patches(self) -> Sequence[Patch]:
@@ -125,19 +124,26 @@ class Cpu:
 
     @hookimpl
     def ascend_platform_ops(self, config: RunConfig) -> PlatformOps:
-        from .operators import platform_ops, with_wide_matmuls
+        from .operators import platform_ops, with_wide_attention, with_wide_matmuls
 
-        wide = self._matmul_dtype_of(config) == "fp32"
-        return with_wide_matmuls(platform_ops()) if wide else platform_ops()
+        ops, dtypes = platform_ops(), self._dtypes_of(config)
+        if dtypes.get("bf16_matmul_dtype") == "fp32":
+            ops = with_wide_matmuls(ops)
+        if dtypes.get("bf16_attention_dtype") == "fp32":
+            ops = with_wide_attention(ops)
+        return ops
 
-    def _matmul_dtype_of(self, config: RunConfig) -> str | None:
-        """Return ``bf16`` or ``fp32`` for all models of the run; None if none of them is
-        bfloat16.
+    def _dtypes_of(self, config: RunConfig) -> Mapping[str, str]:
+        """Return option -> ``bf16`` or ``fp32``, the same for all models of the run; empty if none
+        of them is bfloat16.
         """
         if config.train.precision != "bf16":
-            return None
-        if self._matmul_dtype is None:
-            from .bf16_matmuls import agreed_dtype
+            return {}
+        if not self._dtypes:
+            from .bf16_matmuls import ATTENTION, LINEARS, agreed_dtype
 
-            self._matmul_dtype = agreed_dtype(self.config.bf16_matmul_dtype)
-        return self._matmul_dtype
+            self._dtypes = {
+                work.option: agreed_dtype(getattr(self.config, work.option), work)
+                for work in (LINEARS, ATTENTION)
+            }
+        return self._dtypes

@@ -79,13 +79,21 @@ class FusedCpuAttention:
     Args:
         in_blocks: Never use the fused kernel.
         masks: Shared masks of bands; default: built for each call.
+        wide_backward: Compute the fused backward of bfloat16 tensors in float32; the gradients are
+            rounded once. ``blockwise_attention`` computes in float32 anyway.
     """
 
     features = AttentionFeatures.all_but()
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
-    def __init__(self, *, in_blocks: bool = False, masks: SharedBands | None = None) -> None:
-        self.in_blocks = in_blocks
+    def __init__(
+        self,
+        *,
+        in_blocks: bool = False,
+        masks: SharedBands | None = None,
+        wide_backward: bool = False,
+    ) -> None:
+        self.in_blocks, self.wide_backward = in_blocks, wide_backward
         self._fused = _Fused(masks)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
@@ -107,13 +115,13 @@ class FusedCpuAttention:
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         q, k, v, out, lse = fused_attention.all_given(q, k, v, out, lse)  # see backward_reads
-        return fused_attention.backward(
-            self._fused,
-            *(dout, q, k, v, out, lse),
-            spec,
-            in_blocks=self._runs_in_blocks(spec),
-            by_halves=True,
+        in_blocks, dtype = self._runs_in_blocks(spec), q.dtype
+        if self.wide_backward and dtype is torch.bfloat16 and not in_blocks:
+            dout, q, k, v, out = (x.float() for x in (dout, q, k, v, out))
+        dq, dk, dv, *extras = fused_attention.backward(
+            self._fused, *(dout, q, k, v, out, lse), spec, in_blocks=in_blocks, by_halves=True
         )
+        return dq.to(dtype), dk.to(dtype), dv.to(dtype), *extras
 
     def _runs_in_blocks(self, spec: AttentionSpec) -> bool:
         return self.in_blocks or blockwise_attention.needs_scores(spec)

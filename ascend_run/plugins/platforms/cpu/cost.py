@@ -19,24 +19,44 @@ from ascend_run.plugin_api import (
     WorkingMemory,
 )
 
+from .options import CpuOptions
+
 _WIDE = 4
 _SQUARES = 1.5
 
 
 def platform_cost(
-    config: RunConfig, layout: Layout, rank: PipelineStage, bf16_matmul_dtype: str
+    config: RunConfig, layout: Layout, rank: PipelineStage, options: CpuOptions
 ) -> CostChange:
     """Return the cost of attention and of bfloat16 matmuls on the CPU.
 
     Device memory is host memory. The fused kernel does not support dropout, softcap and biases in
-    backward: then scores are materialized, one block at a time. Matmuls in float32 hold temporary
-    wide copies of their factors; a dtype selected by timing is not known here.
+    backward: then scores are materialized, one block at a time. Work in float32 holds temporary
+    wide copies of its operands; a dtype selected by timing is not known here.
     """
     cost = _attention_cost(config, layout, rank)
-    if bf16_matmul_dtype != "fp32" or config.train.precision != "bf16":
+    if config.train.precision != "bf16":
         return cost
-    copies = tuple(wide_factors(rank, config.model.hidden_size))
+    copies: list[WorkingMemory] = []
+    if options.bf16_matmul_dtype == "fp32":
+        copies += wide_factors(rank, config.model.hidden_size)
+    if options.bf16_attention_dtype == "fp32" and not needs_blocks(rank.attention_needs):
+        copies.append(_wide_attention(rank))
     return attrs.evolve(cost, working=(*cost.working, *copies))
+
+
+def _wide_attention(rank: PipelineStage) -> WorkingMemory:
+    """Return the float32 copies of all that the backward reads, and its float32 gradients."""
+    sizes = {tensor.name: tensor.nbytes for tensor in next(iter(rank.saved.values()), ())}
+    query, key = (sizes.get(name, 0.0) for name in ("q", "k"))
+    output, value = (size * rank.value_width / rank.head_width for size in (query, key))
+    widened = 2 * (query + key + value) + 2 * output
+    return WorkingMemory(
+        part="self_attention.core",
+        name="wide operands",
+        nbytes=widened * _WIDE / rank.item_bytes,
+        phase=Phase.BACKWARD,
+    )
 
 
 def _attention_cost(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:

@@ -33,6 +33,14 @@ def platform_ops() -> PlatformOps:
     )
 
 
+def with_wide_attention(ops: PlatformOps) -> PlatformOps:
+    """Return the same operators, with the backward of bfloat16 attention computed in float32."""
+    kernels = {
+        name: partial(kernel, wide_backward=True) for name, kernel in ops.attention_kernels.items()
+    }
+    return attrs.evolve(ops, attention_kernels=kernels)
+
+
 def with_wide_matmuls(ops: PlatformOps) -> PlatformOps:
     """Return the same operators, with bfloat16 matmuls computed in float32."""
     ring = RingMatmuls(wide_matmul)

@@ -12,8 +12,10 @@ import torch
 from structlog.testing import capture_logs
 from torch import distributed as dist
 
+from ascend_run.plugin_api import AttentionSpec, Mask
 from ascend_run.plugins.platforms.cpu import Cpu
-from ascend_run.plugins.platforms.cpu.bf16_matmuls import agreed_dtype
+from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
+from ascend_run.plugins.platforms.cpu.bf16_matmuls import ATTENTION, LINEARS, Work, agreed_dtype
 from ascend_run.plugins.platforms.cpu.kept_times import Times
 from ascend_run.plugins.platforms.cpu.options import BF16_MATMUL_DTYPE, CpuOptions
 from ascend_run.testing.models import DENSE, MOE
@@ -24,6 +26,10 @@ from tests.support.costs import planned
 from tests.support.needed_plugins import case
 from tests.support.tiny_configs import config_with
 
+BOTH_IN_FP32 = {
+    "plugins.cpu.bf16_matmul_dtype": "fp32",
+    "plugins.cpu.bf16_attention_dtype": "fp32",
+}
 FASTER_BF16, FASTER_FP32 = Times(bf16=1.0, fp32=4.0), Times(bf16=4.0, fp32=1.0)
 
 
@@ -36,6 +42,10 @@ class Clock:
     def __call__(self) -> Times:
         self.asked += 1
         return self.times
+
+
+def chosen(value: str, clock: Clock, like: Work = LINEARS) -> str:
+    return agreed_dtype(value, Work(like.option, clock))
 
 
 @pytest.fixture
@@ -53,28 +63,37 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 @pytest.mark.usefixtures("cache")
 def test_the_faster_one_is_chosen_and_a_tie_changes_nothing(times: Times, dtype: str) -> None:
-    assert agreed_dtype("auto", Clock(times)) == dtype
+    assert chosen("auto", Clock(times)) == dtype
 
 
 def test_a_processor_is_measured_once(cache: Path) -> None:
     first, second = Clock(), Clock(FASTER_BF16)
-    assert [agreed_dtype("auto", clock) for clock in (first, second)] == ["fp32", "fp32"]
+    assert [chosen("auto", clock) for clock in (first, second)] == ["fp32", "fp32"]
     assert (first.asked, second.asked) == (1, 0)
     assert len(list(cache.iterdir())) == 1
 
 
+def test_attention_has_its_own_choice(cache: Path) -> None:
+    linears, attention = Clock(FASTER_BF16), Clock(FASTER_FP32)
+    assert chosen("auto", linears) == "bf16"
+    assert [chosen("auto", attention, ATTENTION) for _ in range(2)] == ["fp32", "fp32"]
+    assert chosen("auto", linears) == "bf16"
+    assert (linears.asked, attention.asked) == (1, 1)
+    assert len(list(cache.iterdir())) == 2
+
+
 @pytest.mark.usefixtures("cache")
 def test_fewer_instructions_are_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert agreed_dtype("auto", Clock()) == "fp32"
+    assert chosen("auto", Clock()) == "fp32"
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert agreed_dtype("auto", Clock(FASTER_BF16)) == "bf16"
+    assert chosen("auto", Clock(FASTER_BF16)) == "bf16"
 
 
 @pytest.mark.parametrize(
     ("option", "precision", "choices"),
     [
-        ("auto", "bf16", {"plugins.cpu.bf16_matmul_dtype": "fp32"}),
-        ("bf16", "bf16", {"plugins.cpu.bf16_matmul_dtype": "bf16"}),
+        ("auto", "bf16", BOTH_IN_FP32),
+        ("bf16", "bf16", {**BOTH_IN_FP32, "plugins.cpu.bf16_matmul_dtype": "bf16"}),
         ("auto", "fp32", {}),
     ],
 )
@@ -103,20 +122,20 @@ def changed(**values: Any) -> Callable[[str], str]:
     ids=["cut", "list", "number", "checksum", "key", "nothing"],
 )
 def test_a_damaged_record_is_measured_again(cache: Path, damage: Callable[[str], str]) -> None:
-    agreed_dtype("auto", Clock())
+    chosen("auto", Clock())
     (record,) = cache.iterdir()
     record.write_text(damage(record.read_text()))
     clock = Clock(FASTER_BF16)
-    assert agreed_dtype("auto", clock) == "bf16"
+    assert chosen("auto", clock) == "bf16"
     assert clock.asked == 1
-    assert agreed_dtype("auto", Clock()) == "bf16"  # recovered
+    assert chosen("auto", Clock()) == "bf16"  # recovered
 
 
 def test_an_unwritable_cache_warns(cache: Path) -> None:
     cache.write_text("a file in its place")
     clock = Clock()
     with capture_logs() as logs:
-        assert [agreed_dtype("auto", clock) for _ in range(2)] == ["fp32", "fp32"]
+        assert [chosen("auto", clock) for _ in range(2)] == ["fp32", "fp32"]
     assert clock.asked == 2
     (told, *_) = [log for log in logs if log["event"] == "cpu.bf16_matmul_dtype_not_kept"]
     assert "plugins.cpu.bf16_matmul_dtype" in told["fix"]
@@ -125,14 +144,14 @@ def test_an_unwritable_cache_warns(cache: Path) -> None:
 @pytest.mark.usefixtures("cache")
 def test_no_clock_is_asked_where_something_else_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    assert [agreed_dtype(option, clock) for option in ("bf16", "fp32")] == ["bf16", "fp32"]
+    assert [chosen(option, clock) for option in ("bf16", "fp32")] == ["bf16", "fp32"]
     torch.use_deterministic_algorithms(True)
     try:
-        assert agreed_dtype("auto", clock) == "bf16"
+        assert chosen("auto", clock) == "bf16"
     finally:
         torch.use_deterministic_algorithms(False)
     monkeypatch.setenv(BF16_MATMUL_DTYPE, "fp32")
-    assert agreed_dtype("auto", clock) == "fp32"
+    assert chosen("auto", clock) == "fp32"
     assert clock.asked == 0
 
 
@@ -151,7 +170,7 @@ def chosen_by_rank(folder: str) -> tuple[str, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(BF16_MATMUL_DTYPE, raising=False)
         patch.setenv("XDG_CACHE_HOME", folder)
-        return agreed_dtype("auto", clock), clock.asked
+        return chosen("auto", clock), clock.asked
 
 
 def test_every_rank_takes_what_rank_0_has_chosen(gloo_pool: GlooPool, tmp_path: Path) -> None:
@@ -186,7 +205,7 @@ def test_a_model_is_as_near_to_float64_as_with_bf16_matmuls(
     copies = {}
 
     def gradients(dtype: str, products: str) -> dict[str, torch.Tensor]:
-        config = {**model, **layout, "plugins.cpu.bf16_matmul_dtype": products}
+        config = {**model, **layout, **dict.fromkeys(BOTH_IN_FP32, products)}
         if dtype != "float64":
             config["train.precision"] = "bf16"
         trial = Trial(plugins=plugins, config=config, dtype=dtype)
@@ -209,14 +228,44 @@ def test_a_model_is_as_near_to_float64_as_with_bf16_matmuls(
 
 
 @pytest.mark.parametrize(
+    ("option", "where_the_peak_is"),
+    [
+        ("plugins.cpu.bf16_matmul_dtype", {"model.ffn_hidden_size": 256}),
+        ("plugins.cpu.bf16_attention_dtype", {"model.kv_channels": 64}),
+    ],
+)
+@pytest.mark.parametrize(
     ("products", "precision", "counted"),
     [("fp32", "bf16", True), ("auto", "bf16", False), ("fp32", "fp32", False)],
 )
 def test_wide_copies_are_counted_where_they_are_sure(
-    products: str, precision: str, counted: bool
+    products: str,
+    precision: str,
+    counted: bool,
+    option: str,
+    where_the_peak_is: dict[str, int],
 ) -> None:
-    wide = {"model.ffn_hidden_size": 256, "data.seq_length": 256}  # the peak is in a matmul
-    config = {**DENSE, **wide, "train.precision": precision}
-    (plain,) = planned({**config, "plugins.cpu.bf16_matmul_dtype": "bf16"})[1]
-    (cost,) = planned({**config, "plugins.cpu.bf16_matmul_dtype": products})[1]
+    long = {"data.seq_length": 256, "train.precision": precision}
+    config = {**DENSE, **long, **where_the_peak_is}
+    (plain,) = planned({**config, option: "bf16"})[1]
+    (cost,) = planned({**config, option: products})[1]
     assert (cost.memory.peak > plain.memory.peak) is counted
+
+
+@pytest.mark.parametrize("window", [None, (40, 0)], ids=["causal", "window"])
+def test_a_wide_backward_is_rounded_once(window: tuple[int, int] | None) -> None:
+    """The forward has the same bits, and gradients are those of the float32 kernel, rounded."""
+    draw = torch.Generator().manual_seed(3)
+    q, k, v, dout = (torch.randn(300, 2, 4, 16, generator=draw).bfloat16() for _ in range(4))
+    spec = AttentionSpec(scale=0.25, mask=Mask(window=window))
+    plain, wide = FusedCpuAttention(), FusedCpuAttention(wide_backward=True)
+    out, lse, saved = wide.forward(q, k, v, spec)
+    for mine, theirs in zip((out, lse), plain.forward(q, k, v, spec)[:2], strict=True):
+        assert torch.equal(mine, theirs)
+    found = wide.backward(dout, q, k, v, out, lse, saved, spec)
+    floats = [x.float() for x in (dout, q, k, v, out)]
+    expected = plain.backward(*floats, lse, saved, spec)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs.bfloat16())
+    rounded = plain.backward(dout, q, k, v, out, lse, saved, spec)
+    assert not all(torch.equal(mine, theirs) for mine, theirs in zip(found, rounded, strict=True))
