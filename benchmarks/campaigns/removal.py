@@ -51,7 +51,6 @@ WORDS: Final = (
     "-p",
     "no:cacheprovider",
     "--durations=30",
-    "--cases=all",
     # Who deletes the only plugin of a hook deletes the hook too, or names who comes next.
     "--deselect",
     "tests/scripts/test_hook_table.py::test_every_hook_has_a_plugin_or_names_the_first_to_come",
