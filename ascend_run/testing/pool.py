@@ -6,7 +6,6 @@ Importing torch and Megatron costs seconds per rank; a job on running ranks cost
 from __future__ import annotations
 
 import inspect
-import math
 import multiprocessing
 import os
 import pickle
@@ -16,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 import attrs
+
+from ascend_run.core.rank.failures import Failure as RankReport
 
 from .worker import Failure, Job
 
@@ -31,6 +32,11 @@ START_SECONDS: Final = 180.0
 GRACE_SECONDS: Final = 10.0
 """Time for the other ranks to notice that one has failed."""
 LOG_TAIL_BYTES: Final = 4000
+_STACKS_BYTES: Final = 2**16
+_HANG: Final = "Timeout ("
+"""Heading of the stacks that a rank's watchdog (faulthandler) prints."""
+_STACKS_SECONDS: Final = 0.5
+"""Time for the watchdogs of the other ranks, which were started at the same time."""
 _SERVE: Final = f"from {__package__}.worker import serve; serve"
 
 
@@ -42,10 +48,19 @@ class PoolError(Exception):
         kind: Class name of its exception; ``Hang`` or ``Death`` where there was none.
         message: Its message.
         details: The remote traceback, or the end of the rank's log.
+        reports: The exceptions of all ranks that raised one; empty where there was none.
     """
 
-    def __init__(self, rank: int, kind: str, message: str, details: str) -> None:
+    def __init__(
+        self,
+        rank: int,
+        kind: str,
+        message: str,
+        details: str,
+        reports: Sequence[RankReport] = (),
+    ) -> None:
         self.rank, self.kind, self.message, self.details = rank, kind, message, details
+        self.reports = tuple(reports)
         super().__init__(f"rank {rank}: {kind}: {message}\n{details}")
 
 
@@ -56,10 +71,13 @@ class _Worker:
     log: Path
 
     def log_tail(self) -> str:
+        """Return the end of the log; of a rank that hung, its stacks, innermost calls first."""
         with self.log.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - LOG_TAIL_BYTES))
-            return stream.read().decode(errors="replace")
+            stream.seek(max(0, stream.tell() - _STACKS_BYTES))
+            text = stream.read().decode(errors="replace")
+        _, heading, stacks = text.rpartition(_HANG)
+        return (heading + stacks)[:LOG_TAIL_BYTES] if heading else text[-LOG_TAIL_BYTES:]
 
 
 class GlooPool:
@@ -68,10 +86,15 @@ class GlooPool:
     Processes are started when a job needs them. A job that fails, dies or hangs ends all of them,
     and the next one starts new ones: after a failure while a process group was being created, torch
     cannot create another one in the same process.
+
+    Args:
+        preload: Module that every process imports when it starts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preload: str = "") -> None:
+        self._preload = preload
         self._workers: list[_Worker] = []
+        self._num_ready = 0
         self._folder: Path | None = None
         self._jobs = 0
 
@@ -132,6 +155,10 @@ class GlooPool:
             self.close()
             raise
 
+    def start(self, count: int) -> None:
+        """Start the missing processes without waiting until they are ready."""
+        self._workers.extend([self._spawn(rank) for rank in range(len(self._workers), count)])
+
     def close(self) -> None:
         """End all processes and remove their files; the pool can be used again."""
         for worker in self._workers:
@@ -139,6 +166,7 @@ class GlooPool:
             worker.process.kill()
             worker.process.wait()
         self._workers.clear()
+        self._num_ready = 0
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -147,14 +175,15 @@ class GlooPool:
         deadline = time.monotonic() + timeout + GRACE_SECONDS
         waiting = {worker.connection: rank for rank, worker in enumerate(team)}
         results: list[object] = [None] * len(team)
-        first: PoolError | None = None
-        failed_at = math.inf
+        failures: dict[int, Failure] = {}
         while waiting:
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
                 self.close()
                 hung = sorted(waiting.values())
-                raise first or PoolError(hung[0], "Hang", f"no reply from ranks {hung}", "")
+                raise _first_of(failures) or PoolError(
+                    hung[0], "Hang", f"no reply from ranks {hung}", ""
+                )
             for connection in ready:
                 assert isinstance(connection, Connection)
                 rank = waiting.pop(connection)
@@ -162,45 +191,49 @@ class GlooPool:
                     reply = pickle.loads(connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     # The other ranks would only report a lost connection.
-                    death = self._death(rank, team[rank], timeout)
+                    death = self._death(rank, team, timeout)
                     self.close()
                     raise death from None
                 if isinstance(reply, Failure):
-                    if reply.at < failed_at:
-                        first = PoolError(rank, reply.kind, reply.message, reply.traceback)
-                        failed_at = reply.at
+                    failures[rank] = reply
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 else:
                     results[rank] = reply
-        if first is not None:
+        if failed := _first_of(failures):
             self.close()
-            raise first
+            raise failed
         return results
 
-    def _death(self, rank: int, worker: _Worker, timeout: float) -> PoolError:
-        code = worker.process.wait(GRACE_SECONDS)
-        log = worker.log_tail()
-        if "Timeout (" in log:  # faulthandler's heading of the stacks that the watchdog prints
-            return PoolError(rank, "Hang", f"still running after {timeout:g} s", log)
-        return PoolError(rank, "Death", f"the process ended with exit code {code}", log)
+    def _death(self, rank: int, team: list[_Worker], timeout: float) -> PoolError:
+        code = team[rank].process.wait(GRACE_SECONDS)
+        log = team[rank].log_tail()
+        if _HANG not in log:
+            return PoolError(rank, "Death", f"the process ended with exit code {code}", log)
+        time.sleep(_STACKS_SECONDS)
+        # Which rank hangs, and which ones only wait for it, shows in their stacks.
+        tails = {other: worker.log_tail() for other, worker in enumerate(team) if other != rank}
+        others = [f"rank {other}: {tail}" for other, tail in tails.items() if _HANG in tail]
+        message = f"still running after {timeout:g} s"
+        return PoolError(rank, "Hang", message, "\n".join([log, *others]))
 
     def _ensure(self, count: int) -> None:
-        """Start the missing processes concurrently, and wait until they are ready."""
-        fresh = [self._spawn(rank) for rank in range(len(self._workers), count)]
+        """Start the missing processes concurrently, and wait until all of them are ready."""
+        self.start(count)
         deadline = time.monotonic() + START_SECONDS
-        self._workers.extend(fresh)
-        for worker in fresh:
+        for worker in self._workers[self._num_ready : count]:
             if not _is_ready(worker, deadline):
                 log = worker.log_tail()
                 self.close()
                 raise PoolError(0, "Start", "a rank of the pool did not start", log)
+            self._num_ready += 1
 
     def _spawn(self, rank: int) -> _Worker:
         ours, theirs = multiprocessing.Pipe()
         log = self._scratch() / f"rank-{rank}.log"
         with theirs, log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-c", f"{_SERVE}({theirs.fileno()})"],
+                # -P keeps modules in the current folder from shadowing libraries.
+                [sys.executable, "-P", "-c", f"{_SERVE}({theirs.fileno()}, {self._preload!r})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -214,6 +247,15 @@ class GlooPool:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="ascend-run-pool-"))
         return self._folder
+
+
+def _first_of(failures: Mapping[int, Failure]) -> PoolError | None:
+    """Return the error of the rank that failed first."""
+    if not failures:
+        return None
+    rank, first = min(failures.items(), key=lambda item: item[1].at)
+    reports = [failure.report for failure in failures.values()]
+    return PoolError(rank, first.kind, first.message, first.traceback, reports)
 
 
 def _is_ready(worker: _Worker, deadline: float) -> bool:

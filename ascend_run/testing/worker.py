@@ -23,6 +23,9 @@ from typing import Any
 
 import attrs
 
+from ascend_run.core.rank.failures import Failure as RankReport
+from ascend_run.core.rank.failures import describe_failure
+
 _MANY_THREADS = 40
 """Each process group has three threads, one of which polls a hundred times per second, and a
 model's reference cycles keep the groups of finished jobs alive until they are collected."""
@@ -58,15 +61,18 @@ class Failure:
     traceback: str
     at: float
     """Monotonic time when it was raised; the first failure is the cause. Unit: seconds."""
+    report: RankReport
+    """The same as a rank of training would report it."""
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception, rank: int) -> Failure:
         """Build a Failure from the exception that is being handled."""
         return cls(
             kind=type(error).__name__,
             message=str(error),
             traceback=traceback.format_exc(),
             at=time.monotonic(),
+            report=describe_failure(error, rank=rank, phase="run"),
         )
 
 
@@ -122,7 +128,7 @@ def run_job(job: Job) -> Any:
         return result
     except Exception as error:
         # Recorded before the group is destroyed, which makes the waiting ranks fail too.
-        return Failure.of(error)
+        return Failure.of(error, job.rank)
     finally:
         if distributed.is_initialized():  # the job may have torn everything down itself
             distributed.destroy_process_group()
@@ -137,7 +143,7 @@ def reply_to(job: Job) -> bytes:
         result = run_job(job)
         reply = pickle.dumps(result)
     except Exception as error:  # it could not be imported, or its result not be pickled
-        result = Failure.of(error)
+        result = Failure.of(error, job.rank)
         reply = pickle.dumps(result)
     # The frames of an exception may hold process groups. Collecting them closes their connections,
     # so that peers that wait in a collective fail at once.
@@ -161,12 +167,18 @@ def _num_threads() -> int:
     return int(psutil.Process().num_threads())
 
 
-def serve(descriptor: int) -> None:
-    """Run the jobs that are received through an open pipe, until the pool closes its end."""
+def serve(descriptor: int, preload: str = "") -> None:
+    """Run the jobs that are received through an open pipe, until the pool closes its end.
+
+    Args:
+        preload: Module to import before the rank is ready.
+    """
     import torch
 
     connection = Connection(descriptor)
     torch.set_num_threads(1)
+    if preload:
+        importlib.import_module(preload)
     connection.send_bytes(b"ready")
     while True:
         try:

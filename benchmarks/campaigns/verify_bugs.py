@@ -16,6 +16,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ascend_run.tools.verify.ranks import PoolRanks
+
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
 from .seeded_bugs import blind
@@ -33,16 +35,15 @@ _FOUND: Final = 58
 _NAMED: Final = 50
 
 
-class BuggyRanks:
+class BuggyRanks(PoolRanks):
     """Ranks whose every run has one bug."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(pool())
         self._fault = f"{BuggyRanks.__module__.rpartition('.')[0]}.seeded_bugs.faults:{name}"
 
     def __call__(self, side: Side, fault: Any = None) -> list[Record]:
-        from ascend_run.tools.verify.ranks import PoolRanks
-
-        return PoolRanks(pool())(side, self._fault)
+        return super().__call__(side, self._fault)
 
 
 def verdict_on(bug: Bug) -> Verdict:

@@ -55,6 +55,8 @@ def test_an_exception_has_the_first_failed_rank_and_its_traceback() -> None:
         assert (caught.value.rank, caught.value.kind) == (1, "LookupError")
         assert "planted failure" in caught.value.message
         assert "fail_on" in caught.value.details
+        first = min(caught.value.reports, key=lambda report: report.time)
+        assert (first.rank, first.summary) == (1, "LookupError: planted failure")
         # Nothing of a failed job is left for the next one.
         assert not set(pool.run(pool_jobs.process_id, 2)) & set(before)
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from ascend_run.tools.verify.compare.verdict import Verdict
 
     from .verifier import Report
+
+BUILT_IN_SECONDS: Final = 300.0
+"""Limit of one run of the built-in model, which takes seconds."""
+FILE_SECONDS: Final = 3600.0
+"""Limit of one run of the user's model."""
 
 
 @click.command("verify")
@@ -54,6 +59,15 @@ if TYPE_CHECKING:
 )
 @click.option("--platform", metavar="NAME", shell_complete=complete_platform, help="Device.")
 @click.option("--task", metavar="NAME", shell_complete=complete_task, help="What to train.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1.0),
+    metavar="SECONDS",
+    help=(
+        "Limit of each compared run, after which a hang is reported; default: "
+        f"{BUILT_IN_SECONDS:g}, with --config {FILE_SECONDS:g}."
+    ),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.option(
     "--html",
@@ -70,6 +84,7 @@ def command(
     model: str | None,
     platform: str | None,
     task: str | None,
+    timeout: float | None,
     as_json: bool,
     html: Path | None,
     words: Sequence[str],
@@ -101,7 +116,7 @@ def command(
         "task": task,
     }
     try:
-        verdict = _verify(layout, against, options, html)
+        verdict = _verify(layout, against, options, html, timeout)
         text = json.dumps(verdict.as_data(), indent=2) if as_json else "\n".join(text_of(verdict))
     except AscendRunError:
         raise
@@ -120,11 +135,17 @@ def command(
 
 
 def _verify(
-    layout: str | None, against: str | None, options: Mapping[str, Any], html: Path | None
+    layout: str | None,
+    against: str | None,
+    options: Mapping[str, Any],
+    html: Path | None,
+    timeout: float | None,
 ) -> Verdict:
+    from ascend_run.launch.alone import sigterm_unwinds
+
     from .layouts import parse_layout
     from .questions import Question
-    from .ranks import LaunchedRanks
+    from .shared_ranks import SharedRanks
     from .sides import sides_of
     from .verifier import Verifier
 
@@ -143,8 +164,9 @@ def _verify(
             inputs = run_inputs(prepared.config, Path(question.file))
             refuse_collisions(inputs, [NamedPath("--html", html)])
         check_run_data(prepared)
-    with _progress() as report:
-        return Verifier(LaunchedRanks(), report)(question)
+    timeout = timeout or (BUILT_IN_SECONDS if question.file is None else FILE_SECONDS)
+    with sigterm_unwinds(), SharedRanks(timeout) as ranks, _progress() as report:
+        return Verifier(ranks, report)(question)
 
 
 def _sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from ascend_run.plugin_api.errors import AscendRunError, RankFailure
-from ascend_run.testing.models import samples
 
+from . import rank_jobs
 from .questions import Side
 
 if TYPE_CHECKING:
-    from ascend_run.core.run import RunRequest
-    from ascend_run.testing.dry_run import DryRun
+    from ascend_run.prepare.prepare import PreparedRun
     from ascend_run.testing.pool import GlooPool
     from ascend_run.tools.verify.capture.record import Record
-    from ascend_run.types.data import Samples
 
-_TARGET: Final = "ascend_run.tools.verify.ranks:probe_rank"
+_TARGET: Final = f"{rank_jobs.__name__}:{rank_jobs.probe_to_files.__name__}"
 
 Fault = str | Callable[[], Any] | None
 
@@ -32,7 +29,16 @@ Fault = str | Callable[[], Any] | None
 class Ranks(Protocol):
     """Executes the probes of a run and returns its records, by rank."""
 
-    def __call__(self, side: Side, fault: Fault = None) -> list[Record]: ...
+    @abstractmethod
+    def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
+        """
+        Args:
+            fault: Fault to plant in the run; see the package's docstring.
+        """
+
+    def start(self, sides: Sequence[Side]) -> None:
+        """Start what these runs need, without waiting for it; by default nothing."""
+        return
 
 
 class NoVerdict(RankFailure):
@@ -40,41 +46,37 @@ class NoVerdict(RankFailure):
 
     exit_code: ClassVar[int] = 3
 
+    @classmethod
+    def of(cls, side: Side, reason: str) -> NoVerdict:
+        """Return the error for a run that failed."""
+        return cls(f"no verdict, because this run failed: {side.name}", [reason])
 
-class LaunchedRanks:
-    """Ranks of this machine, started for each run like those of training.
 
-    Raises:
-        NoVerdict: A rank failed for a reason that is not a user error.
-    """
+class LaunchedRanks(Ranks):
+    """Ranks of this machine, started for each run like those of training."""
 
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
+        """
+        Raises:
+            RankFailure: A user error on a rank.
+            NoVerdict: A rank failed for another reason.
+        """
         from ascend_run.launch.agent import launch_ranks
         from ascend_run.launch.options import LaunchOptions
-        from ascend_run.prepare.rank_start import set_environment
         from ascend_run.tools.verify.capture.record import read_records
 
-        before = dict(os.environ)
-        folder = Path(tempfile.mkdtemp(prefix="ascend-run-verify-"))
-        try:
-            set_environment(side.prepare(), side.world_size)
-            request = {"side": side.as_request(), "folder": str(folder), "fault": _name(fault)}
+        with environment_of(side.prepare(), side.world_size), temporary_folder() as folder:
+            request = request_of(side, fault, folder=str(folder))
             try:
                 launch_ranks(_TARGET, request, LaunchOptions(nproc=side.world_size))
             except RankFailure as error:
                 if error.exit_code == AscendRunError.exit_code:  # a user error
                     raise
-                raise NoVerdict(
-                    f"no verdict, because this run failed: {side.name}", [str(error)]
-                ) from None
+                raise NoVerdict.of(side, str(error)) from None
             return read_records(folder, side.world_size)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-class PoolRanks:
+class PoolRanks(Ranks):
     """The ranks of a pool.
 
     Args:
@@ -85,88 +87,47 @@ class PoolRanks:
         self.pool, self.timeout = pool, timeout
 
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
-        request = {"side": side.as_request(), "fault": _name(fault)}
+        """
+        Raises:
+            PoolError: A rank failed.
+        """
+        request = request_of(side, fault)
         found: list[Record] = self.pool.run(
-            pool_rank, side.world_size, request, timeout=self.timeout
+            rank_jobs.probe_in_pool, side.world_size, request, timeout=self.timeout
         )
         return found
 
 
-def probe_rank(request: Mapping[str, Any]) -> None:
-    """Run the probes on a rank that was started for them; write its record to the request's
-    folder."""
-    from ascend_run.tools.verify.capture.record import write_record
-
-    write_record(_probe(request, Path(request["folder"])), Path(request["folder"]))
-
-
-def pool_rank(request: Mapping[str, object]) -> Record:
-    """Run the probes on a rank of a pool; return its record."""
-    import torch.distributed as dist
-
-    rank, size = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size)  # the pool puts them back
-    folder = Path(tempfile.mkdtemp(prefix="ascend-run-verify-"))
-    try:
-        return _probe(request, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _probe(request: Mapping[str, Any], folder: Path) -> Record:
-    with warnings.catch_warnings():
-        # Megatron warns of each missing optional library; none is needed here.
-        warnings.filterwarnings("ignore", module=r"megatron\.")
-        from ascend_run.tools.verify.capture.probe import run_probes
-
-    side = Side.of_request(request["side"])
-    side_values = {**side.values, "run.output_dir": str(folder / "run")}
-    import attrs
-
-    side = attrs.evolve(side, values=side_values)
-
-    def make_request() -> RunRequest:
-        return side.prepare().run_request()
-
-    with _planted(request["fault"]):
-        return run_probes(
-            make_request, _kit_samples if side.uses_kit_batches else _task_samples, side.steps
-        )
-
-
-def _kit_samples(dry_run: DryRun, count: int) -> Samples:
-    config = dry_run.context.config
-    keys = {"model.vocab_size": config.model.vocab_size, "data.seq_length": config.data.seq_length}
-    return samples(keys, count)
-
-
-def _task_samples(dry_run: DryRun, count: int) -> Samples | None:
-    from ascend_run.core.data.samples import build_datasets
-
-    context = dry_run.context
-    datasets = dry_run.task.datasets(context, count, 0)
-    return build_datasets(context.config, datasets, count, 0).train
+def request_of(side: Side, fault: Fault, **more: object) -> Mapping[str, object]:
+    """Return the request to the ranks of a run, as JSON values."""
+    if callable(fault):
+        fault = f"{fault.__module__}:{fault.__qualname__}"
+    return {"side": side.as_request(), "fault": fault, **more}
 
 
 @contextmanager
-def _planted(fault: str | None) -> Iterator[None]:
-    """Plant a fault by calling the named function; undo it with the function that this returns."""
-    if fault is None:
-        yield
-        return
-    module, _, function = fault.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in function.split("."):
-        found = getattr(found, part)
-    undo = found()
+def environment_of(prepared: PreparedRun, nproc: int) -> Iterator[Mapping[str, str]]:
+    """Set the environment variables of a run's ranks, yield those that were set, and restore them.
+
+    Raises:
+        ConfigError: A plugin needs another value than the user has set.
+    """
+    from ascend_run.prepare.rank_start import set_environment
+
+    before = dict(os.environ)
     try:
-        yield
+        set_environment(prepared, nproc)
+        yield {name: v for name, v in os.environ.items() if before.get(name) != v}
     finally:
-        if undo is not None:
-            undo()
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _name(fault: Fault) -> str | None:
-    if fault is None or isinstance(fault, str):
-        return fault
-    return f"{fault.__module__}:{fault.__qualname__}"
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A private folder, removed on exit."""
+    folder = Path(tempfile.mkdtemp(prefix="ascend-run-verify-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

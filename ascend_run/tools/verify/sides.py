@@ -83,7 +83,7 @@ def sides_of(question: Question) -> Sides:
         against.prepare()
     with_dropout = None
     if dropout and (same_layout is not None or candidate.world_size == 1):
-        with_dropout = (dropping, like_dropping)
+        with_dropout = attrs.evolve(dropping, name=f"{dropping.name}, with dropout"), like_dropping
     sides = Sides(
         candidate=candidate,
         plain=plain,

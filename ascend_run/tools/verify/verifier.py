@@ -39,6 +39,7 @@ class Verifier:
     def __init__(self, ranks: Ranks, report: Report = lambda stage, done, total: None) -> None:
         self._ranks, self._report = ranks, report
         self._references: dict[str, list[Record]] = {}
+        self._done = self._total = 0
 
     def __call__(self, question: Question, fault: Planted = None) -> Verdict:
         """
@@ -50,38 +51,41 @@ class Verifier:
         """
         sides = sides_of(question)
         references = [side for side in (sides.plain, sides.same_layout, sides.against) if side]
-        extra = 2 * ((sides.with_dropout is not None) + (sides.training_precision is not None))
-        total = len(references) + 2 + extra
-        recorded = []
-        for done, side in enumerate(references):
-            self._report(side.name, done, total)
-            recorded.append((side, self._reference(side)))
-        self._report(sides.candidate.name, len(references), total)
-        candidate = self._ranks(sides.candidate, fault)
-        with_dropout = in_training_precision = None
+        more: dict[str, tuple[Side, Side]] = {}
         if sides.with_dropout is not None:
-            side, reference = sides.with_dropout
-            self._report(f"{side.name}, with dropout", len(references) + 1, total)
-            with_dropout = (reference, self._ranks(side, fault), self._reference(reference))
-        if sides.training_precision is not None:
-            side = sides.training_precision.candidate
-            reference = sides.training_precision.reference
-            self._report(side.name, total - 3, total)
-            in_training_precision = (
-                reference,
-                self._ranks(side, fault),
-                self._reference(reference),
-            )
-        self._report("comparing", total - 1, total)
-        verdict = judge(sides, candidate, recorded, with_dropout, in_training_precision)
-        self._report("done", total, total)
+            more["with dropout"] = sides.with_dropout
+        if (half := sides.training_precision) is not None:
+            more["in half precision"] = (half.candidate, half.reference)
+        self._done, self._total = 0, len(references) + 1 + 2 * len(more) + 1
+        self._ranks.start([*references, sides.candidate])
+        # All references first: ranks are shared, and have not imported the plugins under test yet.
+        recorded = [(side, self._reference(side)) for side in references]
+        expected = {name: self._reference(pair[1]) for name, pair in more.items()}
+        candidate = self._run(sides.candidate, fault)
+        found = {
+            name: (pair[1], self._run(pair[0], fault), expected[name])
+            for name, pair in more.items()
+        }
+        self._next("comparing")
+        verdict = judge(
+            sides, candidate, recorded, found.get("with dropout"), found.get("in half precision")
+        )
+        self._report("done", self._total, self._total)
         return verdict
+
+    def _run(self, side: Side, fault: Planted = None) -> list[Record]:
+        self._next(side.name)
+        return self._ranks(side, fault)
+
+    def _next(self, stage: str) -> None:
+        self._report(stage, self._done, self._total)
+        self._done += 1
 
     def _reference(self, side: Side) -> list[Record]:
         request = {**side.as_request(), "name": ""}
         key = json.dumps(request, sort_keys=True)
         if key not in self._references:
-            self._references[key] = self._ranks(side)
+            self._references[key] = self._run(side)
         return self._references[key]
 
 

@@ -1,0 +1,112 @@
+"""What a rank executes for ``verify``: the probes of one run. Imports torch when called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from ascend_run.testing.models import samples
+
+from .questions import Side
+
+if TYPE_CHECKING:
+    from ascend_run.core.run import RunRequest
+    from ascend_run.testing.dry_run import DryRun
+    from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.types.data import Samples
+
+PRELOAD: Final = "ascend_run.tools.verify.capture.probe"
+"""What takes a rank long to import."""
+
+
+def probe_to_files(request: Mapping[str, Any]) -> None:
+    """Run the probes on a rank that was started for them; write its record to the request's
+    folder."""
+    from ascend_run.tools.verify.capture.record import write_record
+
+    write_record(_probe(request, Path(request["folder"])), Path(request["folder"]))
+
+
+def probe_to_files_in_pool(request: Mapping[str, Any]) -> None:
+    """Run the probes on a rank of a pool; write its record to the request's folder."""
+    import torch
+
+    _set_rank()
+    torch.set_num_threads(request["threads"])
+    probe_to_files(request)
+
+
+def probe_in_pool(request: Mapping[str, Any]) -> Record:
+    """Run the probes on a rank of a pool; return its record."""
+    _set_rank()
+    folder = Path(tempfile.mkdtemp(prefix="ascend-run-verify-"))
+    try:
+        return _probe(request, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _set_rank() -> None:
+    import torch.distributed as dist
+
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size)  # the pool puts them back
+
+
+def _probe(request: Mapping[str, Any], folder: Path) -> Record:
+    with warnings.catch_warnings():
+        # Megatron warns of each missing optional library; none is needed here.
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        from ascend_run.tools.verify.capture.probe import run_probes
+
+    side = Side.of_request(request["side"])
+    side = attrs.evolve(side, values={**side.values, "run.output_dir": str(folder / "run")})
+
+    def make_request() -> RunRequest:
+        return side.prepare().run_request()
+
+    with _planted(request["fault"]):
+        return run_probes(
+            make_request, _kit_samples if side.uses_kit_batches else _task_samples, side.steps
+        )
+
+
+def _kit_samples(dry_run: DryRun, count: int) -> Samples:
+    config = dry_run.context.config
+    keys = {"model.vocab_size": config.model.vocab_size, "data.seq_length": config.data.seq_length}
+    return samples(keys, count)
+
+
+def _task_samples(dry_run: DryRun, count: int) -> Samples | None:
+    from ascend_run.core.data.samples import build_datasets
+
+    context = dry_run.context
+    datasets = dry_run.task.datasets(context, count, 0)
+    return build_datasets(context.config, datasets, count, 0).train
+
+
+@contextmanager
+def _planted(fault: str | None) -> Iterator[None]:
+    """Plant a fault by calling the named function; undo it with the function that this returns."""
+    if fault is None:
+        yield
+        return
+    module, _, function = fault.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in function.split("."):
+        found = getattr(found, part)
+    undo = found()
+    try:
+        yield
+    finally:
+        if undo is not None:
+            undo()

@@ -1,0 +1,134 @@
+"""Ranks that are started once and shared by the runs to compare."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from ascend_run.launch.failures import summarize
+from ascend_run.plugin_api.errors import AscendRunError
+from ascend_run.testing.pool import GlooPool, PoolError
+from ascend_run.types.config import DEFAULT_PLATFORM
+
+from . import rank_jobs
+from .questions import Side
+from .ranks import Fault, LaunchedRanks, NoVerdict, Ranks, environment_of, request_of
+from .ranks import temporary_folder as folder_of_records
+
+if TYPE_CHECKING:
+    from ascend_run.tools.verify.capture.record import Record
+
+_THREADS: Final = "OMP_NUM_THREADS"
+"""Depends on the number of ranks; a rank sets its number of threads for each run."""
+_COMPARISON: Final = "ascend_run.tools.verify.compare.comparison"
+
+
+@attrs.define
+class _Team:
+    """Running ranks, and what they have imported."""
+
+    pool: GlooPool
+    plugins: frozenset[str] = frozenset()
+    """Plugins of the runs that they have executed."""
+
+
+class SharedRanks(Ranks):
+    """Ranks of this machine, started once for all runs whose environment is equal.
+
+    Starting takes much longer than most of the runs. Ranks that have run with a plugin are not used
+    for a run without it: what the plugin has left in the process would then be in both of the runs
+    that are compared. So references come first, and ranks are rarely started again.
+
+    The ranks of other platforms than the CPU are started for each run. The pool's default group is
+    gloo's, and a device keeps more of an earlier run than a process of the CPU: memory of its
+    allocator, compiled kernels, communicators.
+
+    Args:
+        timeout: Limit for one run. Unit: seconds.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._teams: dict[frozenset[tuple[str, str]], _Team] = {}
+        self._launched = LaunchedRanks()
+
+    def __enter__(self) -> SharedRanks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for team in self._teams.values():
+            team.pool.close()
+        self._teams.clear()
+
+    def start(self, sides: Sequence[Side]) -> None:
+        """Start the ranks of these runs; meanwhile import what compares the runs."""
+        for side in sorted(sides, key=lambda side: side.world_size, reverse=True):
+            prepared = side.prepare()
+            if prepared.config.platform == DEFAULT_PLATFORM:
+                with environment_of(prepared, side.world_size) as variables:
+                    if (key := _key(variables)) not in self._teams:
+                        self._teams[key] = _Team(GlooPool(rank_jobs.PRELOAD))
+                        self._teams[key].pool.start(side.world_size)
+        importlib.import_module(_COMPARISON)
+
+    def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
+        """
+        Raises:
+            RankFailure: A user error on a rank.
+            NoVerdict: A rank failed for another reason, died, or exceeded the limit.
+        """
+        from ascend_run.tools.verify.capture.record import read_records
+
+        prepared = side.prepare()
+        if prepared.config.platform != DEFAULT_PLATFORM:
+            return self._launched(side, fault)
+        with (
+            environment_of(prepared, side.world_size) as variables,
+            folder_of_records() as folder,
+        ):
+            threads = int(os.environ.get(_THREADS) or len(os.sched_getaffinity(0)))
+            request = request_of(side, fault, folder=str(folder), threads=threads)
+            team = self._team_of(side, variables)
+            try:
+                team.pool.run(
+                    rank_jobs.probe_to_files_in_pool,
+                    side.world_size,
+                    request,
+                    timeout=self._timeout,
+                )
+            except PoolError as error:
+                raise _failure(side, error) from None
+            return read_records(folder, side.world_size)
+
+    def _team_of(self, side: Side, variables: Mapping[str, str]) -> _Team:
+        enabled = frozenset(side.enable)
+        team = self._teams.setdefault(_key(variables), _Team(GlooPool(rank_jobs.PRELOAD)))
+        if not team.plugins <= enabled:
+            team.pool.close()
+        team.plugins = enabled
+        return team
+
+
+def _key(variables: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset((name, value) for name, value in variables.items() if name != _THREADS)
+
+
+def _failure(side: Side, error: PoolError) -> AscendRunError:
+    """Return the error of a failed run: a user error on a rank as it is, else no verdict."""
+    if not error.reports:
+        text = f"rank {error.rank}: {error.message}"
+        return NoVerdict.of(side, "\n".join(filter(None, (text, error.details.rstrip()))))
+    failure = summarize(error.reports)
+    if failure.exit_code == AscendRunError.exit_code:
+        return failure
+    return NoVerdict.of(side, str(failure))
