@@ -20,6 +20,7 @@ from .tiny_data import make_tiny_data
 LIMIT_COMMAND_SECONDS: Final = 0.15
 LIMIT_PLAN_SECONDS: Final = 0.3
 LIMIT_LARGE_PLAN_SECONDS: Final = 3.0
+LIMIT_VERIFY_SECONDS: Final = 20.0
 LIMIT_FIRST_STEP: Final = 1.5
 """Limit relative to importing Megatron-core."""
 ASCEND_RUN: Final = Path(sys.executable).with_name("ascend-run")
@@ -60,12 +61,14 @@ save_interval = 0
 
 @attrs.frozen
 class Command:
-    """A read-only command and its time limit."""
+    """A command that writes nothing, and its time limit."""
 
     name: str
     words: tuple[str, ...]
     limit: float
     """Unit: seconds."""
+    repeats: int | None = None
+    """Number of runs; None: that of the settings."""
 
 
 COMMANDS: Final = (
@@ -73,11 +76,17 @@ COMMANDS: Final = (
     Command("ascend-run plugins", ("plugins",), LIMIT_COMMAND_SECONDS),
     Command("plan of the demo", ("plan", *DEMO), LIMIT_PLAN_SECONDS),
     Command("plan of 7968 devices", ("plan", *LARGE), LIMIT_LARGE_PLAN_SECONDS),
+    Command(
+        "verify --enable ulysses cp=2",
+        ("verify", "--enable", "ulysses", "cp=2"),
+        LIMIT_VERIFY_SECONDS,
+        repeats=3,
+    ),
 )
 
 
 def benchmarks() -> list[Benchmark]:
-    """One row per read-only command, and one for the start of a training run."""
+    """One row per command that writes nothing, and one for the start of a training run."""
     commands = [
         Benchmark(
             name=command.name,
@@ -98,7 +107,7 @@ def _measure_command(command: Command, settings: Settings) -> Row:
     settings.report(command.name)
     words = [ASCEND_RUN, *command.words]
     wall_seconds(words)  # once, for the disk cache and the compiled modules
-    seconds = [wall_seconds(words) for _ in range(settings.repeats)]
+    seconds = [wall_seconds(words) for _ in range(command.repeats or settings.repeats)]
     notes = [f"median of {len(seconds)}, {min(seconds):.3f} to {max(seconds):.3f} s"]
     if command.words == ("--help",):
         notes.append(_peer_help(settings))

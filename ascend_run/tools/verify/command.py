@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +19,6 @@ from ascend_run.tools.terminal.run_options import (
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.compare.verdict import Verdict
-
-    from .verifier import Report
 
 BUILT_IN_SECONDS: Final = 300.0
 """Limit of one run of the built-in model, which takes seconds."""
@@ -144,6 +141,7 @@ def _verify(
     from ascend_run.launch.alone import sigterm_unwinds
 
     from .layouts import parse_layout
+    from .progress import progress
     from .questions import Question
     from .shared_ranks import SharedRanks
     from .sides import sides_of
@@ -165,7 +163,7 @@ def _verify(
             refuse_collisions(inputs, [NamedPath("--html", html)])
         check_run_data(prepared)
     timeout = timeout or (BUILT_IN_SECONDS if question.file is None else FILE_SECONDS)
-    with sigterm_unwinds(), SharedRanks(timeout) as ranks, _progress() as report:
+    with sigterm_unwinds(), SharedRanks(timeout) as ranks, progress() as report:
         return Verifier(ranks, report)(question)
 
 
@@ -175,26 +173,3 @@ def _sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     overrides = [word for word in words if "." in word.partition("=")[0]]
     layout = [word for word in words if word not in overrides]
     return ",".join(layout) or None, tuple(overrides)
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """A progress bar if stderr is a terminal, else nothing, since runs take only seconds."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn()]
-    with Progress(
-        *columns, TimeElapsedColumn(), console=Console(file=sys.stderr), transient=True
-    ) as bar:
-        task = bar.add_task("verify", total=None)
-
-        def report(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-
-        yield report

@@ -56,7 +56,8 @@ class Verifier:
             more["with dropout"] = sides.with_dropout
         if (half := sides.training_precision) is not None:
             more["in half precision"] = (half.candidate, half.reference)
-        self._done, self._total = 0, len(references) + 1 + 2 * len(more) + 1
+        self._done, self._total = 0, len(references) + 2 * len(more) + 3
+        self._next("starting ranks")
         self._ranks.start([*references, sides.candidate])
         # All references first: ranks are shared, and have not imported the plugins under test yet.
         recorded = [(side, self._reference(side)) for side in references]

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from ascend_run.core.rank.failures import describe_failure
 from ascend_run.entrypoints.cli import run
-from ascend_run.launch import agent
-from ascend_run.launch.failures import RankRefusal
-from ascend_run.plugin_api.errors import RankFailure
+from ascend_run.plugin_api.errors import PlatformError
+from ascend_run.testing.pool import GlooPool, PoolError
 from ascend_run.tools.verify.command import _sorted_words
 from ascend_run.tools.verify.compare.verdict import (
     Check,
@@ -66,6 +66,10 @@ def test_two_ranks_are_verified_from_end_to_end(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    lines = (
+        r"verify: +[\d.]+ s, 0/3: the plain model on one rank\n(.*\n)+verify: +[\d.]+ s, 3/3: done"
+    )
+    assert re.search(lines, done.stderr)
     data = json.loads(done.stdout)
     assert data["schema"] == 1
     assert data["verdict"] == "within its declared numerics"
@@ -109,34 +113,44 @@ def test_a_page_over_the_config_is_refused_before_any_rank_starts(
 
 
 def failing(error: BaseException) -> Callable[..., None]:
-    def launch(*_: Any) -> None:
+    def run_job(*_: Any, **__: Any) -> None:
         raise error
 
-    return launch
+    return run_job
+
+
+def reported(error: Exception) -> PoolError:
+    """A pool's error for an exception on rank 1."""
+    report = describe_failure(error, rank=1, phase="run")
+    return PoolError(1, type(error).__name__, str(error), "Traceback", [report])
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "message"),
     [
-        (RankFailure("rank 1 failed: RuntimeError: it broke"), 3),
-        (RankRefusal("rank 0 refused: no memory"), 2),
-        (ZeroDivisionError("ours"), 3),
+        (reported(RuntimeError("it broke")), 3, "rank 1: RuntimeError: it broke"),
+        (reported(PlatformError("no memory", ["use less"])), 2, "rank 1: no memory:\n  use less"),
+        (PoolError(1, "Hang", "still running after 9 s", "in step"), 3, "after 9 s\nin step"),
+        (PoolError(1, "Death", "the process ended with exit code -9", ""), 3, "exit code -9"),
+        (ZeroDivisionError("ours"), 3, "ours"),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=["crash", "user error", "hang", "death", "in the command"],
 )
 def test_a_run_that_fails_is_no_divergence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
     code: int,
+    message: str,
 ) -> None:
-    monkeypatch.setattr(agent, "launch_ranks", failing(error))
+    monkeypatch.setattr(GlooPool, "start", lambda self, count: None)
+    monkeypatch.setattr(GlooPool, "run", failing(error))
     assert run(["verify", "dp=2"]) == code
-    told = capsys.readouterr().err
-    assert str(error) in told
-    assert ("no verdict" in told) is (code == 3)
-    if isinstance(error, RankFailure):
-        assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert ("no verdict" in printed) is (code == 3)
+    if isinstance(error, PoolError):
+        assert "Traceback" not in printed
 
 
 def test_a_refusal_imports_no_torch() -> None:
