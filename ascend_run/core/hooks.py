@@ -2,7 +2,7 @@
 
 pluggy validates plugins against the hookspecs and keeps implementations in registration order; it
 does not call them. Return values are collected while the run is built; an event is a generated
-function that calls the listeners' bound methods.
+function that calls the listeners' bound methods. Exceptions are named (``hook_errors``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import pluggy
 from ascend_run.plugin_api import hookspecs
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.hook_kinds import PROJECT, HookKind
-from ascend_run.plugin_api.hook_points import HookPoint, hook_points
+from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugin_api.manifest import Claim, EnabledPlugin
+
+from .events import compile_event
+from .hook_errors import NamedErrors
 
 T = TypeVar("T")
 Watch = Callable[[str, Any, Any], None]
@@ -37,6 +40,7 @@ class Hooks:
 
     def __init__(self, plugins: Sequence[EnabledPlugin]) -> None:
         self.plugins = tuple(plugins)
+        self._by_name = {plugin.manifest.name: plugin for plugin in self.plugins}
         self._platforms = {p.manifest.name for p in self.plugins if Claim.PLATFORM in claims_of(p)}
         self._points = hook_points()
         self._manager = pluggy.PluginManager(PROJECT)
@@ -57,7 +61,7 @@ class Hooks:
         """Return the plugin's name and its value, or ``("", None)`` without a value."""
         self._expect(hook, HookKind.PROVIDER)
         for implementation in sorted(self._implementations(hook), key=self._is_platforms):
-            result = _call(implementation, arguments)
+            result = self._call(hook, implementation, arguments)
             if result is not None:
                 return implementation.plugin_name, result
         return "", None
@@ -81,9 +85,18 @@ class Hooks:
             raise HookError(f"no enabled plugin provides {hook}; see: ascend-run plugins")
         return name, result
 
+    def provide_builder(self, hook: str, **arguments: Any) -> Callable[..., Any] | None:
+        """Return the function of :meth:`provide`; exceptions in it are named too."""
+        name, build = self.provide_named(hook, **arguments)
+        return None if build is None else self.naming(hook, name).around(build)
+
     def implements(self, hook: str) -> bool:
         """Return whether any enabled plugin implements a hook."""
         return bool(self._implementations(hook))
+
+    def naming(self, hook: str, plugin: str) -> NamedErrors:
+        """Return a context for calling what a plugin's hook returned: exceptions name both."""
+        return NamedErrors(hook, self._by_name[plugin])
 
     def wrap(self, hook: str, inner: T, watch: Watch | None = None, /, **arguments: Any) -> T:
         """Apply every plugin's wrapper to ``inner``, the first plugin's innermost.
@@ -95,8 +108,6 @@ class Hooks:
         outer = inner
         for name, wrapper in self.wrappers(hook, **arguments):
             given, outer = outer, wrapper(outer)
-            if outer is None:
-                raise HookError(f"{hook}: '{name}' returned None instead of a wrapped object")
             if watch is not None:
                 watch(name, given, outer)
         return outer
@@ -104,13 +115,14 @@ class Hooks:
     def wrappers(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
         """Yield (plugin name, wrapper), innermost first.
 
-        A plugin's hook is called only after the caller has applied the wrapper before it.
+        A plugin's hook is called only after the caller has applied the wrapper before it. A wrapper
+        that returns None raises HookError.
         """
         self._expect(hook, HookKind.WRAPPER)
         for implementation in self._implementations(hook):
-            wrapper = _call(implementation, arguments)
+            wrapper, name = self._call(hook, implementation, arguments), implementation.plugin_name
             if wrapper is not None:
-                yield implementation.plugin_name, wrapper
+                yield name, self._checked(hook, name, wrapper)
 
     def composed(self, hook: str, **arguments: Any) -> Callable[[T], T]:
         """Return all wrappers as one function, to be applied many times. Hooks are called once.
@@ -118,14 +130,12 @@ class Hooks:
         Raises:
             HookError: The returned function raises it if a wrapper returns None.
         """
-        wrappers = [*self.wrappers(hook, **arguments)]
+        wrappers = [wrapper for _, wrapper in self.wrappers(hook, **arguments)]
 
         def compose(inner: T) -> T:
             outer = inner
-            for name, wrapper in wrappers:
+            for wrapper in wrappers:
                 outer = wrapper(outer)
-                if outer is None:
-                    raise HookError(f"{hook}: '{name}' returned None instead of a wrapped object")
             return outer
 
         return compose
@@ -134,7 +144,7 @@ class Hooks:
         """Yield (plugin name, return value) in resolved order."""
         self._expect(hook, HookKind.CONTRIBUTION)
         for implementation in self._implementations(hook):
-            result = _call(implementation, arguments)
+            result = self._call(hook, implementation, arguments)
             if result is not None:
                 yield implementation.plugin_name, result
 
@@ -142,9 +152,13 @@ class Hooks:
         """Merge the mappings that plugins return.
 
         Raises:
-            HookError: Two plugins return the same key.
+            HookError: Two plugins return the same key, or one returns anything but a mapping.
         """
-        results = self.contributions(hook, **arguments)
+        return {key: value for key, (_, value) in self.merge_named(hook, **arguments).items()}
+
+    def merge_named(self, hook: str, **arguments: Any) -> dict[str, tuple[str, Any]]:
+        """Return key -> (plugin name, value) of what ``merge`` returns."""
+        results = self._contributed(hook, Mapping, arguments)
         items = ((plugin, item) for plugin, result in results for item in result.items())
         return _without_duplicates(hook, items)
 
@@ -155,11 +169,11 @@ class Hooks:
             key: Returns an item's key, which must be unique.
 
         Raises:
-            HookError: Two items have the same key.
+            HookError: Two items have the same key, or a plugin returns anything but a sequence.
         """
-        results = self.contributions(hook, **arguments)
+        results = self._contributed(hook, Sequence, arguments)
         items = ((plugin, (key(item), item)) for plugin, result in results for item in result)
-        return list(_without_duplicates(hook, items).values())
+        return [item for _, item in _without_duplicates(hook, items).values()]
 
     def event(self, hook: str) -> Callable[..., None]:
         """Compile a callable that calls every listener; without listeners it is a no-op.
@@ -167,18 +181,54 @@ class Hooks:
         It takes the event's arguments by keyword. Call this once, before the loop.
         """
         self._expect(hook, HookKind.LISTENER)
-        return _compile_chain(self._points[hook], self._implementations(hook))
+        listeners = self._implementations(hook)
+        plugins = [self._by_name[listener.plugin_name] for listener in listeners]
+        return compile_event(self._points[hook], listeners, plugins)
 
-    def notify_all(self, hook: str, **arguments: Any) -> list[tuple[str, Exception]]:
-        """Call every listener even if some raise; return (plugin, error) of those that do."""
+    def notify_all(self, hook: str, **arguments: Any) -> list[Exception]:
+        """Call every listener even if some raise; return their exceptions."""
         self._expect(hook, HookKind.LISTENER)
-        failed: list[tuple[str, Exception]] = []
+        failed: list[Exception] = []
         for implementation in self._implementations(hook):
             try:
-                _call(implementation, arguments)
+                self._call(hook, implementation, arguments)
             except Exception as error:
-                failed.append((implementation.plugin_name, error))
+                failed.append(error)
         return failed
+
+    def _contributed(
+        self, hook: str, kind: type[Any], arguments: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield ``contributions``, each of which must be of one type."""
+        for plugin, result in self.contributions(hook, **arguments):
+            if not isinstance(result, kind) or isinstance(result, str):
+                expected = f"a {kind.__name__.lower()}"
+                with self.naming(hook, plugin):
+                    raise HookError(
+                        f"{hook}: '{plugin}' returned {result!r:.80}; expected {expected}"
+                    )
+            yield plugin, result
+
+    def _call(
+        self, hook: str, implementation: pluggy.HookImpl, arguments: Mapping[str, Any]
+    ) -> Any:
+        """Call one implementation with the arguments that it takes."""
+        taken = [arguments[name] for name in implementation.argnames]
+        with self.naming(hook, implementation.plugin_name):
+            return implementation.function(*taken)
+
+    def _checked(
+        self, hook: str, plugin: str, wrapper: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        """Return the wrapper with its exceptions named; None is one."""
+
+        def wrap(inner: Any) -> Any:
+            outer = wrapper(inner)
+            if outer is None:
+                raise HookError(f"{hook}: '{plugin}' returned None instead of a wrapped object")
+            return outer
+
+        return self.naming(hook, plugin).around(wrap)
 
     def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
         """Return the implementations in registration order, which is the resolved order."""
@@ -193,38 +243,14 @@ class Hooks:
         assert actual is kind, f"{hook} is a {actual}, called as a {kind}"
 
 
-def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
-    """Call one implementation with the arguments that it takes."""
-    return implementation.function(*(arguments[name] for name in implementation.argnames))
-
-
 def _without_duplicates(
     hook: str, items: Iterator[tuple[str, tuple[str, Any]]]
-) -> dict[str, object]:
-    """Build a mapping from (plugin, (key, value)) items; raise HookError on duplicate keys."""
-    merged: dict[str, object] = {}
-    owner: dict[str, str] = {}
+) -> dict[str, tuple[str, Any]]:
+    """Build key -> (plugin, value) from (plugin, (key, value)); raise HookError on duplicates."""
+    merged: dict[str, tuple[str, Any]] = {}
     for plugin, (key, value) in items:
         if key in merged:
-            raise HookError(f"{hook}: '{owner[key]}' and '{plugin}' both give {key!r}; enable one")
-        merged[key], owner[key] = value, plugin
+            other = merged[key][0]
+            raise HookError(f"{hook}: '{other}' and '{plugin}' both give {key!r}; enable one")
+        merged[key] = plugin, value
     return merged
-
-
-def _compile_chain(
-    point: HookPoint, implementations: Sequence[pluggy.HookImpl]
-) -> Callable[..., None]:
-    """Generate one function that calls each listener with the arguments it takes.
-
-    A loop over (function, argument names) would build a dict per call. The generated source makes
-    one plain call per listener.
-    """
-    scope: dict[str, Any] = {f"f{i}": impl.function for i, impl in enumerate(implementations)}
-    calls = "; ".join(
-        f"f{i}({', '.join(f'{name}={name}' for name in impl.argnames)})"
-        for i, impl in enumerate(implementations)
-    )
-    source = f"def {point.name}({', '.join(point.arguments)}): {calls or 'pass'}"
-    exec(source, scope)
-    result: Callable[..., None] = scope[point.name]
-    return result

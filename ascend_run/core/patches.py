@@ -65,6 +65,9 @@ def collect_patches(hooks: Hooks) -> list[tuple[str, Patch]]:
                     "of them"
                 )
             owner[patch.target] = plugin
+            if patch.wraps:
+                replace = hooks.naming("ascend_patches", plugin).around(patch.replacement)
+                patch = attrs.evolve(patch, replacement=replace)
             found.append((plugin, patch))
     if problems:
         raise PlatformError("patches collide", problems)

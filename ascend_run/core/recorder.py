@@ -83,7 +83,7 @@ class RunRecorder(Recorder):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the progress bar and write ``finish`` or ``failure`` to the metrics file.
+        """Close the progress bar; if the run succeeded, write ``finish`` to the metrics file.
 
         Raises:
             StorageError: The files cannot be written. Suppressed if the run failed, so that the
@@ -99,5 +99,3 @@ class RunRecorder(Recorder):
             # The run's own error matters more than errors of writing.
             with contextlib.suppress(Exception):
                 self.progress.__exit__(kind, error, trace)
-            with contextlib.suppress(Exception):
-                self.metrics.event("failure", error=f"{type(error).__name__}: {error}")

@@ -29,7 +29,7 @@ from .log.setup import configure_logging
 from .patches import applied_patches
 from .rank.rank_environment import RankEnvironment
 from .recorder import Recorder, RunRecorder
-from .run_end import notifying_listeners
+from .run_end import notifying_listeners, recording_failure
 from .settings import process_settings
 from .train.checkpointing import Checkpoints
 from .train.data import open_batches
@@ -114,7 +114,11 @@ def run_training(request: RunRequest) -> None:
                 lock=request.lock,
             )
         dist.barrier()
-        with configure_logging(folder / "log.jsonl", context.layout.rank) as log:
+        metrics = folder / "metrics.jsonl" if is_writer else None
+        with (
+            configure_logging(folder / "log.jsonl", context.layout.rank) as log,
+            recording_failure(metrics, log.logger),
+        ):
             log_plugins(request, log.logger)
             # On every rank: ranks may choose together. A plugin that measures logs the result.
             choices = hooks.merge("ascend_machine_choices", config=request.config)

@@ -1,19 +1,43 @@
-"""Notify listeners of the end of a run, and raise the error that ended it."""
+"""The end of a run: listeners are notified, a failure is recorded and raised."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import attrs
 
 from ascend_run.plugin_api import contracts as c
 
+from .hook_errors import error_line, hook_call_of
 from .hooks import Hooks
+from .log.metrics import add_failure
 from .rank.failures import record_failure
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
+
+
+@contextmanager
+def recording_failure(metrics: Path | None, log: FilteringBoundLogger) -> Iterator[None]:
+    """Record the exception that ends the body, for the report and, if a plugin raised it, the log.
+
+    Args:
+        metrics: The metrics file; None on ranks that do not write it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # The run's own error matters more than errors of writing.
+        with suppress(Exception):
+            _log(log, error)
+        if metrics is not None:
+            with suppress(Exception):
+                add_failure(metrics, error_line(error))
+        raise
 
 
 @contextmanager
@@ -22,26 +46,30 @@ def notifying_listeners(
 ) -> Iterator[None]:
     """Call ``ascend_after_run`` when the body ends, by success or error.
 
-    Errors of listeners are logged. The first one is raised if the run succeeded otherwise.
+    The first error of listeners is raised if the run succeeded otherwise. Others are logged, or
+    printed if logging fails.
     """
     try:
         yield
     except BaseException as error:
         record_failure(error, rank=context.layout.rank)
-        _notify(hooks, log, context)
+        _report(hooks.notify_all("ascend_after_run", context=context), log)
         raise
-    if failed := _notify(hooks, log, context):
+    if failed := hooks.notify_all("ascend_after_run", context=context):
+        _report(failed[1:], log)
         raise failed[0]
 
 
-def _notify(hooks: Hooks, log: FilteringBoundLogger, context: c.RunContext) -> list[Exception]:
-    """Call the listeners, log their errors (or print them if logging fails) and return them."""
-    event = "ascend_after_run"
-    failed = hooks.notify_all(event, context=context)
-    for plugin, error in failed:
-        message = f"{type(error).__name__}: {error}"
+def _report(failed: list[Exception], log: FilteringBoundLogger) -> None:
+    for error in failed:
         try:
-            log.error("listener.failed", plugin=plugin, hook=event, error=message)
+            _log(log, error)
         except Exception:  # the disk may be full, which may be why the run ended
-            print(f"{plugin}, {event}: {message}", file=sys.stderr, flush=True)
-    return [error for _, error in failed]
+            print(error_line(error), file=sys.stderr, flush=True)
+
+
+def _log(log: FilteringBoundLogger, error: BaseException) -> None:
+    """Log an exception that left a hook."""
+    if call := hook_call_of(error):
+        message = f"{type(error).__name__}: {error}"
+        log.error("hook.failed", **attrs.asdict(call), error=message)

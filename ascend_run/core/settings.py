@@ -18,9 +18,11 @@ def process_settings(config: RunConfig, hooks: Hooks) -> Iterator[None]:
     The interpreter's recursion limit is restored last: torch.compile raises it when it compiles and
     does not restore it.
     """
-    settings = hooks.merge("ascend_process_settings", config=config)
+    hook = "ascend_process_settings"
+    settings = hooks.merge_named(hook, config=config)
     with ExitStack() as stack:
         stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
-        for setting in settings.values():
-            stack.enter_context(setting)
+        for plugin, setting in settings.values():
+            with hooks.naming(hook, plugin):
+                stack.enter_context(setting)
         yield

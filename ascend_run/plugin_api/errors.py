@@ -26,9 +26,11 @@ class AscendRunError(Exception):
         super().__init__(headline, self.problems)
 
     def __str__(self) -> str:
-        if not self.problems:
+        """The headline, the problems and the notes that were added, one a line."""
+        lines = [*self.problems, *getattr(self, "__notes__", ())]
+        if not lines:
             return self.headline
-        return "\n".join([f"{self.headline}:", *(f"  {problem}" for problem in self.problems)])
+        return "\n".join([f"{self.headline}:", *(f"  {line}" for line in lines)])
 
 
 class ConfigError(AscendRunError):

@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import os
+import re
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ascend_run.core.hook_errors import HookCall, hook_call_of
 from ascend_run.core.log.metrics import read_metrics
-from ascend_run.plugin_api import StorageError
+from ascend_run.plugin_api import ForwardLink, StorageError
+from ascend_run.tools.pages.run_folder import read_run
+from ascend_run.tools.report.page import write_report
 from tests.support.fake_plugins import plugin
 from tests.support.probed_runs import probe, train
+
+MODULE = "the module tests.support.fake_plugins"
 
 
 def listener(name: str, told: list[Any]) -> Any:
     """A plugin that hears of the end."""
     return plugin(name, {"ascend_after_run": lambda self: told.append(name)})()
+
+
+def failed_hooks(folder: Path) -> list[tuple[str, str, str, str]]:
+    """Plugin, distribution, hook and error of the log's events."""
+    log = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
+    return [
+        (line["plugin"], line["distribution"], line["hook"], line["error"])
+        for line in log
+        if line["event"] == "hook.failed"
+    ]
+
+
+def failures(folder: Path) -> list[str]:
+    """The errors in the metrics file."""
+    events = read_metrics(folder / "run/metrics.jsonl").events
+    return [event["error"] for event in events if event["event"] == "failure"]
 
 
 def failing(hook: str, error: Exception) -> Any:
@@ -40,20 +67,13 @@ def test_a_listener_that_fails_hides_neither_the_error_nor_the_others(tmp_path: 
         )
     assert raised.value is planted
     assert told == ["second"]
-    log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
-    assert [
-        (line["plugin"], line["hook"], line["error"])
-        for line in log
-        if line["event"] == "listener.failed"
-    ] == [
-        ("failing-run", "ascend_after_run", "ValueError: no end"),
+    assert failed_hooks(tmp_path) == [
+        ("failing-run", MODULE, "ascend_after_run", "ValueError: no end"),
+        ("failing-step", MODULE, "ascend_after_step", "RuntimeError: planted"),
     ]
-    (failure,) = [
-        event
-        for event in read_metrics(tmp_path / "run/metrics.jsonl").events
-        if event["event"] == "failure"
+    assert failures(tmp_path) == [
+        f"RuntimeError: planted; raised by 'failing-step' of {MODULE} in ascend_after_step"
     ]
-    assert failure["error"] == "RuntimeError: planted"
 
 
 def test_a_failing_final_listener_fails_the_run_after_all_are_called(
@@ -67,18 +87,54 @@ def test_a_failing_final_listener_fails_the_run_after_all_are_called(
             listener("second", told),
         )
     assert told == ["second"]
+    assert failed_hooks(tmp_path) == [
+        ("failing-run", MODULE, "ascend_after_run", "ValueError: no end")
+    ]
 
 
-@pytest.mark.parametrize(
-    "hook", ["ascend_checkpoint_transfer", "ascend_layer", "ascend_before_run"]
-)
-def test_a_failure_before_the_first_step_is_reported(tmp_path: Path, hook: str) -> None:
+def fail(*args: Any) -> Any:
+    raise RuntimeError("planted")
+
+
+HOOKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "choices": ("ascend_machine_choices", fail),
+    "wrapper": ("ascend_checkpoint_transfer", lambda self: fail),
+    "link": ("ascend_layer", lambda self: lambda layer: ForwardLink(wrap=fail, compilable=True)),
+    "builder": ("ascend_optimizer", lambda self: fail),
+    "entry": (
+        "ascend_checkpoint_entries",
+        lambda self: {"own": SimpleNamespace(state_dict=fail, load_state_dict=fail)},
+    ),
+    "metrics": ("ascend_metrics", lambda self: {"own": fail}),
+    "event": ("ascend_before_run", fail),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_an_exception_is_named_in_terminal_log_and_report(tmp_path: Path, kind: str) -> None:
+    """Whenever it is raised; other listeners are called."""
+    hook, function = HOOKS[kind]
     told: list[Any] = []
-    planted = RuntimeError("planted")
+    probes = (probe(hook, function), listener("other", told))
     with pytest.raises(RuntimeError) as raised:
-        train(tmp_path, failing(hook, planted), listener("other", told))
-    assert raised.value is planted
-    assert told == ["other"]
+        train(tmp_path, *probes, values={"checkpoint.save_interval": 1})
+    assert told == ([] if kind == "choices" else ["other"])
+
+    line = f"raised by 'probe' of {MODULE} in {hook}"
+    assert traceback.format_exception(raised.value)[-1] == f"{line}\n"
+    assert failed_hooks(tmp_path) == [("probe", MODULE, hook, "RuntimeError: planted")]
+    page = tmp_path / "report.html"
+    write_report([read_run(tmp_path / "run")], page)
+    (shown,) = re.findall('<p class="failure">(.*?)</p>', page.read_text())
+    assert html.unescape(shown) == f"RuntimeError: planted; {line}"
+
+
+@pytest.mark.parametrize("hook", ["ascend_device", "ascend_process_settings"])
+def test_an_exception_before_there_is_a_log_is_named(tmp_path: Path, hook: str) -> None:
+    function = fail if hook == "ascend_device" else lambda self: {"own": contextmanager(fail)()}
+    with pytest.raises(RuntimeError) as raised:
+        train(tmp_path, probe(hook, function))
+    assert hook_call_of(raised.value) == HookCall(hook, "probe", MODULE)
 
 
 def test_a_full_disk_at_the_end_hides_neither_error_nor_end(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ascend_run.core.hook_errors import NamedErrors
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.contracts import CheckpointEntry, RunContext, TensorShard
 
@@ -69,6 +70,22 @@ class EntryShards:
             raise CheckpointError("the checkpoint does not match this run", sorted(missing))
         for name, entry in self._entries.items():
             entry.load_state_dict({**self._tensors[name], **values[name]})
+
+
+@attrs.frozen
+class PluginEntry:
+    """A plugin's entry; exceptions in it are named."""
+
+    entry: CheckpointEntry
+    errors: NamedErrors
+
+    def state_dict(self) -> Mapping[str, Any]:
+        with self.errors:
+            return self.entry.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with self.errors:
+            self.entry.load_state_dict(state)
 
 
 @attrs.frozen

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
 
+import attrs
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import nn
 
+from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.types.forward import ForwardLink, LinkPlace, NamedLink
 
-from .forward_chain import in_order, install
-
-if TYPE_CHECKING:
-    from ascend_run.plugin_api.manifest import EnabledPlugin
+from .forward_chain import in_order, install, wrap_forward
 
 _PLATFORM: Final = "platform"
 """Name of the platform's links in chains; no plugin has it."""
@@ -25,22 +25,21 @@ class CollectedLinks:
     """Forward links of one model chunk, installed once all are collected.
 
     Args:
-        plugins: In resolved order, which is the order of the links, whichever hook returned them.
+        hooks: Their plugins are in resolved order, which is the order of the links, whichever hook
+            returned them.
     """
 
-    def __init__(self, plugins: Sequence[EnabledPlugin]) -> None:
-        self._manifests = {plugin.manifest.name: plugin.manifest for plugin in plugins}
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._manifests = {plugin.manifest.name: plugin.manifest for plugin in hooks.plugins}
         self._links: dict[nn.Module, list[NamedLink]] = {}
 
     def take(self, hook: str, plugin: str, inner: object, result: object) -> Any:
         """Return the replacement of ``inner``; it is ``inner`` itself if the hook returned links.
 
         Raises:
-            HookError: The hook returned None, or links a module that the plugin's manifest does not
-                declare.
+            HookError: The hook links a module that the plugin's manifest does not declare.
         """
-        if result is None:
-            raise HookError(f"{hook}: '{plugin}' returned None instead of a wrapped object")
         links = {"": result} if isinstance(result, ForwardLink) else result
         if not isinstance(links, Mapping):
             return result
@@ -76,9 +75,10 @@ class CollectedLinks:
                 f"{hook}: '{plugin}' links the forward of a {kind}, which its manifest does not "
                 f'declare; add forward_links={{"{kind}": LinkPlace.AROUND}} to it'
             )
-        self._links.setdefault(held[name], []).append(
-            NamedLink(name=plugin, place=place, link=link)
-        )
+        named = NamedLink(name=plugin, place=place, link=link)
+        wrap = self._hooks.naming(hook, plugin).around(partial(wrap_forward, named))
+        named = attrs.evolve(named, link=attrs.evolve(link, wrap=wrap))
+        self._links.setdefault(held[name], []).append(named)
 
 
 def module_kind(name: str, module: nn.Module) -> str:

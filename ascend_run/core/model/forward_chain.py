@@ -119,16 +119,21 @@ def _composed(chain: ForwardChain, *, breaks: bool) -> Forward:
     forward = chain.own
     for compilable, run in runs:
         for named in (named for together in run for named in together):
-            forward = _wrapped(named, forward)
+            forward = wrap_forward(named, forward)
         if compilable:
             for compiler in at[LinkPlace.COMPILER]:
-                forward = _wrapped(compiler, forward)
+                forward = wrap_forward(compiler, forward)
         elif breaks:
             forward = torch.compiler.disable(forward)
     return forward
 
 
-def _wrapped(named: NamedLink, forward: Forward) -> Forward:
+def wrap_forward(named: NamedLink, forward: Forward) -> Forward:
+    """Return the forward with one link around it.
+
+    Raises:
+        HookError: The link cannot wrap this forward, or returns something that is not callable.
+    """
     try:
         outer = named.link.wrap(forward)
     except ValueError as error:

@@ -65,7 +65,7 @@ def wrap_modules(model: GPT, hooks: Hooks, ops: c.PlatformOps, **arguments: Any)
         HookError: A wrapper removed state-dict keys (it may add some), assigned a forward, or
             linked a forward that its plugin's manifest does not declare.
     """
-    links = CollectedLinks(hooks.plugins)
+    links = CollectedLinks(hooks)
     wrappers = _Wrappers(hooks, links, arguments)
     if hasattr(model, "embedding"):
         wrappers.replace("ascend_embedding", model, "embedding")
@@ -116,12 +116,13 @@ class _Wrappers:
         outer = inner
         for plugin, wrapper in self.hooks.wrappers(hook, **self.arguments, **place):
             forwards = _forwards(outer)
-            outer = self.links.take(hook, plugin, outer, wrapper(outer))
-            if name := next((n for m, (n, f) in forwards.items() if m.forward != f), None):
-                raise HookError(
-                    f"{hook}: '{plugin}' assigned the forward of {name}; return a ForwardLink "
-                    "instead, which is ordered with the other plugins' links"
-                )
+            with self.hooks.naming(hook, plugin):
+                outer = self.links.take(hook, plugin, outer, wrapper(outer))
+                if name := next((n for m, (n, f) in forwards.items() if m.forward != f), None):
+                    raise HookError(
+                        f"{hook}: '{plugin}' assigned the forward of {name}; return a ForwardLink "
+                        "instead, which is ordered with the other plugins' links"
+                    )
         after = _keys(outer)
         if not before <= after:
             raise HookError(

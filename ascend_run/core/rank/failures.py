@@ -17,6 +17,7 @@ from typing import Final
 import attrs
 
 from ascend_run.core.files import replace_file
+from ascend_run.core.hook_errors import hook_call_of
 from ascend_run.plugin_api.errors import AscendRunError
 
 FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
@@ -81,12 +82,13 @@ def describe_failure(error: BaseException, *, rank: int, phase: str) -> Failure:
     else:
         exit_code = 1
         text = "".join(traceback.format_exception(error)).rstrip()
-        summary = traceback.format_exception_only(error)[-1].strip()
+        summary = _without_notes(error)
+    call = hook_call_of(error)
     return Failure(
         rank=rank,
         time=time.time(),
         phase=phase,
-        summary=_first_line(summary),
+        summary=_first_line(summary) + ("" if call is None else f"; {call}"),
         text=text,
         exit_code=exit_code,
         is_refusal=is_refusal,
@@ -112,6 +114,13 @@ def _is_lost_peer(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def _without_notes(error: BaseException) -> str:
+    """Return the type and message of an exception, as the last line of a traceback has them."""
+    described = traceback.TracebackException.from_exception(error)
+    described.__notes__ = None
+    return [*described.format_exception_only()][-1].strip()
 
 
 def _first_line(text: str) -> str:

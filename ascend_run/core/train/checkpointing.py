@@ -14,6 +14,7 @@ from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.checkpoint.entries import (
     DeviceGenerator,
     EntryShards,
+    PluginEntry,
     Progress,
     RandomState,
 )
@@ -214,12 +215,16 @@ class Checkpoints:
         Raises:
             HookError: A name is reserved by the kernel, duplicated or invalid.
         """
-        entries = self.hooks.merge("ascend_checkpoint_entries", context=self.context)
+        hook = "ascend_checkpoint_entries"
+        entries = self.hooks.merge_named(hook, context=self.context)
         problems = [
             f"{name!r}: the kernel has it" if _RESERVED.fullmatch(name) else f"{name!r}: not a name"
             for name in sorted(entries)
             if _RESERVED.fullmatch(name) or not _NAME.fullmatch(name)
         ]
         if problems:
-            raise HookError("ascend_checkpoint_entries: choose other names", problems)
-        return entries
+            raise HookError(f"{hook}: choose other names", problems)
+        return {
+            name: PluginEntry(entry, self.hooks.naming(hook, plugin))
+            for name, (plugin, entry) in entries.items()
+        }

@@ -50,7 +50,7 @@ def wrap_data_parallel(
     num_microbatches: int,
 ) -> None:
     """Wrap every chunk of a trained model for gradient reduction."""
-    builder = hooks.provide("ascend_data_parallel", config=config)
+    builder = hooks.provide_builder("ascend_data_parallel", config=config)
     # Tensor-parallel ranks also share gradients: those of norms and of replicated experts.
     alone = groups.tp_dp_cp.size() == 1
     exact = _adds_exactly(config.train.precision, num_microbatches)

@@ -36,7 +36,7 @@ def build_optimizer(
     because their gradient norms are reduced over different groups.
     """
     options = _optimizer_config(config)
-    make = hooks.provide("ascend_optimizer", config=config) or _adamw(config)
+    make = hooks.provide_builder("ascend_optimizer", config=config) or _adamw(config)
     param_groups = parameter_groups(bundle.chunks, config)
     scaler = _grad_scaler(options)
     kinds = [dense_kind(groups)]

@@ -22,7 +22,8 @@ class Readings:
 
     def __init__(self, context: c.RunContext, step: TrainStep, hooks: Hooks) -> None:
         self.context, self.step = context, step
-        self.plugin_metrics = hooks.merge("ascend_metrics", context=context)
+        self.hooks = hooks
+        self.plugin_metrics = hooks.merge_named("ascend_metrics", context=context)
         modules = [module for chunk in step.bundle.chunks for module in chunk.modules()]
         self.routers = [module for module in modules if isinstance(module, Router)]
         self.models = [module for module in modules if isinstance(module, GPT)]
@@ -65,9 +66,10 @@ class Readings:
             readings["skipped"] = True
         readings.update(self._expert_readings())
         readings.update(self._mtp_readings())
-        for group, metrics in self.plugin_metrics.items():
-            for name, value in metrics(self.context).items():
-                readings[f"{group}/{name}"] = value
+        for group, (plugin, metrics) in self.plugin_metrics.items():
+            with self.hooks.naming("ascend_metrics", plugin):
+                for name, value in metrics(self.context).items():
+                    readings[f"{group}/{name}"] = value
         self.start()
         return readings
 

@@ -33,9 +33,12 @@ def compatibility_problems(
     )
     problems += attention_problems(config, _attention_parts(config, resolution, hooks.plugins))
     for name, result in hooks.contributions("ascend_check", config=config, layout=layout):
-        if isinstance(result, str):
-            raise HookError(f"'{name}' returns a text from ascend_check; expected a list of texts")
-        problems += result
+        with hooks.naming("ascend_check", name):
+            if isinstance(result, str):
+                raise HookError(
+                    f"'{name}' returns a text from ascend_check; expected a list of texts"
+                )
+            problems += result
     return list(dict.fromkeys(problems))
 
 

@@ -291,3 +291,22 @@ def test_a_page_that_would_overwrite_what_the_plan_reads_is_refused(
         assert run([*words, "--html", str(path), "--json"]) == 2
         assert name in json.loads(capsys.readouterr().out)["problems"][0]
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("hook", ["ascend_check", "ascend_cost"])
+@pytest.mark.parametrize("error", ["ConfigError", "RuntimeError"])
+def test_an_exception_of_a_plugin_is_named(
+    install: Install, file: Path, capsys: pytest.CaptureFixture[str], hook: str, error: str
+) -> None:
+    source = "from ascend_run.plugin_api import ConfigError\n" + plugin_source("broken")
+    source += f"\n    @hookimpl\n    def {hook}(self):\n        raise {error}('planted')\n"
+    offer(install, "broken", source)
+    words = ["plan", "--config", str(file), "--enable", "relay,broken"]
+    note = f"raised by 'broken' of ascend-run-broken 1.0 in {hook}"
+    if error == "RuntimeError":
+        with pytest.raises(RuntimeError, match="planted") as raised:
+            run(words)
+        assert raised.value.__notes__ == [note]
+        return
+    assert run(words) == 2
+    assert capsys.readouterr().err == f"error: planted:\n  {note}\n"

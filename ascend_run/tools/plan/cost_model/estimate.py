@@ -196,12 +196,13 @@ def _apply_plugins(
     for plugin, change in hooks.contributions(
         "ascend_cost", config=config, layout=layout, rank=rank
     ):
-        if not isinstance(change, CostChange):
-            raise HookError(
-                f"'{plugin}' returned {change!r} from ascend_cost; expected a CostChange"
-            )
-        changes[plugin] = change
-        ledger.apply(change)
+        with hooks.naming("ascend_cost", plugin):
+            if not isinstance(change, CostChange):
+                raise HookError(
+                    f"'{plugin}' returned {change!r} from ascend_cost; expected a CostChange"
+                )
+            changes[plugin] = change
+            ledger.apply(change)
     return changes
 
 

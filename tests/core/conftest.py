@@ -1,0 +1,1 @@
+from tests.support.installed import install as install
