@@ -94,7 +94,9 @@ class TensorMap:
     form: str = "copy"
     """``copy``; ``qkv`` (q, k, v interleaved by key-value group; from three tensors, or from one
     with their rows concatenated); ``concat`` (concatenated along rows, gate then up);
-    ``stack_experts`` (each expert's concatenated, then stacked on axis 0)."""
+    ``stack_experts`` (each expert's concatenated, then stacked on axis 0); ``stacked`` (one tensor
+    that stacks all experts, as ours); ``stacked_interleaved`` (the same, whose rows are gate, up,
+    gate, up ...)."""
     transposed: bool = False
     """The stored matrices are [in, out], like GPT-2's Conv1D; Megatron's are [out, in]."""
     layers: str = "all"

@@ -22,6 +22,10 @@ class ExpertWeights(NamedTuple):
     """[X, 2F, H]: gate rows, then up rows; [X, F, H] if the activation is not gated."""
     fc2: Tensor
     """[X, H, F]."""
+    fc1_bias: Tensor | None = None
+    """[X, 2F], in the order of fc1's rows; None without biases, as the next one."""
+    fc2_bias: Tensor | None = None
+    """[X, H]."""
 
 
 class ExpertsKernel(Protocol):
@@ -35,16 +39,20 @@ class ExpertsKernel(Protocol):
         weights: ExpertWeights,
         activation: ExpertActivation,
     ) -> Tensor:
-        """Compute ``probs * (act(x @ fc1.T) @ fc2.T)`` for each token with its expert's weights.
+        """Compute ``probs * (act(x @ fc1.T + fc1_bias) @ fc2.T + fc2_bias)`` for each token.
+
+        A token has the weights of its expert.
 
         Args:
             tokens_TH: Sorted by expert: the first ``tokens_per_expert[0]`` belong to expert 0.
             tokens_per_expert: X counts on the host, which sum to T. If one is 0, the expert's
                 weights receive a gradient of zeros.
-            probs_T: Routing probability of each token; applied before fc2, as in Megatron.
+            probs_T: Routing probability of each token; applied before fc2, as in Megatron, and to
+                its bias.
+            activation: Called with the output of fc1.
 
         Returns:
-            [T, H], differentiable in tokens, probs and weights.
+            [T, H], differentiable in tokens, probs, weights and biases.
         """
         ...
 
@@ -82,12 +90,33 @@ class GroupedGemm(Protocol):
 
 @attrs.frozen(kw_only=True)
 class ExpertActivation:
-    """The experts' activation: ``function(gate) * up`` if gated, else ``function(x)``."""
+    """The experts' activation: ``function(gate) * (up + offset)`` if gated, else ``function(x)``.
+
+    With ``clamp`` the gate is at most this, and up is between its negative and itself.
+    """
 
     function: Callable[[Tensor], Tensor]
     gated: bool = True
     is_silu: bool = True
-    """Whether ``function`` is SiLU, so that a fused SwiGLU may replace it."""
+    """Whether ``function`` is SiLU."""
     fused: Callable[[Tensor], Tensor] | None = None
-    """The whole activation, [..., 2F] (gate, then up) -> [..., F]: ``PlatformOps.swiglu`` as
-    plugins wrapped it. None if the activation is not SwiGLU."""
+    """The whole activation: ``PlatformOps.swiglu`` as plugins wrapped it. None if the activation is
+    not SwiGLU."""
+    clamp: float | None = None
+    offset: float = 0.0
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[..., 2F] (gate, then up; [..., F] if not gated) -> [..., F]."""
+        if self.fused is not None:
+            return self.fused(hidden)
+        if not self.gated:
+            return self.function(hidden)
+        gate, up = hidden.chunk(2, dim=-1)
+        if self.clamp is not None:
+            gate, up = gate.clamp(max=self.clamp), up.clamp(-self.clamp, self.clamp)
+        return self.function(gate) * (up + self.offset if self.offset else up)
+
+    @property
+    def is_swiglu(self) -> bool:
+        """Whether it is ``silu(gate) * up``, so that a fused SwiGLU may replace it."""
+        return self.gated and self.is_silu and self.clamp is None and not self.offset

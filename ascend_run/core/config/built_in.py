@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Final
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.manifest import Claim
 
+from .linear_biases import linear_biases
+from .rotary_keys import QUICK_GELU_ALPHA
+
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from ascend_run.types.config import FieldSection
+    from ascend_run.types.config import FieldSection, RunConfig
 
 _ROUTER_NOT_DONE: Final = (
     "moe_enable_routing_replay",
@@ -28,33 +31,65 @@ _ROUTER_NOT_DONE: Final = (
 _BALANCING: Final = ("aux_loss", "none")
 
 
-def built_in_problems(
-    model: FieldSection | TransformerConfig, claimed: Collection[Claim]
-) -> Iterator[str]:
+def built_in_problems(config: RunConfig, claimed: Collection[Claim]) -> Iterator[str]:
     """Yield a message for each option that the built-in modules would ignore.
 
     Args:
-        model: The ``[model]`` section, or Megatron's TransformerConfig.
         claimed: Seams owned by plugins, whose modules check their own options.
     """
-    ours = ("rotary_local_base", "position_embedding_type")  # not in Megatron's config
-    base, kind = (getattr(model, name, None) for name in ours)
+    model = config.model
+    base, kind = model.rotary_local_base, model.position_embedding_type
     if base and (not model.window_size or kind != "rope" or model.multi_latent_attention):
         yield (
             f"model.rotary_local_base={show(base)} needs model.window_size and "
             "model.position_embedding_type=rope, without model.multi_latent_attention"
         )
+    yield from _activation_problems(model)
     if model.num_moe_experts is not None:
-        yield from experts_problems(model)
+        yield from experts_problems(model, config.parallel.expert_tensor_parallel_size or 1)
         if Claim.ROUTER not in claimed:
             yield from router_problems(model)
+        return
+    for name in ("add_router_bias", "add_expert_bias"):
+        if model[name]:
+            yield f"model.{name}=true needs experts; set model.num_moe_experts, or leave it out"
 
 
-def experts_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
-    """Yield problems of the experts' parameters, which are built-in for every experts kernel."""
-    for name in ("add_bias_linear", "add_mlp_bias"):
-        if getattr(model, name, None):  # Megatron's config has the first only
-            yield f"model.{name}=true: experts have no biases; set it to false"
+def _activation_problems(model: FieldSection) -> Iterator[str]:
+    for name in ("activation_func_clamp_value", "glu_linear_offset"):
+        shown = f"model.{name}={show(model[name])}"
+        if model[name] and not model.gated_linear_unit:
+            yield f"{shown} needs model.gated_linear_unit=true"
+        if model[name] and model.moe_shared_expert_overlap:
+            yield f"{shown} is ignored with model.moe_shared_expert_overlap=true; leave one out"
+    alpha = model.quick_gelu_alpha
+    if alpha != QUICK_GELU_ALPHA and model.activation != "quick_gelu":
+        yield f"model.quick_gelu_alpha={show(alpha)} needs model.activation=quick_gelu"
+
+
+def experts_problems(model: FieldSection, expert_tp: int) -> Iterator[str]:
+    """Yield problems of the experts' parameters, which are built-in for every experts kernel.
+
+    Args:
+        expert_tp: Expert tensor-parallel size.
+    """
+    biases = linear_biases(model)
+    if model.moe_shared_expert_intermediate_size and (biases.mlp or model.add_bias_linear):
+        yield (
+            "model.add_bias_linear=true or model.add_mlp_bias=true: shared experts have no biases; "
+            "set both to false, and name the other linears' biases one by one"
+        )
+    elif model.add_mlp_bias and model.moe_layer_freq == 1:
+        yield (
+            "model.add_mlp_bias=true is of dense layers, and every layer has experts; set "
+            "model.add_expert_bias, or leave it out"
+        )
+    if expert_tp > 1 and (biases.experts or model.add_bias_linear):
+        # A rank's output is a partial sum, to which a replicated bias would be added several times.
+        yield (
+            f"biases of experts with parallel.expert_tensor_parallel_size={expert_tp} are not "
+            "supported; use 1, and parallel.expert_model_parallel_size to shard the experts"
+        )
 
 
 def router_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Which linears of a layer have a bias. Torch-free.
 
 Megatron has ``add_bias_linear`` for all of them and ``add_qkv_bias`` for queries, keys and values;
-two more options override the former for the attention's output projection and for the MLP.
+the other options override the former for one kind of linear each.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ class LinearBiases:
     proj: bool
     """The attention's output projection."""
     mlp: bool
-    """Both linears of a dense MLP and of shared experts."""
+    """Both linears of a dense MLP."""
+    router: bool
+    experts: bool
+    """Both linears of each expert."""
 
 
 def linear_biases(model: FieldSection) -> LinearBiases:
     """Return the biases of ``[model]``."""
     of_all = bool(model.add_bias_linear)
+    names = {"proj": "linear_proj", "mlp": "mlp", "router": "router", "experts": "expert"}
+    given = {kind: model[f"add_{name}_bias"] for kind, name in names.items()}
     return LinearBiases(
         qkv=of_all or bool(model.add_qkv_bias),
-        proj=of_all if model.add_linear_proj_bias is None else model.add_linear_proj_bias,
-        mlp=of_all if model.add_mlp_bias is None else model.add_mlp_bias,
+        **{kind: of_all if value is None else value for kind, value in given.items()},
     )

@@ -9,6 +9,8 @@ import attrs
 _above_0: Any = attrs.validators.optional(attrs.validators.gt(0))
 
 PREFIX: Final = "rope_scaling_"
+QUICK_GELU_ALPHA: Final = 1.702
+"""Megatron's."""
 SCALINGS: Final = ("linear", "dynamic", "yarn", "llama3", "longrope")
 """Values of Hugging Face's ``rope_type``."""
 
@@ -72,6 +74,14 @@ class ModelSwitchKeys(RotaryScalingKeys):
     """Epsilon of the norms of latents; default: ``layernorm_epsilon``."""
     latent_rotary_interleaved: bool = True
     """Rotated pairs of multi-latent attention are adjacent; else half the rotated part apart."""
+    add_router_bias: bool | None = None
+    """Bias of the router's linear; default: as ``add_bias_linear``."""
+    add_expert_bias: bool | None = None
+    """Biases of the experts' linears; default: as ``add_bias_linear``."""
+    quick_gelu_alpha: float = attrs.field(
+        default=QUICK_GELU_ALPHA, validator=attrs.validators.gt(0)
+    )
+    """``activation`` quick_gelu is ``x * sigmoid(alpha * x)``."""
     normalize_output_rows: bool = False
     """Divide each row of the output layer's weight by its length, so that logits are cosines times
     the length of the hidden state."""

@@ -29,20 +29,15 @@ def _feed_forward_width(config: RunConfig) -> Any:
     return 4 * hidden if hidden else None
 
 
+_BIASES: Final = tuple(f"add_{kind}_bias" for kind in ("linear_proj", "mlp", "router", "expert"))
 _DERIVED: Final[dict[str, Callable[[RunConfig], Any]]] = {
     "kv_channels": _head_width,
     "num_query_groups": lambda config: config.model.num_attention_heads,
     "ffn_hidden_size": _feed_forward_width,
     "moe_ffn_hidden_size": lambda config: model_value(config, "ffn_hidden_size"),
     "max_position_embeddings": lambda config: config.data.seq_length,
-    "add_linear_proj_bias": lambda config: bool(config.model.add_bias_linear),
-    "add_mlp_bias": lambda config: bool(config.model.add_bias_linear),
+    **dict.fromkeys(_BIASES, lambda config: bool(config.model.add_bias_linear)),
 }
 
-UNREPRESENTED: Final = (
-    "kv_channels",
-    "num_query_groups",
-    "add_linear_proj_bias",
-    "add_mlp_bias",
-)
+UNREPRESENTED: Final = ("kv_channels", "num_query_groups", *_BIASES)
 """Fields that must have their derived value if a family has no key for them."""

@@ -83,10 +83,9 @@ class HfModel:
 
     def read(self, name: str) -> Tensor:
         """Read a parameter; a view of the mapped file if one stored tensor holds it."""
-        header, rows = self.headers[name], self._stored.rows
+        header = self.headers[name]
         parts = [
-            rows(run.hf, run.hf_start, run.hf_start + run.rows, transposed=run.transposed)
-            for run in self._runs[name]
+            _read(self._stored, run, run.start, run.start + run.rows) for run in self._runs[name]
         ]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.to(header.dtype).reshape(header.shape)
@@ -100,7 +99,8 @@ def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> C
 def _header(source: ParameterSource, stored: StoredTensors) -> TensorShard:
     """Return a parameter, without data, of the size of the stored tensors it is built from."""
     parts = [stored.shape(name) for name in source.hf[0]]
-    parts = [shape[::-1] for shape in parts] if source.transposed else parts
+    if source.transposed:
+        parts = [(*shape[:-2], shape[-1], shape[-2]) for shape in parts]
     shape = (sum(part[0] for part in parts), *parts[0][1:])
     if source.form == "stack_experts":
         shape = (len(source.hf), *shape)
@@ -112,7 +112,9 @@ def _match(
     stored: StoredTensors, family: ModelFamily, config: RunConfig
 ) -> tuple[Mapping[str, ParameterSource], list[str]]:
     """Return the full model's parameters, and the names that are missing or unexpected."""
-    for field in ("num_layers", "num_moe_experts"):  # checked before generating that many names
+    one_by_one = any("{expert}" in name for tensor in family.tensors for name in tensor.hf)
+    # Checked before generating that many names.
+    for field in ("num_layers", *(["num_moe_experts"] if one_by_one else [])):
         count = config.model[field] or 0
         if count > len(stored.names):
             stored_count = f"only {len(stored.names)} tensors are stored"
@@ -197,13 +199,18 @@ def _fill(shard: TensorShard, runs: Sequence[RowRun], stored: StoredTensors) -> 
         start, stop = max(run.start, row), min(run.start + run.rows, row + len(target))
         for begin in range(start, stop, _ROWS_AT_A_TIME):
             end = min(begin + _ROWS_AT_A_TIME, stop)
-            shift = run.hf_start - run.start
-            target[begin - row : end - row].copy_(
-                stored.rows(run.hf, begin + shift, end + shift, columns, transposed=run.transposed)
-            )
+            target[begin - row : end - row].copy_(_read(stored, run, begin, end, columns))
         filled += max(0, stop - start)
     whole = sum(len(matrix) for matrix in matrices)
     assert filled == whole or shard.key in VOCABULARY_PARAMETERS, f"{shard.key}: {filled}/{whole}"
+
+
+def _read(
+    stored: StoredTensors, run: RowRun, begin: int, end: int, columns: slice | None = None
+) -> Tensor:
+    """Read rows ``begin:end`` of a parameter."""
+    rows = run.stored(begin, end)
+    return stored.rows(run.hf, rows, columns, transposed=run.transposed, expert=run.hf_expert)
 
 
 def _equal(stored: StoredTensors, one: str, other: str) -> bool:
@@ -213,7 +220,7 @@ def _equal(stored: StoredTensors, one: str, other: str) -> bool:
         return False
 
     def part(name: str, begin: int) -> Tensor:
-        return stored.rows(name, begin, min(begin + _ROWS_AT_A_TIME, shape[0]))
+        return stored.rows(name, slice(begin, min(begin + _ROWS_AT_A_TIME, shape[0])))
 
     return all(
         torch.equal(part(one, begin), part(other, begin))

@@ -43,6 +43,15 @@ class RowRun:
     """Index on axis 0 of a parameter that stacks experts."""
     transposed: bool = False
     """Whether they are columns of the stored tensor."""
+    hf_expert: int | None = None
+    """Index on axis 0 of a stored tensor that stacks experts."""
+    hf_step: int = 1
+    """Distance between consecutive rows in the stored tensor."""
+
+    def stored(self, begin: int, end: int) -> slice:
+        """Return where rows ``begin:end`` of the parameter are in the stored tensor."""
+        first = self.hf_start + (begin - self.start) * self.hf_step
+        return slice(first, first + (end - begin - 1) * self.hf_step + 1, self.hf_step)
 
 
 @attrs.frozen
@@ -137,9 +146,12 @@ def _runs(source: ParameterSource, shape: Sequence[int], config: RunConfig) -> t
         return _grouped_rows(source.hf[0], shape[0], config)
     if source.form == "concat":
         return _concatenated_rows(source.hf[0], shape[0])
+    experts = config.model.num_moe_experts
+    if shape[0] != experts:
+        raise ValueError(f"{shape[0]} experts on its first axis, expected {experts}")
+    if source.form in ("stacked", "stacked_interleaved"):
+        return _stacked_rows(source.hf[0][0], shape, 1 if source.form == "stacked" else 2)
     assert source.form == "stack_experts", f"{source.name}: no form {source.form!r}"
-    if shape[0] != len(source.hf):
-        raise ValueError(f"{shape[0]} experts on its first axis, expected {len(source.hf)}")
     return tuple(
         attrs.evolve(run, expert=expert)
         for expert, names in enumerate(source.hf)
@@ -150,6 +162,9 @@ def _runs(source: ParameterSource, shape: Sequence[int], config: RunConfig) -> t
 def stored_shapes(runs: Sequence[RowRun], shape: Sequence[int]) -> Mapping[str, tuple[int, ...]]:
     """Return the shape of every stored tensor that a parameter of this shape is built from."""
     stacked = runs[0].expert is not None
+    if runs[0].hf_expert is not None:
+        of_one = tuple(shape[1:])
+        return {runs[0].hf: (shape[0], *(of_one[::-1] if runs[0].transposed else of_one))}
     rows: dict[str, int] = {}
     for run in runs:
         rows[run.hf] = rows.get(run.hf, 0) + run.rows
@@ -250,3 +265,19 @@ def _concatenated_rows(names: Sequence[str], rows: int) -> tuple[RowRun, ...]:
     if rest:
         raise ValueError(f"{rows} rows are not {len(names)} equal parts")
     return tuple(RowRun(name, 0, part * each, each) for part, name in enumerate(names))
+
+
+def _stacked_rows(name: str, shape: Sequence[int], parts: int) -> tuple[RowRun, ...]:
+    """Return the rows of each expert in one stored tensor.
+
+    Args:
+        parts: Number of projections whose rows alternate there.
+    """
+    each, rest = divmod(shape[1], parts)
+    if rest:
+        raise ValueError(f"{shape[1]} rows are not {parts} equal parts")
+    return tuple(
+        RowRun(name, part, part * each, each, expert, hf_expert=expert, hf_step=parts)
+        for expert in range(shape[0])
+        for part in range(parts)
+    )

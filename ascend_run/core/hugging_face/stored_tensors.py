@@ -72,23 +72,25 @@ class StoredTensors:
     def rows(
         self,
         name: str,
-        start: int,
-        stop: int,
+        rows: slice,
         columns: slice | None = None,
         *,
         transposed: bool = False,
+        expert: int | None = None,
     ) -> Tensor:
-        """Read rows ``start:stop`` of a tensor, and only ``columns`` of a matrix.
+        """Read rows of a tensor, and only ``columns`` of a matrix.
 
-        If ``transposed``, rows and columns are those of the transpose.
+        Args:
+            transposed: Rows and columns are those of the transpose.
+            expert: Index on the first axis of a tensor that stacks such matrices.
         """
+        near = slice(rows.start, rows.stop)  # safetensors reads consecutive rows
+        where = (near,) if columns is None else (near, columns)
+        if transposed:
+            where = (columns or slice(None), near)
         try:
-            stored = self._slices[name]
-            if transposed:
-                turned: Tensor = stored[columns or slice(None), start:stop]
-                return turned.t()
-            part: Tensor = stored[start:stop] if columns is None else stored[start:stop, columns]
-            return part
+            part: Tensor = self._slices[name][where if expert is None else (expert, *where)]
+            return (part.t() if transposed else part)[:: rows.step]
         except (SafetensorError, OSError) as problem:
             raise CheckpointError(
                 f"{self.folder}: tensor {name} cannot be read: {problem}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import attrs
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
@@ -17,10 +18,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor, nn
 
-from ascend_run.core.config.built_in import experts_problems
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.errors import ConfigError
 
 from .assembly import Assembly
 
@@ -48,29 +48,30 @@ def loop_experts(
         probs_T.split(list(tokens_per_expert)),
         weights.fc1.unbind(0),
         weights.fc2.unbind(0),
+        _by_expert(weights.fc1_bias, tokens_per_expert),
+        _by_expert(weights.fc2_bias, tokens_per_expert),
         strict=True,
     )
-    for x, prob, fc1, fc2 in parts:
-        hidden = _activated(x @ fc1.t(), activation)
-        outputs.append((hidden * prob.unsqueeze(-1).to(hidden.dtype)) @ fc2.t())
+    for x, prob, fc1, fc2, fc1_bias, fc2_bias in parts:
+        hidden = x @ fc1.t()
+        hidden = activation(hidden if fc1_bias is None else hidden + fc1_bias)
+        prob_T1 = prob.unsqueeze(-1).to(hidden.dtype)
+        out = (hidden * prob_T1) @ fc2.t()
+        outputs.append(out if fc2_bias is None else out + prob_T1 * fc2_bias)
     return torch.cat(outputs)
 
 
-def _activated(hidden: Tensor, activation: c.ExpertActivation) -> Tensor:
-    if activation.fused is not None:
-        return activation.fused(hidden)
-    if not activation.gated:
-        return activation.function(hidden)
-    gate, up = hidden.chunk(2, dim=-1)
-    return activation.function(gate) * up
+def _by_expert(biases: Tensor | None, experts: Sequence[int]) -> Sequence[Tensor | None]:
+    return [None] * len(experts) if biases is None else biases.unbind(0)
 
 
 class Experts(MegatronModule):
     """Stacked gated MLPs, in the experts slot of Megatron's MoELayer.
 
-    Parameters: ``fc1`` [X, 2F, H] (gate rows, then up rows; [X, F, H] without gating) and ``fc2``
-    [X, H, F]. With expert tensor parallelism F is this rank's shard: the dispatcher all-gathers the
-    tokens of the ranks before and reduce-scatters their partial outputs after.
+    Parameters: ``fc1`` [X, 2F, H] (gate rows, then up rows; [X, F, H] without gating), ``fc2``
+    [X, H, F], and with ``add_expert_bias`` ``fc1_bias`` [X, 2F] and ``fc2_bias`` [X, H]. With
+    expert tensor parallelism F is this rank's shard: the dispatcher all-gathers the tokens of the
+    ranks before and reduce-scatters their partial outputs after.
     """
 
     def __init__(
@@ -83,33 +84,38 @@ class Experts(MegatronModule):
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        if problems := list(experts_problems(config)):  # a plugin may have changed it
-            raise ConfigError("the experts cannot do this", problems)
         self.num_local_experts = num_local_experts
         self.groups = pg_collection
         self.compute = assembly.experts_kernel
-        gated, is_silu = config.gated_linear_unit, assembly.model.activation == "silu"
-        self.activation = c.ExpertActivation(
+        activation = c.ExpertActivation(
             function=config.activation_func,
-            gated=gated,
-            is_silu=is_silu,
-            fused=assembly.ops.swiglu if gated and is_silu else None,
+            gated=config.gated_linear_unit,
+            is_silu=assembly.model.activation == "silu",
+            clamp=config.activation_func_clamp_value,
+            offset=config.glu_linear_offset,
         )
+        fused = assembly.ops.swiglu if activation.is_swiglu else None
+        self.activation = attrs.evolve(activation, fused=fused)
         tp_size = get_pg_size(pg_collection.expt_tp)
         width = (config.moe_ffn_hidden_size or config.ffn_hidden_size) // tp_size
         rows = 2 * width if config.gated_linear_unit else width
         empty = partial(torch.empty, dtype=config.params_dtype, device=assembly.device)
         self.fc1 = nn.Parameter(empty(num_local_experts, rows, config.hidden_size))
         self.fc2 = nn.Parameter(empty(num_local_experts, config.hidden_size, width))
+        has_biases = linear_biases(assembly.model).experts
+        for name, size in (("fc1_bias", rows), ("fc2_bias", config.hidden_size)):
+            bias = nn.Parameter(empty(num_local_experts, size)) if has_biases else None
+            self.register_parameter(name, bias)
         # Tensor-parallel ranks that do not shard experts hold replicas that process different
         # tokens, so these gradients are reduced over the experts' own data-parallel group.
         as_dense = (
             config.expert_model_parallel_size == 1
             and config.expert_tensor_parallel_size == config.tensor_model_parallel_size
         )
-        for parameter, dim in ((self.fc1, 1), (self.fc2, 2)):
-            if tp_size > 1:
+        if tp_size > 1:
+            for parameter, dim in ((self.fc1, 1), (self.fc2, 2)):
                 set_tensor_model_parallel_attributes(parameter, True, dim, 1)
+        for parameter in self.parameters():
             # Megatron reduces the gradient of a parameter with allreduce=False over the experts'
             # own data-parallel group.
             mark(parameter, allreduce=as_dense)
@@ -122,7 +128,7 @@ class Experts(MegatronModule):
     ) -> tuple[Tensor, None]:
         """[T, H], counts [X], [T] -> ([T, H], None for the bias)."""
         counts = tokens_per_expert.tolist()
-        weights = c.ExpertWeights(self.fc1, self.fc2)
+        weights = c.ExpertWeights(self.fc1, self.fc2, self.fc1_bias, self.fc2_bias)
         out = self.compute(
             permuted_local_hidden_states, counts, permuted_probs, weights, self.activation
         )
@@ -165,6 +171,9 @@ class Experts(MegatronModule):
             fc1: shard(fc1, self.fc1, (axis + 1, tp_rank, tp_size), replica),
             fc2: shard(fc2, self.fc2, (axis + 2, tp_rank, tp_size), replica),
         }
+        for name, bias in ((f"{fc1}_bias", self.fc1_bias), (f"{fc2}_bias", self.fc2_bias)):
+            if bias is not None:  # never sharded within an expert
+                sharded[name] = shard(name, bias, (axis + 1, 0, 1), replica)
         if tp_size > 1 and self.activation.gated:
             # The gate rows and the up rows are sharded separately. The factory accepts any tree of
             # tensors and, as in Megatron's own factories, lists.

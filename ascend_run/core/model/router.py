@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import Router as MegatronRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from ascend_run.core.config.built_in import router_problems
+from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class Router(MegatronRouter):
     With ``moe_router_enable_expert_bias`` Megatron adds ``moe_router_bias_update_rate`` to the bias
     of each expert below the mean load of a step, over all ranks, and subtracts it above.
 
+    Args:
+        has_bias: Whether the linear has a bias.
+
     Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5);
     groups, arXiv:2405.04434 (section 2.1.2); expert bias, arXiv:2408.15664.
 
@@ -101,10 +105,19 @@ class Router(MegatronRouter):
     """Tokens of this step by expert: [X]."""
 
     def __init__(
-        self, *, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None
+        self,
+        *,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection | None = None,
+        has_bias: bool = False,
     ) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         _check_supported(config)
+        self.bias = None
+        if has_bias:
+            bias_X = torch.empty(self.weight.shape[0], dtype=config.params_dtype)
+            self.bias = nn.Parameter(bias_X)
+            mark(self.bias, sequence_parallel=config.sequence_parallel)
         self.topk = config.moe_router_topk
         groups, kept = config.moe_router_num_groups, config.moe_router_group_topk
         self.groups = (groups, kept) if groups and kept else None

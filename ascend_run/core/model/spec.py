@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -96,7 +97,8 @@ def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(
-            router=assembly.router or Router,
+            router=assembly.router
+            or partial(Router, has_bias=linear_biases(assembly.model).router),
             experts=ModuleSpec(module=Experts, params={"assembly": assembly}),
             shared_experts=ModuleSpec(
                 module=SharedExpertMLP, submodules=mlp_submodules(config, assembly)

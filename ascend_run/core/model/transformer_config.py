@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args, get_origin
 
+import attrs
 import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import (
@@ -18,6 +19,7 @@ from torch import Tensor
 from ascend_run.core.config.latent_attention import latent_softmax_scale
 from ascend_run.core.config.megatron_fields import megatron_fields
 from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.activations import is_swiglu
 from ascend_run.plugin_api.errors import ConfigError, HookError
 from ascend_run.types.config import RunConfig
 
@@ -34,6 +36,16 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 def _squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
+
+
+@attrs.frozen
+class QuickGelu:
+    """``x * sigmoid(alpha * x)``. Source: arXiv:1606.08415, section 2."""
+
+    alpha: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.alpha * x)
 
 
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -112,13 +124,14 @@ def _built_in_arguments(config: RunConfig, chosen: Mapping[str, Any]) -> dict[st
         chosen: Megatron fields that the config sets.
     """
     model = config.model
-    activation = ACTIVATIONS[model.activation]
+    quick_gelu = QuickGelu(model.quick_gelu_alpha)
+    activation = {**ACTIVATIONS, "quick_gelu": quick_gelu}[model.activation]
     # Megatron reads 0 as layers that it does not build.
     arguments: dict[str, Any] = {
         "activation_func": activation,
         "mtp_num_layers": model.mtp_num_layers or None,
     }
-    if activation is F.silu and chosen.get("gated_linear_unit"):
+    if is_swiglu(model):
         # Megatron's seam for a fused activation, used by our SwiGLU.
         arguments["use_te_activation_func"] = True
     if chosen.get("num_moe_experts"):

@@ -59,14 +59,16 @@ def build_optimizer(
 def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dict[str, object]]:
     """Group trainable parameters by weight decay and by expert parallelism, with Megatron's keys.
 
-    Vectors (norms and biases) have no weight decay.
+    Vectors (norms and biases) have no weight decay; nor have the biases of experts, which are
+    stacked.
     """
     buckets: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for chunk in chunks:
-        for parameter in chunk.parameters():
+        for name, parameter in chunk.named_parameters():
             if parameter.requires_grad:
                 is_expert = not getattr(parameter, "allreduce", True)
-                buckets.setdefault((parameter.ndim > 1, is_expert), []).append(parameter)
+                decays = parameter.ndim > 1 and not name.endswith("_bias")
+                buckets.setdefault((decays, is_expert), []).append(parameter)
     return [
         _group(parameters, config, decays=decays, is_expert=is_expert)
         for (decays, is_expert), parameters in sorted(buckets.items(), reverse=True)

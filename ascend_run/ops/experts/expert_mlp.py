@@ -19,6 +19,7 @@ from ascend_run.ops.tensor_marks import mark
 from ascend_run.types.moe import GroupedGemm
 
 from .grouped_matmul import GROUPS, Backend, MakeGroups, choose
+from .quantised_matmul import spread
 
 # T tokens sorted by expert, H hidden size, F expert width, X experts
 
@@ -33,6 +34,8 @@ def expert_mlp(
     probs_T: Tensor,
     fc1: Tensor,
     fc2: Tensor,
+    fc1_bias: Tensor | None = None,
+    fc2_bias: Tensor | None = None,
     *,
     function: Callable[[Tensor], Tensor] = F.silu,
     gated: bool = True,
@@ -41,7 +44,7 @@ def expert_mlp(
     backend: Backend | MakeGroups | None = None,
     accumulate: bool = False,
 ) -> Tensor:
-    """Compute ``(probs * act(x @ fc1.T)) @ fc2.T`` for each token with its own expert.
+    """Compute ``probs * (act(x @ fc1.T + fc1_bias) @ fc2.T + fc2_bias)`` with each token's expert.
 
     Args:
         tokens_TH: Sorted by expert.
@@ -49,6 +52,7 @@ def expert_mlp(
         probs_T: Any floating dtype; cast to that of the tokens.
         fc1: [X, 2F, H], gate rows before up rows; [X, F, H] if not gated.
         fc2: [X, H, F].
+        fc1_bias, fc2_bias: [X, 2F] (or [X, F]) and [X, H], both or none.
         function: The activation; of the gate if gated.
         is_silu: Whether it is SiLU, which has a manual backward.
         fused: The full activation, [t, 2F] -> [t, F], a differentiable operator that replaces
@@ -59,7 +63,8 @@ def expert_mlp(
             has set one, instead of to a separate tensor.
 
     Returns:
-        [T, H]; differentiable in tokens, probs and weights; an empty expert's gradients are zeros.
+        [T, H]; differentiable in tokens, probs, weights and biases; an empty expert's gradients are
+        zeros.
     """
     if backend is None:
         widths = (*fc1.shape[1:], *fc2.shape[1:])
@@ -70,7 +75,10 @@ def expert_mlp(
         activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
     make = GROUPS[backend] if isinstance(backend, str) else backend
     groups = make(counts, tokens_TH.device)
-    out: Tensor = _ExpertMlp.apply(tokens_TH, probs_T, fc1, fc2, groups, activation, accumulate)
+    weights = (fc1, fc2, fc1_bias, fc2_bias)
+    out: Tensor = _ExpertMlp.apply(
+        tokens_TH, probs_T, *weights, counts, groups, activation, accumulate
+    )
     return out
 
 
@@ -82,27 +90,36 @@ class _ExpertMlp(Function):
         probs_T: Tensor,
         fc1: Tensor,
         fc2: Tensor,
+        fc1_bias: Tensor | None,
+        fc2_bias: Tensor | None,
+        counts: Sequence[int],
         groups: GroupedGemm,
         activation: SwiGlu | AutogradActivation,
         accumulate: bool,
     ) -> Tensor:
         hidden = groups.matmul(tokens_TH, fc1.transpose(1, 2))
+        if fc1_bias is not None:
+            hidden += spread(fc1_bias, counts)
         probs_T1 = probs_T.to(hidden.dtype).unsqueeze(-1)
         act_TF = hidden.new_empty(hidden.shape[0], fc2.shape[2])
         kept = hidden.new_empty(act_TF.shape if activation.keeps else (act_TF.shape[0], 0))
         for rows in _row_blocks(act_TF):
             activation.forward(hidden[rows], probs_T1[rows], out=act_TF[rows], kept=kept[rows])
-        ctx.groups, ctx.activation, ctx.accumulate = groups, activation, accumulate
+        ctx.counts, ctx.groups = counts, groups
+        ctx.activation, ctx.accumulate = activation, accumulate
         # The tokens are only needed for the gradient of a weight.
         read_TH = tokens_TH if ctx.needs_input_grad[2] else None
-        ctx.save_for_backward(read_TH, probs_T, fc1, fc2, hidden, kept)
-        return groups.matmul(act_TF, fc2.transpose(1, 2))
+        ctx.save_for_backward(read_TH, probs_T, fc1, fc2, fc2_bias, hidden, kept)
+        out_TH = groups.matmul(act_TF, fc2.transpose(1, 2))
+        if fc2_bias is not None:
+            out_TH += spread(fc2_bias, counts) * probs_T1
+        return out_TH
 
     @staticmethod
     def backward(ctx: Any, dy_TH: Tensor) -> tuple[Tensor | None, ...]:
-        tokens_TH, probs_T, fc1, fc2, hidden, kept = ctx.saved_tensors
-        groups, activation = ctx.groups, ctx.activation
-        needs_tokens, _, needs_fc1, needs_fc2, *_ = ctx.needs_input_grad
+        tokens_TH, probs_T, fc1, fc2, fc2_bias, hidden, kept = ctx.saved_tensors
+        counts, groups, activation = ctx.counts, ctx.groups, ctx.activation
+        needs_tokens, _, needs_fc1, needs_fc2, *needs_biases, _, _, _, _ = ctx.needs_input_grad
         probs_T1 = probs_T.to(hidden.dtype).unsqueeze(-1)
         dact_TF = groups.matmul(dy_TH, fc2)
         act_TF, dhidden = torch.empty_like(dact_TF), torch.empty_like(hidden)
@@ -117,12 +134,22 @@ class _ExpertMlp(Function):
                 dhidden=dhidden[rows],
                 dprobs=dprobs_T1[rows],
             )
+        if fc2_bias is not None:
+            dprobs_T1 += (dy_TH * spread(fc2_bias, counts)).sum(dim=-1, keepdim=True)
+        dfc1_bias = _sums(dhidden, counts) if needs_biases[0] else None
+        dfc2_bias = _sums(dy_TH * probs_T1, counts) if needs_biases[1] else None
         accumulate = ctx.accumulate
         dfc2 = _weight_gradient(groups, fc2, dy_TH, act_TF, accumulate) if needs_fc2 else None
         del dact_TF, act_TF
         dfc1 = _weight_gradient(groups, fc1, dhidden, tokens_TH, accumulate) if needs_fc1 else None
         dtokens = groups.matmul(dhidden, fc1) if needs_tokens else None
-        return dtokens, dprobs_T1.squeeze(-1).to(probs_T.dtype), dfc1, dfc2, None, None, None
+        dprobs = dprobs_T1.squeeze(-1).to(probs_T.dtype)
+        return (dtokens, dprobs, dfc1, dfc2, dfc1_bias, dfc2_bias, *(None,) * 4)
+
+
+def _sums(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """Return the sum of the rows of each expert: [T, ...] -> [X, ...]."""
+    return torch.stack([part.sum(dim=0) for part in rows.split([*counts])])
 
 
 def _weight_gradient(

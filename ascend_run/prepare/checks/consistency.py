@@ -30,7 +30,7 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
             which do not support all of Megatron's options.
     """
     return [
-        *built_in_problems(config.model, claimed),
+        *built_in_problems(config, claimed),
         *([] if config.model.multi_latent_attention else _attention(config)),
         *latent_problems(config),
         *rotary_problems(config),

@@ -6,6 +6,7 @@ from typing import Final
 
 POSITIVE: Final = frozenset(
     {
+        "activation_func_clamp_value",
         "beta_fast",
         "beta_slow",
         "context_parallel_size",

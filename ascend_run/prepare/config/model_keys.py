@@ -11,7 +11,7 @@ from ascend_run.types.config import DEFAULT_FAMILY
 
 _positive: Any = attrs.validators.gt(0)
 
-ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu")
 
 
 def _proper_share(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:

@@ -36,8 +36,7 @@ NEVER: Final[Mapping[str, str]] = {
 
 _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "it is not supported yet": """
-        activation_func_clamp_value apply_query_key_layer_scaling attention_output_gate
-        experimental_attention_variant glu_linear_offset
+        apply_query_key_layer_scaling attention_output_gate experimental_attention_variant
         heterogeneous_block_specs log_max_attention_logit moe_apply_probs_on_input no_rope_freq
         num_microbatches_with_partial_activation_checkpoints overlap_moe_expert_parallel_comm
         overlap_p2p_comm_warmup_flush qk_clip

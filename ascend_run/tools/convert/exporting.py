@@ -73,10 +73,23 @@ def hf_tensors(
     for run in row_runs(source, parameter.shape, config):
         parts.setdefault(run.hf, []).append(run)
     for name, runs in parts.items():
+        if runs[0].hf_expert is not None:
+            yield name, _stacked(runs, parameter)
+            continue
         in_order = sorted(runs, key=lambda run: run.hf_start)
         rows = [_rows(parameter, run) for run in in_order]
         whole = rows[0] if len(rows) == 1 else torch.cat(rows)
         yield name, whole.t() if runs[0].transposed else whole
+
+
+def _stacked(runs: list[RowRun], parameter: Tensor) -> Tensor:
+    """Return the stored tensor that stacks all experts."""
+    stored = torch.empty_like(parameter)
+    for run in runs:
+        assert run.hf_expert is not None
+        where = run.stored(run.start, run.start + run.rows)
+        stored[run.hf_expert][where] = _rows(parameter, run)
+    return stored.transpose(1, 2) if runs[0].transposed else stored
 
 
 def _rows(parameter: Tensor, run: RowRun) -> Tensor:

@@ -342,6 +342,34 @@ FAMILIES: Final = (
         },
     ),
     Family(
+        name="gpt_oss",
+        experts=True,
+        layout=layouts.gpt_oss,
+        common={
+            "head_dim": 12,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "router_aux_loss_coef": 0.0,
+            "sliding_window": 5,
+        },
+        variants={
+            "low clamp, yarn": {
+                "swiglu_limit": 0.8,
+                "rms_norm_eps": 1e-2,
+                "rope_parameters": {**YARN, "truncate": False},
+            },
+            "other windows, no attention biases, tied": {
+                "attention_bias": False,
+                "num_experts_per_tok": 3,
+                "num_hidden_layers": 3,
+                "layer_types": [f"{kind}_attention" for kind in ("full", "sliding", "sliding")],
+                "swiglu_alpha": 0.9,
+                "tie_word_embeddings": True,
+                **BASE_500,
+            },
+        },
+    ),
+    Family(
         name="mistral",
         variants={
             "window": {"sliding_window": 5, "head_dim": 12, **LINEAR},

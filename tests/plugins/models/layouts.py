@@ -106,6 +106,27 @@ def grok1(theirs: Tensors, config: Any) -> Tensors:
     return decoder_layout(found, config, norms)
 
 
+def gpt_oss(theirs: Tensors, config: Any) -> Tensors:
+    """In memory gate and up alternate, in matrices [in, out]."""
+
+    def halves(x: Tensor) -> Tensor:
+        return torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+
+    found = decoder_layout(theirs, config)
+    for layer in range(config.num_hidden_layers):
+        at, our = f"model.layers.{layer}", f"decoder.layers.{layer}"
+        sinks = theirs[f"{at}.self_attn.sinks"]
+        found[f"{our}.self_attention.core_attention.softmax_offset"] = sinks
+        for part in ("weight", "bias"):
+            found[f"{our}.mlp.router.{part}"] = theirs[f"{at}.mlp.router.{part}"]
+        there, here = f"{at}.mlp.experts", f"{our}.mlp.experts"
+        found[f"{here}.fc1"] = halves(theirs[f"{there}.gate_up_proj"]).mT
+        found[f"{here}.fc1_bias"] = halves(theirs[f"{there}.gate_up_proj_bias"])
+        found[f"{here}.fc2"] = theirs[f"{there}.down_proj"].mT
+        found[f"{here}.fc2_bias"] = theirs[f"{there}.down_proj_bias"]
+    return found
+
+
 def latent_decoder(theirs: Tensors, config: Any) -> Tensors:
     """In memory transformers stacks its experts as we do."""
     ours = {

@@ -19,6 +19,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugin_api.activations import is_swiglu
 
 from .cost import grouped_cost
 
@@ -107,9 +108,8 @@ class Gmm:
     def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange | None:
         if not rank.moe_layers:
             return None
-        model = config.model
-        gated, is_silu = bool(model.gated_linear_unit), model.activation == "silu"
-        return grouped_cost(rank, gated=gated, is_silu=is_silu)
+        gated = bool(config.model.gated_linear_unit)
+        return grouped_cost(rank, gated=gated, swiglu=is_swiglu(config.model))
 
     @hookimpl
     def ascend_experts(self, config: RunConfig, ops: PlatformOps) -> ExpertsKernel | None:

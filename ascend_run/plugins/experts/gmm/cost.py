@@ -14,10 +14,11 @@ from ascend_run.plugin_api import (
 )
 
 _NOT_KEPT: Final = ("experts.product", "experts.weighted")
+_BY_ACTIVATION: Final = ("experts.activated", "experts.clamped", "experts.sigmoid")
 _BY_AUTOGRAD: Final = ("experts.activation", "experts.weights")
 
 
-def grouped_cost(rank: PipelineStage, *, gated: bool, is_silu: bool) -> CostChange:
+def grouped_cost(rank: PipelineStage, *, gated: bool, swiglu: bool) -> CostChange:
     """Return the changes in saved activations and working memory.
 
     Saved are the tokens, the output of the first GEMM and, for SwiGLU, the activation of the gate;
@@ -25,12 +26,12 @@ def grouped_cost(rank: PipelineStage, *, gated: bool, is_silu: bool) -> CostChan
 
     Args:
         gated: Whether the first GEMM has a gate.
-        is_silu: Whether the activation is SiLU, whose backward is hand-written.
+        swiglu: Whether the activation is SwiGLU, whose backward is hand-written.
     """
     layer = min(rank.moe_layers)
     sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[layer]}
     width, tokens = sizes["experts.product"], sizes["experts.input"]
-    not_kept = _NOT_KEPT if gated and is_silu else (*_NOT_KEPT, "experts.activated")
+    not_kept = _NOT_KEPT if swiglu else (*_NOT_KEPT, *_BY_ACTIVATION)
     rows = 2 if gated else 1
     # Incoming gradient, gradient of fc2's input, that input recomputed, gradient of fc1's output.
     held = tokens + width * (2 + rows)

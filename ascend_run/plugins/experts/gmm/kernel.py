@@ -36,17 +36,14 @@ class GroupedExperts:
         weights: ExpertWeights,
         activation: ExpertActivation,
     ) -> Tensor:
+        # ``expert_mlp`` has its own SwiGLU, which applies the router probabilities.
+        has_own = activation.is_swiglu and activation.fused in (None, swiglu)
         return expert_mlp(
             tokens_TH,
             tokens_per_expert,
             probs_T,
-            weights.fc1,
-            weights.fc2,
-            function=activation.function,
-            gated=activation.gated,
-            is_silu=activation.is_silu,
-            # ``expert_mlp`` has its own SwiGLU, which applies the router probabilities.
-            fused=None if activation.fused is swiglu else activation.fused,
+            *weights,
+            fused=None if has_own else activation,
             backend=self.backend,
             accumulate=self.accumulate,
         )

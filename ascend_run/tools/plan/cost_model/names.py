@@ -32,7 +32,7 @@ def parameter_key(name: str) -> str | None:
 
 def _in_layer(words: list[str], kind: str) -> str | None:
     if words == ["mlp", "experts"]:  # one tensor for the linears of all experts
-        return f"experts.{kind}" if kind in ("fc1", "fc2") else None
+        return f"experts.{kind}" if kind.removesuffix("_bias") in ("fc1", "fc2") else None
     if words == ["mlp", "shared_experts"] and kind == "gate_weight":
         return "shared_experts.gate_weight"
     if words == ["self_attention", "core_attention"] and kind == "softmax_offset":

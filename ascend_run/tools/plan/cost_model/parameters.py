@@ -126,21 +126,41 @@ def _layer(
         yield from _norm(config, "mlp_bda", hidden, layer)
     if not has_experts:
         yield from _feed_forward("mlp", sizes, sizes.ffn, layer, biases=biases.mlp)
-        return
-    rows = sizes.all_experts
-    yield ParameterCost(
-        part="router", name="weight", numel=rows * hidden, layer=layer, sees_own_tokens=True
-    )
+    else:
+        yield from _experts(config, layout, sizes, layer)
+
+
+def _experts(
+    config: RunConfig, layout: Layout, sizes: Sizes, layer: int
+) -> Iterator[ParameterCost]:
+    """Router, experts and shared experts."""
+    hidden, biases = sizes.hidden, linear_biases(config.model)
+    for name, columns in (("weight", hidden), *([("weight_bias", 1)] if biases.router else [])):
+        yield ParameterCost(
+            part="router",
+            name=name,
+            numel=sizes.all_experts * columns,
+            is_matrix=name == "weight",
+            layer=layer,
+            sees_own_tokens=True,
+        )
     # Without expert tensor parallelism, tensor-parallel ranks hold replicas of the experts.
     apart = not (layout.ep == 1 and layout.expt_tp == layout.tp)
-    for name, numel in (
-        ("fc1", sizes.experts * sizes.fc1_rows * sizes.expert_ffn * hidden),
-        ("fc2", sizes.experts * hidden * sizes.expert_ffn),
-    ):
-        yield ParameterCost(part="experts", name=name, numel=numel, is_expert=apart, layer=layer)
+    rows = sizes.fc1_rows * sizes.expert_ffn
+    weights = {"fc1": rows * hidden, "fc2": hidden * sizes.expert_ffn}
+    stacked = weights | ({"fc1_bias": rows, "fc2_bias": hidden} if biases.experts else {})
+    for name, numel in stacked.items():
+        yield ParameterCost(
+            part="experts",
+            name=name,
+            numel=sizes.experts * numel,
+            is_matrix=name in weights,
+            is_expert=apart,
+            layer=layer,
+        )
     if sizes.shared_ffn:
         yield from _feed_forward("shared_experts", sizes, sizes.shared_ffn, layer, biases=False)
-        if model.moe_shared_expert_gate:
+        if config.model.moe_shared_expert_gate:
             yield ParameterCost(
                 part="shared_experts",
                 name="gate_weight",

@@ -198,12 +198,15 @@ def _activation(sizes: Sizes, rows: float, width: int) -> Iterator[tuple[str, fl
     one = rows * width * sizes.item_bytes
     if sizes.gated:
         yield from (("hidden", 2 * one), ("activated", one), ("product", one))
+        yield "clamped", sizes.glu_copies * one
     elif sizes.activation == "relu":  # its backward reads only its output
         yield "product", one
     elif sizes.activation == "squared_relu":
         yield from (("activated", one), ("product", one))
     else:
         yield from (("hidden", one), ("product", one))
+    if sizes.activation == "quick_gelu":
+        yield "sigmoid", one
 
 
 def _router(sizes: Sizes) -> Iterator[tuple[str, float]]:

@@ -60,6 +60,8 @@ class Sizes:
     topk: int
     gated: bool
     activation: str
+    glu_copies: int
+    """Copies of the gate and of up that are saved because a clamp or an offset changes them."""
     sequence: int
     """Tokens of a full sequence."""
     tokens: int
@@ -147,6 +149,7 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
         topk=model.moe_router_topk if model.num_moe_experts else 0,
         gated=bool(model.gated_linear_unit),
         activation=model.activation,
+        glu_copies=2 if model.activation_func_clamp_value else int(bool(model.glu_linear_offset)),
         sequence=config.data.seq_length,
         tokens=tokens,
         shared_tokens=tokens // tp if config.parallel.sequence_parallel else tokens,
