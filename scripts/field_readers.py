@@ -21,7 +21,9 @@ _READERS: Final[Mapping[str, str]] = {
         attention_dropout rotary_interleaved softmax_type
     """,
     "ascend_run.plugin_api.attention_layers": "window_attn_skip_freq window_size",
-    "ascend_run.core.model.experts": "moe_ffn_hidden_size",
+    "ascend_run.core.model.experts": """
+        activation_func_clamp_value glu_linear_offset moe_ffn_hidden_size
+    """,
     "ascend_run.core.model.initialization": "embedding_init_method_std init_method_std",
     "ascend_run.core.model.latent_attention": """
         kv_lora_rank q_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim

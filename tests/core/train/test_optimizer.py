@@ -116,6 +116,19 @@ def test_every_layout_is_clipped_by_the_norm_of_all(
         torch.testing.assert_close(others[name], weights[name], rtol=1e-4, atol=1e-6)
 
 
+def test_biases_have_no_weight_decay_where_experts_stack_them() -> None:
+    from ascend_run.core.train.optimizer import parameter_groups
+
+    with training({**MOE, "model.add_expert_bias": True}) as run:
+        (chunk,) = run.bundle.chunks
+        groups = parameter_groups([chunk], run.context.config)
+        names = {id(p): name for name, p in chunk.named_parameters()}
+        decay = {names[id(p)]: group["wd_mult"] for group in groups for p in group["params"]}
+    of_experts = {n: factor for n, factor in decay.items() if ".layers.1.mlp.experts." in n}
+    assert len(of_experts) == 4
+    assert all(factor == (not n.endswith("bias")) for n, factor in of_experts.items())
+
+
 def test_a_parameter_that_takes_no_gradient_is_in_no_group() -> None:
     from ascend_run.core.train.optimizer import parameter_groups
 

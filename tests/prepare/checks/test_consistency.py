@@ -369,8 +369,41 @@ _BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
             {Claim.ROUTER},
             "model.moe_expert_capacity_factor=1.5 is not served by the built-in router",
         ),
-        ({"model__add_bias_linear": True}, set(), "experts have no biases; set it to false"),
-        ({"model__add_mlp_bias": True}, set(), "model.add_mlp_bias=true: experts have no biases"),
+        (
+            {"model__add_bias_linear": True, "model__moe_shared_expert_intermediate_size": 8},
+            set(),
+            "shared experts have no biases; set both to false",
+        ),
+        ({"model__add_mlp_bias": True}, set(), "model.add_mlp_bias=true is of dense layers"),
+        (
+            {"model__add_expert_bias": True, "parallel__expert_tensor_parallel_size": 2},
+            set(),
+            "biases of experts with parallel.expert_tensor_parallel_size=2 are not supported",
+        ),
+        (
+            {"model__num_moe_experts": "none", "model__add_router_bias": True},
+            set(),
+            "model.add_router_bias=true needs experts; set model.num_moe_experts",
+        ),
+        (
+            {"model__activation_func_clamp_value": 7.0, "model__gated_linear_unit": False},
+            set(),
+            "model.activation_func_clamp_value=7.0 needs model.gated_linear_unit=true",
+        ),
+        (
+            {
+                "model__gated_linear_unit": True,
+                "model__glu_linear_offset": 1.0,
+                "model__moe_shared_expert_overlap": True,
+            },
+            set(),
+            "model.glu_linear_offset=1.0 is ignored with model.moe_shared_expert_overlap=true",
+        ),
+        (
+            {"model__quick_gelu_alpha": 1.5},
+            set(),
+            "model.quick_gelu_alpha=1.5 needs model.activation=quick_gelu",
+        ),
     ],
 )
 def test_unsupported_options_are_rejected_unless_a_plugin_owns_the_seam(

@@ -36,6 +36,7 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "norms of outputs": {**DENSE, "model.norm_placement": "post"},
     "norms of experts' outputs": {**MOE, **BOTH},
     "norm of embeddings": {**DENSE, "model.embedding_layernorm": True},
+    "biases of experts": {**MOE, "model.add_router_bias": True, "model.add_expert_bias": True},
     "sinks": {**DENSE, "model.softmax_type": "learnable"},
     "LayerNorm": {**DENSE, **BOTH, "model.normalization": "LayerNorm"},
     "multi-token prediction": {**DENSE, "model.mtp_num_layers": 2},
@@ -92,6 +93,24 @@ def test_what_a_switch_adds_to_the_peak_is_expected_to_the_byte(
     (expected, measured), (more, most) = peaks
     assert more > expected
     assert more - expected == pytest.approx(most - measured, abs=64)
+
+
+CLAMPED = {
+    "model.activation": "quick_gelu",
+    "model.activation_func_clamp_value": 7.0,
+    "model.glu_linear_offset": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    "model", [DENSE, {**MOE, "model.add_expert_bias": True}], ids=["mlp", "experts"]
+)
+def test_a_clamped_activation_takes_the_memory_that_was_expected(
+    gloo_pool: GlooPool, model: Mapping[str, Any]
+) -> None:
+    (row,) = compare(Case(name="clamped", values={**model, **WIDE, **CLAMPED}), gloo_pool)
+    assert is_exact(row), row
+    assert abs(row["off"]) <= TOLERANCE, row
 
 
 @pytest.mark.parametrize("norms", [False, True])
