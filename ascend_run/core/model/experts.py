@@ -74,6 +74,9 @@ class Experts(MegatronModule):
     ranks before and reduce-scatters their partial outputs after.
     """
 
+    fc1_bias: nn.Parameter | None
+    fc2_bias: nn.Parameter | None
+
     def __init__(
         self,
         num_local_experts: int,

@@ -113,7 +113,7 @@ class Router(MegatronRouter):
     ) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         _check_supported(config)
-        self.bias = None
+        self.bias = None  # type: ignore[assignment]  # as Megatron's, by its one option for all
         if has_bias:
             bias_X = torch.empty(self.weight.shape[0], dtype=config.params_dtype)
             self.bias = nn.Parameter(bias_X)
