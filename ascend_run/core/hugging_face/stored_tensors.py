@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ascend_run.ops.experts.mxfp4 import with_packed
 from ascend_run.plugin_api.errors import CheckpointError
 
 from .json_files import read_object
@@ -47,6 +48,7 @@ class StoredTensors:
                 self._take_indexed()
             else:
                 raise CheckpointError(self._nothing_here())
+            self._slices = with_packed(self._slices)
         except BaseException:
             self._files.close()
             raise

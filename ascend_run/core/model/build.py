@@ -23,13 +23,13 @@ from ascend_run.core.config.attention_needs import (
 )
 from ascend_run.core.config.vocabulary import padded_vocab_size
 from ascend_run.core.hooks import Hooks
+from ascend_run.ops.experts.loop_experts import loop_experts
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.contracts import AttentionFeatures
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.config import RunConfig
 
 from .assembly import Assembly
-from .experts import loop_experts
 from .gpt import GPT
 from .initialization import initialize_weights
 from .layer_slots import layer_numbers

@@ -19,62 +19,14 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from ascend_run.core.config.built_in import router_problems
+from ascend_run.ops.experts.routing import routing_scores
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api.errors import ConfigError
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-# T tokens on this rank, X experts of the full model, K selected experts
-
-
-def routing_scores(
-    logits_TX: Tensor,
-    topk: int,
-    score_function: str,
-    pre_softmax: bool,
-    *,
-    groups: tuple[int, int] | None = None,
-    bias_X: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return weights [T, K] and indices [T, K] of each token's experts.
-
-    ``softmax`` is computed over the selected experts (Mixtral), or with ``pre_softmax`` over all
-    experts (Switch). ``sigmoid`` weights are normalized over the selected experts (DeepSeek-V3).
-
-    Args:
-        groups: Number of groups of experts, and how many of them a token may select from. A group
-            is scored by its best expert (DeepSeek-V2), with ``sigmoid`` by the sum of its two best.
-        bias_X: Added to the scores for the selection, not to the weights (DeepSeek-V3).
-    """
-    is_sigmoid = score_function == "sigmoid"
-    scores_TX = logits_TX
-    if is_sigmoid:
-        scores_TX = logits_TX.sigmoid()
-    elif pre_softmax:
-        scores_TX = logits_TX.softmax(dim=-1)
-    ranked_TX = scores_TX.detach() if bias_X is None else scores_TX.detach() + bias_X
-    if groups is not None:
-        ranked_TX = _within_groups(ranked_TX, *groups, best=2 if is_sigmoid else 1)
-    chosen = ranked_TX.topk(topk, dim=-1).indices
-    weights = scores_TX.gather(-1, chosen)
-    if is_sigmoid and topk > 1:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return weights if is_sigmoid or pre_softmax else weights.softmax(dim=-1), chosen
-
-
-def _within_groups(scores_TX: Tensor, num_groups: int, topk: int, best: int) -> Tensor:
-    """Return the scores with -inf outside of each token's ``topk`` groups.
-
-    Args:
-        best: Number of a group's highest scores that are summed to rank it.
-    """
-    scores_TGx = scores_TX.unflatten(-1, (num_groups, -1))
-    ranks_TG = scores_TGx.topk(min(best, scores_TGx.shape[-1]), dim=-1).values.sum(dim=-1)
-    kept = ranks_TG.topk(topk, dim=-1).indices
-    outside = torch.ones_like(ranks_TG, dtype=torch.bool).scatter(1, kept, False)
-    within: Tensor = scores_TGx.masked_fill(outside.unsqueeze(-1), -torch.inf)
-    return within.flatten(1)
+# T tokens on this rank, X experts of the full model
 
 
 def _check_supported(config: TransformerConfig) -> None:

@@ -81,7 +81,11 @@ class GptOss(FamilyPlugin):
             "rms_norm_eps": 1e-5,
             "rope_theta": 150000.0,
         },
-        ignored=("initial_context_length", "output_router_logits"),
+        ignored=(
+            "initial_context_length",
+            "output_router_logits",
+            "quantization_config",  # the names and dtypes of the tensors say it
+        ),
         without=("mlp.",),
         tensors=_experts(),
     )

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-POSITIVE: Final = frozenset(
-    {
-        "activation_func_clamp_value",
-        "beta_fast",
-        "beta_slow",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "ffn_hidden_size",
-        "hidden_size",
-        "kv_channels",
-        "kv_lora_rank",
-        "layernorm_epsilon",
-        "moe_ffn_hidden_size",
-        "moe_router_topk",
-        "moe_shared_expert_intermediate_size",
-        "num_attention_heads",
-        "num_layers",
-        "num_moe_experts",
-        "num_query_groups",
-        "original_max_position_embeddings",
-        "pipeline_model_parallel_size",
-        "q_lora_rank",
-        "qk_head_dim",
-        "qk_pos_emb_head_dim",
-        "recompute_num_layers",
-        "rotary_scaling_factor",
-        "softmax_scale",
-        "tensor_model_parallel_size",
-        "v_head_dim",
-        "virtual_pipeline_model_parallel_size",
-        "vocab_size",
-    }
-)
+_POSITIVE: Final = """
+    activation_func_clamp_value beta_fast beta_slow context_parallel_size
+    expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size hidden_size kv_channels
+    kv_lora_rank layernorm_epsilon moe_ffn_hidden_size moe_router_topk
+    moe_shared_expert_intermediate_size num_attention_heads num_layers num_moe_experts
+    num_query_groups original_max_position_embeddings pipeline_model_parallel_size q_lora_rank
+    qk_head_dim qk_pos_emb_head_dim recompute_num_layers rotary_scaling_factor softmax_scale
+    tensor_model_parallel_size v_head_dim virtual_pipeline_model_parallel_size vocab_size
+"""
+POSITIVE: Final = frozenset(_POSITIVE.split())
 REQUIRED: Final = (
     "model.num_layers",
     "model.hidden_size",

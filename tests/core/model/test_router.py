@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.core.model.router import Router, routing_scores
+from ascend_run.core.model.router import Router
 from ascend_run.plugin_api import ConfigError
 from ascend_run.testing.models import MOE
 from tests.support.small_runs import standing_model
@@ -83,36 +83,6 @@ def test_weights_and_their_gradients_follow_the_formula(
         (gradient,) = torch.autograd.grad((got * factors).sum(), module.weight)
         (right,) = torch.autograd.grad((wanted * factors).sum(), module.weight)
         torch.testing.assert_close(gradient, right, **EXACT)
-
-
-def test_the_one_sigmoid_weight_of_topk_1_is_not_normalised() -> None:
-    logits = torch.tensor([[0.5, -1.0, 2.0]], dtype=torch.float64)
-    weights, chosen = routing_scores(logits, 1, "sigmoid", False)
-    assert chosen.tolist() == [[2]]
-    torch.testing.assert_close(weights, logits[:, 2:].sigmoid(), **EXACT)
-
-
-@pytest.mark.parametrize(("score", "best"), [("softmax", 1), ("sigmoid", 2)])
-def test_experts_are_selected_by_score_and_bias_within_the_best_groups(
-    score: str, best: int
-) -> None:
-    """Three of nine experts in two of three groups; the weights do not depend on the bias."""
-    logits = torch.randn(50, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    bias = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(6)) / 10
-    weights, chosen = routing_scores(logits, 3, score, True, groups=(3, 2), bias_X=bias)
-    unbiased = routing_scores(logits, 3, score, True, groups=(3, 2))[1]
-    ungrouped = routing_scores(logits, 3, score, True, bias_X=bias)[1]
-    for token, row in enumerate(logits):
-        plain = softmax(row) if score == "softmax" else 1 / (1 + (-row).exp())
-        ranks = (plain + bias).tolist()
-        groups = [range(first, first + 3) for first in (0, 3, 6)]
-        groups.sort(key=lambda group: -sum(sorted(ranks[x] for x in group)[-best:]))
-        allowed = sorted((*groups[0], *groups[1]), key=lambda x: -ranks[x])[:3]
-        assert chosen[token].tolist() == allowed
-        wanted = plain[allowed] if score == "softmax" else plain[allowed] / plain[allowed].sum()
-        torch.testing.assert_close(weights[token], wanted, **EXACT)
-    assert not torch.equal(chosen, unbiased)
-    assert not torch.equal(chosen, ungrouped)
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
