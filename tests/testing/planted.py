@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -192,3 +192,52 @@ ALL = (
     GathersEverything,
     GathersInTheWrongOrder,
 )
+
+
+class ForgetsItsCount:
+    """Lowers the rate by the number of steps that it has seen, and saves that number nowhere."""
+
+    manifest = Manifest(name="forgets-its-count", summary="wrong", numerics=Numerics.MODEL)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @hookimpl
+    def ascend_before_step(self, context: c.RunContext) -> None:
+        for bundle in context.models.values():
+            for group in bundle.optimizer.param_groups:  # type: ignore[union-attr]
+                group["lr"] /= 1 + self.count
+
+    @hookimpl
+    def ascend_after_step(self) -> None:
+        self.count += 1
+
+
+class RestoresRank0:
+    """Saves a tensor of each rank, and restores rank 0's on all of them."""
+
+    manifest = Manifest(name="restores-rank-0", summary="wrong", numerics=Numerics.BITWISE)
+
+    def __init__(self) -> None:
+        self.count: Any = None
+
+    @hookimpl
+    def ascend_after_step(self, context: c.RunContext) -> None:
+        import torch
+
+        self.count = torch.tensor([100 * context.step + context.layout.rank])
+
+    @hookimpl
+    def ascend_checkpoint_entries(self) -> dict[str, c.CheckpointEntry]:
+        return {"counts": self}
+
+    def state_dict(self) -> dict[str, Any]:
+        import torch
+
+        return {"count": torch.zeros(1, dtype=torch.long) if self.count is None else self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        import torch.distributed as dist
+
+        self.count = state["count"]
+        dist.broadcast(self.count, 0)

@@ -57,6 +57,11 @@ FILE_SECONDS: Final = 3600.0
 @click.option("--platform", metavar="NAME", shell_complete=complete_platform, help="Device.")
 @click.option("--task", metavar="NAME", shell_complete=complete_task, help="What to train.")
 @click.option(
+    "--resume",
+    is_flag=True,
+    help="Also stop and resume the run, and compare it with the run without a stop.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=1.0),
     metavar="SECONDS",
@@ -81,6 +86,7 @@ def command(
     model: str | None,
     platform: str | None,
     task: str | None,
+    resume: bool,
     timeout: float | None,
     as_json: bool,
     html: Path | None,
@@ -111,6 +117,7 @@ def command(
         "overrides": overrides,
         "platform": platform,
         "task": task,
+        "resume": resume,
     }
     try:
         verdict = _verify(layout, against, options, html, timeout)

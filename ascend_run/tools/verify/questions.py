@@ -41,6 +41,8 @@ class Question:
     platform: str | None = None
     task: str | None = None
     steps: int = STEPS
+    resume: bool = False
+    """Also stop and resume a run, and compare it with one without a stop."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""What a rank executes for ``verify``: the probes of one run. Imports torch when called."""
+"""What a rank executes for ``verify``: probes of a run, or the run. Imports torch when called."""
 
 from __future__ import annotations
 
@@ -22,32 +22,44 @@ if TYPE_CHECKING:
     from ascend_run.core.run import RunRequest
     from ascend_run.testing.dry_run import DryRun
     from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.tools.verify.capture.training_record import TrainingRecord
     from ascend_run.types.data import Samples
 
 PRELOAD: Final = "ascend_run.tools.verify.capture.probe"
 """What takes a rank long to import."""
+PROBE: Final = "probe"
+TRAIN: Final = "train"
+"""Jobs of a rank: the probes of one run, and a run of training as it is."""
 
 
-def probe_to_files(request: Mapping[str, Any]) -> None:
-    """Run the probes on a rank that was started for them; write its record to the request's
+def to_files(request: Mapping[str, Any]) -> None:
+    """Execute a request on a rank that was started for it; write the record to the request's
     folder."""
     from ascend_run.tools.verify.capture.record import write_record
 
-    write_record(_probe(request, Path(request["folder"])), Path(request["folder"]))
+    folder = Path(request["folder"])
+    if request["job"] == TRAIN:
+        from ascend_run.tools.verify.capture.training_record import write_training_record
+
+        write_training_record(_train(request), folder)
+    else:
+        write_record(_probe(request, folder), folder)
 
 
-def probe_to_files_in_pool(request: Mapping[str, Any]) -> None:
-    """Run the probes on a rank of a pool; write its record to the request's folder."""
+def to_files_in_pool(request: Mapping[str, Any]) -> None:
+    """Execute a request on a rank of a pool; write the record to the request's folder."""
     import torch
 
     _set_rank()
     torch.set_num_threads(request["threads"])
-    probe_to_files(request)
+    to_files(request)
 
 
-def probe_in_pool(request: Mapping[str, Any]) -> Record:
-    """Run the probes on a rank of a pool; return its record."""
+def in_pool(request: Mapping[str, Any]) -> Record | TrainingRecord:
+    """Execute a request on a rank of a pool; return its record."""
     _set_rank()
+    if request["job"] == TRAIN:
+        return _train(request)
     folder = Path(tempfile.mkdtemp(prefix="ascend-run-verify-"))
     try:
         return _probe(request, folder)
@@ -62,10 +74,16 @@ def _set_rank() -> None:
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size)  # the pool puts them back
 
 
+def _train(request: Mapping[str, Any]) -> TrainingRecord:
+    with _quiet_imports():
+        from ascend_run.tools.verify.capture.training_run import train
+
+    with _planted(request["fault"]):
+        return train(Side.of_request(request["side"]).prepare(), request["until"])
+
+
 def _probe(request: Mapping[str, Any], folder: Path) -> Record:
-    with warnings.catch_warnings():
-        # Megatron warns of each missing optional library; none is needed here.
-        warnings.filterwarnings("ignore", module=r"megatron\.")
+    with _quiet_imports():
         from ascend_run.tools.verify.capture.probe import run_probes
 
     side = Side.of_request(request["side"])
@@ -78,6 +96,14 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
         return run_probes(
             make_request, _kit_samples if side.uses_kit_batches else _task_samples, side.steps
         )
+
+
+@contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """Ignore the warnings of Megatron about each missing optional library; none is needed here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        yield
 
 
 def _kit_samples(dry_run: DryRun, count: int) -> Samples:

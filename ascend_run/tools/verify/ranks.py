@@ -20,20 +20,33 @@ if TYPE_CHECKING:
     from ascend_run.prepare.prepare import PreparedRun
     from ascend_run.testing.pool import GlooPool
     from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.tools.verify.capture.training_record import TrainingRecord
 
-_TARGET: Final = f"{rank_jobs.__name__}:{rank_jobs.probe_to_files.__name__}"
+_TARGET: Final = f"{rank_jobs.__name__}:{rank_jobs.to_files.__name__}"
 
 Fault = str | Callable[[], Any] | None
 
 
 class Ranks(Protocol):
-    """Executes the probes of a run and returns its records, by rank."""
+    """Executes runs and returns their records, by rank."""
 
     @abstractmethod
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
-        """
+        """Execute the probes of a run.
+
         Args:
             fault: Fault to plant in the run; see the package's docstring.
+        """
+
+    @abstractmethod
+    def train(
+        self, side: Side, until: int, fault: Fault = None, *, new: bool = False
+    ) -> list[TrainingRecord]:
+        """Execute a run as it is, and stop it early.
+
+        Args:
+            until: Stop after this step; if checkpoints are saved, after the one of this step.
+            new: In new processes, if the ranks have processes of their own.
         """
 
     def start(self, sides: Sequence[Side]) -> None:
@@ -53,56 +66,74 @@ class NoVerdict(RankFailure):
 
 
 class LaunchedRanks(Ranks):
-    """Ranks of this machine, started for each run like those of training."""
+    """Ranks of this machine, started for each run like those of training.
+
+    Raises:
+        RankFailure: A user error on a rank.
+        NoVerdict: A rank failed for another reason.
+    """
 
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
-        """
-        Raises:
-            RankFailure: A user error on a rank.
-            NoVerdict: A rank failed for another reason.
-        """
-        from ascend_run.launch.agent import launch_ranks
-        from ascend_run.launch.options import LaunchOptions
         from ascend_run.tools.verify.capture.record import read_records
 
-        with environment_of(side.prepare(), side.world_size), temporary_folder() as folder:
-            request = request_of(side, fault, folder=str(folder))
+        with temporary_folder() as folder:
+            self._launch(side, request_of(rank_jobs.PROBE, side, fault, folder=str(folder)))
+            return read_records(folder, side.world_size)
+
+    def train(
+        self, side: Side, until: int, fault: Fault = None, *, new: bool = False
+    ) -> list[TrainingRecord]:
+        from ascend_run.tools.verify.capture.training_record import read_training_records
+
+        with temporary_folder() as folder:
+            self._launch(
+                side, request_of(rank_jobs.TRAIN, side, fault, folder=str(folder), until=until)
+            )
+            return read_training_records(folder, side.world_size)
+
+    def _launch(self, side: Side, request: Mapping[str, object]) -> None:
+        from ascend_run.launch.agent import launch_ranks
+        from ascend_run.launch.options import LaunchOptions
+
+        with environment_of(side.prepare(), side.world_size):
             try:
                 launch_ranks(_TARGET, request, LaunchOptions(nproc=side.world_size))
             except RankFailure as error:
                 if error.exit_code == AscendRunError.exit_code:  # a user error
                     raise
                 raise NoVerdict.of(side, str(error)) from None
-            return read_records(folder, side.world_size)
 
 
 class PoolRanks(Ranks):
-    """The ranks of a pool.
+    """The ranks of a pool, which are used for all runs.
 
     Args:
         timeout: Limit for one run. Unit: seconds.
+
+    Raises:
+        PoolError: A rank failed.
     """
 
     def __init__(self, pool: GlooPool, timeout: float = 100.0) -> None:
         self.pool, self.timeout = pool, timeout
 
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
-        """
-        Raises:
-            PoolError: A rank failed.
-        """
-        request = request_of(side, fault)
-        found: list[Record] = self.pool.run(
-            rank_jobs.probe_in_pool, side.world_size, request, timeout=self.timeout
-        )
-        return found
+        return self._run(side, request_of(rank_jobs.PROBE, side, fault))
+
+    def train(
+        self, side: Side, until: int, fault: Fault = None, *, new: bool = False
+    ) -> list[TrainingRecord]:
+        return self._run(side, request_of(rank_jobs.TRAIN, side, fault, until=until))
+
+    def _run(self, side: Side, request: Mapping[str, object]) -> list[Any]:
+        return self.pool.run(rank_jobs.in_pool, side.world_size, request, timeout=self.timeout)
 
 
-def request_of(side: Side, fault: Fault, **more: object) -> Mapping[str, object]:
+def request_of(job: str, side: Side, fault: Fault, **more: object) -> Mapping[str, object]:
     """Return the request to the ranks of a run, as JSON values."""
     if callable(fault):
         fault = f"{fault.__module__}:{fault.__qualname__}"
-    return {"side": side.as_request(), "fault": fault, **more}
+    return {"job": job, "side": side.as_request(), "fault": fault, **more}
 
 
 @contextmanager

@@ -17,11 +17,19 @@ from ascend_run.types.config import DEFAULT_PLATFORM
 
 from . import rank_jobs
 from .questions import Side
-from .ranks import Fault, LaunchedRanks, NoVerdict, Ranks, environment_of, request_of
-from .ranks import temporary_folder as folder_of_records
+from .ranks import (
+    Fault,
+    LaunchedRanks,
+    NoVerdict,
+    Ranks,
+    environment_of,
+    request_of,
+    temporary_folder,
+)
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.tools.verify.capture.training_record import TrainingRecord
 
 _THREADS: Final = "OMP_NUM_THREADS"
 """Depends on the number of ranks; a rank sets its number of threads for each run."""
@@ -73,9 +81,8 @@ class SharedRanks(Ranks):
     def start(self, sides: Sequence[Side]) -> None:
         """Start the ranks of these runs; meanwhile import what compares the runs."""
         for side in sorted(sides, key=lambda side: side.world_size, reverse=True):
-            prepared = side.prepare()
-            if prepared.config.platform == DEFAULT_PLATFORM:
-                with environment_of(prepared, side.world_size) as variables:
+            if _can_share(side):
+                with environment_of(side.prepare(), side.world_size) as variables:
                     if (key := _key(variables)) not in self._teams:
                         self._teams[key] = _Team(GlooPool(rank_jobs.PRELOAD))
                         self._teams[key].pool.start(side.world_size)
@@ -89,34 +96,55 @@ class SharedRanks(Ranks):
         """
         from ascend_run.tools.verify.capture.record import read_records
 
-        prepared = side.prepare()
-        if prepared.config.platform != DEFAULT_PLATFORM:
+        if not _can_share(side):
             return self._launched(side, fault)
-        with (
-            environment_of(prepared, side.world_size) as variables,
-            folder_of_records() as folder,
-        ):
+        with temporary_folder() as folder:
+            self._run(side, request_of(rank_jobs.PROBE, side, fault, folder=str(folder)))
+            return read_records(folder, side.world_size)
+
+    def train(
+        self, side: Side, until: int, fault: Fault = None, *, new: bool = False
+    ) -> list[TrainingRecord]:
+        """
+        Raises:
+            RankFailure, NoVerdict: As above.
+        """
+        from ascend_run.tools.verify.capture.training_record import read_training_records
+
+        if not _can_share(side):
+            return self._launched.train(side, until, fault)
+        with temporary_folder() as folder:
+            request = request_of(rank_jobs.TRAIN, side, fault, folder=str(folder), until=until)
+            self._run(side, request, new=new)
+            return read_training_records(folder, side.world_size)
+
+    def _run(self, side: Side, request: Mapping[str, object], *, new: bool = False) -> None:
+        with environment_of(side.prepare(), side.world_size) as variables:
             threads = int(os.environ.get(_THREADS) or len(os.sched_getaffinity(0)))
-            request = request_of(side, fault, folder=str(folder), threads=threads)
-            team = self._team_of(side, variables)
+            pool = self._pool_of(side, variables)
+            if new:
+                pool.close()
             try:
-                team.pool.run(
-                    rank_jobs.probe_to_files_in_pool,
+                pool.run(
+                    rank_jobs.to_files_in_pool,
                     side.world_size,
-                    request,
+                    {**request, "threads": threads},
                     timeout=self._timeout,
                 )
             except PoolError as error:
                 raise _failure(side, error) from None
-            return read_records(folder, side.world_size)
 
-    def _team_of(self, side: Side, variables: Mapping[str, str]) -> _Team:
+    def _pool_of(self, side: Side, variables: Mapping[str, str]) -> GlooPool:
         enabled = frozenset(side.enable)
         team = self._teams.setdefault(_key(variables), _Team(GlooPool(rank_jobs.PRELOAD)))
         if not team.plugins <= enabled:
             team.pool.close()
         team.plugins = enabled
-        return team
+        return team.pool
+
+
+def _can_share(side: Side) -> bool:
+    return side.prepare().config.platform == DEFAULT_PLATFORM
 
 
 def _key(variables: Mapping[str, str]) -> frozenset[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 import attrs
 
@@ -13,9 +12,8 @@ from ascend_run.tools.verify.compare.thresholds import LOSS_SCALE
 
 from . import layouts
 from .building import EXACT, PRECISION, find_candidate, from_file, make_side
+from .dropout import DROPOUT, with_dropout, without_dropout
 from .questions import Question, Side
-
-_DROPOUT: Final = ("model.hidden_dropout", "model.attention_dropout")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +42,8 @@ class Sides:
     All other runs are without dropout, since masks depend on the layout."""
     training_precision: TrainingPrecision | None
     """Runs in bf16 or fp16, if the run trains in it; all other runs are in float32."""
+    resumable: Side | None
+    """The candidate as it trains, to be stopped and resumed; None if that is not asked for."""
     declared: Mapping[str, Numerics]
     notes: tuple[str, ...]
 
@@ -66,10 +66,10 @@ def sides_of(question: Question) -> Sides:
     model, dropping = find_candidate(question, enabled, sizes, side)
     prepared = dropping.prepare()
     numerics = _numerics(prepared, enabled)
-    dropout = [key for key in _DROPOUT if prepared.config.model[key.partition(".")[2]]]
-    candidate = _without_dropout(dropping)
+    dropout = [key for key in DROPOUT if prepared.config.model[key.partition(".")[2]]]
+    candidate = without_dropout(dropping)
     models = tuple(name for name in enabled if numerics[name] is Numerics.MODEL)
-    plain = _without_dropout(side("the plain model on one rank", models, {}, model))
+    plain = without_dropout(side("the plain model on one rank", models, {}, model))
     plain.prepare()
     without = tuple(dict.fromkeys((*beside, *models)))
     same_layout, refused = None, ""
@@ -79,7 +79,7 @@ def sides_of(question: Question) -> Sides:
         same_layout, refused = _same_layout(like_dropping)
     against = None
     if other is not None:
-        against = _without_dropout(side(f"{layouts.shown(other)} without", without, other, model))
+        against = without_dropout(side(f"{layouts.shown(other)} without", without, other, model))
         against.prepare()
     with_dropout = None
     if dropout and (same_layout is not None or candidate.world_size == 1):
@@ -91,6 +91,7 @@ def sides_of(question: Question) -> Sides:
         against=against,
         with_dropout=with_dropout,
         training_precision=_training_precision(question, candidate, same_layout or plain),
+        resumable=_resumable(question, dropping),
         declared={name: numerics[name] for name in question.enable},
         notes=(),
     )
@@ -106,7 +107,7 @@ def _same_layout(with_dropout: Side) -> tuple[Side | None, str]:
     except AscendRunError as error:
         return None, _reason(error)
     named = attrs.evolve(with_dropout, name="the same layout without")
-    return _without_dropout(named), ""
+    return without_dropout(named), ""
 
 
 def _notes(
@@ -142,32 +143,39 @@ def _notes(
         yield "both runs are the same: this only shows that the run is reproducible"
 
 
-def _without_dropout(side: Side) -> Side:
-    return attrs.evolve(side, values={**side.values, **dict.fromkeys(_DROPOUT, 0.0)})
-
-
 def _training_precision(
     question: Question, candidate: Side, reference: Side
 ) -> TrainingPrecision | None:
-    def as_configured(side: Side) -> Side:
-        """With the precision of the file or of a setting."""
-        values = {key: value for key, value in side.values.items() if key != PRECISION}
-        if PRECISION in question.config:
-            values[PRECISION] = question.config[PRECISION]
-        return attrs.evolve(side, values=values)
-
-    name = as_configured(candidate).prepare().config.train.precision
+    sides = [_as_configured(question, side) for side in (candidate, reference)]
+    name = sides[0].prepare().config.train.precision
     if name == EXACT:
         return None
-    # With a loss scale that overflows, the few steps would be skipped.
-    more = {"optimizer.initial_loss_scale": LOSS_SCALE} if name == "fp16" else {}
-    sides = [
-        attrs.evolve(side, name=f"{side.name}, in {name}", values={**side.values, **more})
-        for side in (as_configured(candidate), as_configured(reference))
-    ]
-    for side in sides:
-        side.prepare()
+    sides = [attrs.evolve(side, name=f"{side.name}, in {name}") for side in sides]
+    sides[1].prepare()
     return TrainingPrecision(name=name, candidate=sides[0], reference=sides[1])
+
+
+def _resumable(question: Question, dropping: Side) -> Side | None:
+    """Return the run to stop and resume.
+
+    The built-in model has dropout if the run can have it, as masks depend on what is restored.
+    """
+    if not question.resume:
+        return None
+    side = _as_configured(question, dropping)
+    return side if question.file is not None else with_dropout(side)
+
+
+def _as_configured(question: Question, side: Side) -> Side:
+    """Return a run in the precision of the file or of a setting."""
+    values = {key: value for key, value in side.values.items() if key != PRECISION}
+    if PRECISION in question.config:
+        values[PRECISION] = question.config[PRECISION]
+    side = attrs.evolve(side, values=values)
+    if side.prepare().config.train.precision != "fp16":
+        return side
+    # With a loss scale that overflows, the few steps would be skipped.
+    return attrs.evolve(side, values={**values, "optimizer.initial_loss_scale": LOSS_SCALE})
 
 
 def _numerics(prepared: PreparedRun, enabled: tuple[str, ...]) -> dict[str, Numerics]:

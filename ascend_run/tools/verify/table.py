@@ -17,6 +17,9 @@ _NEXT = {
         "the gradients are correct: check parameter groups, the optimizer step and the parameter "
         "all-gather"
     ),
+    Phase.RESUME: (
+        "a run without a stop is correct: check what the checkpoint holds, and what is restored"
+    ),
 }
 
 

@@ -14,11 +14,13 @@ from ascend_run.tools.verify.compare.verdict import Check, Fault, Outcome, Phase
 from .questions import Question, Side
 from .ranks import Fault as Planted
 from .ranks import Ranks
+from .resuming import stop_and_resume
 from .sides import Sides, sides_of
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
     from ascend_run.tools.verify.compare.comparison import Comparison
+    from ascend_run.tools.verify.compare.resuming import ResumedRun
 
 Pair = tuple[Side, "list[Record]", "list[Record]"]
 """A reference, the candidate's records to compare with it, and the reference's records."""
@@ -56,7 +58,8 @@ class Verifier:
             more["with dropout"] = sides.with_dropout
         if (half := sides.training_precision) is not None:
             more["in half precision"] = (half.candidate, half.reference)
-        self._done, self._total = 0, len(references) + 2 * len(more) + 3
+        num_resume_runs = 0 if sides.resumable is None else 3
+        self._done, self._total = 0, len(references) + 2 * len(more) + num_resume_runs + 3
         self._next("starting ranks")
         self._ranks.start([*references, sides.candidate])
         # All references first: ranks are shared, and have not imported the plugins under test yet.
@@ -67,9 +70,17 @@ class Verifier:
             name: (pair[1], self._run(pair[0], fault), expected[name])
             for name, pair in more.items()
         }
+        resumed = None
+        if sides.resumable is not None:
+            resumed = stop_and_resume(self._ranks, sides.resumable, fault, self._next)
         self._next("comparing")
         verdict = judge(
-            sides, candidate, recorded, found.get("with dropout"), found.get("in half precision")
+            sides,
+            candidate,
+            recorded,
+            found.get("with dropout"),
+            found.get("in half precision"),
+            resumed,
         )
         self._report("done", self._total, self._total)
         return verdict
@@ -96,12 +107,14 @@ def judge(
     references: list[tuple[Side, list[Record]]],
     with_dropout: Pair | None = None,
     in_training_precision: Pair | None = None,
+    resumed: ResumedRun | None = None,
 ) -> Verdict:
     """Compare the records and decide on a verdict.
 
     Args:
         with_dropout: The runs with dropout.
         in_training_precision: The runs in the precision that the run trains in.
+        resumed: The run that was stopped and resumed, and the one without a stop.
     """
     from ascend_run.tools.verify.compare.training_precision import compare_in_training_precision
 
@@ -130,6 +143,12 @@ def judge(
         checks += half_checks
         # A fault that the exact runs show is located better by them.
         fault = fault or half_fault
+    if resumed is not None:
+        from ascend_run.tools.verify.compare.resuming import compare_resumed
+
+        resume_checks, resume_fault = compare_resumed(resumed)
+        checks += resume_checks
+        fault = fault or resume_fault
     nearest = [c for side, c in found if side is sides.same_layout] or [c for _, c in found]
     return Verdict(
         outcome=_outcome(checks, nearest[0].same_bits),

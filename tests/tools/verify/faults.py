@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 
 Undo = Callable[[], None]
@@ -224,3 +226,60 @@ def forget_the_copies_of_weights() -> Undo:
 
     name = "_copy_main_params_to_model_params"
     return replace(Float16OptimizerWithFloat16Params, name, lambda inner: lambda self: None)
+
+
+def start_the_data_over() -> Undo:
+    """A resumed run reads from the first sample."""
+    from ascend_run.core.train.batches import BatchReader
+
+    def change(inner: Any) -> Any:
+        return lambda self, dataset, consumed, *more: inner(self, dataset, 0, *more)
+
+    return replace(BatchReader, "__call__", change)
+
+
+def skip_a_batch() -> Undo:
+    """A resumed run leaves a global batch of four samples out."""
+    from ascend_run.core.train.batches import BatchReader
+
+    def change(inner: Any) -> Any:
+        def read(self: Any, dataset: Any, consumed: int, *more: Any) -> Any:
+            return inner(self, dataset, consumed + (4 if consumed else 0), *more)
+
+        return read
+
+    return replace(BatchReader, "__call__", change)
+
+
+def restore_what_rank_0_saved() -> Undo:
+    """Tensors that each rank has of its own, such as states of generators."""
+    from ascend_run.core.checkpoint.store import FileStore
+
+    def change(inner: Any) -> Any:
+        def load(self: Any, step: int, shards: Any, **how: Any) -> Any:
+            of_0 = [
+                attrs.evolve(shard, key=re.sub(r"/rank_\d+/", "/rank_00000/", shard.key))
+                for shard in shards
+            ]
+            return inner(self, step, of_0, ignore_unused=("*",))
+
+        return load
+
+    return replace(FileStore, "load", change)
+
+
+def forget_the_second_moments() -> Undo:
+    """They are restored as zeros."""
+    from ascend_run.core.checkpoint.store import FileStore
+
+    def change(inner: Any) -> Any:
+        def load(self: Any, step: int, shards: Any, **how: Any) -> Any:
+            values = inner(self, step, shards, **how)
+            for shard in shards:
+                if shard.key.startswith("optimizer/exp_avg_sq/"):
+                    shard.tensor.zero_()
+            return values
+
+        return load
+
+    return replace(FileStore, "load", change)

@@ -34,6 +34,8 @@ the same order of magnitude."""
 STEPS: Final = 4
 """Optimizer steps. With the warm-up below, the first step has learning rate 0 and the second half
 the full one; an adapter's first factor has no gradient until its second factor has changed."""
+STOP: Final = 2
+"""Steps before the checkpoint that ``--resume`` stops at; as many follow."""
 WARMUP: Final = 2
 """Warm-up steps, so that the warm-up of the schedule is covered as well."""
 ADAM_EPSILON: Final = 1e-3

@@ -23,11 +23,13 @@ class Outcome(StrEnum):
 
 
 class Phase(StrEnum):
-    """Phase of a training step."""
+    """Phase of a training step, or of a run."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    RESUME = "resume"
+    """Not of a step: a resumed run continues in another way."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +39,8 @@ class Fault:
     phase: Phase
     module: str
     """Name in the whole model; or, if it is not a module, ``batch``, ``loss``, ``schedule``,
-    ``gradient reduction``, ``gradient norm``, ``optimizer`` or ``random streams``."""
+    ``gradient reduction``, ``gradient norm``, ``optimizer`` or ``random streams``; for a resumed
+    run, ``data order``, ``checkpoint entry NAME`` or what else was restored wrongly."""
     suspects: tuple[str, ...] = ()
     """Other candidates, the most likely first."""
     why: str = ""

@@ -1,0 +1,145 @@
+"""Compare a run that was stopped and resumed with the same run without a stop, bitwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from ascend_run.tools.verify.capture.training_record import RunState, TrainingRecord
+
+from .readings import shortened
+from .run_states import (
+    OPTIMIZER,
+    PROGRESS,
+    STREAMS,
+    WEIGHTS,
+    differences,
+    keys_of,
+    kind_of,
+    other_attributes,
+    owner_of,
+)
+from .thresholds import FLOAT32_EPS, STOP
+from .verdict import Check, Fault, Phase
+
+AGAINST: Final = "the run without a stop"
+
+
+@attrs.frozen(kw_only=True)
+class ResumedRun:
+    """The records of a run in one piece and in two, each by rank."""
+
+    whole: Sequence[TrainingRecord]
+    stopped: Sequence[TrainingRecord]
+    resumed: Sequence[TrainingRecord]
+
+
+def compare_resumed(run: ResumedRun) -> tuple[list[Check], Fault | None]:
+    """Return the checks, and the fault that explains the failed ones.
+
+    What was restored is compared with what was saved; every step and the end, with the run without
+    a stop. A difference of the first kind is in the checkpoint, or in how it is restored. If there
+    are only others, training depends on something that no checkpoint has.
+    """
+    comparison = _Comparison(run)
+    checks = [*comparison.checks()]
+    return checks, None if all(check.passed for check in checks) else comparison.fault()
+
+
+class _Comparison:
+    def __init__(self, run: ResumedRun) -> None:
+        self._run = run
+        self._rows = [*_other_rows(run)]
+        self._readings = {
+            "losses": _other_readings(run, "loss"),
+            "gradient norms": _other_readings(run, "grad_norm"),
+        }
+        resumed = [record.start for record in run.resumed]
+        self._restored = differences([r.end for r in run.stopped], resumed, "when restored")
+        self._later = differences(_ends(run.whole), _ends(run.resumed), "at the end")
+
+    def checks(self) -> Iterator[Check]:
+        yield _check("rows", self._rows)
+        for name, problems in self._readings.items():
+            yield _check(name, [*problems.values()])
+        kinds = (WEIGHTS, OPTIMIZER, STREAMS, PROGRESS, *map(kind_of, keys_of(_end(self._run))))
+        found = [*self._restored, *self._later]
+        for kind in dict.fromkeys(kinds):
+            of_kind = [difference for difference in found if kind_of(difference.key) == kind]
+            yield _check(kind, [d.text for d in of_kind], [d.error for d in of_kind])
+
+    def fault(self) -> Fault:
+        if self._rows:
+            return _fault("data order", self._rows[0])
+        if self._restored:
+            owners = [*dict.fromkeys(owner_of(difference.key) for difference in self._restored)]
+            return _fault(owners[0], self._restored[0].text, owners[1:])
+        readings = [item for found in self._readings.values() for item in found.items()]
+        step, problem = min(readings, default=(math.inf, ""), key=lambda item: item[0])
+        if step <= STOP:
+            return _fault("reproducibility", f"two runs differ before the checkpoint: {problem}")
+        return self._in_no_checkpoint(problem or self._later[0].text)
+
+    def _in_no_checkpoint(self, problem: str) -> Fault:
+        why = f"all that is in the checkpoint was restored, but {problem}"
+        others = [*other_attributes(_ends(self._run.whole), _ends(self._run.resumed))]
+        if others:
+            why += f"; {'; '.join(others[:3])}"
+        return _fault("state in no checkpoint", why, [line.split()[0] for line in others])
+
+
+def _end(run: ResumedRun) -> RunState:
+    return run.whole[0].end
+
+
+def _ends(records: Sequence[TrainingRecord]) -> list[RunState]:
+    return [record.end for record in records]
+
+
+def _other_rows(run: ResumedRun) -> Iterator[str]:
+    """Yield a message for each step of a rank that reads other rows, or none."""
+    for whole, *parts in zip(run.whole, run.stopped, run.resumed, strict=True):
+        begun = parts[1].first_step
+        if begun != STOP:
+            yield f"rank {whole.rank}: the run was resumed at step {begun}, expected {STOP}"
+        found = {step: trained.rows for part in parts for step, trained in part.steps.items()}
+        steps = {tuple(trained.rows): step for step, trained in whole.steps.items()}
+        for step, trained in whole.steps.items():
+            rows = found.get(step, ())
+            if not trained.rows:
+                yield f"rank {whole.rank}: step {step} reads no rows"
+            elif [*rows] != [*trained.rows]:
+                other = steps.get(tuple(rows))
+                what = f"the rows of step {other}" if other else "other rows" if rows else "no rows"
+                yield f"rank {whole.rank}: step {step} reads {what}"
+
+
+def _other_readings(run: ResumedRun, name: str) -> Mapping[int, str]:
+    """Return step -> message, for each step whose reading differs."""
+    parts = (run.stopped[0], run.resumed[0])
+    found = {step: getattr(t, name) for part in parts for step, t in part.steps.items()}
+    problems = {}
+    for step, trained in run.whole[0].steps.items():
+        expected = getattr(trained, name)
+        if repr(found.get(step)) != repr(expected):  # NaN equals NaN
+            problems[step] = f"{name} of step {step} is {found.get(step)!r}, not {expected!r}"
+    return problems
+
+
+def _check(name: str, problems: Sequence[str], errors: Sequence[float] = ()) -> Check:
+    worst = max(errors, default=math.inf if problems else 0.0)
+    return Check(
+        name=f"{name}, resumed",
+        against=AGAINST,
+        passed=not problems,
+        worst=worst,
+        eps=worst / FLOAT32_EPS,
+        details=shortened(problems),
+    )
+
+
+def _fault(module: str, why: str, suspects: Sequence[str] = ()) -> Fault:
+    return Fault(phase=Phase.RESUME, module=module, why=why, suspects=tuple(suspects[:5]))

@@ -1,0 +1,134 @@
+"""A run that is stopped and resumed on ranks: exact, or said to be not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from ascend_run.testing.offering import offered
+from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.verify.capture.training_record import RunState, TrainedStep, TrainingRecord
+from ascend_run.tools.verify.compare.resuming import ResumedRun, compare_resumed
+from ascend_run.tools.verify.compare.verdict import Phase
+from ascend_run.tools.verify.questions import Question
+from ascend_run.tools.verify.ranks import PoolRanks
+from ascend_run.tools.verify.resuming import stop_and_resume
+from ascend_run.tools.verify.sides import sides_of
+from tests.testing import planted
+from tests.tools.verify import faults
+
+
+def resumed(pool: GlooPool, question: Question, fault: Callable[[], Any] | None) -> ResumedRun:
+    side = sides_of(attrs.evolve(question, resume=True)).resumable
+    assert side is not None
+    return stop_and_resume(PoolRanks(pool), side, fault)
+
+
+def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
+    run = resumed(gloo_pool, Question(layout={"tp": 2}), None)
+    checks, fault = compare_resumed(run)
+    assert fault is None
+    assert {check.name.removesuffix(", resumed") for check in checks} == {
+        "rows",
+        "losses",
+        "gradient norms",
+        "weights",
+        "optimizer state",
+        "random streams",
+        "progress",
+    }
+    assert all(check.passed for check in checks)
+    rows = [tuple(step.rows) for record in run.whole for step in record.steps.values()]
+    assert len(set(rows)) == 4, "each step reads other rows, the same on both ranks"
+    assert len({step.loss for step in run.whole[0].steps.values()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("question", "fault", "module", "why"),
+    [
+        (Question(layout={}), faults.start_the_data_over, "data order", "step 3 reads the rows of"),
+        (Question(layout={}), faults.skip_a_batch, "data order", "step 3 reads the rows of step 4"),
+        (
+            Question(layout={"tp": 2}),
+            faults.restore_what_rank_0_saved,
+            "random streams",
+            "is rank 0's when restored",
+        ),
+        (
+            Question(layout={}),
+            faults.forget_the_second_moments,
+            "optimizer state",
+            "optimizer/exp_avg_sq/",
+        ),
+        (
+            Question(enable=("forgets-its-count",), layout={}),
+            None,
+            "state in no checkpoint",
+            "forgets-its-count.count is 2, not 4",
+        ),
+        (
+            Question(enable=("restores-rank-0",), layout={"dp": 2}),
+            None,
+            "checkpoint entry counts",
+            "rank 1: counts/rank_00001/count (0,) is rank 0's when restored",
+        ),
+    ],
+    ids=["from the beginning", "skipped", "of rank 0", "moments", "listener", "entry of rank 0"],
+)
+def test_what_is_not_resumed_is_named(
+    gloo_pool: GlooPool,
+    question: Question,
+    fault: Callable[[], Any] | None,
+    module: str,
+    why: str,
+) -> None:
+    with offered(planted.ForgetsItsCount, planted.RestoresRank0):
+        _, found = compare_resumed(resumed(gloo_pool, question, fault))
+    assert found is not None
+    assert (found.phase, found.module) == (Phase.RESUME, module)
+    assert why in found.why
+
+
+def made_up(first: int, steps: range) -> TrainingRecord:
+    state = RunState(tensors={}, values={"progress": {"step": steps[-1]}}, attributes={})
+    return TrainingRecord(
+        rank=0,
+        first_step=first,
+        start=attrs.evolve(state, values={"progress": {"step": first}}),
+        steps={n: TrainedStep(rows=[f"{n}"], loss=1.0 / n, grad_norm=None) for n in steps},
+        end=state,
+    )
+
+
+def compared(**changed: TrainedStep) -> tuple[str | None, set[str]]:
+    """The module of the fault and the failed checks, with one step of one run changed."""
+    records = {
+        "whole": made_up(0, range(1, 5)),
+        "stopped": made_up(0, range(1, 3)),
+        "resumed": made_up(2, range(3, 5)),
+    }
+    for name, step in changed.items():
+        record = records[name]
+        first = next(iter(record.steps))
+        records[name] = attrs.evolve(record, steps={**record.steps, first: step})
+    checks, fault = compare_resumed(ResumedRun(**{n: [r] for n, r in records.items()}))
+    failed = {check.name for check in checks if not check.passed}
+    return None if fault is None else fault.module, failed
+
+
+def test_steps_before_the_stop_must_be_the_same_too() -> None:
+    assert compared() == (None, set())
+    other = TrainedStep(rows=["1"], loss=0.5, grad_norm=None)
+    assert compared(stopped=other) == ("reproducibility", {"losses, resumed"})
+    later = TrainedStep(rows=["3"], loss=0.5, grad_norm=None)
+    assert compared(resumed=later) == ("state in no checkpoint", {"losses, resumed"})
+    nan = TrainedStep(rows=["1"], loss=float("nan"), grad_norm=None)
+    assert compared(whole=nan, stopped=nan) == (None, set())
+
+
+def test_a_step_without_rows_shows_nothing() -> None:
+    empty = TrainedStep(rows=[], loss=1.0, grad_norm=None)
+    assert compared(whole=empty, stopped=empty) == ("data order", {"rows, resumed"})
