@@ -26,6 +26,7 @@ from .seeded_bugs.faults import BUGS
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.tools.verify.capture.training_record import TrainingRecord
     from ascend_run.tools.verify.compare.verdict import Verdict
     from ascend_run.tools.verify.questions import Side
 
@@ -45,6 +46,11 @@ class BuggyRanks(PoolRanks):
     def __call__(self, side: Side, fault: Any = None) -> list[Record]:
         return super().__call__(side, self._fault)
 
+    def train(
+        self, side: Side, until: int, fault: Any = None, *, new: bool = False
+    ) -> list[TrainingRecord]:
+        return super().train(side, until, self._fault, new=new)
+
 
 def verdict_on(bug: Bug) -> Verdict:
     """What ``verify`` says of the run in which a bug shows."""
@@ -52,7 +58,11 @@ def verdict_on(bug: Bug) -> Verdict:
     from ascend_run.tools.verify.verifier import Verifier
 
     question = Question(
-        enable=bug.plugins, layout=dict(bug.layout), model=bug.model, config=dict(bug.config)
+        enable=bug.plugins,
+        layout=dict(bug.layout),
+        model=bug.model,
+        config=dict(bug.config),
+        resume=bug.resume,
     )
     return Verifier(BuggyRanks(bug.name))(question)
 

@@ -10,6 +10,7 @@ import attrs
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"
+RESUME: Final = "resume"
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +36,8 @@ class Bug:
     """A key of the kit's MODELS."""
     config: Mapping[str, Any] = attrs.field(factory=dict)
     """More config keys, options of plugins among them."""
+    resume: bool = False
+    """Whether it takes ``--resume`` to see it."""
     modules: str
     """Regular expression: the modules of the whole model that naming the place may name."""
     phases: tuple[str, ...]
