@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ascend_run.plugin_api.manifest import Manifest, Numerics
 
     from .effects import CollectiveCall
+    from .gradients.differences import Derivative
 
 RUNTIME_GROUP: Final = "ascend_run.runtime"
 PLATFORM_VARIABLE: Final = "ASCEND_RUN_TEST_PLATFORM"
@@ -39,6 +40,8 @@ class Trial:
     counted: bool = True
     """Count operations and collectives of the last forward and backward, which then take twice as
     long."""
+    by_differences: bool = False
+    """Compare the gradients of a trial without steps with differences of the loss, on one rank."""
     checkpoints: str = ""
     """Folder to resume from, if it has a checkpoint, and to save to after the last step; empty: no
     checkpoints. Requires ``steps``, which include those before the checkpoint."""
@@ -78,6 +81,9 @@ class RankOutcome:
     """Values of ``ascend_metrics``, by ``<group>/<name>``."""
     collective_calls: Sequence[CollectiveCall] = ()
     """Every call that ``collectives`` counts, with the ranks of its group."""
+    derivatives: Sequence[Derivative] = ()
+    """With ``by_differences``: gradients by parameter, or by group of parameters, and by term of
+    the loss."""
     state: Mapping[str, Tensor] = attrs.field(factory=dict)
     """With ``checkpoints``: all tensors of this rank in the checkpoint, by key and offset: weights,
     optimizer state, random number generators, entries of plugins."""

@@ -50,10 +50,15 @@ class TrialWork:
     def gradients(self) -> RankOutcome:
         """Compute loss and gradients of the first global batch, in the trial's dtype."""
         from ascend_run.testing.dry_run import gradient_of
+        from ascend_run.testing.gradients.parameters import parameter_derivatives
 
         forward_backward = self.dry_run.for_gradients(getattr(torch, self.trial.dtype))
         loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
-        return self._outcome([loss], [], gradient_of)
+        outcome = self._outcome([loss], [], gradient_of)
+        if not self.trial.by_differences:
+            return outcome
+        found = parameter_derivatives(self.dry_run, forward_backward, self._samples(1))
+        return attrs.evolve(outcome, derivatives=tuple(found))
 
     def train(self) -> RankOutcome:
         """Run the steps; resume from and save to checkpoints if the trial has a folder for them."""
@@ -94,8 +99,11 @@ class TrialWork:
 
     def _batches(self, num_global_batches: int) -> Iterator[c.Batch]:
         """Yield the remaining micro-batches of the given number of global batches."""
+        return self.dry_run.batches(self._samples(num_global_batches))
+
+    def _samples(self, num_global_batches: int) -> list[dict[str, Tensor]]:
         count = num_global_batches * self.context.config.train.global_batch_size
-        return self.dry_run.batches(samples(self.trial.config, count))
+        return samples(self.trial.config, count)
 
     def _outcome(
         self, losses: list[float], norms: list[float], read: Callable[[Tensor], Tensor | None]

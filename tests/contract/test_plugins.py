@@ -45,7 +45,9 @@ IDLE_IN: Mapping[str, Mapping[str, Any]] = {
     "swiglu": {"model.gated_linear_unit": False},
 }
 """A model in which a plugin is idle, where no model of the kit is one."""
-OF_A_RUN = frozenset({"KIT-PATCH", "KIT-UNDO", "KIT-AGAIN", "KIT-PARITY", "KIT-RESUME"})
+OF_A_RUN = frozenset(
+    {"KIT-PATCH", "KIT-UNDO", "KIT-AGAIN", "KIT-PARITY", "KIT-GRADIENTS", "KIT-RESUME"}
+)
 """Checks that run models."""
 FAMILIES_RUN = frozenset({"deepseek_v2", "gpt2"})
 """Families that are checked in runs for all: latent attention, and learned positions. Those
@@ -55,6 +57,7 @@ REASONS = {
     "KIT-BOUNDS": "it has no options",
     "KIT-PATCH": "a platform may replace parts of torch while its device is active",
     "KIT-DRAWS": "it does not declare to be bitwise",
+    "KIT-GRADIENTS": "its gradients are compared with those of a run without it",
     "KIT-IDLE": "its manifest names no condition under which it is idle",
 }
 """Check -> the one reason for which it may say nothing, beside a device that is not here."""

@@ -16,7 +16,8 @@ from tests.support.fake_distributions import make_distribution
 SOURCES = Path(__file__).with_name("bad_plugins")
 PACKAGE = "ascend_run_bad_plugins"
 RUNNING = {
-    f"KIT-{name}" for name in ["PATCH", "UNDO", "AGAIN", "DRAWS", "IDLE", "PARITY", "RESUME"]
+    f"KIT-{name}"
+    for name in ["PATCH", "UNDO", "AGAIN", "DRAWS", "IDLE", "PARITY", "GRADIENTS", "RESUME"]
 }
 
 BEFORE_A_RUN = [
@@ -139,6 +140,24 @@ IN_A_RUN = [
     ("running:BreaksExperts", "breaks-experts", "KIT-PARITY", "moe, one rank, gradients, against"),
     ("running:FlipsABit", "flips-a-bit", "KIT-PARITY", "has max error "),
     ("running:DrawsANumber", "draws-a-number", "KIT-DRAWS", "it draws from the generator "),
+    (
+        "gradients:ForgetsTheCap",
+        "forgets-the-cap",
+        "KIT-GRADIENTS",
+        "dense, one rank, the gradient of the main loss with respect to embedding.word_embeddings",
+    ),
+    (
+        "gradients:DetachesTheRouter",
+        "detaches-the-router",
+        "KIT-GRADIENTS",
+        "decoder.layers.0.mlp.router.weight gets no gradient from the main loss, which depends on",
+    ),
+    (
+        "gradients:IgnoresTheRouter",
+        "ignores-the-router",
+        "KIT-GRADIENTS",
+        "decoder.layers.0.mlp.router.weight gets no gradient from the main loss, only from aux",
+    ),
     (
         "running:ForgetsItsSteps",
         "forgets-its-steps",

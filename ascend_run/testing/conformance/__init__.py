@@ -13,6 +13,7 @@ from . import (
     declaration,
     documentation,
     footprint,
+    gradients,
     importing,
     numbers,
     options,
@@ -46,6 +47,7 @@ CHECKS: Final = (
     Check("KIT-DRAWS", "a bitwise plugin draws no random numbers", footprint.draws_nothing),
     Check("KIT-IDLE", "it has no effect when it declares to be idle", numbers.idle),
     Check("KIT-PARITY", "results change only as its manifest declares", numbers.at_parity),
+    Check("KIT-GRADIENTS", "gradients are the derivatives of the loss", gradients.are_derivatives),
     Check("KIT-RESUME", "a resumed run equals an uninterrupted run", resuming.resumes),
     Check("KIT-DOCS", "a page names it and each of its options", documentation.has_a_page),
 )

@@ -62,6 +62,8 @@ class Side:
     platform: str | None
     task: str | None
     steps: int
+    by_differences: bool = False
+    """Whether to compare its gradients with differences of the loss as well, on one rank."""
 
     @property
     def uses_kit_batches(self) -> bool:

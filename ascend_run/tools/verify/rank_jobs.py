@@ -94,7 +94,10 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
 
     with _planted(request["fault"]):
         return run_probes(
-            make_request, _kit_samples if side.uses_kit_batches else _task_samples, side.steps
+            make_request,
+            _kit_samples if side.uses_kit_batches else _task_samples,
+            side.steps,
+            by_differences=side.by_differences,
         )
 
 

@@ -70,6 +70,7 @@ def sides_of(question: Question) -> Sides:
     candidate = without_dropout(dropping)
     models = tuple(name for name in enabled if numerics[name] is Numerics.MODEL)
     plain = without_dropout(side("the plain model on one rank", models, {}, model))
+    plain = attrs.evolve(plain, by_differences=True)
     plain.prepare()
     without = tuple(dict.fromkeys((*beside, *models)))
     same_layout, refused = None, ""
@@ -185,7 +186,10 @@ def _numerics(prepared: PreparedRun, enabled: tuple[str, ...]) -> dict[str, Nume
 
 
 def _differs(one: Side, other: Side) -> bool:
-    return attrs.evolve(one, name="") != attrs.evolve(other, name="")
+    def trained(side: Side) -> Side:
+        return attrs.evolve(side, name="", by_differences=False)
+
+    return trained(one) != trained(other)
 
 
 def _reason(error: AscendRunError) -> str:

@@ -116,6 +116,7 @@ def judge(
         in_training_precision: The runs in the precision that the run trains in.
         resumed: The run that was stopped and resumed, and the one without a stop.
     """
+    from ascend_run.tools.verify.compare.slopes import by_differences
     from ascend_run.tools.verify.compare.training_precision import compare_in_training_precision
 
     declares_bitwise = bool(sides.declared) and all(
@@ -127,8 +128,13 @@ def judge(
         for side, mine, records in [*pairs, *([with_dropout] if with_dropout else [])]
     ]
     own_checks, own_fault = _invariants(candidate, references[0][1], with_dropout)
-    checks = [*own_checks, *(c for _, comparison in found for c in comparison.checks)]
-    fault = _earliest([comparison.fault for _, comparison in found], own_fault)
+    slope_checks, slope_fault = by_differences(references[0][1], references[0][0].name)
+    checks = [
+        *own_checks,
+        *slope_checks,
+        *(c for _, comparison in found for c in comparison.checks),
+    ]
+    fault = _earliest([slope_fault, *(comparison.fault for _, comparison in found)], own_fault)
     if in_training_precision is not None:
         assert sides.training_precision is not None
         side, mine, expected = in_training_precision

@@ -10,7 +10,7 @@ import pytest
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.testing.offering import offered
 from ascend_run.testing.pool import GlooPool
-from ascend_run.tools.verify.compare import modules
+from ascend_run.tools.verify.compare import modules, slopes
 from ascend_run.tools.verify.compare.thresholds import MODULE
 from ascend_run.tools.verify.compare.verdict import Outcome, Phase
 from ascend_run.tools.verify.layouts import shown
@@ -19,6 +19,7 @@ from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.sides import sides_of
 from ascend_run.tools.verify.verifier import Verifier
 from tests.testing import planted
+from tests.testing.bad_plugins import gradients
 from tests.tools.verify import faults
 
 
@@ -278,6 +279,27 @@ def test_a_wrong_plugin_is_found(verify: Verifier, plugin: type, phase: Phase, m
     assert verdict.fault is not None
     assert (verdict.fault.phase, verdict.fault.module) == (phase, module)
     assert verdict.sentence() == f"DIVERGES at {module} ({phase})"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "model", "module", "why"),
+    [
+        (gradients.ForgetsTheCap, "dense", "1.self_attention.linear_qkv", "the gradient of the "),
+        (gradients.DetachesTheRouter, "moe", "1.mlp.router", "decoder.layers.1.mlp.router.weight"),
+    ],
+    ids=["forgets-the-cap", "detaches-the-router"],
+)
+def test_a_wrong_gradient_of_both_runs_is_found(
+    verify: Verifier, plugin: type[Any], model: str, module: str, why: str
+) -> None:
+    """A plugin that changes the model is enabled in the reference as well."""
+    with offered(plugin):
+        verdict = verify(Question(enable=(plugin.manifest.name,), layout={}, model=model))
+    assert [check.name for check in verdict.checks if not check.passed] == [slopes.NAME]
+    assert verdict.fault is not None
+    assert verdict.fault.phase is Phase.BACKWARD
+    assert verdict.fault.module == f"decoder.layers.{module}"
+    assert verdict.fault.why.startswith(why)
 
 
 def test_references_are_made_once(gloo_pool: GlooPool) -> None:

@@ -21,6 +21,7 @@ from ascend_run.core.train.seeding import seed_everything
 from ascend_run.core.train.step import ForwardBackward, StepResult
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.dry_run import DryRun, gradient_of
+from ascend_run.testing.gradients.parameters import parameter_derivatives
 
 from .copies import stale_parameters
 from .declared import Declared
@@ -34,7 +35,11 @@ MakeDataset = Callable[[DryRun, int], Any]
 
 
 def run_probes(
-    make_request: Callable[[], RunRequest], make_dataset: MakeDataset, steps: int
+    make_request: Callable[[], RunRequest],
+    make_dataset: MakeDataset,
+    steps: int,
+    *,
+    by_differences: bool = False,
 ) -> Record:
     """Record gradients in float64, moments of every module in a second such run, and training steps
     in float32; for a run in half precision, gradients and steps in that precision.
@@ -45,10 +50,12 @@ def run_probes(
 
     Args:
         make_request: Called once per part.
+        by_differences: Compare gradients with differences of the loss as well, on one rank.
     """
     record: Record | None = None
     in_half = make_request().config.train.precision in HALF
-    for part in (_gradients, _train) if in_half else (_gradients, _watched, _train):
+    exact = (_watched, _by_differences) if by_differences else (_watched,)
+    for part in (_gradients, *(() if in_half else exact), _train):
         with _separate_store(part.__name__), prepared_rank(make_request()) as (hooks, context):
             seed_everything(context.config, context.layout)
             if record is None:
@@ -117,6 +124,12 @@ def _watched(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: 
         tapped(dry_run.bundle, dry_run.context.groups, dp, record),
     ):
         _one_batch(dry_run, forward_backward, make_dataset)
+
+
+def _by_differences(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    forward_backward = dry_run.for_gradients(torch.float64)
+    dataset = make_dataset(dry_run, dry_run.context.config.train.global_batch_size)
+    record.derivatives = [*parameter_derivatives(dry_run, forward_backward, dataset)]
 
 
 def _train(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import attrs
 from torch import Tensor
 
+from ascend_run.testing.gradients.differences import Derivative
+
 from .moments import Moments
 
 SCHEMA = 1
@@ -65,6 +67,8 @@ class Record:
     forward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
     """Index of the chunk in the model -> ``module|in or out|which tensor``, in execution order."""
     backward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
+    derivatives: Sequence[Derivative] = ()
+    """Gradients compared with differences of the loss, if they were asked for."""
 
 
 def write_record(record: Record, folder: Path) -> None:
@@ -104,6 +108,7 @@ def write_record(record: Record, folder: Path) -> None:
         },
         "places": [attrs.asdict(place) for place in record.places],
         "steps": len(record.weights),
+        "derivatives": [attrs.asdict(derivative) for derivative in record.derivatives],
         "forward": _moments_data(record.forward),
         "backward": _moments_data(record.backward),
     }
@@ -136,9 +141,11 @@ def _read(folder: Path, rank: int) -> Record:
         return [tensors.get(f"{name}/{index}") for index in range(len(places))]
 
     forward, backward = data.pop("forward"), data.pop("backward")
+    derivatives = [Derivative(**derivative) for derivative in data.pop("derivatives")]
     return Record(
         **data,
         places=places,
+        derivatives=derivatives,
         initial=reading("initial"),
         gradients=reading("gradients"),
         weights=[reading(f"weights.{step}") for step in range(steps)],

@@ -1,0 +1,1 @@
+"""Gradients compared with differences of the function that they are gradients of."""
