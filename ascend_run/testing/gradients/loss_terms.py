@@ -63,6 +63,7 @@ class LossTerms:
         self._backward = {*seen} != {*forward_only}
         self.names = tuple(self._names(bool(seen)))
         """Terms that are not zero; the main loss first."""
+        self._ahead()
         self.sizes = tuple(map(abs, self.values()))
         """Of the terms."""
 
