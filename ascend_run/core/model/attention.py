@@ -99,6 +99,7 @@ class CoreAttention(MegatronModule):
         super().__init__(config=config)
         self.kernel = assembly.attention_kernel(layer_number - 1)
         self.tp_group = assembly.groups.tp
+        self.dp_group = assembly.groups.dp
         self.dp_cp_group = getattr(assembly.groups, "dp_cp", None)
         assert config.kv_channels is not None  # set by Megatron's __post_init__
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
@@ -196,10 +197,12 @@ class CoreAttention(MegatronModule):
         probability = self.config.attention_dropout
         if not self.training or probability == 0.0:
             return None
-        # Drawn from torch's CPU generator, which recomputation restores. It is equal on all
-        # tensor-parallel ranks; they hold different heads, so each derives a seed of its own.
-        drawn = int(torch.randint(2**62, ()))
-        seed = (drawn * self.tp_group.size() + self.tp_group.rank()) % 2**62
+        # Drawn from torch's CPU generator, which recomputation restores. It is equal on all ranks
+        # of a pipeline stage; they hold different heads or samples, so each derives a seed of its
+        # own. A context-parallel kernel does the same for the shards of the sequence.
+        seed = int(torch.randint(2**62, ()))
+        for group in (self.tp_group, self.dp_group):
+            seed = (seed * group.size() + group.rank()) % 2**62
         return c.Dropout(probability=probability, seed=seed)
 
 

@@ -8,6 +8,9 @@ from typing import Final
 import attrs
 
 from ascend_run.plugin_api import AscendRunError
+from ascend_run.tools.verify.capture.mask_record import ATTENTION as ATTENTION_MASK
+from ascend_run.tools.verify.capture.mask_record import HIDDEN as HIDDEN_MASK
+from ascend_run.types.config import DEFAULT_PLATFORM
 
 from .questions import Side
 
@@ -47,4 +50,16 @@ def with_dropout(side: Side) -> Side:
 def has_dropout(side: Side) -> bool:
     """Return whether the model of a run has dropout."""
     model = side.prepare().config.model
-    return any(model[key.partition(".")[2]] for key in DROPOUT)
+    return bool(model.hidden_dropout or model.attention_dropout)
+
+
+def probabilities(side: Side) -> dict[str, float]:
+    """Return the dropout probabilities of a run's model, by the kind of mask.
+
+    On other platforms than the CPU a kernel may draw the masks of attention itself, unseen.
+    """
+    config = side.prepare().config
+    found = {HIDDEN_MASK: config.model.hidden_dropout}
+    if config.platform == DEFAULT_PLATFORM:
+        found[ATTENTION_MASK] = config.model.attention_dropout
+    return found

@@ -64,6 +64,8 @@ class Side:
     steps: int
     by_differences: bool = False
     """Whether to compare its gradients with differences of the loss as well, on one rank."""
+    only_masks: bool = False
+    """Record the dropout masks of one global batch, and nothing else."""
 
     @property
     def uses_kit_batches(self) -> bool:

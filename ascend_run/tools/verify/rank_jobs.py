@@ -98,6 +98,7 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
             _kit_samples if side.uses_kit_batches else _task_samples,
             side.steps,
             by_differences=side.by_differences,
+            only_masks=side.only_masks,
         )
 
 

@@ -12,7 +12,7 @@ from ascend_run.tools.verify.compare.thresholds import LOSS_SCALE
 
 from . import layouts
 from .building import EXACT, PRECISION, find_candidate, from_file, make_side
-from .dropout import DROPOUT, with_dropout, without_dropout
+from .dropout import DROPOUT, has_dropout, with_dropout, without_dropout
 from .questions import Question, Side
 
 
@@ -40,6 +40,8 @@ class Sides:
     with_dropout: tuple[Side, Side] | None
     """The candidate and a reference that draws the same dropout masks, if the model has dropout.
     All other runs are without dropout, since masks depend on the layout."""
+    masks: Side | None
+    """The candidate with dropout, to record its masks only; None if it cannot have dropout."""
     training_precision: TrainingPrecision | None
     """Runs in bf16 or fp16, if the run trains in it; all other runs are in float32."""
     resumable: Side | None
@@ -92,6 +94,7 @@ def sides_of(question: Question) -> Sides:
         against=against,
         with_dropout=with_dropout,
         training_precision=_training_precision(question, candidate, same_layout or plain),
+        masks=_masks(question, dropping),
         resumable=_resumable(question, dropping),
         declared={name: numerics[name] for name in question.enable},
         notes=(),
@@ -154,6 +157,13 @@ def _training_precision(
     sides = [attrs.evolve(side, name=f"{side.name}, in {name}") for side in sides]
     sides[1].prepare()
     return TrainingPrecision(name=name, candidate=sides[0], reference=sides[1])
+
+
+def _masks(question: Question, dropping: Side) -> Side | None:
+    """Return the run to record dropout masks of; the built-in model gets dropout if it has none."""
+    side = dropping if question.file is not None else with_dropout(dropping)
+    name = f"{side.name}, dropout masks"
+    return attrs.evolve(side, name=name, only_masks=True) if has_dropout(side) else None
 
 
 def _resumable(question: Question, dropping: Side) -> Side | None:

@@ -11,6 +11,7 @@ import attrs
 from ascend_run.plugin_api import Numerics
 from ascend_run.tools.verify.compare.verdict import Check, Fault, Outcome, Phase, Verdict
 
+from .dropout import probabilities
 from .questions import Question, Side
 from .ranks import Fault as Planted
 from .ranks import Ranks
@@ -58,8 +59,9 @@ class Verifier:
             more["with dropout"] = sides.with_dropout
         if (half := sides.training_precision) is not None:
             more["in half precision"] = (half.candidate, half.reference)
-        num_resume_runs = 0 if sides.resumable is None else 3
-        self._done, self._total = 0, len(references) + 2 * len(more) + num_resume_runs + 3
+        runs = len(references) + 1 + 2 * len(more)
+        runs += (sides.masks is not None) + 3 * (sides.resumable is not None)
+        self._done, self._total = 0, runs + 2
         self._next("starting ranks")
         self._ranks.start([*references, sides.candidate])
         # All references first: ranks are shared, and have not imported the plugins under test yet.
@@ -70,6 +72,7 @@ class Verifier:
             name: (pair[1], self._run(pair[0], fault), expected[name])
             for name, pair in more.items()
         }
+        masks = None if sides.masks is None else self._run(sides.masks, fault)
         resumed = None
         if sides.resumable is not None:
             resumed = stop_and_resume(self._ranks, sides.resumable, fault, self._next)
@@ -80,6 +83,7 @@ class Verifier:
             recorded,
             found.get("with dropout"),
             found.get("in half precision"),
+            masks,
             resumed,
         )
         self._report("done", self._total, self._total)
@@ -107,6 +111,7 @@ def judge(
     references: list[tuple[Side, list[Record]]],
     with_dropout: Pair | None = None,
     in_training_precision: Pair | None = None,
+    masks: list[Record] | None = None,
     resumed: ResumedRun | None = None,
 ) -> Verdict:
     """Compare the records and decide on a verdict.
@@ -114,6 +119,7 @@ def judge(
     Args:
         with_dropout: The runs with dropout.
         in_training_precision: The runs in the precision that the run trains in.
+        masks: The run of which dropout masks were recorded.
         resumed: The run that was stopped and resumed, and the one without a stop.
     """
     from ascend_run.tools.verify.compare.slopes import by_differences
@@ -149,6 +155,13 @@ def judge(
         checks += half_checks
         # A fault that the exact runs show is located better by them.
         fault = fault or half_fault
+    if masks is not None:
+        from ascend_run.tools.verify.compare.dropout_masks import compare_masks
+
+        assert sides.masks is not None
+        mask_check, mask_fault = compare_masks(masks, probabilities(sides.masks))
+        checks.append(mask_check)
+        fault = fault or mask_fault
     if resumed is not None:
         from ascend_run.tools.verify.compare.resuming import compare_resumed
 

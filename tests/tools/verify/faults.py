@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -283,3 +285,87 @@ def forget_the_second_moments() -> Undo:
         return load
 
     return replace(FileStore, "load", change)
+
+
+def drop_alike_on_tensor_parallel_ranks() -> Undo:
+    """The seed of attention dropout is the one that all of these ranks draw."""
+    return _change_seeds(lambda layer, drawn: drawn)
+
+
+def drop_alike_in_all_micro_batches() -> Undo:
+    """The seed of attention dropout depends on the rank only."""
+    return _change_seeds(lambda layer, drawn: layer.tp_group.rank())
+
+
+def _change_seeds(seed_of: Callable[[Any, int], int]) -> Undo:
+    from ascend_run.core.model.attention import CoreAttention
+
+    def change(inner: Any) -> Any:
+        def dropout(self: Any) -> Any:
+            state = torch.get_rng_state()
+            found = inner(self)
+            torch.set_rng_state(state)
+            return attrs.evolve(found, seed=seed_of(self, int(torch.randint(2**62, ()))))
+
+        return dropout
+
+    return replace(CoreAttention, "_dropout", change)
+
+
+def drop_what_should_be_kept() -> Undo:
+    from ascend_run.core.model.attention import CoreAttention
+
+    def change(inner: Any) -> Any:
+        return lambda self: attrs.evolve(inner(self), probability=1.0 - inner(self).probability)
+
+    return replace(CoreAttention, "_dropout", change)
+
+
+def drop_alike_in_shards_of_the_sequence() -> Undo:
+    """Hidden dropout is drawn from the generator that tensor-parallel ranks share."""
+    from megatron.core import tensor_parallel
+
+    shared = SimpleNamespace(fork=nullcontext)
+    return replace(tensor_parallel, "get_cuda_rng_tracker", lambda inner: lambda: shared)
+
+
+def drop_differently_in_replicas() -> Undo:
+    """Hidden dropout is drawn from the generator that tensor-parallel ranks do not share."""
+    from megatron.core.fusions import fused_bias_dropout
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    def change(inner: Any) -> Any:
+        def add(*args: Any) -> Any:
+            with get_cuda_rng_tracker().fork():
+                return inner(*args)
+
+        return add
+
+    return replace(fused_bias_dropout, "_bias_dropout_add_func", change)
+
+
+def drop_alike_on_context_parallel_ranks() -> Undo:
+    """Ulysses keeps the seed that all ranks draw for the heads of each."""
+    from ascend_run.ops.attention.context_parallel.head_all_to_all import HeadAllToAll
+
+    def change(inner: Any) -> Any:
+        def inner_spec(self: Any, spec: Any, share: Any) -> Any:
+            return attrs.evolve(inner(self, spec, share), dropout=spec.dropout)
+
+        return inner_spec
+
+    return replace(HeadAllToAll, "_inner_spec", change)
+
+
+def recompute_with_another_mask() -> Undo:
+    from ascend_run.ops.attention import blockwise_attention
+
+    def change(inner: Any) -> Any:
+        def backward(*args: Any) -> Any:
+            *tensors, spec = args
+            other = attrs.evolve(spec.dropout, seed=spec.dropout.seed + 1)
+            return inner(*tensors, attrs.evolve(spec, dropout=other))
+
+        return backward
+
+    return replace(blockwise_attention, "backward", change)

@@ -25,6 +25,7 @@ from ascend_run.testing.gradients.parameters import parameter_derivatives
 
 from .copies import stale_parameters
 from .declared import Declared
+from .masks import masks_recorded
 from .record import Record, RecordedShard
 from .taps import tapped
 
@@ -40,6 +41,7 @@ def run_probes(
     steps: int,
     *,
     by_differences: bool = False,
+    only_masks: bool = False,
 ) -> Record:
     """Record gradients in float64, moments of every module in a second such run, and training steps
     in float32; for a run in half precision, gradients and steps in that precision.
@@ -51,11 +53,13 @@ def run_probes(
     Args:
         make_request: Called once per part.
         by_differences: Compare gradients with differences of the loss as well, on one rank.
+        only_masks: Record the dropout masks of one global batch instead.
     """
     record: Record | None = None
     in_half = make_request().config.train.precision in HALF
     exact = (_watched, _by_differences) if by_differences else (_watched,)
-    for part in (_gradients, *(() if in_half else exact), _train):
+    parts = (_gradients, *(() if in_half else exact), _train)
+    for part in (_drop,) if only_masks else parts:
         with _separate_store(part.__name__), prepared_rank(make_request()) as (hooks, context):
             seed_everything(context.config, context.layout)
             if record is None:
@@ -130,6 +134,16 @@ def _by_differences(dry_run: DryRun, make_dataset: MakeDataset, record: Record, 
     forward_backward = dry_run.for_gradients(torch.float64)
     dataset = make_dataset(dry_run, dry_run.context.config.train.global_batch_size)
     record.derivatives = [*parameter_derivatives(dry_run, forward_backward, dataset)]
+
+
+def _drop(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+    forward_backward = dry_run.for_gradients(torch.float32)
+    with (
+        torch.compiler.set_stance("force_eager"),  # masks of compiled code cannot be seen
+        masks_recorded(dry_run.bundle, dry_run.context.groups) as masks,
+    ):
+        _one_batch(dry_run, forward_backward, make_dataset)
+    record.masks = masks
 
 
 def _train(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ascend_run.testing.gradients.differences import Derivative
 
+from .mask_record import DropoutMask
 from .moments import Moments
 
 SCHEMA = 1
@@ -64,6 +65,8 @@ class Record:
     """Parameters that differ from the optimizer's master weights after the steps."""
     generators: Mapping[str, str] = attrs.field(factory=dict)
     """Random number generator -> fingerprint of its state after the steps."""
+    masks: Sequence[DropoutMask] = ()
+    """Of one global batch, in order."""
     forward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
     """Index of the chunk in the model -> ``module|in or out|which tensor``, in execution order."""
     backward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
@@ -107,6 +110,7 @@ def write_record(record: Record, folder: Path) -> None:
             )
         },
         "places": [attrs.asdict(place) for place in record.places],
+        "masks": [attrs.asdict(mask) for mask in record.masks],
         "steps": len(record.weights),
         "derivatives": [attrs.asdict(derivative) for derivative in record.derivatives],
         "forward": _moments_data(record.forward),
@@ -142,8 +146,10 @@ def _read(folder: Path, rank: int) -> Record:
 
     forward, backward = data.pop("forward"), data.pop("backward")
     derivatives = [Derivative(**derivative) for derivative in data.pop("derivatives")]
+    masks = [DropoutMask(**mask) for mask in data.pop("masks")]
     return Record(
         **data,
+        masks=masks,
         places=places,
         derivatives=derivatives,
         initial=reading("initial"),

@@ -71,10 +71,8 @@ class _ChunkTap:
         self, model: nn.Module, config: TransformerConfig, pp_rank: int
     ) -> dict[nn.Module, NamedLink]:
         """Return links around the forward of every module, outside of the run's own links."""
-        offset = get_transformer_layer_offset(config, getattr(model, "vp_stage", None), pp_rank)
         links = {}
-        for local_name, module in model.named_modules():
-            name = ROOT if not local_name else whole_name(local_name, model, offset)
+        for name, module in named_modules(model, config, pp_rank):
             # Compilable, so that compiled modules stay compiled, with graph breaks at the taps.
             link = ForwardLink(wrap=partial(self._tapping, name, model), compilable=True)
             links[module] = NamedLink(name="verify", place=LinkPlace.AROUND, link=link)
@@ -82,7 +80,7 @@ class _ChunkTap:
 
     def _tapping(self, name: str, model: nn.Module, inner: Forward) -> Forward:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if name == ROOT and not _in_backward():
+            if name == ROOT and not in_backward():
                 self._begun += 1
             if name != BLOCK or model.pre_process:  # else it is the previous chunk's output
                 self._see_inputs(name, args, kwargs)
@@ -104,7 +102,7 @@ class _ChunkTap:
             self._see(f"{name}|in|{which}", tensor)
 
     def _see(self, key: str, tensor: Tensor) -> None:
-        recomputes = _in_backward()
+        recomputes = in_backward()
         if not recomputes:
             _add(self._forward, key, self._number(self._begun), tensor)
         if not tensor.requires_grad:
@@ -125,6 +123,15 @@ class _ChunkTap:
     def _number(self, micro_batch: int) -> int:
         """Index in the global batch of one of this rank's micro-batches."""
         return micro_batch * self._dp_size + self._dp_rank
+
+
+def named_modules(
+    model: nn.Module, config: TransformerConfig, pp_rank: int
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules of a chunk with their names in the whole model; ``ROOT`` for itself."""
+    offset = get_transformer_layer_offset(config, getattr(model, "vp_stage", None), pp_rank)
+    for local_name, module in model.named_modules():
+        yield whole_name(local_name, model, offset) if local_name else ROOT, module
 
 
 def whole_name(local_name: str, model: nn.Module, offset: int) -> str:
@@ -148,7 +155,8 @@ def _at_positions(batch: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Return whether autograd runs a backward."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

@@ -43,6 +43,13 @@ ADAM_EPSILON: Final = 1e-3
 and large enough that a gradient of the wrong scale changes the size of the step."""
 LOSS_SCALE: Final = 2.0**10
 """Initial loss scale in fp16."""
+FALSE_ALARM: Final = 1e-12
+"""Probability of a false alarm of one comparison of dropout masks: two independent masks that are
+equal, or a kept share as far from its expectation (Chernoff bound). A verification makes up to a
+hundred thousand such comparisons, so it raises one at most once in ten million times."""
+REPLICATED: Final = 1e-4
+"""Two ranks hold replicas of an activation if its moments agree to this relative error; they do to
+a few eps of float32, and those of different shards differ in the first digits."""
 HALF_PRECISION_FACTOR: Final = 4.0
 """In half precision, by what factor a tensor's error relative to the float64 and float32 runs may
 exceed the largest of: the reference's error of the same tensor, its median error over all tensors,

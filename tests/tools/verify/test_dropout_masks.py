@@ -1,0 +1,135 @@
+"""Dropout masks over ranks, layers and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.verify.capture.mask_record import ATTENTION, DropoutMask
+from ascend_run.tools.verify.capture.record import Record
+from ascend_run.tools.verify.compare.dropout_masks import compare_masks
+from ascend_run.tools.verify.compare.verdict import Check, Fault
+from ascend_run.tools.verify.dropout import probabilities
+from ascend_run.tools.verify.questions import Question
+from ascend_run.tools.verify.ranks import PoolRanks
+from ascend_run.tools.verify.sides import sides_of
+from tests.tools.verify import faults
+
+ATTENTION_OF_0 = "decoder.layers.0.self_attention.core_attention"
+ULYSSES = Question(enable=("ulysses",), layout={"cp": 2})
+TP = Question(layout={"tp": 2})
+
+
+def compared(
+    pool: GlooPool, question: Question, fault: Callable[[], Any] | None
+) -> tuple[Check, Fault | None]:
+    side = sides_of(question).masks
+    assert side is not None
+    return compare_masks(PoolRanks(pool)(side, fault), probabilities(side))
+
+
+@pytest.mark.parametrize(
+    ("question", "fault", "module", "why"),
+    [
+        (TP, faults.drop_alike_on_tensor_parallel_ranks, ATTENTION_OF_0, "has the mask of rank 0"),
+        (
+            Question(layout={}),
+            faults.drop_alike_in_all_micro_batches,
+            "decoder.layers.1.self_attention.core_attention",
+            f"has the mask of rank 0, {ATTENTION_OF_0}",
+        ),
+        (Question(layout={}), faults.drop_what_should_be_kept, ATTENTION_OF_0, "expected 0.8"),
+        (
+            Question(layout={"tp": 2, "sp": 1}),
+            faults.drop_alike_in_shards_of_the_sequence,
+            "embedding.embedding_dropout",
+            "drop shards and must differ",
+        ),
+        (
+            TP,
+            faults.drop_differently_in_replicas,
+            "decoder.layers.0",
+            "drop replicas and must be the same",
+        ),
+        pytest.param(
+            ULYSSES,
+            faults.drop_alike_on_context_parallel_ranks,
+            ATTENTION_OF_0,
+            "rank 1, ",
+            marks=pytest.mark.needs_plugins("ulysses"),
+        ),
+        (Question(layout={}), faults.recompute_with_another_mask, "", "recomputes with another"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_wrong_dropout_masks_are_found(
+    gloo_pool: GlooPool,
+    question: Question,
+    fault: Callable[[], Any],
+    module: str,
+    why: str,
+) -> None:
+    check, found = compared(gloo_pool, question, fault)
+    assert not check.passed
+    assert found is not None
+    assert found.module == (module or "random streams")
+    assert why in found.why
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(layout={"tp": 2, "dp": 2, "sp": 1}, model="moe"),
+        pytest.param(
+            Question(enable=("ring-attention",), layout={"cp": 2}),
+            marks=pytest.mark.needs_plugins("ring-attention"),
+        ),
+        Question(layout={"pp": 2, "vpp": 2}, config={"model.attention_dropout": 0.05}),
+    ],
+    ids=["moe", "ring", "stages"],
+)
+def test_right_dropout_masks_pass(gloo_pool: GlooPool, question: Question) -> None:
+    assert compared(gloo_pool, question, None)[1] is None
+
+
+def test_a_model_with_masks_of_its_own_keeps_its_probabilities() -> None:
+    side = sides_of(Question(layout={}, config={"model.hidden_dropout": 0.05})).masks
+    assert side is not None
+    assert probabilities(side) == {"hidden": 0.05, ATTENTION: 0.0}
+
+
+def made_up(*digests: str, **changed: Any) -> list[Record]:
+    """One rank with a mask of attention for each digest."""
+    mask = DropoutMask(
+        module="a",
+        kind=ATTENTION,
+        call=0,
+        micro_batch=0,
+        in_backward=False,
+        keep=0.5,
+        kept=500,
+        size=1000,
+        digest="",
+    )
+    masks = [attrs.evolve(mask, digest=digest, **changed) for digest in digests]
+    return [Record(rank=0, coordinates={"tp": 0, "pp": 0, "cp": 0, "dp": 0}, sizes={}, masks=masks)]
+
+
+@pytest.mark.parametrize(
+    ("records", "good"),
+    [
+        (made_up("1", "2"), True),
+        (made_up("1", "1"), False),
+        (made_up("1", "1", size=30, kept=15), True),
+        (made_up("1", kept=420), True),
+        (made_up("1", kept=370), False),
+        (made_up(), False),
+    ],
+    ids=["independent", "equal", "short", "5 deviations", "8 deviations", "none"],
+)
+def test_chance_is_told_from_a_wrong_mask(records: list[Record], good: bool) -> None:
+    assert compare_masks(records, {ATTENTION: 0.5})[0].passed is good
