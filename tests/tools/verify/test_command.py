@@ -66,8 +66,8 @@ def test_two_ranks_are_verified_from_end_to_end(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    stages = re.findall(r"^verify: +[\d.]+ s, (\d)/4: (.+)$", done.stderr, re.MULTILINE)
-    assert [int(number) for number, _ in stages] == [*range(5)]
+    stages = re.findall(r"^verify: +[\d.]+ s, (\d)/5: (.+)$", done.stderr, re.MULTILINE)
+    assert [int(number) for number, _ in stages] == [*range(6)]
     assert stages[2][1] == "ulysses on cp=2"
     data = json.loads(done.stdout)
     assert data["schema"] == 1
