@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ascend_run.ops.experts.loop_experts import loop_experts
 from ascend_run.plugin_api import Claim, Numerics, RunConfig
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.implementations import claims_of
@@ -124,6 +125,22 @@ def test_the_loop_is_the_plain_loop_bit_for_bit(dtype: torch.dtype) -> None:
     assert torch.equal(out, plain)
     for result, right in zip(gradients, expected, strict=True):
         assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("clamp", [None, 0.5])
+def test_biases_and_a_clamp_are_the_built_in_loop_bit_for_bit(
+    dtype: torch.dtype, clamp: float | None
+) -> None:
+    leaves, dy = inputs(dtype)
+    biases = [torch.randn_like(x[:, :, 0]).detach().requires_grad_() for x in leaves[2:]]
+    activation = c.ExpertActivation(function=F.gelu, is_silu=False, clamp=clamp, offset=1.0)
+    tokens, probs, *weights = *leaves, *biases
+    results = []
+    for compute in (kernel("loop"), loop_experts):
+        out = compute(tokens, COUNTS, probs, c.ExpertWeights(*weights), activation)
+        results.append([out, *torch.autograd.grad(out, (tokens, probs, *weights), dy)])
+    assert all(torch.equal(result, right) for result, right in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
