@@ -63,6 +63,13 @@ def norm(ours: str, theirs: str, condition: Condition | None = None) -> TensorMa
     )
 
 
+def norm_of_inputs(ours: str, theirs: str) -> Iterator[TensorMap]:
+    """Yield the weight of a norm that every model has, and the bias of a LayerNorm."""
+    has_bias = Condition("model.normalization", "==", "LayerNorm")
+    for part, condition in (("weight", None), ("bias", has_bias)):
+        yield TensorMap(megatron=f"{ours}.{part}", hf=(f"{theirs}.{part}",), condition=condition)
+
+
 def fused_qkv(theirs: str, form: str = "qkv") -> tuple[TensorMap, ...]:
     """Return queries, keys and values that are stored as one tensor.
 
@@ -134,10 +141,15 @@ def layer_types() -> tuple[ConfigKey, ...]:
 
 def _tensors() -> Iterator[TensorMap]:
     yield TensorMap(megatron="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",))
-    yield TensorMap(megatron="decoder.final_layernorm.weight", hf=("model.norm.weight",))
+    yield from norm_of_inputs("decoder.final_layernorm", "model.norm")
     yield TensorMap(megatron="output_layer.weight", hf=("lm_head.weight",))
-    yield norm("input_layernorm", "input_layernorm")
-    yield norm("pre_mlp_layernorm", "post_attention_layernorm")
+    yield TensorMap(
+        megatron="output_layer.bias",
+        hf=("lm_head.bias",),
+        condition=Condition("model.add_output_bias", "==", value=True),
+    )
+    yield from norm_of_inputs(f"{LAYER}.input_layernorm", f"{HF_LAYER}.input_layernorm")
+    yield from norm_of_inputs(f"{LAYER}.pre_mlp_layernorm", f"{HF_LAYER}.post_attention_layernorm")
     for sublayer, theirs in (("self_attn", "post_self_attn"), ("mlp", "post_mlp")):
         of_outputs = Condition("model.norm_placement", "!=", "pre")
         yield norm(f"{sublayer}_bda.norm", f"{theirs}_layernorm", of_outputs)

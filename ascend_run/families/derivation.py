@@ -27,6 +27,7 @@ def derived(
     names: Mapping[str, str] = _NOTHING,
     buffers: tuple[str, ...] = (),
     tensors: Iterable[TensorMap] = (),
+    **own: Any,
 ) -> ModelFamily:
     """Return a family that differs from ``base`` in what is given.
 
@@ -44,6 +45,7 @@ def derived(
         buffers: As in ModelFamily.
         names: Parts of stored names -> what they are in this family, replaced in this order.
         tensors: Tensors that the base lacks or stores differently; replace those of one name.
+        own: Other fields of ModelFamily.
 
     Raises:
         ValueError: ``key_defaults`` names a key that the base does not have.
@@ -66,6 +68,7 @@ def derived(
         ignored=(base.ignored - named) | {*ignored},
         buffers=(*base.buffers, *buffers),
         tensors=(*_tensors(base, tuple(tensors), without, names),),
+        **own,
     )
 
 

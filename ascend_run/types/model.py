@@ -117,11 +117,15 @@ class ModelFamily:
     """Config values that configure Megatron's model for this family: ``model.normalization`` ..."""
     keys: tuple[ConfigKey, ...]
     tensors: tuple[TensorMap, ...]
+    former_architectures: tuple[str, ...] = ()
+    """Other names of the class in ``architectures``."""
     fixed: Mapping[str, object] = attrs.field(factory=dict)
     """HF keys that must have this value on import, and are written with it on export; of a tuple of
     equivalent values, the first is written."""
     ignored: frozenset[str] = frozenset()
     """HF keys that do not affect the model's output; any other unlisted key is an error."""
+    rope_parameters: frozenset[str] = frozenset()
+    """Parameters of RoPE scaling that this class reads and few others do: ``short_mscale`` ..."""
     base_prefix: str = ""
     """Prefix of every stored name except the output layer's. If given, folders that were saved
     without a head, whose names lack it, can be read too."""

@@ -31,7 +31,7 @@ WIDE_TOLERANCE: Final = 1e-10
 """In float64."""
 VOCAB: Final = 53
 """Of every reference model; odd, so that padding is noticed."""
-VOCABULARY: Final = ("word_embeddings.weight", "output_layer.weight")
+VOCABULARY: Final = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 TENSOR: Final = {
     "parallel.tensor_model_parallel_size": 2,

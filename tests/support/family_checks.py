@@ -68,6 +68,7 @@ def check_transformers_defaults(
             seen["rope_local_base_freq"] = by_kind["sliding_attention"]["rope_theta"]
             seen["rope_parameters"] = by_kind["full_attention"]
         seen["rope_theta"] = seen["rope_parameters"]["rope_theta"]
+        seen.setdefault("original_max_position_embeddings", 4096)  # longrope's; without, no effect
         seen["partial_rotary_factor"] = seen["rope_parameters"].get("partial_rotary_factor", 1.0)
         # Filled in by some classes where they are None.
         given = {field.name: field.default for field in dataclasses.fields(config_class)}

@@ -49,10 +49,14 @@ def built_in_problems(config: RunConfig, claimed: Collection[Claim]) -> Iterator
         yield from experts_problems(model, config.parallel.expert_tensor_parallel_size or 1)
         if Claim.ROUTER not in claimed:
             yield from router_problems(model)
+        yield from _sparsemixer_problems(model, claimed)
         return
-    for name in ("add_router_bias", "add_expert_bias"):
+    for name in ("add_router_bias", "add_expert_bias", "moe_sparsemixer_eps"):
         if model[name]:
-            yield f"model.{name}=true needs experts; set model.num_moe_experts, or leave it out"
+            yield (
+                f"model.{name}={show(model[name])} needs experts; set model.num_moe_experts, or "
+                "leave it out"
+            )
 
 
 def _activation_problems(model: FieldSection) -> Iterator[str]:
@@ -65,6 +69,19 @@ def _activation_problems(model: FieldSection) -> Iterator[str]:
     alpha = model.quick_gelu_alpha
     if alpha != QUICK_GELU_ALPHA and model.activation != "quick_gelu":
         yield f"model.quick_gelu_alpha={show(alpha)} needs model.activation=quick_gelu"
+
+
+def _sparsemixer_problems(model: FieldSection, claimed: Collection[Claim]) -> Iterator[str]:
+    shown = f"model.moe_sparsemixer_eps={show(model.moe_sparsemixer_eps)}"
+    if model.moe_sparsemixer_eps is None:
+        return
+    if Claim.ROUTER in claimed:
+        yield f"{shown} is of the built-in router; leave it out, or the plugin that replaces that"
+    if model.moe_router_score_function != "softmax" or model.moe_router_num_groups:
+        yield (
+            f"{shown} needs model.moe_router_score_function=softmax, and no "
+            "model.moe_router_num_groups"
+        )
 
 
 def experts_problems(model: FieldSection, expert_tp: int) -> Iterator[str]:

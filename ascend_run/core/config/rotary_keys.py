@@ -8,6 +8,8 @@ import attrs
 
 _above_0: Any = attrs.validators.optional(attrs.validators.gt(0))
 
+MSCALES: Final = ("short_mscale", "long_mscale")
+"""Parameters of longrope that few of Hugging Face's classes read."""
 PREFIX: Final = "rope_scaling_"
 QUICK_GELU_ALPHA: Final = 1.702
 """Megatron's."""
@@ -52,6 +54,11 @@ class RotaryScalingKeys:
     """Divisor of each pair's angle up to the original length (longrope)."""
     rope_scaling_long_factor: tuple[float, ...] | None = None
     """Divisor of each pair's angle for longer sequences (longrope)."""
+    rope_scaling_short_mscale: float | None = attrs.field(default=None, validator=_above_0)
+    """Multiplies cosines and sines up to the original length (longrope); default: as for other
+    lengths, ``rope_scaling_attention_factor``."""
+    rope_scaling_long_mscale: float | None = attrs.field(default=None, validator=_above_0)
+    """The same for longer sequences (longrope)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -78,6 +85,11 @@ class ModelSwitchKeys(RotaryScalingKeys):
     """Bias of the router's linear; default: as ``add_bias_linear``."""
     add_expert_bias: bool | None = None
     """Biases of the experts' linears; default: as ``add_bias_linear``."""
+    add_output_bias: bool = False
+    """Bias of the output layer."""
+    moe_sparsemixer_eps: float | None = attrs.field(default=None, validator=_above_0)
+    """Select a token's experts one after the other, each weighed by a softmax over those whose
+    logit is near the best (SparseMixer); twice this is the largest relative distance."""
     quick_gelu_alpha: float = attrs.field(
         default=QUICK_GELU_ALPHA, validator=attrs.validators.gt(0)
     )
@@ -102,7 +114,7 @@ PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
         "truncate",
     ),
     "llama3": (*_COMMON, "low_freq_factor", "high_freq_factor"),
-    "longrope": (*_COMMON, "attention_factor", "short_factor", "long_factor"),
+    "longrope": (*_COMMON, "attention_factor", "short_factor", "long_factor", *MSCALES),
 }
 """Maps each scaling to the parameters it reads."""
 REQUIRED: Final[dict[str, tuple[str, ...]]] = {

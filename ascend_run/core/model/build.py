@@ -35,7 +35,7 @@ from .initialization import initialize_weights
 from .layer_slots import layer_numbers
 from .mtp import mtp_spec
 from .rotary import RotaryTable, RotaryTables
-from .rotary_scaling import RotaryScaling
+from .rotary_scaling import rotary_scaling
 from .seams import wrap_modules
 from .spec import block_spec
 from .transformer_config import PRECISIONS, make_transformer_config
@@ -193,6 +193,6 @@ def _rotary_table(
         cp_size=assembly.groups.cp.size(),
         row_length=config.data.seq_length,
     )
-    every = table(model.rotary_base, scaling=RotaryScaling.of(config))
+    every = table(model.rotary_base, scaling=rotary_scaling(config))
     local = model.rotary_local_base
     return every if local is None else RotaryTables(every, table(local))

@@ -11,9 +11,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer.spec_utils import build_module
-from torch import Tensor
+from torch import Tensor, nn
 
 from ascend_run.ops.transfer.later_tokens import later_tokens
 from ascend_run.plugin_api import contracts as c
@@ -63,6 +64,11 @@ class GPT(GPTModel):
                 hidden_size=self.config.hidden_size,
                 eps=self.config.layernorm_epsilon,
             )
+        if self.post_process and assembly.model.add_output_bias:
+            size = self.output_layer.output_size_per_partition
+            bias_V = nn.Parameter(torch.empty(size, dtype=self.config.params_dtype))
+            set_tensor_model_parallel_attributes(bias_V, True, 0, 1)
+            self.output_layer.bias = bias_V
         self.valid_rows = valid_rows
         self.layer_numbers = assembly.layer_numbers
         self.rotary = rotary
@@ -138,11 +144,13 @@ class GPT(GPTModel):
 
     def _loss_sum(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
         if self.fuses_loss:
+            bias_V = self.output_layer.bias
             return self.loss.from_hidden(
                 self._gathered_hidden(self._scaled(hidden)),
                 self._output_weight(),
                 labels,
                 loss_mask,
+                bias_V=None if bias_V is None else bias_V[: self.valid_rows],
             )
         return self.loss.from_logits(self._logits(hidden), labels, loss_mask)
 

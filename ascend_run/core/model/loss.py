@@ -35,7 +35,13 @@ class CrossEntropy:
         self.tp_group = tp_group if tp_group.size() > 1 else None
 
     def from_hidden(
-        self, hidden_SBH: Tensor, weight_VH: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor
+        self,
+        hidden_SBH: Tensor,
+        weight_VH: Tensor,
+        labels_BS: Tensor,
+        loss_mask_BS: Tensor,
+        *,
+        bias_V: Tensor | None = None,
     ) -> Tensor:
         """Return the sum of masked losses, a scalar, without materializing all logits.
 
@@ -49,6 +55,7 @@ class CrossEntropy:
             tp_group=self.tp_group,
             matmul=self.matmul,
             softcap=self.softcap,
+            bias_V=bias_V,
         )
 
     def from_logits(self, logits_SBV: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor) -> Tensor:

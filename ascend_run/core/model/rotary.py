@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ascend_run.ops.elementwise.rotary_scaling import RotaryScaling, frequencies
 from ascend_run.plugin_api import contracts as c
-
-from .rotary_scaling import RotaryScaling, frequencies
 
 # S sequence on this rank, R rotary dim (rotary_percent of the head size)
 
@@ -92,7 +91,8 @@ class RotaryTable(nn.Module):
         if scaling is None:
             angle_P, magnitude = frequencies(width, base), 1.0
         else:
-            angle_P, magnitude = scaling.frequencies(width, base, seq_length), scaling.magnitude
+            angle_P = scaling.frequencies(width, base, seq_length)
+            magnitude = scaling.magnitude(seq_length)
         angles_SP = torch.outer(positions_S.double(), angle_P)
         angles_SR = (
             angles_SP.repeat_interleave(2, dim=-1)

@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from ascend_run.core.config.built_in import router_problems
-from ascend_run.ops.experts.routing import routing_scores
+from ascend_run.ops.experts.routing import routing_scores, sparse_mixer
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api.errors import ConfigError
 
@@ -43,6 +43,7 @@ class Router(MegatronRouter):
 
     Args:
         has_bias: Whether the linear has a bias.
+        sparsemixer_eps: Select experts by ``sparse_mixer`` with this threshold.
 
     Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5);
     groups, arXiv:2405.04434 (section 2.1.2); expert bias, arXiv:2408.15664.
@@ -62,6 +63,7 @@ class Router(MegatronRouter):
         config: TransformerConfig,
         pg_collection: ProcessGroupCollection | None = None,
         has_bias: bool = False,
+        sparsemixer_eps: float | None = None,
     ) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         _check_supported(config)
@@ -70,7 +72,7 @@ class Router(MegatronRouter):
             bias_X = torch.empty(self.weight.shape[0], dtype=config.params_dtype)
             self.bias = nn.Parameter(bias_X)
             mark(self.bias, sequence_parallel=config.sequence_parallel)
-        self.topk = config.moe_router_topk
+        self.topk, self.sparsemixer_eps = config.moe_router_topk, sparsemixer_eps
         groups, kept = config.moe_router_num_groups, config.moe_router_group_topk
         self.groups = (groups, kept) if groups and kept else None
         for name, is_saved in (("expert_bias", True), ("local_tokens_per_expert", False)):
@@ -96,14 +98,17 @@ class Router(MegatronRouter):
 
     def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits_TX = self._with_z_loss(logits.flatten(0, -2))
-        weights, chosen = routing_scores(
-            logits_TX,
-            self.topk,
-            self.config.moe_router_score_function,
-            self.config.moe_router_pre_softmax,
-            groups=self.groups,
-            bias_X=self.expert_bias,
-        )
+        if self.sparsemixer_eps is None:
+            weights, chosen = routing_scores(
+                logits_TX,
+                self.topk,
+                self.config.moe_router_score_function,
+                self.config.moe_router_pre_softmax,
+                groups=self.groups,
+                bias_X=self.expert_bias,
+            )
+        else:
+            weights, chosen = sparse_mixer(logits_TX, self.topk, self.sparsemixer_eps)
         if self.config.moe_router_topk_scaling_factor:
             weights = weights * self.config.moe_router_topk_scaling_factor
         probs_TX = torch.zeros_like(logits_TX).scatter(1, chosen, weights)

@@ -98,7 +98,11 @@ def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
         module=MoELayer,
         submodules=MoESubmodules(
             router=assembly.router
-            or partial(Router, has_bias=linear_biases(assembly.model).router),
+            or partial(
+                Router,
+                has_bias=linear_biases(assembly.model).router,
+                sparsemixer_eps=assembly.model.moe_sparsemixer_eps,
+            ),
             experts=ModuleSpec(module=Experts, params={"assembly": assembly}),
             shared_experts=ModuleSpec(
                 module=SharedExpertMLP, submodules=mlp_submodules(config, assembly)

@@ -59,3 +59,25 @@ def _within_groups(scores_TX: Tensor, num_groups: int, topk: int, best: int) -> 
     outside = torch.ones_like(ranks_TG, dtype=torch.bool).scatter(1, kept, False)
     within: Tensor = scores_TGx.masked_fill(outside.unsqueeze(-1), -torch.inf)
     return within.flatten(1)
+
+
+def sparse_mixer(logits_TX: Tensor, topk: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Return weights [T, K] and indices [T, K] of SparseMixer's experts, without its sampling.
+
+    The experts are selected one after the other by their logits. A weight is the expert's share of
+    a softmax over those left whose distance from the best is at most ``2 eps`` of the larger of its
+    logit and their own magnitude.
+
+    Source: arXiv:2409.12136, section 2.2, and ``sparsemixer`` of Phi-3.5-MoE's published code,
+    which in training draws from the softmax.
+    """
+    plain_TX, left_TX = logits_TX.detach(), logits_TX
+    weights, chosen = [], []
+    for _ in range(topk):
+        best_T1, index_T1 = left_TX.detach().max(dim=-1, keepdim=True)
+        distance_TX = (best_T1 - plain_TX) / torch.maximum(plain_TX.abs(), best_T1)
+        shares_TX = left_TX.masked_fill(distance_TX > 2 * eps, -torch.inf).softmax(dim=-1)
+        weights.append(shares_TX.gather(-1, index_T1))
+        chosen.append(index_T1)
+        left_TX = left_TX.scatter(-1, index_T1, -torch.inf)
+    return torch.cat(weights, dim=-1), torch.cat(chosen, dim=-1)

@@ -37,6 +37,7 @@ def linear_cross_entropy(
     tp_group: dist.ProcessGroup | None = None,
     matmul: Matmul = torch.mm,
     softcap: float | None = None,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
     """Compute ``sum_t mask_t * (logsumexp(weight @ hidden_t) - weight[label_t] @ hidden_t)``.
 
@@ -49,6 +50,7 @@ def linear_cross_entropy(
             reduces.
         matmul: Multiplies two matrices.
         softcap: c of ``c * tanh(logit / c)``, taken of every logit; None for the logits themselves.
+        bias_V: Added to each token's logits.
 
     Returns:
         Scalar in float32, or float64 for float64 inputs.
@@ -58,8 +60,9 @@ def linear_cross_entropy(
     """
     if not torch.is_grad_enabled():  # within forward, needs_input_grad would still be true
         hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
+        bias_V = None if bias_V is None else bias_V.detach()
     out: Tensor = _LinearCrossEntropy.apply(
-        hidden_TH, weight_VH, labels_T, mask_T, tp_group, matmul, softcap
+        hidden_TH, weight_VH, bias_V, labels_T, mask_T, tp_group, matmul, softcap
     )
     return out
 
@@ -170,13 +173,14 @@ class _LinearCrossEntropy(Function):
         ctx: Any,
         hidden_TH: Tensor,
         weight_VH: Tensor,
+        bias_V: Tensor | None,
         labels_T: Tensor,
         mask_T: Tensor,
         tp_group: dist.ProcessGroup | None,
         matmul: Matmul,
         softcap: float | None,
     ) -> Tensor:
-        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         dtype, wide, kept = _dtypes(hidden_TH)
         mask_T = mask_T.to(wide)
         num_tokens, num_rows = hidden_TH.shape[0], weight_VH.shape[0]
@@ -187,6 +191,7 @@ class _LinearCrossEntropy(Function):
         factor_VH = weight_VH.to(kept) if wants_hidden else None
         dhidden = torch.empty_like(hidden_TH, dtype=kept) if wants_hidden else None
         dweight: Tensor | None = None
+        dbias = mask_T.new_zeros(num_rows) if wants_bias else None
         # A single chunk needs no sum: its result is the gradient, in the weight's dtype.
         sum_dtype = wide if num_tokens > size else kept
         for start in range(0, num_tokens, size):
@@ -194,6 +199,8 @@ class _LinearCrossEntropy(Function):
             hidden_CH, mask_C1 = hidden_TH[rows], mask_T[rows].unsqueeze(1)
             logits = buffer_CV[: hidden_CH.shape[0]]
             matmul(hidden_CH, weight_VH.t(), out=logits)
+            if bias_V is not None:
+                logits += bias_V
             dlogits = logits.to(kept) if softcap is None else _capped(logits, softcap, kept)
             loss += labels.sum_and_gradient(dlogits, start, mask_T)
             if softcap is not None:  # logits are tanh(logit / softcap) here
@@ -205,21 +212,22 @@ class _LinearCrossEntropy(Function):
             if wants_weight:
                 masked = hidden_CH.to(kept) * mask_C1
                 dweight = _plus_product(dweight, dlogits, masked, sum_dtype, matmul)
+            if dbias is not None:
+                dbias += matmul(mask_C1.t(), dlogits)[0]
         if wants_weight and dweight is None:  # no tokens
             dweight = torch.zeros_like(weight_VH)
-        ctx.save_for_backward(dhidden, dweight)
-        ctx.dtypes = dtype, weight_VH.dtype
+        ctx.save_for_backward(dhidden, dweight, dbias)
+        ctx.dtypes = dtype, weight_VH.dtype, None if bias_V is None else bias_V.dtype
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        dhidden, dweight = ctx.saved_tensors
-        if dhidden is not None:
-            dhidden = _scaled(dhidden, dloss, ctx.dtypes[0])
-        if dweight is not None:
-            dweight = _scaled(dweight, dloss, ctx.dtypes[1])
-        return dhidden, dweight, None, None, None, None, None
+        gradients = (
+            None if gradient is None else _scaled(gradient, dloss, dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return (*gradients, *(None,) * 5)
 
 
 def _capped(logits_CV: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.core.config.rotary_keys import PREFIX
 from ascend_run.core.hugging_face.derived_fields import UNREPRESENTED, derived_value, model_value
 from ascend_run.core.hugging_face.layer_rope import nest_rope_parameters
 from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
@@ -39,7 +40,7 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
     problems = _identity_problems(family, remaining)
     values: dict[str, Any] = {}
     rotates_a_part = any(key.hf == "partial_rotary_factor" for key in family.keys)
-    problems += take_rope(remaining, values, partial=rotates_a_part)
+    problems += take_rope(remaining, values, partial=rotates_a_part, more=family.rope_parameters)
     if family.defaults.get("model.multi_latent_attention"):
         problems += latent_rope(values)
     formed: list[tuple[ConfigKey, Any]] = []
@@ -95,6 +96,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     mapped = {key.field for key in family.keys}
     if any(key.hf == "rope_theta" for key in family.keys):
         mapped.add("model.rope_scaling_type")
+        mapped |= {f"model.{PREFIX}{name}" for name in family.rope_parameters}
     if _DEPTHS in family.ignored:  # folders may have the key and not the layers, so not read
         mapped.add("model.mtp_num_layers")
     expected = {field: value for field, value in family.defaults.items() if field not in mapped}
@@ -159,7 +161,8 @@ def _identity_problems(family: ModelFamily, remaining: dict[str, object]) -> lis
             "set model.family to the model's own"
         )
     architectures = remaining.pop("architectures", None)
-    if architectures not in (None, [family.architecture]):
+    known = [family.architecture, *family.former_architectures]
+    if architectures is not None and architectures not in [[name] for name in known]:
         problems.append(f"architectures is {architectures!r}; expected [{family.architecture!r}]")
     return problems
 

@@ -7,9 +7,17 @@ Both hold the parameters of a scaling, which are the options ``model.rope_scalin
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
-from ascend_run.core.config.rotary_keys import NAMES, PARAMETERS, PREFIX, REQUIRED, SCALINGS
+from ascend_run.core.config.rotary_keys import (
+    MSCALES,
+    NAMES,
+    PARAMETERS,
+    PREFIX,
+    REQUIRED,
+    SCALINGS,
+)
 from ascend_run.core.hugging_face.layer_rope import flatten_rope_parameters
 from ascend_run.types.config import RunConfig
 
@@ -25,13 +33,18 @@ _TYPE: Final = "model.rope_scaling_type"
 
 
 def take_rope(
-    config_json: dict[str, object], scaling: dict[str, object], *, partial: bool = False
+    config_json: dict[str, object],
+    scaling: dict[str, object],
+    *,
+    partial: bool = False,
+    more: Collection[str] = (),
 ) -> list[str]:
     """Replace all spellings by one ``rope_theta`` in place, if any contains it.
 
     Args:
         scaling: Filled with the scaling options, ``model.rope_scaling_...``.
         partial: Whether the family has a ``partial_rotary_factor``, which is then a key, too.
+        more: Parameters of a scaling that the family's class reads and few others do.
 
     Returns:
         Problems: an unknown or incomplete scaling, partial rotation, two different bases or
@@ -53,7 +66,7 @@ def take_rope(
             if config_json.setdefault(_SHARE, share) != share:
                 problems.append(f"{key}.{_SHARE} is {share!r} and {_SHARE} another; leave one")
         found: dict[str, Any] = {}
-        wrong = list(_problems(key, parameters, found))
+        wrong = list(_problems(key, parameters, found, more))
         problems += wrong
         if not wrong:
             scalings[key] = found
@@ -93,7 +106,9 @@ def rope_keys(theta: float, config: RunConfig) -> dict[str, object]:
     return {"rope_theta": theta, "rope_parameters": written, "rope_scaling": written}
 
 
-def _problems(key: str, parameters: dict[str, Any], found: dict[str, Any]) -> list[str]:
+def _problems(
+    key: str, parameters: dict[str, Any], found: dict[str, Any], more: Collection[str]
+) -> list[str]:
     kinds = {
         name: _FORMER.get(str(parameters[name]), parameters[name])
         for name in _TYPE_KEYS
@@ -115,7 +130,7 @@ def _problems(key: str, parameters: dict[str, Any], found: dict[str, Any]) -> li
     kind = next(iter(kinds.values()), _DEFAULT)
     known = {"rope_theta", _SHARE, *_TYPE_KEYS}
     rest = {name: value for name, value in parameters.items() if name not in known}
-    reads = PARAMETERS.get(kind, ())
+    reads = [n for n in PARAMETERS.get(kind, ()) if n not in MSCALES or n in more]
     problems += [f"unknown key {key}.{name}" for name in sorted(set(rest) - set(reads))]
     problems += [
         f"{key}.{name} is {value!r}; expected {expected}"

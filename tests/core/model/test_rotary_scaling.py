@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ascend_run.core.config.rotary_keys import PREFIX
 from ascend_run.core.model.rotary import RotaryTable
-from ascend_run.core.model.rotary_scaling import RotaryScaling
+from ascend_run.core.model.rotary_scaling import rotary_scaling
 from ascend_run.plugin_api import RunConfig
 from ascend_run.prepare.checks.rotary import rotary_problems
 from tests.support.tiny_configs import config_with
@@ -83,17 +83,17 @@ def test_angles_and_magnitude_are_those_of_transformers(
     # Only these two know the length.
     length = seq_length if given["rope_type"] in ("dynamic", "longrope") else None
     wanted, magnitude = theirs(config, CPU, seq_len=length)
-    scaling = RotaryScaling.of(ours(given))
+    scaling = rotary_scaling(ours(given))
     assert scaling is not None
     found = scaling.frequencies(WIDTH, base, seq_length)
     assert found.dtype is torch.float64
     torch.testing.assert_close(found, wanted.double(), rtol=2e-5, atol=1e-12)
-    assert scaling.magnitude == pytest.approx(magnitude, rel=1e-12)
+    assert scaling.magnitude(seq_length) == pytest.approx(magnitude, rel=1e-12)
 
 
 def test_a_table_has_the_angles_and_the_magnitude() -> None:
     given = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-    scaling = RotaryScaling.of(ours(given))
+    scaling = rotary_scaling(ours(given))
     assert scaling is not None
     cos, sin = RotaryTable(WIDTH, 100.0, scaling=scaling)(40, torch.float64, CPU)
     angles = torch.outer(torch.arange(40.0).double(), scaling.frequencies(WIDTH, 100.0, 40))
@@ -103,7 +103,7 @@ def test_a_table_has_the_angles_and_the_magnitude() -> None:
 
 
 def test_angles_of_a_longer_sequence_are_taken_anew() -> None:
-    scaling = RotaryScaling.of(ours({"rope_type": "dynamic", "factor": 2.0}))
+    scaling = rotary_scaling(ours({"rope_type": "dynamic", "factor": 2.0}))
     table = RotaryTable(WIDTH, 100.0, scaling=scaling)
     short, longer = (table(n, torch.float64, CPU) for n in (LONGEST, 2 * LONGEST))
     assert not torch.allclose(short[:, 1], longer[:, 1])

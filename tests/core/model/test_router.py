@@ -85,6 +85,19 @@ def test_weights_and_their_gradients_follow_the_formula(
         torch.testing.assert_close(gradient, right, **EXACT)
 
 
+def test_sparse_mixer_is_used_where_its_threshold_is_set() -> None:
+    """The weight of each expert is its share among those near it."""
+    with router(moe_sparsemixer_eps=0.3, moe_aux_loss_coeff=0.0) as module:
+        logits = torch.tensor([[[2.0, 1.0, 1.9, -3.0]]], dtype=torch.float64)
+        weights, routing_map = module.routing(logits)
+    # 1 is within 2 * 0.3 of 2 relative to 2, and of 1.9 relative to 1.9; -3 is near neither.
+    first, second = (
+        torch.tensor(x, dtype=torch.float64).softmax(0)[0] for x in ([2.0, 1, 1.9], [1.9, 1])
+    )
+    assert routing_map.tolist() == [[True, False, True, False]]
+    torch.testing.assert_close(weights[0, [0, 2]], torch.stack((first, second)), **EXACT)
+
+
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_the_balancing_loss_adds_the_gradient_of_its_formula(score: str) -> None:
     """Switch's ``coefficient * X * sum_i f_i P_i``, a mean over tokens, times the tokens."""

@@ -30,6 +30,12 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "norms and residual": {"norm_placement": "both", "residual_multiplier": 0.3},
     "logits": {"logits_scaling": 0.2},
     "norms of embeddings": {"embedding_layernorm": True},
+    "bias of logits": {"add_output_bias": True, "logits_scaling": 0.7},
+    "bias of logits, tied, capped": {
+        "add_output_bias": True,
+        "final_logit_softcapping": 0.5,
+        "share_embeddings_and_output_weights": True,
+    },
     "unit rows of logits": {"normalize_output_rows": True},
     "unit rows, tied": {"normalize_output_rows": True, "share_embeddings_and_output_weights": True},
     "softcap of logits": {"final_logit_softcapping": 0.5},
@@ -114,9 +120,10 @@ def plain_loss(p: Mapping[str, Tensor], ids: Tensor, options: Mapping[str, Any])
     rows = p.get("output_layer.weight", table)[:VOCABULARY]
     if options.get("normalize_output_rows"):
         rows = rows / rows.square().sum(-1, keepdim=True).sqrt()
-    logits = capped(
-        x @ rows.t() / options.get("logits_scaling", 1.0), options.get("final_logit_softcapping")
-    )
+    logits = x @ rows.t() / options.get("logits_scaling", 1.0)
+    if "output_layer.bias" in p:
+        logits = logits + p["output_layer.bias"][:VOCABULARY]
+    logits = capped(logits, options.get("final_logit_softcapping"))
     return F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 

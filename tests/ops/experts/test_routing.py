@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ascend_run.ops.experts.routing import routing_scores
+from ascend_run.ops.experts.routing import routing_scores, sparse_mixer
 
 EXACT = {"rtol": 1e-12, "atol": 1e-14}
 
@@ -38,3 +38,30 @@ def test_experts_are_selected_by_score_and_bias_within_the_best_groups(
         torch.testing.assert_close(weights[token], wanted, **EXACT)
     assert not torch.equal(chosen, unbiased)
     assert not torch.equal(chosen, ungrouped)
+
+
+@pytest.mark.parametrize("eps", [0.01, 0.3])
+def test_sparse_mixer_weighs_each_expert_among_those_near_the_best(eps: float) -> None:
+    """Token by token from the paper's description, with the gradient of the weights."""
+    logits = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    logits.requires_grad_()
+    weights, chosen = sparse_mixer(logits, 2, eps)
+    rows, counts = [], set()
+    for token, row in enumerate(logits):
+        values = row.tolist()
+        left = sorted(range(6), key=lambda expert: -values[expert])
+        assert chosen[token].tolist() == left[:2]
+        for place in range(2):
+            best = values[left[place]]
+            near = [
+                x for x in left[place:] if best - values[x] <= 2 * eps * max(abs(values[x]), best)
+            ]
+            counts.add(len(near))
+            rows.append(row[left[place]].exp() / row[near].exp().sum())
+    assert len(counts) > 1
+    wanted = torch.stack(rows).view(40, 2)
+    torch.testing.assert_close(weights, wanted, **EXACT)
+    factors = torch.linspace(0.5, 2.0, 80, dtype=torch.float64).view(40, 2)
+    ours, plain = (torch.autograd.grad((w * factors).sum(), logits)[0] for w in (weights, wanted))
+    assert plain.any()
+    torch.testing.assert_close(ours, plain, **EXACT)

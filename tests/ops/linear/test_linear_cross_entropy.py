@@ -82,6 +82,24 @@ def test_softcapped_logits_follow_the_formula() -> None:
     assert_same(run(capped, tensors), run(capped_formula, tensors))
 
 
+@pytest.mark.usefixtures("chunk_bytes")
+@pytest.mark.parametrize("softcap", [None, CAP])
+def test_a_bias_of_logits_follows_the_formula(softcap: float | None) -> None:
+    """As a further column of the weight and a further hidden value of 1."""
+    hidden, weight, labels, mask = Problem().tensors()
+    wanted = capped_formula if softcap else formula
+    bias = torch.randn(len(weight), dtype=torch.float64).requires_grad_()
+    fused = linear_cross_entropy(hidden, weight, labels, mask, softcap=softcap, bias_V=bias)
+    ones = torch.ones(len(hidden), 1, dtype=torch.float64)
+    joined = torch.cat((weight, bias[:, None]), dim=1)
+    plain = wanted(torch.cat((hidden, ones), dim=1), joined, labels, mask)
+    results = [
+        [loss.detach(), *torch.autograd.grad(0.3 * loss, [hidden, weight, bias])]
+        for loss in (fused, plain)
+    ]
+    assert_same(*results)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_softcapped_logits_of_half_precision_are_close(dtype: torch.dtype) -> None:
     """Gradients within 8 units of eps of the logits, which are in the inputs' dtype."""

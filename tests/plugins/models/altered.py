@@ -50,6 +50,18 @@ def with_unit_rows(model: Any) -> None:
     head.forward = forward
 
 
+def evaluated(model: Any) -> None:
+    """Select experts as in evaluation, and rotate by the long factors where sequences are longer.
+
+    transformers' own code rotates by the short ones whatever the length; modeling_phimoe.py of
+    Phi-3.5-MoE does not.
+    """
+    model.eval()
+    positions = model.model.rotary_emb
+    inner = positions.rope_init_fn
+    positions.rope_init_fn = lambda config: inner(config, seq_len=16)
+
+
 def with_both(model: Any) -> None:
     with_alibi(model)
     with_unit_rows(model)

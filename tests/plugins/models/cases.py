@@ -55,6 +55,14 @@ GEMMA_NORMS: Final = {
     "mlp_bda.norm": "post_feedforward_layernorm",
 }
 WINDOW: Final = {"use_sliding_window": True, "sliding_window": 6}
+LONGROPE: Final = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 3.5, 4.0],
+    "short_mscale": 1.2,
+    "long_mscale": 0.7,
+}
 LINEAR: Final = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 3.0}}
 
 
@@ -392,6 +400,32 @@ FAMILIES: Final = (
                     "long_factor": [2.0, 3.0],
                 },
             },
+        },
+    ),
+    Family(
+        name="phimoe",
+        experts=True,
+        layout=layouts.phimoe,
+        alter=altered.evaluated,
+        common={
+            "num_local_experts": 6,
+            "router_aux_loss_coef": 0.0,
+            "router_jitter_noise": 0.3,
+        },
+        variants={
+            "longrope, biases": {
+                "attention_bias": True,
+                "lm_head_bias": True,
+                "rms_norm_eps": 1e-2,
+                "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 8},
+            },
+            "short factors, a window, tied": {
+                "sliding_window": 5,
+                "tie_word_embeddings": True,
+                "lm_head_bias": True,
+                "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32},
+            },
+            "plain positions": BASE_500,
         },
     ),
     Family(

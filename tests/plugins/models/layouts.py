@@ -127,6 +127,22 @@ def gpt_oss(theirs: Tensors, config: Any) -> Tensors:
     return found
 
 
+def phimoe(theirs: Tensors, config: Any) -> Tensors:
+    """Norms and the output layer have biases."""
+    found = decoder_layout(theirs, config)
+    names = {"decoder.final_layernorm.bias": "model.norm.bias"}
+    if config.lm_head_bias:
+        names["output_layer.bias"] = "lm_head.bias"
+    for layer in range(config.num_hidden_layers):
+        at, our = f"model.layers.{layer}", f"decoder.layers.{layer}"
+        names |= {
+            f"{our}.input_layernorm.bias": f"{at}.input_layernorm.bias",
+            f"{our}.pre_mlp_layernorm.bias": f"{at}.post_attention_layernorm.bias",
+            f"{our}.mlp.router.weight": f"{at}.mlp.router.weight",
+        }
+    return found | {name: theirs[stored] for name, stored in names.items()}
+
+
 def latent_decoder(theirs: Tensors, config: Any) -> Tensors:
     """In memory transformers stacks its experts as we do."""
     ours = {

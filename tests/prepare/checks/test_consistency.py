@@ -414,3 +414,16 @@ def test_unsupported_options_are_rejected_unless_a_plugin_owns_the_seam(
     assert sentence in problem
     if claims:
         assert consistency_problems(config, claims) == []
+
+
+def test_sparse_mixer_needs_the_built_in_router_and_a_softmax() -> None:
+    eps = {**_BUILT_IN, "model__moe_sparsemixer_eps": 0.01}
+    assert consistency_problems(config_with(**eps)) == []
+    (problem,) = consistency_problems(config_with(**eps), {Claim.ROUTER})
+    assert "model.moe_sparsemixer_eps=0.01 is of the built-in router" in problem
+    (problem,) = consistency_problems(
+        config_with(**eps, model__moe_router_score_function="sigmoid")
+    )
+    assert "model.moe_sparsemixer_eps=0.01 needs model.moe_router_score_function=softmax" in problem
+    (problem,) = consistency_problems(config_with(model__moe_sparsemixer_eps=0.01))
+    assert "model.moe_sparsemixer_eps=0.01 needs experts" in problem

@@ -129,6 +129,21 @@ def deepseek(c: Config) -> int:
     return 2 * c["vocab_size"] * hidden + layers * layer + mlps + hidden
 
 
+def gpt_oss(c: Config) -> int:
+    """Biases everywhere but in norms, and a logit of each head for its sink."""
+    hidden, count, width = c["hidden_size"], c["num_local_experts"], c["intermediate_size"]
+    mlp = experts(c, count, width) + count * (1 + 2 * width + hidden)
+    more = c["num_hidden_layers"] * c["num_attention_heads"]
+    return decoder(c, mlp=mlp, qkv_bias=True, out_bias=True) + more
+
+
+def phimoe(c: Config) -> int:
+    """LayerNorm's biases, and those of attention and output layer."""
+    mlp = experts(c, c["num_local_experts"], c["intermediate_size"])
+    norms = decoder(c, mlp=mlp, norms=4, qkv_bias=True, out_bias=True)
+    return norms + c["hidden_size"] + c["vocab_size"]
+
+
 FORMULAS: dict[str, Callable[[Config], int]] = {
     "aquila": decoder,
     "baichuan": decoder,
@@ -142,6 +157,7 @@ FORMULAS: dict[str, Callable[[Config], int]] = {
     "gemma": lambda c: decoder(c, tied=True),
     "gemma2": lambda c: decoder(c, tied=True, norms=4),
     "gpt2": gpt2,
+    "gpt_oss": gpt_oss,
     "grok1": lambda c: decoder(
         c, tied=True, norms=4, mlp=experts(c, c["num_experts"], c["intermediate_size"])
     ),
@@ -157,6 +173,7 @@ FORMULAS: dict[str, Callable[[Config], int]] = {
     "mistral": decoder,
     "mixtral": lambda c: decoder(c, mlp=experts(c, c["num_local_experts"], c["intermediate_size"])),
     "phi3": decoder,
+    "phimoe": phimoe,
     "qwen": lambda c: decoder(
         {**c, "intermediate_size": c["intermediate_size"] // 2}, qkv_bias=True
     ),

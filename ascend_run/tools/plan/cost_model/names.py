@@ -26,7 +26,7 @@ def parameter_key(name: str) -> str | None:
         "embedding.position_embeddings": "embedding.position_embeddings",
         "embedding.layernorm": f"embedding.layernorm{suffix}",
         "decoder.final_layernorm": f"final_norm.weight{suffix}",
-        "output_layer": "output_layer.weight",
+        "output_layer": f"output_layer.weight{suffix}",
     }.get(owner)
 
 

@@ -92,6 +92,10 @@ def _output(config: RunConfig, sizes: Sizes, *, tied_here: bool) -> Iterator[Par
             numel=sizes.vocab * sizes.hidden,
             is_shared_embedding=tied,
         )
+    if config.model.add_output_bias:
+        yield ParameterCost(
+            part="output_layer", name="weight_bias", numel=sizes.vocab, is_matrix=False
+        )
 
 
 def _layer(

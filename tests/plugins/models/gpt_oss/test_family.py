@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from ascend_run.core.hugging_face.layer_windows import kinds
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugins.models.gpt_oss import GptOss
 from tests.plugins.models.cases import BY_NAME
@@ -55,6 +56,17 @@ def test_published_experts_are_read_as_transformers_reads_them(
         theirs[whole] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_every_other_layer_has_the_window_where_none_are_named() -> None:
+    from transformers import GptOssConfig
+
+    config = GptOssConfig(num_hidden_layers=5, sliding_window=7)
+    given = {**config.to_dict(), "rope_parameters": {"rope_theta": 1.0, "rope_type": "default"}}
+    del given["layer_types"]
+    known = {key.hf for key in GptOss.family.keys} | {"rope_parameters"}
+    own = {"model_type": "gpt_oss", **{n: given[n] for n in known & given.keys()}}
+    assert kinds(family_checks.run_config(GptOss.family, own)) == config.layer_types
 
 
 def test_blocks_without_scales_are_refused(folder: Path, tmp_path: Path) -> None:

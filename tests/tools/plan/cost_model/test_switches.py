@@ -37,6 +37,7 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "norms of experts' outputs": {**MOE, **BOTH},
     "norm of embeddings": {**DENSE, "model.embedding_layernorm": True},
     "biases of experts": {**MOE, "model.add_router_bias": True, "model.add_expert_bias": True},
+    "bias of logits": {**DENSE, "model.add_output_bias": True},
     "sinks": {**DENSE, "model.softmax_type": "learnable"},
     "LayerNorm": {**DENSE, **BOTH, "model.normalization": "LayerNorm"},
     "multi-token prediction": {**DENSE, "model.mtp_num_layers": 2},
