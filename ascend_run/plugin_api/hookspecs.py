@@ -35,7 +35,6 @@ from .manifest import Claim
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    import torch
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe.moe_layer import RouterBuilder
     from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
@@ -447,12 +446,12 @@ def ascend_data_parallel(config: RunConfig) -> Callable[..., nn.Module] | None:
     """
 
 
-@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER, first_user="ema-adamw")
-def ascend_optimizer(config: RunConfig) -> Callable[..., torch.optim.Optimizer] | None:
-    """Return the inner optimizer: a class built from parameter groups, like those of torch.optim.
-    None keeps AdamW (fused if torch supports it on the device).
+@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER, torch_free=True)
+def ascend_optimizer(config: RunConfig) -> c.OptimizerSpec | None:
+    """Return the optimizer: how to build it, and the states that it keeps. None keeps AdamW.
 
-    When: once per trained model, after it is wrapped for data parallelism.
+    When: when a run is planned, and once per trained model, after it is wrapped for data
+    parallelism. Its ``build`` is called then, and may import torch.
     """
 
 

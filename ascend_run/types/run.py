@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .device import Device
     from .forward import ForwardLink
     from .layout import Layout
+    from .optimizer import OptimizerSpec
 
 T = TypeVar("T")
 Wrapper = Callable[[T], T]
@@ -41,6 +42,8 @@ class ModelBundle:
     transformer_config: TransformerConfig
     """The Megatron TransformerConfig that it was built with."""
     optimizer: MegatronOptimizer | None = None
+    optimizer_spec: OptimizerSpec | None = None
+    """What ``optimizer`` was built from; its ``states`` are checkpointed."""
     scheduler: OptimizerParamScheduler | None = None
 
     @property

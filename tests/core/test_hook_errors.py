@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.hook_errors import HookCall, error_line, hook_call_of
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.rank.failures import describe_failure
-from ascend_run.plugin_api import AscendRunError, DataError, HookError
+from ascend_run.plugin_api import AscendRunError, DataError, HookError, OptimizerSpec
 from ascend_run.registry.discovery import discover
 from tests.support.fake_distributions import plugin_source
 from tests.support.fake_plugins import plugin
 from tests.support.installed import Install, offer
+from tests.support.tiny_configs import config_with
 
 MODULE = "the module tests.support.fake_plugins"
 
@@ -32,8 +34,19 @@ CALLS: dict[str, tuple[Any, Callable[[Hooks], Any]]] = {
     "provider": (raising("ascend_norm"), lambda h: h.provide("ascend_norm")),
     "required provider": (raising("ascend_task"), lambda h: h.require("ascend_task")),
     "builder": (
+        raising("ascend_data_parallel", lambda self: fail),
+        lambda h: h.provide_builder("ascend_data_parallel")([]),
+    ),
+    "optimizer that is built": (
+        raising(
+            "ascend_optimizer",
+            lambda self: OptimizerSpec(build=fail, states={}, element_wise=True),
+        ),
+        lambda h: optimizer_spec(config_with(), h).build([]),
+    ),
+    "optimizer of another type": (
         raising("ascend_optimizer", lambda self: fail),
-        lambda h: h.provide_builder("ascend_optimizer")([]),
+        lambda h: optimizer_spec(config_with(), h),
     ),
     "wrapper": (raising("ascend_layer"), lambda h: h.wrap("ascend_layer", "x")),
     "wrapper applied": (

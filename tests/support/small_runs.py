@@ -46,15 +46,19 @@ def rank_environment() -> Iterator[int]:
 
 @contextmanager
 def standing_rank(
-    values: Values, enable: Sequence[str] = ()
+    values: Values, enable: Sequence[str] = (), *more: Any
 ) -> Iterator[tuple[Hooks, c.RunContext]]:
-    """Make this process a rank of a run, seeded, without models."""
+    """Make this process a rank of a run, seeded, without models.
+
+    Args:
+        more: Instances of plugins that are not installed, outermost.
+    """
     from ascend_run.core.run import prepared_rank
     from ascend_run.core.train.seeding import seed_everything
 
     with rank_environment() as size:
         prepared = prepare(values, enable, size)
-        with prepared_rank(prepared.run_request()) as (hooks, context):
+        with prepared_rank(prepared.run_request(*more)) as (hooks, context):
             seed_everything(context.config, context.layout)
             yield hooks, context
 
@@ -130,7 +134,7 @@ class Training:
 
 
 @contextmanager
-def training(values: Values, enable: Sequence[str] = ()) -> Iterator[Training]:
+def training(values: Values, enable: Sequence[str] = (), *more: Any) -> Iterator[Training]:
     """Build a model for training on the current ranks."""
-    with standing_rank(values, enable) as (hooks, context):
+    with standing_rank(values, enable, *more) as (hooks, context):
         yield Training(values, hooks, context)

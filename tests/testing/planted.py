@@ -7,7 +7,15 @@ from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api import Condition, Manifest, Numerics, RunConfig, hookimpl
+from ascend_run.plugin_api import (
+    Condition,
+    Manifest,
+    Numerics,
+    OptimizerSpec,
+    OptimizerState,
+    RunConfig,
+    hookimpl,
+)
 from ascend_run.plugin_api import contracts as c
 
 SPLIT = Condition("parallel.context_parallel_size", "<=", 1, why="nothing is split")
@@ -75,7 +83,7 @@ class LearnsTwiceAsFast:
     manifest = Manifest(name="learns-twice-as-fast", summary="wrong", numerics=Numerics.ROUNDING)
 
     @hookimpl
-    def ascend_optimizer(self, config: RunConfig) -> Callable[..., Any]:
+    def ascend_optimizer(self, config: RunConfig) -> OptimizerSpec:
         options = config.optimizer
 
         def make(groups: list[dict[str, Any]]) -> Any:
@@ -90,7 +98,9 @@ class LearnsTwiceAsFast:
                 fused=True,
             )
 
-        return make
+        moments = dict.fromkeys(("exp_avg", "exp_avg_sq"), OptimizerState())
+        states = {"step": OptimizerState(scalar=True), **moments}
+        return OptimizerSpec(build=make, states=states, element_wise=True)
 
 
 class ChangesTheModel:

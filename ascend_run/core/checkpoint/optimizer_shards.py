@@ -9,8 +9,8 @@ a half-precision parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -23,15 +23,15 @@ from megatron.core.optimizer.optimizer import (
 from torch import Tensor
 
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import TensorShard
+from ascend_run.plugin_api.contracts import OptimizerState, TensorShard
+from ascend_run.types.optimizer import MAIN_PARAM
 
 from .boxes import Box, boxes_of_range, whole
+from .optimizer_states import create_states
 from .regions import Region, ShardedLocal
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
-
-MAIN_PARAM = "main_param"
 
 
 @attrs.frozen
@@ -52,13 +52,15 @@ def optimizer_shards(
     optimizer: MegatronOptimizer | torch.optim.Optimizer | None,
     tensors: Sequence[ShardedLocal],
     prefix: str = "optimizer",
+    declared: Mapping[str, OptimizerState] | None = None,
 ) -> list[TensorShard]:
     """Return the shards of an optimizer's state; they share its memory, so loading fills it.
 
-    States that the optimizer would create in its first step are created here, as zeros.
+    States that the optimizer would create in its first step are created here.
 
     Args:
         tensors: The model's tensors, from ``sharded_tensors``.
+        declared: See ``create_states``.
 
     Raises:
         CheckpointError: The optimizer is not supported, or a state has neither the parameter's
@@ -67,7 +69,7 @@ def optimizer_shards(
     regions = {id(held.tensor): held.regions for held in tensors}
     stepped = list(stepped_parameters(optimizer))
     for inner in {id(s.inner): s.inner for s in stepped}.values():
-        make_state(inner)
+        create_states(inner, declared)
     shards: list[TensorShard] = []
     problems: list[str] = []
     for item in stepped:
@@ -92,44 +94,6 @@ def optimizer_shards(
     return shards
 
 
-def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the states that a torch optimizer creates in its first step, as zeros.
-
-    Takes a step with zero gradients and a zero learning rate for the parameters without state.
-    Parameters, gradients and existing states are unchanged.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    missing = [p for p in parameters if not optimizer.state.get(p)]
-    if not missing:
-        return
-    gradients = [p.grad for p in parameters]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    values = [p.detach().clone() for p in missing]
-    try:
-        for parameter in parameters:
-            parameter.grad = None
-        for parameter in missing:
-            parameter.grad = torch.zeros_like(parameter)
-        for group in optimizer.param_groups:
-            group["lr"] = torch.zeros_like(group["lr"]) if _is_tensor(group["lr"]) else 0.0
-        optimizer.step()
-    finally:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-    with torch.no_grad():
-        for parameter, value in zip(missing, values, strict=True):
-            parameter.copy_(value)
-            for state in optimizer.state[parameter].values():
-                if _is_tensor(state):
-                    state.zero_()
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
 def stepped_parameters(
     optimizer: MegatronOptimizer | torch.optim.Optimizer | None,
 ) -> Iterator[Stepped]:
@@ -146,12 +110,9 @@ def stepped_parameters(
         inner = optimizer
     elif getattr(optimizer, "is_stub_optimizer", False):
         return
-    elif type(optimizer) in (
-        FP32Optimizer,
-        Float16OptimizerWithFloat16Params,
-        DistributedOptimizer,
+    elif isinstance(
+        optimizer, FP32Optimizer | Float16OptimizerWithFloat16Params | DistributedOptimizer
     ):
-        assert optimizer is not None
         inner = optimizer.optimizer
     else:
         inner = None

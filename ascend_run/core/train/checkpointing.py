@@ -195,7 +195,13 @@ class Checkpoints:
                 role=role,
             )
             if bundle.trains:
-                shards += optimizer_shards(bundle.optimizer, tensors, prefix=f"optimizer{suffix}")
+                spec = bundle.optimizer_spec
+                shards += optimizer_shards(
+                    bundle.optimizer,
+                    tensors,
+                    prefix=f"optimizer{suffix}",
+                    declared=None if spec is None else spec.states,
+                )
         return shards
 
     def _entries(self) -> EntryShards:

@@ -1,9 +1,9 @@
-"""The optimizer and its schedule: torch's AdamW inside Megatron's mixed-precision optimizers."""
+"""The optimizer and its schedule: a torch optimizer inside Megatron's mixed-precision ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -16,11 +16,13 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
+from ascend_run.core.checkpoint.optimizer_states import check_states
+from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.types.config import RunConfig
 
-from .optimizer_kinds import any_rank, dense_kind, expert_kind, replicated, sharded
+from .optimizer_kinds import ParamGroup, any_rank, dense_kind, expert_kind, replicated, sharded
 
 if TYPE_CHECKING:
     from megatron.core.optimizer.grad_scaler import MegatronGradScaler
@@ -36,7 +38,7 @@ def build_optimizer(
     because their gradient norms are reduced over different groups.
     """
     options = _optimizer_config(config)
-    make = hooks.provide_builder("ascend_optimizer", config=config) or _adamw(config)
+    spec = optimizer_spec(config, hooks)
     param_groups = parameter_groups(bundle.chunks, config)
     scaler = _grad_scaler(options)
     kinds = [dense_kind(groups)]
@@ -47,16 +49,17 @@ def build_optimizer(
         # A stage without such parameters needs the optimizer too: the norm is reduced over all
         # stages.
         own = [group for group in param_groups if group["is_expert_parallel"] is kind.is_expert]
-        inner = make(own or [_group([], config, decays=True, is_expert=kind.is_expert)])
+        own = own or [_group([], config, decays=True, is_expert=kind.is_expert)]
         if options.use_distributed_optimizer:
-            parts.append(sharded(inner, options, scaler, kind, bundle, groups))
+            parts.append(sharded(own, spec, options, scaler, kind, bundle, groups))
         else:
-            parts.append(replicated(inner, options, scaler, kind))
-    bundle.optimizer = _Chained(parts, scaler)
+            parts.append(replicated(own, spec, options, scaler, kind))
+    bundle.optimizer = _Chained(parts, scaler, spec)
+    bundle.optimizer_spec = spec
     bundle.scheduler = _scheduler(bundle.optimizer, config)
 
 
-def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dict[str, object]]:
+def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[ParamGroup]:
     """Group trainable parameters by weight decay and by expert parallelism, with Megatron's keys.
 
     Vectors (norms and biases) have no weight decay; nor have the biases of experts, which are
@@ -77,7 +80,7 @@ def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[dic
 
 def _group(
     parameters: list[nn.Parameter], config: RunConfig, *, decays: bool, is_expert: bool
-) -> dict[str, object]:
+) -> ParamGroup:
     return {
         "params": parameters,
         "wd_mult": 1.0 if decays else 0.0,
@@ -88,22 +91,6 @@ def _group(
         "min_lr": config.optimizer.min_lr,
         "default_config": True,
     }
-
-
-def _adamw(config: RunConfig) -> Callable[..., torch.optim.Optimizer]:
-    options = config.optimizer
-
-    def make(param_groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            param_groups,
-            lr=options.lr,
-            betas=(options.adam_beta1, options.adam_beta2),
-            eps=options.adam_eps,
-            weight_decay=options.weight_decay,
-            fused=True,
-        )
-
-    return make
 
 
 def _optimizer_config(config: RunConfig) -> OptimizerConfig:
@@ -147,9 +134,15 @@ class _Chained(ChainedOptimizer):
     logged, if it does not clip.
     """
 
-    def __init__(self, parts: list[MegatronOptimizer], scaler: MegatronGradScaler | None) -> None:
+    def __init__(
+        self,
+        parts: list[MegatronOptimizer],
+        scaler: MegatronGradScaler | None,
+        spec: c.OptimizerSpec,
+    ) -> None:
         super().__init__(parts)
         self.dynamic_scaler = scaler if isinstance(scaler, _DynamicScaler) else None
+        self._unchecked: c.OptimizerSpec | None = spec
 
     def prepare_grads(self) -> bool:
         found_inf: bool = super().prepare_grads()
@@ -159,14 +152,23 @@ class _Chained(ChainedOptimizer):
 
     @torch.no_grad()
     def step(self) -> tuple[bool, float | None, None]:
-        """Step as Megatron does, but clip with ``_clip``."""
+        """Step as Megatron does, but clip with ``_clip``. The first step checks the states.
+
+        Raises:
+            HookError: The optimizer keeps other states than its OptimizerSpec declares.
+        """
         if self.prepare_grads():
             return False, None, None
         take_norm: Callable[[], float] = self.get_grad_norm
         norm = float(take_norm())
         for part in self.chained_optimizers:
             _clip(part, norm)
-        return self.step_with_ready_grads(), norm, None
+        succeeded = self.step_with_ready_grads()
+        if self._unchecked is not None:
+            for part in self.chained_optimizers:
+                check_states(part.optimizer, self._unchecked.states)
+            self._unchecked = None
+        return succeeded, norm, None
 
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:

@@ -5,7 +5,8 @@ Both can be replicated over the data-parallel ranks or sharded over them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 import torch
@@ -18,13 +19,16 @@ from megatron.core.optimizer.optimizer import (
 )
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
+from ascend_run.core.checkpoint.optimizer_states import create_states
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.errors import ConfigError
 
 if TYPE_CHECKING:
     from megatron.core.optimizer.grad_scaler import MegatronGradScaler
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.module import MegatronModule
+
+ParamGroup: TypeAlias = dict[str, Any]
+"""Parameters and their options, as torch's and Megatron's optimizers take them."""
 
 
 @attrs.frozen
@@ -61,46 +65,42 @@ def any_rank(here: bool) -> bool:
 
 
 def replicated(
-    inner: torch.optim.Optimizer,
+    param_groups: list[ParamGroup],
+    spec: c.OptimizerSpec,
     options: OptimizerConfig,
     scaler: MegatronGradScaler | None,
     kind: Kind,
 ) -> MegatronOptimizer:
     """Build an optimizer in which every data-parallel rank updates all parameters."""
+    holder = _holder(param_groups)
+    init = partial(_create_states, spec)
     optimizer: MegatronOptimizer
     if options.bf16 or options.fp16:
         scaling = cast("MegatronGradScaler", scaler)  # without a scaler the loss is not scaled
-        optimizer = Float16OptimizerWithFloat16Params(inner, options, scaling, _init_adam_state)
+        optimizer = Float16OptimizerWithFloat16Params(holder, options, scaling, init)
     else:
-        optimizer = FP32Optimizer(inner, options, _init_adam_state)
+        optimizer = FP32Optimizer(holder, options, init)
+    _set_inner(optimizer, param_groups, spec)
     _set_groups(optimizer, kind.norm_group, kind.tp_group)
     return optimizer
 
 
 def sharded(
-    inner: torch.optim.Optimizer,
+    param_groups: list[ParamGroup],
+    spec: c.OptimizerSpec,
     options: OptimizerConfig,
     scaler: MegatronGradScaler | None,
     kind: Kind,
     bundle: c.ModelBundle,
     groups: ProcessGroupCollection,
 ) -> MegatronOptimizer:
-    """Build an optimizer in which each data-parallel rank updates its shard, then all-gathers.
-
-    Raises:
-        ConfigError: Megatron cannot shard the optimizer that a plugin provides.
-    """
-    if not isinstance(inner, torch.optim.Adam | torch.optim.AdamW):
-        raise ConfigError(
-            f"ddp.use_distributed_optimizer=true spreads Adam and AdamW only, not "
-            f"{type(inner).__name__}, which a plugin asks for; set it to false"
-        )
+    """Build an optimizer in which each data-parallel rank updates its shard, then all-gathers."""
     with torch.no_grad():  # makes the parameter shards leaf tensors, which hold gradients
         optimizer = DistributedOptimizer(
-            inner,
+            _holder(param_groups),
             options,
             cast("MegatronGradScaler", scaler),
-            _init_adam_state,
+            partial(_create_states, spec),
             model_chunks=cast("list[MegatronModule]", bundle.chunks),
             per_model_buffers={
                 index: getattr(chunk, kind.buffers) for index, chunk in enumerate(bundle.chunks)
@@ -110,23 +110,37 @@ def sharded(
             data_parallel_group_idx=kind.norm_group.rank(),
             distributed_optimizer_instance_id=0,
         )
+    _set_inner(optimizer, param_groups, spec)
     # Data-parallel replicas hold different shares, so the norm is summed over them too.
     _set_groups(optimizer, groups.intra_dist_opt, kind.tp_group)
     return optimizer
+
+
+def _holder(param_groups: list[ParamGroup]) -> torch.optim.Optimizer:
+    """Return an optimizer that only holds parameter groups while Megatron's is constructed.
+
+    Megatron replaces the parameters of its groups by master weights or shards. The distributed
+    optimizer accepts only Adam, the states of which its own checkpoints know; those are not used.
+    """
+    return torch.optim.AdamW([{**group} for group in param_groups])
+
+
+def _set_inner(optimizer: Any, param_groups: list[ParamGroup], spec: c.OptimizerSpec) -> None:
+    """Build the inner optimizer from the tensors that it updates, as Megatron replaced them."""
+    stepped = [group["params"] for group in optimizer.optimizer.param_groups]
+    optimizer.optimizer = spec.build(
+        [{**group, "params": params} for group, params in zip(param_groups, stepped, strict=True)]
+    )
+
+
+def _create_states(
+    spec: c.OptimizerSpec, inner: torch.optim.Optimizer, config: OptimizerConfig | None = None
+) -> None:
+    """Create all states for Megatron's own checkpoints, which load into them."""
+    create_states(inner, spec.states)
 
 
 def _set_groups(optimizer: Any, norm_group: dist.ProcessGroup, tp_group: dist.ProcessGroup) -> None:
     """Set the groups of Megatron's gradient statistics; none of its classes declares both."""
     optimizer.grad_stats_parallel_group = norm_group
     optimizer.tp_group = tp_group
-
-
-def _init_adam_state(inner: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
-    """Create AdamW's state before its first step, so that a checkpoint can be loaded into it."""
-    for group in inner.param_groups:
-        for parameter in group["params"]:
-            state = inner.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
+from ascend_run.core.config.optimizer import optimizer_problems
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.implementations import implementations
@@ -32,6 +33,7 @@ def compatibility_problems(
         config, layout, claimed=[*resolution.owners], sequence_multiple=multiple
     )
     problems += attention_problems(config, _attention_parts(config, resolution, hooks.plugins))
+    problems += optimizer_problems(config, layout, hooks)
     for name, result in hooks.contributions("ascend_check", config=config, layout=layout):
         with hooks.naming("ascend_check", name):
             if isinstance(result, str):
@@ -47,10 +49,7 @@ def _attention_parts(
 ) -> list[AttentionPart]:
     """Return the attention kernel, its wrappers, then plugins that only need features of it.
 
-    Features are those of the manifests.
-
-    Args:
-        plugins: Instances; an option may make an instance's manifest need more than the class's.
+    Features are those of the instances' manifests, which may need more than the classes'.
     """
     unused = idle(resolution, config)
     active = [plugin for plugin in plugins if plugin.manifest.name not in unused]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.checkpoint.boxes import whole
-from ascend_run.core.checkpoint.optimizer_shards import make_state, optimizer_shards
+from ascend_run.core.checkpoint.optimizer_shards import optimizer_shards
 from ascend_run.core.checkpoint.regions import Region, ShardedLocal
 from ascend_run.plugin_api import CheckpointError
 
@@ -65,24 +65,6 @@ def test_a_resumed_optimizer_equals_an_uninterrupted_one(
     take_steps(second, resumed, range(saved_after + 1, saved_after + 4))
     for got, want in zip(resumed, whole_run, strict=True):
         assert torch.equal(got, want)
-
-
-def test_creating_state_changes_no_parameter_gradient_or_state() -> None:
-    parameters = weights(0)
-    optimizer = torch.optim.AdamW(parameters, lr=0.5, weight_decay=0.5)
-    parameters[0].grad = torch.ones(4, 3)
-    optimizer.step()  # only the first one has a state
-    there = {key: value.clone() for key, value in optimizer.state[parameters[0]].items()}
-    before = [parameter.detach().clone() for parameter in parameters]
-    make_state(optimizer)
-    for parameter, value in zip(parameters, before, strict=True):
-        assert torch.equal(parameter, value)
-    assert [p.grad is None for p in parameters] == [False, True, True]
-    assert parameters[0].grad.eq(1).all()
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    for key, value in there.items():
-        assert torch.equal(optimizer.state[parameters[0]][key], value)
-    assert all(not state.any() for state in optimizer.state[parameters[1]].values())
 
 
 def test_an_optimizer_of_an_unknown_kind_is_refused_by_name() -> None:

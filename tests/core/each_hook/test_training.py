@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,15 @@ import torch
 from torch import Tensor
 
 from ascend_run.core.train.data_parallel import LocalGradients
-from ascend_run.plugin_api import ForwardLink
+from ascend_run.plugin_api import ForwardLink, OptimizerSpec, OptimizerState
 from tests.support.probed_runs import Run, probe, train
+
+
+def spec_of(build: Any, *states: str) -> OptimizerSpec:
+    return OptimizerSpec(
+        build=build, states=dict.fromkeys(states, OptimizerState()), element_wise=True
+    )
+
 
 STEP = {"optimizer.lr": 0.01, "optimizer.lr_decay_style": "constant"}
 
@@ -46,7 +54,7 @@ def test_ascend_optimizer_is_the_class_that_steps(tmp_path: Path) -> None:
 
     distances = moved(
         tmp_path,
-        probe("ascend_optimizer", lambda self: Plain),
+        probe("ascend_optimizer", lambda self: spec_of(Plain, "momentum_buffer")),
         probe("ascend_after_step", look, "gradients"),
     )
     assert len(made) == 1
@@ -56,7 +64,7 @@ def test_ascend_optimizer_is_the_class_that_steps(tmp_path: Path) -> None:
 
 def test_ascend_optimizer_of_another_class_is_saved_and_resumes(tmp_path: Path) -> None:
     def optimizer(self: Any) -> Any:
-        return lambda groups: torch.optim.SGD(groups, momentum=0.9)
+        return spec_of(partial(torch.optim.SGD, momentum=0.9), "momentum_buffer")
 
     def steps(folder: Path, *counts: int) -> Run:
         for count in counts:

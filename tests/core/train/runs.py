@@ -72,14 +72,18 @@ class Watch:
 _CLOCK = ("time", "tokens_per_second", "step_seconds", "memory_bytes", "memory_peak_bytes")
 
 
-def whole_run(values: Values, enable: Sequence[str] = ()) -> Ended:
-    """Train as an entry point does, on the ranks that are there."""
+def whole_run(values: Values, enable: Sequence[str] = (), *more: Any) -> Ended:
+    """Train as an entry point does, on the ranks that are there.
+
+    Args:
+        more: Instances of plugins that are not installed, outermost.
+    """
     from ascend_run.core.run import run_training
 
     watch = Watch()
     with rank_environment() as size:
         prepared = prepare(values, enable, size)
-        run_training(prepared.run_request(watch))
+        run_training(prepared.run_request(*more, watch))
         if dist.is_initialized():
             dist.barrier()
     return Ended(
@@ -108,8 +112,8 @@ def assert_same(first: Sequence[Ended], second: Sequence[Ended]) -> None:
 class Runs:
     """Runs of one kind, in folders of their own, all on the same token files."""
 
-    def __init__(self, pool: GlooPool, folder: Path, kind: Any) -> None:
-        self.pool, self.folder = pool, folder
+    def __init__(self, pool: GlooPool, folder: Path, kind: Any, *more: Any) -> None:
+        self.pool, self.folder, self.more = pool, folder, more
         self.values, self.world_size, self.plugins = kind
         self.data = {
             "data.train": [write_tokens(folder / "train", 90, 40, seed=1)],
@@ -128,7 +132,8 @@ class Runs:
             "run.output_dir": str(self.folder / name),
             **changes,
         }
-        return self.pool.run(whole_run, self.world_size, values, self.plugins, timeout=100)
+        plugins = (self.plugins, *self.more)
+        return self.pool.run(whole_run, self.world_size, values, *plugins, timeout=100)
 
     def assert_the_same_in_two_halves(self) -> None:
         """Bit for bit, and every step's readings."""

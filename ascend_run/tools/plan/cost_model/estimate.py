@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import attrs
 
 from ascend_run.core.config.attention_needs import needed_features
+from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.contracts import Communication, CostChange, ParameterCost, PipelineStage
@@ -107,6 +108,7 @@ def _rank_cost(
         ledger.parameters,
         sizes.item_bytes,
         sizes.num_microbatches,
+        optimizer_spec(config, hooks),
         pp_rank=pp_rank,
         chunks=chunks,
     )

@@ -1,8 +1,8 @@
 """Memory of weights, gradients and optimizer state, which persist between steps.
 
 Follows ``train.data_parallel`` and ``train.optimizer``: gradients in float32 buffers of Megatron's
-DistributedDataParallel, or autograd's ``grad`` on a single rank; AdamW with two moments, and
-float32 master weights under mixed precision.
+DistributedDataParallel, or autograd's ``grad`` on a single rank; the states that the optimizer
+declares, and float32 master weights under mixed precision.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import attrs
 
-from ascend_run.plugin_api.contracts import ParameterCost
+from ascend_run.plugin_api.contracts import OptimizerSpec, ParameterCost
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
 WIDE = 4
-"""Bytes of float32: master weights, moments, buffers of gradients."""
+"""Bytes of float32: master weights, buffers of gradients."""
 _ALIGNED = 64
 _BUCKET_UNIT = 128
 _DEFAULT_BUCKET = 40_000_000
@@ -45,6 +45,7 @@ def held_state(
     parameters: Sequence[ParameterCost],
     item_bytes: int,
     num_microbatches: int,
+    spec: OptimizerSpec,
     *,
     pp_rank: int,
     chunks: Sequence[Sequence[int]],
@@ -52,6 +53,7 @@ def held_state(
     """Return the memory of the state on the ranks of one stage.
 
     Args:
+        spec: The run's optimizer.
         chunks: Layers of each chunk of its model.
     """
     trained = [p for p in parameters if p.trained]
@@ -64,7 +66,7 @@ def held_state(
             weights=(numel + fixed) * item_bytes,
             gradients=0,
             gradient_item=item_bytes,
-            optimizer=_adam(numel, len(trained), half),
+            optimizer=_optimizer(spec, numel, len(trained), half),
             main_gradients=numel * WIDE if half else 0,
         )
     weights, gradients, optimizer = fixed * item_bytes, 0.0, 0.0
@@ -78,7 +80,7 @@ def held_state(
         )
         weights += padded * item_bytes
         gradients += padded * WIDE
-        optimizer += _adam(numel / ranks if spread else numel, len(own), half)
+        optimizer += _optimizer(spec, numel / ranks if spread else numel, len(own), half)
     return State(
         weights=weights, gradients=gradients, gradient_item=0, optimizer=optimizer, main_gradients=0
     )
@@ -159,6 +161,7 @@ def _up(number: int, unit: int) -> int:
     return math.ceil(number / unit) * unit
 
 
-def _adam(numel: float, tensors: int, half: bool) -> float:
-    """Two moments, master weights under mixed precision, and a step count for each tensor."""
-    return numel * WIDE * (3 if half else 2) + tensors * WIDE
+def _optimizer(spec: OptimizerSpec, numel: float, tensors: int, half: bool) -> float:
+    """The declared states, and master weights under mixed precision."""
+    states = sum(state.nbytes(numel, tensors) for state in spec.states.values())
+    return states + (numel * WIDE if half else 0)

@@ -1,0 +1,74 @@
+"""The optimizer of a run, as data that ``plan`` and checkpoints read. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import attrs
+
+if TYPE_CHECKING:
+    import torch
+
+ITEM_BYTES: Final[Mapping[str, int]] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Dtypes of optimizer states, and the size of an element."""
+MAIN_PARAM: Final = "main_param"
+"""Name of the master weights beside the states."""
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerState:
+    """A tensor that an optimizer keeps for each parameter."""
+
+    dtype: str = attrs.field(default="float32", validator=attrs.validators.in_(ITEM_BYTES))
+    """Name of a torch dtype."""
+    scalar: bool = False
+    """Whether it is one value, such as a step count, equal on all ranks; otherwise it has the
+    parameter's shape."""
+    initial: float | Literal["parameter"] = 0.0
+    """Value before the first step: a number, or ``parameter``, the parameter's own values. The
+    optimizer creates it in its first step, since weights may be loaded after it is built."""
+
+    def nbytes(self, numel: float, tensors: int) -> float:
+        """Return its size for parameters with ``numel`` elements in all."""
+        return ITEM_BYTES[self.dtype] * (tensors if self.scalar else numel)
+
+
+def _state_names(instance: object, attribute: attrs.Attribute[Any], states: Any) -> None:
+    for name in states:
+        if not name.isidentifier() or name == MAIN_PARAM:
+            raise ValueError(
+                f"{name!r} is not a name for a state: expected an identifier other "
+                f"than {MAIN_PARAM!r}"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerSpec:
+    """How to build a run's optimizer, and what it keeps for each parameter."""
+
+    build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    """Build it from parameter groups, like a class of ``torch.optim``.
+
+    Parameters are the float32 tensors that it updates: under mixed precision the master weights,
+    with a distributed optimizer this rank's range of each parameter's elements, [elements]. The
+    schedule sets ``lr`` and ``weight_decay`` of each group before every step."""
+    states: Mapping[str, OptimizerState] = attrs.field(validator=_state_names)
+    """Name in ``optimizer.state[parameter]`` -> state. Checkpoints store it by that name."""
+    element_wise: bool
+    """Whether the update of an element depends only on that element's value, gradient and state,
+    and on scalars. Otherwise it is refused where a rank holds only some elements of a parameter."""
+    tensor_parallel: bool = False
+    """For an optimizer that is not element-wise: whether it supports parameters that are sharded
+    over tensor-parallel ranks, with collectives of its own."""
