@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.plugin_api import AscendRunError, ConfigError, HookError, PluginResolutionError
+from ascend_run.plugin_api import (
+    AscendRunError,
+    Claim,
+    ConfigError,
+    HookError,
+    PluginResolutionError,
+)
 from ascend_run.prepare.config.printing import render_toml
 from ascend_run.prepare.plan.json_values import plan_values
 from ascend_run.prepare.prepare import PreparedRun, prepare
@@ -115,6 +121,28 @@ def test_what_does_not_fit_together_is_refused_together(install: Install, file: 
     )
     for problem in words:
         assert any(problem in found for found in error.problems), problem
+
+
+def test_an_optimizer_of_whole_parameters_is_refused_without_torch(
+    install: Install, file: Path
+) -> None:
+    """With the distributed optimizer; its ``build`` is not called."""
+    hook = (
+        "@hookimpl\ndef ascend_optimizer(self):\n"
+        "    from ascend_run.plugin_api import OptimizerSpec, OptimizerState\n"
+        "    states = {'momentum': OptimizerState()}\n"
+        "    return OptimizerSpec(build=None, states=states, element_wise=False)"
+    )
+    offer(install, "ring", plugin_with(hook))
+    enable = ["relay", "ring"]
+
+    assert prepare(file, enable=enable).resolution.owners[Claim.OPTIMIZER] == "ring"
+    (problem,) = refusal(file, "ddp.use_distributed_optimizer=true", enable=enable).problems
+    assert problem == (
+        "'ring' provides an optimizer that is not element-wise: it needs whole parameters, but "
+        "ddp.use_distributed_optimizer=true shards the elements of each over data-parallel ranks; "
+        "set it to false"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ class Stepped:
     """Weights, master weights and states, by their names in a checkpoint."""
     state_bytes: int
     """Bytes of the optimizer's states and master weights."""
+    has_parts: bool
+    """Whether it updates a part of a parameter."""
 
 
 @contextmanager
@@ -49,10 +51,15 @@ def stepped(values: Values, name: str, steps: int) -> Stepped:
 
     with _after_steps(values, name, steps) as (run, shards):
         held: list[Any] = []
-        for item in stepped_parameters(run.bundle.optimizer):
+        items = [*stepped_parameters(run.bundle.optimizer)]
+        for item in items:
             held += item.inner.state[item.stepped].values()
             held += [item.stepped] if item.stepped.dtype != item.parameter.dtype else []
-        return Stepped(outcome_of(shards), sum(t.numel() * t.element_size() for t in held))
+        return Stepped(
+            outcome_of(shards),
+            sum(t.numel() * t.element_size() for t in held),
+            any(item.stepped.numel() < item.parameter.numel() for item in items),
+        )
 
 
 def saved(values: Values, name: str, folder: str) -> RankOutcome:

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import torch
 
-from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 
@@ -129,14 +127,6 @@ def test_the_loss_reads_the_output_weight_when_it_is_gathered(gloo_pool: GlooPoo
     values = {**DENSE, **OVERLAPPED, "ddp.bucket_size": 3000, "train.global_batch_size": 4}
     for sharing, over in gloo_pool.run(output_weight_when_read, 2, values, timeout=100):
         assert (sharing, over) == (1, [True] * 4)
-
-
-def test_an_optimizer_that_megatron_cannot_spread_is_refused() -> None:
-    from ascend_run.core.train.optimizer_kinds import sharded
-
-    inner = torch.optim.SGD([torch.zeros(1)])
-    with pytest.raises(ConfigError, match="spreads Adam and AdamW only, not SGD"):
-        sharded(inner, *[None] * 5)
 
 
 def test_each_rank_gathers_and_scatters_where_it_would_reduce(gloo_pool: GlooPool) -> None:

@@ -26,12 +26,19 @@ from .trials import PP, TP
 
 FLAT = {
     **DENSE,
+    "model.num_layers": 3,  # two ranges of an even number would end between parameters
     "optimizer.lr": 0.01,
     "optimizer.weight_decay": 0.5,
     "optimizer.clip_grad": 0.0,  # the norm is summed in another order
 }
 DISTRIBUTED = {"ddp.use_distributed_optimizer": True}
 BF16 = {"train.precision": "bf16"}
+TIED = {
+    **FLAT,
+    **BF16,
+    "model.num_layers": 4,
+    "model.share_embeddings_and_output_weights": True,
+}
 STEPS = 5
 
 
@@ -56,6 +63,7 @@ def test_a_distributed_optimizer_updates_like_a_replicated_one(
         values = {**FLAT, **layout, **ddp}
         ranks = gloo_pool.run(stepped, world_size, values, name, STEPS, timeout=100)
         found.append(full_tensors([rank.outcome for rank in ranks]))
+        assert any(rank.has_parts for rank in ranks) == bool(ddp)
         assert_planned(values, name, [rank.state_bytes for rank in ranks])
     want, got = found
     assert got.problems() == want.problems() == []
@@ -95,9 +103,7 @@ def test_declared_states_are_loaded_in_another_layout(
 ) -> None:
     """Bitwise: weights, master weights and every state."""
     want, got = (
-        full_tensors(
-            gloo_pool.run(job, size, {**FLAT, **BF16, **layout}, name, str(tmp_path), timeout=100)
-        )
+        full_tensors(gloo_pool.run(job, size, {**TIED, **layout}, name, str(tmp_path), timeout=100))
         for job, (layout, size) in ((saved, begun), (loaded, resumed))
     )
     assert got.problems() == want.problems() == []
