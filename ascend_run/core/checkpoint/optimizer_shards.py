@@ -22,12 +22,12 @@ from megatron.core.optimizer.optimizer import (
 )
 from torch import Tensor
 
+from ascend_run.ops.optimizer_states import create_states
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.contracts import OptimizerState, TensorShard
 from ascend_run.types.optimizer import MAIN_PARAM
 
 from .boxes import Box, boxes_of_range, whole
-from .optimizer_states import create_states
 from .regions import Region, ShardedLocal
 
 if TYPE_CHECKING:
@@ -63,15 +63,18 @@ def optimizer_shards(
         declared: See ``create_states``.
 
     Raises:
-        CheckpointError: The optimizer is not supported, or a state has neither the parameter's
-            shape nor zero dimensions.
+        CheckpointError: The optimizer is not supported, keeps numbers outside of its states, or a
+            state has neither the parameter's shape nor zero dimensions.
     """
     regions = {id(held.tensor): held.regions for held in tensors}
     stepped = list(stepped_parameters(optimizer))
-    for inner in {id(s.inner): s.inner for s in stepped}.values():
-        create_states(inner, declared)
     shards: list[TensorShard] = []
-    problems: list[str] = []
+    problems = [
+        f"{type(inner).__name__} changes {option!r} of its parameter groups, which are not saved; "
+        "keep it in optimizer.state[parameter]"
+        for inner in {id(s.inner): s.inner for s in stepped}.values()
+        for option in create_states(inner, declared)
+    ]
     for item in stepped:
         states = dict(item.inner.state[item.stepped])
         if item.stepped.dtype != item.parameter.dtype:

@@ -16,10 +16,11 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
-from ascend_run.core.checkpoint.optimizer_states import check_states
 from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.hooks import Hooks
+from ascend_run.ops.optimizer_states import state_problems
 from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.errors import HookError
 from ascend_run.types.config import RunConfig
 
 from .optimizer_kinds import ParamGroup, any_rank, dense_kind, expert_kind, replicated, sharded
@@ -165,8 +166,7 @@ class _Chained(ChainedOptimizer):
             _clip(part, norm)
         succeeded = self.step_with_ready_grads()
         if self._unchecked is not None:
-            for part in self.chained_optimizers:
-                check_states(part.optimizer, self._unchecked.states)
+            _check_states(self.chained_optimizers, self._unchecked)
             self._unchecked = None
         return succeeded, norm, None
 
@@ -184,6 +184,13 @@ class _Chained(ChainedOptimizer):
             else:
                 succeeded &= part.step_with_ready_grads()
         return succeeded & last.step_with_ready_grads()
+
+
+def _check_states(parts: Sequence[MegatronOptimizer], spec: c.OptimizerSpec) -> None:
+    for part in parts:
+        if problems := state_problems(part.optimizer, spec.states):
+            name = type(part.optimizer).__name__
+            raise HookError(f"{name} keeps other states than its OptimizerSpec declares", problems)
 
 
 def _clip(part: MegatronOptimizer, norm: float) -> None:

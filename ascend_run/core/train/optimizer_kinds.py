@@ -5,7 +5,6 @@ Both can be replicated over the data-parallel ranks or sharded over them.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
@@ -19,7 +18,6 @@ from megatron.core.optimizer.optimizer import (
 )
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
-from ascend_run.core.checkpoint.optimizer_states import create_states
 from ascend_run.plugin_api import contracts as c
 
 if TYPE_CHECKING:
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
 
 ParamGroup: TypeAlias = dict[str, Any]
 """Parameters and their options, as torch's and Megatron's optimizers take them."""
+_NO_INIT: Any = None
+"""Function by which Megatron creates states to load its own checkpoints, which are not used."""
 
 
 @attrs.frozen
@@ -73,13 +73,12 @@ def replicated(
 ) -> MegatronOptimizer:
     """Build an optimizer in which every data-parallel rank updates all parameters."""
     holder = _holder(param_groups)
-    init = partial(_create_states, spec)
     optimizer: MegatronOptimizer
     if options.bf16 or options.fp16:
         scaling = cast("MegatronGradScaler", scaler)  # without a scaler the loss is not scaled
-        optimizer = Float16OptimizerWithFloat16Params(holder, options, scaling, init)
+        optimizer = Float16OptimizerWithFloat16Params(holder, options, scaling, _NO_INIT)
     else:
-        optimizer = FP32Optimizer(holder, options, init)
+        optimizer = FP32Optimizer(holder, options, _NO_INIT)
     _set_inner(optimizer, param_groups, spec)
     _set_groups(optimizer, kind.norm_group, kind.tp_group)
     return optimizer
@@ -100,7 +99,7 @@ def sharded(
             _holder(param_groups),
             options,
             cast("MegatronGradScaler", scaler),
-            partial(_create_states, spec),
+            _NO_INIT,
             model_chunks=cast("list[MegatronModule]", bundle.chunks),
             per_model_buffers={
                 index: getattr(chunk, kind.buffers) for index, chunk in enumerate(bundle.chunks)
@@ -131,13 +130,6 @@ def _set_inner(optimizer: Any, param_groups: list[ParamGroup], spec: c.Optimizer
     optimizer.optimizer = spec.build(
         [{**group, "params": params} for group, params in zip(param_groups, stepped, strict=True)]
     )
-
-
-def _create_states(
-    spec: c.OptimizerSpec, inner: torch.optim.Optimizer, config: OptimizerConfig | None = None
-) -> None:
-    """Create all states for Megatron's own checkpoints, which load into them."""
-    create_states(inner, spec.states)
 
 
 def _set_groups(optimizer: Any, norm_group: dist.ProcessGroup, tp_group: dist.ProcessGroup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,3 +84,16 @@ def test_a_state_that_is_not_cut_like_its_parameter_is_refused_by_name() -> None
         optimizer_shards(optimizer, [local("w", parameter)])
     assert "optimizer/rows/w: a state of [4]" in str(caught.value)
     assert "optimizer/count/w: a state of int" in str(caught.value)
+
+
+def test_an_optimizer_that_counts_in_its_groups_is_refused_by_name() -> None:
+    class Counts(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            self.param_groups[0]["count"] = self.param_groups[0].get("count", 0) + 1
+
+    (parameter,) = weights(0)[:1]
+    with pytest.raises(CheckpointError) as caught:
+        optimizer_shards(Counts([parameter]), [local("w", parameter)])
+    assert "Counts changes 'count' of its parameter groups, which are not saved" in str(
+        caught.value
+    )

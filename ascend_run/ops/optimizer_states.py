@@ -1,0 +1,94 @@
+"""The states of a torch optimizer: create them before its first step, check them after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ascend_run.types.optimizer import OptimizerState
+
+
+def create_states(
+    optimizer: torch.optim.Optimizer, declared: Mapping[str, OptimizerState] | None = None
+) -> list[str]:
+    """Create the states that a torch optimizer creates in its first step.
+
+    Takes a step with zero gradients and a zero learning rate for the parameters without state.
+    Parameters, gradients and existing states are unchanged.
+
+    Args:
+        declared: Name -> state, for its initial value; others are zeros.
+
+    Returns:
+        Options of parameter groups that the step changes. They are no states, so they are lost
+        where states are saved.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    missing = [p for p in parameters if not optimizer.state.get(p)]
+    if not missing:
+        return []
+    gradients = [p.grad for p in parameters]
+    options = [{**group} for group in optimizer.param_groups]
+    values = [p.detach().clone() for p in missing]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        for parameter in missing:
+            parameter.grad = torch.zeros_like(parameter)
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if _is_tensor(group["lr"]) else 0.0
+        optimizer.step()
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group["lr"] = before["lr"]
+    with torch.no_grad():
+        for parameter, value in zip(missing, values, strict=True):
+            parameter.copy_(value)
+            for name, state in optimizer.state[parameter].items():
+                if _is_tensor(state):
+                    initial = (declared or {}).get(name, OptimizerState()).initial
+                    state.copy_(value if initial == "parameter" else torch.tensor(initial))
+    changed = {
+        name
+        for group, before in zip(optimizer.param_groups, options, strict=True)
+        for name, value in group.items()
+        if name != "params" and not _is_tensor(value) and before.get(name) != value
+    }
+    return sorted(changed)
+
+
+def state_problems(
+    optimizer: torch.optim.Optimizer, declared: Mapping[str, OptimizerState]
+) -> list[str]:
+    """Return a message for each state that an optimizer keeps otherwise than declared.
+
+    Call it after the first step, which creates them. Parameters without any state are left out.
+    """
+    problems: dict[str, str] = {}
+    for parameter, states in optimizer.state.items():
+        for name in declared.keys() | states.keys():
+            found, expected = _found(states.get(name)), _expected(declared.get(name), parameter)
+            if found != expected:
+                problems[name] = f"{name!r} is {found}; its declaration is {expected}"
+    return [problems[name] for name in sorted(problems)]
+
+
+def _found(state: Any) -> str:
+    if not _is_tensor(state):
+        return "absent" if state is None else f"of type {type(state).__name__}"
+    return f"{str(state.dtype).removeprefix('torch.')} of shape {list(state.shape)}"
+
+
+def _expected(state: OptimizerState | None, parameter: Tensor) -> str:
+    if state is None:
+        return "absent"
+    return f"{state.dtype} of shape {[] if state.scalar else list(parameter.shape)}"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
