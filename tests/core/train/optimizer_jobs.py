@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,20 +29,25 @@ class Stepped:
 @contextmanager
 def _after_steps(
     values: Values, name: str, steps: int
-) -> Iterator[tuple[Training, list[TensorShard]]]:
-    """A model after steps of one of ``SPECS``, and the shards of its checkpoint."""
+) -> Iterator[tuple[Training, Callable[[], list[TensorShard]]]]:
+    """A model after steps of one of ``SPECS``, and a function that returns the shards of its
+    checkpoint."""
     from ascend_run.core.checkpoint.optimizer_shards import optimizer_shards
     from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
 
     with training(values, (), Optimizes(name)) as run:
         for _ in range(steps):
             run.step()
-        tensors = sharded_tensors(run.bundle.chunks, vocab_size=values["model.vocab_size"])
         spec, optimizer = run.bundle.optimizer_spec, run.bundle.optimizer
         assert spec is not None
         assert spec.states == SPECS[name].states
-        states = optimizer_shards(optimizer, tensors, declared=spec.states)
-        yield run, [*model_shards(tensors, prefix="model"), *states]
+
+        def shards() -> list[TensorShard]:
+            tensors = sharded_tensors(run.bundle.chunks, vocab_size=values["model.vocab_size"])
+            states = optimizer_shards(optimizer, tensors, declared=spec.states)
+            return [*model_shards(tensors, prefix="model"), *states]
+
+        yield run, shards
 
 
 def stepped(values: Values, name: str, steps: int) -> Stepped:
@@ -56,7 +61,7 @@ def stepped(values: Values, name: str, steps: int) -> Stepped:
             held += item.inner.state[item.stepped].values()
             held += [item.stepped] if item.stepped.dtype != item.parameter.dtype else []
         return Stepped(
-            outcome_of(shards),
+            outcome_of(shards()),
             sum(t.numel() * t.element_size() for t in held),
             any(item.stepped.numel() < item.parameter.numel() for item in items),
         )
@@ -67,8 +72,8 @@ def saved(values: Values, name: str, folder: str) -> RankOutcome:
     from ascend_run.core.checkpoint import FileStore, GroupRanks
 
     with _after_steps(values, name, 3) as (run, shards):
-        FileStore(folder, layout=run.context.layout, ranks=GroupRanks()).save(3, shards, {})
-        return outcome_of(shards)
+        FileStore(folder, layout=run.context.layout, ranks=GroupRanks()).save(3, shards(), {})
+        return outcome_of(shards())
 
 
 def loaded(values: Values, name: str, folder: str) -> RankOutcome:
@@ -76,5 +81,5 @@ def loaded(values: Values, name: str, folder: str) -> RankOutcome:
     from ascend_run.core.checkpoint import FileStore, GroupRanks
 
     with _after_steps(values, name, 0) as (run, shards):
-        FileStore(folder, layout=run.context.layout, ranks=GroupRanks()).load(3, shards)
-        return outcome_of(shards)
+        FileStore(folder, layout=run.context.layout, ranks=GroupRanks()).load(3, shards())
+        return outcome_of(shards())
