@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import click
 
 from ascend_run.tools.terminal.run_options import (
@@ -62,6 +63,11 @@ FILE_SECONDS: Final = 3600.0
     help="Also stop and resume the run, and compare it with the run without a stop.",
 )
 @click.option(
+    "--thorough",
+    is_flag=True,
+    help="Also verify layouts of three and four ranks, and both built-in models.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=1.0),
     metavar="SECONDS",
@@ -87,6 +93,7 @@ def command(
     platform: str | None,
     task: str | None,
     resume: bool,
+    thorough: bool,
     timeout: float | None,
     as_json: bool,
     html: Path | None,
@@ -120,7 +127,7 @@ def command(
         "resume": resume,
     }
     try:
-        verdict = _verify(layout, against, options, html, timeout)
+        verdict = _verify(layout, against, options, html, timeout, thorough=thorough)
         text = json.dumps(verdict.as_data(), indent=2) if as_json else "\n".join(text_of(verdict))
     except AscendRunError:
         raise
@@ -144,6 +151,8 @@ def _verify(
     options: Mapping[str, Any],
     html: Path | None,
     timeout: float | None,
+    *,
+    thorough: bool,
 ) -> Verdict:
     from ascend_run.launch.alone import sigterm_unwinds
 
@@ -152,6 +161,7 @@ def _verify(
     from .questions import Question
     from .shared_ranks import SharedRanks
     from .sides import sides_of
+    from .thorough import note_on, verify_thoroughly
     from .verifier import Verifier
 
     question = Question(
@@ -171,7 +181,11 @@ def _verify(
         check_run_data(prepared)
     timeout = timeout or (BUILT_IN_SECONDS if question.file is None else FILE_SECONDS)
     with sigterm_unwinds(), SharedRanks(timeout) as ranks, progress() as report:
-        return Verifier(ranks, report)(question)
+        verifier = Verifier(ranks, report)
+        if thorough:
+            return verify_thoroughly(verifier, question)
+        verdict, note = verifier(question), note_on(question)
+        return verdict if note is None else attrs.evolve(verdict, notes=(*verdict.notes, note))
 
 
 def _sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -89,6 +89,16 @@ class Verifier:
         self._report("done", self._total, self._total)
         return verdict
 
+    def run_references(self, questions: Iterable[Question]) -> None:
+        """Execute the references of several questions, before any of their candidates."""
+        every = [sides_of(question) for question in questions]
+        references = [side for sides in every for side in _references(sides)]
+        self._done, self._total = 0, len(references) + 1
+        self._next("starting ranks")
+        self._ranks.start([*references, *(sides.candidate for sides in every)])
+        for side in references:
+            self._reference(side)
+
     def _run(self, side: Side, fault: Planted = None) -> list[Record]:
         self._next(side.name)
         return self._ranks(side, fault)
@@ -100,9 +110,22 @@ class Verifier:
     def _reference(self, side: Side) -> list[Record]:
         request = {**side.as_request(), "name": ""}
         key = json.dumps(request, sort_keys=True)
-        if key not in self._references:
+        if key in self._references:
+            self._done += 1
+        else:
             self._references[key] = self._run(side)
         return self._references[key]
+
+
+def _references(sides: Sides) -> Iterator[Side]:
+    """Yield all runs without the plugins under test."""
+    for side in (sides.plain, sides.same_layout, sides.against):
+        if side is not None:
+            yield side
+    if sides.with_dropout is not None:
+        yield sides.with_dropout[1]
+    if sides.training_precision is not None:
+        yield sides.training_precision.reference
 
 
 def judge(
