@@ -139,6 +139,13 @@ class Manifest:
     (``input_layernorm``). Links that are not declared are an error."""
     idle: Condition | None = None
     """Under this condition the plugin has no effect and its hooks may return None."""
+    small_model_settings: Mapping[str, object] = attrs.field(factory=dict)
+    """Settings under which a model of a few thousand parameters exercises the plugin: options
+    (``min_bytes``), or config keys (``model.window_size``). ``verify`` and the conformance kit use
+    them unless the user sets them; config keys only with their own models."""
+    exercised_by: str = ""
+    """What makes the plugin act in a run in which it had no effect, as part of a sentence: for the
+    message of ``verify``."""
     numerics: Numerics = Numerics.BITWISE
     platforms: Mapping[str, Support] = attrs.field(factory=lambda: {DEFAULT_PLATFORM: Support.REAL})
     """Platform -> how well it is verified there; other platforms are not supported."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
+
+SeeOperation = Callable[[Any, Sequence[Any], Any], None]
+"""Called after each operation with the operation, its positional arguments and its result."""
 
 
 @classmethod  # type: ignore[misc]
@@ -69,8 +72,12 @@ def count_operations() -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def count_both() -> Iterator[tuple[Counter[str], Collectives]]:
-    """Count operations and collectives at the same time."""
+def count_both(see: SeeOperation | None = None) -> Iterator[tuple[Counter[str], Collectives]]:
+    """Count operations and collectives at the same time.
+
+    Args:
+        see: Also called with every operation; it must not run operations itself.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
 
     operations: Counter[str] = Counter()
@@ -83,7 +90,10 @@ def count_both() -> Iterator[tuple[Counter[str], Collectives]]:
             operations[function._opname] += 1
             if function.namespace == "c10d":
                 collectives.add(function, args)
-            return function(*args, **(kwargs or {}))
+            result = function(*args, **(kwargs or {}))
+            if see is not None:
+                see(function, args, result)
+            return result
 
     with Watch():  # type: ignore[no-untyped-call]
         yield operations, collectives

@@ -74,7 +74,7 @@ def run(case: str) -> Outcome:
     named = "" if fault is None else fault.module
     loss = [check for check in verdict.checks if check.name == "loss"]
     return {
-        "verdict": "undetected" if verdict.good else PASSED,
+        "verdict": PASSED if fault is not None else "undetected",
         "says": verdict.sentence(),
         "names the place": re.fullmatch(bug.modules, named) is not None,
         "place": bug.modules,

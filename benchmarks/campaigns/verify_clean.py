@@ -139,9 +139,10 @@ def run(case: str) -> Outcome:
         f"{check.name} against {check.against}" for check in verdict.checks if not check.passed
     ]
     return {
-        "verdict": PASSED if verdict.good else "false alarm",
+        "verdict": "false alarm" if alarms or verdict.fault is not None else PASSED,
         "says": verdict.sentence(),
         "alarms": alarms,
+        "not exercised": [e.subject for e in verdict.exercises if not e.exercised],
         "compared": list(verdict.references),
         "with dropout": any(check.name.endswith(", dropout") for check in verdict.checks),
     }

@@ -28,14 +28,10 @@ LOADED = CATALOGUE.load(name for name, found in CATALOGUE.items() if found.first
 OURS = sorted({plugin.manifest.name for plugin in LOADED.values()})
 
 SETTINGS: Mapping[str, Any] = {
-    "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
-    "plugins.noop-layers.layers": [1],
-    "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
     "plugins.compile.regions": "parts",  # the same code in smaller graphs, in half the time
 }
-"""What a plugin needs to be at work on tiny models."""
+"""More than manifests declare in ``small_model_settings``."""
 MODELS_OF: Mapping[str, Mapping[str, Any]] = {
-    "alibi": {"model.position_embedding_type": "none"},
     "deepseek_v2": LATENT,
 }
 """What the model must be for a plugin."""

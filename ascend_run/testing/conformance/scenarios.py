@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.testing.models import MODELS, trial_layout
 from ascend_run.testing.runtime import Trial
+from ascend_run.testing.small_settings import settings_of
 from ascend_run.types.layout import AXIS_KEYS, world_size
 
 from .check import DoesNotApply
@@ -65,10 +66,12 @@ class Scenario:
 
 
 def choice_of(subject: Subject, model: str = "dense") -> Trial:
-    """Return the trial on one rank with the plugin, its requirements and ``--ascend-set``."""
+    """Return the trial on one rank with the plugin, its requirements, the settings under which it
+    acts in a small model, and ``--ascend-set``."""
     facts, manifest = subject.facts, subject.manifest
     enabled = [other for other in manifest.requires if isinstance(other, str)]
-    config: dict[str, Any] = {**MODELS[model], **_NO_DROPOUT}
+    small = settings_of(manifest, of_model=True)
+    config: dict[str, Any] = {**MODELS[model], **_NO_DROPOUT, **small}
     if facts.kind in _CHOOSES:
         config[_CHOOSES[facts.kind]] = manifest.name
     else:

@@ -13,11 +13,13 @@ from ascend_run.prepare.config.raw import COMMAND_LINE
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.prepare import prepare_raw
 from ascend_run.testing.models import MODELS
+from ascend_run.testing.small_settings import settings_of
 from ascend_run.tools.verify.compare.thresholds import ADAM_EPSILON, LEARNING_RATE, WARMUP
 from ascend_run.types.layout import world_size
 
 from . import layouts
 from .questions import Question, Side
+from .small_settings import manifests_of, saves
 
 _KIT_DATASET: Final = "the-kit"
 PRECISION: Final = "train.precision"
@@ -97,8 +99,13 @@ def make_side(
 ) -> Side:
     base: dict[str, object] = {}
     sizes = dict(sizes)
-    if question.file is None:
-        base = {**MODELS[model], "data.train": [_KIT_DATASET], **_fitting(MODELS[model], all_sizes)}
+    built_in = question.file is None
+    tested = manifests_of([*question.beside, *question.enable])
+    for manifest in tested.values():
+        base |= settings_of(manifest, of_model=built_in)
+    if built_in:
+        base = {**MODELS[model], "data.train": [_KIT_DATASET], **base}
+        base |= _fitting(base, all_sizes)
         if model == "moe" and sizes.get("tp", 1) > 1:
             sizes["sp"] = 1  # experts under tensor parallelism need it
     values = {**question.config, **layouts.settings(sizes), **_PROBES}
@@ -113,6 +120,7 @@ def make_side(
         platform=question.platform,
         task=question.task,
         steps=question.steps,
+        saves=any(saves(name) for name in question.enable),
     )
 
 

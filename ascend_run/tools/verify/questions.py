@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -14,6 +14,10 @@ from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.tools.verify.compare.thresholds import STEPS
 
 from . import layouts
+from .stand_in import StandIn
+
+if TYPE_CHECKING:
+    from ascend_run.core.run import RunRequest
 
 ORIGIN: Final = "verify"
 
@@ -66,6 +70,12 @@ class Side:
     """Whether to compare its gradients with differences of the loss as well, on one rank."""
     only_masks: bool = False
     """Record the dropout masks of one global batch, and nothing else."""
+    saves: bool = False
+    """Whether it saves a checkpoint after the steps."""
+    with_stand_in: bool = False
+    """Whether a ``StandIn`` takes the place of the plugin that is left out."""
+    only_steps: bool = False
+    """Whether it leaves out the gradients of the first batch, and the moments of the modules."""
 
     @property
     def uses_kit_batches(self) -> bool:
@@ -88,7 +98,9 @@ class Side:
         """
         file = None if self.file is None else Path(self.file)
         read = read_raw(file, [word for word in self.overrides if self._applies(word)])
-        base = {key: RawValue(value, ORIGIN) for key, value in self.base.items()}
+        base = {
+            key: RawValue(value, ORIGIN) for key, value in self.base.items() if self._applies(key)
+        }
         given = {key: value for key, value in read.values.items() if self._applies(key)}
         values = {
             key: RawValue(value, ORIGIN) for key, value in self.values.items() if self._applies(key)
@@ -98,6 +110,10 @@ class Side:
             COMMAND_LINE, enable=[*self.enable], platform=self.platform, task=self.task
         )
         return prepare_raw(raw, self.world_size)
+
+    def run_request(self) -> RunRequest:
+        """Return the request of this run to core, with new instances of every plugin."""
+        return self.prepare().run_request(*([StandIn()] if self.with_stand_in else []))
 
     def _applies(self, key: str) -> bool:
         """Whether a setting is valid with this run's plugins and layout, which may differ from

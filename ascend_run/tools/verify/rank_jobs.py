@@ -19,7 +19,6 @@ from ascend_run.testing.models import samples
 from .questions import Side
 
 if TYPE_CHECKING:
-    from ascend_run.core.run import RunRequest
     from ascend_run.testing.dry_run import DryRun
     from ascend_run.tools.verify.capture.record import Record
     from ascend_run.tools.verify.capture.training_record import TrainingRecord
@@ -57,10 +56,14 @@ def to_files_in_pool(request: Mapping[str, Any]) -> None:
 
 def in_pool(request: Mapping[str, Any]) -> Record | TrainingRecord:
     """Execute a request on a rank of a pool; return its record."""
+    import torch.distributed as dist
+
     _set_rank()
     if request["job"] == TRAIN:
         return _train(request)
-    folder = Path(tempfile.mkdtemp(prefix="ascend-run-verify-"))
+    made = [tempfile.mkdtemp(prefix="ascend-run-verify-") if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(made)  # the ranks of a run share its folder
+    folder = Path(made[0])
     try:
         return _probe(request, folder)
     finally:
@@ -87,16 +90,16 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
         from ascend_run.tools.verify.capture.probe import run_probes
 
     side = Side.of_request(request["side"])
-    side = attrs.evolve(side, values={**side.values, "run.output_dir": str(folder / "run")})
-
-    def make_request() -> RunRequest:
-        return side.prepare().run_request()
-
+    run = folder / "run"
+    own = {"run.output_dir": str(run), "checkpoint.save": str(run / "checkpoints")}
+    side = attrs.evolve(side, values={**side.values, **own})
     with _planted(request["fault"]):
         return run_probes(
-            make_request,
+            side.run_request,
             _kit_samples if side.uses_kit_batches else _task_samples,
             side.steps,
+            only_steps=side.only_steps,
+            saves=side.saves,
             by_differences=side.by_differences,
             only_masks=side.only_masks,
         )

@@ -50,7 +50,8 @@ class SharedRanks(Ranks):
 
     Starting takes much longer than most of the runs. Ranks that have run with a plugin are not used
     for a run without it: what the plugin has left in the process would then be in both of the runs
-    that are compared. So references come first, and ranks are rarely started again.
+    that are compared. So references come first, and ranks are rarely started again. Runs that only
+    show whether a plugin acts come next, on any ranks: several plugins are left out in turn.
 
     The ranks of other platforms than the CPU are started for each run. The pool's default group is
     gloo's, and a device keeps more of an earlier run than a process of the CPU: memory of its
@@ -137,9 +138,10 @@ class SharedRanks(Ranks):
     def _pool_of(self, side: Side, variables: Mapping[str, str]) -> GlooPool:
         enabled = frozenset(side.enable)
         team = self._teams.setdefault(_key(variables), _Team(GlooPool(rank_jobs.PRELOAD)))
-        if not team.plugins <= enabled:
+        if not team.plugins <= enabled and not side.only_steps:
             team.pool.close()
-        team.plugins = enabled
+            team.plugins = frozenset()
+        team.plugins |= enabled
         return team.pool
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 
@@ -12,8 +13,10 @@ from ascend_run.tools.verify.compare.thresholds import LOSS_SCALE
 
 from . import layouts
 from .building import EXACT, PRECISION, find_candidate, from_file, make_side
-from .dropout import DROPOUT, has_dropout, with_dropout, without_dropout
+from .dropout import has_dropout, with_dropout, without_dropout
+from .left_out import LeftOut, MakeSide, is_same_run, left_out
 from .questions import Question, Side
+from .small_settings import small_settings
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +50,8 @@ class Sides:
     resumable: Side | None
     """The candidate as it trains, to be stopped and resumed; None if that is not asked for."""
     declared: Mapping[str, Numerics]
+    left_out: tuple[LeftOut, ...]
+    """Every plugin under test, with the runs that show whether it acts."""
     notes: tuple[str, ...]
 
 
@@ -59,18 +64,19 @@ def sides_of(question: Question) -> Sides:
     file_enables, sizes = from_file(question)
     beside = tuple(dict.fromkeys((*file_enables, *question.beside)))
     beside = tuple(name for name in beside if name not in question.enable)
-    other = None if question.against is None else layouts.with_dp(question.against)
+    other = {} if question.against is None else layouts.with_dp(question.against)
 
     def side(name: str, enable: tuple[str, ...], of: Mapping[str, int], model: str) -> Side:
-        return make_side(question, name, enable, of, model, [sizes, other or {}])
+        return make_side(question, name, enable, of, model, [sizes, other])
 
     enabled = (*beside, *question.enable)
     model, dropping = find_candidate(question, enabled, sizes, side)
     prepared = dropping.prepare()
-    numerics = _numerics(prepared, enabled)
-    dropout = [key for key in DROPOUT if prepared.config.model[key.partition(".")[2]]]
-    candidate = without_dropout(dropping)
+    plugins = _plugins(prepared, enabled)
+    numerics = {name: plugin.manifest.numerics for name, plugin in plugins.items()}
     models = tuple(name for name in enabled if numerics[name] is Numerics.MODEL)
+    dropout = has_dropout(dropping)
+    candidate = without_dropout(dropping)
     plain = without_dropout(side("the plain model on one rank", models, {}, model))
     plain = attrs.evolve(plain, by_differences=True)
     plain.prepare()
@@ -81,27 +87,67 @@ def sides_of(question: Question) -> Sides:
         like_dropping = side("the same layout without, with dropout", without, sizes, model)
         same_layout, refused = _same_layout(like_dropping)
     against = None
-    if other is not None:
+    if other:
         against = without_dropout(side(f"{layouts.shown(other)} without", without, other, model))
         against.prepare()
-    with_dropout = None
-    if dropout and (same_layout is not None or candidate.world_size == 1):
-        with_dropout = attrs.evolve(dropping, name=f"{dropping.name}, with dropout"), like_dropping
+    can_drop = dropout and (same_layout is not None or candidate.world_size == 1)
     sides = Sides(
         candidate=candidate,
         plain=plain,
         same_layout=same_layout,
         against=against,
-        with_dropout=with_dropout,
+        with_dropout=_pair_with_dropout(dropping, like_dropping) if can_drop else None,
         training_precision=_training_precision(question, candidate, same_layout or plain),
         masks=_masks(question, dropping),
         resumable=_resumable(question, dropping),
         declared={name: numerics[name] for name in question.enable},
+        left_out=(),
         notes=(),
     )
     built_in = model if question.file is None else None
-    notes = _notes(sides, refused, models, drops=bool(dropout), built_in=built_in)
-    return attrs.evolve(sides, notes=tuple(notes))
+    notes = _notes(sides, refused, models, drops=dropout, built_in=built_in)
+
+    def without_one(name: str, enable: tuple[str, ...]) -> Side:
+        return without_dropout(side(name, enable, sizes, model))
+
+    sides = attrs.evolve(sides, notes=tuple(notes))
+    return _with_left_out(sides, question, plugins, prepared.idle, without_one)
+
+
+def _pair_with_dropout(dropping: Side, like_dropping: Side) -> tuple[Side, Side]:
+    """The candidate and its reference, both with dropout."""
+    name = f"{dropping.name}, with dropout"
+    return attrs.evolve(dropping, name=name, saves=False), attrs.evolve(like_dropping, saves=False)
+
+
+def _with_left_out(
+    sides: Sides,
+    question: Question,
+    plugins: Mapping[str, Any],
+    idle: Mapping[str, str],
+    make: MakeSide,
+) -> Sides:
+    """Add the runs without each plugin under test, and notes on the settings chosen for them.
+
+    Args:
+        plugins: Name -> class of every enabled feature.
+    """
+    settings = {name: small_settings(question, plugins[name].manifest) for name in question.enable}
+    found = left_out(
+        question.enable,
+        plugins,
+        idle,
+        sides.candidate,
+        make,
+        [side for side in (sides.plain, sides.same_layout, sides.against) if side],
+        {name: chosen.not_set for name, chosen in settings.items()},
+    )
+    notes = [
+        f"set, so that a small model exercises {name}: {' '.join(chosen.chosen)}"
+        for name, chosen in settings.items()
+        if chosen.chosen
+    ]
+    return attrs.evolve(sides, left_out=tuple(found), notes=(*sides.notes, *notes))
 
 
 def _same_layout(with_dropout: Side) -> tuple[Side | None, str]:
@@ -143,7 +189,7 @@ def _notes(
     if built_in is not None:
         yield f"model: the built-in '{built_in}' with random data; use --config for your model"
     references = (sides.plain, sides.same_layout, sides.against)
-    if not any(_differs(sides.candidate, side) for side in references if side):
+    if all(is_same_run(sides.candidate, side) for side in references if side):
         yield "both runs are the same: this only shows that the run is reproducible"
 
 
@@ -154,7 +200,7 @@ def _training_precision(
     name = sides[0].prepare().config.train.precision
     if name == EXACT:
         return None
-    sides = [attrs.evolve(side, name=f"{side.name}, in {name}") for side in sides]
+    sides = [attrs.evolve(side, name=f"{side.name}, in {name}", saves=False) for side in sides]
     sides[1].prepare()
     return TrainingPrecision(name=name, candidate=sides[0], reference=sides[1])
 
@@ -189,17 +235,11 @@ def _as_configured(question: Question, side: Side) -> Side:
     return attrs.evolve(side, values={**values, "optimizer.initial_loss_scale": LOSS_SCALE})
 
 
-def _numerics(prepared: PreparedRun, enabled: tuple[str, ...]) -> dict[str, Numerics]:
-    known = {plugin.manifest.name: plugin.manifest for plugin in prepared.resolution.order}
-    aliases = {alias: m for m in known.values() for alias in m.aliases}
-    return {name: (known.get(name) or aliases[name]).numerics for name in enabled}
-
-
-def _differs(one: Side, other: Side) -> bool:
-    def trained(side: Side) -> Side:
-        return attrs.evolve(side, name="", by_differences=False)
-
-    return trained(one) != trained(other)
+def _plugins(prepared: PreparedRun, enabled: tuple[str, ...]) -> dict[str, Any]:
+    """Name -> class, for every enabled feature."""
+    known = {plugin.manifest.name: plugin for plugin in prepared.resolution.order}
+    aliases = {alias: plugin for plugin in known.values() for alias in plugin.manifest.aliases}
+    return {name: known.get(name) or aliases[name] for name in enabled}
 
 
 def _reason(error: AscendRunError) -> str:

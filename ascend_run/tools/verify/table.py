@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascend_run.tools.terminal.tables import table
-from ascend_run.tools.verify.compare.verdict import Check, Outcome, Phase, Verdict
+from ascend_run.tools.verify.compare.verdict import Check, Exercise, Outcome, Phase, Verdict
 
 _NEXT = {
     Phase.FORWARD: "compare the inputs and outputs of this module in both runs",
@@ -35,8 +35,8 @@ def text_of(verdict: Verdict) -> Iterator[str]:
         (
             check.name,
             check.against,
-            "ok" if check.passed else "WRONG",
-            shown_eps(check),
+            check.state,
+            shown_eps(check) if check.applies else "",
             check.where,
         )
         for check in verdict.checks
@@ -47,9 +47,20 @@ def text_of(verdict: Verdict) -> Iterator[str]:
             yield ""
             yield f"{check.name}, against {check.against}:"
             yield from (f"  {detail}" for detail in check.details)
+    if verdict.exercises:
+        yield ""
+    for exercise in verdict.exercises:
+        yield shown_exercise(exercise)
     yield ""
     yield f"verdict: {verdict.sentence()}"
     yield from next_steps(verdict)
+
+
+def shown_exercise(exercise: Exercise) -> str:
+    """Format whether something under test acted."""
+    if exercise.exercised:
+        return f"{exercise.subject}: exercised ({'; '.join(exercise.effects)})"
+    return f"{exercise.subject}: not exercised: {exercise.why}; {exercise.fix}"
 
 
 def shown_eps(check: Check) -> str:
@@ -64,6 +75,8 @@ def next_steps(verdict: Verdict) -> Iterator[str]:
         yield "all compared values are bitwise equal"
     elif verdict.outcome is Outcome.WITHIN:
         yield "differences are within rounding, as from a different reduction order; nothing to do"
+    elif verdict.outcome is Outcome.NOT_EXERCISED:
+        yield "no check failed, but what did nothing is not verified"
     if fault is None:
         return
     yield f"why: {fault.why}"

@@ -12,6 +12,7 @@ from ascend_run.plugin_api import Numerics
 from ascend_run.tools.verify.compare.verdict import Check, Fault, Outcome, Phase, Verdict
 
 from .dropout import probabilities
+from .exercising import exercises, runs_without
 from .questions import Question, Side
 from .ranks import Fault as Planted
 from .ranks import Ranks
@@ -59,7 +60,8 @@ class Verifier:
             more["with dropout"] = sides.with_dropout
         if (half := sides.training_precision) is not None:
             more["in half precision"] = (half.candidate, half.reference)
-        runs = len(references) + 1 + 2 * len(more)
+        evidence = runs_without(sides)
+        runs = len(references) + len(evidence) + 1 + 2 * len(more)
         runs += (sides.masks is not None) + 3 * (sides.resumable is not None)
         self._done, self._total = 0, runs + 2
         self._next("starting ranks")
@@ -67,6 +69,8 @@ class Verifier:
         # All references first: ranks are shared, and have not imported the plugins under test yet.
         recorded = [(side, self._reference(side)) for side in references]
         expected = {name: self._reference(pair[1]) for name, pair in more.items()}
+        for side in evidence:
+            self._reference(side)
         candidate = self._run(sides.candidate, fault)
         found = {
             name: (pair[1], self._run(pair[0], fault), expected[name])
@@ -86,6 +90,7 @@ class Verifier:
             masks,
             resumed,
         )
+        verdict = verdict.with_exercises(exercises(sides, candidate, self._reference))
         self._report("done", self._total, self._total)
         return verdict
 

@@ -58,6 +58,7 @@ class GlooOffload:
         name="gloo-offload",
         aliases=("gloo-free-save",),
         summary="gather checkpoints to one rank per group in slices, without gloo groups",
+        exercised_by="verify it in a layout with dp=2: one rank gathers from no other",
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,

@@ -86,6 +86,7 @@ class SwapAttention:
         summary="offload the saved activations of attention to the host",
         claims=(Claim.SAVED_ACTIVATIONS,),
         forward_links=dict.fromkeys((*MODULES, *_RECOMPUTED), LinkPlace.AROUND),
+        small_model_settings={"min_bytes": 1},
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.EMULATED,

@@ -53,6 +53,7 @@ class Alibi:
                 fix="set model.position_embedding_type=none",
             ),
         ),
+        small_model_settings={"model.position_embedding_type": "none"},
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,

@@ -61,6 +61,10 @@ class FlashAttention:
     manifest = Manifest(
         name="flash-attention",
         summary="choose the platform's attention kernel and its memory layout",
+        exercised_by=(
+            "plugins.flash-attention.kernel=auto is the platform's default kernel; set "
+            "plugins.flash-attention.kernel=blocks"
+        ),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,

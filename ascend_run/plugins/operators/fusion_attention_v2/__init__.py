@@ -34,6 +34,9 @@ class FusionAttentionV2:
     manifest = Manifest(
         name="fusion-attention-v2",
         summary="the NPU's second fused attention: biases from slopes and start positions",
+        exercised_by=(
+            f"verify it with --platform {NPU}: others have no kernel {KERNEL} and use their own"
+        ),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.EMULATED,

@@ -53,6 +53,10 @@ class GenerateMask:
     manifest = Manifest(
         name="generate-mask",
         summary="create attention masks once, for all layers and micro-batches",
+        small_model_settings={"model.window_size": [5, 0]},
+        exercised_by=(
+            "set model.window_size: without a window, no kernel of this platform needs a mask"
+        ),
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,

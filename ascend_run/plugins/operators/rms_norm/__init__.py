@@ -42,6 +42,10 @@ class RmsNorm:
             why="the model has no RMSNorm",
             fix="set model.normalization=RMSNorm",
         ),
+        exercised_by=(
+            "plugins.rms-norm.kernel=auto is the platform's own kernel here; set "
+            "plugins.rms-norm.kernel=torch"
+        ),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,

@@ -37,6 +37,10 @@ class Rotary:
             why="the model has no rotary positions",
             fix="set model.position_embedding_type=rope",
         ),
+        exercised_by=(
+            "plugins.rotary.kernel=auto is the platform's own kernel here; set "
+            "plugins.rotary.kernel=torch"
+        ),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,

@@ -49,6 +49,10 @@ class Swiglu:
             why="the MLP has no gate",
             fix="set model.gated_linear_unit=true",
         ),
+        exercised_by=(
+            "plugins.swiglu.kernel=auto is the platform's own kernel here; set "
+            "plugins.swiglu.kernel=torch"
+        ),
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,

@@ -39,6 +39,7 @@ class NoopLayers:
     manifest = Manifest(
         name="noop-layers",
         summary="leave layer slots empty, to divide a pipeline evenly",
+        small_model_settings={"layers": [1], "model.num_layers": 4},
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,

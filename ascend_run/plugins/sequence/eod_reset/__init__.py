@@ -59,6 +59,7 @@ class EodReset:
     manifest = Manifest(
         name="eod-reset",
         summary="mask attention between documents that share a sequence",
+        small_model_settings={"eod_token_id": 1},
         numerics=Numerics.MODEL,
         conflicts={
             "sft": "its samples are conversations; plugins.sft.packing=true separates those",

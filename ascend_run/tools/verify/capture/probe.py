@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.dry_run import DryRun, gradient_of
 from ascend_run.testing.gradients.parameters import parameter_derivatives
 
+from .acting import Acting
 from .copies import stale_parameters
 from .declared import Declared
 from .masks import masks_recorded
@@ -33,6 +35,8 @@ HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """``train.precision`` -> dtype of the parameters."""
 MakeDataset = Callable[[DryRun, int], Any]
 """(dry run, number of samples) -> the run's training samples."""
+Part = Callable[[DryRun, MakeDataset, Record, int], None]
+"""Builds the models and records a part of the run."""
 
 
 def run_probes(
@@ -42,6 +46,8 @@ def run_probes(
     *,
     by_differences: bool = False,
     only_masks: bool = False,
+    only_steps: bool = False,
+    saves: bool = False,
 ) -> Record:
     """Record gradients in float64, moments of every module in a second such run, and training steps
     in float32; for a run in half precision, gradients and steps in that precision.
@@ -54,13 +60,18 @@ def run_probes(
         make_request: Called once per part.
         by_differences: Compare gradients with differences of the loss as well, on one rank.
         only_masks: Record the dropout masks of one global batch instead.
+        only_steps: Leave out the gradients and the moments.
+        saves: Save a checkpoint after the steps.
     """
     record: Record | None = None
     in_half = make_request().config.train.precision in HALF
     exact = (_watched, _by_differences) if by_differences else (_watched,)
-    parts = (_gradients, *(() if in_half else exact), _train)
-    for part in (_drop,) if only_masks else parts:
-        with _separate_store(part.__name__), prepared_rank(make_request()) as (hooks, context):
+    train = partial(_train, saves=saves)
+    parts: list[Part] = [_gradients, *(() if in_half else exact), train]
+    if only_masks or only_steps:
+        parts = [_drop if only_masks else train]
+    for part in parts:
+        with _separate_store(_name(part)), prepared_rank(make_request()) as (hooks, context):
             seed_everything(context.config, context.layout)
             if record is None:
                 record = _empty_record(context)
@@ -68,6 +79,10 @@ def run_probes(
             part(dry_run, make_dataset, record, steps)
     assert record is not None
     return record
+
+
+def _name(part: Part) -> str:
+    return str(getattr(part, "__name__", "_train"))
 
 
 @contextmanager
@@ -98,6 +113,17 @@ def _empty_record(context: c.RunContext) -> Record:
 def _gradients(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
     precision = dry_run.context.config.train.precision
     forward_backward = dry_run.for_gradients(HALF.get(precision, torch.float64))
+    _record_initial(dry_run, record)
+    counted = _count_forwards(dry_run)
+    record.loss, record.num_tokens, taken = _one_batch(dry_run, forward_backward, make_dataset)
+    # A custom schedule may call parts of the model only; then the batches that it read are counted.
+    record.micro_batches = counted() or taken
+    found = dry_run.shards(gradient_of)
+    record.gradients = [None if p.tensor is None else _copied(p.tensor) for p in found]
+
+
+def _record_initial(dry_run: DryRun, record: Record) -> None:
+    """Record the parameters of the built models."""
     initial = dry_run.shards(Tensor.detach)
     declared = Declared(dry_run.hooks, dry_run.context)
     record.places = [
@@ -111,12 +137,6 @@ def _gradients(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps
         for p in initial
     ]
     record.initial = [_copied(p.tensor) for p in initial]
-    counted = _count_forwards(dry_run)
-    record.loss, record.num_tokens, taken = _one_batch(dry_run, forward_backward, make_dataset)
-    # A custom schedule may call parts of the model only; then the batches that it read are counted.
-    record.micro_batches = counted() or taken
-    found = dry_run.shards(gradient_of)
-    record.gradients = [None if p.tensor is None else _copied(p.tensor) for p in found]
 
 
 def _watched(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
@@ -146,16 +166,28 @@ def _drop(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int
     record.masks = masks
 
 
-def _train(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
+def _train(
+    dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int, *, saves: bool
+) -> None:
     dry_run.build()
+    if not record.places:
+        _record_initial(dry_run, record)
     step, config = dry_run.train_step(), dry_run.context.config
+    acting = Acting(dry_run, step, saves=saves)
     peaks = _watch_peaks(dry_run)
-    batches = dry_run.batches(make_dataset(dry_run, steps * config.train.global_batch_size))
+    samples = config.train.global_batch_size
+
+    def batches_of(num_steps: int) -> Iterator[c.Batch]:
+        return dry_run.batches(make_dataset(dry_run, num_steps * samples))
+
+    batches = acting.batches(batches_of(steps))
     results: list[StepResult] = []
     weights = []
     gathers_late = bool(config.ddp.overlap_param_gather)
     for index in range(steps):
-        results.append(dry_run.step(step, batches))
+        with acting.step(index):
+            results.append(dry_run.step(step, batches))
+        acting.stepped(results[-1])
         if gathers_late and index < steps - 1:
             continue  # as in training, the next forward gathers them
         gather_parameters(dry_run.bundle)
@@ -169,6 +201,8 @@ def _train(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: in
     record.peaks = peaks()
     record.stale = stale_parameters(dry_run.bundle, config.model.vocab_size)
     record.generators = generator_fingerprints()
+    acting.finish(lambda: batches_of(steps + 1))
+    record.activity = acting.activity
 
 
 def _one_batch(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ascend_run.testing.gradients.differences import Derivative
 
+from .activity import Activity
 from .mask_record import DropoutMask
 from .moments import Moments
 
@@ -67,6 +68,7 @@ class Record:
     """Random number generator -> fingerprint of its state after the steps."""
     masks: Sequence[DropoutMask] = ()
     """Of one global batch, in order."""
+    activity: Activity = attrs.field(factory=Activity)
     forward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
     """Index of the chunk in the model -> ``module|in or out|which tensor``, in execution order."""
     backward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
@@ -111,6 +113,7 @@ def write_record(record: Record, folder: Path) -> None:
         },
         "places": [attrs.asdict(place) for place in record.places],
         "masks": [attrs.asdict(mask) for mask in record.masks],
+        "activity": attrs.asdict(record.activity),
         "steps": len(record.weights),
         "derivatives": [attrs.asdict(derivative) for derivative in record.derivatives],
         "forward": _moments_data(record.forward),
@@ -140,6 +143,7 @@ def _read(folder: Path, rank: int) -> Record:
         for place in data.pop("places")
     ]
     steps, _ = data.pop("steps"), data.pop("schema")
+    activity = Activity(**data.pop("activity"))
 
     def reading(name: str) -> list[Any]:
         return [tensors.get(f"{name}/{index}") for index in range(len(places))]
@@ -150,6 +154,7 @@ def _read(folder: Path, rank: int) -> Record:
     return Record(
         **data,
         masks=masks,
+        activity=activity,
         places=places,
         derivatives=derivatives,
         initial=reading("initial"),

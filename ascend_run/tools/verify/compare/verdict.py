@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ class Outcome(StrEnum):
 
     BITWISE = "bitwise"
     WITHIN = "within its declared numerics"
+    NOT_EXERCISED = "not exercised"
+    """No check failed, but something under test did nothing, so nothing is shown about it."""
     DIVERGES = "DIVERGES"
 
 
@@ -63,6 +65,30 @@ class Check:
     """Where the max error is."""
     details: tuple[str, ...] = ()
     """One message per problem."""
+    applies: bool = True
+    """False if there was nothing to compare; then it is neither passed nor failed."""
+
+    @property
+    def state(self) -> str:
+        """``ok``, ``WRONG``, or ``-`` if there was nothing to compare."""
+        if not self.passed:
+            return "WRONG"
+        return "ok" if self.applies else "-"
+
+
+@attrs.frozen(kw_only=True)
+class Exercise:
+    """Whether something under test acted."""
+
+    subject: str
+    """A plugin, or what of the model was to be exercised."""
+    exercised: bool
+    effects: tuple[str, ...] = ()
+    """What it did, compared with the same run without it."""
+    why: str = ""
+    """Why it is not exercised."""
+    fix: str = ""
+    """What would exercise it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -90,13 +116,25 @@ class Verdict:
     """Plugin -> the numerics of its manifest."""
     references: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    exercises: tuple[Exercise, ...] = ()
+    """Of each plugin under test, and of the model."""
 
     @property
     def good(self) -> bool:
-        return self.outcome is not Outcome.DIVERGES
+        return self.outcome in (Outcome.BITWISE, Outcome.WITHIN)
+
+    def with_exercises(self, exercises: Iterable[Exercise]) -> Verdict:
+        """Return the verdict with what was exercised, which it depends on."""
+        found = tuple(exercises)
+        idle = not all(exercise.exercised for exercise in found)
+        outcome = Outcome.NOT_EXERCISED if self.good and idle else self.outcome
+        return attrs.evolve(self, exercises=found, outcome=outcome)
 
     def sentence(self) -> str:
         """The verdict in one line."""
+        if self.outcome is Outcome.NOT_EXERCISED:
+            idle = [exercise.subject for exercise in self.exercises if not exercise.exercised]
+            return f"{self.outcome}: {', '.join(idle)}"
         if self.fault is None:
             return str(self.outcome)
         return f"{self.outcome} at {self.fault.module} ({self.fault.phase})"

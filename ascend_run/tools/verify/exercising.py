@@ -1,0 +1,74 @@
+"""Decide whether the plugins under test, and the model, were exercised by the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ascend_run.tools.verify.compare.verdict import Exercise
+
+from .left_out import LeftOut
+from .questions import Side
+from .sides import Sides
+
+if TYPE_CHECKING:
+    from ascend_run.tools.verify.capture.record import Record
+
+Run = Callable[[Side], "list[Record]"]
+"""Returns the records of a run without faults, by rank; cached."""
+
+
+def runs_without(sides: Sides) -> list[Side]:
+    """Return the runs that are only executed to show whether the plugins under test act."""
+    found = [side for left_out in sides.left_out for side in (left_out.with_it, left_out.without)]
+    return [side for side in found if side is not None and side.only_steps]
+
+
+def exercises(sides: Sides, candidate: list[Record], run: Run) -> Iterator[Exercise]:
+    """Yield the plugins under test, and the gradients of the model if they are zero.
+
+    Args:
+        candidate: Records of the candidate.
+        run: Executes further runs.
+    """
+    from .compare.effects import zero_gradients
+
+    for left_out in sides.left_out:
+        if left_out.idle is not None:
+            why = f"it is idle where {left_out.idle}: {left_out.idle.why}"
+            yield Exercise(
+                subject=left_out.plugin, exercised=False, why=why.strip(": "), fix=left_out.fix
+            )
+        else:
+            mine = candidate if left_out.with_it is sides.candidate else run(left_out.with_it)
+            yield _exercise(left_out, mine, run, sides.plain)
+    zero, total = zero_gradients(candidate)
+    if 2 * zero > total:
+        yield Exercise(
+            subject="gradients",
+            exercised=False,
+            why=f"{zero} of {total} trained parameters only have gradients that are zero",
+            fix="initialize the weights with model.init_method_std above 0",
+        )
+
+
+def _exercise(left_out: LeftOut, mine: Sequence[Record], run: Run, plain: Side) -> Exercise:
+    from .compare.effects import effects, effects_of_need
+
+    if left_out.without is None:
+        found = effects_of_need(mine, run(plain))
+        evidence: tuple[str, ...] = ()
+        if found.evidence:
+            evidence = ("this layout does not run without it", *found.evidence)
+    else:
+        found = effects(mine, run(left_out.without))
+        evidence = found.evidence
+    if evidence:
+        return Exercise(subject=left_out.plugin, exercised=True, effects=evidence)
+    why = "the same run without it computes the same, by the same operations"
+    return Exercise(
+        subject=left_out.plugin,
+        exercised=False,
+        why="; ".join([why, *found.calls]),
+        fix=left_out.fix,
+    )
