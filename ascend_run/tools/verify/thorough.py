@@ -9,7 +9,7 @@ import attrs
 
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.testing.models import MODELS
-from ascend_run.tools.verify.compare.verdict import Verdict
+from ascend_run.tools.verify.compare.verdict import Outcome, Verdict
 
 from . import layouts
 from .building import from_file
@@ -59,8 +59,8 @@ def verify_thoroughly(verify: Verifier, question: Question) -> Verdict:
     the built-in models both the dense one and the one with experts.
 
     Returns:
-        The first verdict that is not good, or else the question's. Its notes list everything that
-        was verified, and what cannot run, with the reason.
+        The first verdict that diverges, else the first that is not good, else the question's. Its
+        notes list everything that was verified, and what cannot run, with the reason.
 
     Raises:
         AscendRunError: The question itself cannot be verified, or a run failed.
@@ -79,7 +79,8 @@ def verify_thoroughly(verify: Verifier, question: Question) -> Verdict:
         f"verified: {variant.name}: {verdict.sentence()}"
         for variant, verdict in zip(possible, verdicts, strict=True)
     ]
-    shown = next((verdict for verdict in verdicts if not verdict.good), verdicts[0])
+    wrong = [verdict for verdict in verdicts if verdict.outcome is Outcome.DIVERGES]
+    shown = [*wrong, *(verdict for verdict in verdicts if not verdict.good), verdicts[0]][0]
     return attrs.evolve(shown, notes=(*shown.notes, *found, *notes))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -151,7 +151,6 @@ def judge(
         resumed: The run that was stopped and resumed, and the one without a stop.
     """
     from ascend_run.tools.verify.compare.slopes import by_differences
-    from ascend_run.tools.verify.compare.training_precision import compare_in_training_precision
 
     declares_bitwise = bool(sides.declared) and all(
         numerics is Numerics.BITWISE for numerics in sides.declared.values()
@@ -169,33 +168,13 @@ def judge(
         *(c for _, comparison in found for c in comparison.checks),
     ]
     fault = _earliest([slope_fault, *(comparison.fault for _, comparison in found)], own_fault)
-    if in_training_precision is not None:
-        assert sides.training_precision is not None
-        side, mine, expected = in_training_precision
-        half_checks, half_fault = compare_in_training_precision(
-            mine,
-            expected,
-            references[0][1],
-            against=side.name,
-            precision=sides.training_precision.name,
-            bitwise=declares_bitwise and _is_same_layout(mine, expected),
-        )
-        checks += half_checks
+    further = _further(
+        sides, references[0][1], in_training_precision, masks, resumed, declares_bitwise
+    )
+    for more_checks, more_fault in further:
+        checks += more_checks
         # A fault that the exact runs show is located better by them.
-        fault = fault or half_fault
-    if masks is not None:
-        from ascend_run.tools.verify.compare.dropout_masks import compare_masks
-
-        assert sides.masks is not None
-        mask_check, mask_fault = compare_masks(masks, probabilities(sides.masks))
-        checks.append(mask_check)
-        fault = fault or mask_fault
-    if resumed is not None:
-        from ascend_run.tools.verify.compare.resuming import compare_resumed
-
-        resume_checks, resume_fault = compare_resumed(resumed)
-        checks += resume_checks
-        fault = fault or resume_fault
+        fault = fault or more_fault
     nearest = [c for side, c in found if side is sides.same_layout] or [c for _, c in found]
     return Verdict(
         outcome=_outcome(checks, nearest[0].same_bits),
@@ -207,6 +186,44 @@ def judge(
         references=tuple(side.name for side, _ in found),
         notes=sides.notes,
     )
+
+
+def _further(
+    sides: Sides,
+    exact: list[Record],
+    in_training_precision: Pair | None,
+    masks: list[Record] | None,
+    resumed: ResumedRun | None,
+    declares_bitwise: bool,
+) -> Iterator[tuple[Sequence[Check], Fault | None]]:
+    """Yield the checks of the other runs of the candidate, and the fault that each indicates.
+
+    Args:
+        exact: The plain run in float64 and float32.
+    """
+    if in_training_precision is not None:
+        from ascend_run.tools.verify.compare.training_precision import compare_in_training_precision
+
+        assert sides.training_precision is not None
+        side, mine, expected = in_training_precision
+        yield compare_in_training_precision(
+            mine,
+            expected,
+            exact,
+            against=side.name,
+            precision=sides.training_precision.name,
+            bitwise=declares_bitwise and _is_same_layout(mine, expected),
+        )
+    if masks is not None:
+        from ascend_run.tools.verify.compare.dropout_masks import compare_masks
+
+        assert sides.masks is not None
+        check, fault = compare_masks(masks, probabilities(sides.masks))
+        yield [check], fault
+    if resumed is not None:
+        from ascend_run.tools.verify.compare.resuming import compare_resumed
+
+        yield compare_resumed(resumed)
 
 
 def _compared(
