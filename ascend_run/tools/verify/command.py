@@ -76,6 +76,7 @@ FILE_SECONDS: Final = 3600.0
         f"{BUILT_IN_SECONDS:g}, with --config {FILE_SECONDS:g}."
     ),
 )
+@click.option("--details", is_flag=True, help="List the tensors and numbers that differ.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.option(
     "--html",
@@ -95,6 +96,7 @@ def command(
     resume: bool,
     thorough: bool,
     timeout: float | None,
+    details: bool,
     as_json: bool,
     html: Path | None,
     words: Sequence[str],
@@ -128,7 +130,10 @@ def command(
     }
     try:
         verdict = _verify(layout, against, options, html, timeout, thorough=thorough)
-        text = json.dumps(verdict.as_data(), indent=2) if as_json else "\n".join(text_of(verdict))
+        if as_json:
+            text = json.dumps(verdict.as_data(), indent=2)
+        else:
+            text = "\n".join(text_of(verdict, details=details))
     except AscendRunError:
         raise
     except Exception:

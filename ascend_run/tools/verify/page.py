@@ -16,7 +16,7 @@ from ascend_run.tools.pages.markup import Markup, details, element, join, table
 from ascend_run.tools.verify.compare.thresholds import MODULE
 from ascend_run.tools.verify.compare.verdict import Check, ModuleDeviation, Verdict
 
-from .table import next_steps, shown_eps
+from .table import CHECK_COLUMNS, check_row, next_steps, shown_exercise
 
 _WIDTH: Final = 900
 _HEIGHT: Final = 150
@@ -57,6 +57,7 @@ def render(verdict: Verdict) -> str:
         element("h1", verdict.question),
         element("p", element("span", verdict.sentence(), class_=f"status {status}")),
         *(element("p", line) for line in next_steps(verdict)),
+        element("ul", *(element("li", shown_exercise(done)) for done in verdict.exercises)),
         element("ul", *(element("li", note) for note in verdict.notes)),
     )
     main = element("main", _drawings(verdict), _checks(verdict), _modules(verdict))
@@ -65,22 +66,11 @@ def render(verdict: Verdict) -> str:
 
 
 def _checks(verdict: Verdict) -> Markup:
-    rows = [
-        (
-            c.name,
-            c.against,
-            "ok" if c.passed else "WRONG",
-            shown_eps(c),
-            f"{c.tolerance:.0e}",
-            c.where,
-        )
-        for c in verdict.checks
-    ]
-    heads = ("check", "against", "", "max error (eps)", "tolerance", "where")
+    rows = [check_row(check) for check in verdict.checks]
     return element(
         "section",
         element("h2", "Checks"),
-        table(heads, rows),
+        table(CHECK_COLUMNS, rows),
         *(_wrong(check) for check in verdict.checks if not check.passed),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ascend_run.tools.terminal.tables import table
 from ascend_run.tools.verify.compare.verdict import Check, Exercise, Outcome, Phase, Verdict
@@ -23,37 +24,38 @@ _NEXT = {
 }
 
 
-def text_of(verdict: Verdict) -> Iterator[str]:
-    """Yield the lines: checks, the verdict, and what to do next."""
+CHECK_COLUMNS: Final = ("check", "against", "", "max error", "tolerance", "where")
+
+
+def text_of(verdict: Verdict, *, details: bool = False) -> Iterator[str]:
+    """Yield the lines: the verdict and what to do next, what was exercised, then the checks.
+
+    Args:
+        details: Whether all problems of a failed check are listed.
+    """
     yield f"verify {verdict.question}"
-    for name, numerics in verdict.declared.items():
-        yield f"  {name} declares {numerics}"
-    for note in verdict.notes:
-        yield f"  note: {note}"
-    yield ""
-    rows = [
-        (
-            check.name,
-            check.against,
-            check.state,
-            shown_eps(check) if check.applies else "",
-            check.where,
-        )
-        for check in verdict.checks
-    ]
-    yield from table(("check", "against", "", "max error (eps)", "where"), rows)
-    for check in verdict.checks:
-        if not check.passed:
-            yield ""
-            yield f"{check.name}, against {check.against}:"
-            yield from (f"  {detail}" for detail in check.details)
-    if verdict.exercises:
-        yield ""
-    for exercise in verdict.exercises:
-        yield shown_exercise(exercise)
     yield ""
     yield f"verdict: {verdict.sentence()}"
     yield from next_steps(verdict)
+    yield ""
+    if verdict.exercises:
+        yield from map(shown_exercise, verdict.exercises)
+        yield ""
+    for name, numerics in verdict.declared.items():
+        yield f"{name} declares {numerics}"
+    for note in verdict.notes:
+        yield f"note: {note}"
+    if verdict.declared or verdict.notes:
+        yield ""
+    yield from table(CHECK_COLUMNS, [check_row(check) for check in verdict.checks])
+    failed = [check for check in verdict.checks if check.details and not check.passed]
+    for check in failed if details else ():
+        yield ""
+        yield f"{check.name}, against {check.against}:"
+        yield from (f"  {detail}" for detail in check.details)
+    if failed and not details:
+        yield ""
+        yield "--details lists what differs"
 
 
 def shown_exercise(exercise: Exercise) -> str:
@@ -63,13 +65,26 @@ def shown_exercise(exercise: Exercise) -> str:
     return f"{exercise.subject}: not exercised: {exercise.why}; {exercise.fix}"
 
 
-def shown_eps(check: Check) -> str:
-    """Format the max error in units of eps."""
-    return "0" if check.worst == 0 else f"{check.eps:.3g}"
+def check_row(check: Check) -> tuple[str, ...]:
+    """Return the cells of a check, for ``CHECK_COLUMNS``."""
+    compares_numbers = check.applies and (check.tolerance > 0 or check.worst > 0)
+    return (
+        check.name,
+        check.against,
+        check.state,
+        shown_error(check.worst) if compares_numbers else "",
+        f"{check.tolerance:.0e}" if check.tolerance > 0 else "",
+        check.where,
+    )
+
+
+def shown_error(error: float) -> str:
+    """Format a relative error."""
+    return "0" if error == 0 else f"{error:.1e}"
 
 
 def next_steps(verdict: Verdict) -> Iterator[str]:
-    """Yield what to do after the verdict."""
+    """Yield why the verdict is as it is, and what to do next."""
     fault = verdict.fault
     if verdict.outcome is Outcome.BITWISE:
         yield "all compared values are bitwise equal"
@@ -80,6 +95,16 @@ def next_steps(verdict: Verdict) -> Iterator[str]:
     if fault is None:
         return
     yield f"why: {fault.why}"
+    if (line := _first_problem(verdict.checks)) is not None:
+        yield line
+    yield f"next: {_NEXT[fault.phase]}; enable the plugins one by one to find the cause"
     if fault.suspects:
         yield f"further suspects: {', '.join(fault.suspects[:5])}"
-    yield f"next: {_NEXT[fault.phase]}; enable the plugins one by one to find the cause"
+
+
+def _first_problem(checks: Sequence[Check]) -> str | None:
+    """Describe the first problem of the first failed check."""
+    for check in checks:
+        if not check.passed and check.details:
+            return f"shown by: {check.name}, against {check.against}: {check.details[0]}"
+    return None

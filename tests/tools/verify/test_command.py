@@ -19,6 +19,7 @@ from ascend_run.testing.pool import GlooPool, PoolError
 from ascend_run.tools.verify.command import _sorted_words
 from ascend_run.tools.verify.compare.verdict import (
     Check,
+    Exercise,
     Fault,
     ModuleDeviation,
     Outcome,
@@ -40,8 +41,12 @@ VERDICT = Verdict(
             passed=False,
             worst=float("inf"),
             eps=float("inf"),
-            details=("x & y",),
+            tolerance=1e-10,
+            where="a.weight",
+            details=("x & y", "second"),
         ),
+        Check(name="losses", against="plain", passed=True, worst=3.14e-7, eps=2.6, tolerance=1e-5),
+        Check(name="tied weights", against="itself", passed=True, applies=False),
     ),
     modules=(
         ModuleDeviation(module="embedding", forward=1e-16, backward=None),
@@ -51,6 +56,7 @@ VERDICT = Verdict(
     declared={"a": "rounding"},
     references=("plain",),
     notes=("a note",),
+    exercises=(Exercise(subject="a", exercised=False, why="it did nothing", fix="set a.b=1"),),
 )
 
 
@@ -167,17 +173,41 @@ def test_words_are_a_layout_or_settings() -> None:
 
 
 def test_the_text_says_what_is_wrong_and_what_to_do() -> None:
-    text = "\n".join(text_of(VERDICT))
-    assert re.search(r"gradients +plain +WRONG +inf", text)
-    assert "verdict: DIVERGES at decoder.layers.0.<mlp> (backward)" in text
-    assert "why: its input" in text
-    assert "next: " in text
+    lines = [*text_of(VERDICT)]
+    assert lines[:5] == [
+        "verify a plugin on cp=2",
+        "",
+        "verdict: DIVERGES at decoder.layers.0.<mlp> (backward)",
+        "why: its input",
+        "shown by: gradients, against plain: x & y",
+    ]
+    assert lines[5].startswith("next: ")
+    assert lines.index("a: not exercised: it did nothing; set a.b=1") > 5
+    assert lines.index("note: a note") > 5
+
+
+def test_the_table_has_relative_errors_and_tolerances() -> None:
+    rows = [line.split() for line in text_of(VERDICT)]
+    assert ["gradients", "plain", "WRONG", "inf", "1e-10", "a.weight"] in rows
+    assert ["losses", "plain", "ok", "3.1e-07", "1e-05"] in rows
+
+
+def test_a_check_without_anything_to_compare_is_a_dash() -> None:
+    rows = [line.split() for line in text_of(VERDICT)]
+    assert ["tied", "weights", "itself", "-"] in rows
+    assert "<td>-</td>" in render(VERDICT)
+
+
+def test_all_problems_are_listed_only_with_details() -> None:
+    assert "second" not in "\n".join(text_of(VERDICT))
+    assert "  second" in [*text_of(VERDICT, details=True)]
 
 
 def test_the_page_is_whole_and_escapes() -> None:
     page = render(VERDICT)
     assert "decoder.layers.0.&lt;mlp&gt;" in page
     assert "x &amp; y" in page
+    assert "a: not exercised" in page
     assert "<script" not in page
     assert page.count("<rect") == 3
     assert "src=" not in page.replace("style-src=", "")

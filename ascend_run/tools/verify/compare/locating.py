@@ -100,7 +100,7 @@ class _Locating:
         missing_some = any(map(math.isinf, wrong.values()))
         whole = len(wrong) > 0.9 * total and (total > 1 or len(common) == 1)
         if origin is None and whole and not missing_some:
-            error = f"{common.pop():.6g} times the expected one" if len(common) == 1 else "wrong"
+            error = f"{common.pop():.6g} x the expected" if len(common) == 1 else "wrong"
             return Fault(
                 phase=Phase.BACKWARD,
                 module="gradient reduction",

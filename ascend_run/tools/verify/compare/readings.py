@@ -54,12 +54,13 @@ class Readings:
         result = assemble(self.candidate, read, trained=trained)
         expected = assemble(self.reference, read, trained=trained)
         allowed = 0.0 if self.exact else tolerance
+        tolerated = f" (tolerance {allowed:.0e})" if allowed else ""
         sizes = [float(t.abs().max()) for t in expected.tensors.values() if t.numel()]
         quiet = QUIET * max(sizes, default=0.0)
         wrong: dict[str, float] = {}
-        details: list[str] = [*result.incomplete()]
+        details: list[tuple[float, str]] = [(math.inf, line) for line in result.incomplete()]
         if not expected.tensors:
-            details.append("the reference has no tensors: nothing to compare with")
+            details.append((math.inf, "the reference has no tensors: nothing to compare with"))
         worst, where = 0.0, ""
         for key in [*expected.tensors, *(result.tensors.keys() - expected.tensors.keys())]:
             if key not in result.tensors:
@@ -68,19 +69,16 @@ class Readings:
                 error, problem = math.inf, "is not in the reference"
             else:
                 error = relative_error(result.tensors[key], expected.tensors[key], quiet)
-                problem = (
-                    f"has max error {error:.2e} relative to its largest value ({error / eps:.3g} "
-                    "eps)"
-                )
+                problem = f"is wrong by {error:.1e} of the largest value{tolerated}"
                 if error > allowed and name == "gradients":
                     self.factors[key] = factor(result.tensors[key], expected.tensors[key])
                     if self.factors[key] is not None:
-                        problem += f"; it is {self.factors[key]:.6g} times the expected value"
+                        problem += f"; it is {self.factors[key]:.6g} x the expected"
             if error > worst:
                 worst, where = error, key
             if error > allowed:
                 wrong[key] = error
-                details.append(f"{key} {problem}")
+                details.append((error, f"{key} {problem}"))
         self.same_bits &= worst == 0.0 and not details
         for key in (*result.unheld, *(name for _, name in result.missing)):
             wrong.setdefault(key, math.inf)
@@ -93,7 +91,7 @@ class Readings:
             eps=worst / eps,
             tolerance=allowed,
             where=where,
-            details=shortened(details),
+            details=shortened([text for _, text in sorted(details, key=_error, reverse=True)]),
         )
 
     def _numbers(
@@ -170,8 +168,13 @@ class Readings:
             name="random streams",
             against=self.against,
             passed=not details,
+            applies=any(record.generators for record in (*self.candidate, *self.reference)),
             details=shortened(details),
         )
+
+
+def _error(detail: tuple[float, str]) -> float:
+    return detail[0]
 
 
 def _weights_after(step: int) -> Read:

@@ -65,11 +65,13 @@ class _Comparison:
         yield _check("rows", self._rows)
         for name, problems in self._readings.items():
             yield _check(name, [*problems.values()])
-        kinds = (WEIGHTS, OPTIMIZER, STREAMS, PROGRESS, *map(kind_of, keys_of(_end(self._run))))
+        held = [kind_of(key) for key in keys_of(_end(self._run))]
+        kinds = (WEIGHTS, OPTIMIZER, STREAMS, PROGRESS, *held)
         found = [*self._restored, *self._later]
         for kind in dict.fromkeys(kinds):
             of_kind = [difference for difference in found if kind_of(difference.key) == kind]
-            yield _check(kind, [d.text for d in of_kind], [d.error for d in of_kind])
+            check = _check(kind, [d.text for d in of_kind], [d.error for d in of_kind])
+            yield attrs.evolve(check, applies=kind in held)
 
     def fault(self) -> Fault:
         if self._rows:

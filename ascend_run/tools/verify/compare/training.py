@@ -65,7 +65,8 @@ def moved(
         else Phase.BACKWARD
     )
     why = "parameters do not train"
-    return _verdict("trained parameters", wrong, owner(next(iter(wrong), "")), phase, why)
+    module = owner(next(iter(wrong), ""))
+    return _verdict("trained parameters", wrong, module, phase, why, applies=bool(motions))
 
 
 def frozen(records: Sequence[Record]) -> tuple[Check, Fault | None]:
@@ -82,7 +83,7 @@ def frozen(records: Sequence[Record]) -> tuple[Check, Fault | None]:
     most = len(wrong) > 1 and 2 * len(wrong) > len(motions)
     module = "optimizer" if most else owner(next(iter(wrong), ""))
     why = "parameters that should not train have changed"
-    return _verdict("frozen parameters", wrong, module, Phase.OPTIMIZER, why)
+    return _verdict("frozen parameters", wrong, module, Phase.OPTIMIZER, why, applies=bool(motions))
 
 
 def copied(records: Sequence[Record]) -> tuple[Check, Fault | None]:
@@ -94,7 +95,7 @@ def copied(records: Sequence[Record]) -> tuple[Check, Fault | None]:
     }
     why = "master weights were not copied to the model weights"
     module = owner(next(iter(wrong), "")) if len(wrong) == 1 else "optimizer"
-    return _verdict("master weights", wrong, module, Phase.OPTIMIZER, why)
+    return _verdict("master weights", wrong, module, Phase.OPTIMIZER, why, applies=True)
 
 
 def _motions(records: Sequence[Record], *, wanted: bool) -> Mapping[str, _Motion]:
@@ -124,10 +125,10 @@ def _gradient_size(peak: float) -> str:
 
 
 def _verdict(
-    name: str, wrong: Mapping[str, str], module: str, phase: Phase, why: str
+    name: str, wrong: Mapping[str, str], module: str, phase: Phase, why: str, *, applies: bool
 ) -> tuple[Check, Fault | None]:
     if not wrong:
-        return Check(name=name, against=ITSELF, passed=True), None
+        return Check(name=name, against=ITSELF, passed=True, applies=applies), None
     check = Check(
         name=name,
         against=ITSELF,

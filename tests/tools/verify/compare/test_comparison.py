@@ -114,7 +114,7 @@ def test_every_gradient_of_the_wrong_scale_is_the_reductions() -> None:
     fault = compare(candidate, records(), against="plain").fault
     assert fault is not None
     assert fault.module == "gradient reduction"
-    assert "0.5 times" in fault.why
+    assert "0.5 x the expected" in fault.why
 
 
 def test_the_first_module_whose_output_differs_is_named() -> None:
@@ -123,3 +123,15 @@ def test_the_first_module_whose_output_differs_is_named() -> None:
     fault = compare(candidate, records(), against="plain").fault
     assert fault is not None
     assert (fault.phase, fault.module) == (Phase.FORWARD, "a")
+
+
+def test_a_gradient_of_twice_the_size_is_told_as_a_ratio() -> None:
+    candidate = records()
+    gradients = candidate[0].gradients
+    gradients[0].mul_(2.0)
+    comparison = compare(candidate, records(), against="plain")
+    check = next(check for check in comparison.checks if check.name == "gradients")
+    assert check.details[0] == (
+        "a.b.weight is wrong by 1.0e+00 of the largest value (tolerance 1e-10); "
+        "it is 2 x the expected"
+    )

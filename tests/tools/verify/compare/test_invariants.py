@@ -130,3 +130,25 @@ def test_a_declared_frozen_parameter_may_require_a_gradient_unmoved() -> None:
     declared = attrs.evolve(ranks[0].places[1], trains=True, should_train=False)
     ranks[0].places = [ranks[0].places[0], declared]
     assert invariants(ranks, None)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("axis", "empty"),
+    [
+        (None, {"replicas over ranks", "tied weights", "random streams"}),
+        ("dp", {"tied weights"}),
+        ("pp", {"replicas over ranks"}),
+    ],
+)
+def test_a_check_without_anything_to_compare_does_not_apply(
+    axis: str | None, empty: set[str]
+) -> None:
+    checks, _ = invariants(records() if axis is None else records(2, axis), None)
+    assert {check.name for check in checks if check.state == "-"} == empty
+
+
+def test_no_frozen_parameter_leaves_nothing_to_compare() -> None:
+    ranks = records()
+    ranks[0].places = [attrs.evolve(place, trains=True) for place in ranks[0].places]
+    states = {check.name: check.state for check in invariants(ranks, None)[0]}
+    assert states["frozen parameters"] == "-"
