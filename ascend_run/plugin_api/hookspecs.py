@@ -446,7 +446,7 @@ def ascend_data_parallel(config: RunConfig) -> Callable[..., nn.Module] | None:
     """
 
 
-@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER, torch_free=True)
+@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER, torch_free=True, first_user="ema-adamw")
 def ascend_optimizer(config: RunConfig) -> c.OptimizerSpec | None:
     """Return the optimizer: how to build it, and the states that it keeps. None keeps AdamW.
 

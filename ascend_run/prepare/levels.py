@@ -1,8 +1,8 @@
 """``--level N``: select our own features up to a level that can run in this run. No torch.
 
 A level makes no choice that is the user's. It leaves out, with the reason, a plugin that changes
-the model's result or the optimizer, a plugin that has no effect in this run, and both of two that
-exclude each other. Features enabled by name are kept at any level.
+the model's result, a plugin that has no effect in this run, and both of two that exclude each
+other. Features enabled by name are kept at any level.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TypeAlias
 import attrs
 
 from ascend_run.plugin_api.errors import PluginResolutionError
-from ascend_run.plugin_api.implementations import claims_of
-from ascend_run.plugin_api.manifest import Claim, Numerics
+from ascend_run.plugin_api.manifest import Numerics
 from ascend_run.registry.discovery import Catalogue
 from ascend_run.registry.explanation import BY_NAME
 from ascend_run.registry.kinds import Kind, Plugin
@@ -68,12 +67,8 @@ def choose_members(
     )
     left_out |= {name: "disabled by name" for name in wanted if name in disabled_names}
     for name in wanted:
-        optimizes = Claim.OPTIMIZER in claims_of(classes[name])
-        if name not in left_out and (
-            optimizes or classes[name].manifest.numerics is Numerics.MODEL
-        ):
-            what = "optimizer" if optimizes else "model's result"
-            left_out[name] = f"it changes the {what}; name it with --enable if you want that"
+        if name not in left_out and classes[name].manifest.numerics is Numerics.MODEL:
+            left_out[name] = "it changes the model's result; name it with --enable if you want that"
     candidates = [name for name in wanted if name not in left_out]
     accepted, reasons = _accepted(candidates, enabled, attempt)
     exclusive = _exclusive(accepted, classes)
@@ -94,7 +89,10 @@ def choose_members(
 
 
 def _ours(catalogue: Catalogue) -> tuple[dict[str, Plugin], dict[str, str]]:
-    """Return our own features by canonical name, and load errors by name; imports no others."""
+    """Return our own features by canonical name, and load errors by name.
+
+    Third-party plugins are not imported: levels apply to our own features only.
+    """
     loaded = catalogue.load_each(
         name for name, c in catalogue.items() if c.first_party and c.kind is Kind.FEATURE
     )
