@@ -18,7 +18,7 @@ import pytest
 
 from ascend_run.core.hook_errors import HookCall, hook_call_of
 from ascend_run.core.log.metrics import read_metrics
-from ascend_run.plugin_api import ForwardLink, StorageError
+from ascend_run.plugin_api import ForwardLink, OptimizerSpec, StorageError
 from ascend_run.tools.pages.run_folder import read_run
 from ascend_run.tools.report.page import write_report
 from tests.support.fake_plugins import plugin
@@ -100,7 +100,10 @@ HOOKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "choices": ("ascend_machine_choices", fail),
     "wrapper": ("ascend_checkpoint_transfer", lambda self: fail),
     "link": ("ascend_layer", lambda self: lambda layer: ForwardLink(wrap=fail, compilable=True)),
-    "builder": ("ascend_optimizer", lambda self: fail),
+    "builder": (
+        "ascend_optimizer",
+        lambda self: OptimizerSpec(build=fail, states={}, element_wise=True),
+    ),
     "entry": (
         "ascend_checkpoint_entries",
         lambda self: {"own": SimpleNamespace(state_dict=fail, load_state_dict=fail)},

@@ -389,7 +389,7 @@ class OptimizesAsAlways:
     manifest = manifest("optimizes-as-always")
 
     @hookimpl
-    def ascend_optimizer(self, config: Any) -> Callable[..., Any]:
+    def ascend_optimizer(self, config: Any) -> c.OptimizerSpec:
         options = config.optimizer
 
         def make(groups: list[dict[str, Any]]) -> Any:
@@ -404,7 +404,9 @@ class OptimizesAsAlways:
                 fused=True,
             )
 
-        return make
+        moments = dict.fromkeys(("exp_avg", "exp_avg_sq"), c.OptimizerState())
+        states = {"step": c.OptimizerState(scalar=True), **moments}
+        return c.OptimizerSpec(build=make, states=states, element_wise=True)
 
 
 IDLE = (
