@@ -117,7 +117,7 @@ def command(
     from .ranks import NoVerdict
     from .table import text_of
 
-    layout, overrides = _sorted_words(words)
+    layout, overrides = sorted_words(words)
     options: dict[str, object] = {
         "enable": tuple(enable),
         "beside": tuple(beside),
@@ -193,7 +193,7 @@ def _verify(
         return verdict if note is None else attrs.evolve(verdict, notes=(*verdict.notes, note))
 
 
-def _sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+def sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     """The layout, which may be split over several words, and the settings, whose keys have a
     dot."""
     overrides = [word for word in words if "." in word.partition("=")[0]]

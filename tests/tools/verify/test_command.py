@@ -16,7 +16,7 @@ from ascend_run.core.rank.failures import describe_failure
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api.errors import PlatformError
 from ascend_run.testing.pool import GlooPool, PoolError
-from ascend_run.tools.verify.command import _sorted_words
+from ascend_run.tools.verify.command import sorted_words
 from ascend_run.tools.verify.compare.verdict import (
     Check,
     Exercise,
@@ -165,11 +165,11 @@ def test_a_refusal_imports_no_torch() -> None:
 
 
 def test_words_are_a_layout_or_settings() -> None:
-    assert _sorted_words(["tp=2", "model.num_layers=2", "sp"]) == (
+    assert sorted_words(["tp=2", "model.num_layers=2", "sp"]) == (
         "tp=2,sp",
         ("model.num_layers=2",),
     )
-    assert _sorted_words([]) == (None, ())
+    assert sorted_words([]) == (None, ())
 
 
 def test_the_text_says_what_is_wrong_and_what_to_do() -> None:

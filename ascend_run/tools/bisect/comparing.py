@@ -1,0 +1,183 @@
+"""Compare a run that enables some of the plugins with the run without them. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from ascend_run.plugin_api import AscendRunError
+from ascend_run.prepare.prepare import PreparedRun
+from ascend_run.tools.verify.compare.verdict import Verdict
+from ascend_run.tools.verify.questions import Question, Side
+from ascend_run.tools.verify.ranks import Ranks
+from ascend_run.tools.verify.sides import Sides, sides_of
+from ascend_run.tools.verify.verifier import judge
+
+if TYPE_CHECKING:
+    from ascend_run.tools.verify.capture.record import Record
+
+_STEP: Final = re.compile(r"\bstep (\d+)")
+
+
+class State(StrEnum):
+    """Result of a comparison."""
+
+    DIVERGES = "DIVERGES"
+    AGREES = "agrees"
+    CANNOT_RUN = "cannot run"
+
+
+@attrs.frozen(kw_only=True)
+class Compared:
+    """A set of plugins, and how the run with them compares with the run without."""
+
+    enabled: tuple[str, ...]
+    state: State
+    where: str = ""
+    """Where it diverges, as in the verdict of ``verify``."""
+    step: int | None = None
+    """The first step in which it diverges, from 1."""
+    why: str = ""
+    """Why it diverges, or cannot run."""
+
+
+class Comparer:
+    """Compares sets of plugins; runs without any of them are executed once.
+
+    Args:
+        question: Its features are the choices.
+        ranks: Executes the runs.
+
+    Raises:
+        AscendRunError: The run with all of the features cannot start.
+    """
+
+    def __init__(self, question: Question, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._sides = sides_of(question)
+        prepared = self._sides.candidate.prepare()
+        self._names = _canonical_names(prepared, question.enable)
+        self._order = tuple(name for name in prepared.resolution.names if name in self._names)
+        self._needs = _requirements(prepared)
+        self.kept = tuple(name for name in self._order if not self._runs_without(name))
+        """Features without which the layout cannot run; they are enabled in every run."""
+        self.choices = tuple(name for name in self._order if name not in self.kept)
+        """The features to search, each after those that it requires."""
+        self._references: dict[str, list[Record]] = {}
+
+    def enabled(self, features: Collection[str]) -> tuple[str, ...]:
+        """Return these features, those that they require and those that the layout needs."""
+        return self._closed({*features, *self.kept})
+
+    def __call__(self, features: Collection[str]) -> Compared:
+        """Compare the run that enables these features.
+
+        Raises:
+            NoVerdict: A run failed.
+        """
+        enabled = self.enabled(features)
+        sides = self._with_only(enabled)
+        try:
+            sides.candidate.prepare()
+        except AscendRunError as error:
+            reason = error.problems[0] if error.problems else error.headline
+            return Compared(enabled=enabled, state=State.CANNOT_RUN, why=reason)
+        references = [side for side in (sides.plain, sides.same_layout) if side is not None]
+        recorded = [(side, self._reference(side)) for side in references]
+        verdict = judge(sides, self._ranks(sides.candidate), recorded)
+        if verdict.good:
+            return Compared(enabled=enabled, state=State.AGREES)
+        fault = verdict.fault
+        return Compared(
+            enabled=enabled,
+            state=State.DIVERGES,
+            where="" if fault is None else f"{fault.module} ({fault.phase})",
+            step=first_step(verdict),
+            why="" if fault is None else fault.why,
+        )
+
+    def identity(self) -> dict[str, object]:
+        """Return what the results depend on, as JSON values: the request, and the versions and code
+        of the plugins."""
+        candidate = self._sides.candidate
+        return {"run": candidate.as_request(), "plugins": candidate.prepare().lock}
+
+    def _reference(self, side: Side) -> list[Record]:
+        key = str(attrs.evolve(side, name=""))
+        if key not in self._references:
+            self._references[key] = self._ranks(side)
+        return self._references[key]
+
+    def _closed(self, features: set[str]) -> tuple[str, ...]:
+        """With all that they require, in the order of the choices."""
+        needed = {other for name in features for other in self._needs[name]} | features
+        return tuple(name for name in self._order if name in needed)
+
+    def _runs_without(self, name: str) -> bool:
+        """Whether the layout can run without a feature and those that require it."""
+        left = tuple(other for other in self._order if name not in {other, *self._needs[other]})
+        try:
+            self._with_only(left).candidate.prepare()
+        except AscendRunError:
+            return False
+        return True
+
+    def _with_only(self, enabled: Sequence[str]) -> Sides:
+        """The runs, each without those choices that are not enabled."""
+        dropped = {asked for name, asked in self._names.items() if name not in enabled}
+
+        def only(side: Side) -> Side:
+            kept = tuple(name for name in side.enable if name not in dropped)
+            return attrs.evolve(side, enable=kept)
+
+        sides = self._sides
+        same = sides.same_layout
+        return attrs.evolve(
+            sides,
+            candidate=attrs.evolve(only(sides.candidate), name=", ".join(enabled) or "none"),
+            plain=only(sides.plain),
+            same_layout=None if same is None else only(same),
+            against=None,
+            with_dropout=None,
+            training_precision=None,
+            masks=None,
+            resumable=None,
+            declared={name: how for name, how in sides.declared.items() if name not in dropped},
+            left_out=(),
+        )
+
+
+def first_step(verdict: Verdict) -> int | None:
+    """Return the first step in which a check of the verdict failed; None if no check tells.
+
+    The first batch, of which all gradients are compared, is that of step 1.
+    """
+    of_first_batch = ("initial weights", "counts", "loss", "gradients")
+    failed = [check for check in verdict.checks if not check.passed]
+    if any(check.name in of_first_batch for check in failed):
+        return 1
+    texts = [text for check in failed for text in (check.name, *check.details)]
+    return min((int(step) for text in texts for step in _STEP.findall(text)), default=None)
+
+
+def _canonical_names(prepared: PreparedRun, asked: Sequence[str]) -> dict[str, str]:
+    """Canonical name -> the name that was asked for, which may be an alias."""
+    return {
+        plugin.manifest.name: name
+        for name in asked
+        for plugin in prepared.resolution.order
+        if name in (plugin.manifest.name, *plugin.manifest.aliases)
+    }
+
+
+def _requirements(prepared: PreparedRun) -> dict[str, set[str]]:
+    """Canonical name -> all that it requires, directly or not."""
+    found: dict[str, set[str]] = {}
+    for plugin in prepared.resolution.order:
+        direct = {name for name in plugin.manifest.requires if isinstance(name, str)}
+        found[plugin.manifest.name] = direct.union(*(found.get(name, set()) for name in direct))
+    return found

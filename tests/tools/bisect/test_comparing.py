@@ -1,0 +1,56 @@
+"""On ranks: the feature with a wrong gradient is found, and where it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api import AscendRunError
+from ascend_run.testing.offering import offered
+from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.bisect.bisection import Bisection, bisect
+from ascend_run.tools.bisect.comparing import Comparer
+from ascend_run.tools.bisect.journal import Journal
+from ascend_run.tools.verify.questions import Question
+from ascend_run.tools.verify.ranks import PoolRanks
+from tests.tools.bisect.made_up import HARMLESS, DoublesAGradient, DoublesIfMarked, Marks
+
+
+def searched(pool: GlooPool, folder: Path, *plugins: type[Any]) -> Bisection:
+    names = tuple(plugin.manifest.name for plugin in plugins)
+    with offered(*plugins):
+        compare = Comparer(Question(enable=names, layout={}, steps=2), PoolRanks(pool))
+        return bisect(compare, Journal(folder, compare.identity()), lambda number, enabled: None)
+
+
+def test_a_wrong_gradient_among_seven_others_is_found(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    result = searched(gloo_pool, tmp_path, *HARMLESS[:4], DoublesAGradient, *HARMLESS[4:])
+    assert result.culprits == ("doubles-a-gradient",)
+    assert result.last.where == "decoder.layers.1.mlp.linear_fc2 (backward)"
+    assert result.last.step == 1
+    assert len(result.tried) <= 3 + 3
+
+
+def test_a_wrong_gradient_of_two_features_together_is_found(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    result = searched(gloo_pool, tmp_path, Marks, HARMLESS[0], DoublesIfMarked)
+    assert result.culprits is not None
+    assert {*result.culprits} == {"marks", "doubles-if-marked"}
+    assert result.last.where == "decoder.layers.1.mlp.linear_fc2 (backward)"
+
+
+def test_a_feature_that_the_layout_needs_is_always_enabled(gloo_pool: GlooPool) -> None:
+    with offered(*HARMLESS[:2]):
+        question = Question(enable=("harmless-0", "ulysses", "harmless-1"), layout={"cp": 2})
+        compare = Comparer(question, PoolRanks(gloo_pool))
+    assert compare.kept == ("ulysses",)
+    assert {*compare.choices} == {"harmless-0", "harmless-1"}
+    assert {*compare.enabled(["harmless-1"])} == {"harmless-1", "ulysses"}
+
+
+def test_a_run_that_cannot_start_is_refused(gloo_pool: GlooPool) -> None:
+    with pytest.raises(AscendRunError):
+        Comparer(Question(enable=("no-such-feature",), layout={}), PoolRanks(gloo_pool))
