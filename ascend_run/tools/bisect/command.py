@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,9 +76,11 @@ def command(
     \b
     ascend-run bisect --enable gmm,swap-attention,distribute-saved tp=2,ep=2
     """
+    from ascend_run.plugin_api.errors import AscendRunError
     from ascend_run.tools.verify.command import sorted_words
     from ascend_run.tools.verify.layouts import parse_layout
     from ascend_run.tools.verify.questions import Question
+    from ascend_run.tools.verify.ranks import NoVerdict
 
     from .text import text_of
 
@@ -91,7 +94,15 @@ def command(
         platform=platform,
         task=task,
     )
-    result = _bisect(question, timeout, fresh=fresh)
+    try:
+        result = _bisect(question, timeout, fresh=fresh)
+    except AscendRunError:
+        raise
+    except Exception:
+        # Python would exit with 1, which means that the run diverges.
+        traceback.print_exc()
+        click.echo("error: bisect itself failed", err=True)
+        return NoVerdict.exit_code
     if as_json:
         click.echo(json.dumps(result.as_data(), indent=2))
     else:
@@ -101,6 +112,7 @@ def command(
 
 def _bisect(question: Question, timeout: float | None, *, fresh: bool) -> Bisection:
     from ascend_run.launch.alone import sigterm_unwinds
+    from ascend_run.prepare.rank_start import check_run_data
     from ascend_run.tools.verify.command import BUILT_IN_SECONDS, FILE_SECONDS
     from ascend_run.tools.verify.shared_ranks import SharedRanks
 
@@ -117,6 +129,8 @@ def _bisect(question: Question, timeout: float | None, *, fresh: bool) -> Bisect
 
     with sigterm_unwinds(), SharedRanks(timeout) as ranks:
         compare = Comparer(question, ranks)
+        if question.file is not None:
+            check_run_data(compare.prepared)
         journal = Journal(Path.cwd(), compare.identity())
         if fresh:
             journal.remove()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -59,10 +61,11 @@ class Comparer:
     def __init__(self, question: Question, ranks: Ranks) -> None:
         self._ranks = ranks
         self._sides = sides_of(question)
-        prepared = self._sides.candidate.prepare()
-        self._names = _canonical_names(prepared, question.enable)
-        self._order = tuple(name for name in prepared.resolution.names if name in self._names)
-        self._needs = _requirements(prepared)
+        self.prepared = self._sides.candidate.prepare()
+        """The run with all of the features."""
+        self._names = _canonical_names(self.prepared, question.enable)
+        self._order = tuple(name for name in self.prepared.resolution.names if name in self._names)
+        self._needs = _requirements(self.prepared)
         self.kept = tuple(name for name in self._order if not self._runs_without(name))
         """Features without which the layout cannot run; they are enabled in every run."""
         self.choices = tuple(name for name in self._order if name not in self.kept)
@@ -101,10 +104,16 @@ class Comparer:
         )
 
     def identity(self) -> dict[str, object]:
-        """Return what the results depend on, as JSON values: the request, and the versions and code
-        of the plugins."""
+        """Return what the results depend on, as JSON values: the request, the content of the config
+        file, versions, and the code of the plugins."""
         candidate = self._sides.candidate
-        return {"run": candidate.as_request(), "plugins": candidate.prepare().lock}
+        file = "" if candidate.file is None else Path(candidate.file).read_text("utf-8")
+        return {
+            "run": candidate.as_request(),
+            "file": file,
+            "versions": {name: version(name) for name in ("ascend-run", "torch", "megatron-core")},
+            "plugins": self.prepared.lock,
+        }
 
     def _reference(self, side: Side) -> list[Record]:
         key = str(attrs.evolve(side, name=""))

@@ -97,7 +97,9 @@ def next_steps(verdict: Verdict) -> Iterator[str]:
     yield f"why: {fault.why}"
     if (line := _first_problem(verdict.checks)) is not None:
         yield line
-    yield f"next: {_NEXT[fault.phase]}; enable the plugins one by one to find the cause"
+    yield f"next: {_NEXT[fault.phase]}"
+    if len(verdict.declared) > 1:
+        yield f"which plugin: ascend-run bisect --enable {','.join(verdict.declared)}"
     if fault.suspects:
         yield f"further suspects: {', '.join(fault.suspects[:5])}"
 

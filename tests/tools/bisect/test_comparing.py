@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import AscendRunError
+from ascend_run.entrypoints.cli import run
 from ascend_run.testing.offering import offered
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.bisect.bisection import Bisection, bisect
@@ -42,6 +42,7 @@ def test_a_wrong_gradient_of_two_features_together_is_found(
     assert result.last.where == "decoder.layers.1.mlp.linear_fc2 (backward)"
 
 
+@pytest.mark.needs_plugins("ulysses")
 def test_a_feature_that_the_layout_needs_is_always_enabled(gloo_pool: GlooPool) -> None:
     with offered(*HARMLESS[:2]):
         question = Question(enable=("harmless-0", "ulysses", "harmless-1"), layout={"cp": 2})
@@ -51,6 +52,6 @@ def test_a_feature_that_the_layout_needs_is_always_enabled(gloo_pool: GlooPool) 
     assert {*compare.enabled(["harmless-1"])} == {"harmless-1", "ulysses"}
 
 
-def test_a_run_that_cannot_start_is_refused(gloo_pool: GlooPool) -> None:
-    with pytest.raises(AscendRunError):
-        Comparer(Question(enable=("no-such-feature",), layout={}), PoolRanks(gloo_pool))
+def test_an_unknown_feature_is_the_users_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bisect", "--enable", "no-such-feature"]) == 2
+    assert "no-such-feature" in capsys.readouterr().err
