@@ -67,7 +67,7 @@ def command(
     as_json: bool,
     words: Sequence[str],
 ) -> int:
-    """Find the plugins that make a run diverge from the run without them.
+    """Find the plugins that make a run diverge.
 
     LAYOUT and settings are as for verify. A search that was interrupted is continued by the same
     command in the same folder. Exit code 0: the run does not diverge; 1: found; 2: invalid request;

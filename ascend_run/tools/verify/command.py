@@ -115,7 +115,6 @@ def command(
     from ascend_run.plugin_api.errors import AscendRunError
 
     from .ranks import NoVerdict
-    from .table import text_of
 
     layout, overrides = sorted_words(words)
     options: dict[str, object] = {
@@ -130,10 +129,7 @@ def command(
     }
     try:
         verdict = _verify(layout, against, options, html, timeout, thorough=thorough)
-        if as_json:
-            text = json.dumps(verdict.as_data(), indent=2)
-        else:
-            text = "\n".join(text_of(verdict, details=details))
+        text = _text(verdict, as_json=as_json, details=details)
     except AscendRunError:
         raise
     except Exception:
@@ -148,6 +144,14 @@ def command(
         write_page(verdict, html)
         click.echo(f"page: {html}", err=as_json)
     return 0 if verdict.good else 1
+
+
+def _text(verdict: Verdict, *, as_json: bool, details: bool) -> str:
+    from .table import text_of
+
+    if as_json:
+        return json.dumps(verdict.as_data(), indent=2)
+    return "\n".join(text_of(verdict, details=details))
 
 
 def _verify(
