@@ -18,9 +18,9 @@ def output_weight_when_read(values: Values) -> tuple[int, list[bool]]:
         bucket = chunk.param_to_bucket_group[model.output_layer.weight]
         loss, over = model.loss.from_hidden, []
 
-        def watched(hidden: Tensor, weight: Tensor, *rest: Tensor) -> Tensor:
+        def watched(hidden: Tensor, weight: Tensor, *rest: Tensor, **named: Any) -> Tensor:
             over.append(bucket.param_gather_dispatched and bucket.param_gather_handle is None)
-            result: Tensor = loss(hidden, weight, *rest)
+            result: Tensor = loss(hidden, weight, *rest, **named)
             return result
 
         model.loss.from_hidden = watched
