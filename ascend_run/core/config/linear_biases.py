@@ -28,9 +28,14 @@ class LinearBiases:
 def linear_biases(model: FieldSection) -> LinearBiases:
     """Return the biases of ``[model]``."""
     of_all = bool(model.add_bias_linear)
-    names = {"proj": "linear_proj", "mlp": "mlp", "router": "router", "experts": "expert"}
-    given = {kind: model[f"add_{name}_bias"] for kind, name in names.items()}
+
+    def own(value: bool | None) -> bool:
+        return of_all if value is None else value
+
     return LinearBiases(
         qkv=of_all or bool(model.add_qkv_bias),
-        **{kind: of_all if value is None else value for kind, value in given.items()},
+        proj=own(model.add_linear_proj_bias),
+        mlp=own(model.add_mlp_bias),
+        router=own(model.add_router_bias),
+        experts=own(model.add_expert_bias),
     )

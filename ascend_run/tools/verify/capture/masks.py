@@ -28,6 +28,7 @@ from .taps import ROOT, in_backward, named_modules
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 _DIGEST_BYTES: Final = 16
 _EMBEDDING: Final = "embedding.embedding_dropout"
@@ -67,7 +68,9 @@ class _Recorder(TorchDispatchMode):
         self._drawn: dict[int, tuple[Tensor, int]] = {}
         """Address -> a mask that was drawn as a factor (kept alive), and its index."""
 
-    def links(self, model: nn.Module, config: Any, pp_rank: int) -> dict[nn.Module, NamedLink]:
+    def links(
+        self, model: nn.Module, config: TransformerConfig, pp_rank: int
+    ) -> dict[nn.Module, NamedLink]:
         """Return links around the forward of every module of a chunk, outside of the run's own."""
         begun = [-1]
         links = {}
