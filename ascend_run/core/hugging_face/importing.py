@@ -15,7 +15,7 @@ from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.types.config import RunConfig
 
 from .parameter_rows import (
-    PADDED_PARAMETERS,
+    VOCABULARY_PARAMETERS,
     ParameterSource,
     RowRun,
     later_layers,
@@ -188,7 +188,7 @@ def _fill(shard: TensorShard, runs: Sequence[RowRun], stored: StoredTensors) -> 
     matrices = shard.tensor if stacked else shard.tensor.unsqueeze(0)
     row, *column = shard.offset[1:] if stacked else shard.offset
     columns = slice(column[0], column[0] + matrices.shape[2]) if column else None
-    if shard.key in PADDED_PARAMETERS:
+    if shard.key in VOCABULARY_PARAMETERS:
         matrices.zero_()
     filled = 0
     for run in runs:
@@ -202,7 +202,7 @@ def _fill(shard: TensorShard, runs: Sequence[RowRun], stored: StoredTensors) -> 
             target[begin - row : end - row].copy_(_read(stored, run, begin, end, columns))
         filled += max(0, stop - start)
     whole = sum(len(matrix) for matrix in matrices)
-    assert filled == whole or shard.key in PADDED_PARAMETERS, f"{shard.key}: {filled}/{whole}"
+    assert filled == whole or shard.key in VOCABULARY_PARAMETERS, f"{shard.key}: {filled}/{whole}"
 
 
 def _read(

@@ -23,8 +23,6 @@ EMBEDDING: Final = "embedding.word_embeddings.weight"
 OUTPUT_LAYER: Final = "output_layer.weight"
 VOCABULARY_PARAMETERS: Final = frozenset({EMBEDDING, OUTPUT_LAYER})
 """Matrices with one row per token; ours are padded with unused rows at the end."""
-PADDED_PARAMETERS: Final = VOCABULARY_PARAMETERS | {"output_layer.bias"}
-"""All parameters with such rows."""
 _MTP: Final = {
     **{name: name for name in ("enorm", "hnorm", "eh_proj")},
     "final_layernorm": "shared_head.norm",
@@ -139,7 +137,7 @@ def row_runs(
 def _runs(source: ParameterSource, shape: Sequence[int], config: RunConfig) -> tuple[RowRun, ...]:
     if source.form == "copy":
         rows = shape[0]
-        if source.name in PADDED_PARAMETERS:
+        if source.name in VOCABULARY_PARAMETERS:
             rows = config.model.vocab_size
             if shape[0] < rows:
                 raise ValueError(f"{shape[0]} rows hold no vocabulary of {rows}")

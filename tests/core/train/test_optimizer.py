@@ -106,6 +106,9 @@ def test_every_layout_is_clipped_by_the_norm_of_all(
     values = {
         **MOE,
         "model.moe_aux_loss_coeff": 0.0,
+        "model.add_expert_bias": True,
+        "model.add_output_bias": True,
+        "model.add_router_bias": True,
         "optimizer.clip_grad": 0.05,
         "train.micro_batch_size": 1,
     }
