@@ -45,6 +45,20 @@ LATENT_ARGS = {"multi_latent_attention": True, "kv_channels": 4, "rotary_scaling
             },
         ),
         (
+            {
+                "quick_geglu": True,
+                "swiglu": False,
+                "activation_func_clamp_value": 7.0,
+                "glu_linear_offset": 1.0,
+            },
+            {
+                "activation": "quick_gelu",
+                "gated_linear_unit": True,
+                "activation_func_clamp_value": 7.0,
+                "glu_linear_offset": 1.0,
+            },
+        ),
+        (
             {"rotary_seq_len_interpolation_factor": 4},
             {"rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
         ),
@@ -126,7 +140,6 @@ def test_args_that_change_the_model_are_read(
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        ({"quick_geglu": True}, "quick_geglu is true"),
         ({"rope_scaling_type": "plm"}, "rope_scaling_type is 'plm'"),
         ({"rope_scaling_type": "llama3"}, "without low_freq_factor"),
         ({"rope_scaling_type": "longrope", "short_factor": "1,2"}, "'1,2', not a list"),
@@ -153,6 +166,9 @@ def test_every_field_that_changes_a_model_is_in_the_args() -> None:
         fields: dict[str, object] = {"vocab_size": 16, "rope_scaling_factor": 2.0, name: value}
         if name.startswith("moe_"):
             fields["num_moe_experts"] = 4
+        if name.endswith("_mscale"):
+            lists = {f"rope_scaling_{which}_factor": (1.0,) for which in ("short", "long")}
+            fields |= {"rope_scaling_type": "longrope", **lists}
         config = RunConfig(model=model_fields(fields), parallel=parallel_fields())
         args = vars(make_args(config, LayoutOptions(), padded_rows=16))
         found = model_values(args, "here").get(f"model.{name}")

@@ -62,6 +62,7 @@ _SPARSE: Final = (
     "moe_router_pre_softmax",
     "moe_router_score_function",
     "moe_router_topk_scaling_factor",
+    "moe_sparsemixer_eps",
 )
 _RENAMED: Final = {
     "norm_epsilon": "layernorm_epsilon",
@@ -70,10 +71,6 @@ _RENAMED: Final = {
     "apply_layernorm_1p": "layernorm_zero_centered_gamma",
 }
 """Option of Megatron's command line -> field of its TransformerConfig."""
-
-
-_CHANGED: Final = ("quick_geglu",)
-"""Options that change the model and have no counterpart in ``[model]``."""
 
 
 def empty_slots(args: Mapping[str, Any]) -> set[int]:
@@ -103,7 +100,6 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
             "or a Hugging Face config.json with --config"
         )
     scaling, changed = rope_values(args)
-    changed += [f"{name} is {show(args[name])}" for name in _CHANGED if args.get(name)]
     if changed:
         raise CheckpointError(
             f"{where} has options that change the model; name the run's config.toml or a Hugging "
@@ -146,8 +142,10 @@ def _switches() -> dict[str, object]:
     return {n: value for n, value in neutral_fields().items() if not n.startswith(apart)}
 
 
-def _activation(args: Mapping[str, Any]) -> dict[str, str]:
+def _activation(args: Mapping[str, Any]) -> dict[str, object]:
     """Return the activation that an option names; empty: the family's."""
+    if args.get("quick_geglu"):
+        return {"activation": "quick_gelu", "gated_linear_unit": True}
     named = {"swiglu": "silu", "squared_relu": "squared_relu", "openai_gelu": "gelu_tanh"}
     given = next((option for option in named if args.get(option)), None)
     return {"activation": named[given]} if given else {}
@@ -170,6 +168,8 @@ def make_args(
     values |= {n: _plain(model[n]) for n, value in _switches().items() if model[n] != value}
     values |= rope_args(config)
     values["squared_relu"] = model.activation == "squared_relu"
+    if model.activation == "quick_gelu" and model.gated_linear_unit:
+        values |= {"quick_geglu": True, "swiglu": False}
     for name in ("kv_channels", "num_query_groups", "ffn_hidden_size"):
         values[name] = model_value(config, name)
     slots = model.num_layers + len(options.noop_layers)
