@@ -147,8 +147,10 @@ def worker(
     return result
 
 
-def wall_seconds(words: Sequence[str | Path], cwd: Path = ROOT) -> float:
-    """Return the duration of a command."""
+def wall_seconds(
+    words: Sequence[str | Path], cwd: Path = ROOT, variables: Mapping[str, str] | None = None
+) -> float:
+    """Return the duration of a command; see ``run``."""
     begin = time.perf_counter()
-    run(words, cwd)
+    run(words, cwd, variables)
     return time.perf_counter() - begin

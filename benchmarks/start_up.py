@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from .many_packages import write_packages
 from .protocol import Benchmark, NotMeasured, Settings, alternating, device, run, wall_seconds
 from .rows import Row, bounded, compared
 from .tiny_data import make_tiny_data
@@ -69,11 +70,16 @@ class Command:
     """Unit: seconds."""
     repeats: int | None = None
     """Number of runs; None: that of the settings."""
+    packages: int = 0
+    """Further packages with a plugin that are installed."""
 
 
 COMMANDS: Final = (
     Command("ascend-run --help", ("--help",), LIMIT_COMMAND_SECONDS),
     Command("ascend-run plugins", ("plugins",), LIMIT_COMMAND_SECONDS),
+    Command(
+        "ascend-run plugins, 100 more installed", ("plugins",), LIMIT_COMMAND_SECONDS, packages=100
+    ),
     Command("plan of the demo", ("plan", *DEMO), LIMIT_PLAN_SECONDS),
     Command("plan of 7968 devices", ("plan", *LARGE), LIMIT_LARGE_PLAN_SECONDS),
     Command(
@@ -105,9 +111,13 @@ def benchmarks() -> list[Benchmark]:
 
 def _measure_command(command: Command, settings: Settings) -> Row:
     settings.report(command.name)
-    words = [ASCEND_RUN, *command.words]
-    wall_seconds(words)  # once, for the disk cache and the compiled modules
-    seconds = [wall_seconds(words) for _ in range(command.repeats or settings.repeats)]
+    with tempfile.TemporaryDirectory() as site:
+        write_packages(Path(site), command.packages)
+        measure = functools.partial(
+            wall_seconds, [ASCEND_RUN, *command.words], variables={"PYTHONPATH": site}
+        )
+        measure()  # once, for the disk cache and the compiled modules
+        seconds = [measure() for _ in range(command.repeats or settings.repeats)]
     notes = [f"median of {len(seconds)}, {min(seconds):.3f} to {max(seconds):.3f} s"]
     if command.words == ("--help",):
         notes.append(_peer_help(settings))

@@ -9,15 +9,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ascend_run.plugin_api import Support
 from ascend_run.registry.discovery import discover
-from ascend_run.tools.plugins.command import listing
+from ascend_run.tools.plugins.listing import Listed, listing
 
 PAGE = Path(__file__).parent.parent / "docs/platforms.md"
 HEAD = """# Platforms
@@ -40,10 +39,11 @@ def meanings() -> Iterator[tuple[str, str]]:
         yield str(state), " ".join(match[1].split())
 
 
-def page(rows: Sequence[Mapping[str, Any]]) -> str:
+def page(rows: Sequence[Listed]) -> str:
     """Return the page as text."""
-    ours = [row for row in rows if row["first_party"] and row["broken"] is None]
-    platforms = sorted({name for row in ours for name in row["platforms"]})
+    ours = [row for row in rows if row.first_party and row.broken is None]
+    verified = {row.name: row.platforms or {} for row in ours}
+    platforms = sorted({name for states in verified.values() for name in states})
     lines = ["| state | verification |", "|---|---|"]
     lines += [f"| {state} | {says} |" for state, says in meanings()]
     lines += [
@@ -52,14 +52,16 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|" + "---|" * len(platforms),
     ]
     for row in ours:
-        states = (row["platforms"].get(name, str(Support.REFUSED)) for name in platforms)
-        page = f"plugins/{row['category']}/{row['name']}.md"
-        cells = (f"[{row['name']}]({page})", row["kind"], *states)
+        states = (verified[row.name].get(name, str(Support.REFUSED)) for name in platforms)
+        page = f"plugins/{row.category}/{row.name}.md"
+        cells = (f"[{row.name}]({page})", row.kind, *states)
         lines.append(f"| {' | '.join(cells)} |")
-    counts = {name: [row["platforms"].get(name, "refused") for row in ours] for name in platforms}
+    counts = {
+        name: [states.get(name, "refused") for states in verified.values()] for name in platforms
+    }
     lines.append("")
-    for name, states in counts.items():
-        number = {state: states.count(state) for state in dict.fromkeys(map(str, Support))}
+    for name, found in counts.items():
+        number = {state: found.count(state) for state in dict.fromkeys(map(str, Support))}
         described = ", ".join(f"{count} {state}" for state, count in number.items() if count)
         lines.append(f"- {name}: {described}")
     return HEAD + "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from ascend_run.registry.discovery import discover
-from ascend_run.tools.plugins.command import listing, markdown_table
+from ascend_run.tools.plugins.listing import listing, markdown_table
 
 BEGIN = "<!-- plugins:begin -->"
 END = "<!-- plugins:end -->"

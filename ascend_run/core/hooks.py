@@ -148,6 +148,10 @@ class Hooks:
             if result is not None:
                 yield implementation.plugin_name, result
 
+    def sequences(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield :meth:`contributions`; raise HookError if one is not a sequence."""
+        return self._of_type(Sequence, hook, arguments)
+
     def merge(self, hook: str, **arguments: Any) -> dict[str, Any]:
         """Merge the mappings that plugins return.
 
@@ -158,7 +162,7 @@ class Hooks:
 
     def merge_named(self, hook: str, **arguments: Any) -> dict[str, tuple[str, Any]]:
         """Return key -> (plugin name, value) of what ``merge`` returns."""
-        results = self._contributed(hook, Mapping, arguments)
+        results = self._of_type(Mapping, hook, arguments)
         items = ((plugin, item) for plugin, result in results for item in result.items())
         return _without_duplicates(hook, items)
 
@@ -171,7 +175,7 @@ class Hooks:
         Raises:
             HookError: Two items have the same key, or a plugin returns anything but a sequence.
         """
-        results = self._contributed(hook, Sequence, arguments)
+        results = self.sequences(hook, **arguments)
         items = ((plugin, (key(item), item)) for plugin, result in results for item in result)
         return [item for _, item in _without_duplicates(hook, items).values()]
 
@@ -196,10 +200,10 @@ class Hooks:
                 failed.append(error)
         return failed
 
-    def _contributed(
-        self, hook: str, kind: type[Any], arguments: Mapping[str, Any]
+    def _of_type(
+        self, kind: type[Any], hook: str, arguments: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        """Yield ``contributions``, each of which must be of one type."""
+        """Yield ``contributions``; raise HookError if one is not of this type."""
         for plugin, result in self.contributions(hook, **arguments):
             if not isinstance(result, kind) or isinstance(result, str):
                 expected = f"a {kind.__name__.lower()}"

@@ -47,7 +47,7 @@ def family_manifest(
     aliases: tuple[str, ...] = (),
     requires: tuple[str | Condition, ...] = (DENSE,),
     attention_needs: AttentionFeatures = _NO_NEEDS,
-    api_version: int = API_VERSION,
+    requires_api: str = f"=={API_VERSION}",
 ) -> Manifest:
     """Return the manifest of a family.
 
@@ -58,7 +58,7 @@ def family_manifest(
         name: Name of the plugin; default: the family's ``model_type``.
         requires: Default: the model has no experts.
         attention_needs: What the family's own hooks need of the attention kernel.
-        api_version: The API version that a family outside of this project was written for.
+        requires_api: The API versions that a family outside of this project was written for.
     """
     return Manifest(
         name=name or family.model_type,
@@ -74,5 +74,5 @@ def family_manifest(
         },
         maturity=Maturity.BETA,
         source=source,
-        api_version=api_version,
+        requires_api=requires_api,
     )

@@ -6,7 +6,8 @@ its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 
@@ -64,6 +65,22 @@ class PluginResolutionError(AscendRunError):
 
 class PluginLoadError(AscendRunError):
     """A plugin failed to import, or was written for another version of the API."""
+
+
+class UnknownFields(TypeError):
+    """A manifest has fields that this API does not have, as those of a newer API.
+
+    Args:
+        unknown: Their names.
+        known: The names of all fields.
+    """
+
+    def __init__(self, unknown: Iterable[str], known: Collection[str]) -> None:
+        shown = []
+        for name in sorted(unknown):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            shown.append(f"{name} (did you mean {near[0]}?)" if near else name)
+        super().__init__(f"unknown field(s) {', '.join(shown)} in its manifest")
 
 
 class HookError(AscendRunError):

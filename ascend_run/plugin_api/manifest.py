@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, Self
 
 import attrs
 
@@ -14,11 +14,9 @@ from ascend_run.types.condition import Condition
 from ascend_run.types.config import DEFAULT_PLATFORM
 from ascend_run.types.forward import LinkPlace
 
+from .errors import UnknownFields
 from .legacy_flags import LegacyFlag
-from .version import API_VERSION
-
-if TYPE_CHECKING:
-    pass
+from .version import API_VERSION, in_api_range
 
 
 class Claim(enum.StrEnum):
@@ -110,9 +108,23 @@ def _kebab_case(instance: object, attribute: attrs.Attribute[Any], value: str) -
         raise ValueError(f"{attribute.name} {value!r} must be kebab-case, such as 'my-feature'")
 
 
+def _api_range(instance: object, attribute: attrs.Attribute[Any], value: str) -> None:
+    in_api_range(value)
+
+
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """A plugin's declaration: all that resolution and ``plan`` know about it."""
+    """A plugin's declaration: all that resolution and ``plan`` know about it.
+
+    Raises:
+        UnknownFields: An argument is not a field.
+    """
+
+    def __new__(cls, **fields: Any) -> Self:
+        known = {field.name for field in attrs.fields(cls)}
+        if unknown := fields.keys() - known:
+            raise UnknownFields(unknown, known)
+        return object.__new__(cls)
 
     name: str = attrs.field(validator=_kebab_case)
     """The name to pass to ``--enable``; for a model family, the Hugging Face ``model_type``."""
@@ -165,5 +177,5 @@ class Manifest:
     """Flags of Megatron and MindSpeed that this plugin replaces."""
     source: str = ""
     """Paper, or file of a public project, that describes the algorithm."""
-    api_version: int = API_VERSION
-    """The API version that it was written for."""
+    requires_api: str = attrs.field(default=f"=={API_VERSION}", validator=_api_range)
+    """The API versions that it was written for, such as ``>=0,<2``."""

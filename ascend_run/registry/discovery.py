@@ -11,7 +11,7 @@ import attrs
 
 from ascend_run.plugin_api import AscendRunError, PluginLoadError, PluginResolutionError
 
-from .kinds import GROUPS, Kind, Plugin
+from .kinds import GROUPS, MANIFESTS, Kind, Plugin
 from .offers import OWN_DISTRIBUTION, Offer, offers_in
 
 
@@ -25,6 +25,8 @@ class Candidate:
     """``package.module:Class``."""
     distribution: str
     version: str
+    manifest_file: str = ""
+    """``package:file`` of its static manifest; empty if it has none."""
     entry_point: EntryPoint = attrs.field(eq=False, repr=False)
 
     @property
@@ -147,17 +149,24 @@ def joint_refusal(
 
 def discover() -> Catalogue:
     """Read the entry points of every distribution on ``sys.path``; import nothing."""
-    offers, unreadable = offers_in(GROUPS, "plugin")
-    return Catalogue(map(_candidate, offers), unreadable)
+    offers, unreadable = offers_in((*GROUPS, MANIFESTS), "plugin")
+    files = {
+        (offer.distribution, offer.entry_point.name): offer.entry_point.value
+        for offer in offers
+        if offer.entry_point.group == MANIFESTS
+    }
+    plugins = [offer for offer in offers if offer.entry_point.group != MANIFESTS]
+    return Catalogue((_candidate(offer, files) for offer in plugins), unreadable)
 
 
-def _candidate(offer: Offer) -> Candidate:
+def _candidate(offer: Offer, manifest_files: Mapping[tuple[str, str], str]) -> Candidate:
     return Candidate(
         name=offer.entry_point.name,
         group=offer.entry_point.group,
         value=offer.entry_point.value,
         distribution=offer.distribution,
         version=offer.version,
+        manifest_file=manifest_files.get((offer.distribution, offer.entry_point.name), ""),
         entry_point=offer.entry_point,
     )
 

@@ -31,6 +31,9 @@ GROUPS: Final[Mapping[str, Kind]] = {
 }
 """Entry-point group -> the kind of its plugins."""
 
+MANIFESTS: Final = "ascend_run.manifests"
+"""Entry-point group of static manifests: plugin -> ``package:file``."""
+
 CLAIMS: Final[Mapping[Kind, Claim]] = {
     Kind.MODEL: Claim.MODEL_FAMILY,
     Kind.TASK: Claim.TASK,

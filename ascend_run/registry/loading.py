@@ -27,9 +27,12 @@ from ascend_run.plugin_api import (
     PluginLoadError,
     Support,
 )
+from ascend_run.plugin_api.errors import UnknownFields
 
 from .discovery import Candidate
 from .kinds import CLAIMS, GROUPS, Plugin, kind_of
+from .offers import reason_of
+from .static_manifest import StaticManifest, api_problem, static_manifest
 
 SLOW_SECONDS: Final = 0.5
 """Imports that take longer are reported to the user."""
@@ -60,6 +63,7 @@ class _NamedPlugins(NamedExtensionManager[Any]):
         self._entry_points = [candidate.entry_point for candidate in candidates]
         self._candidates = {candidate.name: candidate for candidate in candidates}
         self.failures: dict[str, str] = {}
+        """Name -> why it cannot be imported."""
         super().__init__(
             namespace="ascend_run",
             names=[candidate.name for candidate in candidates],
@@ -86,8 +90,14 @@ class _NamedPlugins(NamedExtensionManager[Any]):
             raise ImportError(f"it raised {type(error).__name__}") from error
 
     def _record(self, manager: object, entry_point: EntryPoint, error: BaseException) -> None:
-        reason = " ".join(str(error).split())[:300] or "no message"
-        self.failures[entry_point.name] = f"{type(error).__name__}: {reason}"
+        candidate = self._candidates[entry_point.name]
+        reason = reason_of(error)
+        self.failures[candidate.name] = (
+            f"was written for a newer plugin API: {reason}, and this is API {API_VERSION}; install "
+            f"a newer ascend-run, or a release of {candidate.distribution} for this API"
+            if isinstance(error, UnknownFields)
+            else f"failed to import {candidate.value}: {type(error).__name__}: {reason}"
+        )
 
 
 @contextmanager
@@ -141,19 +151,25 @@ def import_plugins(
     Returns:
         Name -> its class, or why it cannot be used.
     """
-    manager = _NamedPlugins(candidates)
-    loaded = {extension.name: extension.plugin for extension in manager.extensions}
+    declared: dict[str, StaticManifest | None] = {}
     results: dict[str, Plugin | PluginLoadError] = {}
     for candidate in candidates:
-        problem: str | None
-        if candidate.name in manager.failures:
-            problem = f"failed to import {candidate.value}: {manager.failures[candidate.name]}"
-        else:
+        try:
+            declared[candidate.name] = static_manifest(candidate)
+        except PluginLoadError as error:
+            results[candidate.name] = error
+    candidates = [candidate for candidate in candidates if candidate.name in declared]
+    manager = _NamedPlugins(candidates)
+    loaded = {extension.name: extension.plugin for extension in manager.extensions}
+    for candidate in candidates:
+        problem = manager.failures.get(candidate.name)
+        if problem is None:
             try:
-                problem = _unusable(candidate, loaded[candidate.name], catalogue)
+                problem = _unusable(candidate, loaded[candidate.name], catalogue) or _differs(
+                    candidate, declared[candidate.name], loaded[candidate.name]
+                )
             except Exception as error:  # third-party attributes may raise anything
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                problem = f"cannot be read: {reason}"
+                problem = f"cannot be read: {type(error).__name__}: {reason_of(error)}"
         if problem:
             results[candidate.name] = PluginLoadError(
                 f"'{candidate.name}' of {candidate.offered_by} {problem}"
@@ -186,11 +202,8 @@ def _unusable(candidate: Candidate, plugin: Any, catalogue: Mapping[str, Candida
         return f"is not a plugin: {candidate.value} must be a class with a Manifest as 'manifest'"
     if problem := _ill_typed(manifest):
         return problem
-    if manifest.api_version != API_VERSION:
-        return (
-            f"was written for plugin API {manifest.api_version!r} and this is API {API_VERSION}; "
-            f"install a release of {candidate.distribution} made for it"
-        )
+    if problem := api_problem(manifest.requires_api, candidate):
+        return problem
     options = getattr(plugin, "config_class", None)
     if options is not None and not (isinstance(options, type) and attrs.has(options)):
         return f"has the config_class {options!r}; it must be an attrs class"
@@ -208,3 +221,14 @@ def _unusable(candidate: Candidate, plugin: Any, catalogue: Mapping[str, Candida
             f"{kind_of(plugin)}, which belongs in {home}"
         )
     return None
+
+
+def _differs(candidate: Candidate, declared: StaticManifest | None, plugin: Plugin) -> str | None:
+    """Why a plugin is not what its static manifest declares; None if it is."""
+    differences = [] if declared is None else declared.differences(plugin.manifest)
+    if not differences:
+        return None
+    return (
+        f"has a static manifest, {candidate.manifest_file}, that differs from its Manifest: "
+        f"{', '.join(differences)}; make them equal"
+    )

@@ -16,7 +16,7 @@ from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.explanation import idle
 from ascend_run.registry.hooks import hook_problems
-from ascend_run.registry.option_docs import option_docs
+from ascend_run.testing.option_docs import option_docs
 from ascend_run.testing.runtime import (
     PLATFORM_VARIABLE,
     Examined,

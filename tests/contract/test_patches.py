@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from ascend_run.plugin_api import absent_packages
 from ascend_run.plugin_api.contracts import Patch
 from ascend_run.plugin_api.implementations import implementations
+from ascend_run.plugins import platforms
 from ascend_run.prepare.prepare import options_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Plugin
@@ -26,7 +26,7 @@ FACADE = "torch.cuda facade"
 @pytest.fixture
 def patches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Patch]:
     """By target, of every built-in plugin; one that several bring is one."""
-    monkeypatch.setattr(absent_packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(platforms.importlib.util, "find_spec", lambda name: None)
     catalogue = discover()
     ours = catalogue.load(name for name, found in catalogue.items() if found.first_party)
     patching = [plugin for plugin in ours.values() if "ascend_patches" in implementations(plugin)]

@@ -15,6 +15,7 @@ import pytest
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.prepare.prepare import prepare
+from ascend_run.tools.plugins import showing
 from tests.support.hostile_packages import EVERY, Hostile, install_cycle
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,12 @@ def _installed(site: Path) -> Iterator[None]:
         del sys.modules[name]
     for canary in canaries(site):
         (site / f"{canary}.ran").unlink()
+
+
+@pytest.fixture(autouse=True)
+def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``plugins show`` starts no further process for each package."""
+    monkeypatch.setattr(showing, "import_time", lambda module: None)
 
 
 def canaries(site: Path) -> list[str]:

@@ -200,7 +200,7 @@ def test_a_kernel_without_a_needed_feature_is_rejected_when_planned(
 def test_a_check_that_returns_a_string_is_a_plugin_error(install: Install, file: Path) -> None:
     offer(install, "ring", plugin_with("@hookimpl\ndef ascend_check(self):\n    return 'oh'"))
 
-    with pytest.raises(HookError, match="'ring' returns a text from ascend_check"):
+    with pytest.raises(HookError, match="ascend_check: 'ring' returned 'oh'; expected a sequence"):
         prepare(file, enable=["relay", "ring"])
 
 

@@ -178,13 +178,30 @@ def test_ctrl_c_during_an_import_is_no_broken_plugin(install: Install) -> None:
 
 
 def test_a_plugin_for_another_api_is_refused_with_both_versions(install: Install) -> None:
-    offer(install, "future", plugin_source("future", "api_version=7"))
+    offer(install, "future", plugin_source("future", "requires_api='>=7,<9'"))
 
     with pytest.raises(PluginLoadError) as refusal:
         discover().load(["future"])
 
-    assert "plugin API 7" in str(refusal.value)
-    assert "this is API 0" in str(refusal.value)
+    (problem,) = refusal.value.problems
+    assert problem == (
+        "'future' of ascend-run-future 1.0 requires plugin API >=7,<9 and this is API 0; install "
+        "a release of ascend-run-future for it, or one of ascend-run with that API"
+    )
+
+
+def test_fields_of_a_newer_api_are_named_with_what_to_do(install: Install) -> None:
+    offer(install, "future", plugin_source("future", "rank_groups=(), sumary='x'"))
+
+    with pytest.raises(PluginLoadError) as refusal:
+        discover().load(["future"])
+
+    (problem,) = refusal.value.problems
+    assert problem == (
+        "'future' of ascend-run-future 1.0 was written for a newer plugin API: unknown field(s) "
+        "rank_groups, sumary (did you mean summary?) in its manifest, and this is API 0; install "
+        "a newer ascend-run, or a release of ascend-run-future for this API"
+    )
 
 
 def test_an_entry_point_must_have_a_name_of_its_manifest(install: Install) -> None:

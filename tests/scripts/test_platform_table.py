@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ascend_run.plugin_api import Support
 from ascend_run.registry.discovery import discover
-from ascend_run.tools.plugins.command import listing
+from ascend_run.tools.plugins.listing import listing
 from scripts.platform_table import PAGE, meanings, page
 
 ROWS = listing(discover())

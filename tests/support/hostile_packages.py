@@ -114,8 +114,10 @@ AT_IMPORT = (
     _raises("long-message", "raise ValueError('x' * 10**6)", "ValueError: xxx"),
 )
 DECLARED = (
-    _declares("newer-api", "api_version=7", "plugin API 7 and this is API 0"),
-    _declares("api-version-text", "api_version='0'", "plugin API '0' and this is API 0"),
+    _declares("newer-api", "requires_api='>=7'", "requires plugin API >=7 and this is API 0"),
+    _declares("newer-field", "rank_groups=()", "newer plugin API: unknown field(s) rank_groups"),
+    _declares("api-version-text", "requires_api='0'", "'0' is not a range of API versions"),
+    _declares("api-version-number", "requires_api=0", "0 is not a range of API versions"),
     _declares("aliases-a-number", "aliases=7", "whose aliases is 7, which is of the wrong type"),
     _declares("requires-numbers", "requires=(7,)", "whose requires is (7,)"),
     _declares("platforms-a-list", "platforms=['cpu']", "whose platforms is ['cpu']"),

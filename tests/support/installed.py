@@ -31,6 +31,25 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             del sys.modules[name]
 
 
+def offer_declared(install: Install, name: str, declared: str, source: str | None = None) -> Path:
+    """Install ``ascend-run-NAME`` with one plugin that has a static manifest.
+
+    Args:
+        declared: The fields of the static manifest, as TOML.
+        source: Source of its package, without which it does nothing.
+    """
+    package = f"fake_{name.replace('-', '_')}"
+    points = {
+        "ascend_run.plugins": {name: f"{package}:Plugin"},
+        "ascend_run.manifests": {name: f"{package}:manifest.toml"},
+    }
+    files = {
+        f"{package}/__init__.py": plugin_source(name) if source is None else source,
+        f"{package}/manifest.toml": f"[{name}]\n{declared}\n",
+    }
+    return install(f"ascend-run-{name}", points, files)
+
+
 def offer(
     install: Install, name: str, source: str | None = None, group: str = "plugins", **kwargs: Any
 ) -> Path:

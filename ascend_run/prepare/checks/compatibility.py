@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
 from ascend_run.core.config.optimizer import optimizer_problems
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.registry.explanation import idle
 from ascend_run.registry.kinds import Kind, kind_of
@@ -34,13 +33,8 @@ def compatibility_problems(
     )
     problems += attention_problems(config, _attention_parts(config, resolution, hooks.plugins))
     problems += optimizer_problems(config, layout, hooks)
-    for name, result in hooks.contributions("ascend_check", config=config, layout=layout):
-        with hooks.naming("ascend_check", name):
-            if isinstance(result, str):
-                raise HookError(
-                    f"'{name}' returns a text from ascend_check; expected a list of texts"
-                )
-            problems += result
+    for _, result in hooks.sequences("ascend_check", config=config, layout=layout):
+        problems += result
     return list(dict.fromkeys(problems))
 
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 
 from ascend_run.plugin_api.manifest import Manifest
+from ascend_run.registry.offers import OWN_DISTRIBUTION
 
 from .subject import Subject
 
@@ -41,6 +42,8 @@ def manifest(subject: Subject) -> Iterator[str]:
     needed = ["numerics", "platforms"]
     if subject.facts.kind == "feature":
         needed.append("level")
+    if subject.facts.distribution != OWN_DISTRIBUTION:
+        needed.append("requires_api")
     written = _written_fields(subject.plugin)
     if written is not None:
         for field in needed:

@@ -110,17 +110,17 @@ def load_family(name: str) -> ModelFamily:
 
 
 def _known_family(model_type: object, file: Path) -> str:
-    """Return the built-in family for a Hugging Face ``model_type``.
+    """Return the family, built-in or of another package, for a Hugging Face ``model_type``.
 
     Raises:
         ConfigError: There is none.
     """
-    known = [n for n, c in discover().items() if c.kind is Kind.MODEL and c.first_party]
+    known = [name for name, found in discover().items() if found.kind is Kind.MODEL]
     if model_type in known:
         return str(model_type)
     raise ConfigError(
-        f"{file} has model_type {model_type!r}; built-in families: "
-        f"{', '.join(known)}; name that of another plugin with --family"
+        f"{file} has model_type {model_type!r}, which is none of the installed families: "
+        f"{', '.join(known)}; name one that fits with --family, or install a plugin for it"
     )
 
 

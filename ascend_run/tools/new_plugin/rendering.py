@@ -36,7 +36,7 @@ def package_files(names: Names) -> Mapping[PurePosixPath, str]:
     )
     values = {
         **attrs.asdict(names),
-        "api_version": API_VERSION,
+        "requires_api": f">={API_VERSION},<{API_VERSION + 1}",
         "requirement": f"ascend-run{compatible_range(__version__)}",
     }
     files: dict[PurePosixPath, str] = {}

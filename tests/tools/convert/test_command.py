@@ -299,6 +299,40 @@ def test_a_family_that_is_not_installed(
     assert "is a feature" in refused(capsys, "--family", "relay", "--to-hf", imported, out)
 
 
+FAMILY = """
+from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest
+
+class Plugin(FamilyPlugin):
+    family = derived(
+        DECODER,
+        model_type="our_llama",
+        architecture="OurLlamaForCausalLM",
+        key_defaults={"rms_norm_eps": 1e-6},
+        fixed={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+    )
+    manifest = family_manifest(family, "Our", source="")
+"""
+
+
+def test_a_family_of_another_package_is_found_by_its_model_type(
+    theirs: Path, tmp_path: Path, install: Install
+) -> None:
+    points = {"ascend_run.models": {"our_llama": "fake_our_llama:Plugin"}}
+    install("ascend-run-our-llama", points, {"fake_our_llama.py": FAMILY})
+    config_json = json.loads((theirs / "config.json").read_text())
+    config_json |= {"model_type": "our_llama", "architectures": ["OurLlamaForCausalLM"]}
+    (theirs / "config.json").write_text(json.dumps(config_json))
+
+    assert convert("--from-hf", theirs, tmp_path / "run") == 0
+    assert convert("--to-hf", tmp_path / "run", tmp_path / "again") == 0
+
+    assert 'family = "our_llama"' in (tmp_path / "run/config.toml").read_text()
+    assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == "our_llama"
+    want, got = stored(theirs), stored(tmp_path / "again")
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
+
+
 def test_a_model_that_the_family_cannot_be(
     imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ import pytest
 from ascend_run.entrypoints.cli import program, run
 from ascend_run.entrypoints.commands import TRAIN
 from ascend_run.registry.discovery import discover
+from ascend_run.registry.static_manifest import static_manifest
 from ascend_run.testing.conformance import CHECKS, Means, Subject
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import load_runtime
@@ -111,10 +112,13 @@ def test_it_has_what_a_package_needs(kind: str) -> None:
         ".gitignore",
         "docs/my-own.md",
         "src/ascend_run_my_own/__init__.py",
+        "src/ascend_run_my_own/manifest.toml",
         "src/ascend_run_my_own/py.typed",
         "tests/test_my_own.py",
     ):
         assert PurePosixPath(path) in files
+    packed = project_of(files)["tool"]["setuptools"]["package-data"]["ascend_run_my_own"]
+    assert packed == ["manifest.toml", "py.typed"]
     texts = [*map(str, files), *files.values()]
     assert not [text for text in texts if "{{" in text or "MODULE" in text or "SNAKE" in text]
 
@@ -156,6 +160,7 @@ def test_it_is_found_and_has_not_run(installed: str, kind: str) -> None:
     candidate = discover()[installed]
     assert candidate.kind is KIND_OF[kind]
     assert candidate.distribution == f"ascend-run-{installed}"
+    assert static_manifest(candidate) is not None
     assert candidate.value.partition(":")[0] not in sys.modules
 
 

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ascend_run.entrypoints.cli import run
-from ascend_run.tools.plugins.command import markdown_table
+from ascend_run.tools.plugins.import_time import ImportTime
+from ascend_run.tools.plugins.listing import Listed, markdown_table
 from tests.support.fake_distributions import plugin_source
-from tests.support.installed import Install, offer
+from tests.support.installed import Install, offer, offer_declared
 
 CANARY = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 
@@ -87,9 +92,78 @@ def test_a_package_that_no_one_named_is_listed_without_running(
     table = output_of(capsys, "plugins")
 
     assert (row["distribution"], row["version"]) == ("ascend-run-ring", "3.1")
-    assert "summary" not in row
+    assert row["summary"] is None
     assert "ascend-run-ring 3.1" in table
     assert not (folder / "ran").exists()
+
+
+def test_a_static_manifest_is_listed_without_running_the_package(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = {
+        "ascend_run.plugins": dict.fromkeys(("circle", "ring"), "fake_ring:Plugin"),
+        "ascend_run.manifests": {"ring": "fake_ring:manifest.toml"},
+    }
+    declared = "[ring]\nsummary = 'a ring of ranks'\nrequires_api = '>=0,<2'\nlevel = 1\n"
+    files = {"fake_ring/__init__.py": CANARY, "fake_ring/manifest.toml": declared}
+    folder = install("ascend-run-ring", points, files)
+
+    rows = listed(capsys)
+    (line,) = (row for row in output_of(capsys, "plugins").splitlines() if "ring of ranks" in row)
+
+    assert "circle" not in rows
+    assert rows["ring"]["aliases"] == ["circle"]
+    assert (rows["ring"]["summary"], rows["ring"]["level"]) == ("a ring of ranks", 1)
+    assert rows["ring"]["requires_api"] == ">=0,<2"
+    assert rows["ring"]["platforms"] is None
+    assert " ".join(line.split()) == (
+        "ring, circle feature a ring of ranks - - - ascend-run-ring 1.0"
+    )
+    assert not (folder / "fake_ring/ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        ("summary = 'x'\nrequires_api = '>=1'", "requires plugin API >=1 and this is API 0"),
+        ("summary = 'x'", "fake_ring:manifest.toml, that is invalid"),
+    ],
+)
+def test_a_static_manifest_that_excludes_this_api_is_listed_as_broken(
+    install: Install, capsys: pytest.CaptureFixture[str], declared: str, reason: str
+) -> None:
+    folder = offer_declared(install, "ring", declared, CANARY)
+
+    assert reason in listed(capsys)["ring"]["broken"]
+    assert reason in output_of(capsys, "plugins")
+    assert not (folder / "fake_ring/ran").exists()
+
+
+def test_a_hundred_packages_take_a_few_files_each(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The work is counted: files that are opened, and imports."""
+    opened: list[str] = []
+    watching = True
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "open":
+            opened.append(str(arguments[0]))
+
+    declared = "summary = 'a plugin'\nrequires_api = '==0'"
+    names = [f"ring-{number}" for number in range(100)]
+    for name in names:
+        folder = offer_declared(install, name, declared, CANARY)
+    sys.addaudithook(watch)
+    modules = {*sys.modules}
+    rows = listed(capsys)
+    watching = False
+
+    assert {*names} <= rows.keys()
+    assert not [name for name in {*sys.modules} - modules if name.startswith("fake_")]
+    own = Counter(Path(path).name for path in opened if str(folder.parent) in path)
+    # entry_points.txt for the commands, to find the distribution, and to read its plugins.
+    assert own == {"entry_points.txt": 300, "METADATA": 200, "manifest.toml": 100}
 
 
 def test_showing_a_package_is_the_consent_to_run_it(
@@ -158,6 +232,72 @@ def test_one_plugin_is_shown_with_all_that_it_says(
         assert words in page, words
 
 
+def test_problems_of_hooks_are_shown_with_exit_code_1(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hooks = """
+    @hookimpl
+    def ascend_layers(self): ...
+
+    @hookimpl
+    def ascend_norm(self, layer_index): ...
+"""
+    offer(install, "ring", plugin_source("ring", "claims=(Claim.NORM,)") + hooks)
+
+    assert run(["plugins", "show", "ring", "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["hook_problems"]
+    assert run(["plugins", "show", "ring"]) == 1
+    page = capsys.readouterr().out
+
+    assert len(problems) == 3
+    for problem, words in zip(
+        problems,
+        (
+            "has Claim.NORM in its manifest; only implementing ascend_norm",
+            "ascend_layers, which is not a hook; did you mean ascend_layer?",
+            "ascend_norm with the argument 'layer_index'; its arguments are: config, device",
+        ),
+        strict=True,
+    ):
+        assert words in problem
+        assert f"    {problem}\n" in page
+
+
+def test_a_slow_import_is_named_with_the_packages_that_take_most(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = {"ascend_run.plugins": {"ring": "fake_ring:Plugin"}}
+    files = {
+        "fake_ring.py": "import fake_part.inner\n" + plugin_source("ring"),
+        "fake_part/__init__.py": "",
+        "fake_part/inner.py": "import time; time.sleep(0.2)",
+    }
+    install("ascend-run-ring", points, files)
+
+    shown = json.loads(output_of(capsys, "plugins", "show", "ring", "--json"))["import_time"]
+    page = output_of(capsys, "plugins", "show", "ring")
+
+    assert shown["milliseconds"] > shown["slow_above_milliseconds"] == 100
+    assert next(iter(shown["packages"])) == "fake_part"
+    assert shown["packages"]["fake_part"] > 200
+    assert re.search(r"\d ms, slow \(above 100 ms\): fake_part \d+ ms", page)
+
+
+def test_a_module_that_cannot_be_imported_alone_is_shown(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(install, "ring", "import sys; assert 'pytest' in sys.modules\n" + plugin_source("ring"))
+
+    assert "import      fails alone" in output_of(capsys, "plugins", "show", "ring")
+
+
+def test_only_a_slow_import_names_packages() -> None:
+    assert str(ImportTime(100.0, {"ring": 99.0})) == "100 ms"
+    assert str(ImportTime(101.0, {"ring": 99.0})) == (
+        "101 ms, slow (above 100 ms): ring 99 ms; import in the hooks what only they need"
+    )
+
+
 def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plugins", "show", "pretrian"]) == 2
     assert "nearest: pretrain" in capsys.readouterr().err
@@ -176,15 +316,17 @@ def test_the_markdown_table_leads_each_of_ours_to_its_page(
 
 
 def test_platforms_are_marked_by_how_they_run_there() -> None:
-    row = {
-        "name": "x",
-        "kind": "feature",
-        "summary": "s",
-        "numerics": "bitwise",
-        "platforms": {"cpu": "real", "npu": "emulated", "cuda": "unverified", "tpu": "refused"},
-        "first_party": True,
-        "category": "operators",
-        "broken": None,
-    }
+    row = Listed(
+        name="x",
+        kind="feature",
+        distribution="ascend-run",
+        version="1",
+        value="x:X",
+        first_party=True,
+        category="operators",
+        summary="s",
+        numerics="bitwise",
+        platforms={"cpu": "real", "npu": "emulated", "cuda": "unverified", "tpu": "refused"},
+    )
 
     assert "| cpu npu~ cuda? |" in markdown_table([row])

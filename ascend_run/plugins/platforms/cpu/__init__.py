@@ -112,7 +112,7 @@ class Cpu:
         The accelerator packages that Megatron imports are not used here, even if they are
         installed.
         """
-        from ascend_run.plugin_api.absent_packages import absent_package_patches
+        from ascend_run.plugins.platforms import absent_package_patches
 
         from .facade import facade_patches
 

@@ -41,7 +41,7 @@ class Cuda:
 
     @hookimpl
     def ascend_patches(self) -> Sequence[Patch]:
-        from ascend_run.plugin_api.absent_packages import transformer_engine_patches
+        from ascend_run.plugins.platforms import transformer_engine_patches
 
         return transformer_engine_patches()
 

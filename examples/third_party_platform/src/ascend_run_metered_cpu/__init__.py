@@ -53,7 +53,7 @@ class MeteredCpu:
         level=0,
         maturity=Maturity.EXPERIMENTAL,
         attention=AttentionFeatures.all_but(),
-        api_version=0,
+        requires_api=">=0,<1",
     )
     config_class = MeteredCpuConfig
 

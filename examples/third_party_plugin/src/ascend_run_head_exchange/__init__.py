@@ -51,6 +51,7 @@ class HeadExchange:
         level=2,
         attention=AttentionFeatures.all_but("bias", "position_bias"),
         source="DeepSpeed-Ulysses, arXiv:2309.14509",
+        requires_api=">=0,<1",
     )
 
     @hookimpl

@@ -44,7 +44,7 @@ class ContextPretrain:
         },
         level=0,
         maturity=Maturity.EXPERIMENTAL,
-        api_version=0,
+        requires_api=">=0,<1",
     )
     config_class = ContextPretrainConfig
 

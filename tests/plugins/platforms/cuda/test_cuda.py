@@ -12,7 +12,7 @@ import torch
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.patches import applied_patches
 from ascend_run.plugin_api import PlatformError
-from ascend_run.plugin_api.absent_packages import transformer_engine_patches
+from ascend_run.plugins.platforms import transformer_engine_patches
 from ascend_run.plugins.platforms.cuda import Cuda
 from ascend_run.plugins.platforms.cuda.device import CudaDevice
 from ascend_run.plugins.platforms.cuda.platform_ops import platform_ops

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ascend_run.plugin_api import Patch
-from ascend_run.plugin_api.absent_packages import CHECKED_VERSIONS
+from ascend_run.plugins.platforms import CHECKED_VERSIONS
 
 from .sources import SOURCES
 
