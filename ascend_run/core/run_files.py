@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from ascend_run.plugin_api.file_collisions import NamedPath, file_collisions
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path, tokenizer_files
+from ascend_run.text.file_collisions import NamedPath, file_collisions
 from ascend_run.types.config import RunConfig
 
 CONFIG_NAME: Final = "config.toml"

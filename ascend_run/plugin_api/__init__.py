@@ -93,7 +93,6 @@ from .errors import (
     RankFailure,
     StorageError,
 )
-from .file_collisions import NamedPath, file_collisions, refuse_collisions
 from .hook_kinds import HookKind, Point, hookimpl
 from .legacy_flags import ANY, LegacyFlag
 from .manifest import Claim, Manifest, Maturity, Numerics, Support
@@ -155,7 +154,6 @@ __all__ = [
     "ModelFamily",
     "ModuleWrapper",
     "NamedLink",
-    "NamedPath",
     "NoCache",
     "Numerics",
     "OptimizerSection",
@@ -196,10 +194,8 @@ __all__ = [
     "around",
     "chain_of",
     "divisors",
-    "file_collisions",
     "full_length",
     "hookimpl",
     "one_of",
     "partition_of",
-    "refuse_collisions",
 ]

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Mapping
 from typing import Final
+
+from ascend_run.types.condition import COMPARISONS
 
 API_VERSION: Final = 0
 """Provisional: hooks may still change. API 1 follows when every hook has two implementations."""
-_COMPARISONS: Final[Mapping[str, Callable[[int, int], bool]]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_COMPARISON: Final = re.compile(rf"\s*({'|'.join(_COMPARISONS)})\s*(\d+)\s*")
+_COMPARISON: Final = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\d+)\s*")
 
 
 def in_api_range(requires_api: str, version: int = API_VERSION) -> bool:
@@ -31,4 +23,4 @@ def in_api_range(requires_api: str, version: int = API_VERSION) -> bool:
         raise ValueError(
             f"requires_api {requires_api!r} is not a range of API versions, such as '>=0,<2'"
         )
-    return all(_COMPARISONS[part[1]](version, int(part[2])) for part in found if part)
+    return all(COMPARISONS[part[1]](version, int(part[2])) for part in found if part)

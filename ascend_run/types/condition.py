@@ -10,7 +10,7 @@ import attrs
 
 from .config import RunConfig
 
-_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
@@ -33,7 +33,7 @@ class Condition:
     """
 
     field: str
-    comparison: str = attrs.field(validator=attrs.validators.in_(_OPERATORS))
+    comparison: str = attrs.field(validator=attrs.validators.in_(COMPARISONS))
     value: int | float | str | bool
     why: str = ""
     fix: str = ""
@@ -54,7 +54,7 @@ class Condition:
 
     def compares(self, seen: Any) -> bool:
         """Return whether a value of the field meets the condition."""
-        return _OPERATORS[self.comparison](0 if seen is None else seen, self.value)
+        return COMPARISONS[self.comparison](0 if seen is None else seen, self.value)
 
     def __str__(self) -> str:
         return f"{self.field} {self.comparison} {self.value}"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.plugin_api.attention_layers import layer_window
+from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.types.config import RunConfig
 
 _FULL, _WINDOW = KINDS = ("full_attention", "sliding_attention")

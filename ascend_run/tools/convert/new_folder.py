@@ -18,7 +18,7 @@ from typing import Final
 
 from ascend_run.core.files import sync_folder
 from ascend_run.plugin_api.errors import StorageError
-from ascend_run.plugin_api.file_collisions import NamedPath, refuse_collisions
+from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
 _SUFFIX: Final = ".partial"
 

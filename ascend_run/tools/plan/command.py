@@ -103,7 +103,7 @@ def _check_page_path(
         ConfigError: The page would overwrite an input of the run.
     """
     from ascend_run.core.run_files import run_inputs
-    from ascend_run.plugin_api.file_collisions import NamedPath, refuse_collisions
+    from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
     given = [] if device is None else [NamedPath("--device", Path(device))]
     inputs = [*given, *run_inputs(prepared.config, file)]

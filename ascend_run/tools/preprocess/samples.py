@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 import ascend_run
-from ascend_run.plugin_api import ConfigError, DataError, NamedPath, file_collisions
+from ascend_run.plugin_api import ConfigError, DataError
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
 from ascend_run.text.encoder import (
     Encoder,
@@ -24,6 +24,7 @@ from ascend_run.text.encoder import (
     on_threads,
 )
 from ascend_run.text.fields import FIELDS, EncodeFields, Fields, RewardTokens, field_encoder
+from ascend_run.text.file_collisions import NamedPath, file_collisions
 from ascend_run.text.handlers.loading import key_mapping, load_handler
 from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.text.opening import ChatOptions, open_chat

@@ -37,7 +37,7 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, opens: str, as_json
     RUN_DIRS are run folders (run.output_dir); several are compared on one page.
     """
     from ascend_run.core.run_files import PAGE_NAME, RUN_FILES
-    from ascend_run.plugin_api.file_collisions import NamedPath, refuse_collisions
+    from ascend_run.text.file_collisions import NamedPath, refuse_collisions
     from ascend_run.tools.pages.run_folder import read_run
     from ascend_run.tools.report.page import write_report
 

@@ -180,8 +180,8 @@ def _verify(
     )
     if question.file is not None:
         from ascend_run.core.run_files import run_inputs
-        from ascend_run.plugin_api.file_collisions import NamedPath, refuse_collisions
         from ascend_run.prepare.rank_start import check_run_data
+        from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
         prepared = sides_of(question).candidate.prepare()
         if html is not None:

@@ -22,13 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ascend_run.plugin_api import (
-    AscendRunError,
-    CheckpointError,
-    NamedPath,
-    StorageError,
-    refuse_collisions,
-)
+from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
+from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
 from .peft_config import TENSOR_FILE, neutral_problems, read_adapter
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascend_run.plugin_api import CheckpointError, NamedPath, file_collisions
+from ascend_run.plugin_api import CheckpointError
+from ascend_run.text.file_collisions import NamedPath, file_collisions
 
 from .peft_config import TENSOR_FILE, config_problems, export_folder, read_adapter
 from .targets import ALL, FEED_FORWARD, PEFT_NAMES, adapted, known_targets, only_experts

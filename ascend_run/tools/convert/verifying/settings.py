@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.hugging_face.derived_fields import model_value
-from ascend_run.plugin_api.attention_layers import layer_window
+from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.plugin_api.expert_layers import moe_layers

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ascend_run.plugin_api.attention_layers import layer_window
+from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api.contracts import ParameterCost
 from ascend_run.types.config import RunConfig
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_run.plugin_api import ConfigError, NamedPath, file_collisions, refuse_collisions
+from ascend_run.plugin_api import ConfigError
+from ascend_run.text.file_collisions import NamedPath, file_collisions, refuse_collisions
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import ConfigError
+from ascend_run.plugin_api.errors import ConfigError
 
 
 class NamedPath(NamedTuple):
