@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -43,7 +44,10 @@ class StepResult:
 def connect_schedule(bundle: c.ModelBundle) -> None:
     """Set the TransformerConfig fields that Megatron's pipeline schedules read."""
     config = bundle.transformer_config
-    config.finalize_model_grads_func = finalize_model_grads
+    finalize = finalize_model_grads
+    config.finalize_model_grads_func = (
+        partial(_finalize_wide, finalize) if config.params_dtype is torch.float64 else finalize
+    )
     config.grad_scale_func = None if bundle.optimizer is None else bundle.optimizer.scale_loss
     no_sync = [cast("DistributedDataParallel", chunk).no_sync for chunk in bundle.chunks]
     # The interleaved schedule takes one no_sync function per model chunk.
@@ -55,6 +59,13 @@ def connect_schedule(bundle: c.ModelBundle) -> None:
         config.batch_p2p_comm = False
     # Megatron keeps this scale per process; reset what an earlier run may have left.
     MoEAuxLossAutoScaler.main_loss_backward_scale = None
+
+
+def _finalize_wide(
+    finalize: Callable[..., None], model: list[nn.Module], num_tokens: Tensor | None, **options: Any
+) -> None:
+    """Finalize float64 gradients: Megatron divides by an integer count in float32."""
+    finalize(model, None if num_tokens is None else num_tokens.double(), **options)
 
 
 class StepEvents:

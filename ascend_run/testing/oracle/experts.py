@@ -1,0 +1,178 @@
+"""Mixture of experts: router, balancing losses, experts, shared experts.
+
+Sources: arXiv:1701.06538; top-k then softmax, arXiv:2401.04088; softmax then top-k and balancing
+loss, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5); groups of experts,
+arXiv:2405.04434 (section 2.1.2); sigmoid scores, arXiv:2412.19437 (equations 12 to 16); bias of the
+choice, arXiv:2408.15664; shared experts, arXiv:2401.06066.
+"""
+
+# shapes: see the package
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from ascend_run.types.config import FieldSection
+
+from .layers import ACTIVATIONS, MLP, activated, ffn_width
+
+_TINY: Final = 1e-20
+"""Keeps a sum of sigmoids from 0, as in DeepSeek-V3's published code."""
+
+
+class Router(nn.Module):
+    """Chooses K of X experts for each token, and how much each of them counts.
+
+    After a forward, ``loss`` holds what is added to the sum of the tokens' losses.
+    """
+
+    expert_bias: Tensor | None
+
+    def __init__(self, model: FieldSection) -> None:
+        super().__init__()
+        self.model = model
+        experts = model.num_moe_experts
+        self.weight = nn.Parameter(torch.empty(experts, model.hidden_size))
+        has_bias = model.moe_router_enable_expert_bias
+        self.register_buffer("expert_bias", torch.zeros(experts) if has_bias else None)
+        self.load_X = torch.zeros(experts)
+        self.loss = torch.zeros(())
+
+    def forward(self, x_BSH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights [T, X], 0 for experts that are not chosen, and which are chosen."""
+        model = self.model
+        logit_TX = x_BSH.flatten(0, 1) @ self.weight.t()
+        is_sigmoid = model.moe_router_score_function == "sigmoid"
+        # Softmax over all experts, or over the chosen ones.
+        before = is_sigmoid or model.moe_router_pre_softmax
+        score_TX = logit_TX.sigmoid() if is_sigmoid else logit_TX.softmax(dim=-1)
+        chosen_TX = self._chosen(score_TX if before else logit_TX)
+        if not before:
+            weight_TX = logit_TX.masked_fill(~chosen_TX, -torch.inf).softmax(dim=-1)
+        else:
+            weight_TX = score_TX.masked_fill(~chosen_TX, 0)
+        share_TX = score_TX
+        if is_sigmoid:
+            share_TX = score_TX / (score_TX.sum(dim=-1, keepdim=True) + _TINY)
+            if model.moe_router_topk > 1:
+                weight_TX = weight_TX / (weight_TX.sum(dim=-1, keepdim=True) + _TINY)
+        self.loss = self._balancing_loss(share_TX, chosen_TX) + self._z_loss(logit_TX)
+        self.load_X = self.load_X + chosen_TX.sum(dim=0)
+        return weight_TX * (model.moe_router_topk_scaling_factor or 1.0), chosen_TX
+
+    @torch.no_grad()
+    def _chosen(self, score_TX: Tensor) -> Tensor:
+        """Return the K best experts of each token, within its best groups of experts."""
+        model = self.model
+        if self.expert_bias is not None:
+            score_TX = score_TX + self.expert_bias
+        if model.moe_router_num_groups and model.moe_router_group_topk:
+            score_TGx = score_TX.unflatten(-1, (model.moe_router_num_groups, -1))
+            # A group is as good as its best expert, or as its two best with sigmoid scores.
+            best = min(2 if model.moe_router_score_function == "sigmoid" else 1, score_TGx.shape[-1])
+            rank_TG = score_TGx.topk(best, dim=-1).values.sum(dim=-1)
+            outside_TG = ~_best(rank_TG, model.moe_router_group_topk)
+            score_TX = score_TGx.masked_fill(outside_TG[..., None], -torch.inf).flatten(1)
+        return _best(score_TX, model.moe_router_topk)
+
+    def _balancing_loss(self, share_TX: Tensor, chosen_TX: Tensor) -> Tensor:
+        """Return ``T * coefficient * X * sum_i f_i P_i`` of a micro-batch's T tokens.
+
+        f is the share of choices that fall on an expert, P its mean share of the scores. The loss
+        of a micro-batch counts once for each of its tokens, as in Megatron.
+        """
+        model = self.model
+        if model.moe_router_load_balancing_type != "aux_loss" or not model.moe_aux_loss_coeff:
+            return share_TX.new_zeros(())
+        tokens, experts = share_TX.shape
+        fraction_X = chosen_TX.sum(dim=0) / chosen_TX.sum()
+        loss = experts * (fraction_X * share_TX.mean(dim=0)).sum()
+        out: Tensor = tokens * model.moe_aux_loss_coeff * loss
+        return out
+
+    def _z_loss(self, logit_TX: Tensor) -> Tensor:
+        """Return ``T * coefficient * mean(logsumexp(logits) ** 2)``."""
+        z_T = logit_TX.logsumexp(dim=-1).square()
+        return (self.model.moe_z_loss_coeff or 0.0) * z_T.sum()
+
+    @torch.no_grad()
+    def update_bias(self) -> None:
+        """Raise the bias of experts with less than the mean load of the step, lower the others'."""
+        if self.expert_bias is not None and self.weight.requires_grad:
+            missing_X = self.load_X.mean() - self.load_X
+            self.expert_bias += self.model.moe_router_bias_update_rate * missing_X.sign()
+        self.load_X = torch.zeros_like(self.load_X)
+
+
+def _best(score_TX: Tensor, count: int) -> Tensor:
+    """Return whether each entry is among the ``count`` largest of its row."""
+    index_TK = score_TX.topk(count, dim=-1).indices
+    return torch.zeros_like(score_TX, dtype=torch.bool).scatter(1, index_TK, True)
+
+
+class Experts(nn.Module):
+    """An MLP for each expert, on the tokens that chose it.
+
+    ``fc1`` is [X, 2F, H], gate rows, then up rows ([X, F, H] without a gate); ``fc2`` [X, H, F].
+    """
+
+    def __init__(self, model: FieldSection) -> None:
+        super().__init__()
+        self.gated, self.activation = model.gated_linear_unit, ACTIVATIONS[model.activation]
+        width = model.moe_ffn_hidden_size or ffn_width(model)
+        experts, hidden = model.num_moe_experts, model.hidden_size
+        self.fc1 = nn.Parameter(torch.empty(experts, 2 * width if self.gated else width, hidden))
+        self.fc2 = nn.Parameter(torch.empty(experts, hidden, width))
+
+    def forward(self, x_CH: Tensor, count_X: Tensor, weight_C: Tensor) -> Tensor:
+        """Compute the choices of all tokens, C = T * K, sorted by expert.
+
+        Args:
+            count_X: Number of choices of each expert.
+            weight_C: How much a choice counts.
+        """
+        counts = count_X.tolist()
+        outputs = []
+        for expert, (x, weight) in enumerate(
+            zip(x_CH.split(counts), weight_C.split(counts), strict=True)
+        ):
+            inner = activated(x @ self.fc1[expert].t(), self.activation, gated=self.gated)
+            outputs.append((weight[:, None] * inner) @ self.fc2[expert].t())
+        return torch.cat(outputs)
+
+
+class SharedExperts(MLP):
+    """An MLP that every token goes through; a gate, if there is one, scales each token's output."""
+
+    def __init__(self, model: FieldSection) -> None:
+        super().__init__(model, model.moe_shared_expert_intermediate_size)
+        has_gate = model.moe_shared_expert_gate
+        self.gate_weight = nn.Parameter(torch.empty(1, model.hidden_size)) if has_gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if self.gate_weight is None else out * (x @ self.gate_weight.t()).sigmoid()
+
+
+class MoE(nn.Module):
+    """The sum of each token's chosen experts, and of the shared experts."""
+
+    bias = None
+    """Experts have no biases."""
+
+    def __init__(self, model: FieldSection) -> None:
+        super().__init__()
+        self.router, self.experts = Router(model), Experts(model)
+        has_shared = model.moe_shared_expert_intermediate_size is not None
+        self.shared_experts = SharedExperts(model) if has_shared else None
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        weight_TX, chosen_TX = self.router(x_BSH)
+        x_TH = x_BSH.flatten(0, 1)
+        expert_C, token_C = chosen_TX.t().nonzero().unbind(dim=1)
+        out_CH = self.experts(x_TH[token_C], chosen_TX.sum(dim=0), weight_TX[token_C, expert_C])
+        out_BSH = torch.zeros_like(x_TH).index_add(0, token_C, out_CH).view_as(x_BSH)
+        return out_BSH if self.shared_experts is None else out_BSH + self.shared_experts(x_BSH)

@@ -1,0 +1,125 @@
+"""Linear, norm and MLP."""
+
+# shapes: see the package
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ascend_run.types.config import FieldSection
+
+if TYPE_CHECKING:
+    from .adapters import Adapter
+
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "silu": lambda x: x * x.sigmoid(),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
+}
+
+
+class Linear(nn.Module):
+    """``y = W x + b``, plus the output of an adapter.
+
+    Args:
+        bias: Whether there is a bias.
+        adds_bias: Whether it is added here. Megatron adds those of ``linear_proj``, ``linear_fc1``
+            and ``linear_fc2`` outside of the linear; so does the oracle, to compare outputs.
+    """
+
+    def __init__(
+        self, width: int, rows: int, *, bias: bool = False, adds_bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+        self.bias = nn.Parameter(torch.empty(rows)) if bias else None
+        self.adds_bias = adds_bias
+        self.adapter: Adapter | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight.t()
+        if self.adds_bias and self.bias is not None:
+            y = y + self.bias
+        return y if self.adapter is None else y + self.adapter(x)
+
+
+def plus_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x + bias``."""
+    return x if bias is None else x + bias
+
+
+class Norm(nn.Module):
+    """RMSNorm, ``g x / rms(x)``, or LayerNorm, ``g (x - mean) / std(x) + b``.
+
+    A zero-centered weight is ``g - 1``. Source: arXiv:1910.07467, arXiv:1607.06450.
+    """
+
+    def __init__(self, model: FieldSection, width: int, epsilon: float | None = None) -> None:
+        super().__init__()
+        is_layer_norm = model.normalization == "LayerNorm"
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if is_layer_norm else None
+        self.epsilon = model.layernorm_epsilon if epsilon is None else epsilon
+        self.zero_centered = model.layernorm_zero_centered_gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is not None:
+            x = x - x.mean(dim=-1, keepdim=True)
+        gain = 1 + self.weight if self.zero_centered else self.weight
+        return plus_bias(gain * unit_rms(x, self.epsilon), self.bias)
+
+
+def unit_rms(x: Tensor, epsilon: float) -> Tensor:
+    """Divide by the root mean square over the last axis."""
+    out: Tensor = x / (x.square().mean(dim=-1, keepdim=True) + epsilon).sqrt()
+    return out
+
+
+class MLP(nn.Module):
+    """``W2 act(W1 x)``, or gated ``W2 (act(W_gate x) * W_up x)``; ``linear_fc1`` holds the gate
+    rows, then the up rows. Source: arXiv:2002.05202.
+
+    Args:
+        width: F.
+    """
+
+    def __init__(self, model: FieldSection, width: int) -> None:
+        super().__init__()
+        bias = model.add_bias_linear if model.add_mlp_bias is None else model.add_mlp_bias
+        self.gated = model.gated_linear_unit
+        self.activation = ACTIVATIONS[model.activation]
+        rows = 2 * width if self.gated else width
+        self.linear_fc1 = Linear(model.hidden_size, rows, bias=bias)
+        self.linear_fc2 = Linear(width, model.hidden_size, bias=bias)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the output, which the layer adds."""
+        return self.linear_fc2.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = plus_bias(self.linear_fc1(x), self.linear_fc1.bias)
+        out: Tensor = self.linear_fc2(activated(inner, self.activation, gated=self.gated))
+        return out
+
+
+def activated(
+    inner: Tensor, activation: Callable[[Tensor], Tensor], *, gated: bool
+) -> Tensor:
+    """Return ``act(inner)``, or ``act(gate) * up`` of both halves of ``inner``."""
+    if not gated:
+        return activation(inner)
+    gate, up = inner.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+def ffn_width(model: FieldSection) -> int:
+    """Return F; four times H by default, as in arXiv:1706.03762."""
+    return int(model.ffn_hidden_size or 4 * model.hidden_size)

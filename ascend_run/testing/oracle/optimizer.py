@@ -1,0 +1,84 @@
+"""AdamW with decoupled weight decay, clipping by the global norm, the schedule.
+
+Sources: arXiv:1711.05101, algorithm 2; clipping, arXiv:1211.5063; warm-up and cosine,
+arXiv:1608.03983; WSD, arXiv:2404.06395. The shapes of WSD's decay are Megatron's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ascend_run.types.config import OptimizerSection, RunConfig
+
+
+def weight_decay(parameter: Tensor, options: OptimizerSection) -> float:
+    """Return the weight decay of a parameter: matrices decay, vectors (norms, biases, sinks) do
+    not."""
+    return options.weight_decay if parameter.ndim > 1 else 0.0
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Return the learning rate of a step, counted from 0; all parameters have the same."""
+    options = config.optimizer
+    most, least = options.lr, options.min_lr
+    warmup = options.lr_warmup_iters
+    end = max(1, options.lr_decay_iters or config.train.train_iters)
+    if warmup > 0 and step <= warmup:
+        return most * step / warmup
+    if options.lr_decay_style == "constant":
+        return most
+    if step > end:
+        return least
+    if options.lr_decay_style == "WSD":
+        span = options.lr_wsd_decay_iters or 0
+        begin = end - span
+        share = _wsd_share(options.lr_wsd_decay_style, (step - begin) / span if span else 0.0)
+        return least + (most - least) * (share if step > begin else 1.0)
+    passed = (step - warmup) / (end - warmup)
+    linear = options.lr_decay_style == "linear"
+    share = 1 - passed if linear else (1 + math.cos(math.pi * passed)) / 2
+    return least + (most - least) * share
+
+
+def _wsd_share(style: str, passed: float) -> float:
+    if style == "linear":
+        return 1 - passed
+    if style == "cosine":
+        return (1 + math.cos(math.pi * passed)) / 2
+    return 2 * 0.5**passed - 1 if style == "exponential" else 1 - math.sqrt(passed)
+
+
+class AdamW:
+    """The optimizer's state, and its step.
+
+    Args:
+        parameters: What trains, by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], config: RunConfig) -> None:
+        self.parameters, self.config = parameters, config
+        self.steps = 0
+        self.mean = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.square = {name: torch.zeros_like(p) for name, p in parameters.items()}
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor]) -> float:
+        """Update the parameters; return the norm of the gradients before clipping."""
+        options, rate = self.config.optimizer, learning_rate(self.config, self.steps)
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+        clipped = min(1.0, options.clip_grad / (norm + 1e-6)) if options.clip_grad else 1.0
+        self.steps += 1
+        beta1, beta2 = options.adam_beta1, options.adam_beta2
+        for name, parameter in self.parameters.items():
+            gradient, mean, square = clipped * gradients[name], self.mean[name], self.square[name]
+            mean.copy_(beta1 * mean + (1 - beta1) * gradient)
+            square.copy_(beta2 * square + (1 - beta2) * gradient.square())
+            unbiased = mean / (1 - beta1**self.steps)
+            size = (square / (1 - beta2**self.steps)).sqrt() + options.adam_eps
+            decay = weight_decay(parameter, options) * parameter
+            parameter.copy_(parameter - rate * (unbiased / size + decay))
+        return norm
