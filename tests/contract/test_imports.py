@@ -51,11 +51,12 @@ def test_every_contract_is_kept() -> None:
 
 _FLOORS = (
     *("types", "plugin_api", "families", "ops", "text", "registry", "core", "prepare", "launch"),
-    *("testing", "tools", "entrypoints", "plugins", "plugins/platforms", "plugins/platforms/cpu"),
-    *("plugins/experts", "plugins/experts/gmm"),
+    *("testing", "testing/oracle", "tools", "entrypoints", "plugins", "plugins/platforms"),
+    *("plugins/platforms/cpu", "plugins/experts", "plugins/experts/gmm"),
 )
 _ONE_WAY, _OWN = "imports point one way", "plugin_api, families, ops, text and types only"
 _NO_TORCH = "text imports plugin_api and types only"
+_ORACLE = "the oracle imports torch, attrs and types only"
 _PLANTED = [
     ("plugins/experts/gmm/__init__.py", "import ascend_run.core", _OWN),
     ("plugins/experts/gmm/deep.py", "import ascend_run.registry.kinds", _OWN),
@@ -88,6 +89,8 @@ _PLANTED = [
     ("text/__init__.py", "import ascend_run.plugins.platforms.cpu", "nothing imports a plugin"),
     ("text/__init__.py", "import ascend_run.ops", _NO_TORCH),
     ("text/__init__.py", "import torch", _NO_TORCH),
+    ("testing/oracle/__init__.py", "import ascend_run.core", _ORACLE),
+    ("testing/oracle/deep.py", "import ascend_run.ops", _ORACLE),
 ]
 
 

@@ -1,6 +1,6 @@
 """LoRA: ``y = W x + scale * B A x`` with A and B trained, W frozen.
 
-Sources: arXiv:2106.09685, scale ``alpha / r``; rank-stabilized, arXiv:2312.03732, ``alpha / sqrt(r)``.
+Sources: arXiv:2106.09685, scale ``alpha / r``; arXiv:2312.03732, scale ``alpha / sqrt(r)``.
 """
 
 # shapes: see the package
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from ascend_run.types.config import RunConfig
 
-from .layers import Linear
+from .attention import SelfAttention
+from .latent import LatentAttention
+from .layers import MLP, Linear
 
 
 class Adapter(nn.Module):
@@ -52,51 +54,48 @@ class Adapter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = dict(zip(self.adapted, (x @ self.lora_A.t()).split(self.rank, -1), strict=True))
         outputs = [
-            (inner[name] @ self.lora_B[name].t() if name in inner else x.new_zeros(*x.shape[:-1], n))
+            (
+                inner[name] @ self.lora_B[name].t()
+                if name in inner
+                else x.new_zeros(*x.shape[:-1], n)
+            )
             for name, n in self.rows.items()
         ]
         by_group = [out.unflatten(-1, (self.groups, -1)) for out in outputs]
-        return self.scale * torch.cat(by_group, dim=-1).flatten(-2)
+        out: Tensor = self.scale * torch.cat(by_group, dim=-1).flatten(-2)
+        return out
 
 
 def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
-    """Add the adapters of a model's layers, if the run has any."""
+    """Add the adapters of a model's layers, if the run has any; experts and latents have none."""
     if "lora" not in config.enable:
         return
-    targets = {*config.plugins["lora"].target_modules}
+    hidden = config.model.hidden_size
     for layer in layers:
-        for name in ("self_attention.linear_qkv", "self_attention.linear_proj"):
-            _adapt(layer, name, targets, config)
-        for name in ("mlp.linear_fc1", "mlp.linear_fc2"):
-            _adapt(layer, name, targets, config)
+        attention, mlp = layer.self_attention, layer.mlp
+        if isinstance(attention, SelfAttention):
+            groups, keys = attention.groups, attention.groups * attention.width
+            rows = {"linear_q": attention.shared * keys, "linear_k": keys, "linear_v": keys}
+            _adapt(attention.linear_qkv, "linear_qkv", config, rows, groups)
+        if isinstance(attention, SelfAttention | LatentAttention):
+            _adapt(attention.linear_proj, "linear_proj", config, {"linear_proj": hidden})
+        if isinstance(mlp, MLP):
+            total = len(mlp.linear_fc1.weight)
+            rows = {"linear_fc1": total}
+            if mlp.gated:
+                rows = {"linear_fc1_gate": total // 2, "linear_fc1_up": total // 2}
+            _adapt(mlp.linear_fc1, "linear_fc1", config, rows)
+            _adapt(mlp.linear_fc2, "linear_fc2", config, {"linear_fc2": hidden})
 
 
-def _adapt(layer: nn.Module, name: str, targets: set[str], config: RunConfig) -> None:
-    """Add the adapter of one linear; a layer with experts or latents lacks some of them."""
-    found: nn.Module | None = layer
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, Linear):
-        return
-    short = name.rpartition(".")[2]
-    rows, groups = _projections(layer, short, len(found.weight))
-    everything = targets & {"all-linear", short}
-    adapted = frozenset(rows) if everything else frozenset(rows) & targets
+def _adapt(
+    linear: Linear, name: str, config: RunConfig, rows: Mapping[str, int], groups: int = 1
+) -> None:
+    """Add the adapter of one linear if it, or one of its projections, is a target."""
+    targets = {*config.plugins["lora"].target_modules}
+    adapted = frozenset(rows) if targets & {"all-linear", name} else frozenset(rows) & targets
     if adapted:
-        found.adapter = Adapter(config, found.weight.shape[1], rows, groups, adapted)
-
-
-def _projections(layer: nn.Module, linear: str, rows: int) -> tuple[dict[str, int], int]:
-    """Return the rows of each projection that a linear fuses, and its groups."""
-    if linear == "linear_qkv":
-        attention = layer.self_attention
-        keys = attention.groups * attention.width
-        return {"linear_q": attention.shared * keys, "linear_k": keys, "linear_v": keys}, int(
-            attention.groups
-        )
-    if linear == "linear_fc1" and layer.mlp.gated:
-        return {"linear_fc1_gate": rows // 2, "linear_fc1_up": rows // 2}, 1
-    return {linear: rows}, 1
+        linear.adapter = Adapter(config, linear.weight.shape[1], rows, groups, adapted)
 
 
 def freeze_all_but_adapters(model: nn.Module) -> None:

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from ascend_run.types.config import FieldSection, RunConfig
 
 from .batches import MicroBatch
+from .known import ALIBI_FAMILIES
 from .layers import Linear, Norm, unit_rms
 from .positions import alibi_slopes, head_width, rotary_of
-
-ALIBI_FAMILIES = ("baichuan_13b", "baichuan2_13b", "bloom")
-"""Model families with ALiBi; any other has it with the plugin ``alibi``."""
 
 
 class CoreAttention(nn.Module):
@@ -43,9 +41,7 @@ class CoreAttention(nn.Module):
         heads = model.num_attention_heads
         self.softmax_offset = nn.Parameter(torch.empty(heads)) if learns_sinks else None
 
-    def forward(
-        self, q_BSND: Tensor, k_BSGD: Tensor, v_BSGE: Tensor, batch: MicroBatch
-    ) -> Tensor:
+    def forward(self, q_BSND: Tensor, k_BSGD: Tensor, v_BSGE: Tensor, batch: MicroBatch) -> Tensor:
         """Return [B, S, N * E]."""
         shared = q_BSND.shape[2] // k_BSGD.shape[2]
         q_BNSD = log_n_scaled(q_BSND, batch, self.model).transpose(1, 2)
@@ -71,7 +67,7 @@ class CoreAttention(nn.Module):
         return -slope_N[:, None, None] * (distance_SS.sqrt() if self.takes_root else distance_SS)
 
     def _probabilities(self, score_BNSS: Tensor) -> Tensor:
-        """Return the softmax; a sink is one more logit, which takes probability and has no value."""
+        """Return the softmax; a sink is one more logit, which has no value."""
         if self.sink == "vanilla":
             return score_BNSS.softmax(dim=-1)
         sink_N = score_BNSS.new_zeros(score_BNSS.shape[1])

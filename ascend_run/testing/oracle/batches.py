@@ -7,7 +7,8 @@ Sources: documents, arXiv:2107.02027; packed conversations and prefix prompts, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 
 import attrs
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from ascend_run.types.config import RunConfig
 
-Sample = Mapping[str, Tensor]
-"""``tokens``, ``labels``, ``loss_mask`` and ``position_ids``, each [S]."""
+Samples = Mapping[str, Tensor]
+"""``tokens``, ``labels``, ``loss_mask`` and ``position_ids``, each [samples, S]."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,29 +36,26 @@ class MicroBatch:
     it."""
 
 
-def micro_batches(config: RunConfig, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
+def micro_batches(config: RunConfig, samples: Samples) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a global batch: consecutive samples, on one rank."""
     rows = config.train.micro_batch_size
-    for first in range(0, len(samples), rows):
-        yield _micro_batch(config, samples[first : first + rows])
-
-
-def _micro_batch(config: RunConfig, samples: Sequence[Sample]) -> MicroBatch:
-    def stacked(name: str) -> Tensor:
-        return torch.stack([torch.as_tensor(sample[name]) for sample in samples])
-
-    batch = MicroBatch(
-        tokens_BS=stacked("tokens"),
-        labels_BS=stacked("labels"),
-        loss_mask_BS=stacked("loss_mask"),
-        positions_BS=stacked("position_ids"),
-        document_BS=torch.zeros_like(stacked("tokens")),
-    )
-    if config.task == "sft":
-        return _of_conversations(batch, config)
-    if "eod-reset" in config.enable:
-        return _of_documents(batch, config)
-    return batch
+    for first in range(0, len(samples["tokens"]), rows):
+        tokens_BS, labels_BS, mask_BS, positions_BS = (
+            samples[name][first : first + rows]
+            for name in ("tokens", "labels", "loss_mask", "position_ids")
+        )
+        batch = MicroBatch(
+            tokens_BS=tokens_BS,
+            labels_BS=labels_BS,
+            loss_mask_BS=mask_BS,
+            positions_BS=positions_BS,
+            document_BS=torch.zeros_like(tokens_BS),
+        )
+        if config.task == "sft":
+            batch = _of_conversations(batch, config)
+        elif "eod-reset" in config.enable:
+            batch = _of_documents(batch, config)
+        yield batch
 
 
 def _of_documents(batch: MicroBatch, config: RunConfig) -> MicroBatch:
@@ -82,6 +80,8 @@ def _of_documents(batch: MicroBatch, config: RunConfig) -> MicroBatch:
 def _of_conversations(batch: MicroBatch, config: RunConfig) -> MicroBatch:
     """Separate packed conversations, each of which starts at position 0; show prompts."""
     options = config.plugins["sft"]
+    if _trims_padding(config):
+        batch = _trimmed(batch, options.pad_to_multiple_of)
     conversation_BS = (batch.positions_BS == 0).cumsum(dim=1)
     if options.packing:
         batch = attrs.evolve(batch, document_BS=conversation_BS)
@@ -94,6 +94,25 @@ def _of_conversations(batch: MicroBatch, config: RunConfig) -> MicroBatch:
         prompt_BS = torch.where(is_prompt_BS, conversation_BS, -1)
         batch = attrs.evolve(batch, document_BS=conversation_BS, prompt_BS=prompt_BS)
     return batch
+
+
+def _trims_padding(config: RunConfig) -> bool:
+    """Return whether micro-batches may be shorter than the samples. What they compute of trained
+    tokens is equal; balancing losses and some scalings of positions read the padding too."""
+    padding, model = config.plugins["sft"].padding, config.model
+    reads_padding = model.num_moe_experts or model.rope_scaling_type in ("dynamic", "longrope")
+    return bool(padding == "longest" or (padding == "auto" and not reads_padding))
+
+
+def _trimmed(batch: MicroBatch, multiple: int) -> MicroBatch:
+    """Drop the columns after the last trained token, down to a multiple."""
+    trained = batch.loss_mask_BS.any(dim=0).nonzero()
+    needed = int(trained[-1]) + 1 if len(trained) else 1
+    length = min(multiple * math.ceil(needed / multiple), batch.tokens_BS.shape[1])
+    cut: dict[str, Tensor] = {
+        name: x_BS[:, :length] for name, x_BS in attrs.asdict(batch).items() if x_BS is not None
+    }
+    return attrs.evolve(batch, **cut)
 
 
 def later(x_BS: Tensor, depth: int, batch: MicroBatch) -> Tensor:

@@ -72,7 +72,9 @@ class Router(nn.Module):
         if model.moe_router_num_groups and model.moe_router_group_topk:
             score_TGx = score_TX.unflatten(-1, (model.moe_router_num_groups, -1))
             # A group is as good as its best expert, or as its two best with sigmoid scores.
-            best = min(2 if model.moe_router_score_function == "sigmoid" else 1, score_TGx.shape[-1])
+            best = min(
+                2 if model.moe_router_score_function == "sigmoid" else 1, score_TGx.shape[-1]
+            )
             rank_TG = score_TGx.topk(best, dim=-1).values.sum(dim=-1)
             outside_TG = ~_best(rank_TG, model.moe_router_group_topk)
             score_TX = score_TGx.masked_fill(outside_TG[..., None], -torch.inf).flatten(1)
@@ -88,7 +90,7 @@ class Router(nn.Module):
         if model.moe_router_load_balancing_type != "aux_loss" or not model.moe_aux_loss_coeff:
             return share_TX.new_zeros(())
         tokens, experts = share_TX.shape
-        fraction_X = chosen_TX.sum(dim=0) / chosen_TX.sum()
+        fraction_X = chosen_TX.to(share_TX).sum(dim=0) / chosen_TX.sum()
         loss = experts * (fraction_X * share_TX.mean(dim=0)).sum()
         out: Tensor = tokens * model.moe_aux_loss_coeff * loss
         return out

@@ -110,9 +110,7 @@ class MLP(nn.Module):
         return out
 
 
-def activated(
-    inner: Tensor, activation: Callable[[Tensor], Tensor], *, gated: bool
-) -> Tensor:
+def activated(inner: Tensor, activation: Callable[[Tensor], Tensor], *, gated: bool) -> Tensor:
     """Return ``act(inner)``, or ``act(gate) * up`` of both halves of ``inner``."""
     if not gated:
         return activation(inner)

@@ -206,7 +206,8 @@ class GPT(nn.Module):
         if model.embedding_layernorm:
             x_BSH = self.embedding.layernorm(x_BSH)
         of_width = math.sqrt(model.hidden_size) if model.scale_embedding else 1.0
-        return x_BSH * (of_width * model.embedding_multiplier)
+        out: Tensor = x_BSH * (of_width * model.embedding_multiplier)
+        return out
 
     def _loss(self, hidden_BSH: Tensor, labels_BS: Tensor, mask_BS: Tensor) -> Tensor:
         """Return ``sum(mask * -log softmax(logits)[label])``."""

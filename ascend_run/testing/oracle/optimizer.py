@@ -62,13 +62,24 @@ class AdamW:
     def __init__(self, parameters: Mapping[str, Tensor], config: RunConfig) -> None:
         self.parameters, self.config = parameters, config
         self.steps = 0
+        self.weight_decays = {
+            name: weight_decay(p, config.optimizer) for name, p in parameters.items()
+        }
         self.mean = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self.square = {name: torch.zeros_like(p) for name, p in parameters.items()}
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor]) -> float:
-        """Update the parameters; return the norm of the gradients before clipping."""
+    def step(self) -> tuple[float, float]:
+        """Update the parameters by their gradients, which are 0 where there is none.
+
+        Returns:
+            The learning rate, and the norm of the gradients before clipping.
+        """
         options, rate = self.config.optimizer, learning_rate(self.config, self.steps)
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in self.parameters.items()
+        }
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
         clipped = min(1.0, options.clip_grad / (norm + 1e-6)) if options.clip_grad else 1.0
         self.steps += 1
@@ -79,6 +90,6 @@ class AdamW:
             square.copy_(beta2 * square + (1 - beta2) * gradient.square())
             unbiased = mean / (1 - beta1**self.steps)
             size = (square / (1 - beta2**self.steps)).sqrt() + options.adam_eps
-            decay = weight_decay(parameter, options) * parameter
+            decay = self.weight_decays[name] * parameter
             parameter.copy_(parameter - rate * (unbiased / size + decay))
-        return norm
+        return rate, norm

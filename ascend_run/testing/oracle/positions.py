@@ -38,7 +38,9 @@ class Rotary:
         width = 2 * len(self.angle_P)
         rotated, rest = x_BSND[..., :width], x_BSND[..., width:]
         angle_SP = torch.arange(x_BSND.shape[1]).double().outer(self.angle_P)
-        cos, sin = (f(angle_SP)[:, None].to(x_BSND) * self.magnitude for f in (torch.cos, torch.sin))
+        cos, sin = (
+            f(angle_SP)[:, None].to(x_BSND) * self.magnitude for f in (torch.cos, torch.sin)
+        )
         pairs = rotated.unflatten(-1, (-1, 2) if self.interleaved else (2, -1))
         axis = -1 if self.interleaved else -2
         a, b = pairs.unbind(axis)

@@ -33,12 +33,13 @@ class Trace:
 
     def see(self, key: str, x: Tensor) -> None:
         """Note a tensor, and its gradient once backward has it."""
-        self.forward.setdefault(key, {})[self.micro_batch] = _moments(x)
+        self._add(self.forward, key, x)
         if x.requires_grad:
             x.register_hook(partial(self._see_gradient, key))
 
-    def see_batch(self, batch: MicroBatch) -> None:
+    def see_batch(self, micro_batch: int, batch: MicroBatch) -> None:
         """Note the model's inputs; times the positions too, since moments ignore the order."""
+        self.micro_batch = micro_batch
         fields = {
             "input_ids": batch.tokens_BS,
             "labels": batch.labels_BS,
@@ -50,15 +51,21 @@ class Trace:
             self.see(f"{ROOT}|in|{name} by position", x_BS * (batch.positions_BS + 1))
 
     def _see_gradient(self, key: str, gradient: Tensor) -> None:
-        self.backward.setdefault(key, {})[self.micro_batch] = _moments(gradient)
+        self._add(self.backward, key, gradient)
+
+    def _add(self, rows: Rows, key: str, x: Tensor) -> None:
+        """Add the moments to those of earlier calls of the module in this micro-batch."""
+        row, of_key = _moments(x), rows.setdefault(key, {})
+        known = of_key.get(self.micro_batch, [0.0] * len(row))
+        of_key[self.micro_batch] = [a + b for a, b in zip(known, row, strict=True)]
 
 
 @torch.no_grad()
 def _moments(x: Tensor) -> list[float]:
     x = x.detach().flatten().double()
     size = x.abs()
-    powers = (x, x**2, x**3, size, size**3)
-    return [float(x.numel()), *(float(power.sum()) for power in powers)]
+    sums = torch.stack([power.sum() for power in (x, x**2, x**3, size, size**3)])
+    return [float(x.numel()), *sums.tolist()]
 
 
 @contextmanager
@@ -68,7 +75,7 @@ def traced(model: nn.Module) -> Iterator[Trace]:
 
     def see(name: str, module: nn.Module, args: Any, output: Any) -> None:
         for kind, given in (("in", args), ("out", output)):
-            found = [x for x in (given if isinstance(given, tuple) else (given,))]
+            found = given if isinstance(given, tuple) else (given,)
             tensors = [x for x in found if isinstance(x, Tensor)]
             for index, x in enumerate(tensors):
                 trace.see(f"{name}|{kind}|{index}", x)

@@ -66,6 +66,8 @@ class Side:
     platform: str | None
     task: str | None
     steps: int
+    keeps_samples: bool = False
+    """Record the samples that it trains on, for the oracle."""
     by_differences: bool = False
     """Whether to compare its gradients with differences of the loss as well, on one rank."""
     only_masks: bool = False

@@ -19,6 +19,8 @@ from ascend_run.testing.models import samples
 from .questions import Side
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ascend_run.testing.dry_run import DryRun
     from ascend_run.tools.verify.capture.record import Record
     from ascend_run.tools.verify.capture.training_record import TrainingRecord
@@ -93,16 +95,36 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
     run = folder / "run"
     own = {"run.output_dir": str(run), "checkpoint.save": str(run / "checkpoints")}
     side = attrs.evolve(side, values={**side.values, **own})
+    kept: dict[int, dict[str, Tensor]] = {}
+
+    def make_dataset(dry_run: DryRun, count: int) -> Samples | None:
+        dataset = (_kit_samples if side.uses_kit_batches else _task_samples)(dry_run, count)
+        if side.keeps_samples and dataset is not None and count not in kept:
+            kept[count] = _stacked(dataset, count)
+        return dataset
+
     with _planted(request["fault"]):
-        return run_probes(
+        record = run_probes(
             side.run_request,
-            _kit_samples if side.uses_kit_batches else _task_samples,
+            make_dataset,
             side.steps,
             only_steps=side.only_steps,
             saves=side.saves,
             by_differences=side.by_differences,
             only_masks=side.only_masks,
         )
+    if kept:
+        size = min(kept)
+        record.first_samples, record.samples = kept[size], kept[size * side.steps]
+    return record
+
+
+def _stacked(dataset: Samples, count: int) -> dict[str, Tensor]:
+    """Return each field of the first samples, [count, S]."""
+    import torch
+
+    samples = [dataset[index] for index in range(count)]
+    return {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from . import layouts
 from .building import EXACT, PRECISION, find_candidate, from_file, make_side
 from .dropout import has_dropout, with_dropout, without_dropout
 from .left_out import LeftOut, MakeSide, is_same_run, left_out
+from .oracle import what_the_oracle_lacks
 from .questions import Question, Side
 from .small_settings import small_settings
 
@@ -50,6 +51,8 @@ class Sides:
     resumable: Side | None
     """The candidate as it trains, to be stopped and resumed; None if that is not asked for."""
     declared: Mapping[str, Numerics]
+    unknown: tuple[str, ...]
+    """What the oracle has no formula for; if nothing, the plain run is compared with it."""
     left_out: tuple[LeftOut, ...]
     """Every plugin under test, with the runs that show whether it acts."""
     notes: tuple[str, ...]
@@ -79,7 +82,7 @@ def sides_of(question: Question) -> Sides:
     candidate = without_dropout(dropping)
     plain = without_dropout(side("the plain model on one rank", models, {}, model))
     plain = attrs.evolve(plain, by_differences=True)
-    plain.prepare()
+    unknown = what_the_oracle_lacks(plain.prepare())
     without = tuple(dict.fromkeys((*beside, *models)))
     same_layout, refused = None, ""
     like_dropping = side(f"{plain.name}, with dropout", models, {}, model)
@@ -93,7 +96,7 @@ def sides_of(question: Question) -> Sides:
     can_drop = dropout and (same_layout is not None or candidate.world_size == 1)
     sides = Sides(
         candidate=candidate,
-        plain=plain,
+        plain=attrs.evolve(plain, keeps_samples=not unknown),
         same_layout=same_layout,
         against=against,
         with_dropout=_pair_with_dropout(dropping, like_dropping) if can_drop else None,
@@ -101,6 +104,7 @@ def sides_of(question: Question) -> Sides:
         masks=_masks(question, dropping),
         resumable=_resumable(question, dropping),
         declared={name: numerics[name] for name in question.enable},
+        unknown=unknown,
         left_out=(),
         notes=(),
     )
@@ -190,7 +194,12 @@ def _notes(
         yield f"model: the built-in '{built_in}' with random data; use --config for your model"
     references = (sides.plain, sides.same_layout, sides.against)
     if all(is_same_run(sides.candidate, side) for side in references if side):
-        yield "both runs are the same: this only shows that the run is reproducible"
+        independent = "this only shows that the run is reproducible"
+        if not sides.unknown:
+            independent = "only the oracle shows more than that the run is reproducible"
+        yield f"both runs are the same: {independent}"
+    if sides.unknown:
+        yield f"not compared with the oracle: {'; '.join(sides.unknown)}"
 
 
 def _training_precision(

@@ -13,6 +13,7 @@ from ascend_run.tools.verify.compare.verdict import Check, Fault, Outcome, Phase
 
 from .dropout import probabilities
 from .exercising import exercises, runs_without
+from .oracle import ORACLE, compared_with_oracle, oracle_record
 from .questions import Question, Side
 from .ranks import Fault as Planted
 from .ranks import Ranks
@@ -63,7 +64,7 @@ class Verifier:
         evidence = runs_without(sides)
         runs = len(references) + len(evidence) + 1 + 2 * len(more)
         runs += (sides.masks is not None) + 3 * (sides.resumable is not None)
-        self._done, self._total = 0, runs + 2
+        self._done, self._total = 0, runs + 2 + (not sides.unknown)
         self._next("starting ranks")
         self._ranks.start([*references, sides.candidate])
         # All references first: ranks are shared, and have not imported the plugins under test yet.
@@ -80,6 +81,7 @@ class Verifier:
         resumed = None
         if sides.resumable is not None:
             resumed = stop_and_resume(self._ranks, sides.resumable, fault, self._next)
+        oracle = None if sides.unknown else self._oracle(sides.plain, recorded[0][1])
         self._next("comparing")
         verdict = judge(
             sides,
@@ -89,6 +91,7 @@ class Verifier:
             found.get("in half precision"),
             masks,
             resumed,
+            oracle,
         )
         verdict = verdict.with_exercises(exercises(sides, candidate, self._reference))
         self._report("done", self._total, self._total)
@@ -112,14 +115,24 @@ class Verifier:
         self._report(stage, self._done, self._total)
         self._done += 1
 
+    def _oracle(self, plain: Side, records: list[Record]) -> list[Record]:
+        key = f"{ORACLE} {_key(plain)}"
+        self._next(ORACLE)
+        if key not in self._references:
+            self._references[key] = [oracle_record(plain.prepare(), records[0], plain.steps)]
+        return self._references[key]
+
     def _reference(self, side: Side) -> list[Record]:
-        request = {**side.as_request(), "name": ""}
-        key = json.dumps(request, sort_keys=True)
+        key = _key(side)
         if key in self._references:
             self._done += 1
         else:
             self._references[key] = self._run(side)
         return self._references[key]
+
+
+def _key(side: Side) -> str:
+    return json.dumps({**side.as_request(), "name": ""}, sort_keys=True)
 
 
 def _references(sides: Sides) -> Iterator[Side]:
@@ -141,6 +154,7 @@ def judge(
     in_training_precision: Pair | None = None,
     masks: list[Record] | None = None,
     resumed: ResumedRun | None = None,
+    oracle: list[Record] | None = None,
 ) -> Verdict:
     """Compare the records and decide on a verdict.
 
@@ -149,7 +163,9 @@ def judge(
         in_training_precision: The runs in the precision that the run trains in.
         masks: The run of which dropout masks were recorded.
         resumed: The run that was stopped and resumed, and the one without a stop.
+        oracle: The oracle's record of the plain run, which comes first among the references.
     """
+    from ascend_run.tools.verify.compare.groups import groups_of
     from ascend_run.tools.verify.compare.slopes import by_differences
 
     declares_bitwise = bool(sides.declared) and all(
@@ -160,6 +176,8 @@ def judge(
         (side, _compared(side, mine, records, declares_bitwise))
         for side, mine, records in [*pairs, *([with_dropout] if with_dropout else [])]
     ]
+    if oracle is not None:
+        found.append(compared_with_oracle(*references[0], oracle))
     own_checks, own_fault = _invariants(candidate, references[0][1], with_dropout)
     slope_checks, slope_fault = by_differences(references[0][1], references[0][0].name)
     checks = [
@@ -185,6 +203,7 @@ def judge(
         declared={name: str(numerics) for name, numerics in sides.declared.items()},
         references=tuple(side.name for side, _ in found),
         notes=sides.notes,
+        groups=groups_of(candidate),
     )
 
 

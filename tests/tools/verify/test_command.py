@@ -72,9 +72,10 @@ def test_two_ranks_are_verified_from_end_to_end(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    stages = re.findall(r"^verify: +[\d.]+ s, (\d)/5: (.+)$", done.stderr, re.MULTILINE)
-    assert [int(number) for number, _ in stages] == [*range(6)]
+    stages = re.findall(r"^verify: +[\d.]+ s, (\d)/6: (.+)$", done.stderr, re.MULTILINE)
+    assert [int(number) for number, _ in stages] == [*range(7)]
     assert stages[2][1] == "ulysses on cp=2"
+    assert "the oracle" in {name for _, name in stages}
     data = json.loads(done.stdout)
     assert data["schema"] == 1
     assert data["verdict"] == "within its declared numerics"

@@ -28,6 +28,7 @@ from .acting import Acting
 from .copies import stale_parameters
 from .declared import Declared
 from .masks import masks_recorded
+from .rates import watched_rates
 from .record import Record, RecordedShard
 from .taps import tapped
 
@@ -175,6 +176,7 @@ def _train(
     step, config = dry_run.train_step(), dry_run.context.config
     acting = Acting(dry_run, step, saves=saves)
     peaks = _watch_peaks(dry_run)
+    rates = watched_rates(dry_run)
     samples = config.train.global_batch_size
 
     def batches_of(num_steps: int) -> Iterator[c.Batch]:
@@ -199,6 +201,7 @@ def _train(
     ]
     record.step_tokens = [result.num_tokens for result in results]
     record.peaks = peaks()
+    record.rates = rates
     record.stale = stale_parameters(dry_run.bundle, config.model.vocab_size)
     record.generators = generator_fingerprints()
     acting.finish(lambda: batches_of(steps + 1))

@@ -64,6 +64,9 @@ class Record:
     one."""
     stale: Sequence[str] = ()
     """Parameters that differ from the optimizer's master weights after the steps."""
+    rates: Mapping[str, Sequence[float]] = attrs.field(factory=dict)
+    """Parameter -> its weight decay and its learning rate in each step, as its group has them on
+    this rank; empty if the optimizer does not expose its groups."""
     generators: Mapping[str, str] = attrs.field(factory=dict)
     """Random number generator -> fingerprint of its state after the steps."""
     masks: Sequence[DropoutMask] = ()
@@ -74,6 +77,10 @@ class Record:
     backward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
     derivatives: Sequence[Derivative] = ()
     """Gradients compared with differences of the loss, if they were asked for."""
+    first_samples: Mapping[str, Tensor] = attrs.field(factory=dict)
+    """Field -> [samples, S], of the global batch of the gradients; empty unless asked for."""
+    samples: Mapping[str, Tensor] = attrs.field(factory=dict)
+    """The same of all steps."""
 
 
 def write_record(record: Record, folder: Path) -> None:
@@ -91,6 +98,8 @@ def write_record(record: Record, folder: Path) -> None:
         for index, value in enumerate(values):
             if value is not None:
                 tensors[f"{reading}/{index}"] = value.detach().cpu().contiguous()
+    for kind, fields in (("first_samples", record.first_samples), ("samples", record.samples)):
+        tensors |= {f"{kind}/{name}": field.contiguous() for name, field in fields.items()}
     save_file(tensors, str(folder / f"rank-{record.rank}.safetensors"))
     data = {
         "schema": SCHEMA,
@@ -108,6 +117,7 @@ def write_record(record: Record, folder: Path) -> None:
                 "step_tokens",
                 "peaks",
                 "stale",
+                "rates",
                 "generators",
             )
         },
@@ -162,7 +172,13 @@ def _read(folder: Path, rank: int) -> Record:
         weights=[reading(f"weights.{step}") for step in range(steps)],
         forward=_moments_of(forward),
         backward=_moments_of(backward),
+        first_samples=_below(tensors, "first_samples/"),
+        samples=_below(tensors, "samples/"),
     )
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
 
 
 def _moments_data(by_chunk: dict[int, dict[str, Moments]]) -> Any:

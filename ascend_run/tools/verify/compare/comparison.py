@@ -31,6 +31,7 @@ def compare(
     against: str,
     exact: bool = False,
     same_layout: bool = False,
+    same_weights: bool = False,
 ) -> Comparison:
     """Compare the records of two runs.
 
@@ -38,9 +39,11 @@ def compare(
         against: Name of the reference.
         exact: Whether the runs must be bitwise equal.
         same_layout: Whether each rank must draw the same random numbers in both runs.
+        same_weights: Whether the reference was given the candidate's initial weights, so that there
+            are none to compare.
     """
     readings = Readings(candidate, reference, against, exact)
-    checks = [*readings.checks(same_layout)]
+    checks = [*readings.checks(same_layout=same_layout, same_weights=same_weights)]
     failed = {check.name for check in checks if not check.passed}
     expected_trace = modules.trace(reference)
     trace = modules.aligned(modules.trace(candidate), expected_trace)

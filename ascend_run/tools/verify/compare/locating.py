@@ -6,6 +6,7 @@ import math
 
 from . import modules
 from .full_tensors import owner
+from .groups import GROUPS
 from .modules import Trace
 from .readings import SHOWN, Readings, num_microbatches, num_trained
 from .thresholds import MODULE
@@ -27,10 +28,12 @@ class _Locating:
         self.trace, self.expected_trace = trace, expected_trace
 
     def locate(self, failed: set[str]) -> Fault:
-        if self.wrong["initial weights"]:
+        if self.wrong.get("initial weights"):
             return self._at_parameters("initial weights", Phase.FORWARD, "initial weights differ")
         if failed & {"counts", "loss", "gradients"}:
             return self._in_the_model(failed)
+        if GROUPS in failed:
+            return self._at_groups()
         for step in range(self.readings.steps):
             wrong = self.wrong[f"weights after step {self.readings.first + step}"]
             if wrong:
@@ -113,6 +116,17 @@ class _Locating:
             module=suspects[0],
             suspects=tuple(suspects[1:SHOWN]),
             why=f"the gradient of {first[0]} is wrong, but the one at its output is correct",
+        )
+
+    def _at_groups(self) -> Fault:
+        wrong = self.wrong[GROUPS]
+        modules = [*dict.fromkeys(map(owner, wrong))]
+        # Several parameters in a wrong group are a rule of the optimizer's, not of a module.
+        return Fault(
+            phase=Phase.OPTIMIZER,
+            module=modules[0] if len(wrong) == 1 else "optimizer",
+            suspects=tuple(modules[len(wrong) == 1 :])[:SHOWN],
+            why=f"{len(wrong)} parameters have a wrong weight decay or learning rate",
         )
 
     def _micro_batches_differ(self) -> bool:

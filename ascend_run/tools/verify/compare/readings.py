@@ -9,6 +9,7 @@ from ascend_run.testing.tensors import relative_error
 from ascend_run.tools.verify.capture.record import Record
 
 from .full_tensors import Read, assemble, factor
+from .groups import GROUPS, compare_groups
 from .thresholds import FLOAT32_EPS, FLOAT64_EPS, GRADIENT, QUIET, TRAINED
 from .verdict import Check
 
@@ -32,13 +33,18 @@ class Readings:
         self.first = len(reference[0].losses) - self.steps + 1
         """The first step after which weights were recorded."""
 
-    def checks(self, same_layout: bool) -> Iterator[Check]:
-        yield self._tensors("initial weights", lambda r: r.initial, 0.0, FLOAT64_EPS)
+    def checks(self, *, same_layout: bool, same_weights: bool) -> Iterator[Check]:
+        """Yield every check; arguments as in ``compare``."""
+        if not same_weights:
+            yield self._tensors("initial weights", lambda r: r.initial, 0.0, FLOAT64_EPS)
         yield self._counts()
         yield self._numbers("loss", lambda r: [r.loss], GRADIENT, FLOAT64_EPS)
         yield self._tensors("gradients", lambda r: r.gradients, GRADIENT, FLOAT64_EPS)
         yield self._numbers("losses", lambda r: r.losses, TRAINED, FLOAT32_EPS)
         yield self._numbers("gradient norms", lambda r: r.grad_norms, TRAINED, FLOAT32_EPS)
+        if any(record.rates for record in (*self.candidate, *self.reference)):
+            check, self.wrong[GROUPS] = compare_groups(self.candidate, self.reference, self.against)
+            yield check
         for step in range(self.steps):
             yield self._tensors(
                 f"weights after step {self.first + step}",

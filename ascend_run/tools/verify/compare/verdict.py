@@ -102,6 +102,16 @@ class ModuleDeviation:
 
 
 @attrs.frozen(kw_only=True)
+class ParameterGroup:
+    """Parameters with equal weight decay and learning rate, as the optimizer has them."""
+
+    weight_decay: float
+    lr_multiplier: float
+    """Factor on the learning rate of the schedule."""
+    parameters: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
 class Verdict:
     """The result of a verification."""
 
@@ -118,6 +128,8 @@ class Verdict:
     notes: tuple[str, ...] = ()
     exercises: tuple[Exercise, ...] = ()
     """Of each plugin under test, and of the model."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Of the candidate's optimizer; empty if it does not expose them."""
 
     @property
     def good(self) -> bool:
