@@ -36,8 +36,10 @@ def learning_rate(config: RunConfig, step: int) -> float:
     if options.lr_decay_style == "WSD":
         span = options.lr_wsd_decay_iters or 0
         begin = end - span
-        share = _wsd_share(options.lr_wsd_decay_style, (step - begin) / span if span else 0.0)
-        return least + (most - least) * (share if step > begin else 1.0)
+        if step <= begin:
+            return most
+        share = _wsd_share(options.lr_wsd_decay_style, (step - begin) / span)
+        return least + (most - least) * share
     passed = (step - warmup) / (end - warmup)
     linear = options.lr_decay_style == "linear"
     share = 1 - passed if linear else (1 + math.cos(math.pi * passed)) / 2

@@ -22,6 +22,8 @@ from .questions import Question, Side
 from .small_settings import manifests_of, saves
 
 _KIT_DATASET: Final = "the-kit"
+_WIDE_HEADS: Final = {"model.kv_channels": 8}
+"""Not hidden size / heads, which is 4: a formula that takes one for the other is found."""
 PRECISION: Final = "train.precision"
 EXACT: Final = "fp32"
 _PROBES: Final[Mapping[str, object]] = {
@@ -104,7 +106,8 @@ def make_side(
     for manifest in tested.values():
         base |= settings_of(manifest, of_model=built_in)
     if built_in:
-        base = {**MODELS[model], "data.train": [_KIT_DATASET], **base}
+        heads = {} if _sets_head_widths(question) else _WIDE_HEADS
+        base = {**MODELS[model], **heads, "data.train": [_KIT_DATASET], **base}
         base |= _fitting(base, all_sizes)
         if model == "moe" and sizes.get("tp", 1) > 1:
             sizes["sp"] = 1  # experts under tensor parallelism need it
@@ -133,3 +136,10 @@ def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> di
         num_layers = math.lcm(num_layers, pp * sizes.get("vpp", 1))
         samples = math.lcm(samples, 2 * dp, pp * dp)
     return {"model.num_layers": num_layers, "train.global_batch_size": samples}
+
+
+def _sets_head_widths(question: Question) -> bool:
+    """Return whether the question's settings may choose the widths of heads: those of another
+    family, or of multi-latent attention."""
+    given = {*read_raw(None, question.overrides).values, *question.config}
+    return not given.isdisjoint(("model.family", "model.multi_latent_attention"))

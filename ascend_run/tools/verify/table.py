@@ -31,7 +31,7 @@ def text_of(verdict: Verdict, *, details: bool = False) -> Iterator[str]:
     """Yield the lines: the verdict and what to do next, what was exercised, then the checks.
 
     Args:
-        details: Whether all problems of a failed check are listed.
+        details: Whether all problems of a failed check are listed, and the optimizer's groups.
     """
     yield f"verify {verdict.question}"
     yield ""
@@ -56,6 +56,13 @@ def text_of(verdict: Verdict, *, details: bool = False) -> Iterator[str]:
     if failed and not details:
         yield ""
         yield "--details lists what differs"
+    if details and verdict.groups:
+        yield ""
+        rows = [
+            (f"{group.weight_decay:g}", f"x {group.lr_multiplier:g}", f"{len(group.parameters)}")
+            for group in verdict.groups
+        ]
+        yield from table(("weight decay", "learning rate", "parameters"), rows)
 
 
 def shown_exercise(exercise: Exercise) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
-from . import blind, context, experts, others, pipeline, tensor
+from . import blind, both_sides, context, experts, others, pipeline, tensor
 from .bug import Bug
 from .mutation import mutated
 
 BUGS: Final[Mapping[str, Bug]] = {
     bug.name: bug
-    for module in (context, tensor, pipeline, experts, others, blind)
+    for module in (context, tensor, pipeline, experts, others, blind, both_sides)
     for bug in module.BUGS
 }
 

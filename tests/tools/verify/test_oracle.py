@@ -1,137 +1,86 @@
-"""The plain run against the oracle: models with many options off their defaults."""
+"""The plain run against the oracle: it agrees, or what is wrong on both sides is found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import re
+from typing import Final
 
+import attrs
 import pytest
 
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.compare import modules
-from ascend_run.tools.verify.compare.comparison import compare
+from ascend_run.tools.verify.compare.comparison import Comparison
 from ascend_run.tools.verify.compare.thresholds import MODULE
-from ascend_run.tools.verify.oracle import ORACLE, oracle_record
+from ascend_run.tools.verify.oracle import compared_with_oracle, oracle_record
 from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.sides import sides_of
-from tests.support.latent_models import LATENT
+from benchmarks.campaigns.seeded_bugs import both_sides, faults
+from benchmarks.campaigns.seeded_bugs.bug import Bug
+from tests.support.oracle_cases import CASES, OracleCase
 
-BIASES: Final = {
-    "model.normalization": "LayerNorm",
-    "model.add_bias_linear": True,
-    "model.activation": "gelu_tanh",
-    "model.gated_linear_unit": False,
-}
-LATENT_MOE: Final = {
-    **LATENT,
-    "model.num_layers": 3,
-    "model.moe_layer_freq": [0, 1, 1],
-    "model.num_moe_experts": 8,
-    "model.moe_router_score_function": "sigmoid",
-    "model.moe_router_num_groups": 4,
-    "model.moe_router_group_topk": 2,
-    "model.moe_router_topk": 3,
-    "model.moe_router_topk_scaling_factor": 1.5,
-    "model.moe_router_enable_expert_bias": True,
-    "model.moe_router_bias_update_rate": 0.01,
-    "model.moe_z_loss_coeff": 0.01,
-    "model.moe_aux_loss_coeff": 0.02,
-    "model.moe_shared_expert_gate": True,
-    "model.mtp_num_layers": 2,
-    "model.mtp_loss_scaling_factor": 0.3,
-    "model.log_n_scaling_length": 4,
-    "train.micro_batch_size": 2,
-}
-MANY_SWITCHES: Final = {
-    **BIASES,
-    "model.kv_channels": 6,
-    "model.position_embedding_type": "learned_absolute",
-    "model.share_embeddings_and_output_weights": True,
-    "model.normalize_output_rows": True,
-    "model.norm_placement": "both",
-    "model.layernorm_zero_centered_gamma": True,
-    "model.qk_layernorm": True,
-    "model.softmax_type": "learnable",
-    "model.softmax_scale": 0.3,
-    "model.attn_logit_softcapping": 2.0,
-    "model.final_logit_softcapping": 3.0,
-    "model.window_size": [5, 0],
-    "model.window_attn_skip_freq": 2,
-    "model.embedding_layernorm": True,
-    "model.scale_embedding": True,
-    "model.embedding_multiplier": 0.5,
-    "model.residual_multiplier": 0.7,
-    "model.logits_scaling": 1.5,
-    "train.micro_batch_size": 2,
-    "plugins.eod-reset.eod_token_id": 3,
-    "plugins.lora.rank": 3,
-    "plugins.lora.rslora": True,
-    "plugins.lora.target_modules": ["linear_qkv", "linear_fc2"],
-    "optimizer.clip_grad": 0.1,
-    "optimizer.lr_decay_style": "linear",
-}
-NO_POSITIONS: Final = {
-    **BIASES,
-    "model.num_layers": 3,
-    "model.position_embedding_type": "none",
-    "model.softmax_type": "off-by-one",
-    "model.qk_l2_norm": True,
-    "model.norm_placement": "post",
-    "model.add_mlp_bias": False,
-    "plugins.alibi.distance": "root",
-    "plugins.noop-layers.layers": [1],
-    "plugins.eod-reset.document_length": 5,
-    "optimizer.weight_decay": 0.5,
-    "optimizer.lr_decay_style": "WSD",
-    "optimizer.lr_wsd_decay_iters": 2,
-    "train.train_iters": 4,
-}
-ROTATIONS: Final = {
-    "model.rotary_interleaved": True,
-    "model.rotary_percent": 0.5,
-    "model.kv_channels": 8,
-    "model.rope_scaling_type": "dynamic",
-    "model.rope_scaling_factor": 2.0,
-    "model.max_position_embeddings": 8,
-    "model.window_size": [3, 0],
-    "model.window_attn_skip_freq": 2,
-    "model.rotary_local_base": 30.0,
-    "model.moe_router_pre_softmax": True,
-    "model.activation": "squared_relu",
-}
-CASES: Final[Mapping[str, tuple[str, tuple[str, ...], Mapping[str, Any]]]] = {
-    "dense": ("dense", (), {}),
-    "moe": ("moe", (), {}),
-    "latent moe": ("moe", (), LATENT_MOE),
-    "many switches": ("dense", ("eod-reset", "lora"), MANY_SWITCHES),
-    "no positions": ("dense", ("alibi", "eod-reset", "noop-layers"), NO_POSITIONS),
-    "rotations": ("moe", (), ROTATIONS),
-}
+MAIN: Final = ("input_layernorm", "self_attention", "self_attention.core_attention", "mlp")
+
+
+def compared(
+    pool: GlooPool, question: Question, fault: str | None = None
+) -> tuple[Comparison, modules.Trace, modules.Trace]:
+    """Compare the plain run of a question with the oracle; return the moments of both too."""
+    sides = sides_of(question)
+    assert not sides.unknown
+    plain = PoolRanks(pool)(attrs.evolve(sides.plain, by_differences=False), fault)
+    expected = [oracle_record(sides.plain.prepare(), plain[0], sides.plain.steps)]
+    _, comparison = compared_with_oracle(sides.plain, plain, expected)
+    return comparison, modules.trace(plain), modules.trace(expected)
 
 
 @pytest.mark.parametrize(
-    ("model", "enable", "config"),
+    "case",
     [
-        pytest.param(*case, id=name, marks=pytest.mark.needs_plugins(*case[1]))
+        pytest.param(case, id=name, marks=pytest.mark.needs_plugins(*case.enable))
         for name, case in CASES.items()
     ],
 )
-def test_a_plain_run_agrees_with_the_oracle(
-    gloo_pool: GlooPool, model: str, enable: tuple[str, ...], config: Mapping[str, Any]
-) -> None:
-    sides = sides_of(Question(enable=enable, layout={}, model=model, config=config))
-    assert not sides.unknown
-    plain = PoolRanks(gloo_pool)(sides.plain)
-    expected = [oracle_record(sides.plain.prepare(), plain[0], sides.plain.steps)]
-    found = compare(plain, expected, against=ORACLE, same_weights=True)
+def test_a_plain_run_agrees_with_the_oracle(gloo_pool: GlooPool, case: OracleCase) -> None:
+    question = Question(enable=case.enable, layout={}, model=case.model, config=case.config)
+    found, trace, wanted = compared(gloo_pool, question)
     assert [check for check in found.checks if not check.passed] == []
     assert {check.name for check in found.checks} >= {"gradients", "parameter groups"}
-    trace, wanted = modules.trace(plain), modules.trace(expected)
     assert modules.first_forward(trace, wanted, MODULE) is None
     assert modules.first_backward(trace, wanted, MODULE) is None
-    compared = {m.module for m in found.modules if m.forward is not None}
-    main = {"input_layernorm", "self_attention", "self_attention.core_attention", "mlp"}
-    at = "decoder.layers.1"
-    assert compared >= {"embedding", at, "decoder.final_layernorm", "model"}
-    assert compared >= {f"{at}.{name}" for name in main}
+    shown = {m.module for m in found.modules if m.forward is not None}
+    assert shown >= {"embedding", "decoder.layers.1", "decoder.final_layernorm", "model"}
+    assert shown >= {f"decoder.layers.1.{name}" for name in MAIN}
+
+
+@pytest.mark.exhaustive(by=lambda bug: bug.phases)
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(bug, id=bug.name, marks=pytest.mark.needs_plugins(*bug.plugins))
+        for bug in both_sides.BUGS
+    ],
+)
+def test_a_mistake_of_every_run_is_found(gloo_pool: GlooPool, bug: Bug) -> None:
+    question = Question(enable=bug.plugins, layout={}, model=bug.model, config=bug.config)
+    found, _, _ = compared(gloo_pool, question, f"{faults.__name__}:{bug.name}")
+    assert found.fault is not None
+    assert re.fullmatch(bug.modules, found.fault.module), found.fault
+    assert found.fault.phase in bug.phases
+
+
+def test_what_the_oracle_does_not_know_is_said_by_name() -> None:
+    config = {"model.hidden_dropout": 0.1, "plugins.lora.dropout": 0.2}
+    sides = sides_of(Question(enable=("lora",), layout={}, config=config))
+    assert sides.unknown == ("it has no formula for plugins.lora.dropout=0.2",)
+    assert any(
+        "the oracle: it has no formula for plugins.lora.dropout=0.2" in n for n in sides.notes
+    )
+    assert not sides.plain.keeps_samples
+
+
+def test_a_model_too_large_for_the_oracle_is_said_to_be() -> None:
+    sides = sides_of(Question(layout={}, config={"data.seq_length": 65536}))
+    (reason,) = sides.unknown
+    assert "GiB" in reason
