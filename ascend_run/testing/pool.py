@@ -24,6 +24,7 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.rank.failures import Failure as RankReport
+from ascend_run.launch.failures import silent_failure
 
 from .worker import Failure, Job
 
@@ -208,7 +209,8 @@ class GlooPool:
         code = team[rank].process.wait(GRACE_SECONDS)
         log = team[rank].log_tail()
         if _HANG not in log:
-            return PoolError(rank, "Death", f"the process ended with exit code {code}", log)
+            how = silent_failure(rank, code, time.time()).summary
+            return PoolError(rank, "Death", f"the process {how}", log)
         time.sleep(_STACKS_SECONDS)
         # Which rank hangs, and which ones only wait for it, shows in their stacks.
         tails = {other: worker.log_tail() for other, worker in enumerate(team) if other != rank}

@@ -17,6 +17,7 @@ import random
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -178,7 +179,9 @@ def serve(descriptor: int, preload: str = "") -> None:
     connection = Connection(descriptor)
     torch.set_num_threads(1)
     if preload:
-        importlib.import_module(preload)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron's, about each missing optional library
+            importlib.import_module(preload)
     connection.send_bytes(b"ready")
     while True:
         try:

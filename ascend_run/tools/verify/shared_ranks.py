@@ -157,6 +157,8 @@ def _failure(side: Side, error: PoolError) -> AscendRunError:
     """Return the error of a failed run: a user error on a rank as it is, else no verdict."""
     if not error.reports:
         text = f"rank {error.rank}: {error.message}"
+        if error.kind == "Hang":
+            text += "; if it is only slow, give it more with --timeout"
         return NoVerdict.of(side, "\n".join(filter(None, (text, error.details.rstrip()))))
     failure = summarize(error.reports)
     if failure.exit_code == AscendRunError.exit_code:
