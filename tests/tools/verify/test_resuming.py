@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -10,6 +11,8 @@ import pytest
 
 from ascend_run.testing.offering import offered
 from ascend_run.testing.pool import GlooPool
+from ascend_run.text.dataset_paths import bin_path, idx_path
+from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.tools.verify.capture.training_record import RunState, TrainedStep, TrainingRecord
 from ascend_run.tools.verify.compare.resuming import ResumedRun, compare_resumed
 from ascend_run.tools.verify.compare.verdict import Phase
@@ -49,7 +52,6 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
 @pytest.mark.parametrize(
     ("question", "fault", "module", "why"),
     [
-        (Question(layout={}), faults.start_the_data_over, "data order", "step 3 reads the rows of"),
         (Question(layout={}), faults.skip_a_batch, "data order", "step 3 reads the rows of step 4"),
         (
             Question(layout={"tp": 2}),
@@ -76,7 +78,7 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
             "rank 1: counts/rank_00001/count (0,) is rank 0's when restored",
         ),
     ],
-    ids=["from the beginning", "skipped", "of rank 0", "moments", "listener", "entry of rank 0"],
+    ids=["skipped", "of rank 0", "moments", "listener", "entry of rank 0"],
 )
 def test_what_is_not_resumed_is_named(
     gloo_pool: GlooPool,
@@ -90,6 +92,27 @@ def test_what_is_not_resumed_is_named(
     assert found is not None
     assert (found.phase, found.module) == (Phase.RESUME, module)
     assert why in found.why
+
+
+def test_the_data_of_a_file_is_resumed(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """Dropout, precision and data are the file's."""
+    with bin_path(str(tmp_path / "tokens")).open("wb") as stream:
+        writer = IndexedWriter(stream, dtype_for(64))
+        for document in range(12):
+            writer.add([(7 * document + position) % 64 for position in range(20)])
+    idx_path(str(tmp_path / "tokens")).write_bytes(writer.index())
+    model = ["num_layers = 1", "hidden_size = 16", "num_attention_heads = 2", "vocab_size = 64"]
+    data = [f'train = ["{tmp_path / "tokens"}"]', "seq_length = 16"]
+    train = ["global_batch_size = 4", 'precision = "bf16"']
+    sections = {"model": [*model, "hidden_dropout = 0.1"], "data": data, "train": train}
+    file = tmp_path / "run.toml"
+    file.write_text("\n".join("\n".join([f"[{name}]", *s]) for name, s in sections.items()))
+    question = Question(file=str(file), layout={})
+
+    assert compare_resumed(resumed(gloo_pool, question, None))[1] is None
+    _, fault = compare_resumed(resumed(gloo_pool, question, faults.start_the_data_over))
+    assert fault is not None
+    assert fault.module == "data order"
 
 
 def made_up(first: int, steps: range) -> TrainingRecord:
