@@ -20,9 +20,9 @@ from ascend_run.tools.verify.ranks import PoolRanks
 
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
-from .seeded_bugs import blind
+from .seeded_bugs import blind, blind_second
 from .seeded_bugs.bug import Bug
-from .seeded_bugs.faults import BUGS
+from .seeded_bugs.faults import BUGS, COUNTED
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
@@ -89,7 +89,7 @@ def run(case: str) -> Outcome:
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
-    unread = {bug.name for bug in blind.BUGS}
+    unread = {bug.name for bug in (*blind.BUGS, *blind_second.BUGS)}
     return {
         **_figures(outcomes),
         "of those by an author who had not read verify": _figures(
@@ -134,7 +134,7 @@ def passes(figures: Mapping[str, Any], counts: Mapping[str, int]) -> bool:
 
 
 def cases(seed: int) -> Sequence[str]:
-    return tuple(BUGS)
+    return tuple(bug.name for module in COUNTED for bug in module.BUGS)
 
 
 CAMPAIGN = Campaign(
