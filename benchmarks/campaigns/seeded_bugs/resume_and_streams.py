@@ -239,17 +239,6 @@ _STREAMS: Final = (
         hides_from_loss=True,
     ),
     Bug(
-        name="dropout-alike-over-sequence",
-        what="shards of the sequence on tensor-parallel ranks drop the same hidden elements",
-        target="megatron.core.transformer.transformer_block:TransformerBlock.forward",
-        old="rng_context = tensor_parallel.get_cuda_rng_tracker().fork()",
-        new="rng_context = nullcontext()",
-        layout={"tp": 2, "sp": 1},
-        modules=r"decoder\.layers\.\d+",
-        phases=(FORWARD,),
-        hides_from_loss=True,
-    ),
-    Bug(
         name="dropout-differs-in-replicas",
         what="tensor-parallel ranks drop different elements of hidden states that all of them hold",
         target="megatron.core.transformer.transformer_block:TransformerBlock.forward",
