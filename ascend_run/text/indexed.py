@@ -38,6 +38,8 @@ VERSION: Final = 1
 _HEADER: Final = struct.Struct("<9sQBQQ")
 _DTYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _CODES: Final = {name: code for code, name in _DTYPES.items()}
+_FORMATS: Final = {"uint16": "H", "int32": "i"}
+"""Formats of ``struct`` of the dtypes that are written."""
 _WIDE_VOCABULARY: Final = 65500
 """Megatron stores ids as int32 if the vocabulary has at least this size."""
 
@@ -79,15 +81,23 @@ class IndexedWriter:
         Raises:
             OverflowError: An id does not fit the dtype.
         """
-        values = np.asarray(ids) if len(ids) else np.empty(0, self._dtype)
-        limits = self._limits
-        if len(values) and not (limits.min <= values.min() and values.max() <= limits.max):
-            raise OverflowError(f"token id {values.max()} does not fit {self._dtype.name}")
-        content = values.astype(self._dtype).tobytes()
+        if isinstance(ids, np.ndarray):
+            limits = self._limits
+            if len(ids) and not (limits.min <= ids.min() and ids.max() <= limits.max):
+                raise self._too_large(ids)
+            content = ids.astype(self._dtype).tobytes()
+        else:
+            try:
+                content = struct.pack(f"<{len(ids)}{_FORMATS[self._dtype.name]}", *ids)
+            except struct.error:
+                raise self._too_large(ids) from None
         self._bin.write(content)
         self._digest.update(content)
         self._lengths.append(len(ids))
         self.tokens += len(ids)
+
+    def _too_large(self, ids: Sequence[int] | NDArray[Any]) -> OverflowError:
+        return OverflowError(f"token id {max(ids)} does not fit {self._dtype.name}")
 
     @property
     def bin_sha256(self) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import attrs
 
 from .chat_tokenizer import ChatTokenizer
+from .skeletons import Span
 from .tokens import Tokens
-from .turns import Rendered, Span
+from .turns import Rendered
 
 
 @attrs.frozen

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import attrs
 
+from .skeletons import Skeletons
 from .template_records import NAMED
 
 BEGIN: Final = "\U0010fff0"
@@ -40,10 +41,15 @@ class ChatTemplate:
     date: str | None
     date_option: str = "plugins.sft.date"
     """The option that sets the date, for error messages."""
+    copies_contents: bool = attrs.field(init=False, eq=False)
+    """Whether contents of messages do not affect the text around them; see ``content_flow``."""
+    skeletons: Skeletons = attrs.field(factory=Skeletons, init=False, eq=False)
     _compiled: Any = attrs.field(init=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "_compiled", _compile(self.source, self.name, self.date))
+        compiled, copies = _compile(self.source, self.name, self.date)
+        object.__setattr__(self, "_compiled", compiled)
+        object.__setattr__(self, "copies_contents", copies)
 
     def render(
         self,
@@ -121,12 +127,18 @@ def template_source(
     return stored, f"{folder / 'tokenizer_config.json'}"
 
 
-def _compile(source: str, name: str, date: str | None) -> Any:
-    """Compile a template; raise ValueError on a syntax error."""
+def _compile(source: str, name: str, date: str | None) -> tuple[Any, bool]:
+    """Return the compiled template, and whether it copies contents.
+
+    Raises:
+        ValueError: Its syntax is wrong.
+    """
     from jinja2 import TemplateSyntaxError, nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from .content_flow import copies_contents
 
     class Generation(Extension):
         tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
@@ -151,11 +163,12 @@ def _compile(source: str, name: str, date: str | None) -> Any:
         environment.globals["strftime_now"] = _strftime(date)
     try:
         template = environment.from_string(source)
+        copies = copies_contents(environment.parse(source))
     except TemplateSyntaxError as error:
         raise ValueError(f"{name} is no Jinja template: {error}") from None
     # Jinja chains two mappings, and copies them at each rendering: a fifth of its time.
     template.globals = dict(template.globals)
-    return template
+    return template, copies
 
 
 def _strftime(date: str) -> Callable[[str], str]:

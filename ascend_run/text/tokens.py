@@ -5,12 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, TypeAlias
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
 
 from .pretokens import PretokenEncoder
 
 Placed: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Ids of a text, and the first character and the end of each, which do not decrease."""
+
+_IDS: Final = itemgetter(0)
 
 
 class Tokens:
@@ -22,10 +25,11 @@ class Tokens:
     """
 
     def __init__(self, text: str, parts: Sequence[str], placed: Sequence[Placed]) -> None:
-        self.ids = [*chain.from_iterable(ids for ids, _, _ in placed)]
+        ids_of = [*map(_IDS, placed)]
+        self.ids = [*chain.from_iterable(ids_of)]
         self._text, self._placed = text, placed
         self._starts = [*accumulate(map(len, parts), initial=0)]
-        self._firsts = [*accumulate((len(ids) for ids, _, _ in placed), initial=0)]
+        self._firsts = [*accumulate(map(len, ids_of), initial=0)]
 
     def inside(self, span: tuple[int, int]) -> range:
         """Return the indices of the tokens that have a character of the span."""

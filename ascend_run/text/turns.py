@@ -3,21 +3,21 @@
 A turn is everything that the model would write: from the end of its generation prompt to the end of
 what the template closes a turn with. It is located by rendering prefixes of the conversation. Some
 templates render an earlier turn differently from the last one (they omit its reasoning); there the
-turn is located by rendering a marker in its place.
+turn is located by rendering a marker in its place. A template that copies contents renders and
+locates once for all conversations of the same roles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 
 from .samples import Conversation
+from .skeletons import Shape, Skeleton, Span, shape_of, skeleton_of, stand_ins
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
-
-Span = tuple[int, int]
-"""Half-open range of characters."""
 
 
 @attrs.frozen
@@ -39,6 +39,16 @@ def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
     Raises:
         TemplateRefusal: See ``ChatTemplate.render``; or a turn cannot be located in the text.
     """
+    if template.copies_contents and (shape := shape_of(conversation)) is not None:
+        skeleton = template.skeletons.of(shape, partial(_skeleton, template))
+        if skeleton is not None:
+            contents = [message["content"] for message in conversation.messages]
+            return Rendered(*skeleton.filled(contents))
+    return located(template, conversation)
+
+
+def located(template: ChatTemplate, conversation: Conversation) -> Rendered:
+    """Render a conversation and prefixes of it, as ``render`` does where there is no skeleton."""
     messages, tools = conversation.messages, conversation.tools
     text = template.render(messages, tools)
     if BEGIN in text:
@@ -49,6 +59,26 @@ def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
         if message["role"] == "assistant" and _says_something(message)
     ]
     return Rendered(text, tuple(spans))
+
+
+def _skeleton(template: ChatTemplate, shape: Shape) -> Skeleton | None:
+    """Return the skeleton of a shape; None where a turn is not located by a prefix."""
+    messages = stand_ins(shape).messages
+    spans: list[Span] = []
+    try:
+        text = template.render(messages)
+        if BEGIN in text:
+            marked = _marked(text)
+            return skeleton_of(marked.text, marked.spans)
+        for index, role in enumerate(shape):
+            if role == "assistant":
+                start = _prompt_end(template, messages[:index], None, text)
+                if (span := _by_prefix(template, messages, None, index, text, start)) is None:
+                    return None
+                spans.append(span)
+    except TemplateRefusal:
+        return None
+    return skeleton_of(text, spans)
 
 
 def _says_something(message: Mapping[str, Any]) -> bool:
@@ -75,12 +105,26 @@ def _turn(
     text: str,
 ) -> Span:
     start = _prompt_end(template, messages[:index], tools, text)
+    if (span := _by_prefix(template, messages, tools, index, text, start)) is not None:
+        return span
+    begin, end = _by_mark(template, messages, tools, index, text)
+    return (begin if start is None or start > begin else start), end
+
+
+def _by_prefix(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, object]],
+    tools: object,
+    index: int,
+    text: str,
+    start: int | None,
+) -> Span | None:
+    """Locate the end of a turn by rendering up to it; None if the text does not begin with that."""
     is_last = index == len(messages) - 1
     until = text if is_last else template.render(messages[: index + 1], tools)
     if start is not None and start < len(until) and text.startswith(until):
         return start, len(until)
-    begin, end = _by_mark(template, messages, tools, index, text)
-    return (begin if start is None or start > begin else start), end
+    return None
 
 
 def _prompt_end(

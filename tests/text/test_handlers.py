@@ -54,6 +54,15 @@ SAMPLES: dict[str, tuple[dict[str, Any], Sample]] = {
             tools=[{"name": "add"}],
         ),
     ),
+    "messages of a call alone": (
+        {"messages": [user("U"), {"role": "assistant", "tool_calls": [{"name": "add"}]}]},
+        Conversation(
+            messages=(
+                user("U"),
+                {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]},
+            )
+        ),
+    ),
     "alpaca-pairwise": (
         {"instruction": "U", "chosen": "good", "rejected": "bad"},
         Preference(prompt=(user("U"),), chosen=assistant("good"), rejected=assistant("bad")),

@@ -65,32 +65,53 @@ def message_list(record: Record, key: str) -> list[dict[str, Any]]:
     listed = record.parsed(key)
     if not isinstance(listed, list) or not listed:
         raise MalformedRecord(f"{record.own(key)!r} must be a list of messages")
-    roles = _roles(record)
-    return [one_message(record, value, f"message {i}", roles) for i, value in enumerate(listed, 1)]
+    names, roles = _names(record), _roles(record)
+    return [_message(value, names, roles, i) for i, value in enumerate(listed, 1)]
 
 
-def one_message(
-    record: Record, message: Any, name: str, roles: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def one_message(record: Record, message: Any, name: str) -> dict[str, Any]:
     """Return one message with the role of chat templates; ``name`` is for messages."""
-    roles = _roles(record) if roles is None else roles
-    role, content = record.own("role_tag"), record.own("content_tag")
+    return _message(message, _names(record), _roles(record), name)
+
+
+def _names(record: Record) -> Sequence[tuple[str, str]]:
+    """Return the keys that a message's role and text may have, the record's own first."""
+    return ((record.own("role_tag"), record.own("content_tag")), *_NAMES)
+
+
+def _message(
+    message: Any, names: Sequence[tuple[str, str]], roles: Mapping[str, str], name: str | int
+) -> dict[str, Any]:
+    """Return one message.
+
+    Args:
+        name: For messages: of the message, or its number.
+    """
     if not isinstance(message, dict):
-        raise MalformedRecord(f"{name} must be an object with {role!r} and {content!r}")
-    pairs = ((role, content), *_NAMES)
-    own_role, own_content = next((p for p in pairs if p[0] in message), pairs[0])
+        role, content = names[0]
+        raise MalformedRecord(f"{_called(name)} must be an object with {role!r} and {content!r}")
+    own_role, own_content = names[0]
     if own_role not in message:
-        raise MalformedRecord(f"{name} lacks {role!r}")
-    value = message[own_role]
+        own_role, own_content = next((pair for pair in names if pair[0] in message), names[0])
+        if own_role not in message:
+            raise MalformedRecord(f"{_called(name)} lacks {own_role!r}")
+    value, text = message[own_role], message.get(own_content)
     known = roles.get(value) if isinstance(value, str) else None
     if known is None:
-        raise MalformedRecord(f"{name} has the role {value!r}; expected one of {', '.join(roles)}")
-    rest = {k: v for k, v in message.items() if k not in (own_role, own_content)}
-    text = message.get(own_content)
+        raise MalformedRecord(
+            f"{_called(name)} has the role {value!r}; expected one of {', '.join(roles)}"
+        )
     if not isinstance(text, str) and not (text is None and message.get("tool_calls")):
         lacks = "lacks" if own_content not in message else "must have a string as"
-        raise MalformedRecord(f"{name} {lacks} {own_content!r}")
-    return {"role": known, "content": text, **rest}
+        raise MalformedRecord(f"{_called(name)} {lacks} {own_content!r}")
+    made = {"role": known, "content": text}
+    if len(message) > 2 or text is None:
+        made |= {k: v for k, v in message.items() if k not in (own_role, own_content)}
+    return made
+
+
+def _called(name: str | int) -> str:
+    return f"message {name}" if isinstance(name, int) else name
 
 
 def with_system(record: Record, messages: Sequence[Message]) -> tuple[Message, ...]:
