@@ -1,6 +1,6 @@
 """Conversations of the same roles as one text with gaps for their contents. No torch.
 
-For templates that copy contents (``content_flow``): a conversation with stand-ins for contents is
+For templates that copy contents (``content_flow``): a conversation with markers for contents is
 rendered once, and each further one takes no rendering.
 """
 
@@ -27,7 +27,7 @@ _SIDE: Final = "\u2003"
 """White space that shows whether a content is trimmed."""
 _MARK: Final = "\U0010fff3"
 _MOST_SHAPES: Final = 4096
-_STAND_IN: Final = re.compile(f"({_SIDE}?){_MARK}([0-9]+){_MARK}({_SIDE}?)")
+_MARKER: Final = re.compile(f"({_SIDE}?){_MARK}([0-9]+){_MARK}({_SIDE}?)")
 
 
 def shape_of(conversation: Conversation) -> Shape | None:
@@ -42,7 +42,7 @@ def shape_of(conversation: Conversation) -> Shape | None:
     return tuple(message["role"] for message in conversation.messages)
 
 
-def stand_ins(shape: Shape) -> Conversation:
+def marked_contents(shape: Shape) -> Conversation:
     """Return a conversation of these roles whose contents are found again in its text."""
     return Conversation(
         messages=tuple(
@@ -109,12 +109,12 @@ class Skeletons:
 
 
 def skeleton_of(text: str, spans: Sequence[Span]) -> Skeleton | None:
-    """Return the skeleton of a text with stand-ins; None if a turn begins or ends within one."""
+    """Return the skeleton of a text with markers; None if a turn begins or ends within one."""
     pieces: list[str] = []
     gaps: list[Gap] = []
     begins: list[int] = []
     at = 0
-    for found in _STAND_IN.finditer(text):
+    for found in _MARKER.finditer(text):
         pieces += [text[at : found.start()], ""]
         begins += [at, found.start()]
         left, number, right = found.groups()

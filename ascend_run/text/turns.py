@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from .samples import Conversation
-from .skeletons import Shape, Skeleton, Span, shape_of, skeleton_of, stand_ins
+from .skeletons import Shape, Skeleton, Span, marked_contents, shape_of, skeleton_of
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
 
 
@@ -63,7 +63,7 @@ def located(template: ChatTemplate, conversation: Conversation) -> Rendered:
 
 def _skeleton(template: ChatTemplate, shape: Shape) -> Skeleton | None:
     """Return the skeleton of a shape; None where a turn is not located by a prefix."""
-    messages = stand_ins(shape).messages
+    messages = marked_contents(shape).messages
     spans: list[Span] = []
     try:
         text = template.render(messages)
