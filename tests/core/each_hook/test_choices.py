@@ -238,9 +238,9 @@ def test_the_loss_uses_hidden_states_or_a_wrapped_output_layer(
     def counted(way: str) -> Any:
         inner = getattr(CrossEntropy, way)
 
-        def loss(self: CrossEntropy, *args: Tensor) -> Any:
+        def loss(self: CrossEntropy, *args: Tensor, **more: Tensor | None) -> Any:
             asked.append(way)
-            return inner(self, *args)
+            return inner(self, *args, **more)
 
         return loss
 
