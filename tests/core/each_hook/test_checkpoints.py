@@ -182,6 +182,12 @@ def test_ascend_checkpoint_entries_missing_in_the_checkpoint_are_errors(
         go_on(tmp_path, 2, *counting(Counter()))
 
 
+def recorded_events(tmp_path: Path) -> list[str | None]:
+    """Return what each line of the run's metrics is: the name of its event, or None for a step."""
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line).get("event") for line in lines]
+
+
 @pytest.mark.parametrize("name", ["progress", "rng", "model", "optimizer.reward", "a/b", ""])
 def test_ascend_checkpoint_entries_may_not_take_a_name_of_the_kernels(
     tmp_path: Path, name: str
@@ -189,7 +195,7 @@ def test_ascend_checkpoint_entries_may_not_take_a_name_of_the_kernels(
     taker = probe("ascend_checkpoint_entries", lambda self: {name: Counter()}, "taker")
     with pytest.raises(HookError, match=f"'{name}'"):
         go_on(tmp_path, 1, taker)
-    assert not (tmp_path / "run/metrics.jsonl").exists()  # refused before the first step
+    assert recorded_events(tmp_path) == ["failure"]  # refused before the first step
 
 
 def test_ascend_checkpoint_entries_of_one_name_are_rejected(
@@ -202,7 +208,7 @@ def test_ascend_checkpoint_entries_of_one_name_are_rejected(
     ]
     with pytest.raises(HookError, match="'one' and 'other' both give 'counter'"):
         train(tmp_path, *takers)
-    assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert recorded_events(tmp_path) == ["failure"]
 
 
 def test_ascend_checkpoint_entries_of_a_rank_begin_anew_on_other_ranks(
