@@ -277,7 +277,7 @@ def test_a_slow_import_is_named_with_the_packages_that_take_most(
     shown = json.loads(output_of(capsys, "plugins", "show", "ring", "--json"))["import_time"]
     page = output_of(capsys, "plugins", "show", "ring")
 
-    assert shown["milliseconds"] > shown["slow_above_milliseconds"] == 100
+    assert shown["slow_above_milliseconds"] == 100
     assert next(iter(shown["packages"])) == "fake_part"
     assert shown["packages"]["fake_part"] > 200
     assert re.search(r"\d ms, slow \(above 100 ms\): fake_part \d+ ms", page)

@@ -136,7 +136,11 @@ def reported(error: Exception) -> PoolError:
     [
         (reported(RuntimeError("it broke")), 3, "rank 1: RuntimeError: it broke"),
         (reported(PlatformError("no memory", ["use less"])), 2, "rank 1: no memory:\n  use less"),
-        (PoolError(1, "Hang", "still running after 9 s", "in step"), 3, "after 9 s\nin step"),
+        (
+            PoolError(1, "Hang", "still running after 9 s", "in step"),
+            3,
+            "more with --timeout\nin step",
+        ),
         (PoolError(1, "Death", "the process ended with exit code -9", ""), 3, "exit code -9"),
         (ZeroDivisionError("ours"), 3, "ours"),
     ],
