@@ -8,12 +8,12 @@ rm -rf data/demo runs/demo
 
 # A few files of the library's own tests are broken on purpose, hence --skip-undecodable.
 ascend-run preprocess --input "$STDLIB" --format python --skip-undecodable \
-    --train-tokenizer 4096 --tokenizer-out data/demo/tokenizer.json \
+    --train-tokenizer 2048 --tokenizer-out data/demo/tokenizer.json \
     --holdout 0.05 --output-prefix data/demo/train --heldout-prefix data/demo/heldout
 
 ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml
 
 echo "Resuming from the checkpoint for 20 more steps."
-ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml train.train_iters=250
+ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml train.train_iters=320
 
 python examples/check_demo.py runs/demo
