@@ -39,6 +39,11 @@ _MOE: Final[Mapping[str, Any]] = {
     "model.moe_router_topk": 2,
     "model.moe_aux_loss_coeff": 0.01,
 }
+_UNTIMED: Final = {
+    "plugins.cpu.bf16_matmul_dtype": "bf16",
+    "plugins.cpu.bf16_attention_dtype": "bf16",
+}
+"""By default each processor times them, and wide copies of operands would be in some results."""
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {"dense": _DENSE, "moe": _MOE}
 """The shapes of examples/dense.toml and examples/demo.toml, made smaller by the same factor."""
 
@@ -56,7 +61,7 @@ class Case:
 
     @property
     def config(self) -> dict[str, Any]:
-        return {**MODELS.get(self.model, {}), **self.values}
+        return {**_UNTIMED, **MODELS.get(self.model, {}), **self.values}
 
 
 def _example(name: str) -> Case:
@@ -141,6 +146,11 @@ CASES: Final = (
         ranks=2,
         plugins=("ulysses",),
         values={**_CP, "model.attention_dropout": 0.1},
+    ),
+    Case(name="matmuls in fp32", values={"plugins.cpu.bf16_matmul_dtype": "fp32"}),
+    Case(
+        name="backward of the attention in fp32",
+        values={"plugins.cpu.bf16_attention_dtype": "fp32"},
     ),
     Case(
         name="rms-norm by its formula",

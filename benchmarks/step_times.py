@@ -21,6 +21,8 @@ from .tiny_data import make_tiny_data
 
 EXAMPLES: Final = ("dense", "demo")
 LIMIT_PERCENT: Final = 30
+PARTS: Final = ("products", "memory", "operations", "communication")
+"""Of the estimate, in the note of a row."""
 _STEPS: Final = 5
 """Multiple of ``Settings.steps`` to time."""
 _OWN_THREADS: Final = ("env", "-u", "OMP_NUM_THREADS", "-u", "MKL_NUM_THREADS")
@@ -60,14 +62,13 @@ def _measure(example: str, settings: Settings) -> Row:
         run([*_OWN_THREADS, ASCEND_RUN, *words])
         measured = _step_seconds(folder / "run")
     predicted = expected["step"]
-    parts = ("products", "memory", "operations", "messages")
     return bounded(
         name=name_of(example),
         value=off_by(predicted, measured),
         unit="%",
         limit=LIMIT_PERCENT,
         note=f"{1e3 * predicted:.1f} ms expected ("
-        + ", ".join(f"{part} {1e3 * expected[part]:.1f}" for part in parts)
+        + ", ".join(f"{part} {1e3 * expected[part]:.1f}" for part in PARTS)
         + f"), {1e3 * measured:.1f} ms measured",
         device=device(),
     )

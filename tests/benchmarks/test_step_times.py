@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 
 from ascend_run.tools.plan.cost_model.devices import CALIBRATION, CostDevice, find_device
+from ascend_run.tools.plan.cost_model.step_time import StepTime
 from benchmarks import cpu_calibration, step_times
 
 
@@ -16,6 +18,10 @@ def test_an_error_counts_in_both_directions(
     predicted: float, measured: float, percent: float
 ) -> None:
     assert step_times.off_by(predicted, measured) == pytest.approx(percent)
+
+
+def test_a_row_names_parts_of_the_estimate() -> None:
+    assert {*step_times.PARTS} <= {*attrs.fields_dict(StepTime)}
 
 
 def test_a_step_is_the_median_after_a_third_that_warms_up(tmp_path: Path) -> None:
