@@ -68,9 +68,13 @@ class Benchmark:
     """Device, for the same table; ``rows.NO_GPU`` if it needs a GPU and there is none."""
 
 
+_LEFT_OUT: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONDONTWRITEBYTECODE")
+"""With the last one, each process would compile our modules, but not those of installed peers."""
+
+
 def environment() -> Mapping[str, str]:
     """Return the environment of measured processes: no launcher variables, and equal threads."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    kept = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     # Otherwise, loading an installed backend of torch would be timed as well.
     return {**kept, **threads, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

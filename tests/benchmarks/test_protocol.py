@@ -39,10 +39,12 @@ def test_every_process_has_equal_threads_and_no_rank_of_another_run(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     given = environment()
     assert given["OMP_NUM_THREADS"] == given["MKL_NUM_THREADS"] == str(THREADS)
     assert "RANK" not in given
     assert "WORLD_SIZE" not in given
+    assert "PYTHONDONTWRITEBYTECODE" not in given
     assert given["PATH"] == os.environ["PATH"]
 
 
