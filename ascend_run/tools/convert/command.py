@@ -13,7 +13,7 @@ from .target_options import megatron_options
 if TYPE_CHECKING:
     from ascend_run.tools.convert.conversion import Conversion
 
-_TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist")
+_TARGETS = ("hf", "ascend-run", "mp-rank", "mp-rank-legacy", "torch-dist", "peft")
 _SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
 
 
@@ -101,12 +101,15 @@ def command(
     ascend-run convert --to hf runs/demo exported
     ascend-run convert --to ascend-run /models/llama runs/llama
     ascend-run convert --to mp-rank --tp 2 --pp 4 /models/llama megatron
+    ascend-run convert --to peft runs/tuned adapter
 
     The target must not exist or be empty. Values and dtypes are preserved.
     """
     source_format, target_format = _formats(direction, source_format, target_format)
     if not target_format.startswith("mp-rank"):
         _require_unset(of_target, target_format)
+    if target_format == "peft":
+        _require_plain(adapter, verify)
     from ascend_run.tools.convert.conversion import Conversion
     from ascend_run.tools.convert.opening import SourceOptions
 
@@ -169,6 +172,17 @@ def _formats(
     if target_format is None:
         raise click.UsageError("say which way: --to FORMAT, or --to-hf or --from-hf")
     return source_format, target_format
+
+
+def _require_plain(adapter: Path | None, verify: str | None) -> None:
+    """
+    Raises:
+        UsageError: An option is given that needs weights, which an adapter does not have.
+    """
+    if adapter is not None:
+        raise click.UsageError("--adapter: no effect with --to peft, which merges nothing")
+    if verify == "logits":
+        raise click.UsageError("--verify logits needs weights; with --to peft say --verify tensors")
 
 
 def _require_unset(layout: dict[str, Any], target_format: str) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api.errors import StorageError
+from ascend_run.plugin_api.errors import CheckpointError, StorageError
 
 from .formats.model_source import ModelSource, Progress
 from .new_folder import partial_folder, publish, refuse_taken, require_outside
@@ -56,6 +56,8 @@ def convert(request: Conversion, progress: Progress) -> Converted:
         AscendRunError: The source cannot be read, or the target not be written.
     """
     refuse_taken(request.target)
+    if request.target_format == "peft":
+        return _convert_adapters(request, progress)
     with ExitStack() as stack:
         found = request.source_format or recognised(request.source, request.options.step)
         model = open_model(request.source, Format(found), request.options, stack)
@@ -72,14 +74,48 @@ def convert(request: Conversion, progress: Progress) -> Converted:
         with partial_folder(request.target) as beside:
             written = beside / "converted"
             _write(written, request, model, progress)
-            try:
+            with _comparing(request, model):
                 done = _compared(written, request, model, progress)
-            except OSError as problem:
-                what = f"the comparison of {request.target} with {model.folder} failed"
-                raise StorageError(f"{what}: {problem}; no target is left") from None
             if done.is_equal:
                 publish(written, request.target)
         return done
+
+
+def _convert_adapters(request: Conversion, progress: Progress) -> Converted:
+    """Write the adapters of a run alone."""
+    from .adapters.exporting import open_run_adapters, read_back, write_peft
+
+    found, options = request.source_format, request.options
+    if (found := found or recognised(request.source, options.step)) != Format.ASCEND_RUN:
+        raise CheckpointError(
+            f"{request.source} is of format {found}; --to peft writes the adapters of a run"
+        )
+    adapters = open_run_adapters(
+        request.source, options.step, options.family, options.config, options.base
+    )
+    require_outside(request.target, adapters.model.folder)
+    if request.verify is None:
+        write_peft(request.target, adapters, progress)
+        return Converted(adapters.model)
+    with partial_folder(request.target) as beside:
+        written = beside / "converted"
+        write_peft(written, adapters, progress)
+        with _comparing(request, adapters.model), ExitStack() as stack:
+            target = read_back(adapters, written, stack)
+            done = Converted(adapters.model, compare_tensors(adapters.model, target, progress))
+        if done.is_equal:
+            publish(written, request.target)
+    return done
+
+
+@contextmanager
+def _comparing(request: Conversion, model: ModelSource) -> Iterator[None]:
+    """Report an OSError as one of the comparison."""
+    try:
+        yield
+    except OSError as problem:
+        what = f"the comparison of {request.target} with {model.folder} failed"
+        raise StorageError(f"{what}: {problem}; no target is left") from None
 
 
 def _compared(

@@ -35,11 +35,19 @@ class SafetensorsShards:
         folder: An existing folder.
         names: All names that may be added; they bound the size of the header.
         max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
+        single: Name of the file if there is one.
     """
 
-    def __init__(self, folder: Path, names: Iterable[str], max_shard_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Iterable[str],
+        max_shard_bytes: float,
+        single: str = SINGLE_FILE,
+    ) -> None:
         self.folder = folder
         self.max_shard_bytes = max_shard_bytes
+        self.single = single
         self.weight_map: dict[str, int] = {}
         """Tensor name -> index of its file."""
         room = 64 + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
@@ -74,7 +82,7 @@ class SafetensorsShards:
         """Rename the files to their final names, and write the index if there are several."""
         self._finish_file()
         if self._count == 1:
-            self._path(0).rename(self.folder / SINGLE_FILE)
+            self._path(0).rename(self.folder / self.single)
             return
         final = [f"model-{n + 1:05}-of-{self._count:05}.safetensors" for n in range(self._count)]
         for number, name in enumerate(final):

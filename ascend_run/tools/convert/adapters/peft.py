@@ -31,8 +31,8 @@ from ascend_run.tools.convert.formats.model_source import ModelSource
 
 from .merging import Update, merged, scale_of
 
-_CONFIG: Final = "adapter_config.json"
-_TENSORS: Final = "adapter_model.safetensors"
+CONFIG: Final = "adapter_config.json"
+TENSORS: Final = "adapter_model.safetensors"
 _NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
     "peft_type": ("LORA",),
@@ -144,18 +144,18 @@ class _Adapter:
 def _opened(folder: Path, stack: ExitStack) -> _Adapter:
     if not folder.is_dir():
         raise CheckpointError(f"no folder at {folder}; --adapter names a folder in PEFT's format")
-    if not (folder / _TENSORS).is_file():
+    if not (folder / TENSORS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         hint = "; adapter_model.bin is a pickle: save it as safetensors" if pickled else ""
-        raise CheckpointError(f"{folder} has no {_TENSORS}{hint}")
-    config = read_object(folder / _CONFIG)
+        raise CheckpointError(f"{folder} has no {TENSORS}{hint}")
+    config = read_object(folder / CONFIG)
     try:
-        tensors = stack.enter_context(safe_open(folder / _TENSORS, framework="pt"))
+        tensors = stack.enter_context(safe_open(folder / TENSORS, framework="pt"))
         names = [*tensors.keys()]
         shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError) as problem:
-        raise CheckpointError(f"{folder / _TENSORS} cannot be read: {problem}") from None
-    return _Adapter(config, folder / _TENSORS, tensors, shapes)
+        raise CheckpointError(f"{folder / TENSORS} cannot be read: {problem}") from None
+    return _Adapter(config, folder / TENSORS, tensors, shapes)
 
 
 def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Update:

@@ -44,6 +44,18 @@ def without_adapters(source: ModelSource) -> ModelSource:
     return attrs.evolve(source, headers=kept)
 
 
+def adapted_parts(headers: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the adapted linears and their parts, in the order of the blocks of ``lora_A``."""
+    linears: dict[str, list[str]] = {}
+    for name in headers:
+        if match := _NAME.fullmatch(name):
+            linears.setdefault(match[1], []).extend([match[2]] if match[2] else [])
+    for linear, parts in linears.items():
+        known = _PARTS.get(linear.rpartition(".")[2], ())
+        linears[linear] = [part for part in known if part in parts] or parts
+    return linears
+
+
 def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: ModelSource) -> None:
     """Let the plugin compare the base with the one that its record in the checkpoint describes.
 
@@ -51,7 +63,7 @@ def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: Mo
         CheckpointError: The adapters were trained beside other weights, or there is no record.
         AscendRunError: The plugin is not installed.
     """
-    record = _record(values, adapters)
+    record = adapter_record(values, adapters)
     plugin: Any = discover().load([_PLUGIN])[_PLUGIN]
     options = plugin.config_class(alpha=record["alpha"], rslora=record["rslora"])
     model = FieldSection({**base.config.model, "hf_path": str(base.folder)})
@@ -71,16 +83,10 @@ def with_run_adapters(
     Raises:
         CheckpointError: An adapter does not fit the base. Lists all problems.
     """
-    record = _record(values, adapters)
-    linears: dict[str, list[str]] = {}
-    for name in adapters.headers:
-        if match := _NAME.fullmatch(name):
-            linears.setdefault(match[1], []).extend([match[2]] if match[2] else [])
+    record = adapter_record(values, adapters)
     problems, updates = [], {}
-    for linear, parts in linears.items():
+    for linear, order in adapted_parts(adapters.headers).items():
         weight = f"{linear}.weight"
-        short = linear.rpartition(".")[2]
-        order = [part for part in _PARTS.get(short, ()) if part in parts] or parts
         if weight not in base.headers:
             problems.append(f"{weight} is not in {base.folder}")
             continue
@@ -100,7 +106,7 @@ def with_run_adapters(
     return attrs.evolve(merged(base, updates), step=adapters.step, folder=adapters.folder)
 
 
-def _record(values: Mapping[str, Any], adapters: ModelSource) -> Mapping[str, Any]:
+def adapter_record(values: Mapping[str, Any], adapters: ModelSource) -> Mapping[str, Any]:
     """Return what the plugin has stored of its options and of the base."""
     record = values.get(_PLUGIN)
     if not isinstance(record, Mapping) or not {"alpha", "rslora", "base"} <= record.keys():
@@ -125,12 +131,12 @@ def _update(
             part: scale * (adapters.tensor(f"{linear}.adapter.lora_B.{part}").to(dtype) @ block)
             for part, block in zip(order, a.split(rank), strict=True)
         }
-        return _in_megatrons_order(linear.rpartition(".")[2], updates, config)
+        return in_megatrons_order(linear.rpartition(".")[2], updates, config)
 
     return update
 
 
-def _in_megatrons_order(linear: str, updates: Mapping[str, Tensor], config: RunConfig) -> Tensor:
+def in_megatrons_order(linear: str, updates: Mapping[str, Tensor], config: RunConfig) -> Tensor:
     """Return the update of a weight from those of its parts; a part without one has zeros."""
     if linear in updates:
         return updates[linear]

@@ -1,7 +1,8 @@
-"""``ascend-run convert`` merges the adapters of a run, and those that PEFT wrote."""
+"""``ascend-run convert`` merges and writes the adapters of a run, and merges those of PEFT."""
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -76,10 +77,16 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
     if contents == "full":
         Path(base).rename(tmp_path / "moved")
         base = str(tmp_path / "moved")
-    target = tmp_path / "out"
+    target, adapters = tmp_path / "out", (tmp_path / "run/adapter", tmp_path / "written")
     assert convert("--to", "hf", "--verify", "tensors", tmp_path / "run", target) == 0
     assert "adapters merged into 8 tensors" in capsys.readouterr().out
     check_merged(target, base, want, 10)
+    assert convert("--to", "peft", tmp_path / "run", tmp_path / "written") == 0
+    own, written = (json.loads((f / "adapter_config.json").read_text()) for f in adapters)
+    assert own == written
+    own, written = (load_file(folder / "adapter_model.safetensors") for folder in adapters)
+    assert own.keys() == written.keys()
+    assert all(torch.equal(own[name], written[name]) for name in own)
     if contents == "full":
         return
     other = write_llama(tmp_path / "other", 61, seed=2)

@@ -1,0 +1,150 @@
+"""Write the adapters of a run as a folder in PEFT's format, which ``PeftModel`` loads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from safetensors import safe_open
+
+from ascend_run.core.hugging_face.parameter_rows import parameter_sources
+from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.prepare.config.reading import read_raw
+from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
+from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource, open_checkpoint
+from ascend_run.tools.convert.model_config import config_of_run
+from ascend_run.tools.convert.new_folder import new_folder
+from ascend_run.tools.convert.safetensors_shards import SafetensorsShards
+from ascend_run.tools.convert.write_queue import write_queue
+
+from .peft import CONFIG, TENSORS
+from .peft_tensors import PeftModule, peft_modules, peft_tensors
+from .run_adapters import adapter_record, has_adapters
+
+
+@attrs.frozen(kw_only=True)
+class RunAdapters:
+    """The adapters of a checkpoint, as PEFT stores them."""
+
+    model: ModelSource
+    """The matrices, by PEFT's names."""
+    settings: Mapping[str, object]
+    """Content of ``adapter_config.json``."""
+
+
+def open_run_adapters(
+    path: Path, step: int | None, family: str | None, config: Path | None, base: Path | None
+) -> RunAdapters:
+    """Open the adapters of a run; nothing but headers is read.
+
+    Args:
+        base: Folder that ``adapter_config.json`` names; None: the run's ``model.hf_path``.
+
+    Raises:
+        CheckpointError: The checkpoint has no adapters, or some have no form in PEFT's format.
+        ConfigError: The run's config cannot be used.
+    """
+    found = CheckpointSource.find(path, step, config)
+    model = config_of_run(found.config, family)
+    opened = open_checkpoint(found)
+    source = ModelSource(
+        family=model.family,
+        config=model.config,
+        config_toml=model.toml,
+        stated=model.stated,
+        step=opened.step,
+        folder=found.folder,
+        headers=opened.headers,
+        read=opened.read,
+    )
+    if not has_adapters(source.headers):
+        raise CheckpointError(f"{path} has no adapters; only a run with lora has any to write")
+    record = adapter_record(opened.values, source)
+    modules = peft_modules(source)
+    headers, read = peft_tensors(source, modules)
+    given = {key: one.value for key, one in read_raw(found.config).values.items()}
+    settings = _settings(source, modules, record)
+    settings["base_model_name_or_path"] = str(base or given.get("model.hf_path") or "") or None
+    settings["lora_dropout"] = given.get("plugins.lora.dropout", 0.0)
+    return RunAdapters(
+        model=attrs.evolve(source, headers=headers, read=read),
+        settings=dict(sorted(settings.items())),
+    )
+
+
+def write_peft(target: Path, adapters: RunAdapters, progress: Progress) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` to a new folder.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read.
+        StorageError: The target is not empty or cannot be written.
+    """
+    with new_folder(target, 0o755) as beside:
+        shards = SafetensorsShards(beside, adapters.model.headers, math.inf, TENSORS)
+        try:
+            with write_queue() as writes:
+                for name, tensor in adapters.model.parameters(progress):
+                    writes.submit(shards.add, name, tensor)
+            shards.close()
+        finally:
+            shards.abandon()
+        text = json.dumps(adapters.settings, indent=2) + "\n"
+        (beside / CONFIG).write_text(text, "utf-8")
+
+
+def read_back(adapters: RunAdapters, folder: Path, stack: ExitStack) -> ModelSource:
+    """Open the matrices that were written."""
+    file = stack.enter_context(safe_open(folder / TENSORS, framework="pt"))
+    headers = {
+        name: torch.empty(file.get_slice(name).get_shape(), device="meta")
+        for name in [*file.keys()]
+    }
+    return attrs.evolve(adapters.model, folder=folder, headers=headers, read=file.get_tensor)
+
+
+def _settings(
+    source: ModelSource, modules: Sequence[PeftModule], record: Mapping[str, Any]
+) -> dict[str, object]:
+    """Return what a plain LoRA of these modules has in ``adapter_config.json``.
+
+    Raises:
+        CheckpointError: The adapters have several ranks.
+    """
+    ranks = sorted({one.rank for one in modules})
+    if len(ranks) > 1:
+        raise CheckpointError(f"the adapters in {source.folder} have ranks {ranks}, expected one")
+    alpha = record["alpha"]
+    return {
+        "bias": "none",
+        "fan_in_fan_out": modules[0].transposed,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": ranks[0],
+        "target_modules": _targets(source, {one.module for one in modules}),
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": record["rslora"],
+    }
+
+
+def _targets(source: ModelSource, modules: set[str]) -> list[str]:
+    """Return what selects the modules in PEFT: the end of their names, and where others end so too
+    (experts, layers without adapters), whole names."""
+    every = {
+        name.removesuffix(".weight")
+        for parameter in parameter_sources(source.family, source.config).values()
+        for name in parameter.hf_names
+    }
+    ends = {name.rpartition(".")[2] for name in modules}
+    shared = {end for end in ends if any(n.endswith(f".{end}") for n in every - modules)}
+    whole = {name for name in modules if name.rpartition(".")[2] in shared}
+    return sorted((ends - shared) | whole)
