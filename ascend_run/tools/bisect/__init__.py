@@ -1,9 +1,10 @@
-"""``ascend-run bisect``: find the plugins that make a run diverge.
+"""``ascend-run bisect``: find what makes two runs part, or a run diverge.
 
-``search`` chooses the sets of plugins to compare, ``comparing`` compares one with the run without
-them, ``journal`` keeps the results of an interrupted search, ``text`` is what is shown.
+``search`` chooses the sets of choices to compare, ``comparing`` compares plugins of one run with
+the run without them, ``run_comparing`` a mixture of two runs with the first; ``journal`` keeps the
+results of an interrupted search, ``text`` is what is shown.
 """
 
 from typing import Final
 
-SUMMARY: Final = "Find the plugins that make a run diverge."
+SUMMARY: Final = "Find what makes two runs part, or the plugins that make a run diverge."

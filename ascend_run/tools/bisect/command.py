@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,21 +16,15 @@ from ascend_run.tools.terminal.run_options import (
     split_names,
 )
 
-if TYPE_CHECKING:
-    from ascend_run.tools.verify.questions import Question
-
-    from .bisection import Bisection
-
 
 @click.command("bisect")
 @click.option(
     "--enable",
     multiple=True,
-    required=True,
     metavar="NAME,NAME",
     callback=split_names,
     shell_complete=complete_feature_list,
-    help="Feature plugins to search.",
+    help="Feature plugins to search, instead of two runs.",
 )
 @click.option(
     "--config",
@@ -55,7 +46,7 @@ if TYPE_CHECKING:
 )
 @click.option("--fresh", is_flag=True, help="Start over instead of continuing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.argument("words", nargs=-1, metavar="[LAYOUT] [SECTION.KEY=VALUE]...")
+@click.argument("words", nargs=-1, metavar="RUN_A RUN_B | [LAYOUT] [SECTION.KEY=VALUE]...")
 def command(
     enable: Sequence[str],
     file: Path | None,
@@ -67,13 +58,14 @@ def command(
     as_json: bool,
     words: Sequence[str],
 ) -> int:
-    """Find the plugins that make a run diverge.
+    """Find what makes two runs part, or which plugins make a run diverge.
 
-    LAYOUT and settings are as for verify. A search that was interrupted is continued by the same
-    command in the same folder. Exit code 0: the run does not diverge; 1: found; 2: invalid request;
-    3: a compared run failed.
+    RUN_A and RUN_B are run folders (run.output_dir). With --enable, LAYOUT and settings are as for
+    verify. A search that was interrupted is continued by the same command in the same folder. Exit
+    code 0: the runs do not diverge; 1: found; 2: invalid request; 3: a compared run failed.
 
     \b
+    ascend-run bisect runs/before runs/after
     ascend-run bisect --enable gmm,swap-attention,distribute-saved tp=2,ep=2
     """
     from ascend_run.plugin_api.errors import AscendRunError
@@ -82,21 +74,27 @@ def command(
     from ascend_run.tools.verify.questions import Question
     from ascend_run.tools.verify.ranks import NoVerdict
 
+    from .searching import Options, search_plugins, search_runs
     from .text import text_of
 
-    layout, overrides = sorted_words(words)
-    question = Question(
-        enable=tuple(dict.fromkeys(enable)),
-        layout=None if layout is None else parse_layout(layout),
-        model=model,
-        file=None if file is None else str(file),
-        overrides=overrides,
-        platform=platform,
-        task=task,
-    )
+    options = Options(timeout=timeout, fresh=fresh)
+    given = {"--config": file, "--model": model, "--platform": platform, "--task": task}
     try:
-        result = _bisect(question, timeout, fresh=fresh)
-    except AscendRunError:
+        if enable:
+            layout, overrides = sorted_words(words)
+            question = Question(
+                enable=tuple(dict.fromkeys(enable)),
+                layout=None if layout is None else parse_layout(layout),
+                model=model,
+                file=None if file is None else str(file),
+                overrides=overrides,
+                platform=platform,
+                task=task,
+            )
+            result = search_plugins(question, options)
+        else:
+            result = search_runs(_folders(words, given), options)
+    except (AscendRunError, click.ClickException):
         raise
     except Exception:
         # Python would exit with 1, which means that the run diverges.
@@ -110,30 +108,17 @@ def command(
     return 0 if result.culprits is None else 1
 
 
-def _bisect(question: Question, timeout: float | None, *, fresh: bool) -> Bisection:
-    from ascend_run.launch.alone import sigterm_unwinds
-    from ascend_run.prepare.rank_start import check_run_data
-    from ascend_run.tools.verify.command import BUILT_IN_SECONDS, FILE_SECONDS
-    from ascend_run.tools.verify.shared_ranks import SharedRanks
-
-    from .bisection import bisect
-    from .comparing import Comparer
-    from .journal import Journal
-
-    timeout = timeout or (BUILT_IN_SECONDS if question.file is None else FILE_SECONDS)
-    begin = time.monotonic()
-
-    def report(number: int, enabled: str) -> None:
-        seconds = time.monotonic() - begin
-        print(f"bisect: {seconds:6.1f} s, {number}: {enabled}", file=sys.stderr, flush=True)
-
-    with sigterm_unwinds(), SharedRanks(timeout) as ranks:
-        compare = Comparer(question, ranks)
-        if question.file is not None:
-            check_run_data(compare.prepared)
-        journal = Journal(Path.cwd(), compare.identity())
-        if fresh:
-            journal.remove()
-        elif journal.path.exists():
-            click.echo(f"bisect: continues {journal.path.name} (--fresh starts over)", err=True)
-        return bisect(compare, journal, report)
+def _folders(words: Sequence[str], given: Mapping[str, object]) -> tuple[Path, Path]:
+    """
+    Raises:
+        UsageError: These are not two run folders and nothing else.
+    """
+    if len(words) != 2:
+        got = " ".join(words) or "neither"
+        raise click.UsageError(f"expected two run folders, or --enable with plugins; got {got}")
+    if extra := [name for name, value in given.items() if value is not None]:
+        raise click.UsageError(
+            f"{', '.join(extra)}: two runs are compared as their folders describe them; "
+            "these options are for --enable"
+        )
+    return Path(words[0]), Path(words[1])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,38 +12,18 @@ import attrs
 
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.prepare.prepare import PreparedRun
-from ascend_run.tools.verify.compare.verdict import Verdict
+from ascend_run.tools.verify.compare.verdict import Check
 from ascend_run.tools.verify.questions import Question, Side
 from ascend_run.tools.verify.ranks import Ranks
 from ascend_run.tools.verify.sides import Sides, sides_of
 from ascend_run.tools.verify.verifier import judge
 
+from .choices import Choice, Compared, Kind, State
+
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
 
 _STEP: Final = re.compile(r"\bstep (\d+)")
-
-
-class State(StrEnum):
-    """Result of a comparison."""
-
-    DIVERGES = "DIVERGES"
-    AGREES = "agrees"
-    CANNOT_RUN = "cannot run"
-
-
-@attrs.frozen(kw_only=True)
-class Compared:
-    """A set of plugins, and how the run with them compares with the run without."""
-
-    enabled: tuple[str, ...]
-    state: State
-    where: str = ""
-    """Where it diverges, as in the verdict of ``verify``."""
-    step: int | None = None
-    """The first step in which it diverges, from 1."""
-    why: str = ""
-    """Why it diverges, or cannot run."""
 
 
 class Comparer:
@@ -68,38 +47,41 @@ class Comparer:
         self._needs = _requirements(self.prepared)
         self.kept = tuple(name for name in self._order if not self._runs_without(name))
         """Features without which the layout cannot run; they are enabled in every run."""
-        self.choices = tuple(name for name in self._order if name not in self.kept)
+        self.choices = tuple(
+            Choice(kind=Kind.PLUGIN, name=name, values=("not enabled", "enabled"))
+            for name in self._order
+            if name not in self.kept
+        )
         """The features to search, each after those that it requires."""
         self._references: dict[str, list[Record]] = {}
 
-    def enabled(self, features: Collection[str]) -> tuple[str, ...]:
+    def with_needed(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return these features, those that they require and those that the layout needs."""
-        return self._closed({*features, *self.kept})
+        return self._closed({*names, *self.kept})
 
-    def __call__(self, features: Collection[str]) -> Compared:
+    def __call__(self, names: Sequence[str]) -> Compared:
         """Compare the run that enables these features.
 
         Raises:
             NoVerdict: A run failed.
         """
-        enabled = self.enabled(features)
+        enabled = self.with_needed(names)
         sides = self._with_only(enabled)
         try:
             sides.candidate.prepare()
         except AscendRunError as error:
-            reason = error.problems[0] if error.problems else error.headline
-            return Compared(enabled=enabled, state=State.CANNOT_RUN, why=reason)
+            return Compared(changes=enabled, state=State.CANNOT_RUN, why=reason_of(error))
         references = [side for side in (sides.plain, sides.same_layout) if side is not None]
         recorded = [(side, self._reference(side)) for side in references]
         verdict = judge(sides, self._ranks(sides.candidate), recorded)
         if verdict.good:
-            return Compared(enabled=enabled, state=State.AGREES)
+            return Compared(changes=enabled, state=State.AGREES)
         fault = verdict.fault
         return Compared(
-            enabled=enabled,
+            changes=enabled,
             state=State.DIVERGES,
             where="" if fault is None else f"{fault.module} ({fault.phase})",
-            step=first_step(verdict),
+            step=first_step(verdict.checks),
             why="" if fault is None else fault.why,
         )
 
@@ -111,7 +93,7 @@ class Comparer:
         return {
             "run": candidate.as_request(),
             "file": file,
-            "versions": {name: version(name) for name in ("ascend-run", "torch", "megatron-core")},
+            "versions": versions(),
             "plugins": self.prepared.lock,
         }
 
@@ -160,13 +142,23 @@ class Comparer:
         )
 
 
-def first_step(verdict: Verdict) -> int | None:
-    """Return the first step in which a check of the verdict failed; None if no check tells.
+def reason_of(error: AscendRunError) -> str:
+    """Return why a run cannot start, in one line."""
+    return error.problems[0] if error.problems else error.headline
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that the results depend on."""
+    return {name: version(name) for name in ("ascend-run", "torch", "megatron-core")}
+
+
+def first_step(checks: Iterable[Check]) -> int | None:
+    """Return the first step in which a check failed; None if no check tells.
 
     The first batch, of which all gradients are compared, is that of step 1.
     """
     of_first_batch = ("initial weights", "counts", "loss", "gradients")
-    failed = [check for check in verdict.checks if not check.passed]
+    failed = [check for check in checks if not check.passed]
     if any(check.name in of_first_batch for check in failed):
         return 1
     texts = [text for check in failed for text in (check.name, *check.details)]

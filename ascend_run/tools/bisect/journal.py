@@ -12,7 +12,7 @@ import attrs
 
 from ascend_run.core.files import storage_error
 
-from .comparing import Compared, State
+from .choices import Compared, State
 
 
 class Journal:
@@ -42,7 +42,7 @@ class Journal:
             except ValueError:  # the search was killed while it wrote this line
                 continue
             state = State(data.pop("state"))
-            yield Compared(**{**data, "enabled": tuple(data["enabled"]), "state": state})
+            yield Compared(**{**data, "changes": tuple(data["changes"]), "state": state})
 
     def append(self, compared: Compared) -> None:
         """

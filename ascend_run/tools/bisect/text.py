@@ -3,47 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from ascend_run.tools.terminal.tables import table
 
 from .bisection import Bisection
-from .comparing import Compared, State
+from .choices import Compared, Kind, State
 
 
 def text_of(result: Bisection) -> Iterator[str]:
     """Yield the lines: the verdict, why, and what was tried."""
     yield sentence(result)
+    yield from _values(result)
     if result.last.why:
         yield f"why: {result.last.why}"
-    if result.culprits:
-        yield f"next: ascend-run verify --details --enable {','.join(result.last.enabled)}"
+    if result.culprits and result.runs is None:
+        yield f"next: ascend-run verify --details --enable {','.join(result.last.changes)}"
     yield ""
     rows = [
-        (str(number), ", ".join(tried.enabled) or "none", str(tried.state), _where(tried))
+        (str(number), ", ".join(tried.changes) or "none", str(tried.state), _where(tried))
         for number, tried in enumerate(result.tried, 1)
     ]
-    yield from table(("", "enabled", "", "where"), rows)
+    yield from table(("", "enabled" if result.runs is None else "of B", "", "where"), rows)
+    yield from (f"note: {note}" for note in result.notes)
 
 
 def sentence(result: Bisection) -> str:
     """Return the verdict in one line."""
     if result.culprits is None:
+        return _nothing_found(result)
+    place = _place(result.step, result.last)
+    if not result.culprits:
+        return f"{_without_culprit(result)}, {place}"
+    kinds = {choice.name: choice.kind for choice in result.choices}
+    names = " and ".join(
+        _listed(kind, [*of_kind]) for kind, of_kind in groupby(result.culprits, kinds.__getitem__)
+    )
+    if len(result.culprits) == 1:
+        return f"{names} makes the runs part, {place}"
+    return f"{names} make the runs part, only together, {place}"
+
+
+def _listed(kind: Kind, names: list[str]) -> str:
+    plurals = {Kind.PLUGIN: "plugins", Kind.SETTING: "settings", Kind.LAYOUT: "layout axes"}
+    what = str(kind) if len(names) == 1 else plurals[kind]
+    return " ".join((what, " and ".join(f"'{name}'" for name in names)))
+
+
+def _nothing_found(result: Bisection) -> str:
+    if result.runs is None:
         if result.last.state is State.CANNOT_RUN:
             return "the run with all plugins cannot start"
         return "nothing found: the run with all plugins agrees with the run without them"
-    place = _where(result.last)
-    if not result.culprits:
-        kept = ", ".join(result.last.enabled)
-        what = f"the plugins that the layout needs ({kept}) make" if kept else "the layout makes"
-        return f"{what} the runs part, {place}"
-    names = " and ".join(f"'{name}'" for name in result.culprits)
-    if len(result.culprits) == 1:
-        return f"plugin {names} makes the runs part, {place}"
-    return f"plugins {names} make the runs part, only together, {place}"
+    if result.last.state is State.CANNOT_RUN:
+        return "run B cannot start here"
+    return "nothing found: run A with all choices of run B agrees with run A"
+
+
+def _without_culprit(result: Bisection) -> str:
+    """Return what makes the runs part if none of the choices does."""
+    if result.runs is not None:
+        return "run A is not reproducible: it differs when it is repeated"
+    kept = ", ".join(result.last.changes)
+    if kept:
+        return f"the plugins that the layout needs ({kept}) make the runs part"
+    return "the layout makes the runs part"
+
+
+def _values(result: Bisection) -> Iterator[str]:
+    """Yield the values that two runs have for what was found."""
+    if result.runs is None:
+        return
+    for choice in result.choices:
+        if choice.name in (result.culprits or ()):
+            yield f"{choice.name}: {choice.values[0]} in A, {choice.values[1]} in B"
+    if result.culprits and (needed := [n for n in result.last.changes if n not in result.culprits]):
+        yield f"with it: {', '.join(needed)}, without which it cannot run"
 
 
 def _where(compared: Compared) -> str:
     if compared.state is State.CANNOT_RUN:
         return compared.why
-    step = "" if compared.step is None else f"at step {compared.step}"
-    return ", ".join(filter(None, (step, compared.where and f"in {compared.where}")))
+    return _place(compared.step, compared)
+
+
+def _place(step: int | None, compared: Compared) -> str:
+    at = "" if step is None else f"at step {step}"
+    return ", ".join(filter(None, (at, compared.where and f"in {compared.where}")))

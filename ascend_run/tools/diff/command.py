@@ -46,11 +46,11 @@ def _diff(run_a: Path, run_b: Path) -> Diff:
         DataError: One of them is not a run folder, or has no fingerprints to compare.
     """
     from ascend_run.core.fingerprint.record import read_fingerprints
+    from ascend_run.tools.pages.run_differences import differences
     from ascend_run.tools.pages.run_folder import read_run
+    from ascend_run.tools.pages.step_differences import compare_steps
 
-    from .causes import differences
     from .rendering import Diff
-    from .steps import compare_steps
 
     runs = [read_run(path) for path in (run_a, run_b)]
     found = [read_fingerprints(path) for path in (run_a, run_b)]

@@ -8,10 +8,15 @@ from pathlib import Path
 import attrs
 
 from ascend_run.core.fingerprint.record import Entry, Fingerprints
+from ascend_run.tools.pages.run_differences import Difference
+from ascend_run.tools.pages.step_differences import (
+    PARTS,
+    StepComparison,
+    different_parts,
+    loss_difference,
+    steps_of,
+)
 from ascend_run.tools.terminal.tables import table
-
-from .causes import Difference
-from .steps import PARTS, StepComparison, different_parts, loss_difference, steps_of
 
 _NAMES = ("A", "B")
 

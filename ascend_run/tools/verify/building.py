@@ -18,21 +18,21 @@ from ascend_run.tools.verify.compare.thresholds import ADAM_EPSILON, LEARNING_RA
 from ascend_run.types.layout import world_size
 
 from . import layouts
-from .questions import Question, Side
+from .questions import KIT_DATASET, Question, Side
 from .small_settings import manifests_of, saves
 
-_KIT_DATASET: Final = "the-kit"
 _WIDE_HEADS: Final = {"model.kv_channels": 8}
 """Not hidden size / heads, which is 4: a formula that takes one for the other is found."""
 PRECISION: Final = "train.precision"
 EXACT: Final = "fp32"
-_PROBES: Final[Mapping[str, object]] = {
+PROBES: Final[Mapping[str, object]] = {
     "optimizer.lr": LEARNING_RATE,
     "optimizer.min_lr": 0.0,
     "optimizer.lr_warmup_iters": WARMUP,
     "optimizer.adam_eps": ADAM_EPSILON,
     PRECISION: EXACT,
 }
+"""Settings with which rounding errors stay small and faults show in a few steps."""
 
 
 def from_file(question: Question) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -107,11 +107,11 @@ def make_side(
         base |= settings_of(manifest, of_model=built_in)
     if built_in:
         heads = {} if _sets_head_widths(question) else _WIDE_HEADS
-        base = {**MODELS[model], **heads, "data.train": [_KIT_DATASET], **base}
+        base = {**MODELS[model], **heads, "data.train": [KIT_DATASET], **base}
         base |= _fitting(base, all_sizes)
         if model == "moe" and sizes.get("tp", 1) > 1:
             sizes["sp"] = 1  # experts under tensor parallelism need it
-    values = {**question.config, **layouts.settings(sizes), **_PROBES}
+    values = {**question.config, **layouts.settings(sizes), **PROBES}
     return Side(
         name=name,
         world_size=world_size(sizes),

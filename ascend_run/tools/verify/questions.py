@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ascend_run.core.run import RunRequest
 
 ORIGIN: Final = "verify"
+KIT_DATASET: Final = "the-kit"
+"""``data.train`` of a built-in model."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +83,7 @@ class Side:
 
     @property
     def uses_kit_batches(self) -> bool:
-        return self.file is None
+        return self.base.get("data.train") == [KIT_DATASET]
 
     def as_request(self) -> dict[str, object]:
         return attrs.asdict(self)
@@ -123,7 +125,8 @@ class Side:
         key = key.partition("=")[0].strip()
         words = key.split(".")
         if words[0] == "plugins" and len(words) > 1:
-            return words[1] in self.enable
+            chosen = (self.platform, self.task, self.base.get("model.family"))
+            return words[1] in (*self.enable, *chosen)
         if key in layouts.KEYS.values():
             return key in self.values
         return self.values[layouts.KEYS["pp"]] > 1 or key not in layouts.OF_STAGES

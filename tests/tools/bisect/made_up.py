@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from ascend_run.plugin_api import Manifest, Numerics, hookimpl
 from ascend_run.plugin_api import contracts as c
 
 
-def manifest(name: str) -> Manifest:
-    return Manifest(name=name, summary="made for a test", numerics=Numerics.BITWISE)
+def manifest(name: str, numerics: Numerics = Numerics.BITWISE) -> Manifest:
+    return Manifest(name=name, summary="made for a test", numerics=numerics)
 
 
 class Harmless:
@@ -37,6 +39,25 @@ def harmless(number: int) -> type[Harmless]:
 Harmless0, Harmless1, Harmless2, Harmless3 = map(harmless, range(4))
 Harmless4, Harmless5, Harmless6 = map(harmless, range(4, 7))
 HARMLESS = (Harmless0, Harmless1, Harmless2, Harmless3, Harmless4, Harmless5, Harmless6)
+
+
+class Rounds(Harmless):
+    """Declares rounding."""
+
+    manifest = manifest("rounds", Numerics.ROUNDING)
+
+
+@attrs.frozen(kw_only=True)
+class Level:
+    level: int = 0
+
+
+class HasAnOption(Harmless):
+    manifest = manifest("has-an-option")
+    config_class = Level
+
+    def __init__(self, config: Level) -> None:
+        self.config = config
 
 
 class DoublesAGradient(Harmless):

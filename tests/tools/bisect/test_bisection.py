@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ascend_run.tools.bisect.bisection import Bisection, bisect
-from ascend_run.tools.bisect.comparing import Compared, State
+from ascend_run.tools.bisect.choices import Choice, Compared, Kind, State
 from ascend_run.tools.bisect.journal import Journal
 from ascend_run.tools.bisect.search import smallest_failing
 from ascend_run.tools.bisect.text import sentence, text_of
@@ -24,26 +24,28 @@ class Stopped(Exception):
 class MadeUp:
     """Diverges if all of the guilty features are enabled."""
 
-    choices: Sequence[str] = NAMES
+    choices = tuple(
+        Choice(kind=Kind.PLUGIN, name=name, values=("not enabled", "enabled")) for name in NAMES
+    )
 
     def __init__(self, *guilty: str, stop_after: int | None = None) -> None:
         self.guilty, self.stop_after = {*guilty}, stop_after
         self.compared: list[tuple[str, ...]] = []
 
-    def enabled(self, features: Collection[str]) -> tuple[str, ...]:
-        return tuple(sorted(features))
+    def with_needed(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(sorted(names))
 
-    def __call__(self, features: Collection[str]) -> Compared:
+    def __call__(self, names: Sequence[str]) -> Compared:
         if len(self.compared) == self.stop_after:
             raise Stopped
-        enabled = self.enabled(features)
-        self.compared.append(enabled)
-        if self.guilty <= {*features}:
+        changes = self.with_needed(names)
+        self.compared.append(changes)
+        if self.guilty <= {*names}:
             where = "decoder.layers.1.mlp (backward)"
             return Compared(
-                enabled=enabled, state=State.DIVERGES, where=where, step=3, why="it is wrong"
+                changes=changes, state=State.DIVERGES, where=where, step=3, why="it is wrong"
             )
-        return Compared(enabled=enabled, state=State.AGREES)
+        return Compared(changes=changes, state=State.AGREES)
 
 
 def searched(compare: MadeUp, folder: Path) -> Bisection:

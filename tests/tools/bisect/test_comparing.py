@@ -48,8 +48,8 @@ def test_a_feature_that_the_layout_needs_is_always_enabled(gloo_pool: GlooPool) 
         question = Question(enable=("harmless-0", "ulysses", "harmless-1"), layout={"cp": 2})
         compare = Comparer(question, PoolRanks(gloo_pool))
     assert compare.kept == ("ulysses",)
-    assert {*compare.choices} == {"harmless-0", "harmless-1"}
-    assert {*compare.enabled(["harmless-1"])} == {"harmless-1", "ulysses"}
+    assert {choice.name for choice in compare.choices} == {"harmless-0", "harmless-1"}
+    assert {*compare.with_needed(["harmless-1"])} == {"harmless-1", "ulysses"}
 
 
 def test_an_unknown_feature_is_the_users_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ascend_run.core.fingerprint.record import FILE_NAME
 from ascend_run.entrypoints.cli import run
-from ascend_run.tools.diff.steps import PARTS
+from ascend_run.tools.pages.step_differences import PARTS
 from tests.entrypoints.test_completion import completions
 from tests.tools.report.run_folders import CONFIG, PLAN, write_run
 

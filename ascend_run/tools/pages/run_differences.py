@@ -9,8 +9,9 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.fingerprint.record import Entry
-from ascend_run.tools.pages.run_folder import RunData
-from ascend_run.tools.pages.run_records import FileIdentity
+
+from .run_folder import RunData
+from .run_records import FileIdentity
 
 _PLACE_ONLY: Final = frozenset({"run.output_dir"})
 """Settings for the location of a run, which always differ."""

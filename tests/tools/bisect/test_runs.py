@@ -1,0 +1,242 @@
+"""``bisect RUN_A RUN_B``: what it finds, with a stub of the comparison, and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_run.entrypoints.cli import run
+from ascend_run.testing.offering import offered
+from ascend_run.tools.bisect import searching
+from ascend_run.tools.bisect.bisection import Bisection, bisect
+from ascend_run.tools.bisect.choices import Compared, State
+from ascend_run.tools.bisect.journal import Journal
+from ascend_run.tools.bisect.mixing import Mixing
+from ascend_run.tools.bisect.run_comparing import RunComparer
+
+from .made_up import HARMLESS, DoublesAGradient
+from .test_bisection import Stopped
+from .two_runs import mixing_of, write_fingerprints, write_run, write_tokens
+
+VALUES = {
+    "optimizer.adam_eps": 1e-2,
+    "optimizer.weight_decay": 0.25,
+    "optimizer.adam_beta1": 0.5,
+    "run.seed": 5,
+    "parallel.tensor_model_parallel_size": 2,
+    "parallel.sequence_parallel": True,
+}
+
+
+class StubComparer(RunComparer):
+    """Compares nothing: a mixed run diverges if it has all of the guilty choices."""
+
+    def __init__(self, mixing: Mixing, guilty: Sequence[str], stop_after: int | None = None):
+        super().__init__(mixing, ranks=None)  # type: ignore[arg-type]
+        self.guilty, self.stop_after = {*guilty}, stop_after
+        self.compared: list[tuple[str, ...]] = []
+
+    def __call__(self, names: Sequence[str]) -> Compared:
+        if len(self.compared) == self.stop_after:
+            raise Stopped
+        changes = self.with_needed(names)
+        self.compared.append(changes)
+        if self.guilty <= {*changes}:
+            where = "decoder.layers.1.mlp (backward)"
+            return Compared(changes=changes, state=State.DIVERGES, where=where, step=1)
+        return Compared(changes=changes, state=State.AGREES)
+
+
+@pytest.fixture(scope="module")
+def mixing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixing]:
+    """Two runs with twelve choices, of which three need one another."""
+    folder = tmp_path_factory.mktemp("runs")
+    names = [plugin.manifest.name for plugin in (*HARMLESS[:4], DoublesAGradient)]
+    with offered(*HARMLESS[:4], DoublesAGradient):
+        one = write_run(folder / "a")
+        yield mixing_of(one, write_run(folder / "b", VALUES, names, world_size=2))
+
+
+def searched(compare: StubComparer, folder: Path) -> Bisection:
+    return bisect(compare, Journal(folder, {"run": 1}), lambda number, changes: None)
+
+
+def test_any_one_choice_is_found_in_log2_of_them(mixing: Mixing, tmp_path: Path) -> None:
+    assert len(mixing.choices) == 12
+    for choice in mixing.choices:
+        compare = StubComparer(mixing, [choice.name])
+        assert searched(compare, tmp_path).culprits == (choice.name,)
+        assert len(compare.compared) <= math.ceil(math.log2(12)) + 3
+        assert len({*compare.compared}) == len(compare.compared)
+
+
+@pytest.mark.parametrize(
+    "guilty",
+    [("doubles-a-gradient", "optimizer.adam_eps"), ("run.seed", "sp"), ("harmless-1", "tp")],
+    ids="-".join,
+)
+def test_two_choices_that_only_part_together_are_both_found(
+    mixing: Mixing, tmp_path: Path, guilty: tuple[str, str]
+) -> None:
+    compare = StubComparer(mixing, guilty)
+    result = searched(compare, tmp_path)
+    assert result.culprits is not None
+    assert {*result.culprits} == {*guilty}
+    assert len(compare.compared) <= 2 * (math.ceil(math.log2(12)) + 1) + 2
+
+
+@pytest.mark.parametrize("stop", range(10))
+def test_a_search_stopped_after_any_comparison_repeats_none(
+    mixing: Mixing, tmp_path: Path, stop: int
+) -> None:
+    guilty = ("run.seed", "harmless-1")
+    whole = StubComparer(mixing, guilty)
+    expected = searched(whole, tmp_path)
+    assert len(whole.compared) > stop
+    first, second = StubComparer(mixing, guilty, stop), StubComparer(mixing, guilty)
+    with pytest.raises(Stopped):
+        searched(first, tmp_path)
+    assert searched(second, tmp_path) == expected
+    assert [*first.compared, *second.compared] == whole.compared
+
+
+Break = Callable[[Path, Path], None]
+
+
+def same_folder(one: Path, other: Path) -> None:
+    shutil.rmtree(other)
+    other.symlink_to(one)
+
+
+def same_config(one: Path, other: Path) -> None:
+    shutil.copy(one / "config.toml", other / "config.toml")
+
+
+def other_data(one: Path, other: Path) -> None:
+    file = other / "config.toml"
+    file.write_text(file.read_text().replace('["tokens"]', '["others"]'))
+
+
+def other_content(one: Path, other: Path) -> None:
+    for folder, digest in ((one, "a"), (other, "b")):
+        identity = {"size_bytes": 5, "sha256_of_ends": 64 * digest}
+        about = {"format": 1, "data": {"tokens": {"bin": identity, "idx": None}}}
+        (folder / "environment.json").write_text(json.dumps(about))
+
+
+def same_steps(one: Path, other: Path) -> None:
+    for folder in (one, other):
+        write_fingerprints(folder, [4.5, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda one, other: shutil.rmtree(other), "no run folder"),
+        (lambda one, other: (other / "config.toml").unlink(), "has no config to compare"),
+        (lambda one, other: (other / "config.toml").write_text("="), "has no config to compare"),
+        (same_folder, "nothing to bisect: both are the run folder"),
+        (same_config, "nothing to bisect: config and plugins of the runs are the same"),
+        (same_steps, "nothing to bisect: the runs are identical over steps 1 to 2"),
+        (other_data, "data.train is tokens in A, and others in B"),
+        (other_content, "data tokens.bin: 5 bytes"),
+    ],
+    ids=[
+        "no folder",
+        "no config",
+        "no toml",
+        "one folder",
+        "one config",
+        "same steps",
+        "other data",
+        "other content",
+    ],
+)
+def test_runs_that_cannot_be_bisected_are_one_message_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: Break, said: str
+) -> None:
+    one = write_run(tmp_path / "a")
+    other = write_run(tmp_path / "b", {"optimizer.adam_eps": 1e-8})
+    broken(one, other)
+    assert run(["bisect", str(one), str(other)]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("error: ") == 1
+    assert captured.out == ""
+
+
+def test_both_folders_that_cannot_be_read_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bisect", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / "a") in said
+    assert str(tmp_path / "b") in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [([], "two run folders"), (["a"], "got a"), (["a", "b", "--task", "sft"], "--task")],
+    ids=["nothing", "one run", "option of plugins"],
+)
+def test_words_that_are_no_request_are_a_usage_error(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert run(["bisect", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command on two runs in an empty folder, with a stub of the comparison."""
+    monkeypatch.chdir(tmp_path)
+    data = {"data.train": [write_tokens(tmp_path)]}
+    one = write_run(tmp_path / "a", data)
+    other = write_run(tmp_path / "b", {**data, "optimizer.adam_eps": 1e-8, "run.seed": 9})
+    for folder, loss in ((one, 3.5), (other, 3.25)):
+        write_fingerprints(folder, [4.5, 4.0, loss])
+
+    def called(guilty: str, *words: str) -> tuple[int, str, str]:
+        def comparer(mixing: Mixing, ranks: Any) -> StubComparer:
+            return StubComparer(mixing, [guilty])
+
+        monkeypatch.setattr(searching, "RunComparer", comparer)
+        code = run(["bisect", "a", "b", *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return called
+
+
+def test_the_verdict_comes_first_with_the_step_of_the_runs(
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, out, err = command("optimizer.adam_eps")
+    lines = out.splitlines()
+    assert code == 1
+    place = "at step 3, in decoder.layers.1.mlp (backward)"
+    assert lines[:2] == [
+        f"setting 'optimizer.adam_eps' makes the runs part, {place}",
+        "optimizer.adam_eps: 0.001 in A, 1e-08 in B",
+    ]
+    assert "note: compared over 4 steps, bitwise" in lines
+    assert sum("DIVERGES" in line or "agrees" in line for line in lines) == err.count("bisect:")
+
+
+def test_runs_that_agree_in_the_comparison_are_code_0(
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, out, _ = command("of another run", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["culprits"] is None
+    assert found["runs"] == ["a", "b"]
+    assert {choice["name"] for choice in found["choices"]} == {"optimizer.adam_eps", "run.seed"}
