@@ -51,8 +51,8 @@ def bisect(compare: Compares, journal: Journal, report: Report) -> Bisection:
         key = frozenset(names)
         if key not in known:
             changes = compare.with_needed(names)
-            report(len(tried) + 1, ", ".join(changes) or "none")
             if changes not in earlier:
+                report(len(tried) + 1, ", ".join(changes) or "none")
                 earlier[changes] = compare(names)
                 journal.append(earlier[changes])
             known[key] = earlier[changes]

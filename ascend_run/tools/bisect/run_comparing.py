@@ -43,9 +43,11 @@ class RunComparer:
     def __call__(self, names: Sequence[str]) -> Compared:
         """Compare run A with these choices.
 
+        A mixed run that fails is one that cannot run: nobody has shown that it can.
+
         Raises:
             ConfigError: The runs have different parameters.
-            NoVerdict: A run failed.
+            NoVerdict: Run A or run B failed.
         """
         changes = self.with_needed(names)
         side = self._mixing.side(changes)
@@ -53,9 +55,9 @@ class RunComparer:
         try:
             side.prepare()
             records = self._ranks(side)
-        except NoVerdict:
-            raise
         except AscendRunError as error:
+            if isinstance(error, NoVerdict) and len(changes) in (0, len(self.choices)):
+                raise
             return Compared(changes=changes, state=State.CANNOT_RUN, why=reason_of(error))
         if others := _other_parameters(records, expected):
             if len(changes) == len(self.choices):

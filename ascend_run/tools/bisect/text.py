@@ -88,5 +88,5 @@ def _where(compared: Compared) -> str:
 
 
 def _place(step: int | None, compared: Compared) -> str:
-    at = "" if step is None else f"at step {step}"
+    at = {None: "", 0: "before the first step"}.get(step, f"at step {step}")
     return ", ".join(filter(None, (at, compared.where and f"in {compared.where}")))
