@@ -43,7 +43,7 @@ class RunComparer:
     def __call__(self, names: Sequence[str]) -> Compared:
         """Compare run A with these choices.
 
-        A mixed run that fails is one that cannot run: nobody has shown that it can.
+        A mixed run that fails, unlike A and B, is one that cannot run.
 
         Raises:
             ConfigError: The runs have different parameters.
