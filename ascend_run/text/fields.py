@@ -62,8 +62,9 @@ class RewardTokens:
         problems = []
         for text in (placeholder, *rewards):
             ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
-            if len(ids) == 1:
-                found[text] = ids[0]
+            # At the start of a text, a symbol of a SentencePiece model follows the dummy prefix.
+            if len(ids) == 1 or ids[-1:] == [tokenizer.backend.token_to_id(text)]:
+                found[text] = ids[-1]
             else:
                 problems.append(f"{text!r} is {len(ids)} tokens; it must be one")
         if problems:

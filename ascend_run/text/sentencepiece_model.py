@@ -3,10 +3,16 @@
 The pieces, the normalizer and the algorithm, byte-pair encoding, are those of the model (Kudo and
 Richardson 2018, arXiv:1808.06226). The parts of a text between special tokens are each encoded as
 the sentencepiece library encodes them alone: each gets the dummy prefix, if the model has one.
+
+A user-defined symbol is found in a normalized text, which begins with the prefix. The tokenizers
+library normalizes the symbol as well, and so would look for the symbol with a prefix. It is
+therefore added under a second name, a mark before it, which the normalizer takes away instead of
+adding the prefix. Both names have one id; the decoder knows the second.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +25,10 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 """Types of a piece, as in sentencepiece_model.proto."""
 _BPE: Final = 2
 _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+_MOST_SPACES: Final = 2**31
+"""More than a text begins with."""
+_MARK: Final = "\ufdd0"
+"""Before a symbol's second name: no character, so that no text begins with it."""
 
 
 def as_tokenizer_json(path: Path, added: Mapping[int, str]) -> str:
@@ -40,9 +50,10 @@ def as_tokenizer_json(path: Path, added: Mapping[int, str]) -> str:
     from tokenizers import AddedToken, Tokenizer
 
     symbols = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
+    has_prefix = bool(model.normalizer_spec.add_dummy_prefix)
     backend = Tokenizer(_bpe(model.pieces))
     backend.normalizer = _normalizer(model.normalizer_spec, symbols)
-    backend.decoder = _decoder(dummy_prefix=model.normalizer_spec.add_dummy_prefix)
+    backend.decoder = _decoder(model.normalizer_spec)
     for piece in model.pieces:
         if piece.type in (_UNKNOWN, _CONTROL):
             backend.add_special_tokens([AddedToken(piece.piece, special=True, normalized=False)])
@@ -56,7 +67,24 @@ def as_tokenizer_json(path: Path, added: Mapping[int, str]) -> str:
                 f"{backend.get_vocab_size()}; ids without a token cannot be converted"
             )
         backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
-    return str(backend.to_str())
+    content = str(backend.to_str())
+    return _with_second_names(content, symbols) if has_prefix and symbols else content
+
+
+def _with_second_names(content: str, symbols: Sequence[str]) -> str:
+    """Return a ``tokenizer.json`` in which symbols are looked for under their second names.
+
+    The library itself would give them ids of their own.
+    """
+    values = json.loads(content)
+    vocabulary = values["model"]["vocab"]
+    for token in values["added_tokens"]:
+        # Stated, as the library counts names to find the next id.
+        vocabulary[token["content"]] = token["id"]
+        if token["content"] in symbols:
+            token["content"] = _MARK + token["content"]
+            vocabulary[token["content"]] = token["id"]
+    return json.dumps(values, ensure_ascii=False)
 
 
 def _read(path: Path) -> Any:
@@ -117,8 +145,7 @@ def _bpe(pieces: Sequence[Any]) -> tokenizers.models.Model:
 def _normalizer(rules: Any, symbols: Sequence[str]) -> tokenizers.normalizers.Normalizer:
     """
     Args:
-        symbols: User-defined pieces, which the tokenizers library normalizes before it looks for
-            them in a text; so that it finds them, one that is the whole text has no prefix.
+        symbols: User-defined pieces.
     """
     from tokenizers import Regex, normalizers
 
@@ -126,17 +153,26 @@ def _normalizer(rules: Any, symbols: Sequence[str]) -> tokenizers.normalizers.No
     if rules.precompiled_charsmap:
         steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
     if rules.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+        steps.append(normalizers.Replace(Regex(r"\A | \z"), ""))
     if rules.add_dummy_prefix and symbols:
         whole = "|".join(map(re.escape, sorted(symbols, key=len, reverse=True)))
-        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{whole})\z)(?=[\s\S])"), _SPACE))
+        steps += [
+            normalizers.Replace(Regex(rf"\A(?!{_MARK}(?:{whole})\z)(?=[\s\S])"), _SPACE),
+            normalizers.Replace(Regex(rf"\A{_MARK}(?=(?:{whole})\z)"), ""),
+        ]
     elif rules.add_dummy_prefix:
         steps.append(normalizers.Prepend(_SPACE))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    steps.append(normalizers.Replace(" ", _SPACE))
+    if rules.remove_extra_whitespaces:  # the end of a text may spell an escaped space
+        steps.append(normalizers.Replace(Regex(rf"{_SPACE}+\z"), ""))
+    return normalizers.Sequence(steps)
 
 
-def _decoder(*, dummy_prefix: bool) -> tokenizers.decoders.Decoder:
+def _decoder(rules: Any) -> tokenizers.decoders.Decoder:
     from tokenizers import decoders
 
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, decoders.Strip(" ", int(dummy_prefix), 0)])
+    steps: list[Any] = [decoders.Replace(_MARK, ""), decoders.Replace(_SPACE, " ")]
+    most = _MOST_SPACES if rules.remove_extra_whitespaces else int(rules.add_dummy_prefix)
+    steps += [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", most, 0)]
+    return decoders.Sequence(steps)

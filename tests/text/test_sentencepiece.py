@@ -35,9 +35,22 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
         "user_defined_symbols": ["<sep>", "\n\n"],
     },
     "symbols and prefix": {"user_defined_symbols": ["<sep>"]},
+    "symbols, prefix and bytes": {
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "user_defined_symbols": ["<sep>", "<sep>a", "\n\n"],
+    },
+    "symbols, prefix and spaces": {
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "user_defined_symbols": ["<sep>", "▁▁", "日"],
+    },
 }
 TEXTS = st.lists(
-    st.sampled_from([*"abgmtxü日 \n\t'=_1Qé<s>/ﬁ▁", "<s>", "</s>", "<sep>", "alpha", " the"]),
+    st.sampled_from(
+        [*"abgmtxü日 \n\t'=_1Qé<s>/ﬁ▁", "<s>", "</s>", "<sep>", "\n\n", "alpha", " the"]
+    ),
     max_size=20,
 ).map("".join)
 
@@ -64,25 +77,27 @@ def write_model(path: Path, algorithm: str = "bpe", **options: Any) -> Path:
 @pytest.fixture(scope="module", params=FORMS)
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TextTokenizer, sentencepiece.SentencePieceProcessor, bool]:
-    """Ours, the library's, and whether a symbol alone has no prefix in ours."""
+) -> tuple[TextTokenizer, sentencepiece.SentencePieceProcessor]:
+    """Ours and the library's."""
     options = FORMS[request.param]
     path = write_model(tmp_path_factory.mktemp("model") / "tokenizer.model", **options)
-    exempt = "user_defined_symbols" in options and options.get("add_dummy_prefix", True)
-    library = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    return load_tokenizer(path), library, bool(exempt)
+    return load_tokenizer(path), sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
 @given(text=TEXTS)
 @example(text="  alpha  beta ")
 @example(text="\n")
 @example(text="<s>alpha</s>")
+@example(text="<sep>")
+@example(text="\ufdd0")  # the mark of symbols, which is no character
+@example(text="\ufdd0<sep>a\ufdd0<sep>")
+@example(text=" <sep> ")
+@example(text="<sep><sep>a")
+@example(text="a\n alpha \n")
 def test_any_text_has_the_librarys_ids(
-    both: tuple[TextTokenizer, sentencepiece.SentencePieceProcessor, bool], text: str
+    both: tuple[TextTokenizer, sentencepiece.SentencePieceProcessor], text: str
 ) -> None:
-    ours, library, exempt = both
-    if exempt and text.strip(" \n\t▁") == "<sep>":
-        return  # a symbol that is the whole text has no prefix in ours
+    ours, library = both
     ids = ours.encoder.encode([text])[0].tolist()
     assert ids == library.encode(text)
     assert ours.decode(ids) == library.decode(ids) or library.unk_id() in ids
@@ -94,6 +109,23 @@ def test_the_end_and_the_size_are_the_models(tmp_path: Path) -> None:
     for place in (path, tmp_path):
         ours = load_tokenizer(place)
         assert (ours.vocab_size, ours.eod) == (library.vocab_size(), library.eos_id())
+
+
+def test_a_symbol_has_one_id_by_its_name(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tokenizer.model", user_defined_symbols=["<sep>", "<end>"])
+    library = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    size = library.vocab_size()
+    added = {str(size + n): {"content": text} for n, text in enumerate(("<one>", "<two>"))}
+    config = {"eos_token": "<end>", "chat_template": CHATML, "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+
+    chat = load_chat_tokenizer(tmp_path, read_tokenizer_config(tmp_path))
+
+    assert (chat.eos_id, chat.vocab_size) == (library.piece_to_id("<end>"), size + 2)
+    ids = [library.piece_to_id("<sep>"), size + 1, chat.eos_id]
+    assert chat.backend.decode(ids, skip_special_tokens=False) == "<sep><two><end>"
+    encoded = chat.backend.encode("<two>alpha<sep>", add_special_tokens=False).ids
+    assert encoded == [size + 1, *library.encode("alpha<sep>")]
 
 
 def test_tokens_of_the_config_are_added_and_split_a_conversation(tmp_path: Path) -> None:
