@@ -258,6 +258,11 @@ def _resolve(raw: RawConfig, catalogue: Catalogue) -> Resolution:
             failures[name] = PluginResolutionError(
                 f"'{name}' is a {actual}, not a {kind}; choose it with {CHOSEN_WITH[actual]}"
             )
+        elif kind is Kind.MODEL and name not in catalogue and "model.family" not in raw.values:
+            failures[name] = PluginResolutionError(
+                f"{raw.hf_path}/config.json has model_type {name!r}, the name of no installed "
+                "family; set model.family to one that fits, or install a plugin for it"
+            )
     names = [name for name, _ in wanted]
     loaded = catalogue.load_each(name for name in names if name not in failures)
     return resolve(names, loaded.classes, {**loaded.failures, **failures})

@@ -294,6 +294,38 @@ def test_the_config_of_a_hugging_face_folder_counts_below_the_users_own(
     assert "config.json" in prepared.resolved.origins["model.ffn_hidden_size"]
 
 
+def test_the_family_is_by_default_that_of_the_folder(file: Path, tmp_path: Path) -> None:
+    described = {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "vocab_size": 500,
+    }
+    folder = tmp_path / "hf"
+    folder.mkdir()
+
+    def write(**changes: object) -> None:
+        (folder / "config.json").write_text(json.dumps({**described, **changes}))
+
+    write()
+    words = [f"model.hf_path={folder}"]
+    prepared: PreparedRun = prepare(file, words)
+    assert prepared.config.model.family == "gpt2"
+    assert prepared.config.model.normalization == "LayerNorm"
+    assert prepared.resolved.origins["model.family"] == f"{folder}/config.json"
+    assert "family 'llama' was chosen" in str(refusal(file, *words, "model.family=llama"))
+    write(model_type="gpt2-xxl")
+    message = str(refusal(file, *words))
+    assert f"{folder}/config.json has model_type 'gpt2-xxl', the name of no installed" in message
+    assert "set model.family to one that fits" in message
+    write(model_type=None)
+    assert f"{folder}/config.json names no model_type; set model.family" in str(
+        refusal(file, *words)
+    )
+
+
 def test_preparing_imports_no_torch(tmp_path: Path) -> None:
     ours = tmp_path / "ours.toml"
     alone = (

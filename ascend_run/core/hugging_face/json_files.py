@@ -26,6 +26,18 @@ def read_hf_config(folder: str | Path) -> dict[str, object]:
     return read_object(root / "config.json", ConfigError)
 
 
+def model_type_of(folder: str | Path) -> str:
+    """Return the ``model_type`` of a Hugging Face folder, by default the model's family.
+
+    Raises:
+        ConfigError: As ``read_hf_config``, or the key is missing or not text.
+    """
+    found = read_hf_config(folder).get("model_type")
+    if not isinstance(found, str):
+        raise ConfigError(f"{folder}/config.json names no model_type; set model.family")
+    return found
+
+
 def read_object(file: Path, error: type[AscendRunError] = CheckpointError) -> dict[str, object]:
     """Read a JSON object from a file; duplicate keys are an error."""
     if not file.is_file():

@@ -103,6 +103,7 @@ def _given(
     return {
         **{key: RawValue(value, family) for key, value in family_defaults.items()},
         **{key: RawValue(value, hf) for key, value in hf_values.items()},
+        **({"model.family": RawValue(raw.family, hf)} if raw.hf_path else {}),
         **raw.values,
     }
 

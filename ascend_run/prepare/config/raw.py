@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.core.hugging_face.json_files import model_type_of
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.config import DEFAULT_FAMILY, DEFAULT_PLATFORM, DEFAULT_TASK
@@ -113,9 +114,10 @@ class RawConfig:
 
     @property
     def family(self) -> str:
-        """Plugin of the model family."""
-        result: str = self._top("model.family", str, DEFAULT_FAMILY)
-        return result
+        """Plugin of the model family; by default the ``model_type`` of the folder to load from."""
+        if self.hf_path is None or "model.family" in self.values:
+            return str(self._top("model.family", str, DEFAULT_FAMILY))
+        return model_type_of(self.hf_path)
 
     @property
     def hf_path(self) -> str | None:

@@ -17,6 +17,7 @@ def test_each_value_comes_from_the_last_layer_that_has_it_and_says_so(file: Path
     resolved = build(
         file,
         "model.hf_path=model",
+        "model.family=llama",
         "model.num_layers=6",
         "plugins.swap.ratio=1",
         family={"model.normalization": "RMSNorm", "model.rotary_base": 1.0, "model.num_layers": 9},
