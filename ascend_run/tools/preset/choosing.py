@@ -8,12 +8,14 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.config.layout import layout_of
+from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.errors import AscendRunError, ConfigError
 from ascend_run.prepare.checks.compatibility import compatibility_problems
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.tools.plan.cost_model.devices import CostDevice
 from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
+from ascend_run.tools.plan.cost_model.state import optimizer_bytes
 from ascend_run.tools.plan.cost_model.step_time import step_time
 from ascend_run.tools.plan.cost_text import size
 from ascend_run.types.config import FieldSection, RunConfig
@@ -75,6 +77,8 @@ class _Whole:
     """Number of parameters of ``experts`` and of the ``dense`` rest."""
     seconds: float
     """Step time of the matmuls alone."""
+    state_bytes: float
+    """Optimizer state of one parameter, with its master weight."""
 
     @classmethod
     def of(cls, base: _Base, devices: int, batch: int, device: CostDevice) -> _Whole:
@@ -84,8 +88,11 @@ class _Whole:
         # The base has one sequence per device.
         sequences = batch / devices
         time = step_time(config, base.run.layout, (cost,), device)
+        half = config.train.precision != "fp32"
         return cls(
-            {"experts": experts, "dense": cost.parameters - experts}, time.products * sequences
+            counts={"experts": experts, "dense": cost.parameters - experts},
+            seconds=time.products * sequences,
+            state_bytes=optimizer_bytes(optimizer_spec(config, base.hooks), 1, 0, half),
         )
 
 
@@ -182,7 +189,7 @@ class Search:
             fastest = whole.seconds * pipeline_passes(candidate, self.devices, batch)
             if len(ranked) == 2 and fastest >= ranked[1].seconds:
                 break
-            bound = lower_bound_bytes(whole.counts, candidate, self.devices)
+            bound = lower_bound_bytes(whole.counts, candidate, self.devices, whole.state_bytes)
             if bound > self.budget:
                 self.smallest = min(self.smallest, bound / (1 - KEPT_FREE))
                 continue

@@ -12,11 +12,14 @@ import pytest
 
 from ascend_run.plugin_api import AscendRunError, ConfigError
 from ascend_run.prepare.prepare import prepare_raw
+from ascend_run.tools.plan.cost_model import estimate
 from ascend_run.tools.plan.cost_model.devices import CostDevice, find_device
 from ascend_run.tools.plan.costs import with_costs
-from ascend_run.tools.preset.candidates import Candidate, candidates
+from ascend_run.tools.preset import choosing
+from ascend_run.tools.preset.candidates import Candidate, candidates, lower_bound_bytes
 from ascend_run.tools.preset.choosing import KEPT_FREE, Choice, Search
 from ascend_run.tools.preset.runs import raw_config
+from ascend_run.types.optimizer import OptimizerSpec, OptimizerState
 
 pytestmark = pytest.mark.needs_plugins("llama")
 
@@ -129,6 +132,30 @@ def test_nothing_fits_names_the_smallest_need(
     assert f"the smallest need found is at least {size(search.smallest)} per device" in str(
         refused.value
     )
+
+
+@pytest.mark.parametrize(("states", "want"), [(("exp_avg", "exp_avg_sq"), 12), ((), 4)])
+def test_the_lower_bound_has_the_states_of_the_optimizer(
+    states: tuple[str, ...], want: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside float32 master weights; and no layout needs less than its bound."""
+
+    def spec(*_: object) -> OptimizerSpec:
+        return OptimizerSpec(
+            build=lambda groups: pytest.fail("built"),
+            states={name: OptimizerState() for name in states},
+            element_wise=True,
+        )
+
+    monkeypatch.setattr(choosing, "optimizer_spec", spec)
+    monkeypatch.setattr(estimate, "optimizer_spec", spec)
+    base = choosing._Base.of({**MODEL, "train.global_batch_size": 2}, 2)
+    whole = choosing._Whole.of(base, 2, 2, DEVICE)
+    assert whole.state_bytes == want
+    for one in candidates(base.run.config.model, 2, 8, split_sequence=False):
+        found = planned({**MODEL, "train.global_batch_size": 2}, one, 2, "ascend-910b")
+        assert found is not None
+        assert lower_bound_bytes(whole.counts, one, 2, whole.state_bytes) < found[0]
 
 
 def test_a_model_that_fits_is_data_parallel() -> None:

@@ -66,7 +66,7 @@ def held_state(
             weights=(numel + fixed) * item_bytes,
             gradients=0,
             gradient_item=item_bytes,
-            optimizer=_optimizer(spec, numel, len(trained), half),
+            optimizer=optimizer_bytes(spec, numel, len(trained), half),
             main_gradients=numel * WIDE if half else 0,
         )
     weights, gradients, optimizer = fixed * item_bytes, 0.0, 0.0
@@ -80,7 +80,7 @@ def held_state(
         )
         weights += padded * item_bytes
         gradients += padded * WIDE
-        optimizer += _optimizer(spec, numel / ranks if spread else numel, len(own), half)
+        optimizer += optimizer_bytes(spec, numel / ranks if spread else numel, len(own), half)
     return State(
         weights=weights, gradients=gradients, gradient_item=0, optimizer=optimizer, main_gradients=0
     )
@@ -161,7 +161,7 @@ def _up(number: int, unit: int) -> int:
     return math.ceil(number / unit) * unit
 
 
-def _optimizer(spec: OptimizerSpec, numel: float, tensors: int, half: bool) -> float:
-    """The declared states, and master weights under mixed precision."""
+def optimizer_bytes(spec: OptimizerSpec, numel: float, tensors: int, half: bool) -> float:
+    """Return the size of the declared states, and of master weights under mixed precision."""
     states = sum(state.nbytes(numel, tensors) for state in spec.states.values())
     return states + (numel * WIDE if half else 0)
