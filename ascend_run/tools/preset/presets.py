@@ -35,6 +35,8 @@ class Preset:
     """Parameter count as published, such as ``6.74B``."""
     parameters: int
     """Exact parameter count."""
+    published_without_embedding: bool = False
+    """Whether that count leaves out the embedding."""
     source: str
     template: str | None = None
     """Name of a chat template; None: the tokenizer's own."""

@@ -224,6 +224,8 @@ def test_parameters_are_those_of_the_formula_and_as_published(
     assert preset.parameters == exact
     assert counted(preset, families[preset.family]) == exact
 
+    if preset.published_without_embedding:
+        exact -= preset.config["vocab_size"] * preset.config["hidden_size"]
     digits, unit = preset.published[:-1], UNITS[preset.published[-1]]
     last = 10.0 ** -len(digits.partition(".")[2])
     assert abs(exact / unit - float(digits)) < last, "differs by a unit of the last digit"
@@ -257,6 +259,20 @@ def test_a_run_file_has_the_model_of_its_hugging_face_folder(
     own = {"model.family": preset.family}
     from_folder = model_of({**own, **config_from_hf(family, preset.config_json)}, family)
     assert dict(model_of(given, family)) == dict(from_folder)
+
+
+def test_longrope_has_a_factor_of_each_pair_of_a_head() -> None:
+    found = {}
+    for preset in presets().values():
+        config, scaling = preset.config, preset.config.get("rope_scaling") or {}
+        if scaling.get("type", scaling.get("rope_type")) == "longrope":
+            width = config.get("qk_rope_head_dim") or config["hidden_size"] // config[
+                "num_attention_heads"
+            ] * config.get("partial_rotary_factor", 1.0)
+            lengths = {len(scaling["short_factor"]), len(scaling["long_factor"])}
+            found[preset.name] = lengths == {width // 2}
+    assert {"phi-3.5-mini", "phi-3.5-moe", "minicpm3-4b"} <= found.keys()
+    assert all(found.values()), found
 
 
 def test_templates_are_named_ones() -> None:
