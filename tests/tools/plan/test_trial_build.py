@@ -17,7 +17,7 @@ from ascend_run.prepare.prepare import prepare
 
 DEMO = Path(__file__).parents[3] / "examples/demo.toml"
 pytestmark = pytest.mark.needs_plugins("gmm", "mixtral", "swap-attention", "ulysses", "noop-layers")
-"""Of the demo."""
+"""Of the demo; the models here have two of its layers more."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _quiet() -> Iterator[None]:
 def build(*overrides: str, **asked: object) -> int:
     from ascend_run.tools.plan.trial_build import trial_build
 
-    prepared = prepare(DEMO, overrides, **asked)  # type: ignore[arg-type]
+    prepared = prepare(DEMO, ("model.num_layers=4", *overrides), **asked)  # type: ignore[arg-type]
     return trial_build(prepared.config, prepared.instances(), prepared.layout.world_size)
 
 
