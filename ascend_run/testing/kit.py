@@ -72,7 +72,7 @@ class KitRuntime:
 
         from .trial_work import TrialWork
 
-        with _rank_environment(dist.get_rank(), dist.get_world_size()):
+        with rank_environment(dist.get_rank(), dist.get_world_size()):
             prepared = _prepare(trial, dist.get_world_size())
             with prepared_rank(prepared.run_request()) as (hooks, context):
                 seed_everything(context.config, context.layout)
@@ -99,7 +99,7 @@ def raw_config(trial: Trial) -> RawConfig:
 
 
 @contextmanager
-def _rank_environment(rank: int, size: int) -> Iterator[None]:
+def rank_environment(rank: int, size: int) -> Iterator[None]:
     """Set the variables that a launcher sets for this rank. Only these are restored, so that a
     plugin that leaves another one changed is detected."""
     ours = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}

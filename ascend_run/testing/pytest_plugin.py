@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .session_pool import SESSION_POOL
+
 if TYPE_CHECKING:
     from .parity import Parity
     from .pool import GlooPool
@@ -37,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    token = SESSION_POOL.set(lambda: shared_pool(config))
+    config.add_cleanup(lambda: SESSION_POOL.reset(token))
     if config.getoption("--ascend-plugin"):
         # Imported late, since most projects do not need the checks.
         from .conformance_items import configure

@@ -1,8 +1,19 @@
-"""Settings under which small models exercise a plugin, as its manifest declares. Without torch."""
+"""Settings under which small models exercise a plugin: what its manifest declares, and what selects
+it. Without torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from ascend_run.plugin_api.manifest import Manifest
+
+CHOSEN_BY: Final[Mapping[str, str]] = {
+    "platform": "platform",
+    "task": "task",
+    "model family": "model.family",
+}
+"""Kind -> config key that selects a plugin of that kind; features are enabled instead."""
 
 
 def settings_of(manifest: Manifest, *, of_model: bool) -> dict[str, object]:

@@ -9,14 +9,12 @@ import attrs
 
 from ascend_run.testing.models import MODELS, trial_layout
 from ascend_run.testing.runtime import Trial
-from ascend_run.testing.small_settings import settings_of
+from ascend_run.testing.small_settings import CHOSEN_BY, settings_of
 from ascend_run.types.layout import AXIS_KEYS, world_size
 
 from .check import DoesNotApply
 from .subject import Subject
 
-_CHOOSES: Final = {"platform": "platform", "task": "task", "model family": "model.family"}
-"""Kind -> config key that selects a plugin of that kind; features are enabled instead."""
 _NO_DROPOUT: Final = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
 """Dropout masks depend on the layout."""
 _LAYOUTS: Final[tuple[tuple[str, Mapping[str, int]], ...]] = (
@@ -72,8 +70,8 @@ def choice_of(subject: Subject, model: str = "dense") -> Trial:
     enabled = [other for other in manifest.requires if isinstance(other, str)]
     small = settings_of(manifest, of_model=True)
     config: dict[str, Any] = {**MODELS[model], **_NO_DROPOUT, **small}
-    if facts.kind in _CHOOSES:
-        config[_CHOOSES[facts.kind]] = manifest.name
+    if facts.kind in CHOSEN_BY:
+        config[CHOSEN_BY[facts.kind]] = manifest.name
     else:
         enabled.append(manifest.name)
     present = {*enabled, manifest.name}
