@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ascend_run.testing.oracle import training
+from ascend_run.testing.oracle.known import unknown
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.tensors import full_tensors
 from tests.support.loaded_model import (
@@ -23,6 +25,7 @@ from tests.support.loaded_model import (
     loaded_weights,
     run_loaded_model,
 )
+from tests.support.small_runs import prepare
 from tests.support.wide_reference import computing_in
 
 TOLERANCE: Final = 1e-5
@@ -115,6 +118,31 @@ def check_one_rank(
     assert_gradients(ours.gradients, reference.gradients, tolerance)
 
 
+def check_oracle(reference: Reference, values: Mapping[str, Any]) -> None:
+    """Compare loss and every gradient of the oracle, which shares no code with a run.
+
+    Args:
+        reference: In float64.
+        values: Config keys.
+    """
+    config = prepare({**_values_of(reference), **values}).config
+    assert [*unknown(config)] == []
+    places = torch.arange(reference.tokens.shape[1]).expand_as(reference.tokens)
+    samples = {
+        "tokens": reference.tokens,
+        "labels": reference.labels,
+        "loss_mask": torch.ones_like(reference.labels),
+        "position_ids": places,
+    }
+    found = training.gradients(config, reference.weights, samples)
+    assert abs(found.loss * found.tokens / reference.loss - 1) < WIDE_TOLERANCE
+    assert found.gradients.keys() == reference.gradients.keys()
+    for name, gradient in found.gradients.items():
+        assert gradient is not None, name
+        got = gradient * found.tokens
+        assert largest_difference(got, reference.gradients[name]) < WIDE_TOLERANCE, name
+
+
 def check_layouts(
     reference: Reference,
     pool: GlooPool,
@@ -129,16 +157,7 @@ def check_layouts(
         values: Config keys of every layout.
     """
     count = reference.labels.numel()
-    given = {
-        "model.family": reference.family,
-        "model.hf_path": str(reference.folder),
-        "model.make_vocab_size_divisible_by": 2,
-        "data.seq_length": reference.tokens.shape[1],
-        "train.micro_batch_size": 1,
-        "train.global_batch_size": len(reference.tokens),
-        "train.precision": "fp32",
-        **values,
-    }
+    given = {**_values_of(reference), **values}
     ranks = pool.run(
         loaded_gradients,
         2,
@@ -154,6 +173,19 @@ def check_layouts(
         assert whole.problems(WIDE_TOLERANCE) == [], name
         got = {key: gradient * count for key, gradient in whole.tensors.items()}
         assert_gradients(got, reference.gradients, WIDE_TOLERANCE)
+
+
+def _values_of(reference: Reference) -> dict[str, Any]:
+    """Return the config keys of a run of the reference's global batch, one row at a time."""
+    return {
+        "model.family": reference.family,
+        "model.hf_path": str(reference.folder),
+        "model.make_vocab_size_divisible_by": 2,
+        "data.seq_length": reference.tokens.shape[1],
+        "train.micro_batch_size": 1,
+        "train.global_batch_size": len(reference.tokens),
+        "train.precision": "fp32",
+    }
 
 
 def assert_gradients(

@@ -104,6 +104,23 @@ CASES: Final[Mapping[str, OracleCase]] = {
             "train.train_iters": 4,
         },
     ),
+    "expert biases": OracleCase(
+        model="moe",
+        config={
+            "model.num_layers": 3,
+            "model.moe_layer_freq": [1, 0, 1],
+            "model.add_bias_linear": True,
+            "model.add_linear_proj_bias": False,
+            "model.add_output_bias": True,
+            "model.share_embeddings_and_output_weights": True,
+            "model.activation": "quick_gelu",
+            "model.quick_gelu_alpha": 1.5,
+            "model.activation_func_clamp_value": 0.3,
+            "model.glu_linear_offset": 1.0,
+            "model.moe_sparsemixer_eps": 0.2,
+            "model.init_method_std": 0.2,
+        },
+    ),
     "rotations": OracleCase(
         model="moe",
         config={

@@ -10,7 +10,8 @@ compared with that of a run. Tensors are [B, S, ...], unlike Megatron's [S, B, .
 ``known``       what the oracle has no formula for, by name; torch-free
 ``batches``     micro-batches, and the documents in them
 ``layers``      linear, norm, MLP
-``positions``   rotary positions and their scaling, ALiBi
+``positions``   rotary positions, ALiBi
+``scaling``     angles of rotary positions, scaled for longer sequences
 ``attention``   masked softmax attention; self-attention
 ``latent``      multi-latent attention
 ``experts``     router, balancing losses, experts

@@ -82,7 +82,7 @@ def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
         if isinstance(mlp, MLP):
             total = len(mlp.linear_fc1.weight)
             rows = {"linear_fc1": total}
-            if mlp.gated:
+            if mlp.activation.is_gated:
                 rows = {"linear_fc1_gate": total // 2, "linear_fc1_up": total // 2}
             _adapt(mlp.linear_fc1, "linear_fc1", config, rows)
             _adapt(mlp.linear_fc2, "linear_fc2", config, {"linear_fc2": hidden})

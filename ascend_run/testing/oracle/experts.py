@@ -3,7 +3,8 @@
 Sources: arXiv:1701.06538; top-k then softmax, arXiv:2401.04088; softmax then top-k and balancing
 loss, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5); groups of experts,
 arXiv:2405.04434 (section 2.1.2); sigmoid scores, arXiv:2412.19437 (equations 12 to 16); bias of the
-choice, arXiv:2408.15664; shared experts, arXiv:2401.06066.
+choice, arXiv:2408.15664; SparseMixer without its sampling, arXiv:2409.12136 (section 2.2); shared
+experts, arXiv:2401.06066.
 """
 
 # shapes: see the package
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ascend_run.types.config import FieldSection
 
-from .layers import ACTIVATIONS, MLP, activated, ffn_width
+from .layers import MLP, Activation, ffn_width, plus_bias
 
 _TINY: Final = 1e-20
 """Keeps a sum of sigmoids from 0, as in DeepSeek-V3's published code."""
@@ -36,29 +37,34 @@ class Router(nn.Module):
         self.model = model
         experts = model.num_moe_experts
         self.weight = nn.Parameter(torch.empty(experts, model.hidden_size))
-        has_bias = model.moe_router_enable_expert_bias
-        self.register_buffer("expert_bias", torch.zeros(experts) if has_bias else None)
+        has_bias = model.add_bias_linear if model.add_router_bias is None else model.add_router_bias
+        self.bias = nn.Parameter(torch.empty(experts)) if has_bias else None
+        balances = model.moe_router_enable_expert_bias
+        self.register_buffer("expert_bias", torch.zeros(experts) if balances else None)
         self.load_X = torch.zeros(experts)
         self.loss = torch.zeros(())
 
     def forward(self, x_BSH: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights [T, X], 0 for experts that are not chosen, and which are chosen."""
         model = self.model
-        logit_TX = x_BSH.flatten(0, 1) @ self.weight.t()
-        is_sigmoid = model.moe_router_score_function == "sigmoid"
-        # Softmax over all experts, or over the chosen ones.
-        before = is_sigmoid or model.moe_router_pre_softmax
-        score_TX = logit_TX.sigmoid() if is_sigmoid else logit_TX.softmax(dim=-1)
-        chosen_TX = self._chosen(score_TX if before else logit_TX)
-        if not before:
-            weight_TX = logit_TX.masked_fill(~chosen_TX, -torch.inf).softmax(dim=-1)
-        else:
+        logit_TX = plus_bias(x_BSH.flatten(0, 1) @ self.weight.t(), self.bias)
+        share_TX = logit_TX.softmax(dim=-1)
+        if model.moe_router_score_function == "sigmoid":
+            score_TX = logit_TX.sigmoid()
+            share_TX = _normalized(score_TX)
+            chosen_TX = self._chosen(score_TX)
             weight_TX = score_TX.masked_fill(~chosen_TX, 0)
-        share_TX = score_TX
-        if is_sigmoid:
-            share_TX = score_TX / (score_TX.sum(dim=-1, keepdim=True) + _TINY)
-            if model.moe_router_topk > 1:
-                weight_TX = weight_TX / (weight_TX.sum(dim=-1, keepdim=True) + _TINY)
+            weight_TX = _normalized(weight_TX) if model.moe_router_topk > 1 else weight_TX
+        elif model.moe_sparsemixer_eps is not None:
+            weight_TX, chosen_TX = _sparse_mixer(
+                logit_TX, model.moe_router_topk, model.moe_sparsemixer_eps
+            )
+        elif model.moe_router_pre_softmax:  # over all experts, else over the chosen ones
+            chosen_TX = self._chosen(share_TX)
+            weight_TX = share_TX.masked_fill(~chosen_TX, 0)
+        else:
+            chosen_TX = self._chosen(logit_TX)
+            weight_TX = logit_TX.masked_fill(~chosen_TX, -torch.inf).softmax(dim=-1)
         self.loss = self._balancing_loss(share_TX, chosen_TX) + self._z_loss(logit_TX)
         self.load_X = self.load_X + chosen_TX.sum(dim=0)
         return weight_TX * (model.moe_router_topk_scaling_factor or 1.0), chosen_TX
@@ -109,6 +115,26 @@ class Router(nn.Module):
         self.load_X = torch.zeros_like(self.load_X)
 
 
+def _normalized(score_TX: Tensor) -> Tensor:
+    return score_TX / (score_TX.sum(dim=-1, keepdim=True) + _TINY)
+
+
+def _sparse_mixer(logit_TX: Tensor, count: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Choose one expert after the other; each is weighted by its share of a softmax over those left
+    that are near the best one. Return the weights, and which experts are chosen."""
+    chosen_TX = torch.zeros_like(logit_TX, dtype=torch.bool)
+    weight_TX = torch.zeros_like(logit_TX)
+    for _ in range(count):
+        left_TX = logit_TX.masked_fill(chosen_TX, -torch.inf)
+        best_T1, one_TX = left_TX.amax(dim=-1, keepdim=True).detach(), _best(left_TX, 1)
+        size_TX = torch.maximum(logit_TX.abs(), best_T1)
+        is_near_TX = ((best_T1 - logit_TX) / size_TX <= 2 * epsilon).detach()
+        share_TX = left_TX.masked_fill(~is_near_TX, -torch.inf).softmax(dim=-1)
+        weight_TX = torch.where(one_TX, share_TX, weight_TX)
+        chosen_TX = chosen_TX | one_TX
+    return weight_TX, chosen_TX
+
+
 def _best(score_TX: Tensor, count: int) -> Tensor:
     """Return whether each entry is among the ``count`` largest of its row."""
     index_TK = score_TX.topk(count, dim=-1).indices
@@ -123,11 +149,18 @@ class Experts(nn.Module):
 
     def __init__(self, model: FieldSection) -> None:
         super().__init__()
-        self.gated, self.activation = model.gated_linear_unit, ACTIVATIONS[model.activation]
+        self.activation = Activation(model)
         width = model.moe_ffn_hidden_size or ffn_width(model)
-        experts, hidden = model.num_moe_experts, model.hidden_size
-        self.fc1 = nn.Parameter(torch.empty(experts, 2 * width if self.gated else width, hidden))
+        experts, hidden, rows = (
+            model.num_moe_experts,
+            model.hidden_size,
+            self.activation.rows(width),
+        )
+        self.fc1 = nn.Parameter(torch.empty(experts, rows, hidden))
         self.fc2 = nn.Parameter(torch.empty(experts, hidden, width))
+        has_bias = model.add_bias_linear if model.add_expert_bias is None else model.add_expert_bias
+        self.fc1_bias = nn.Parameter(torch.empty(experts, rows)) if has_bias else None
+        self.fc2_bias = nn.Parameter(torch.empty(experts, hidden)) if has_bias else None
 
     def forward(self, x_CH: Tensor, count_X: Tensor, weight_C: Tensor) -> Tensor:
         """Compute the choices of all tokens, C = T * K, sorted by expert.
@@ -141,8 +174,13 @@ class Experts(nn.Module):
         for expert, (x, weight) in enumerate(
             zip(x_CH.split(counts), weight_C.split(counts), strict=True)
         ):
-            inner = activated(x @ self.fc1[expert].t(), self.activation, gated=self.gated)
-            outputs.append((weight[:, None] * inner) @ self.fc2[expert].t())
+            inner = x @ self.fc1[expert].t()
+            if self.fc1_bias is not None:
+                inner = inner + self.fc1_bias[expert]
+            out = self.activation(inner) @ self.fc2[expert].t()
+            if self.fc2_bias is not None:
+                out = out + self.fc2_bias[expert]
+            outputs.append(weight[:, None] * out)
         return torch.cat(outputs)
 
 

@@ -35,20 +35,17 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
     (
         None,
         """
-        activation_func_clamp_value add_expert_bias add_router_bias cp_comm_type
-        dsa_indexer_head_dim dsa_indexer_loss_coeff
+        cp_comm_type dsa_indexer_head_dim dsa_indexer_loss_coeff
         dsa_indexer_n_heads dsa_indexer_topk experimental_attention_variant fp4
         fp4_quantizer_factory fp8 fp8_quantizer_factory linear_attention_freq mamba_num_heads
         moe_expert_capacity_factor moe_input_jitter_eps moe_latent_size
-        moe_router_topk_limited_devices moe_sparsemixer_eps mrope_section no_rope_freq
-        rope_scaling_long_mscale rope_scaling_short_mscale
-        symmetric_ar_type
+        moe_router_topk_limited_devices mrope_section no_rope_freq symmetric_ar_type
         """,
     ),
     (
         False,
         """
-        activation_func_fp8_input_store add_output_bias apply_query_key_layer_scaling
+        activation_func_fp8_input_store apply_query_key_layer_scaling
         apply_residual_connection_post_layernorm apply_rope_fusion attention_output_gate
         batch_invariant_mode bias_activation_fusion cache_mla_latents
         cuda_graph_retain_backward_graph cuda_graph_use_single_mempool
@@ -68,7 +65,7 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
         """,
     ),
     (True, "fp8_wgrad use_mamba_mem_eff_path"),
-    (0, "fp8_margin glu_linear_offset attention_dropout hidden_dropout"),
+    (0, "fp8_margin attention_dropout hidden_dropout"),
     (
         1,
         """
@@ -77,7 +74,6 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
         """,
     ),
     (0.5, "qk_clip_alpha"),
-    (1.702, "quick_gelu_alpha"),
     (3, "cuda_graph_warmup_steps"),
     (4, "linear_conv_kernel_dim"),
     (8, "mamba_num_groups"),
@@ -124,8 +120,6 @@ def unknown(config: RunConfig) -> Iterator[str]:
     balancing = config.model.moe_router_load_balancing_type
     if config.model.num_moe_experts and balancing not in ("aux_loss", "none"):
         yield f"model.moe_router_load_balancing_type={balancing}"
-    if config.model.num_moe_experts and config.model.add_bias_linear:
-        yield "biases of experts (model.add_bias_linear=true)"
     if "lora" in config.enable and (dropout := config.plugins["lora"].dropout):
         yield f"plugins.lora.dropout={dropout}"
 

@@ -17,7 +17,8 @@ from ascend_run.types.config import RunConfig
 from .attention import CoreAttention, proj_has_bias, window_of
 from .batches import MicroBatch
 from .layers import Linear, Norm
-from .positions import rotary_of, yarn_magnitude
+from .positions import rotary_of
+from .scaling import yarn_magnitude
 
 
 class LatentAttention(nn.Module):

@@ -82,9 +82,40 @@ def unit_rms(x: Tensor, epsilon: float) -> Tensor:
     return out
 
 
+class Activation:
+    """``act(x)``; gated, ``act(gate) * (up + offset)`` of both halves of x.
+
+    The gate is clamped from above, up from both sides, if there is a clamp.
+
+    Sources: arXiv:2002.05202; clamp and offset, the published code of gpt-oss.
+    """
+
+    def __init__(self, model: FieldSection) -> None:
+        self.function = ACTIVATIONS.get(model.activation)
+        self.is_gated, self.alpha = bool(model.gated_linear_unit), model.quick_gelu_alpha
+        self.clamp, self.offset = model.activation_func_clamp_value, model.glu_linear_offset
+
+    def rows(self, width: int) -> int:
+        """Return how many rows give an output of this width."""
+        return 2 * width if self.is_gated else width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.is_gated:
+            return self._activated(x)
+        gate, up = x.chunk(2, dim=-1)
+        if self.clamp is not None:
+            gate, up = gate.clamp(max=self.clamp), up.clamp(-self.clamp, self.clamp)
+        out: Tensor = self._activated(gate) * (up + self.offset)
+        return out
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if self.function is None:  # quick_gelu, arXiv:1606.08415, section 2
+            return x * torch.sigmoid(self.alpha * x)
+        return self.function(x)
+
+
 class MLP(nn.Module):
-    """``W2 act(W1 x)``, or gated ``W2 (act(W_gate x) * W_up x)``; ``linear_fc1`` holds the gate
-    rows, then the up rows. Source: arXiv:2002.05202.
+    """``W2 act(W1 x)``; ``linear_fc1`` holds the rows of the gate, then those of up.
 
     Args:
         width: F.
@@ -93,10 +124,8 @@ class MLP(nn.Module):
     def __init__(self, model: FieldSection, width: int) -> None:
         super().__init__()
         bias = model.add_bias_linear if model.add_mlp_bias is None else model.add_mlp_bias
-        self.gated = model.gated_linear_unit
-        self.activation = ACTIVATIONS[model.activation]
-        rows = 2 * width if self.gated else width
-        self.linear_fc1 = Linear(model.hidden_size, rows, bias=bias)
+        self.activation = Activation(model)
+        self.linear_fc1 = Linear(model.hidden_size, self.activation.rows(width), bias=bias)
         self.linear_fc2 = Linear(width, model.hidden_size, bias=bias)
 
     @property
@@ -106,16 +135,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = plus_bias(self.linear_fc1(x), self.linear_fc1.bias)
-        out: Tensor = self.linear_fc2(activated(inner, self.activation, gated=self.gated))
+        out: Tensor = self.linear_fc2(self.activation(inner))
         return out
-
-
-def activated(inner: Tensor, activation: Callable[[Tensor], Tensor], *, gated: bool) -> Tensor:
-    """Return ``act(inner)``, or ``act(gate) * up`` of both halves of ``inner``."""
-    if not gated:
-        return activation(inner)
-    gate, up = inner.chunk(2, dim=-1)
-    return activation(gate) * up
 
 
 def ffn_width(model: FieldSection) -> int:

@@ -137,6 +137,17 @@ class Embedding(nn.Module):
         return x_BSH
 
 
+class OutputLayer(nn.Module):
+    """The weight of the logits, unless it is the embedding's, and their bias, if there is one."""
+
+    def __init__(self, model: FieldSection) -> None:
+        super().__init__()
+        rows, hidden = model.vocab_size, model.hidden_size
+        is_tied = model.share_embeddings_and_output_weights
+        self.weight = None if is_tied else nn.Parameter(torch.empty(rows, hidden))
+        self.bias = nn.Parameter(torch.empty(rows)) if model.add_output_bias else None
+
+
 class PredictedToken(nn.Module):
     """One depth of multi-token prediction: a layer on the hidden state of the depth before, and the
     embedding of the token that it predicted."""
@@ -175,8 +186,7 @@ class GPT(nn.Module):
         super().__init__()
         model = self.model = config.model
         self.embedding, self.decoder = Embedding(config), Decoder(config)
-        if not model.share_embeddings_and_output_weights:
-            self.output_layer = Table(model.vocab_size, model.hidden_size)
+        self.output_layer = OutputLayer(model)
         if model.mtp_num_layers:
             self.mtp = PredictedTokens(config)
         self.double()
@@ -212,11 +222,13 @@ class GPT(nn.Module):
     def _loss(self, hidden_BSH: Tensor, labels_BS: Tensor, mask_BS: Tensor) -> Tensor:
         """Return ``sum(mask * -log softmax(logits)[label])``."""
         model = self.model
-        tied = model.share_embeddings_and_output_weights
-        weight_VH = (self.embedding.word_embeddings if tied else self.output_layer).weight
+        weight_VH = self.output_layer.weight
+        if weight_VH is None:
+            weight_VH = self.embedding.word_embeddings.weight
         if model.normalize_output_rows:
             weight_VH = weight_VH / weight_VH.norm(dim=-1, keepdim=True)
-        logit_BSV = hidden_BSH @ weight_VH.t() / model.logits_scaling
+        product_BSV = hidden_BSH @ weight_VH.t() / model.logits_scaling
+        logit_BSV = plus_bias(product_BSV, self.output_layer.bias)
         if (cap := model.final_logit_softcapping) is not None:
             logit_BSV = cap * torch.tanh(logit_BSV / cap)
         nll = F.cross_entropy(logit_BSV.flatten(0, 1), labels_BS.flatten(), reduction="none")

@@ -15,10 +15,11 @@ from torch import Tensor
 from ascend_run.types.config import OptimizerSection, RunConfig
 
 
-def weight_decay(parameter: Tensor, options: OptimizerSection) -> float:
-    """Return the weight decay of a parameter: matrices decay, vectors (norms, biases, sinks) do
-    not."""
-    return options.weight_decay if parameter.ndim > 1 else 0.0
+def weight_decay(name: str, parameter: Tensor, options: OptimizerSection) -> float:
+    """Return the weight decay of a parameter: matrices decay; vectors (norms, biases, sinks) do
+    not, nor do the experts' biases, which are stacked."""
+    decays = parameter.ndim > 1 and not name.endswith("bias")
+    return options.weight_decay if decays else 0.0
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
@@ -65,7 +66,7 @@ class AdamW:
         self.parameters, self.config = parameters, config
         self.steps = 0
         self.weight_decays = {
-            name: weight_decay(p, config.optimizer) for name, p in parameters.items()
+            name: weight_decay(name, p, config.optimizer) for name, p in parameters.items()
         }
         self.mean = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self.square = {name: torch.zeros_like(p) for name, p in parameters.items()}

@@ -1,8 +1,6 @@
-"""Rotary positions and their scaling; the slopes of ALiBi.
+"""Rotary positions, and the slopes of ALiBi.
 
-Sources: RoPE, arXiv:2104.09864; linear scaling, arXiv:2306.15595; dynamic NTK and yarn,
-arXiv:2309.00071; longrope, arXiv:2402.13753; llama3, arXiv:2407.21783; ALiBi, arXiv:2108.12409.
-The parameters of scalings, and yarn's rounding, are those of Hugging Face's ``rope_parameters``.
+Sources: RoPE, arXiv:2104.09864; ALiBi, arXiv:2108.12409.
 """
 
 # shapes: see the package
@@ -17,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ascend_run.types.config import FieldSection, RunConfig
+
+from .scaling import pair_angles, scaled_angles
 
 
 @attrs.frozen
@@ -63,93 +63,14 @@ def rotary_of(config: RunConfig, seq_length: int, *, has_window: bool) -> Rotary
     else:
         width, interleaved = int(head_width(model) * model.rotary_percent), model.rotary_interleaved
     if has_window and model.rotary_local_base is not None:
-        return Rotary(_angles(width, model.rotary_local_base), 1.0, interleaved)
-    angle_P, magnitude = _scaled(config, width, seq_length)
+        return Rotary(pair_angles(width, model.rotary_local_base), 1.0, interleaved)
+    angle_P, magnitude = scaled_angles(config, width, seq_length)
     return Rotary(angle_P, magnitude, interleaved)
 
 
 def head_width(model: FieldSection) -> int:
     """Return D."""
     return int(model.kv_channels or model.hidden_size // model.num_attention_heads)
-
-
-def _angles(width: int, base: float) -> Tensor:
-    """Return ``base ** (-2 i / R)`` for each pair i, [P]."""
-    return float(base) ** -(torch.arange(0, width, 2).double() / width)
-
-
-def _scaled(config: RunConfig, width: int, seq_length: int) -> tuple[Tensor, float]:
-    """Return each pair's angle at position 1, and the magnitude."""
-    model, base = config.model, config.model.rotary_base
-    plain = _angles(width, base)
-    longest = model.max_position_embeddings or config.data.seq_length
-    if model.multi_latent_attention:
-        if model.rope_type != "yarn":
-            return plain, 1.0
-        factor, original = model.rotary_scaling_factor, model.original_max_position_embeddings
-        ramp = _yarn_ramp(width, base, original, (model.beta_fast, model.beta_slow), rounds=True)
-        ratio = yarn_magnitude(factor, model.mscale) / yarn_magnitude(factor, model.mscale_all_dim)
-        return plain * (ramp + (1 - ramp) / factor), ratio
-    kind = model.rope_scaling_type
-    original = model.rope_scaling_original_max_position_embeddings or longest
-    factor = model.rope_scaling_factor or longest / original
-    if kind is None:
-        return plain, 1.0
-    if kind == "linear":
-        return plain / factor, 1.0
-    if kind == "dynamic":
-        growth = factor * max(seq_length, longest) / longest - (factor - 1)
-        return _angles(width, base * growth ** (width / (width - 2))), 1.0
-    if kind == "llama3":
-        # Rotations over the original length: a wavelength is 2 pi / angle.
-        rotations_P = original * plain / (2 * math.pi)
-        low, high = model.rope_scaling_low_freq_factor, model.rope_scaling_high_freq_factor
-        kept = ((rotations_P - low) / (high - low)).clamp(0, 1)
-        return plain * (kept + (1 - kept) / factor), 1.0
-    if kind == "longrope":
-        is_long = seq_length > original
-        factors = model.rope_scaling_long_factor if is_long else model.rope_scaling_short_factor
-        default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-        magnitude = model.rope_scaling_attention_factor or default
-        return plain / torch.tensor(factors).double(), magnitude
-    fast = 32.0 if model.rope_scaling_beta_fast is None else model.rope_scaling_beta_fast
-    slow = 1.0 if model.rope_scaling_beta_slow is None else model.rope_scaling_beta_slow
-    rounds = model.rope_scaling_truncate is not False
-    ramp = _yarn_ramp(width, base, original, (fast, slow), rounds=rounds)
-    return plain * (ramp + (1 - ramp) / factor), _yarn_attention_factor(model, factor)
-
-
-def _yarn_attention_factor(model: FieldSection, factor: float) -> float:
-    if model.rope_scaling_attention_factor is not None:
-        return float(model.rope_scaling_attention_factor)
-    one, all_dims = model.rope_scaling_mscale, model.rope_scaling_mscale_all_dim
-    if one and all_dims:
-        return yarn_magnitude(factor, one) / yarn_magnitude(factor, all_dims)
-    return yarn_magnitude(factor, 1.0)
-
-
-def yarn_magnitude(factor: float, mscale: float) -> float:
-    """Return ``0.1 m ln(s) + 1``, arXiv:2309.00071, equation 22."""
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-def _yarn_ramp(
-    width: int, base: float, original: int, betas: tuple[float, float], *, rounds: bool
-) -> Tensor:
-    """Return the share of each pair's own angle, [P]: 1 if it rotates often over the original
-    length, 0 if seldom, and linear in the index of the pair between both."""
-
-    def pair_with(rotations: float) -> float:
-        """Solve ``original * base ** (-2 i / R) = 2 pi * rotations`` for i."""
-        return width * math.log(original / (2 * math.pi * rotations)) / (2 * math.log(base))
-
-    first, last = (pair_with(beta) for beta in betas)
-    if rounds:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, width - 1)
-    last += 0.001 if first == last else 0
-    pair_P = torch.arange(width // 2).double()
-    return 1 - ((pair_P - first) / (last - first)).clamp(0, 1)
 
 
 def alibi_slopes(heads: int, max_bias: float = 8.0) -> Sequence[float]:

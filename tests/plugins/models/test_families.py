@@ -30,6 +30,7 @@ from tests.support.against_transformers import (
     check_layouts,
     check_loaded_weights,
     check_one_rank,
+    check_oracle,
 )
 
 from .cases import BASE_500, BY_NAME, CASES, FAMILIES, Family
@@ -85,6 +86,8 @@ def test_logits_and_every_gradient_are_those_of_transformers(
     reference = reference_of(family, changes, tmp_path / "theirs", dtype)
     overrides = [f"{key}={value}" for key, value in family.values.items()]
     check_one_rank(reference, gloo_pool, overrides, tolerance)
+    if dtype is torch.float64:
+        check_oracle(reference, family.values)
 
 
 def test_config_and_weights_return_bit_for_bit(
@@ -175,9 +178,13 @@ TWO_RANKS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
 def test_two_ranks_have_every_gradient_of_the_same_model(
     family: Family, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
-    """Stages have the first and last layer's neighbours; ulysses has heads and positions."""
+    """Stages have the first and last layer's neighbours; ulysses has heads and positions.
+
+    The oracle of ``verify`` has the same gradients.
+    """
     changes = next(iter(family.variants.values()))
     reference = reference_of(family, changes, tmp_path / "theirs", torch.float64)
+    check_oracle(reference, family.values)
     more = {"experts": ((), EXPERTS)} if family.experts else {"tensors": ((), TENSOR_ALONE)}
     check_layouts(reference, gloo_pool, {**TWO_RANKS, **more}, family.values)
 

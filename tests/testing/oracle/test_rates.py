@@ -69,6 +69,13 @@ SCALINGS: list[Mapping[str, Any]] = [
         "original_max_position_embeddings": 40,
     },
     {"type": "longrope", "factor": 3.0, "short_factor": [1.0] * 4, "long_factor": [2.0, 3, 4, 5]},
+    {
+        "type": "longrope",
+        "factor": 3.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0, 3, 4, 5],
+        "long_mscale": 1.3,
+    },
 ]
 
 
