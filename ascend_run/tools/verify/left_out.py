@@ -79,13 +79,13 @@ def is_same_run(one: Side, other: Side) -> bool:
     """Return whether two sides only differ in their names and in what is recorded of them."""
 
     def trained(side: Side) -> Side:
-        return attrs.evolve(side, name="", by_differences=False)
+        return attrs.evolve(side, name="", by_differences=False, keeps_samples=False)
 
     return trained(one) == trained(other)
 
 
 def _steps(side: Side) -> Side:
-    return attrs.evolve(side, only_steps=True, by_differences=False)
+    return attrs.evolve(side, only_steps=True, by_differences=False, keeps_samples=False)
 
 
 def _dependents(name: str, manifests: Mapping[str, Manifest]) -> set[str]:

@@ -185,7 +185,7 @@ def judge(
         *slope_checks,
         *(c for _, comparison in found for c in comparison.checks),
     ]
-    fault = _earliest([slope_fault, *(comparison.fault for _, comparison in found)], own_fault)
+    fault = _earliest([*(comparison.fault for _, comparison in found), slope_fault], own_fault)
     further = _further(
         sides, references[0][1], in_training_precision, masks, resumed, declares_bitwise
     )
