@@ -37,9 +37,8 @@ def scaled_angles(config: RunConfig, width: int, seq_length: int) -> Scaled:
     """
     model = config.model
     longest = model.max_position_embeddings or config.data.seq_length
-    if model.multi_latent_attention:
-        plain = pair_angles(width, model.rotary_base)
-        return _latent_yarn(model, plain) if model.rope_type == "yarn" else (plain, 1.0)
+    if model.multi_latent_attention and model.rope_type == "yarn":
+        return _latent_yarn(model, pair_angles(width, model.rotary_base))
     original = model.rope_scaling_original_max_position_embeddings or longest
     return _SCALINGS[model.rope_scaling_type](
         _Extension(
