@@ -151,11 +151,8 @@ class Experts(nn.Module):
         super().__init__()
         self.activation = Activation(model)
         width = model.moe_ffn_hidden_size or ffn_width(model)
-        experts, hidden, rows = (
-            model.num_moe_experts,
-            model.hidden_size,
-            self.activation.rows(width),
-        )
+        experts, hidden = model.num_moe_experts, model.hidden_size
+        rows = self.activation.rows(width)
         self.fc1 = nn.Parameter(torch.empty(experts, rows, hidden))
         self.fc2 = nn.Parameter(torch.empty(experts, hidden, width))
         has_bias = model.add_bias_linear if model.add_expert_bias is None else model.add_expert_bias
@@ -201,7 +198,7 @@ class MoE(nn.Module):
     """The sum of each token's chosen experts, and of the shared experts."""
 
     bias = None
-    """Experts have no biases."""
+    """Nothing is left for the layer to add: experts add their biases themselves."""
 
     def __init__(self, model: FieldSection) -> None:
         super().__init__()
