@@ -79,9 +79,11 @@ def search_runs(paths: tuple[Path, Path], options: Options) -> Bisection:
         return compare, compare.identity()
 
     result = _search(comparer, options, FILE_SECONDS)
+    # Within tolerances, the runs themselves may differ earlier, by rounding.
+    of_runs = first is not None and (not mixing.tolerant or result.step is None)
     return attrs.evolve(
         result,
-        step=result.step if first is None else first.step,
+        step=first.step if first is not None and of_runs else result.step,
         runs=(str(paths[0]), str(paths[1])),
         notes=(*_how(mixing, first), *mixing.notes, *notes),
     )

@@ -20,7 +20,7 @@ from ascend_run.tools.bisect.journal import Journal
 from ascend_run.tools.bisect.mixing import Mixing
 from ascend_run.tools.bisect.run_comparing import RunComparer
 
-from .made_up import HARMLESS, DoublesAGradient
+from .made_up import HARMLESS, DoublesAGradient, Rounds
 from .test_bisection import Stopped
 from .two_runs import mixing_of, write_fingerprints, write_run, write_tokens
 
@@ -204,12 +204,12 @@ def command(
     for folder, loss in ((one, 3.5), (other, 3.25)):
         write_fingerprints(folder, [4.5, 4.0, loss])
 
-    def called(guilty: str, *words: str) -> tuple[int, str, str]:
+    def called(guilty: str, *words: str, other: str = "b") -> tuple[int, str, str]:
         def comparer(mixing: Mixing, ranks: Any) -> StubComparer:
             return StubComparer(mixing, [guilty])
 
         monkeypatch.setattr(searching, "RunComparer", comparer)
-        code = run(["bisect", "a", "b", *words])
+        code = run(["bisect", "a", other, *words])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -240,3 +240,17 @@ def test_runs_that_agree_in_the_comparison_are_code_0(
     assert found["culprits"] is None
     assert found["runs"] == ["a", "b"]
     assert {choice["name"] for choice in found["choices"]} == {"optimizer.adam_eps", "run.seed"}
+
+
+def test_a_step_within_tolerances_is_that_of_the_comparison(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    values = {"data.train": [str(tmp_path / "tokens")], "run.seed": 9}
+    with offered(Rounds):
+        other = write_run(tmp_path / "c", values, ["rounds"])
+        write_fingerprints(other, [4.5, 4.0, 3.25])
+        _, out, _ = command("run.seed", other="c")
+    lines = out.splitlines()
+    assert lines[0].startswith("setting 'run.seed' makes the runs part, at step 1, in ")
+    assert "note: compared over 4 steps, within the tolerances of verify, for rounds" in lines
+    assert "note: the runs themselves differ from step 3 on, first in: loss" in lines
