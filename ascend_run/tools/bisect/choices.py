@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
+
+ENABLED: Final = "enabled"
+NOT_ENABLED: Final = "not enabled"
+"""Values of a choice of a plugin."""
 
 
 class Kind(StrEnum):

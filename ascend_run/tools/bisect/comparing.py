@@ -18,7 +18,7 @@ from ascend_run.tools.verify.ranks import Ranks
 from ascend_run.tools.verify.sides import Sides, sides_of
 from ascend_run.tools.verify.verifier import judge
 
-from .choices import Choice, Compared, Kind, State
+from .choices import ENABLED, NOT_ENABLED, Choice, Compared, Kind, State
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
@@ -48,7 +48,7 @@ class Comparer:
         self.kept = tuple(name for name in self._order if not self._runs_without(name))
         """Features without which the layout cannot run; they are enabled in every run."""
         self.choices = tuple(
-            Choice(kind=Kind.PLUGIN, name=name, values=("not enabled", "enabled"))
+            Choice(kind=Kind.PLUGIN, name=name, values=(NOT_ENABLED, ENABLED))
             for name in self._order
             if name not in self.kept
         )

@@ -8,7 +8,7 @@ from typing import Final
 from ascend_run.tools.pages.config_rows import shown_value
 from ascend_run.tools.verify.layouts import KEYS
 
-from .choices import Choice, Kind
+from .choices import ENABLED, NOT_ENABLED, Choice, Kind
 from .recorded_runs import RecordedRun
 
 RANKS: Final = "ranks"
@@ -42,7 +42,7 @@ def choices_between(one: RecordedRun, other: RecordedRun) -> Iterator[Choice]:
     mine, others = one.raw.enable, other.raw.enable
     for name in dict.fromkeys((*mine, *others)):
         if (name in mine) != (name in others):
-            shown = ["enabled" if name in enabled else "not enabled" for enabled in (mine, others)]
+            shown = [ENABLED if name in enabled else NOT_ENABLED for enabled in (mine, others)]
             yield Choice(kind=Kind.PLUGIN, name=name, values=(shown[0], shown[1]))
     both = one.plugins & other.plugins
     for key in dict.fromkeys((*one.values, *other.values)):

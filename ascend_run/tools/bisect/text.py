@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.tools.terminal.tables import table
 
 from .bisection import Bisection
-from .choices import Compared, Kind, State
+from .choices import ENABLED, Compared, Kind, State
 
 
 def text_of(result: Bisection) -> Iterator[str]:
@@ -17,8 +18,7 @@ def text_of(result: Bisection) -> Iterator[str]:
     yield from _values(result)
     if result.last.why:
         yield f"why: {result.last.why}"
-    if result.culprits and result.runs is None:
-        yield f"next: ascend-run verify --details --enable {','.join(result.last.changes)}"
+    yield from _next(result)
     yield ""
     rows = [
         (str(number), ", ".join(tried.changes) or "none", str(tried.state), _where(tried))
@@ -79,6 +79,20 @@ def _values(result: Bisection) -> Iterator[str]:
             yield f"{choice.name}: {choice.values[0]} in A, {choice.values[1]} in B"
     if result.culprits and (needed := [n for n in result.last.changes if n not in result.culprits]):
         yield f"with it: {', '.join(needed)}, without which it cannot run"
+
+
+def _next(result: Bisection) -> Iterator[str]:
+    """Yield the command that shows more of the plugins that were found."""
+    names, config = list(result.last.changes if result.culprits else ()), ""
+    if result.runs is not None:
+        names = [
+            choice.name
+            for choice in result.choices
+            if choice.name in (result.culprits or ()) and choice.values[1] == ENABLED
+        ]
+        config = f" --config {result.runs[1]}/{CONFIG_NAME}"
+    if names:
+        yield f"next: ascend-run verify --details --enable {','.join(names)}{config}"
 
 
 def _where(compared: Compared) -> str:

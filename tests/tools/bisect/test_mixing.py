@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from ascend_run.testing.offering import offered
-from ascend_run.tools.bisect.choices import Choice, Kind
+from ascend_run.tools.bisect.choices import ENABLED, NOT_ENABLED, Choice, Kind
 
 from .made_up import Harmless0, Harmless1, HasAnOption, Rounds
 from .two_runs import mixing_of, write_run
-
-NOT_ENABLED, ENABLED = "not enabled", "enabled"
 
 
 @pytest.fixture(autouse=True)

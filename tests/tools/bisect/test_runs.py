@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from ascend_run.entrypoints.cli import run
@@ -19,6 +20,7 @@ from ascend_run.tools.bisect.choices import Compared, State
 from ascend_run.tools.bisect.journal import Journal
 from ascend_run.tools.bisect.mixing import Mixing
 from ascend_run.tools.bisect.run_comparing import RunComparer
+from ascend_run.tools.bisect.text import text_of
 
 from .made_up import HARMLESS, DoublesAGradient, Rounds
 from .test_bisection import Stopped
@@ -54,13 +56,13 @@ class StubComparer(RunComparer):
 
 
 @pytest.fixture(scope="module")
-def mixing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixing]:
+def mixing(tmp_path_factory: pytest.TempPathFactory) -> Mixing:
     """Two runs with twelve choices, of which three need one another."""
     folder = tmp_path_factory.mktemp("runs")
     names = [plugin.manifest.name for plugin in (*HARMLESS[:4], DoublesAGradient)]
     with offered(*HARMLESS[:4], DoublesAGradient):
         one = write_run(folder / "a")
-        yield mixing_of(one, write_run(folder / "b", VALUES, names, world_size=2))
+        return mixing_of(one, write_run(folder / "b", VALUES, names, world_size=2))
 
 
 def searched(compare: StubComparer, folder: Path) -> Bisection:
@@ -104,6 +106,15 @@ def test_a_search_stopped_after_any_comparison_repeats_none(
         searched(first, tmp_path)
     assert searched(second, tmp_path) == expected
     assert [*first.compared, *second.compared] == whole.compared
+
+
+def test_the_next_command_verifies_the_plugin_in_the_config_of_b(
+    mixing: Mixing, tmp_path: Path
+) -> None:
+    result = searched(StubComparer(mixing, ["harmless-1", "run.seed"]), tmp_path)
+    lines = [*text_of(attrs.evolve(result, runs=("a", "b")))]
+    assert lines[0].startswith("plugin 'harmless-1' and setting 'run.seed' make the runs part, ")
+    assert "next: ascend-run verify --details --enable harmless-1 --config b/config.toml" in lines
 
 
 Break = Callable[[Path, Path], None]
