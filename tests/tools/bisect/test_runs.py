@@ -21,6 +21,8 @@ from ascend_run.tools.bisect.journal import Journal
 from ascend_run.tools.bisect.mixing import Mixing
 from ascend_run.tools.bisect.run_comparing import RunComparer
 from ascend_run.tools.bisect.text import text_of
+from ascend_run.tools.verify.questions import Side
+from ascend_run.tools.verify.ranks import NoVerdict
 
 from .made_up import HARMLESS, DoublesAGradient, Rounds
 from .test_bisection import Stopped
@@ -106,6 +108,20 @@ def test_a_search_stopped_after_any_comparison_repeats_none(
         searched(first, tmp_path)
     assert searched(second, tmp_path) == expected
     assert [*first.compared, *second.compared] == whole.compared
+
+
+def test_a_mixed_run_that_dies_cannot_run_and_run_b_has_no_verdict(mixing: Mixing) -> None:
+    def ranks(side: Side) -> list[Any]:
+        if side.name == "A":
+            return []
+        raise NoVerdict.of(side, "rank 0: it died")
+
+    compare = RunComparer(mixing, ranks)  # type: ignore[arg-type]
+    with offered(*HARMLESS[:4], DoublesAGradient):
+        mixed = compare(["run.seed"])
+        assert (mixed.state, mixed.why) == (State.CANNOT_RUN, "rank 0: it died")
+        with pytest.raises(NoVerdict):
+            compare([choice.name for choice in mixing.choices])
 
 
 def test_the_next_command_verifies_the_plugin_in_the_config_of_b(
@@ -215,9 +231,11 @@ def command(
     for folder, loss in ((one, 3.5), (other, 3.25)):
         write_fingerprints(folder, [4.5, 4.0, loss])
 
-    def called(guilty: str, *words: str, other: str = "b") -> tuple[int, str, str]:
+    def called(
+        guilty: str, *words: str, other: str = "b", stop_after: int | None = None
+    ) -> tuple[int, str, str]:
         def comparer(mixing: Mixing, ranks: Any) -> StubComparer:
-            return StubComparer(mixing, [guilty])
+            return StubComparer(mixing, [guilty], stop_after)
 
         monkeypatch.setattr(searching, "RunComparer", comparer)
         code = run(["bisect", "a", other, *words])
@@ -265,3 +283,18 @@ def test_a_step_within_tolerances_is_that_of_the_comparison(
     assert lines[0].startswith("setting 'run.seed' makes the runs part, at step 1, in ")
     assert "note: compared over 4 steps, within the tolerances of verify, for rounds" in lines
     assert "note: the runs themselves differ from step 3 on, first in: loss" in lines
+
+
+def test_the_same_command_continues_unless_it_is_to_start_over(
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, _, err = command("run.seed", stop_after=1)
+    assert code == 3
+    assert "bisect itself failed" in err
+    _, out, continued = command("run.seed")
+    assert "bisect: continues bisect-" in continued
+    command("run.seed", stop_after=1)
+    _, again, fresh = command("run.seed", "--fresh")
+    assert "continues" not in fresh
+    assert again == out
+    assert fresh.count("bisect: ") == continued.count("bisect: ")
