@@ -138,6 +138,7 @@ def test_the_arithmetic_of_features_on_the_npu_is_that_of_the_cpu(
     assert_shown(gloo_pool, expected, names, trial, plain)
 
 
+@pytest.mark.exhaustive(by=lambda name: BY_NAME[name].shown)
 @pytest.mark.parametrize("name", [n for n in CLAIMING if CATALOGUE[n].kind is Kind.MODEL])
 def test_a_family_on_the_npu_is_that_of_the_cpu(
     gloo_pool: GlooPool,

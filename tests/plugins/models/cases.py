@@ -105,6 +105,11 @@ class Family:
     """Writes what that model is as a folder of the family's authors."""
 
     @property
+    def shown(self) -> list[str]:
+        """Return what its model has beside that of Llama, as keys of configs."""
+        return [*self.common, *self.values, *next(iter(self.variants.values()))]
+
+    @property
     def reference(self) -> str:
         """Return transformers' ``model_type`` of the same architecture."""
         return self.stand_in or self.name

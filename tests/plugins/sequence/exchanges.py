@@ -57,10 +57,9 @@ class Form:
     platform: bool = False
 
     def shown(form: Form) -> Iterable[Hashable]:
-        """Return what the suite must show at least once: every kind of attention and every option
-        of each plugin, and every number of ranks and kernel."""
-        shown = [*form.cases, *form.options.items()]
-        return [form.size, form.platform, *((form.plugin, one) for one in shown)]
+        """Return what the suite must show at least once: every plugin, kind of attention, option,
+        number of ranks and kernel."""
+        return [form.plugin, form.size, form.platform, *form.cases, *form.options.items()]
 
     def __str__(self) -> str:
         kernel = "platform" if self.platform else "formula"

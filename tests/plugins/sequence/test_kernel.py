@@ -47,6 +47,7 @@ def test_output_log_sum_exp_and_every_gradient_are_the_wholes(
     checks.assert_at_parity(gloo_pool, plugin, form.cases, form.size, form.platform)
 
 
+@pytest.mark.exhaustive(by=lambda name: [name in BY_HEADS])
 @pytest.mark.parametrize("name", rows(DRAWN))
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())

@@ -37,7 +37,7 @@ def with_feature(feature: str, *values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.needs_plugins(feature))
 
 
-@pytest.mark.exhaustive(by=lambda question: (*question.layout, *question.enable, *question.config))
+@pytest.mark.exhaustive(by=lambda question: question.enable or [len(question.layout) > 1])
 @pytest.mark.parametrize(
     ("question", "outcome"),
     [
@@ -70,6 +70,7 @@ def test_what_is_right_is_found_right(
     assert any(check.name == "random streams, dropout" for check in verdict.checks) is bitwise
 
 
+@pytest.mark.exhaustive(by=lambda question, phase: [phase, *question.enable])
 @pytest.mark.parametrize(
     ("fault", "question", "phase", "module"),
     [

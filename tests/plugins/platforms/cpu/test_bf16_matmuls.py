@@ -180,6 +180,7 @@ def test_every_rank_takes_what_rank_0_has_chosen(gloo_pool: GlooPool, tmp_path: 
 TP = {"parallel.tensor_model_parallel_size": 2}
 
 
+@pytest.mark.exhaustive(by=lambda plugins, layout: ["a plugin"] if plugins else [*layout])
 @pytest.mark.parametrize(
     ("plugins", "model", "layout"),
     [
