@@ -144,7 +144,7 @@ class Comparer:
 
 def reason_of(error: AscendRunError) -> str:
     """Return why a run cannot start, in one line."""
-    return error.problems[0] if error.problems else error.headline
+    return (error.problems[0] if error.problems else error.headline).partition("\n")[0]
 
 
 def versions() -> dict[str, str]:

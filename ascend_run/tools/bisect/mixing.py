@@ -12,7 +12,7 @@ from ascend_run.tools.verify.layouts import KEYS
 from ascend_run.tools.verify.questions import Side
 
 from .choices import Kind
-from .recorded_runs import RecordedRun
+from .recorded_runs import RecordedRun, with_other_code
 from .run_choices import AXES, RANKS, choices_between, is_not_executed, option_of, plugin_of
 from .search import smallest_failing
 
@@ -84,13 +84,16 @@ class Mixing:
         )
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> Iterator[str]:
         """What differs and is not searched."""
-        left_out = [key for key in self._different_keys() if is_not_executed(key)]
-        if not left_out:
-            return ()
-        what = "they start from the first weights, and do not evaluate"
-        return (f"without effect on the compared runs, as {what}: {', '.join(left_out)}",)
+        if left_out := [key for key in self._different_keys() if is_not_executed(key)]:
+            what = "they start from the first weights, and do not evaluate"
+            yield f"without effect on the compared runs, as {what}: {', '.join(left_out)}"
+        runs = (self.one, self.other)
+        for letter, run, prepared in zip("AB", runs, self.prepared, strict=True):
+            if names := with_other_code(run, prepared.lock):
+                shown = ", ".join(names)
+                yield f"the installed code, which is compared, is not that of run {letter}: {shown}"
 
     @property
     def _changes_layout(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +14,10 @@ from ascend_run.plugin_api.errors import AscendRunError, DataError
 from ascend_run.prepare.config.raw import RawConfig
 from ascend_run.prepare.config.reading import raw_of_toml
 from ascend_run.prepare.config.toml_document import TomlProblem
+from ascend_run.tools.pages.record_reading import read_table
 from ascend_run.tools.pages.run_differences import Difference, differences
 from ascend_run.tools.pages.run_folder import RunData, read_run
+from ascend_run.tools.pages.run_records import LockedPlugin
 from ascend_run.tools.pages.step_differences import FirstDifference, compare_steps
 
 OTHER_DATA: Final = "the runs read other data, so that they cannot be compared"
@@ -109,22 +111,24 @@ def first_difference(
 
 
 def not_searched(one: RecordedRun, other: RecordedRun) -> tuple[str, ...]:
-    """Return notes on what differs besides the config: only what is installed here can run."""
-    kinds = ("version", "device")
+    """Return notes on what differs besides the config: what is installed here runs."""
     found = [
         _shown(difference)
         for difference in differences(one.folder, other.folder)
-        if difference.kind in kinds and difference.name != "platform"
+        if difference.kind in ("version", "device") and difference.name != "platform"
     ]
-    found += _other_code(one.folder, other.folder)
-    return tuple(f"not searched, as the installed one runs in every comparison: {x}" for x in found)
+    return tuple(f"not searched, as all comparisons run here: {text}" for text in found)
 
 
-def _other_code(one: RunData, other: RunData) -> Iterator[str]:
-    for name in one.lock.keys() & other.lock.keys():
-        locks = (one.lock[name], other.lock[name])
-        if locks[0] != locks[1]:
-            yield f"the code of plugin {name}"
+def with_other_code(run: RecordedRun, installed: Mapping[str, object]) -> list[str]:
+    """Return the plugins whose code is not that of the run.
+
+    Args:
+        installed: The lock of the same plugins here.
+    """
+    found = read_table(installed, LockedPlugin)
+    locked = run.folder.lock
+    return [name for name in locked if name in found and locked[name].sha256 != found[name].sha256]
 
 
 def _read(path: Path) -> RecordedRun:

@@ -71,7 +71,7 @@ def search_runs(paths: tuple[Path, Path], options: Options) -> Bisection:
     step = 0 if first is None else first.step
     mixing = Mixing(one, other, max(STEPS, min(step, MOST_STEPS)))
     if not mixing.choices:
-        raise DataError(f"{NOTHING}: config and plugins of the runs are the same", notes)
+        raise DataError(f"{NOTHING}: the configs of the runs are the same", (*mixing.notes, *notes))
 
     def comparer(ranks: Ranks) -> tuple[RunComparer, Mapping[str, object]]:
         _check_data(mixing.prepared[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from ascend_run.testing.offering import offered
 from ascend_run.tools.bisect.choices import ENABLED, NOT_ENABLED, Choice, Kind
+from ascend_run.tools.bisect.recorded_runs import not_searched, read_runs
 
 from .made_up import Harmless0, Harmless1, HasAnOption, Rounds
 from .two_runs import mixing_of, write_run
@@ -119,5 +121,20 @@ def test_settings_of_checkpoints_are_no_choice_and_are_noted(tmp_path: Path) -> 
     other = write_run(tmp_path / "b", {"checkpoint.save_interval": 3, "run.output_dir": "y"})
     mixing = mixing_of(one, other)
     assert mixing.choices == ()
-    assert "checkpoint.save_interval" in mixing.notes[0]
-    assert "output_dir" not in mixing.notes[0]
+    (note,) = mixing.notes
+    assert note.endswith(": checkpoint.save_interval")
+
+
+def test_other_code_and_versions_are_noted(tmp_path: Path) -> None:
+    for name, version in (("a", "1.0"), ("b", "1.1")):
+        folder = write_run(tmp_path / name, {"run.seed": ord(name)}, ["harmless-0"])
+        about = {"format": 1, "versions": {"nccl": version}}
+        (folder / "environment.json").write_text(json.dumps(about))
+    lock = tmp_path / "b" / "plugins.lock.json"
+    changed = json.loads(lock.read_text())
+    changed["harmless-0"]["sha256"] = 64 * "0"
+    lock.write_text(json.dumps(changed))
+    (note,) = mixing_of(tmp_path / "a", tmp_path / "b").notes
+    assert note.endswith("is not that of run B: harmless-0")
+    (note,) = not_searched(*read_runs((tmp_path / "a", tmp_path / "b")))
+    assert note.endswith(": version nccl: 1.0 in A, 1.1 in B")

@@ -114,7 +114,7 @@ def test_a_mixed_run_that_dies_cannot_run_and_run_b_has_no_verdict(mixing: Mixin
     def ranks(side: Side) -> list[Any]:
         if side.name == "A":
             return []
-        raise NoVerdict.of(side, "rank 0: it died")
+        raise NoVerdict.of(side, "rank 0: it died\nTraceback ...")
 
     compare = RunComparer(mixing, ranks)  # type: ignore[arg-type]
     with offered(*HARMLESS[:4], DoublesAGradient):
@@ -169,7 +169,7 @@ def same_steps(one: Path, other: Path) -> None:
         (lambda one, other: (other / "config.toml").unlink(), "has no config to compare"),
         (lambda one, other: (other / "config.toml").write_text("="), "has no config to compare"),
         (same_folder, "nothing to bisect: both are the run folder"),
-        (same_config, "nothing to bisect: config and plugins of the runs are the same"),
+        (same_config, "nothing to bisect: the configs of the runs are the same"),
         (same_steps, "nothing to bisect: the runs are identical over steps 1 to 2"),
         (other_data, "data.train is tokens in A, and others in B"),
         (other_content, "data tokens.bin: 5 bytes"),
