@@ -7,7 +7,8 @@ Wheels of ascend-run and of the packages under examples/ are built from copies o
 installed into an empty environment. There, in a folder outside of this tree, the commands run, each
 package passes its suite and the conformance kit, the suite for context parallelism passes with a
 third-party plugin instead of ulysses, and a new package of each kind is created and passes the kit
-with the commands that ``ascend-run new-plugin`` prints; their duration is shown.
+with the commands that ``ascend-run new-plugin`` prints; their duration is shown. Packages of the
+other seams are installed together and tested on one pool of ranks.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build/third_party"
 EXAMPLES: Final = ("third_party_plugin", "third_party_platform", "third_party_task")
 KINDS: Final = ("feature", "platform", "task", "family")
+SEAMS: Final = ("attention", "optimizer", "listener")
+"""Those that are not the default of a kind."""
 LIMIT_SECONDS: Final = 60.0
 """Limit for creating a package and passing the kit, on an idle machine."""
 TEST_PACKAGES: Final = ("pytest", "pytest-timeout", "hypothesis")
@@ -184,6 +187,10 @@ def run_commands(work: Path) -> None:
         ("report", "run"),
     ):
         call(["ascend-run", *words], work)
+    pages = "ascend_run.reference"
+    shown = call([Environment.python, "-c", f"help('{pages}.hooks')"], work)
+    if "ascend_check(config: RunConfig, layout: Layout)" not in shown:
+        raise click.ClickException("help() shows no reference of the hooks")
     if "</html>" not in (work / "run/report.html").read_text():
         raise click.ClickException("report.html is no page")
 
@@ -219,23 +226,43 @@ def try_scaffold(work: Path) -> None:
     """A new package of each kind, by the commands that are printed; and the linters on it."""
     wheels = [wheel for name in EXAMPLES for wheel in (BUILD / "wheels" / name).glob("*.whl")]
     kept = [wheel.name.partition("-")[0].replace("_", "-") for wheel in wheels]
-    types = ("--python-executable", str(Environment.python), "--cache-dir", str(BUILD / "mypy"))
     for kind in KINDS:
         name = f"outside-{kind}"
         printed = call(["ascend-run", "new-plugin", name, "--kind", kind], work).splitlines()
         commands = [line.strip() for line in printed if line.startswith("  ")]
         seconds = [_timed(lambda c=command: call(shlex.split(c), work)) for command in commands]
-        package = work / f"ascend-run-{name}"
-        for words in (
-            ("ruff", "check", "."),
-            ("ruff", "format", "--check", "."),
-            ("mypy", *types, "src", "tests"),
-        ):
-            call([sys.executable, "-m", *words], package)
+        _lint(work / f"ascend-run-{name}")
         each = " + ".join(f"{second:.1f}" for second in seconds)
         verdict = "" if sum(seconds) < LIMIT_SECONDS else f", over the limit of {LIMIT_SECONDS:g} s"
         say(f"new-plugin --kind {kind}: {each} = {sum(seconds):.1f} s{verdict}")
         Environment.remove_plugins(but=kept)
+    _try_seams(work)
+    Environment.remove_plugins(but=kept)
+
+
+def _try_seams(work: Path) -> None:
+    """A new package of each other seam: installed together, and tested in one session."""
+    names = [f"outside-{seam}" for seam in SEAMS]
+    for seam, name in zip(SEAMS, names, strict=True):
+        call(["ascend-run", "new-plugin", name, "--seam", seam], work)
+    packages = [work / f"ascend-run-{name}" for name in names]
+    options = [word for package in packages for word in ("--editable", f"{package}[test]")]
+    call([Environment.python, "-m", "pip", "--quiet", "install", *options], work)
+    checks = [f"--ascend-plugin={name}" for name in names]
+    seconds = _timed(lambda: say(_tests(work, *checks, *(str(package) for package in packages))))
+    say(f"new-plugin --seam {', '.join(SEAMS)}: their tests and the kit in {seconds:.1f} s")
+    for package in packages:
+        _lint(package)
+
+
+def _lint(package: Path) -> None:
+    types = ("--python-executable", str(Environment.python), "--cache-dir", str(BUILD / "mypy"))
+    for words in (
+        ("ruff", "check", "."),
+        ("ruff", "format", "--check", "."),
+        ("mypy", *types, "src", "tests"),
+    ):
+        call([sys.executable, "-m", *words], package)
 
 
 def _timed(action: Callable[[], object]) -> float:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .seams import KINDS, SEAMS
+
 if TYPE_CHECKING:
     from .names import Names
-
-KINDS = ("feature", "platform", "task", "family")
 
 
 @click.command("new-plugin")
@@ -19,9 +19,12 @@ KINDS = ("feature", "platform", "task", "family")
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
-    default=KINDS[0],
-    show_default=True,
-    help="Kind of the plugin.",
+    help="Kind of the plugin; default: that of --seam, or feature.",
+)
+@click.option(
+    "--seam",
+    type=click.Choice([*SEAMS]),
+    help="What the plugin is written from; default of a feature: layer.",
 )
 @click.option(
     "--folder",
@@ -29,11 +32,12 @@ KINDS = ("feature", "platform", "task", "family")
     metavar="DIR",
     help="Folder of the package, new or empty; default: ./ascend-run-NAME.",
 )
-def command(name: str, kind: str, folder: Path | None) -> None:
+def command(name: str, kind: str | None, seam: str | None, folder: Path | None) -> None:
     """Create a package with a new plugin.
 
     \b
     ascend-run new-plugin my-feature
+    ascend-run new-plugin my-attention --seam attention
     ascend-run new-plugin my-device --kind platform
 
     The package can be installed as it is, and passes its tests and the conformance kit. NAME is the
@@ -43,9 +47,13 @@ def command(name: str, kind: str, folder: Path | None) -> None:
     from .rendering import package_files
     from .writing import folder_problems, write_package
 
-    names = Names.of(name, kind)
+    of_seam = SEAMS.get(seam or "")
+    kind = kind or of_seam or KINDS[0]
+    names = Names.of(name, kind, seam)
     target = Path(names.distribution) if folder is None else folder
     problems = name_problems(name, kind)
+    if of_seam not in (None, kind):
+        problems.append(f"--seam {seam} is of a {of_seam}, not of a {kind}; leave out --kind")
     if not problems or folder is not None:
         problems += folder_problems(target)
     if problems:

@@ -15,6 +15,8 @@ from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import CHOSEN_WITH, GROUPS, Kind
 from ascend_run.registry.offers import normalised
 
+from .seams import template_of
+
 PREFIX: Final = "ascend-run-"
 LONGEST: Final = 40
 """Longer names would exceed the line length in the templates."""
@@ -28,7 +30,8 @@ _PARTS: Final = ("", "Config", "Task", "Device")
 """Endings of the classes that the templates define."""
 _IN_USE: Final = frozenset(
     {*plugin_api.__all__, *dir(builtins), *keyword.kwlist, "Any", "Final", "Mapping", "Sequence"}
-    | {"Iterator", "LayerSizes", "MappingProxyType", "Tensor", "TypeVar"}
+    | {"Iterator", "LayerSizes", "LossHistory", "MappingProxyType", "Nesterov", "Optimizer"}
+    | {"TemperedKernel", "Tensor", "TypeVar"}
 )
 
 
@@ -38,6 +41,8 @@ class Names:
 
     name: str
     kind: str
+    template: str
+    """Folder of the templates: a seam, or the kind."""
     distribution: str
     """``ascend-run-my-feature``."""
     module: str
@@ -54,8 +59,12 @@ class Names:
     """Command-line arguments that select it."""
 
     @classmethod
-    def of(cls, name: str, kind: str) -> Names:
-        """Build all spellings of a name, without checking that it is available."""
+    def of(cls, name: str, kind: str, seam: str | None = None) -> Names:
+        """Build all spellings of a name, without checking that it is available.
+
+        Args:
+            seam: One of ``SEAMS`` of this kind; None: the default one.
+        """
         snake = re.sub(r"\W+", "_", name).strip("_").lower()
         class_name = "".join(part.capitalize() for part in snake.split("_"))
         if any(f"{class_name}{ending}" in _IN_USE for ending in _PARTS):
@@ -64,6 +73,7 @@ class Names:
         return cls(
             name=name,
             kind=kind,
+            template=template_of(kind, seam),
             distribution=PREFIX + snake.replace("_", "-"),
             module=f"{PREFIX.replace('-', '_')}{snake}",
             snake=snake,

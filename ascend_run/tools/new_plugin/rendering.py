@@ -17,7 +17,7 @@ from .names import Names
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 COMMON: Final = "common"
-"""Folder of the templates for all kinds; there is one more per kind, and ``parts`` to include."""
+"""Folder of the templates for all kinds; another per seam or kind, and ``parts`` to include."""
 SUFFIX: Final = ".jinja"
 
 
@@ -42,7 +42,7 @@ def package_files(names: Names) -> Mapping[PurePosixPath, str]:
     files: dict[PurePosixPath, str] = {}
     for template in environment.list_templates(extensions=[SUFFIX.removeprefix(".")]):
         folder, _, place = template.removesuffix(SUFFIX).partition("/")
-        if folder in (COMMON, names.kind):
+        if folder in (COMMON, names.template):
             files[_path(place, names)] = environment.get_template(template).render(values)
     return files
 

@@ -11,7 +11,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from ascend_run.entrypoints.cli import program, run
-from ascend_run.tools.new_plugin.command import KINDS
+from ascend_run.tools.new_plugin.seams import KINDS, SEAMS
 from tests.support.command_line import imported_by, top
 from tests.support.installed import Install, offer
 
@@ -184,6 +184,24 @@ def test_an_unknown_kind_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert all(f"'{kind}'" in error for kind in KINDS)
 
 
+def test_a_seam_chooses_what_is_written_and_the_kind(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["new-plugin", "my-own", "--seam", "optimizer"]) == 0
+    assert "feature 'my-own'" in capsys.readouterr().out
+    assert (here / "ascend-run-my-own/src/ascend_run_my_own/nesterov.py").is_file()
+    assert run(["new-plugin", "my_own2", "--seam", "family"]) == 0
+    assert "family 'my_own2'" in capsys.readouterr().out
+
+
+def test_a_seam_of_another_kind_is_refused(
+    here: Path, refusal_of: Callable[..., list[str]]
+) -> None:
+    (problem,) = refusal_of("my-own", "--seam", "attention", "--kind", "task")
+    assert problem == "--seam attention is of a feature, not of a task; leave out --kind"
+    assert everything_below(here) == []
+
+
 def test_a_folder_below_a_file_cannot_be_written(
     here: Path, refusal_of: Callable[..., list[str]]
 ) -> None:
@@ -235,7 +253,8 @@ def test_it_imports_no_torch_and_nothing_of_core() -> None:
     assert not [name for name in modules if name.startswith("ascend_run.core.")]
 
 
-def test_its_kinds_complete() -> None:
+@pytest.mark.parametrize(("option", "values"), [("--kind", KINDS), ("--seam", (*SEAMS,))])
+def test_its_kinds_and_seams_complete(option: str, values: tuple[str, ...]) -> None:
     completion = ShellComplete(program, {}, "ascend-run", "_ASCEND_RUN_COMPLETE")
-    found = completion.get_completions(["new-plugin", "x", "--kind"], "")
-    assert [item.value for item in found] == [*KINDS]
+    found = completion.get_completions(["new-plugin", "x", option], "")
+    assert [item.value for item in found] == [*values]

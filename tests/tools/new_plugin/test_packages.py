@@ -23,23 +23,28 @@ from ascend_run.registry.static_manifest import static_manifest
 from ascend_run.testing.conformance import CHECKS, Means, Subject
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import load_runtime
-from ascend_run.tools.new_plugin.command import KINDS
 from ascend_run.tools.new_plugin.names import KIND_OF, LONGEST, Names
 from ascend_run.tools.new_plugin.rendering import TEMPLATES, compatible_range, package_files
+from ascend_run.tools.new_plugin.seams import KINDS, SEAMS, template_of
+from scripts.api_names import PUBLIC
 from tests.support.installed import Install
 
 ROOT = Path(__file__).parent.parent.parent.parent
 LONG = "a-name-of-as-many-characters-as-are-allo"
 NAMES = ("x", "manifest", LONG)
 """The shortest, one that a template uses itself, and the longest."""
+WRITTEN = {template_of(kind, None): (kind, None) for kind in KINDS}
+WRITTEN |= {seam: (kind, seam) for seam, kind in SEAMS.items()}
+"""Folder of templates -> kind and seam."""
+each = pytest.mark.parametrize("template", WRITTEN)
 WITHOUT_RANKS = (
     *("KIT-LOAD", "KIT-NAMES", "KIT-MANIFEST", "KIT-HOOKS", "KIT-IMPORT"),
     *("KIT-OPTIONS", "KIT-STATE"),
 )
 
 
-def files_of(name: str, kind: str) -> Mapping[PurePosixPath, str]:
-    return package_files(Names.of(name, kind))
+def files_of(name: str, template: str) -> Mapping[PurePosixPath, str]:
+    return package_files(Names.of(name, *WRITTEN[template]))
 
 
 def project_of(files: Mapping[PurePosixPath, str]) -> dict[str, Any]:
@@ -51,10 +56,10 @@ def no_ranks() -> GlooPool:
 
 
 @pytest.fixture
-def installed(install: Install, kind: str) -> str:
+def installed(install: Install, template: str) -> str:
     """The name of a new plugin, put where discovery and imports find it."""
-    name = f"fresh-{kind}"
-    files = files_of(name, kind)
+    name = f"fresh-{template}"
+    files = files_of(name, template)
     sources = {
         str(path.relative_to("src")): text
         for path, text in files.items()
@@ -69,11 +74,11 @@ def test_the_longest_name_is_the_longest_allowed() -> None:
     assert len(LONG) == LONGEST
 
 
-def test_linters_find_nothing_in_any_kind_whatever_its_name(tmp_path: Path) -> None:
-    for kind in KINDS:
+def test_linters_find_nothing_in_any_package_whatever_its_name(tmp_path: Path) -> None:
+    for template in WRITTEN:
         for name in NAMES:
-            for path, text in files_of(name, kind).items():
-                target = tmp_path / kind / name / path
+            for path, text in files_of(name, template).items():
+                target = tmp_path / template / name / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text)
     for words in (["check"], ["format", "--check"]):
@@ -94,17 +99,17 @@ def test_every_template_is_in_the_wheel() -> None:
     assert {path for path in TEMPLATES.rglob("*") if path.is_file()} == packed
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_linted_as_we_lint(kind: str) -> None:
+@each
+def test_it_is_linted_as_we_lint(template: str) -> None:
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
-    theirs = project_of(files_of("x", kind))["tool"]["ruff"]
+    theirs = project_of(files_of("x", template))["tool"]["ruff"]
     del ours["lint"]["per-file-ignores"], theirs["lint"]["isort"]
     assert theirs == ours
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_has_what_a_package_needs(kind: str) -> None:
-    files = files_of("my-own", kind)
+@each
+def test_it_has_what_a_package_needs(template: str) -> None:
+    files = files_of("my-own", template)
     for path in (
         "pyproject.toml",
         "README.md",
@@ -123,10 +128,10 @@ def test_it_has_what_a_package_needs(kind: str) -> None:
     assert not [text for text in texts if "{{" in text or "MODULE" in text or "SNAKE" in text]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 @pytest.mark.parametrize("name", NAMES)
-def test_no_class_takes_the_name_of_another_thing(name: str, kind: str) -> None:
-    for path, text in files_of(name, kind).items():
+def test_no_class_takes_the_name_of_another_thing(name: str, template: str) -> None:
+    for path, text in files_of(name, template).items():
         if path.suffix != ".py":
             continue
         nodes = ast.parse(text).body
@@ -140,10 +145,39 @@ def test_no_class_takes_the_name_of_another_thing(name: str, kind: str) -> None:
         assert not imported & {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_its_page_and_readme_name_commands_and_options_that_exist(kind: str) -> None:
+def imports_of(text: str) -> set[tuple[str, str]]:
+    """(module, name) of everything that a module imports from ascend-run, in functions too."""
+    nodes = [*ast.walk(ast.parse(text))]
+    found = {
+        (node.module or "", alias.name)
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and not node.level
+        for alias in node.names
+    }
+    found |= {(alias.name, "") for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    return {(module, name) for module, name in found if module.split(".")[0] == "ascend_run"}
+
+
+@each
+def test_it_imports_public_names_only(template: str) -> None:
+    """Those of the API reference; ``from ascend_run import testing`` imports a page of it."""
+    modules = {module for module, _ in PUBLIC}
+    for path, text in files_of("my-own", template).items():
+        if path.suffix == ".py":
+            imported = imports_of(text)
+            hidden = {pair for pair in imported - PUBLIC if ".".join(pair) not in modules}
+            assert hidden == set(), path
+
+
+def test_an_import_of_a_hidden_name_is_found() -> None:
+    source = "import ascend_run.core\ndef f():\n    from ascend_run.core.run import x\n"
+    assert imports_of(source) == {("ascend_run.core", ""), ("ascend_run.core.run", "x")}
+
+
+@each
+def test_its_page_and_readme_name_commands_and_options_that_exist(template: str) -> None:
     context = click.Context(program, info_name="ascend-run")
-    for path, text in files_of("my-own", kind).items():
+    for path, text in files_of("my-own", template).items():
         if path.suffix != ".md":
             continue
         lines = [line.strip() for line in text.splitlines() if line.startswith("    ascend-run ")]
@@ -155,28 +189,28 @@ def test_its_page_and_readme_name_commands_and_options_that_exist(kind: str) -> 
             command.make_context(name, rest, parent=context)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_found_and_has_not_run(installed: str, kind: str) -> None:
+@each
+def test_it_is_found_and_has_not_run(installed: str, template: str) -> None:
     candidate = discover()[installed]
-    assert candidate.kind is KIND_OF[kind]
+    assert candidate.kind is KIND_OF[WRITTEN[template][0]]
     assert candidate.distribution == f"ascend-run-{installed}"
     assert static_manifest(candidate) is not None
     assert candidate.value.partition(":")[0] not in sys.modules
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_kits_checks_that_need_no_ranks_pass(installed: str, kind: str) -> None:
+@each
+def test_the_kits_checks_that_need_no_ranks_pass(installed: str, template: str) -> None:
     subject = Subject(installed, Means(load_runtime(), no_ranks))
     checks = {check.code: check for check in CHECKS}
     for code in WITHOUT_RANKS:
         assert checks[code].judge(subject).problems == (), code
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 def test_a_run_with_it_can_be_planned(
-    installed: str, kind: str, capsys: pytest.CaptureFixture[str]
+    installed: str, template: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = Names.of(installed, kind).chosen.split()
+    chosen = Names.of(installed, *WRITTEN[template]).chosen.split()
     sizes = ("num_layers=1", "hidden_size=8", "num_attention_heads=2", "vocab_size=16")
     model = [f"model.{size}" for size in sizes]
     assert run(["plan", *chosen, "data.train=any", *model]) == 0, capsys.readouterr().err
