@@ -101,6 +101,7 @@ check: venv
 	$(BIN)/python scripts/plugin_table.py --check
 	$(BIN)/python scripts/platform_table.py --check
 	$(BIN)/python scripts/hook_table.py --check
+	$(BIN)/python -m scripts.api_reference --check
 	$(BIN)/python -m scripts.package_layers --check
 	$(BIN)/python -m scripts.family_pages --check
 	$(BIN)/python -m scripts.handler_table --check

@@ -18,6 +18,7 @@ EXPERT_DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
         "model.moe_token_dispatcher_type": "alltoall",
     }
 )
+"""Router, auxiliary loss and token dispatcher of most families with experts."""
 SPARSE: Final = Condition(
     "model.num_moe_experts",
     ">",

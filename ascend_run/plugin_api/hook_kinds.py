@@ -14,6 +14,7 @@ from .manifest import Claim
 PROJECT: Final = "ascend_run"
 
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Decorator of a method that implements the hook of its name."""
 _hookspec = pluggy.HookspecMarker(PROJECT)
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -121,6 +121,7 @@ class Datasets(NamedTuple):
 
 
 Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"
+"""Numpy arrays by name."""
 
 
 class ArrayCache(Protocol):
@@ -146,3 +147,4 @@ class NoCache:
 
 
 BatchIterator = Iterator[Batch]
+"""Micro-batches of one rank, in the order of training."""

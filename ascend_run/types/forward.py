@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Forward: TypeAlias = Callable[..., Any]
+"""The forward of a module."""
 
 CHAIN: Final = "forward_chain"
 """Attribute of a module that holds its chain; set by the kernel, read by ``chain_of``."""
