@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,23 +18,31 @@ from ascend_run.tools.convert import new_folder as folders
 from ascend_run.tools.convert.new_folder import new_folder, partial_folder
 from tests.support.family_checks import stored
 
+from .interrupted_driver import POINTS
 from .megatron_files import hugging_face
 from .test_mp_rank import check_equal, convert
 
 
-@pytest.mark.timeout(200)
-def test_a_signal_at_a_random_write_leaves_no_target(tmp_path: Path) -> None:
-    """SIGKILL leaves a partial folder until the next run; SIGTERM and Ctrl-C leave nothing."""
-    hf = hugging_face(tmp_path / "source")
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the driver has found, with the ``source`` of its conversions and its ``root``."""
+    root = tmp_path_factory.mktemp("interrupted")
+    hf = hugging_face(root / "source")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.convert.interrupted_driver", str(tmp_path), "5"],
+        [sys.executable, "-m", "tests.tools.convert.interrupted_driver", str(root), "5"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=180,
     )
     assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout.splitlines()[-1])
+    return {**json.loads(done.stdout.splitlines()[-1]), "source": hf, "root": root}
+
+
+@pytest.mark.timeout(200)
+def test_a_signal_at_a_random_write_leaves_no_target(interrupted: dict[str, Any]) -> None:
+    """SIGKILL leaves a partial folder until the next run; SIGTERM and Ctrl-C leave nothing."""
+    results = interrupted["random"]
     assert len(results) == 8
     killed_with_remains = 0
     for result in results:
@@ -53,10 +62,25 @@ def test_a_signal_at_a_random_write_leaves_no_target(tmp_path: Path) -> None:
             assert result["messages"].split() == [word], result
             assert complete or not result["left"], result
             assert complete or not result["parent_left"], result
-        out = tmp_path / "read" / Path(result["target"]).parents[1].name
+        out = interrupted["root"] / "read" / Path(result["target"]).parents[1].name
         assert convert("--to", "hf", result["target"], out) == 0
-        check_equal(stored(out), hf)
+        check_equal(stored(out), interrupted["source"])
     assert killed_with_remains > 1
+
+
+@pytest.mark.timeout(200)
+def test_a_kill_at_a_chosen_point_leaves_no_target(interrupted: dict[str, Any]) -> None:
+    """In the thread that writes, in half a block, before the flush, and before the rename."""
+    results = interrupted["chosen"]
+    assert [result["point"] for result in results] == [*POINTS, "half a block"]
+    for result in results:
+        in_half = result["point"] == "half a block"
+        number = signal.SIGXFSZ if in_half else signal.SIGKILL
+        assert os.WTERMSIG(result["status"]) == number, result
+        folders = {Path(name).parts[0] for name in result["left"]}
+        assert all(name.endswith(".partial") for name in folders), result
+        assert len(folders) == 1, result
+    assert set(results[-1]["left"].values()) == {results[-1]["size"]}, "half of the bytes"
 
 
 def test_the_folder_of_a_running_conversion_is_not_removed(tmp_path: Path) -> None:
