@@ -127,13 +127,17 @@ def _compared(
     with ExitStack() as stack:
         options = SourceOptions(family=model.family.model_type)
         read_back = open_model(written, format_, options, stack)
+        settings = compare_settings(model, read_back, of_run=format_ is not Format.HF)
         if request.verify == "tensors":
             comparison = compare_tensors(model, read_back, progress)
         else:
             from .verifying.logits import compare_logits
 
-            comparison = compare_logits(model, read_back, progress)
-        settings = compare_settings(model, read_back, of_run=format_ is not Format.HF)
+            targets = {"logits": read_back}
+            if read_back.args and not settings.of_args:
+                foreign = attrs.evolve(options, from_args=True)
+                targets["logits, from its args"] = open_model(written, format_, foreign, stack)
+            comparison = compare_logits(model, targets, progress)
         return Converted(model, comparison, settings)
 
 

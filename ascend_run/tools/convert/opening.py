@@ -63,6 +63,8 @@ class SourceOptions:
     """Of files without args: tensor-parallel ranks have experts of their own."""
     first_copy: bool = False
     """Where the copies of a replicated tensor differ, take the first rank's."""
+    from_args: bool = False
+    """Of Megatron's formats: take the config from the args, though a config.toml lies beside."""
     adapter: Path | None = None
     """A folder in PEFT's format, to merge."""
     base: Path | None = None
@@ -246,7 +248,8 @@ def _config_of_megatron(
         ),
         None,
     )
-    if (file := options.config or beside) is not None:
+    file = None if options.from_args else options.config or beside
+    if file is not None:
         return config_of_file(file, options.family)
     if options.family is None:
         raise ConfigError(

@@ -41,6 +41,8 @@ def test_what_was_written_is_compared_with_its_source(
     verify, settings = record["verify"], record["settings"]
     kind = words.split()[-1]
     count = 2 * 128 * VOCABULARY if kind == "logits" else (4 * (7 if experts else 6) + 3)
+    if "mp-rank" in words and kind == "logits":
+        count *= 2  # from the config.toml beside the files, and from their args
     assert verify == {
         "kind": kind, "equal": True, "compared": count, "max_difference": 0.0, "different": {}
     }  # fmt: skip
@@ -131,6 +133,33 @@ def test_an_arg_that_changes_on_the_way_leaves_no_target(
         assert "differs from the source in 1 settings of [model]; it was removed" in err
         assert convert(*words) == 1
         assert "args: model.rotary_base" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("form", ["mp-rank", "torch-dist"])
+def test_logits_from_the_targets_own_args_are_compared(
+    form: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the reader makes another model of args whose fields are right."""
+    from ascend_run.tools.convert import opening
+
+    hugging_face(tmp_path / "hf")
+    plain = opening.model_values
+
+    def wrong(*arguments: Any) -> dict[str, object]:
+        return plain(*arguments) | {"model.rotary_base": 10001.0}
+
+    monkeypatch.setattr(opening, "model_values", wrong)
+    words = ("--to", form, "--verify", "logits", "--json", tmp_path / "hf", tmp_path / "out")
+    assert convert(*words) == 1
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert record["settings"]["different"] == {}
+    assert record["verify"]["different"].keys() == {"logits, from its args"}
+    assert "differs from the source in its logits; it was removed" in err
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from ascend_run.plugin_api.errors import AscendRunError, ConfigError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
-from ascend_run.tools.convert.differences import difference
+from ascend_run.tools.convert.differences import Difference, difference
 from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
 
 from .comparison import Comparison
@@ -46,8 +47,13 @@ def require_buildable(source: ModelSource) -> None:
         )
 
 
-def compare_logits(source: ModelSource, target: ModelSource, progress: Progress) -> Comparison:
+def compare_logits(
+    source: ModelSource, targets: Mapping[str, ModelSource], progress: Progress
+) -> Comparison:
     """Compare the logits of random tokens, bit for bit.
+
+    Args:
+        targets: What was written, by how it was opened.
 
     Raises:
         ConfigError: A model cannot be built from its config.
@@ -55,16 +61,18 @@ def compare_logits(source: ModelSource, target: ModelSource, progress: Progress)
     length, vocab_size = min(MAX_LENGTH, _row_length(source)), source.config.model.vocab_size
     generator = torch.Generator().manual_seed(_SEED)
     tokens_BS = torch.randint(vocab_size, (SEQUENCES, length), generator=generator)
-    logits = []
-    for number, one in enumerate((source, target), start=1):
-        logits.append(logits_of(one, tokens_BS))
-        progress("verify", number, 2)
-    found = difference(*logits)
+    want = logits_of(source, tokens_BS)
+    found: dict[str, Difference] = {}
+    for number, (name, target) in enumerate(targets.items(), start=1):
+        progress("verify", number, len(targets) + 1)
+        if (one := difference(want, logits_of(target, tokens_BS))) is not None:
+            found[name] = one
+    progress("verify", 1, 1)
     return Comparison(
         kind="logits",
-        compared=logits[0].numel(),
-        different={} if found is None else {"logits": found.text},
-        max_difference=0.0 if found is None else found.largest,
+        compared=want.numel() * len(targets),
+        different={name: one.text for name, one in found.items()},
+        max_difference=max((one.largest for one in found.values()), default=0.0),
     )
 
 

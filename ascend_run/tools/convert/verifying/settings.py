@@ -22,6 +22,7 @@ from ascend_run.tools.convert.formats.shard_layout import LayoutOptions
 from ascend_run.tools.convert.model_config import ModelConfig, of_values
 from ascend_run.types.config import RunConfig
 
+_ARGS: Final = "args: "
 _WITHOUT_OPTION: Final = frozenset({"activation"})
 """Megatron's command line has no gated GELU: args with ``swiglu`` say SiLU."""
 
@@ -37,6 +38,11 @@ class Settings:
     not_stated: Mapping[str, str]
     """Field that the target's format does not have, and whose default there is another value."""
 
+    @property
+    def of_args(self) -> list[str]:
+        """The fields whose value in the target's args is another."""
+        return [name for name in (*self.different, *self.not_stated) if name.startswith(_ARGS)]
+
 
 def compare_settings(source: ModelSource, target: ModelSource, *, of_run: bool) -> Settings:
     """Compare what two models resolve to.
@@ -50,7 +56,7 @@ def compare_settings(source: ModelSource, target: ModelSource, *, of_run: bool) 
         (different if of_run or name in target.stated else not_stated)[f"model.{name}"] = text
     if target.args:
         for name, (text, is_lacking) in _of_args(source, target).items():
-            (not_stated if is_lacking else different)[f"args: {name}"] = text
+            (not_stated if is_lacking else different)[f"{_ARGS}{name}"] = text
     return Settings(compared=len(source.config.model), different=different, not_stated=not_stated)
 
 
