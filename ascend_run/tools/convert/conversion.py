@@ -85,14 +85,12 @@ def _convert_adapters(request: Conversion, progress: Progress) -> Converted:
     """Write the adapters of a run alone."""
     from .adapters.exporting import open_run_adapters, read_back, write_peft
 
-    found, options = request.source_format, request.options
-    if (found := found or recognised(request.source, options.step)) != Format.ASCEND_RUN:
+    found = request.source_format or recognised(request.source, request.options.step)
+    if found != Format.ASCEND_RUN:
         raise CheckpointError(
             f"{request.source} is of format {found}; --to peft writes the adapters of a run"
         )
-    adapters = open_run_adapters(
-        request.source, options.step, options.family, options.config, options.base
-    )
+    adapters = open_run_adapters(request.source, request.options)
     require_outside(request.target, adapters.model.folder)
     if request.verify is None:
         write_peft(request.target, adapters, progress)

@@ -152,7 +152,23 @@ def _open_hf(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSourc
     )
 
 
-def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSource:
+@attrs.frozen
+class OpenedRun:
+    """A checkpoint of a run, with the parameters as they are stored."""
+
+    source: ModelSource
+    config: Path
+    """The run's config."""
+    values: Mapping[str, Any]
+    """The JSON values of the run's entries."""
+
+
+def open_run(path: Path, options: SourceOptions) -> OpenedRun:
+    """Open a checkpoint of a run, without a base and with nothing merged.
+
+    Raises:
+        AscendRunError: It cannot be read, or its config is unknown.
+    """
     found = CheckpointSource.find(path, options.step, options.config)
     model = config_of_run(found.config, options.family)
     opened = open_checkpoint(found)
@@ -166,28 +182,34 @@ def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSour
         headers=opened.headers,
         read=opened.read,
     )
-    if not has_adapters(source.headers):
-        return source
-    base = without_adapters(source)
+    return OpenedRun(source, found.config, opened.values)
+
+
+def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSource:
+    run = open_run(path, options)
+    if not has_adapters(run.source.headers):
+        return run.source
+    base = without_adapters(run.source)
     if not base.headers:
-        base = _open_base(found, model, options, stack)
-        require_same_base(opened.values, source, base)
-    return with_run_adapters(base, source, opened.values)
+        base = _open_base(run, options, stack)
+        require_same_base(run.values, run.source, base)
+    return with_run_adapters(base, run.source, run.values)
 
 
-def _open_base(
-    found: CheckpointSource, model: ModelConfig, options: SourceOptions, stack: ExitStack
-) -> ModelSource:
+def _open_base(run: OpenedRun, options: SourceOptions, stack: ExitStack) -> ModelSource:
     """Open the weights to which the adapters of a checkpoint belong."""
-    named = read_raw(found.config).values.get("model.hf_path")
+    source = run.source
+    named = read_raw(run.config).values.get("model.hf_path")
     folder = options.base or (None if named is None else Path(str(named.value)))
     if folder is None:
         raise ConfigError(
-            f"{found.folder} has adapters alone, and {found.config} names no model.hf_path; name "
+            f"{source.folder} has adapters alone, and {run.config} names no model.hf_path; name "
             "the Hugging Face folder of their base with --base"
         )
-    base = _open_hf(folder, SourceOptions(family=model.family.model_type), stack)
-    return attrs.evolve(base, config=model.config, config_toml=model.toml, stated=model.stated)
+    base = _open_hf(folder, SourceOptions(family=source.family.model_type), stack)
+    return attrs.evolve(
+        base, config=source.config, config_toml=source.config_toml, stated=source.stated
+    )
 
 
 def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:

@@ -17,9 +17,8 @@ from ascend_run.core.hugging_face.parameter_rows import parameter_sources
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
-from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource, open_checkpoint
-from ascend_run.tools.convert.model_config import config_of_run
 from ascend_run.tools.convert.new_folder import new_folder
+from ascend_run.tools.convert.opening import SourceOptions, open_run
 from ascend_run.tools.convert.safetensors_shards import SafetensorsShards
 from ascend_run.tools.convert.write_queue import write_queue
 
@@ -38,42 +37,32 @@ class RunAdapters:
     """Content of ``adapter_config.json``."""
 
 
-def open_run_adapters(
-    path: Path, step: int | None, family: str | None, config: Path | None, base: Path | None
-) -> RunAdapters:
+def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
     """Open the adapters of a run; nothing but headers is read.
 
     Args:
-        base: Folder that ``adapter_config.json`` names; None: the run's ``model.hf_path``.
+        options: ``base`` is the folder that ``adapter_config.json`` names, by default the run's
+            ``model.hf_path``.
 
     Raises:
         CheckpointError: The checkpoint has no adapters, or some have no form in PEFT's format.
         ConfigError: The run's config cannot be used.
     """
-    found = CheckpointSource.find(path, step, config)
-    model = config_of_run(found.config, family)
-    opened = open_checkpoint(found)
-    source = ModelSource(
-        family=model.family,
-        config=model.config,
-        config_toml=model.toml,
-        stated=model.stated,
-        step=opened.step,
-        folder=found.folder,
-        headers=opened.headers,
-        read=opened.read,
-    )
-    if not has_adapters(source.headers):
+    run = open_run(path, options)
+    if not has_adapters(run.source.headers):
         raise CheckpointError(f"{path} has no adapters; only a run with lora has any to write")
-    record = adapter_record(opened.values, source)
-    modules = peft_modules(source)
-    headers, read = peft_tensors(source, modules)
-    given = {key: one.value for key, one in read_raw(found.config).values.items()}
-    settings = _settings(source, modules, record)
-    settings["base_model_name_or_path"] = str(base or given.get("model.hf_path") or "") or None
-    settings["lora_dropout"] = given.get("plugins.lora.dropout", 0.0)
+    record = adapter_record(run.values, run.source)
+    modules = peft_modules(run.source)
+    headers, read = peft_tensors(run.source, modules)
+    given = {key: one.value for key, one in read_raw(run.config).values.items()}
+    base = options.base or given.get("model.hf_path")
+    settings = {
+        **_settings(run.source, modules, record),
+        "base_model_name_or_path": None if base is None else str(base),
+        "lora_dropout": given.get("plugins.lora.dropout", 0.0),
+    }
     return RunAdapters(
-        model=attrs.evolve(source, headers=headers, read=read),
+        model=attrs.evolve(run.source, headers=headers, read=read),
         settings=dict(sorted(settings.items())),
     )
 
