@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,7 +106,8 @@ def command(
     if as_json:
         click.echo(json.dumps(result.as_data(), indent=2))
     else:
-        click.echo("\n".join(text_of(result)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo("\n".join(text_of(result, width)))
     return 0 if result.culprits is None else 1
 
 

@@ -12,8 +12,12 @@ from .bisection import Bisection
 from .choices import ENABLED, Compared, Kind, State
 
 
-def text_of(result: Bisection) -> Iterator[str]:
-    """Yield the lines: the verdict, why, and what was tried."""
+def text_of(result: Bisection, width: int | None = None) -> Iterator[str]:
+    """Yield the lines: the verdict, why, and what was tried.
+
+    Args:
+        width: Width of the terminal; None: no wrapping.
+    """
     yield sentence(result)
     yield from _values(result)
     if result.last.why:
@@ -24,7 +28,8 @@ def text_of(result: Bisection) -> Iterator[str]:
         (str(number), ", ".join(tried.changes) or "none", str(tried.state), _where(tried))
         for number, tried in enumerate(result.tried, 1)
     ]
-    yield from table(("", "enabled" if result.runs is None else "of B", "", "where"), rows)
+    header = ("", "enabled" if result.runs is None else "of B", "", "where")
+    yield from table(header, rows, width=width, flexible=1)
     yield from (f"note: {note}" for note in result.notes)
 
 

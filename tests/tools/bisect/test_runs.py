@@ -133,6 +133,20 @@ def test_the_next_command_verifies_the_plugin_in_the_config_of_b(
     assert "next: ascend-run verify --details --enable harmless-1 --config b/config.toml" in lines
 
 
+def test_the_text_names_what_a_choice_needs_and_fits_the_terminal(
+    mixing: Mixing, tmp_path: Path
+) -> None:
+    result = searched(StubComparer(mixing, ["sp"]), tmp_path)
+    lines = [*text_of(attrs.evolve(result, runs=("a", "b")), width=100)]
+    assert lines[0].startswith("layout axis 'sp' makes the runs part, ")
+    assert lines[1:3] == [
+        "sp: not set in A, true in B",
+        "with it: ranks, tp, without which it cannot run",
+    ]
+    assert max(map(len, lines)) <= 100
+    assert max(map(len, text_of(result))) > 150
+
+
 Break = Callable[[Path, Path], None]
 
 
