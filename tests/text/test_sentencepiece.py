@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer
 from ascend_run.plugin_api import DataError
 from ascend_run.text.chat_tokenizer import load_chat_tokenizer, read_tokenizer_config
+from ascend_run.text.fields import RewardTokens
 from tests.support.chats import CHATML
 
 WORDS = ("alpha", "beta", "gamma", "the", "there", "über", "日本", "don't", "x=1", "foo_bar")
@@ -126,6 +127,8 @@ def test_a_symbol_has_one_id_by_its_name(tmp_path: Path) -> None:
     assert chat.backend.decode(ids, skip_special_tokens=False) == "<sep><two><end>"
     encoded = chat.backend.encode("<two>alpha<sep>", add_special_tokens=False).ids
     assert encoded == [size + 1, *library.encode("alpha<sep>")]
+    ratings = RewardTokens.of(chat, "<sep>", ["<one>", "<end>"])  # single tokens, with a prefix
+    assert (ratings.placeholder, ratings.ids) == (ids[0], {"<one>": size, "<end>": chat.eos_id})
 
 
 def test_tokens_of_the_config_are_added_and_split_a_conversation(tmp_path: Path) -> None:
