@@ -132,7 +132,7 @@ def page() -> str:
         cells = (
             name,
             operator.known_as,
-            f"`ops.{operator.module}`",
+            f"`{operator.module.removeprefix('ascend_run.')}`",
             "yes" if operator.backward else "no",
             cuda_form(operator),
             calls,

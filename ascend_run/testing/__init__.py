@@ -19,7 +19,7 @@ __all__ = ["TrainingRun", "run"]
 def __getattr__(name: str) -> object:
     """Import the public names when they are used: pytest imports this package in every project."""
     if name in __all__:
-        return getattr(importlib.import_module(f"{__name__}.training_run"), name)
+        return getattr(importlib.import_module("ascend_run.testing.training_run"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -38,7 +38,8 @@ _HANG: Final = "Timeout ("
 """Heading of the stacks that a rank's watchdog (faulthandler) prints."""
 _STACKS_SECONDS: Final = 0.5
 """Time for the watchdogs of the other ranks, which were started at the same time."""
-_SERVE: Final = f"from {__package__}.worker import serve; serve"
+_WORKER: Final = "ascend_run.testing.worker"
+_SERVE: Final = f"from {_WORKER} import serve; serve"
 
 
 class PoolError(Exception):

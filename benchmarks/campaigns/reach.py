@@ -20,7 +20,7 @@ import attrs
 
 from ascend_run.testing.models import MODELS
 from ascend_run.types.config import DEFAULT_PLATFORM, DEFAULT_TASK
-from scripts.changed_tests import Tree
+from scripts.changed_tests import Tree, is_in_plugin
 
 from .campaign import FOLDER
 
@@ -48,7 +48,7 @@ class Sources:
 
     root: Path
     plugins: Mapping[str, str]
-    """Name -> folder."""
+    """Name -> folder, or the module's path without ``.py``."""
     used: Mapping[str, Iterable[str]]
     """File -> files that its import or a call in it may import."""
     _digests: dict[str, str] = attrs.field(factory=dict)
@@ -83,8 +83,9 @@ class Sources:
     def reached(self, folders: Iterable[str], files: Iterable[str] = ()) -> set[str]:
         """Return the files that a trial with the plugins in these folders can import, if it starts
         in these files."""
-        starts = tuple(f"{folder}/" for folder in folders)
-        waiting = [*files, *(file for file in self.used if file.startswith(starts))]
+        plugins = [*folders]
+        waiting = [*files]
+        waiting += [file for file in self.used if any(is_in_plugin(file, one) for one in plugins)]
         waiting += [f"ascend_run/testing/{module}.py" for module in EVERY_TRIAL]
         reached: set[str] = set()
         while waiting:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,11 @@ _TORCH_FREE = (
     "ascend_run.prepare.prepare",
     "ascend_run.entrypoints.cli",
 )
+
+_OTHERS_MODULES = {"ascend_run/text/sources/tables.py": "of pyarrow"}
+"""Files that may compose the name of a module that they import, and whose modules these are."""
+
+_IMPORTERS = ("__import__", "files", "find_spec", "import_module")
 
 _IMPORT = """
 import importlib, sys
@@ -140,3 +147,37 @@ def test_text_is_encoded_without_torch() -> None:
     assert len(names) > 20
     absent = {"torch", "megatron", "transformers", "pyarrow"}
     assert not absent & {top(name) for name in done.stdout.split()}
+
+
+def _composed(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines where a composed name of a module is imported or searched."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            imports = ast.unparse(node.func).rpartition(".")[2] in _IMPORTERS
+            if imports and any(isinstance(part, ast.JoinedStr) for part in ast.walk(node)):
+                yield node.lineno
+
+
+def test_names_of_imported_modules_are_whole() -> None:
+    """``make test-changed`` and the hashes of campaigns follow imports and names in strings."""
+    trees = {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "ascend_run").rglob("*.py"))
+    }
+    assert len(trees) > 500
+    assert {file for file, tree in trees.items() if any(_composed(tree))} == {*_OTHERS_MODULES}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("importlib.import_module(f'{__package__}.liger')", [1]),
+        ("x = 1\nimport_module(f'ascend_run.ops.{name}')", [2]),
+        ("importlib.import_module('ascend_run.ops.rotary')", []),
+        ("files(f'{__package__}.assets') / name", [1]),
+        ("import_module(f'pyarrow.{name}' if name else 'pyarrow')", [1]),
+        ("print(f'{name}.toml')", []),
+    ],
+)
+def test_a_composed_module_name_is_found(source: str, lines: list[int]) -> None:
+    assert [*_composed(ast.parse(source))] == lines

@@ -12,6 +12,11 @@ from typing import Any, Final
 import attrs
 
 
+def _mirrored(operator: Operator) -> str:
+    """The place in ``tests/ops`` that mirrors the module's in ``ascend_run.ops``."""
+    return operator.module.removeprefix("ascend_run.ops.")
+
+
 @attrs.frozen(kw_only=True)
 class Operator:
     """One operator."""
@@ -20,7 +25,7 @@ class Operator:
     """Name of the torch implementation: a function, or for attention a module's pair of
     functions."""
     module: str
-    """Module in ``ascend_run.ops``."""
+    """Whole name, so that the text shows what it imports."""
     known_as: str
     """Name in MindSpeed's list of operators."""
     backward: bool = True
@@ -30,7 +35,7 @@ class Operator:
     """Whether it communicates."""
     quantised: bool = False
     """Whether it takes int8."""
-    suite: str = attrs.field(default=attrs.Factory(lambda self: self.module, takes_self=True))
+    suite: str = attrs.field(default=attrs.Factory(_mirrored, takes_self=True))
     """Folder and name of its test file."""
 
     @property
@@ -39,95 +44,105 @@ class Operator:
         return f"tests/ops/{self.suite.replace('.', '/test_')}.py"
 
     def torch_form(self) -> Callable[..., Any]:
-        form: Callable[..., Any] = getattr(
-            importlib.import_module(f"ascend_run.ops.{self.module}"), self.name
-        )
+        form: Callable[..., Any] = getattr(importlib.import_module(self.module), self.name)
         return form
 
 
 OPERATORS: Final = (
-    Operator(name="rms_norm", module="elementwise.rms_norm", known_as="rms_norm"),
-    Operator(name="swiglu", module="elementwise.swiglu", known_as="swiglu"),
-    Operator(name="rotary", module="elementwise.rotary", known_as="npu_rotary_position_embedding"),
+    Operator(name="rms_norm", module="ascend_run.ops.elementwise.rms_norm", known_as="rms_norm"),
+    Operator(name="swiglu", module="ascend_run.ops.elementwise.swiglu", known_as="swiglu"),
+    Operator(
+        name="rotary",
+        module="ascend_run.ops.elementwise.rotary",
+        known_as="npu_rotary_position_embedding",
+    ),
     Operator(
         name="dropout_add_layer_norm",
-        module="elementwise.dropout_add_norm",
+        module="ascend_run.ops.elementwise.dropout_add_norm",
         known_as="npu_dropout_add_layer_norm",
     ),
     Operator(
         name="dropout_add_rms_norm",
-        module="elementwise.dropout_add_norm",
+        module="ascend_run.ops.elementwise.dropout_add_norm",
         known_as="npu_dropout_add_rms_norm",
     ),
     Operator(
         name="ring_attention_update",
-        module="attention.ring_update",
+        module="ascend_run.ops.attention.ring_update",
         known_as="npu_ring_attention_update",
         backward=False,
     ),
     Operator(
-        name="grouped_matmul", module="experts.grouped_matmul", known_as="npu_gmm, host counts"
+        name="grouped_matmul",
+        module="ascend_run.ops.experts.grouped_matmul",
+        known_as="npu_gmm, host counts",
     ),
     Operator(
-        name="listed_grouped_matmul", module="experts.group_lists", known_as="npu_gmm, npu_gmm_v2"
+        name="listed_grouped_matmul",
+        module="ascend_run.ops.experts.group_lists",
+        known_as="npu_gmm, npu_gmm_v2",
     ),
     Operator(
-        name="listed_grouped_outer", module="experts.group_lists", known_as="npu_gmm, group_type 2"
+        name="listed_grouped_outer",
+        module="ascend_run.ops.experts.group_lists",
+        known_as="npu_gmm, group_type 2",
     ),
     Operator(
         name="grouped_matmul_add_",
-        module="experts.group_lists",
+        module="ascend_run.ops.experts.group_lists",
         known_as="npu_groupmatmul_add_fp32",
         backward=False,
     ),
     Operator(
         name="quant_grouped_matmul",
-        module="experts.quantised_matmul",
+        module="ascend_run.ops.experts.quantised_matmul",
         known_as="npu_quant_gmm, npu_quant_gmm_v2",
         backward=False,
         quantised=True,
     ),
     Operator(
         name="weight_quant_grouped_matmul",
-        module="experts.quantised_matmul",
+        module="ascend_run.ops.experts.quantised_matmul",
         known_as="npu_weight_quant_gmm, npu_weight_quant_gmm_v2",
         backward=False,
         quantised=True,
     ),
     Operator(
         name="moe_token_permute",
-        module="experts.moe_permutation",
+        module="ascend_run.ops.experts.moe_permutation",
         known_as="npu_fused_moe_token_permute",
     ),
     Operator(
         name="moe_token_unpermute",
-        module="experts.moe_permutation",
+        module="ascend_run.ops.experts.moe_permutation",
         known_as="npu_fused_moe_token_unpermute",
     ),
-    Operator(name="ffn", module="experts.feed_forward", known_as="ffn", backward=False),
+    Operator(
+        name="ffn", module="ascend_run.ops.experts.feed_forward", known_as="ffn", backward=False
+    ),
     Operator(
         name="quantised_ffn",
-        module="experts.feed_forward",
+        module="ascend_run.ops.experts.feed_forward",
         known_as="ffn, int8",
         backward=False,
         quantised=True,
     ),
     Operator(
         name="weight_quantised_ffn",
-        module="experts.feed_forward",
+        module="ascend_run.ops.experts.feed_forward",
         known_as="ffn, antiquant",
         backward=False,
         quantised=True,
     ),
     Operator(
         name="ema_adamw_step_",
-        module="elementwise.ema_adamw",
+        module="ascend_run.ops.elementwise.ema_adamw",
         known_as="npu_apply_fused_ema_adamw",
         backward=False,
     ),
     Operator(
         name="mm_all_reduce_add_rms_norm",
-        module="linear.reduced_matmul",
+        module="ascend_run.ops.linear.reduced_matmul",
         known_as="npu_mm_all_reduce_add_rms_norm",
         backward=False,
         collective=True,
@@ -135,7 +150,7 @@ OPERATORS: Final = (
     ),
     Operator(
         name="mm_all_reduce_add_rms_norm_",
-        module="linear.reduced_matmul",
+        module="ascend_run.ops.linear.reduced_matmul",
         known_as="npu_mm_all_reduce_add_rms_norm_",
         backward=False,
         collective=True,
@@ -143,47 +158,47 @@ OPERATORS: Final = (
     ),
     Operator(
         name="grouped_matmul_all_reduce",
-        module="linear.reduced_matmul",
+        module="ascend_run.ops.linear.reduced_matmul",
         known_as="npu_grouped_mat_mul_all_reduce",
         backward=False,
         collective=True,
     ),
     Operator(
         name="all_to_all_all_gather_bmm",
-        module="experts.expert_collectives",
+        module="ascend_run.ops.experts.expert_collectives",
         known_as="npu_all_to_all_all_gather_bmm",
         collective=True,
     ),
     Operator(
         name="bmm_reduce_scatter_all_to_all",
-        module="experts.expert_collectives",
+        module="ascend_run.ops.experts.expert_collectives",
         known_as="npu_bmm_reduce_scatter_all_to_all",
         collective=True,
     ),
     Operator(
         name="matmul_add_fp32",
-        module="linear.weight_gradient",
+        module="ascend_run.ops.linear.weight_gradient",
         known_as="npu_matmul_add_fp32",
         backward=False,
         suite="linear.parallel_linear",
     ),
     Operator(
         name="all_gather_matmul",
-        module="linear.collective_matmul",
+        module="ascend_run.ops.linear.collective_matmul",
         known_as="lcal_coc: all_gather_matmul",
         collective=True,
         suite="linear.parallel_linear",
     ),
     Operator(
         name="matmul_reduce_scatter",
-        module="linear.collective_matmul",
+        module="ascend_run.ops.linear.collective_matmul",
         known_as="lcal_coc: matmul_reduce_scatter",
         collective=True,
         suite="linear.parallel_linear",
     ),
     Operator(
         name="matmul_all_reduce",
-        module="linear.collective_matmul",
+        module="ascend_run.ops.linear.collective_matmul",
         known_as="lcal_coc: matmul_all_reduce",
         collective=True,
         suite="linear.parallel_linear",

@@ -22,6 +22,14 @@ KERNELS: Final = ("auto", "torch", "compile", "liger")
 PLATFORMS_OWN: Final = "platform"
 LIGER: Final = "liger_kernel"
 
+PLAIN: Final[Mapping[str, str]] = {
+    "rms_norm": "ascend_run.ops.elementwise.rms_norm:plain_rms_norm",
+    "swiglu": "ascend_run.ops.elementwise.swiglu:plain_swiglu",
+    "rotary": "ascend_run.ops.elementwise.rotary:plain_rotary",
+    "split_qkv_rotary": "ascend_run.ops.elementwise.rotary:plain_split_qkv_rotary",
+}
+"""Operator -> its plain torch operations. Whole names, so that the text shows what it imports."""
+
 BEST_ON_GPU: Final[Mapping[str, tuple[str, ...]]] = {
     "rms_norm": ("liger", "compile"),
     "swiglu": ("compile",),
@@ -84,15 +92,13 @@ def in_form(operator: str, form: str) -> Callable[..., Any]:
     """
     import torch
 
-    module = {"split_qkv_rotary": "rotary"}.get(operator, operator)
-    plain = getattr(
-        importlib.import_module(f"ascend_run.ops.elementwise.{module}"), f"plain_{operator}"
-    )
+    module, _, name = PLAIN[operator].partition(":")
+    plain = getattr(importlib.import_module(module), name)
     if form == "torch":
         implementation: Callable[..., Any] = plain
         return implementation
     if form == "liger":
-        kernel = getattr(importlib.import_module(f"{__package__}.liger"), operator)
+        kernel = getattr(importlib.import_module("ascend_run.ops.kernels.liger"), operator)
     else:
         # Isolated graphs, so that another run in this process neither reuses them nor exhausts
         # their limit. torch's overloads lack these options.

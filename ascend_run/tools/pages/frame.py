@@ -71,4 +71,4 @@ def _hash(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files(f"{__package__}.assets") / name).read_text(encoding="utf-8")
+    return (files("ascend_run.tools.pages.assets") / name).read_text(encoding="utf-8")
