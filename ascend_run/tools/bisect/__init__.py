@@ -7,4 +7,4 @@ results of an interrupted search, ``text`` is what is shown.
 
 from typing import Final
 
-SUMMARY: Final = "Find what makes two runs part, or the plugins that make a run diverge."
+SUMMARY: Final = "Find what makes two runs part, or which plugins make a run diverge."
