@@ -26,15 +26,21 @@ from ascend_run.core.train.step import (
 )
 from ascend_run.plugin_api import contracts as c
 
+from .probe_weights import set_probe_weights
+
 if TYPE_CHECKING:
     from ascend_run.types.data import Samples
 
 
 class DryRun:
-    """A run's models, built to compute gradients or to train; ``bundle`` is the first role's."""
+    """A run's models, built to compute gradients or to train; ``bundle`` is the first role's.
 
-    def __init__(self, hooks: Hooks, context: c.RunContext) -> None:
-        self.hooks, self.context = hooks, context
+    Args:
+        probe_weights: Change weights of models with experts as ``set_probe_weights`` does.
+    """
+
+    def __init__(self, hooks: Hooks, context: c.RunContext, *, probe_weights: bool = False) -> None:
+        self.hooks, self.context, self._probe_weights = hooks, context, probe_weights
         self.plan = BatchPlan.of_rank(context.config, context.layout)
         self.task: c.Task = hooks.require("ascend_task", config=context.config)
         self.role = self.task.roles[0]
@@ -62,6 +68,12 @@ class DryRun:
             dtype=dtype,
             with_optimizer=with_optimizer,
         )
+        model = self.context.config.model
+        if self._probe_weights and model.num_moe_experts and model.hf_path is None:
+            for bundle in self.context.models.values():
+                set_probe_weights(bundle.chunks, model.vocab_size)
+                if bundle.optimizer is not None:
+                    bundle.optimizer.reload_model_params()
 
     def train_step(self) -> TrainStep:
         """Return the train step; the models must have been built with their optimizer."""

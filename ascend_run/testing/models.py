@@ -45,6 +45,9 @@ MOE: Final[Mapping[str, object]] = {
 }
 """The same with four experts, two per token, and a load-balancing loss."""
 
+END_OF_DOCUMENT: Final = 1
+"""Token id that ends the documents of ``samples``."""
+
 MODELS: Final[Mapping[str, Mapping[str, object]]] = {"dense": DENSE, "moe": MOE}
 
 
@@ -77,7 +80,11 @@ def samples(config: Mapping[str, Any], count: int) -> list[dict[str, Tensor]]:
     """Return random sequences of a pretraining task: ``tokens``, ``labels``, ``loss_mask`` and
     ``position_ids``, each [S].
 
-    The number of masked tokens varies, so that a mean of per-sequence means differs from the mean.
+    They contain cases in which faults hide: the number of trained tokens differs between rows, and
+    so between micro-batches and ranks; some rows have none, among them the last ones of a batch;
+    others end with padding, or train a single token. Rows hold several documents, which end with
+    the token ``END_OF_DOCUMENT`` and are of unequal lengths. A row depends on its index alone, so a
+    longer dataset begins with a shorter one.
 
     Args:
         config: Has ``model.vocab_size`` and ``data.seq_length``.
@@ -89,8 +96,9 @@ def samples(config: Mapping[str, Any], count: int) -> list[dict[str, Tensor]]:
     made = []
     for index in range(count):
         text = torch.randint(vocabulary, (length + 1,), generator=generator)
+        text[_ends_of_documents(index, length)] = END_OF_DOCUMENT
         mask = torch.ones(length)
-        mask[: index % (length // 2)] = 0
+        mask[_untrained(index, length)] = 0
         made.append(
             {
                 "tokens": text[:-1],
@@ -100,3 +108,26 @@ def samples(config: Mapping[str, Any], count: int) -> list[dict[str, Tensor]]:
             }
         )
     return made
+
+
+def _ends_of_documents(index: int, length: int) -> list[int]:
+    """Positions of the last tokens of documents; one of them has a single token."""
+    first = 2 + index % 3
+    return [end for end in (first, first + 1, 3 * length // 4) if end < length]
+
+
+def _untrained(index: int, length: int) -> list[int]:
+    """Positions that are not trained. In every group of four rows the last one trains nothing, as
+    in a batch that the dataset does not fill."""
+    places = [*range(length)]
+    kinds: tuple[list[int], ...] = (
+        [],
+        places[:3],  # a prompt
+        places[1::3],
+        places,
+        places[-5:],  # padding
+        [*places[: length // 2], length - 1],
+        places[:-1] if index % 16 < 8 else places[1:],  # one trained token
+        places,
+    )
+    return kinds[index % len(kinds)]

@@ -44,7 +44,8 @@ class TrialWork:
         from ascend_run.testing.dry_run import DryRun
 
         self.trial, self.hooks, self.context = trial, hooks, context
-        self.dry_run = DryRun(hooks, context)
+        # At a tie the loss jumps, and differences show no slope.
+        self.dry_run = DryRun(hooks, context, probe_weights=not trial.by_differences)
         self.counts = _Counts()
 
     def gradients(self) -> RankOutcome:

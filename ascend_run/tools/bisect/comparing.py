@@ -13,10 +13,10 @@ import attrs
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.prepare.prepare import PreparedRun
 from ascend_run.tools.verify.compare.verdict import Check
+from ascend_run.tools.verify.judging import judge
 from ascend_run.tools.verify.questions import Question, Side
 from ascend_run.tools.verify.ranks import Ranks
 from ascend_run.tools.verify.sides import Sides, sides_of
-from ascend_run.tools.verify.verifier import judge
 
 from .choices import ENABLED, NOT_ENABLED, Choice, Compared, Kind, State
 

@@ -128,14 +128,23 @@ def make_side(
 
 
 def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> dict[str, object]:
-    """Number of layers and batch size of the built-in model that are divisible in every layout,
-    with at least two micro-batches per rank."""
+    """Number of layers, batch size and sequence length of the built-in model that are divisible in
+    every layout, with at least two micro-batches per rank, and an odd number of positions in each
+    part of a sequence that a rank may hold."""
     num_layers, samples = int(model["model.num_layers"]), int(model["train.global_batch_size"])
+    least, unit = int(model["data.seq_length"]), 1
     for sizes in all_sizes:
         pp, dp = sizes.get("pp", 1), sizes.get("dp", 1)
         num_layers = math.lcm(num_layers, pp * sizes.get("vpp", 1))
         samples = math.lcm(samples, 2 * dp, pp * dp)
-    return {"model.num_layers": num_layers, "train.global_batch_size": samples}
+        cp = sizes.get("cp", 1)
+        unit = math.lcm(unit, sizes.get("tp", 1) * (2 * cp if cp > 1 else 1))
+    parts = -(-least // unit)
+    return {
+        "model.num_layers": num_layers,
+        "train.global_batch_size": samples,
+        "data.seq_length": unit * (parts + 1 - parts % 2),
+    }
 
 
 def _sets_head_widths(question: Question) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ascend_run.tools.verify.compare.verdict import Exercise
+from ascend_run.tools.verify.compare.verdict import Case, Exercise
 
 from .left_out import LeftOut
 from .questions import Side
@@ -24,6 +24,25 @@ def runs_without(sides: Sides) -> list[Side]:
     return [side for side in found if side is not None and side.only_steps]
 
 
+def cases(
+    sides: Sides, candidate: list[Record], in_training_precision: list[Record] | None
+) -> list[Case]:
+    """Return the hard cases of the model and its batches, and whether they occurred."""
+    from .compare import cases as compared
+
+    config = sides.candidate.prepare().config
+    skipped = None
+    if in_training_precision is not None and _trains_in(sides) == "fp16":
+        skipped = sum(record.cases.skipped for record in in_training_precision)
+    setting = compared.Setting(
+        has_dropout=sides.with_dropout is not None,
+        ties_weights=bool(config.model.share_embeddings_and_output_weights),
+        skipped=skipped,
+        built_in=sides.candidate.uses_kit_batches,
+    )
+    return [*compared.cases(candidate, setting)]
+
+
 def exercises(sides: Sides, candidate: list[Record], run: Run) -> Iterator[Exercise]:
     """Yield the plugins under test, and the gradients of the model if they are zero.
 
@@ -31,7 +50,7 @@ def exercises(sides: Sides, candidate: list[Record], run: Run) -> Iterator[Exerc
         candidate: Records of the candidate.
         run: Executes further runs.
     """
-    from .compare.effects import zero_gradients
+    from .compare.results import zero_gradients
 
     for left_out in sides.left_out:
         if left_out.idle is not None:
@@ -72,3 +91,7 @@ def _exercise(left_out: LeftOut, mine: Sequence[Record], run: Run, plain: Side) 
         why="; ".join([why, *found.calls]),
         fix=left_out.fix,
     )
+
+
+def _trains_in(sides: Sides) -> str:
+    return "" if sides.training_precision is None else sides.training_precision.name

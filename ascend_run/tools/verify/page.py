@@ -16,7 +16,7 @@ from ascend_run.tools.pages.markup import Markup, details, element, join, table
 from ascend_run.tools.verify.compare.thresholds import MODULE
 from ascend_run.tools.verify.compare.verdict import Check, ModuleDeviation, Verdict
 
-from .table import CHECK_COLUMNS, check_row, next_steps, shown_exercise
+from .table import CHECK_COLUMNS, check_row, next_steps, shown_cases, shown_exercise
 
 _WIDTH: Final = 900
 _HEIGHT: Final = 150
@@ -58,6 +58,7 @@ def render(verdict: Verdict) -> str:
         element("p", element("span", verdict.sentence(), class_=f"status {status}")),
         *(element("p", line) for line in next_steps(verdict)),
         element("ul", *(element("li", shown_exercise(done)) for done in verdict.exercises)),
+        element("ul", *(element("li", line) for line in shown_cases(verdict.cases))),
         element("ul", *(element("li", note) for note in verdict.notes)),
     )
     main = element("main", _drawings(verdict), _checks(verdict), _modules(verdict))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ascend_run.tools.terminal.tables import table
-from ascend_run.tools.verify.compare.verdict import Check, Exercise, Outcome, Phase, Verdict
+from ascend_run.tools.verify.compare.verdict import Case, Check, Exercise, Outcome, Phase, Verdict
 
 _NEXT = {
     Phase.FORWARD: "compare the inputs and outputs of this module in both runs",
@@ -38,8 +38,9 @@ def text_of(verdict: Verdict, *, details: bool = False) -> Iterator[str]:
     yield f"verdict: {verdict.sentence()}"
     yield from next_steps(verdict)
     yield ""
-    if verdict.exercises:
-        yield from map(shown_exercise, verdict.exercises)
+    yield from map(shown_exercise, verdict.exercises)
+    yield from shown_cases(verdict.cases)
+    if verdict.exercises or verdict.cases:
         yield ""
     for name, numerics in verdict.declared.items():
         yield f"{name} declares {numerics}"
@@ -88,6 +89,20 @@ def check_row(check: Check) -> tuple[str, ...]:
 def shown_error(error: float) -> str:
     """Format a relative error."""
     return "0" if error == 0 else f"{error:.1e}"
+
+
+def shown_cases(cases: Sequence[Case]) -> Iterator[str]:
+    """Yield which hard cases occurred, which did not, and which the run cannot have."""
+    for title, occurred in (
+        ("hard cases that occurred", True),
+        ("that did not occur", False),
+        ("not applicable", None),
+    ):
+        found = [case for case in cases if case.occurred is occurred]
+        if found:
+            shows_fix = occurred is False
+            names = (f"{c.name} ({c.detail})" if c.detail and shows_fix else c.name for c in found)
+            yield f"{title}: {', '.join(names)}"
 
 
 def next_steps(verdict: Verdict) -> Iterator[str]:

@@ -1,19 +1,16 @@
-"""Execute the runs of a question, compare them, and decide on a verdict."""
+"""Execute the runs of a question, and return the verdict on them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import attrs
+from ascend_run.tools.verify.compare.verdict import Verdict
 
-from ascend_run.plugin_api import Numerics
-from ascend_run.tools.verify.compare.verdict import Check, Fault, Outcome, Phase, Verdict
-
-from .dropout import probabilities
-from .exercising import exercises, runs_without
-from .oracle import ORACLE, compared_with_oracle, oracle_record
+from .exercising import cases, exercises, runs_without
+from .judging import judge
+from .oracle import ORACLE, oracle_record
 from .questions import Question, Side
 from .ranks import Fault as Planted
 from .ranks import Ranks
@@ -22,15 +19,9 @@ from .sides import Sides, sides_of
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
-    from ascend_run.tools.verify.compare.comparison import Comparison
-    from ascend_run.tools.verify.compare.resuming import ResumedRun
 
-Pair = tuple[Side, "list[Record]", "list[Record]"]
-"""A reference, the candidate's records to compare with it, and the reference's records."""
 Report = Callable[[str, int, int], None]
 """Progress callback: name of the stage, stages done, total stages."""
-
-_PHASES = [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 
 class Verifier:
@@ -93,7 +84,10 @@ class Verifier:
             resumed,
             oracle,
         )
-        verdict = verdict.with_exercises(exercises(sides, candidate, self._reference))
+        in_half = found["in half precision"][1] if "in half precision" in found else None
+        verdict = verdict.with_exercises(
+            exercises(sides, candidate, self._reference), cases(sides, candidate, in_half)
+        )
         self._report("done", self._total, self._total)
         return verdict
 
@@ -144,156 +138,3 @@ def _references(sides: Sides) -> Iterator[Side]:
         yield sides.with_dropout[1]
     if sides.training_precision is not None:
         yield sides.training_precision.reference
-
-
-def judge(
-    sides: Sides,
-    candidate: list[Record],
-    references: list[tuple[Side, list[Record]]],
-    with_dropout: Pair | None = None,
-    in_training_precision: Pair | None = None,
-    masks: list[Record] | None = None,
-    resumed: ResumedRun | None = None,
-    oracle: list[Record] | None = None,
-) -> Verdict:
-    """Compare the records and decide on a verdict.
-
-    Args:
-        with_dropout: The runs with dropout.
-        in_training_precision: The runs in the precision that the run trains in.
-        masks: The run of which dropout masks were recorded.
-        resumed: The run that was stopped and resumed, and the one without a stop.
-        oracle: The oracle's record of the plain run, which comes first among the references.
-    """
-    from ascend_run.tools.verify.compare.groups import groups_of
-    from ascend_run.tools.verify.compare.slopes import by_differences
-
-    declares_bitwise = bool(sides.declared) and all(
-        numerics is Numerics.BITWISE for numerics in sides.declared.values()
-    )
-    pairs = [(side, candidate, records) for side, records in references]
-    found = [
-        (side, _compared(side, mine, records, declares_bitwise))
-        for side, mine, records in [*pairs, *([with_dropout] if with_dropout else [])]
-    ]
-    if oracle is not None:
-        found.append(compared_with_oracle(*references[0], oracle))
-    own_checks, own_fault = _invariants(candidate, references[0][1], with_dropout)
-    slope_checks, slope_fault = by_differences(references[0][1], references[0][0].name)
-    checks = [
-        *own_checks,
-        *slope_checks,
-        *(c for _, comparison in found for c in comparison.checks),
-    ]
-    fault = _earliest([*(comparison.fault for _, comparison in found), slope_fault], own_fault)
-    further = _further(
-        sides, references[0][1], in_training_precision, masks, resumed, declares_bitwise
-    )
-    for more_checks, more_fault in further:
-        checks += more_checks
-        # A fault that the exact runs show is located better by them.
-        fault = fault or more_fault
-    nearest = [c for side, c in found if side is sides.same_layout] or [c for _, c in found]
-    return Verdict(
-        outcome=_outcome(checks, nearest[0].same_bits),
-        fault=fault,
-        checks=tuple(checks),
-        modules=found[0][1].modules,
-        question=sides.candidate.name,
-        declared={name: str(numerics) for name, numerics in sides.declared.items()},
-        references=tuple(side.name for side, _ in found),
-        notes=sides.notes,
-        groups=groups_of(candidate),
-    )
-
-
-def _further(
-    sides: Sides,
-    exact: list[Record],
-    in_training_precision: Pair | None,
-    masks: list[Record] | None,
-    resumed: ResumedRun | None,
-    declares_bitwise: bool,
-) -> Iterator[tuple[Sequence[Check], Fault | None]]:
-    """Yield the checks of the other runs of the candidate, and the fault that each indicates.
-
-    Args:
-        exact: The plain run in float64 and float32.
-    """
-    if in_training_precision is not None:
-        from ascend_run.tools.verify.compare.training_precision import compare_in_training_precision
-
-        assert sides.training_precision is not None
-        side, mine, expected = in_training_precision
-        yield compare_in_training_precision(
-            mine,
-            expected,
-            exact,
-            against=side.name,
-            precision=sides.training_precision.name,
-            bitwise=declares_bitwise and _is_same_layout(mine, expected),
-        )
-    if masks is not None:
-        from ascend_run.tools.verify.compare.dropout_masks import compare_masks
-
-        assert sides.masks is not None
-        check, fault = compare_masks(masks, probabilities(sides.masks))
-        yield [check], fault
-    if resumed is not None:
-        from ascend_run.tools.verify.compare.resuming import compare_resumed
-
-        yield compare_resumed(resumed)
-
-
-def _compared(
-    side: Side, candidate: list[Record], reference: list[Record], declares_bitwise: bool
-) -> Comparison:
-    from ascend_run.tools.verify.compare.comparison import compare
-
-    same_layout = _is_same_layout(candidate, reference)
-    return compare(
-        candidate,
-        reference,
-        against=side.name,
-        exact=declares_bitwise and same_layout,
-        same_layout=same_layout,
-    )
-
-
-def _invariants(
-    candidate: list[Record], plain: list[Record], with_dropout: Pair | None
-) -> tuple[list[Check], Fault | None]:
-    """Check the invariants of the candidate, and of its run with dropout if there is one."""
-    from ascend_run.tools.verify.compare.invariants import invariants
-
-    checks, fault = invariants(candidate, plain)
-    if with_dropout is None:
-        return checks, fault
-    more_checks, more_fault = invariants(with_dropout[1], with_dropout[2])
-    named = [attrs.evolve(check, name=f"{check.name}, dropout") for check in more_checks]
-    return [*checks, *named], fault or more_fault
-
-
-def _is_same_layout(candidate: list[Record], reference: list[Record]) -> bool:
-    return candidate[0].sizes == reference[0].sizes and len(candidate) == len(reference)
-
-
-def _outcome(checks: list[Check], same_bits: bool) -> Outcome:
-    if not all(check.passed for check in checks):
-        return Outcome.DIVERGES
-    return Outcome.BITWISE if same_bits else Outcome.WITHIN
-
-
-def _earliest(faults: list[Fault | None], own: Fault | None) -> Fault | None:
-    """The fault that a step reaches first; on a tie, that of a comparison, which locates it
-    better."""
-    known = [fault for fault in (*faults, own) if fault is not None]
-    if not known:
-        return None
-    return min(known, key=_rank)
-
-
-def _rank(fault: Fault) -> tuple[bool, int, bool]:
-    """Sort key: random streams only if nothing else differs, then by phase, modules first."""
-    vague = fault.module in ("optimizer", "gradient norm", "loss")
-    return fault.module == "random streams", _PHASES.index(fault.phase), vague

@@ -13,6 +13,7 @@ from . import (
     both_sides,
     context,
     experts,
+    not_exercised,
     others,
     pipeline,
     resume_and_streams,
@@ -23,7 +24,7 @@ from .mutation import mutated
 
 COUNTED: Final = (context, tensor, pipeline, experts, others, blind)
 """Modules of bugs that the campaign ``verify-bugs`` counts."""
-NOT_YET_COUNTED: Final = (both_sides, blind_second, resume_and_streams)
+NOT_YET_COUNTED: Final = (both_sides, blind_second, resume_and_streams, not_exercised)
 """Modules of bugs that the campaign will count once it has been run with them; tests plant some of
 them."""
 BUGS: Final[Mapping[str, Bug]] = {

@@ -76,3 +76,40 @@ def test_the_verdict_of_an_idle_plugin_is_not_exercised(verify: Verifier) -> Non
     assert not verdict.good
     assert verdict.sentence() == "not exercised: scales-by-one"
     assert "operations that change nothing: +16 mul" in verdict.exercises[0].why
+
+
+def test_the_built_in_model_meets_hard_cases(verify: Verifier) -> None:
+    verdict = verify(Question(layout={"dp": 2}, model="moe"))
+    assert verdict.outcome is Outcome.WITHIN
+    missing = {case.name for case in verdict.cases if case.occurred is False}
+    assert missing == {"dropout", "several documents in a row"}
+    assert len([case for case in verdict.cases if case.occurred]) >= 9
+    (ties,) = [case for case in verdict.cases if case.name.startswith("equal scores")]
+    assert ties.detail == "decoder.layers.1.mlp.router"
+
+
+def test_gradients_that_are_all_zero_exercise_nothing(verify: Verifier) -> None:
+    verdict = verify(Question(layout={}, config={"model.init_method_std": 0.0}))
+    assert verdict.sentence() == "not exercised: gradients"
+
+
+@pytest.mark.needs_plugins("gmm")
+def test_a_plugin_that_is_idle_is_not_exercised(verify: Verifier) -> None:
+    verdict = verify(Question(enable=("gmm",), layout={}, model="dense"))
+    assert verdict.sentence() == "not exercised: gmm"
+    (exercise,) = verdict.exercises
+    assert "there are no experts" in exercise.why
+    assert exercise.fix == "set model.num_moe_experts"
+
+
+@pytest.mark.needs_plugins("swap-attention")
+def test_thresholds_are_scaled_down_unless_the_user_sets_them() -> None:
+    question = Question(enable=("swap-attention",), layout={})
+    sides = sides_of(question)
+    assert sides.candidate.prepare().config.plugins["swap-attention"].min_bytes == 1
+    assert any("plugins.swap-attention.min_bytes=1" in note for note in sides.notes)
+    own = attrs.evolve(question, overrides=("plugins.swap-attention.min_bytes=4096",))
+    sides = sides_of(own)
+    assert sides.candidate.prepare().config.plugins["swap-attention"].min_bytes == 4096
+    assert not any("min_bytes" in note for note in sides.notes)
+    assert sides.left_out[0].fix == "set plugins.swap-attention.min_bytes=1"

@@ -21,6 +21,8 @@ from ascend_run.testing.dry_run import DryRun
 from ascend_run.testing.effects import count_both
 
 from .activity import Activity, Observer, torch_settings, traffic
+from .case_record import CaseRecord
+from .cases import micro_batch_of
 
 COUNTED: Final = 1
 """Index of the counted step: the first one with a learning rate above zero."""
@@ -33,11 +35,14 @@ class Acting:
     """Records the activity of training steps; its methods are called in the order of a run.
 
     Args:
+        cases: Filled with the micro-batches and the skipped steps.
         saves: Whether to save a checkpoint after the last step.
     """
 
-    def __init__(self, dry_run: DryRun, train_step: TrainStep, *, saves: bool) -> None:
-        self.activity = Activity()
+    def __init__(
+        self, dry_run: DryRun, train_step: TrainStep, cases: CaseRecord, *, saves: bool
+    ) -> None:
+        self.activity, self._cases = Activity(), cases
         self._dry_run, self._step = dry_run, train_step
         self._folder = Path(dry_run.context.config.run.output_dir)
         self._groups = [*dry_run.hooks.merge("ascend_metrics", context=dry_run.context)]
@@ -48,9 +53,11 @@ class Acting:
         dry_run.hooks.event("ascend_before_run")(context=dry_run.context)
 
     def batches(self, batches: Iterator[c.Batch]) -> Iterator[c.Batch]:
-        """Yield the batches, and note those of the counted step."""
+        """Yield the batches, and note them."""
         digests: dict[str, Any] = {}
         for batch in batches:
+            if (micro_batch := micro_batch_of(batch, self._dry_run.context.step)) is not None:
+                self._cases.micro_batches.append(micro_batch)
             if self._dry_run.context.step == COUNTED:
                 for name, value in _contents(batch).items():
                     digests.setdefault(name, hashlib.sha256()).update(value)
@@ -75,6 +82,7 @@ class Acting:
 
     def stepped(self, result: StepResult) -> None:
         """Call after each step: logs it, as with ``train.log_interval=1``."""
+        self._cases.skipped += result.skipped
         self._readings.add(result)
         metrics = self._readings.collect(result)
         for name, value in metrics.items():

@@ -10,11 +10,12 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import CheckpointError
 
 
-def stale_parameters(bundle: c.ModelBundle, vocab_size: int | None) -> list[str]:
+def stale_parameters(bundle: c.ModelBundle, vocab_size: int | None) -> tuple[list[str], int]:
     """Return the names of this rank's parameters that are not equal to their rounded master
     weights: float32 copies of a half-precision model, or the shards of a distributed optimizer.
+    Also return the number of parameters that have such a copy.
 
-    Empty if the optimizer does not expose its master weights.
+    Empty and 0 if the optimizer does not expose its master weights.
     """
     names = {
         id(held.tensor): held.regions[0].key
@@ -24,12 +25,17 @@ def stale_parameters(bundle: c.ModelBundle, vocab_size: int | None) -> list[str]
     try:
         steps = list(stepped_parameters(bundle.optimizer))
     except CheckpointError:
-        return []
-    found = []
+        return [], 0
+    found, num_copies = [], 0
     for step in steps:
+        num_copies += _address(step.stepped) != _address(step.parameter)
         held = step.parameter.detach()
         if step.flat_range is not None:
             held = held.reshape(-1)[slice(*step.flat_range)]
         if not torch.equal(held, step.stepped.detach().view_as(held).to(held.dtype)):
             found.append(names.get(id(step.parameter), "a parameter without a name"))
-    return found
+    return found, num_copies
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

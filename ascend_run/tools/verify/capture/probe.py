@@ -25,6 +25,7 @@ from ascend_run.testing.dry_run import DryRun, gradient_of
 from ascend_run.testing.gradients.parameters import parameter_derivatives
 
 from .acting import Acting
+from .cases import routing_recorded
 from .copies import stale_parameters
 from .declared import Declared
 from .masks import masks_recorded
@@ -49,6 +50,7 @@ def run_probes(
     only_masks: bool = False,
     only_steps: bool = False,
     saves: bool = False,
+    probe_weights: bool = False,
 ) -> Record:
     """Record gradients in float64, moments of every module in a second such run, and training steps
     in float32; for a run in half precision, gradients and steps in that precision.
@@ -63,6 +65,7 @@ def run_probes(
         only_masks: Record the dropout masks of one global batch instead.
         only_steps: Leave out the gradients and the moments.
         saves: Save a checkpoint after the steps.
+        probe_weights: As of ``DryRun``.
     """
     record: Record | None = None
     in_half = make_request().config.train.precision in HALF
@@ -76,7 +79,9 @@ def run_probes(
             seed_everything(context.config, context.layout)
             if record is None:
                 record = _empty_record(context)
-            dry_run = DryRun(hooks, context)
+            # At a tie the loss jumps, and differences show no slope.
+            at_ties = probe_weights and part is not _by_differences
+            dry_run = DryRun(hooks, context, probe_weights=at_ties)
             part(dry_run, make_dataset, record, steps)
     assert record is not None
     return record
@@ -147,6 +152,7 @@ def _watched(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: 
     with (
         torch.compiler.set_stance("force_eager"),  # the hooks cannot be traced
         tapped(dry_run.bundle, dry_run.context.groups, dp, record),
+        routing_recorded(dry_run.bundle, dry_run.context.groups.pp.rank(), record.cases),
     ):
         _one_batch(dry_run, forward_backward, make_dataset)
 
@@ -174,7 +180,7 @@ def _train(
     if not record.places:
         _record_initial(dry_run, record)
     step, config = dry_run.train_step(), dry_run.context.config
-    acting = Acting(dry_run, step, saves=saves)
+    acting = Acting(dry_run, step, record.cases, saves=saves)
     peaks = _watch_peaks(dry_run)
     rates = watched_rates(dry_run)
     samples = config.train.global_batch_size
@@ -202,7 +208,7 @@ def _train(
     record.step_tokens = [result.num_tokens for result in results]
     record.peaks = peaks()
     record.rates = rates
-    record.stale = stale_parameters(dry_run.bundle, config.model.vocab_size)
+    record.stale, record.num_masters = stale_parameters(dry_run.bundle, config.model.vocab_size)
     record.generators = generator_fingerprints()
     acting.finish(lambda: batches_of(steps + 1))
     record.activity = acting.activity

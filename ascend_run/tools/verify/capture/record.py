@@ -13,6 +13,7 @@ from torch import Tensor
 from ascend_run.testing.gradients.differences import Derivative
 
 from .activity import Activity
+from .case_record import CaseRecord
 from .mask_record import DropoutMask
 from .moments import Moments
 
@@ -67,11 +68,14 @@ class Record:
     rates: Mapping[str, Sequence[float]] = attrs.field(factory=dict)
     """Parameter -> its weight decay and its learning rate in each step, as its group has them on
     this rank; empty if the optimizer does not expose its groups."""
+    num_masters: int = 0
+    """Number of parameters that the optimizer has a copy of."""
     generators: Mapping[str, str] = attrs.field(factory=dict)
     """Random number generator -> fingerprint of its state after the steps."""
     masks: Sequence[DropoutMask] = ()
     """Of one global batch, in order."""
     activity: Activity = attrs.field(factory=Activity)
+    cases: CaseRecord = attrs.field(factory=CaseRecord)
     forward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
     """Index of the chunk in the model -> ``module|in or out|which tensor``, in execution order."""
     backward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
@@ -118,12 +122,14 @@ def write_record(record: Record, folder: Path) -> None:
                 "peaks",
                 "stale",
                 "rates",
+                "num_masters",
                 "generators",
             )
         },
         "places": [attrs.asdict(place) for place in record.places],
         "masks": [attrs.asdict(mask) for mask in record.masks],
         "activity": attrs.asdict(record.activity),
+        "cases": attrs.asdict(record.cases),
         "steps": len(record.weights),
         "derivatives": [attrs.asdict(derivative) for derivative in record.derivatives],
         "forward": _moments_data(record.forward),
@@ -153,7 +159,7 @@ def _read(folder: Path, rank: int) -> Record:
         for place in data.pop("places")
     ]
     steps, _ = data.pop("steps"), data.pop("schema")
-    activity = Activity(**data.pop("activity"))
+    activity, cases = Activity(**data.pop("activity")), CaseRecord.of_data(data.pop("cases"))
 
     def reading(name: str) -> list[Any]:
         return [tensors.get(f"{name}/{index}") for index in range(len(places))]
@@ -165,6 +171,7 @@ def _read(folder: Path, rank: int) -> Record:
         **data,
         masks=masks,
         activity=activity,
+        cases=cases,
         places=places,
         derivatives=derivatives,
         initial=reading("initial"),

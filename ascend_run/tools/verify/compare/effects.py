@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
-import torch
-from torch import Tensor
 
 from ascend_run.tools.verify.capture.activity import Activity
 from ascend_run.tools.verify.capture.record import Record
+
+from .results import changed_results
+
+Pairs = Sequence[tuple[Activity, Activity]]
+"""Of each rank, with and without the plugin."""
 
 _SHOWN: Final = 6
 _DIGITS: Final = re.compile(r"\d+")
@@ -41,7 +44,7 @@ def effects(candidate: Sequence[Record], without: Sequence[Record]) -> Effects:
     pairs = [
         (mine.activity, other.activity) for mine, other in zip(candidate, without, strict=True)
     ]
-    evidence = [*_results(candidate, without)]
+    evidence = [*changed_results(candidate, without)]
     calls = []
     added, replaced = _operations(pairs)
     if replaced:
@@ -65,86 +68,6 @@ def effects_of_need(candidate: Sequence[Record], plain: Sequence[Record]) -> Eff
     pairs = [(record.activity, first.activity) for record in candidate]
     evidence = [*_communication("collectives", pairs, lambda a: a.collectives)]
     return Effects(evidence=tuple(evidence))
-
-
-def _results(candidate: Sequence[Record], without: Sequence[Record]) -> Iterator[str]:
-    """Parameters that differ, and results that differ in any bit."""
-    mine, other = _trained(candidate), _trained(without)
-    added = [name for name in mine.keys() - other.keys() if mine[name]]
-    frozen = [name for name in other.keys() - mine.keys() if other[name]]
-    still = [name for name in mine.keys() & other.keys() if mine[name] is not other[name]]
-    for what, names in (
-        ("parameters added that train", added),
-        ("parameters removed", frozen),
-        ("parameters frozen or unfrozen", still),
-    ):
-        if names:
-            yield f"{what}: {len(names)}"
-    differing = [
-        name
-        for name, read in _READINGS.items()
-        if any(_differ(one, two, read) for one, two in zip(candidate, without, strict=True))
-    ]
-    if differing:
-        yield f"results that differ: {', '.join(differing)}"
-
-
-def _trained(records: Sequence[Record]) -> dict[str, bool]:
-    """Parameter -> whether it ever had a gradient other than zero."""
-    found: dict[str, bool] = {}
-    for record in records:
-        for index, place in enumerate(record.places):
-            peak = record.peaks[index] if record.peaks else 0.0
-            found[place.name] = found.get(place.name, False) or (place.trains and peak > 0.0)
-    return found
-
-
-def _gradients(record: Record) -> list[Tensor | None]:
-    recorded = any(gradient is not None for gradient in record.gradients)
-    return list(record.gradients) if recorded else []
-
-
-def _weights(record: Record) -> list[Tensor | None]:
-    return list(record.weights[-1]) if record.weights else []
-
-
-def _losses(record: Record) -> list[Tensor | None]:
-    return [torch.tensor([*record.losses, *record.grad_norms], dtype=torch.float64)]
-
-
-_READINGS: Final[Mapping[str, Callable[[Record], list[Tensor | None]]]] = {
-    "gradients": _gradients,
-    "losses and norms": _losses,
-    "weights": _weights,
-}
-
-
-def _differ(one: Record, other: Record, read: Callable[[Record], list[Tensor | None]]) -> bool:
-    """Whether any bit differs of the tensors that both records have."""
-    mine, theirs = read(one), read(other)
-    if not mine or not theirs:
-        return False
-    if len(mine) == len(one.places) and len(theirs) == len(other.places):
-        held = {(p.name, p.offset): x for p, x in zip(other.places, theirs, strict=True)}
-        pairs = [
-            (x, held[p.name, p.offset])
-            for p, x in zip(one.places, mine, strict=True)
-            if (p.name, p.offset) in held
-        ]
-    else:
-        pairs = list(zip(mine, theirs, strict=False))
-    return any(not _equal(x, y) for x, y in pairs)
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or bool(torch.isclose(one, other, 0, 0, equal_nan=True).all())
-
-
-Pairs = Sequence[tuple[Activity, Activity]]
 
 
 def _operations(pairs: Pairs) -> tuple[dict[str, int], dict[str, int]]:
@@ -277,13 +200,3 @@ def _size(nbytes: int) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"
     return f"{nbytes} bytes"
-
-
-def zero_gradients(records: Sequence[Record]) -> tuple[int, int]:
-    """Return how many trained parameters never had a gradient other than zero, and their number."""
-    names: Counter[str] = Counter()
-    for record in records:
-        for index, place in enumerate(record.places):
-            if place.is_trained:
-                names[place.name] += bool(record.peaks and record.peaks[index] > 0.0)
-    return sum(count == 0 for count in names.values()), len(names)

@@ -95,7 +95,8 @@ def copied(records: Sequence[Record]) -> tuple[Check, Fault | None]:
     }
     why = "master weights were not copied to the model weights"
     module = owner(next(iter(wrong), "")) if len(wrong) == 1 else "optimizer"
-    return _verdict("master weights", wrong, module, Phase.OPTIMIZER, why, applies=True)
+    applies = any(record.num_masters for record in records)
+    return _verdict("master weights", wrong, module, Phase.OPTIMIZER, why, applies=applies)
 
 
 def _motions(records: Sequence[Record], *, wanted: bool) -> Mapping[str, _Motion]:

@@ -92,6 +92,17 @@ class Exercise:
 
 
 @attrs.frozen(kw_only=True)
+class Case:
+    """A case in which a fault may hide, such as an expert without tokens."""
+
+    name: str
+    occurred: bool | None
+    """None if the run cannot have it."""
+    detail: str = ""
+    """Where it occurred; else, what would make it occur."""
+
+
+@attrs.frozen(kw_only=True)
 class ModuleDeviation:
     """The relative error of one module's moments."""
 
@@ -130,17 +141,19 @@ class Verdict:
     """Of each plugin under test, and of the model."""
     groups: tuple[ParameterGroup, ...] = ()
     """Of the candidate's optimizer; empty if it does not expose them."""
+    cases: tuple[Case, ...] = ()
+    """Hard cases of the model and its batches."""
 
     @property
     def good(self) -> bool:
         return self.outcome in (Outcome.BITWISE, Outcome.WITHIN)
 
-    def with_exercises(self, exercises: Iterable[Exercise]) -> Verdict:
-        """Return the verdict with what was exercised, which it depends on."""
+    def with_exercises(self, exercises: Iterable[Exercise], cases: Iterable[Case]) -> Verdict:
+        """Return the verdict with what was exercised, which the outcome depends on."""
         found = tuple(exercises)
         idle = not all(exercise.exercised for exercise in found)
         outcome = Outcome.NOT_EXERCISED if self.good and idle else self.outcome
-        return attrs.evolve(self, exercises=found, outcome=outcome)
+        return attrs.evolve(self, exercises=found, cases=tuple(cases), outcome=outcome)
 
     def sentence(self) -> str:
         """The verdict in one line."""
