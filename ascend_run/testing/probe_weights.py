@@ -10,8 +10,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from ascend_run.core.checkpoint.parameter_shards import parameter_shards
-
 _ROUTER: Final = re.compile(r"decoder\.layers\.(\d+)\.mlp\.router\.weight")
 _EMBEDDING: Final = "embedding.word_embeddings.weight"
 _CONSTANT: Final = 0.35
@@ -39,6 +37,8 @@ def set_probe_weights(chunks: Sequence[nn.Module], vocab_size: int) -> None:
     the first column, all other weights keep their values, so that a fault of their initialization
     still shows.
     """
+    from ascend_run.core.checkpoint.parameter_shards import parameter_shards
+
     for shard in parameter_shards(chunks, vocab_size, Tensor.detach):
         change: Callable[[Tensor], None] | None = None
         if shard.name == _EMBEDDING and shard.offset[1] == 0:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ascend_run.plugin_api import Numerics
-from ascend_run.tools.verify.compare.verdict import Check, Fault, Outcome, Phase, Verdict
+from ascend_run.tools.verify.compare.verdict import (
+    FROZEN_CHANGED,
+    Check,
+    Fault,
+    Outcome,
+    Phase,
+    Verdict,
+)
 
 from .dropout import probabilities
 from .oracle import compared_with_oracle
@@ -173,7 +180,9 @@ def _earliest(faults: list[Fault | None], own: Fault | None) -> Fault | None:
     return min(known, key=_rank)
 
 
-def _rank(fault: Fault) -> tuple[bool, int, bool]:
-    """Sort key: random streams only if nothing else differs, then by phase, modules first."""
+def _rank(fault: Fault) -> tuple[bool, int, bool, bool]:
+    """Sort key: random streams only if nothing else differs, then by phase, frozen parameters that
+    train first, then modules."""
     vague = fault.module in ("optimizer", "gradient norm", "loss")
-    return fault.module == "random streams", _PHASES.index(fault.phase), vague
+    phase, is_effect = _PHASES.index(fault.phase), fault.why != FROZEN_CHANGED
+    return fault.module == "random streams", phase, is_effect, vague

@@ -59,8 +59,8 @@ def test_a_plugin_that_does_nothing_is_not_exercised(plugin: type[Any], ranks: A
 
 @pytest.mark.parametrize("plugin", ACTING, ids=lambda plugin: plugin.manifest.name)
 def test_a_plugin_that_acts_is_exercised(plugin: type[Any], ranks: Any) -> None:
-    (seen, *_) = effects_of(ranks, plugin).evidence
-    assert seen.startswith(ACTING[plugin])
+    evidence = effects_of(ranks, plugin).evidence
+    assert any(seen.startswith(ACTING[plugin]) for seen in evidence), evidence
 
 
 def test_what_another_plugin_does_is_not_counted(ranks: Any) -> None:

@@ -15,7 +15,7 @@ from ascend_run.tools.verify.capture.record import Record, RecordedShard
 
 from .full_tensors import owner
 from .thresholds import ADAM_EPSILON, FLOAT32_EPS, LEARNING_RATE, VISIBLE
-from .verdict import ITSELF, Check, Fault, Phase
+from .verdict import FROZEN_CHANGED, ITSELF, Check, Fault, Phase
 
 
 @attrs.define(kw_only=True)
@@ -82,7 +82,7 @@ def frozen(records: Sequence[Record]) -> tuple[Check, Fault | None]:
     # If most of them changed, the cause is the optimizer's parameters rather than a module.
     most = len(wrong) > 1 and 2 * len(wrong) > len(motions)
     module = "optimizer" if most else owner(next(iter(wrong), ""))
-    why = "parameters that should not train have changed"
+    why = FROZEN_CHANGED
     return _verdict("frozen parameters", wrong, module, Phase.OPTIMIZER, why, applies=bool(motions))
 
 

@@ -12,6 +12,8 @@ import attrs
 VERDICT_SCHEMA: Final = 1
 ITSELF: Final = "itself"
 """``Check.against`` of an invariant of a single run."""
+FROZEN_CHANGED: Final = "parameters that should not train have changed"
+"""``Fault.why`` of a fault that explains what differs in the weights after it."""
 
 
 class Outcome(StrEnum):

@@ -135,9 +135,9 @@ def test_a_declared_frozen_parameter_may_require_a_gradient_unmoved() -> None:
 @pytest.mark.parametrize(
     ("axis", "empty"),
     [
-        (None, {"replicas over ranks", "tied weights", "random streams"}),
-        ("dp", {"tied weights"}),
-        ("pp", {"replicas over ranks"}),
+        (None, {"replicas over ranks", "tied weights", "random streams", "master weights"}),
+        ("dp", {"tied weights", "master weights"}),
+        ("pp", {"replicas over ranks", "master weights"}),
     ],
 )
 def test_a_check_without_anything_to_compare_does_not_apply(
@@ -145,6 +145,11 @@ def test_a_check_without_anything_to_compare_does_not_apply(
 ) -> None:
     checks, _ = invariants(records() if axis is None else records(2, axis), None)
     assert {check.name for check in checks if check.state == "-"} == empty
+
+
+def test_master_weights_are_compared_if_the_optimizer_has_copies() -> None:
+    states = {check.name: check.state for check in invariants(records(num_masters=1), None)[0]}
+    assert states["master weights"] == "ok"
 
 
 def test_no_frozen_parameter_leaves_nothing_to_compare() -> None:
