@@ -57,6 +57,7 @@ def compare_masks(
         name=_NAME,
         against=ITSELF,
         passed=not found,
+        applies=any(not mask.in_backward for record in records for mask in record.masks),
         details=shortened([text for _, text in found]),
     )
     if not found:

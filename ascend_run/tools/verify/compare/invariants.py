@@ -7,7 +7,7 @@ from typing import Final
 
 from ascend_run.tools.verify.capture.record import Record
 
-from .replicas import replicas, tied
+from .replicas import replica_checks
 from .training import copied, frozen, moved
 from .verdict import ITSELF, Check, Fault, Phase
 
@@ -23,8 +23,7 @@ def invariants(
         reference: A parameter that does not change in the reference either is not a fault.
     """
     found = [
-        replicas(records),
-        tied(records),
+        *replica_checks(records),
         moved(records, reference),
         frozen(records),
         copied(records),

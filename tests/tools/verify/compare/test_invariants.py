@@ -10,6 +10,7 @@ import torch
 
 from ascend_run.tools.verify.capture.record import Record
 from ascend_run.tools.verify.compare.invariants import invariants
+from ascend_run.tools.verify.compare.replicas import replica_checks
 from ascend_run.tools.verify.compare.verdict import Phase
 from tests.tools.verify.compare.made_up import records
 
@@ -130,6 +131,21 @@ def test_a_declared_frozen_parameter_may_require_a_gradient_unmoved() -> None:
     declared = attrs.evolve(ranks[0].places[1], trains=True, should_train=False)
     ranks[0].places = [ranks[0].places[0], declared]
     assert invariants(ranks, None)[1] is None
+
+
+@pytest.mark.parametrize("within_first", [True, False])
+def test_tied_weights_that_differ_later_or_earlier_are_found(within_first: bool) -> None:
+    """Ranks 0 and 1 are of the first stage, and rank 2 of the last."""
+    ranks = records(3)
+    ranks[2].coordinates = {**ranks[2].coordinates, "pp": 1}
+    within, across = (0, 1) if within_first else (1, 0)
+    for record in ranks[1:]:
+        record.weights[within][1] += 1.0
+    ranks[2].weights[across][0] += 1.0
+    found = replica_checks(ranks)
+    assert [check.passed for check, _ in found] == [False, False]
+    assert [check.where for check, _ in found] == ["c.weight", "a.b.weight"]
+    assert [fault is not None for _, fault in found] == [within_first, not within_first]
 
 
 @pytest.mark.parametrize(
