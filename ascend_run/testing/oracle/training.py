@@ -38,6 +38,8 @@ class Step:
     grad_norm: float
     """Before clipping."""
     learning_rate: float
+    gradients: Mapping[str, Tensor | None]
+    """Of each parameter that trains, before clipping; None if the loss does not depend on it."""
     weights: Mapping[str, Tensor]
     """Every parameter after the step."""
     weight_decays: Mapping[str, float]
@@ -77,6 +79,9 @@ def steps(
         batch = {name: field[step * size : (step + 1) * size] for name, field in samples.items()}
         model.zero_grad()
         loss, tokens, _ = _forward_backward(config, model, batch)
+        found = {
+            name: None if p.grad is None else p.grad.clone() for name, p in _trained(model).items()
+        }
         for router in model.routers():
             router.update_bias()
         rate, norm = optimizer.step()
@@ -85,6 +90,7 @@ def steps(
             tokens=tokens,
             grad_norm=norm,
             learning_rate=rate,
+            gradients=found,
             weights={name: p.detach().clone() for name, p in model.named_parameters()},
             weight_decays=optimizer.weight_decays,
         )

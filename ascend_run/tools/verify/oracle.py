@@ -104,6 +104,7 @@ def _record(weights: Mapping[str, Tensor], first: Gradients, steps: list[Step]) 
         losses=[step.loss for step in steps],
         grad_norms=[step.grad_norm for step in steps],
         step_tokens=[step.tokens for step in steps],
+        step_gradients=[[*_projections(weights, step)] for step in steps],
         rates={
             name: [decay, *(step.learning_rate for step in steps)]
             for name, decay in trained.items()
@@ -111,6 +112,15 @@ def _record(weights: Mapping[str, Tensor], first: Gradients, steps: list[Step]) 
         forward={0: _moments(first.trace.forward)},
         backward={0: _moments(first.trace.backward)},
     )
+
+
+def _projections(weights: Mapping[str, Tensor], step: Step) -> Iterator[list[float] | None]:
+    from ascend_run.tools.verify.capture.projections import projections
+
+    for name, weight in weights.items():
+        found = step.gradients.get(name)
+        origin = (0,) * weight.ndim
+        yield None if found is None else projections(found, origin, weight.shape)
 
 
 def _places(weights: Mapping[str, Tensor], trained: Mapping[str, float]) -> Iterator[RecordedShard]:

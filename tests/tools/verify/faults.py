@@ -38,6 +38,24 @@ def halve_every_gradient() -> Undo:
     return replace(step, "finalize_model_grads", change)
 
 
+def double_a_gradient_of_the_third_step() -> Undo:
+    """Of the last layer's attention; the first batch does not show it."""
+    from ascend_run.core.train import step
+
+    def change(inner: Any) -> Any:
+        def finalize(model: Any, *args: Any, **kwargs: Any) -> None:
+            inner(model, *args, **kwargs)
+            for chunk in model:
+                chunk.num_finalized = getattr(chunk, "num_finalized", 0) + 1
+                if chunk.num_finalized == 3:
+                    attention = chunk.module.decoder.layers[-1].self_attention
+                    attention.linear_proj.weight.main_grad.mul_(2.0)
+
+        return finalize
+
+    return replace(step, "finalize_model_grads", change)
+
+
 def drop_the_last_micro_batch() -> Undo:
     from ascend_run.core.train.step import ForwardBackward
 

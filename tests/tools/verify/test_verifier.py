@@ -80,6 +80,12 @@ def test_what_is_right_is_found_right(
             Phase.BACKWARD,
             "gradient reduction",
         ),
+        (
+            faults.double_a_gradient_of_the_third_step,
+            Question(layout={"dp": 2}, config={"ddp.use_distributed_optimizer": True}),
+            Phase.BACKWARD,
+            "decoder.layers.1.self_attention.linear_proj",
+        ),
         (faults.drop_the_last_micro_batch, Question(layout={}), Phase.FORWARD, "schedule"),
         (
             faults.keep_norm_gradients_to_oneself,

@@ -31,6 +31,7 @@ from .declared import Declared
 from .masks import masks_recorded
 from .rates import watched_rates
 from .record import Record, RecordedShard
+from .step_gradients import StepGradients
 from .taps import tapped
 
 HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -181,7 +182,7 @@ def _train(
         _record_initial(dry_run, record)
     step, config = dry_run.train_step(), dry_run.context.config
     acting = Acting(dry_run, step, record.cases, saves=saves)
-    peaks = _watch_peaks(dry_run)
+    gradients = StepGradients(dry_run)
     rates = watched_rates(dry_run)
     samples = config.train.global_batch_size
 
@@ -206,7 +207,7 @@ def _train(
         float("nan") if result.grad_norm is None else result.grad_norm for result in results
     ]
     record.step_tokens = [result.num_tokens for result in results]
-    record.peaks = peaks()
+    record.peaks, record.step_gradients = gradients.peaks, gradients.projections
     record.rates = rates
     record.stale, record.num_masters = stale_parameters(dry_run.bundle, config.model.vocab_size)
     record.generators = generator_fingerprints()
@@ -252,32 +253,6 @@ def _count_forwards(dry_run: DryRun) -> Callable[[], int]:
         return count
 
     return stop
-
-
-def _watch_peaks(dry_run: DryRun) -> Callable[[], list[float]]:
-    """Start recording the largest gradient of each shard at every optimizer step; the returned
-    function returns them."""
-    optimizer: Any = dry_run.bundle.optimizer
-    most = dry_run.context.config.optimizer.clip_grad
-    inner = optimizer.step
-    largest: list[float] = []
-
-    def step() -> Any:
-        sizes = [_size(p.tensor) for p in dry_run.shards(gradient_of)]
-        updated, norm, more = inner()
-        clipped = min(1.0, most / (norm + 1e-6)) if most > 0 and norm is not None else 1.0
-        sizes = [size * clipped if size > 0 else size for size in sizes]
-        largest[:] = [max(a, b) for a, b in zip(largest or sizes, sizes, strict=True)]
-        return updated, norm, more
-
-    optimizer.step = step
-    return lambda: largest
-
-
-def _size(gradient: Tensor | None) -> float:
-    if gradient is None:
-        return -1.0
-    return float(gradient.abs().max()) if gradient.numel() else 0.0
 
 
 def generator_fingerprints() -> dict[str, str]:

@@ -63,6 +63,9 @@ class Record:
     peaks: Sequence[float] = ()
     """For each shard, the largest clipped gradient in any optimizer step; -1 if there never was
     one."""
+    step_gradients: Sequence[Sequence[Sequence[float] | None]] = ()
+    """Of each step, before clipping: for each shard, the ``projections`` of its float32 gradient;
+    None if it has none. Empty if they were not recorded."""
     stale: Sequence[str] = ()
     """Parameters that differ from the optimizer's master weights after the steps."""
     rates: Mapping[str, Sequence[float]] = attrs.field(factory=dict)
@@ -120,6 +123,7 @@ def write_record(record: Record, folder: Path) -> None:
                 "grad_norms",
                 "step_tokens",
                 "peaks",
+                "step_gradients",
                 "stale",
                 "rates",
                 "num_masters",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from . import modules
 from .full_tensors import owner
 from .groups import GROUPS
+from .locating_steps import locate_in_steps
 from .modules import Trace
 from .readings import SHOWN, Readings, num_microbatches, num_trained
 from .thresholds import MODULE
@@ -34,24 +36,9 @@ class _Locating:
             return self._in_the_model(failed)
         if GROUPS in failed:
             return self._at_groups()
-        for step in range(self.readings.steps):
-            wrong = self.wrong[f"weights after step {self.readings.first + step}"]
-            if wrong:
-                why = (
-                    "gradients are correct, weights after step "
-                    f"{self.readings.first + step} are not"
-                )
-                total = num_trained(self.readings.reference)
-                if 2 * len(wrong) > total and not any(map(math.isinf, wrong.values())):
-                    worst = sorted(wrong, key=wrong.__getitem__, reverse=True)
-                    return Fault(
-                        phase=Phase.OPTIMIZER,
-                        module="optimizer",
-                        suspects=tuple(map(owner, worst))[:SHOWN],
-                        why=f"{why}, of {len(wrong)} tensors",
-                    )
-                name = f"weights after step {self.readings.first + step}"
-                return self._at_parameters(name, Phase.OPTIMIZER, why)
+        in_steps = failed - {"random streams"}
+        if in_steps and (later := locate_in_steps(self.readings, self._in_backward_order)):
+            return later
         if "gradient norms" in failed:
             return Fault(phase=Phase.OPTIMIZER, module="gradient norm", why="only it differs")
         if "losses" in failed:
@@ -77,8 +64,7 @@ class _Locating:
         wrong = self.wrong["gradients"]
         origin = modules.first_backward(self.trace, self.expected_trace, tolerance)
         orders = modules.backward_orders(self.expected_trace)
-        # The loss uses the output layer's weight without calling the layer.
-        first = sorted(wrong, key=lambda name: orders.get(self._watched_owner(name), -1))
+        first = self._in_backward_order(wrong)
         if origin is not None:
             before = [n for n in first if orders.get(self._watched_owner(n), -1) < origin.order]
             if not before:
@@ -141,6 +127,11 @@ class _Locating:
         while module and module not in known:
             module = module.rpartition(".")[0]
         return module or owner(parameter)
+
+    def _in_backward_order(self, parameters: Iterable[str]) -> list[str]:
+        orders = modules.backward_orders(self.expected_trace)
+        # The loss uses the output layer's weight without calling the layer.
+        return sorted(parameters, key=lambda name: orders.get(self._watched_owner(name), -1))
 
     def _at_parameters(self, check: str, phase: Phase, why: str) -> Fault:
         wrong = self.wrong[check]

@@ -27,7 +27,7 @@ class Readings:
         self.against, self.exact = against, exact
         self.same_bits = True
         self.wrong: dict[str, dict[str, float]] = {}
-        """Check -> parameter -> error, if it is above the tolerance."""
+        """Check -> parameter, or ``step N`` -> error, if it is above the tolerance."""
         self.factors: dict[str, float | None] = {}
         self.steps = len(reference[0].weights)
         self.first = len(reference[0].losses) - self.steps + 1
@@ -47,8 +47,8 @@ class Readings:
             yield check
         for step in range(self.steps):
             yield self._tensors(
-                f"weights after step {self.first + step}",
-                _weights_after(step),
+                weights_after(self.first + step),
+                _read_weights(step),
                 TRAINED,
                 FLOAT32_EPS,
             )
@@ -105,6 +105,7 @@ class Readings:
     ) -> Check:
         allowed = 0.0 if self.exact else tolerance
         worst, where, details = 0.0, "", []
+        wrong = self.wrong.setdefault(name, {})
         expected = read(self.reference[-1])
         for record in self.candidate:
             for step, (got, want) in enumerate(zip(read(record), expected, strict=True)):
@@ -114,6 +115,7 @@ class Readings:
                 if error > worst:
                     worst, where = error, f"step {step + 1} on rank {record.rank}"
                 if error > allowed:
+                    wrong[f"step {step + 1}"] = error
                     details.append(
                         f"step {step + 1} on rank {record.rank}: {got!r}, expected {want!r}"
                     )
@@ -183,8 +185,13 @@ def _error(detail: tuple[float, str]) -> float:
     return detail[0]
 
 
-def _weights_after(step: int) -> Read:
-    return lambda record: record.weights[step]
+def weights_after(step: int) -> str:
+    """Return the name of a check."""
+    return f"weights after step {step}"
+
+
+def _read_weights(index: int) -> Read:
+    return lambda record: record.weights[index]
 
 
 def num_microbatches(records: Sequence[Record]) -> int:

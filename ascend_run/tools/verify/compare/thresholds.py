@@ -24,6 +24,11 @@ one. A moment sums powers of many elements, so its error may be ten times that o
 TRAINED: Final = 1e-5
 """Losses, gradient norms and weights after each step in float32: 84 eps of the largest weight. The
 rounding error of a step is about one eps; the large epsilon of Adam in the probes keeps it so."""
+STEP_GRADIENT: Final = 1e-3
+"""Gradients of the steps in float32, by their norms. They only locate a fault: a gradient with a
+smaller error does not change a weight by ``TRAINED``, as an update is 1e-3 of a weight or less."""
+STEP_QUIET: Final = 1e-2
+"""As ``QUIET``, for these norms: rounding errors in float32 are 1e-7 of the largest gradient."""
 LEARNING_RATE: Final = 1e-3
 """Of the probes, instead of the run's: with a rate of 1e-9, updates would vanish in float32 and
 faults in them would be below every tolerance."""

@@ -150,6 +150,11 @@ class Verdict:
     def good(self) -> bool:
         return self.outcome in (Outcome.BITWISE, Outcome.WITHIN)
 
+    @property
+    def exit_code(self) -> int:
+        """Of the command."""
+        return 0 if self.good else 1
+
     def with_exercises(self, exercises: Iterable[Exercise], cases: Iterable[Case]) -> Verdict:
         """Return the verdict with what was exercised, which the outcome depends on."""
         found = tuple(exercises)

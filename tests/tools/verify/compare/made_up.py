@@ -6,6 +6,7 @@ import attrs
 import torch
 
 from ascend_run.tools.verify.capture.moments import Moments
+from ascend_run.tools.verify.capture.projections import projections
 from ascend_run.tools.verify.capture.record import Record, RecordedShard
 
 AXES = ("tp", "pp", "cp", "dp", "ep", "expt_tp")
@@ -38,6 +39,9 @@ def one(rank: int, count: int, axis: str) -> Record:
         grad_norms=[1.0, 0.9],
         step_tokens=[10, 12],
         peaks=[0.5, -1.0],
+        step_gradients=[
+            [projections(weight / 7 / step, (0, 0), weight.shape), None] for step in (1, 2)
+        ],
         generators={
             "torch": "aa",
             "tracker model-parallel-rng": f"m{rank if axis in ('tp', 'pp') else 0}",

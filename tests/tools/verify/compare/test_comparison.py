@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from ascend_run.tools.verify.capture.projections import projections
+from ascend_run.tools.verify.capture.record import Record
 from ascend_run.tools.verify.compare.comparison import compare
 from ascend_run.tools.verify.compare.verdict import Phase
 from tests.tools.verify.compare.made_up import moments, records
@@ -67,6 +70,50 @@ def test_a_tensor_that_differs_is_found_and_names_its_module(
     assert comparison.fault.module in ("a.b", "optimizer")
 
 
+def changed_in_step_2(*, loss: bool, gradient: bool, weight: bool) -> list[Record]:
+    (record,) = records()
+    if loss:
+        record.losses = [2.5, 2.41]
+    if gradient:
+        wrong = projections(torch.full((2, 3), 0.1), (0, 0), (2, 3))
+        record.step_gradients = [record.step_gradients[0], [wrong, None]]
+    if weight:
+        record.weights[1][0][1, 2] *= 1.001
+    return [record]
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradient", "phase", "module", "why"),
+    [
+        (False, False, Phase.OPTIMIZER, "optimizer", "gradients up to step 2 are correct"),
+        (False, True, Phase.BACKWARD, "a.b", "the gradient of a.b.weight in step 2 is wrong"),
+        (True, True, Phase.FORWARD, "loss", "the loss of step 2 is wrong, although the weights"),
+    ],
+)
+def test_a_difference_of_a_later_batch_is_found_in_its_phase(
+    loss: bool, gradient: bool, phase: Phase, module: str, why: str
+) -> None:
+    candidate = changed_in_step_2(loss=loss, gradient=gradient, weight=True)
+    fault = compare(candidate, records(), against="plain").fault
+    assert fault is not None
+    assert (fault.phase, fault.module) == (phase, module)
+    assert fault.why.startswith(why)
+
+
+def test_gradients_that_were_not_recorded_are_not_said_to_be_correct() -> None:
+    candidate = changed_in_step_2(loss=False, gradient=False, weight=True)
+    candidate[0].step_gradients = []
+    fault = compare(candidate, records(), against="plain").fault
+    assert fault is not None
+    assert fault.why.startswith("gradients of the first batch are correct")
+
+
+def test_a_gradient_alone_that_differs_in_a_step_is_no_failure() -> None:
+    """It only locates what another check finds."""
+    candidate = changed_in_step_2(loss=False, gradient=True, weight=False)
+    assert compare(candidate, records(), against="plain").fault is None
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"micro_batches": 0}, {"num_tokens": 0}, {"places": [], "initial": [], "gradients": []}],
@@ -77,6 +124,7 @@ def test_a_comparison_of_nothing_is_no_agreement(changes: dict[str, Any]) -> Non
     if "places" in changes:
         for run in runs:
             run[0].weights = [[], []]
+            run[0].step_gradients = [[], []]
     comparison = compare(runs[0], runs[1], against="plain")
     told = [detail for check in comparison.checks for detail in check.details]
     assert any("nothing to compare with" in detail for detail in told)
