@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.implementations import implementations
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.compare.verdict import Phase
-from benchmarks.campaigns import verify_bugs, verify_clean, verify_clean_newer
+from benchmarks.campaigns import verify_bugs, verify_clean, verify_clean_newer, verify_idle
 from benchmarks.campaigns.campaign import PASSED, is_full, read_result, sample
 from benchmarks.campaigns.features import features
 from benchmarks.campaigns.removal import FEATURES
@@ -34,9 +36,10 @@ def plugins_of(bug: Bug) -> set[str]:
 @pytest.fixture
 def ranks(gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's ranks in place of the campaigns' own."""
-    for module in (verify_bugs, verify_clean):  # the newer draws run as the clean ones
+    for module in (verify_bugs, verify_clean, verify_idle):  # newer draws run as the clean ones
         monkeypatch.setattr(module, "pool", lambda: gloo_pool)
     verify_clean._verifier.cache_clear()
+    verify_idle._verifier.cache_clear()
 
 
 def test_clean_draws_have_dropout_of_both_kinds() -> None:
@@ -46,7 +49,9 @@ def test_clean_draws_have_dropout_of_both_kinds() -> None:
         assert sum(kind in config for config in draws) > 20
 
 
-@pytest.mark.parametrize("module", [verify_bugs, verify_clean], ids=lambda m: m.CAMPAIGN.name)
+@pytest.mark.parametrize(
+    "module", [verify_bugs, verify_clean, verify_idle], ids=lambda m: m.CAMPAIGN.name
+)
 def test_the_committed_result_is_full_and_passes(module: object) -> None:
     campaign = module.CAMPAIGN  # type: ignore[attr-defined]
     result = read_result(campaign.name)
@@ -127,6 +132,42 @@ def test_an_outcome_counts_for_detected_place_phase_and_loss_by_itself() -> None
 def test_nothing_is_found_where_nothing_is(module: Any) -> None:
     (case,) = sample(module.CAMPAIGN, 1, seed=3)
     assert module.CAMPAIGN.run(case)["verdict"] == PASSED
+
+
+def test_plugins_that_do_nothing_cover_the_hooks() -> None:
+    """All but those of platforms, tasks and model families, of the choices that a machine makes,
+    and of the sequence partition, which context parallelism needs."""
+    hooks = {hook for idle in verify_idle.PLUGINS.values() for hook in implementations(idle.plugin)}
+    assert {*hook_points()} - hooks == {
+        "ascend_device",
+        "ascend_machine_choices",
+        "ascend_model_family",
+        "ascend_platform_ops",
+        "ascend_sequence_partition",
+        "ascend_task",
+    }
+    assert len(verify_idle.PLUGINS) >= 40
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("case", sample(verify_idle.CAMPAIGN, 2, seed=1))
+def test_a_plugin_that_does_nothing_is_not_exercised_again(case: str) -> None:
+    outcome = verify_idle.CAMPAIGN.run(case)
+    assert outcome["verdict"] == PASSED
+    assert outcome["exit code"] == 1
+
+
+def test_an_idle_plugin_with_an_effect_counts_as_called_proven() -> None:
+    outcomes = {
+        "plans-only": {"verdict": PASSED, "exit code": 1},
+        "makes-a-group": {"verdict": "called proven", "exit code": 0},
+        "measures-nothing": {"verdict": "error"},
+    }
+    figures = verify_idle.figures(outcomes)
+    assert figures["called proven"] == 1
+    assert figures["with exit code 1"] == 1
+    counts = {"passed": 1, "called proven": 1, "error": 1}
+    assert not verify_idle.CAMPAIGN.passes(figures, counts)
 
 
 @pytest.mark.needs_plugins(*FEATURES)

@@ -143,7 +143,7 @@ def command(
 
         write_page(verdict, html)
         click.echo(f"page: {html}", err=as_json)
-    return 0 if verdict.good else 1
+    return verdict.exit_code
 
 
 def _text(verdict: Verdict, *, as_json: bool, details: bool) -> str:

@@ -16,8 +16,17 @@ from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.sides import sides_of
 from ascend_run.tools.verify.verifier import Verifier
-from tests.tools.verify import idle_plugins
-from tests.tools.verify.idle_plugins import ACTING, IDLE
+from benchmarks.campaigns.campaign import sample
+from benchmarks.campaigns.verify_idle import CAMPAIGN, PLUGINS
+from tests.tools.verify import acting_plugins
+from tests.tools.verify.acting_plugins import ACTING
+
+SCALES_BY_ONE = PLUGINS["mlp-scales-by-one"].plugin
+ON_ONE_RANK = [
+    idle.plugin
+    for idle in map(PLUGINS.__getitem__, sample(CAMPAIGN, 12, seed=3))
+    if not idle.layout and idle.model is None
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +61,7 @@ def effects_of(ranks: Any, plugin: type[Any], *beside: type[Any]) -> Any:
         return effects(ranks(sides.candidate), ranks(left_out.without))
 
 
-@pytest.mark.parametrize("plugin", IDLE, ids=lambda plugin: plugin.manifest.name)
+@pytest.mark.parametrize("plugin", ON_ONE_RANK, ids=lambda plugin: plugin.manifest.name)
 def test_a_plugin_that_does_nothing_is_not_exercised(plugin: type[Any], ranks: Any) -> None:
     assert effects_of(ranks, plugin).evidence == ()
 
@@ -64,18 +73,27 @@ def test_a_plugin_that_acts_is_exercised(plugin: type[Any], ranks: Any) -> None:
 
 
 def test_what_another_plugin_does_is_not_counted(ranks: Any) -> None:
-    found = effects_of(ranks, idle_plugins.ScalesByOne, idle_plugins.WritesAFile)
+    found = effects_of(ranks, SCALES_BY_ONE, acting_plugins.WritesAFile)
     assert found.evidence == ()
 
 
 def test_the_verdict_of_an_idle_plugin_is_not_exercised(verify: Verifier) -> None:
-    with offered(idle_plugins.ScalesByOne):
-        verdict = verify(Question(enable=("scales-by-one",), layout={}))
+    with offered(SCALES_BY_ONE):
+        verdict = verify(Question(enable=("mlp-scales-by-one",), layout={}))
     assert all(check.passed for check in verdict.checks)
     assert verdict.outcome is Outcome.NOT_EXERCISED
     assert not verdict.good
-    assert verdict.sentence() == "not exercised: scales-by-one"
+    assert verdict.sentence() == "not exercised: mlp-scales-by-one"
     assert "operations that change nothing: +16 mul" in verdict.exercises[0].why
+
+
+def test_a_plugin_on_one_rank_is_compared_with_the_plain_run() -> None:
+    """Which is run anyway."""
+    with offered(SCALES_BY_ONE):
+        sides = sides_of(Question(enable=("mlp-scales-by-one",), layout={}))
+    assert sides.left_out[0].without == sides.plain
+    notes = sides_of(Question(layout={})).notes
+    assert any(note.startswith("both runs are the same: only the oracle") for note in notes)
 
 
 def test_the_built_in_model_meets_hard_cases(verify: Verifier) -> None:

@@ -1,0 +1,1 @@
+"""Plugins that are enabled, implement hooks, and do nothing."""
