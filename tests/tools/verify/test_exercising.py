@@ -40,10 +40,11 @@ def ranks(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Any:
     made: dict[str, Any] = {}
 
     def run(side: Any) -> Any:
-        key = str(attrs.evolve(side, name="", only_steps=True))
+        side = attrs.evolve(side, only_steps=True, by_differences=False, keeps_samples=False)
+        key = str(attrs.evolve(side, name=""))
         if key not in made:
             folder = tmp_path_factory.mktemp("records")
-            for record in PoolRanks(gloo_pool)(attrs.evolve(side, only_steps=True)):
+            for record in PoolRanks(gloo_pool)(side):
                 write_record(record, folder)
             made[key] = read_records(folder, side.world_size)
         return made[key]
