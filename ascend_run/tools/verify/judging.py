@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -180,9 +181,10 @@ def _earliest(faults: list[Fault | None], own: Fault | None) -> Fault | None:
     return min(known, key=_rank)
 
 
-def _rank(fault: Fault) -> tuple[bool, int, bool, bool]:
-    """Sort key: random streams only if nothing else differs, then by phase, frozen parameters that
-    train first, then modules."""
+def _rank(fault: Fault) -> tuple[bool, int, bool, bool, float]:
+    """Sort key: random streams only if nothing else differs, then the first batch by phase, then
+    the steps: frozen parameters that train, modules, and in the order of the steps."""
     vague = fault.module in ("optimizer", "gradient norm", "loss")
-    phase, is_effect = _PHASES.index(fault.phase), fault.why != FROZEN_CHANGED
-    return fault.module == "random streams", phase, is_effect, vague
+    phase = _PHASES.index(Phase.OPTIMIZER if fault.step else fault.phase)
+    is_effect, step = fault.why != FROZEN_CHANGED, fault.step or math.inf
+    return fault.module == "random streams", phase, is_effect, vague, step

@@ -39,7 +39,7 @@ def _at_loss(step: int) -> Fault:
     why = f"the loss of step {step} is wrong, although the weights before the step are correct"
     if step == 1:
         why = "the loss of step 1 is wrong, although that of its batch in float64 is correct"
-    return Fault(phase=Phase.FORWARD, module="loss", why=why)
+    return Fault(phase=Phase.FORWARD, module="loss", why=why, step=step)
 
 
 def _at_gradients(readings: Readings, step: int, wrong: Sequence[str]) -> Fault:
@@ -56,12 +56,14 @@ def _at_gradients(readings: Readings, step: int, wrong: Sequence[str]) -> Fault:
             suspects=tuple(suspects[:SHOWN]),
             why=f"the gradients of step {step} are wrong, of {len(wrong)} parameters; {before} "
             "correct",
+            step=step,
         )
     return Fault(
         phase=Phase.BACKWARD,
         module=suspects[0],
         suspects=tuple(suspects[1:SHOWN]),
         why=f"the gradient of {wrong[0]} in step {step} is wrong; {before} correct",
+        step=step,
     )
 
 
@@ -81,5 +83,9 @@ def _at_weights(readings: Readings, step: int, wrong: dict[str, float], *, recor
         suspects.insert(0, "optimizer")
         why = f"{why}, of {len(wrong)} tensors"
     return Fault(
-        phase=Phase.OPTIMIZER, module=suspects[0], suspects=tuple(suspects[1:SHOWN]), why=why
+        phase=Phase.OPTIMIZER,
+        module=suspects[0],
+        suspects=tuple(suspects[1:SHOWN]),
+        why=why,
+        step=step,
     )

@@ -23,6 +23,8 @@ class _Reading:
     what: str
     phase: Phase
     differing: tuple[Replica, ...]
+    step: int = 0
+    """As in ``Fault``."""
 
     def of(self, is_kind: Callable[[Replica], bool]) -> _Reading:
         """Return it with the replicas of one kind only."""
@@ -75,13 +77,14 @@ def _readings(records: Sequence[Record]) -> Iterator[_Reading]:
     gradients = assemble(records, lambda record: record.gradients).replicas
     wrong = tuple(replica for replica in gradients if replica.error > GRADIENT)
     yield _Reading("gradients", Phase.BACKWARD, wrong)
-    for step in range(len(records[0].weights)):
+    first = len(records[0].losses) - len(records[0].weights) + 1
+    for index in range(len(records[0].weights)):
 
-        def weights(record: Record, step: int = step) -> Sequence[Tensor]:
-            return record.weights[step]
+        def weights(record: Record, index: int = index) -> Sequence[Tensor]:
+            return record.weights[index]
 
         found = assemble(records, weights, trained=False).replicas
-        yield _Reading("weights", Phase.OPTIMIZER, found)
+        yield _Reading("weights", Phase.OPTIMIZER, found, first + index)
 
 
 def _start(readings: Sequence[_Reading]) -> int:
@@ -126,7 +129,13 @@ def _fault(records: Sequence[Record], readings: Sequence[_Reading]) -> Fault:
         # If most of them differ, the cause is the optimizer rather than a module.
         suspects.insert(0, "optimizer")
     why = "replicas of a tensor differ between ranks"
-    return Fault(phase=phase, module=suspects[0], suspects=tuple(suspects[1:20]), why=why)
+    return Fault(
+        phase=phase,
+        module=suspects[0],
+        suspects=tuple(suspects[1:20]),
+        why=why,
+        step=shown[0].step,
+    )
 
 
 def _num_copied(records: Sequence[Record]) -> int:

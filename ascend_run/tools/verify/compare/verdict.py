@@ -48,6 +48,9 @@ class Fault:
     suspects: tuple[str, ...] = ()
     """Other candidates, the most likely first."""
     why: str = ""
+    step: int = 0
+    """The training step in which it begins, from 1; 0 if the first batch by itself shows it, or if
+    it is not known."""
 
 
 @attrs.frozen(kw_only=True)

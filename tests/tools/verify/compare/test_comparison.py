@@ -96,7 +96,7 @@ def test_a_difference_of_a_later_batch_is_found_in_its_phase(
     candidate = changed_in_step_2(loss=loss, gradient=gradient, weight=True)
     fault = compare(candidate, records(), against="plain").fault
     assert fault is not None
-    assert (fault.phase, fault.module) == (phase, module)
+    assert (fault.phase, fault.module, fault.step) == (phase, module, 2)
     assert fault.why.startswith(why)
 
 
