@@ -80,12 +80,6 @@ def test_what_is_right_is_found_right(
             Phase.BACKWARD,
             "gradient reduction",
         ),
-        (
-            faults.double_a_gradient_of_the_third_step,
-            Question(layout={"dp": 2}, config={"ddp.use_distributed_optimizer": True}),
-            Phase.BACKWARD,
-            "decoder.layers.1.self_attention.linear_proj",
-        ),
         (faults.drop_the_last_micro_batch, Question(layout={}), Phase.FORWARD, "schedule"),
         (
             faults.keep_norm_gradients_to_oneself,
@@ -175,6 +169,15 @@ def test_a_planted_fault_is_found_where_it_is(
     assert verdict.fault is not None
     assert verdict.fault.phase is phase
     assert verdict.fault.module.startswith(module)
+
+
+def test_a_gradient_that_only_a_later_batch_gets_wrong_is_found_as_one(verify: Verifier) -> None:
+    question = Question(layout={"dp": 2}, config={"ddp.use_distributed_optimizer": True})
+    fault = verify(question, fault=faults.double_a_gradient_of_the_third_step).fault
+    assert fault is not None
+    assert (fault.phase, fault.step) == (Phase.BACKWARD, 3)
+    assert fault.module == "decoder.layers.1.self_attention.linear_proj"
+    assert "in step 3 is wrong" in fault.why
 
 
 def test_parameters_move_whatever_the_rate_of_the_run_is(verify: Verifier) -> None:
