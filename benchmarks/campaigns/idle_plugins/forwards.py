@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.plugin_api import ForwardLink, LinkPlace, hookimpl
+from ascend_run.plugin_api import ForwardLink, LinkPlace, Numerics, hookimpl
 
 from .idle import Idle, manifest
 
@@ -139,6 +139,8 @@ CASES: Final[tuple[tuple[str, Reason], ...]] = (
 )
 """Hook and reason. Every reason once, and every hook that wraps a module."""
 _WITH_EXPERTS: Final = ("moe_layer",)
+_UNFUSES: Final = ("output_layer",)
+"""The loss is fused with an output layer that no plugin wraps."""
 
 
 def _made(hook: str, reason: Reason) -> type[Any]:
@@ -152,7 +154,11 @@ def _made(hook: str, reason: Reason) -> type[Any]:
     members: Mapping[str, Any] = {
         "__module__": __name__,
         "__doc__": reason.__doc__,
-        "manifest": manifest("-".join(words), forward_links={hook: LinkPlace.AROUND}),
+        "manifest": manifest(
+            "-".join(words),
+            numerics=Numerics.ROUNDING if hook in _UNFUSES else Numerics.BITWISE,
+            forward_links={hook: LinkPlace.AROUND},
+        ),
         "change": reason,
         f"ascend_{hook}": hookimpl(wraps),
         "ascend_after_step": hookimpl(counts_steps),

@@ -26,6 +26,6 @@ class Idle:
         return name
 
 
-def manifest(name: str, **more: Any) -> Manifest:
-    """Return the manifest of a plugin that claims to change no number."""
-    return Manifest(name=name, summary="does nothing", numerics=Numerics.BITWISE, **more)
+def manifest(name: str, *, numerics: Numerics = Numerics.BITWISE, **more: Any) -> Manifest:
+    """Return the manifest of a plugin that by default claims to change no number."""
+    return Manifest(name=name, summary="does nothing", numerics=numerics, **more)
