@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +13,8 @@ import click
 
 from ascend_run.launch.alone import sigterm_unwinds
 from ascend_run.plugin_api.errors import DataError
-from ascend_run.prepare.prepare import PreparedRun
-from ascend_run.prepare.rank_start import check_run_data
 from ascend_run.tools.pages.step_differences import PARTS, FirstDifference
-from ascend_run.tools.verify.command import BUILT_IN_SECONDS, FILE_SECONDS
+from ascend_run.tools.verify.command import BUILT_IN_SECONDS, FILE_SECONDS, check_data
 from ascend_run.tools.verify.compare.thresholds import STEPS
 from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import Ranks
@@ -51,7 +48,7 @@ def search_plugins(question: Question, options: Options) -> Bisection:
     def comparer(ranks: Ranks) -> tuple[Comparer, Mapping[str, object]]:
         compare = Comparer(question, ranks)
         if question.file is not None:
-            _check_data(compare.prepared)
+            check_data(compare.prepared)
         return compare, compare.identity()
 
     seconds = BUILT_IN_SECONDS if question.file is None else FILE_SECONDS
@@ -74,7 +71,7 @@ def search_runs(paths: tuple[Path, Path], options: Options) -> Bisection:
         raise DataError(f"{NOTHING}: the configs of the runs are the same", (*mixing.notes, *notes))
 
     def comparer(ranks: Ranks) -> tuple[RunComparer, Mapping[str, object]]:
-        _check_data(mixing.prepared[0])
+        check_data(mixing.prepared[0])
         compare = RunComparer(mixing, ranks)
         return compare, compare.identity()
 
@@ -87,12 +84,6 @@ def search_runs(paths: tuple[Path, Path], options: Options) -> Bisection:
         runs=(str(paths[0]), str(paths[1])),
         notes=(*_how(mixing, first), *mixing.notes, *notes),
     )
-
-
-def _check_data(prepared: PreparedRun) -> None:
-    """Check the token files; warnings about them are no part of the result on stdout."""
-    with redirect_stdout(sys.stderr):
-        check_run_data(prepared)
 
 
 def _how(mixing: Mixing, first: FirstDifference | None) -> Sequence[str]:

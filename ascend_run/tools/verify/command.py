@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +21,7 @@ from ascend_run.tools.terminal.run_options import (
 )
 
 if TYPE_CHECKING:
+    from ascend_run.prepare.prepare import PreparedRun
     from ascend_run.tools.verify.compare.verdict import Verdict
 
 BUILT_IN_SECONDS: Final = 300.0
@@ -180,14 +183,13 @@ def _verify(
     )
     if question.file is not None:
         from ascend_run.core.run_files import run_inputs
-        from ascend_run.prepare.rank_start import check_run_data
         from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
         prepared = sides_of(question).candidate.prepare()
         if html is not None:
             inputs = run_inputs(prepared.config, Path(question.file))
             refuse_collisions(inputs, [NamedPath("--html", html)])
-        check_run_data(prepared)
+        check_data(prepared)
     timeout = timeout or (BUILT_IN_SECONDS if question.file is None else FILE_SECONDS)
     with sigterm_unwinds(), SharedRanks(timeout) as ranks, progress() as report:
         verifier = Verifier(ranks, report)
@@ -195,6 +197,14 @@ def _verify(
             return verify_thoroughly(verifier, question)
         verdict, note = verifier(question), note_on(question)
         return verdict if note is None else attrs.evolve(verdict, notes=(*verdict.notes, note))
+
+
+def check_data(prepared: PreparedRun) -> None:
+    """Check the token files; warnings about them are no part of the result on stdout."""
+    from ascend_run.prepare.rank_start import check_run_data
+
+    with redirect_stdout(sys.stderr):
+        check_run_data(prepared)
 
 
 def sorted_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from ascend_run.core.rank.failures import describe_failure
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api.errors import PlatformError
 from ascend_run.testing.pool import GlooPool, PoolError
-from ascend_run.tools.verify.command import sorted_words
+from ascend_run.tools.verify.command import check_data, sorted_words
 from ascend_run.tools.verify.compare.verdict import (
     Check,
     Exercise,
@@ -216,6 +216,15 @@ def test_the_page_is_whole_and_escapes() -> None:
     assert "<script" not in page
     assert page.count("<rect") == 3
     assert "src=" not in page.replace("style-src=", "")
+
+
+def test_warnings_about_the_data_are_no_part_of_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn = lambda prepared: print("a warning")  # noqa: E731
+    monkeypatch.setattr("ascend_run.prepare.rank_start.check_run_data", warn)
+    check_data(prepared=None)  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "a warning\n")
 
 
 def test_json_has_no_infinite_numbers() -> None:
