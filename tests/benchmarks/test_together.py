@@ -52,7 +52,8 @@ def test_every_feature_was_compared_and_what_was_refused_says_why() -> None:
     figures = RESULT["figures"]
     assert figures["cases of each feature"].keys() == {*FEATURES}
     assert figures["compared"] + sum(figures["refused"].values()) == RESULT["cases"]
-    assert all(figures["refused"])
+    assert figures["refused"]
+    assert [row for row in figures["refused"] if not row.partition(": ")[2].strip()] == []
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["", "full recompute"])
@@ -109,7 +110,7 @@ def test_one_feature_exchanges_a_sequence_that_is_split() -> None:
 def test_every_case_has_a_key_of_its_own_and_none_is_left_out() -> None:
     keys = together.cases(together.CAMPAIGN.seed)
     assert len({*keys}) == len(keys)
-    assert len(keys) < 700, "at nine seconds each, two workers take an hour for 800 cases"
+    assert len(keys) <= 460, "at 7.8 seconds each with two workers, an hour is 460 cases"
 
 
 @functools.cache

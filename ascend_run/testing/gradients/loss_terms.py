@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ascend_run.core.checkpoint.entries import RandomState
@@ -50,8 +51,10 @@ class LossTerms:
         self._random = RandomState(tracker=get_cuda_rng_tracker())
         self._draws = self._random.state_dict()
         modules = [module for chunk in dry_run.bundle.chunks for module in chunk.modules()]
-        configs: list[Any] = [getattr(module, "config", None) for module in modules]
-        self._configs = list({id(x): x for x in configs if hasattr(x, _BALANCE)}.values())
+        configs = (getattr(module, "config", None) for module in modules)
+        self._configs = list(
+            {id(x): x for x in configs if isinstance(x, TransformerConfig)}.values()
+        )
         self._depth_losses: list[Callable[[], Tensor | None]] = [
             cast("Any", m).take_mtp_losses for m in modules if hasattr(m, "take_mtp_losses")
         ]

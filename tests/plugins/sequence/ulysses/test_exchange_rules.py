@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_run.plugin_api import Claim, Layout, Numerics
-from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugin_api import Layout
 from ascend_run.registry.discovery import discover
 
 from .test_rules import config
@@ -37,18 +36,6 @@ def test_heads_that_cannot_be_shared_are_refused(plugin: Any) -> None:
     (problem,) = problems(plugin, 10, 1, 4)
     assert "10 heads" in problem
     assert "cp=4" in problem
-
-
-def test_it_is_idle_exactly_where_no_sequence_is_split(plugin: Any) -> None:
-    for size in (1, 2):
-        run = config(cp=size)
-        assert plugin.manifest.idle.holds(run) == (size == 1)
-        assert (plugin.ascend_sequence_partition(config=run) is None) == (size == 1)
-
-
-def test_it_owns_the_sequence_exchange_and_changes_rounding_only(plugin: Any) -> None:
-    assert claims_of(plugin) == (Claim.CONTEXT_PARALLEL,)
-    assert plugin.manifest.numerics is Numerics.ROUNDING
 
 
 @given(size=st.integers(1, 16), part=st.integers(1, 64))
