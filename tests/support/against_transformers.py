@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ascend_run.testing.hugging_face.widened import computing_in
 from ascend_run.testing.oracle import training
 from ascend_run.testing.oracle.known import unknown
 from ascend_run.testing.pool import GlooPool
@@ -26,7 +27,6 @@ from tests.support.loaded_model import (
     run_loaded_model,
 )
 from tests.support.small_runs import prepare
-from tests.support.wide_reference import computing_in
 
 TOLERANCE: Final = 1e-5
 """In float32: the largest error relative to the largest expected value."""

@@ -150,5 +150,14 @@ def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> di
 def _sets_head_widths(question: Question) -> bool:
     """Return whether the question's settings may choose the widths of heads: those of another
     family, or of multi-latent attention."""
-    given = {*read_raw(None, question.overrides).values, *question.config}
-    return not given.isdisjoint(("model.family", "model.multi_latent_attention"))
+    return not _settings(question).isdisjoint(("model.family", "model.multi_latent_attention"))
+
+
+def names_family(question: Question) -> bool:
+    """Return whether the user chose the model's family."""
+    chosen = _settings(question) & {"model.family", "model.hf_path"}
+    return question.file is not None or bool(chosen)
+
+
+def _settings(question: Question) -> set[str]:
+    return {*read_raw(None, question.overrides).values, *question.config}

@@ -12,7 +12,7 @@ from ascend_run.prepare.prepare import PreparedRun
 from ascend_run.tools.verify.compare.thresholds import LOSS_SCALE
 
 from . import layouts
-from .building import EXACT, PRECISION, find_candidate, from_file, make_side
+from .building import EXACT, PRECISION, find_candidate, from_file, make_side, names_family
 from .dropout import has_dropout, with_dropout, without_dropout
 from .left_out import LeftOut, MakeSide, is_same_run, left_out
 from .oracle import what_the_oracle_lacks
@@ -53,6 +53,8 @@ class Sides:
     declared: Mapping[str, Numerics]
     unknown: tuple[str, ...]
     """What the oracle has no formula for; if nothing, the plain run is compared with it."""
+    has_second_oracle: bool
+    """Whether the model's family is compared with transformers: it is the user's choice."""
     left_out: tuple[LeftOut, ...]
     """Every plugin under test, with the runs that show whether it acts."""
     notes: tuple[str, ...]
@@ -105,6 +107,7 @@ def sides_of(question: Question) -> Sides:
         resumable=_resumable(question, dropping),
         declared={name: numerics[name] for name in question.enable},
         unknown=unknown,
+        has_second_oracle=not unknown and names_family(question),
         left_out=(),
         notes=(),
     )

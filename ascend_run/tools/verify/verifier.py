@@ -19,6 +19,7 @@ from .sides import Sides, sides_of
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
+    from ascend_run.tools.verify.second_oracle import FamilyComparison
 
 Report = Callable[[str, int, int], None]
 """Progress callback: name of the stage, stages done, total stages."""
@@ -35,6 +36,7 @@ class Verifier:
     def __init__(self, ranks: Ranks, report: Report = lambda stage, done, total: None) -> None:
         self._ranks, self._report = ranks, report
         self._references: dict[str, list[Record]] = {}
+        self._families: dict[str, FamilyComparison] = {}
         self._done = self._total = 0
 
     def __call__(self, question: Question, fault: Planted = None) -> Verdict:
@@ -55,7 +57,7 @@ class Verifier:
         evidence = runs_without(sides)
         runs = len(references) + len(evidence) + 1 + 2 * len(more)
         runs += (sides.masks is not None) + 3 * (sides.resumable is not None)
-        self._done, self._total = 0, runs + 2 + (not sides.unknown)
+        self._done, self._total = 0, runs + 2 + (not sides.unknown) + sides.has_second_oracle
         self._next("starting ranks")
         self._ranks.start([*references, sides.candidate])
         # All references first: ranks are shared, and have not imported the plugins under test yet.
@@ -84,6 +86,8 @@ class Verifier:
             resumed,
             oracle,
         )
+        if sides.has_second_oracle:
+            verdict = self._family(sides.plain, recorded[0][1]).added_to(verdict)
         in_half = found["in half precision"][1] if "in half precision" in found else None
         verdict = verdict.with_exercises(
             exercises(sides, candidate, self._reference), cases(sides, candidate, in_half)
@@ -115,6 +119,15 @@ class Verifier:
         if key not in self._references:
             self._references[key] = [oracle_record(plain.prepare(), records[0], plain.steps)]
         return self._references[key]
+
+    def _family(self, plain: Side, records: list[Record]) -> FamilyComparison:
+        from .second_oracle import TRANSFORMERS, compare_with_transformers
+
+        self._next(TRANSFORMERS)
+        key = _key(plain)
+        if key not in self._families:
+            self._families[key] = compare_with_transformers(plain.prepare(), records[0])
+        return self._families[key]
 
     def _reference(self, side: Side) -> list[Record]:
         key = _key(side)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ascend_run.plugin_api import Claim
+from ascend_run.testing.hugging_face.widened import computing_in
 from tests.support import family_checks
 from tests.support.against_transformers import VOCAB
 from tests.support.decoder_layout import NORMS, Tensors, decoder_layout
-from tests.support.wide_reference import computing_in
 
 from . import altered, layouts, plain_grok, published
 from .published import Publish

@@ -10,7 +10,15 @@ from ascend_run.tools.verify.capture.record import Record
 
 from .full_tensors import Read, assemble, factor
 from .groups import GROUPS, compare_groups
-from .thresholds import FLOAT32_EPS, FLOAT64_EPS, GRADIENT, QUIET, TRAINED
+from .thresholds import (
+    FLOAT32_EPS,
+    FLOAT64_EPS,
+    FROM_ZERO,
+    GRADIENT,
+    LEARNING_RATE,
+    QUIET,
+    TRAINED,
+)
 from .verdict import Check
 
 SHOWN = 20
@@ -51,18 +59,26 @@ class Readings:
                 _read_weights(step),
                 TRAINED,
                 FLOAT32_EPS,
+                FROM_ZERO * LEARNING_RATE * (self.first + step),
             )
         if same_layout:
             yield self._generators()
 
-    def _tensors(self, name: str, read: Read, tolerance: float, eps: float) -> Check:
+    def _tensors(
+        self, name: str, read: Read, tolerance: float, eps: float, least: float = 0.0
+    ) -> Check:
+        """Compare a tensor of each parameter.
+
+        Args:
+            least: Errors are relative to this size at least.
+        """
         trained = name != "initial weights"
         result = assemble(self.candidate, read, trained=trained)
         expected = assemble(self.reference, read, trained=trained)
         allowed = 0.0 if self.exact else tolerance
         tolerated = f" (tolerance {allowed:.0e})" if allowed else ""
         sizes = [float(t.abs().max()) for t in expected.tensors.values() if t.numel()]
-        quiet = QUIET * max(sizes, default=0.0)
+        quiet = max(least, QUIET * max(sizes, default=0.0))
         wrong: dict[str, float] = {}
         details: list[tuple[float, str]] = [(math.inf, line) for line in result.incomplete()]
         if not expected.tensors:

@@ -18,6 +18,9 @@ the smallest fault seen in practice, a factor on a part of one gradient, by 1e-6
 QUIET: Final = 1e-5
 """If a tensor's largest element is below this share of the model's largest gradient, its error is
 relative to that share: it may be zero up to rounding, like the gradient of a key bias."""
+FAMILY: Final = 1e-7
+"""Loss and gradients in float64 against transformers, some of whose models have constants of eight
+digits (the GELU of Bloom)."""
 MODULE: Final = 1e-9
 """Moments of module outputs in float64. They only locate a fault and never decide whether there is
 one. A moment sums powers of many elements, so its error may be ten times that of the elements."""
@@ -29,6 +32,10 @@ STEP_GRADIENT: Final = 1e-3
 smaller error does not change a weight by ``TRAINED``, as an update is 1e-3 of a weight or less."""
 STEP_QUIET: Final = 1e-2
 """As ``QUIET``, for these norms: rounding errors in float32 are 1e-7 of the largest gradient."""
+FROM_ZERO: Final = 4.0
+"""The error of a weight after a step is relative to at least this many full updates for each step:
+a weight that began at 0 consists of updates, whose rounding error is that of the gradient over
+Adam's epsilon (an eps of float32 over 1e-3), not that of the weight."""
 LEARNING_RATE: Final = 1e-3
 """Of the probes, instead of the run's: with a rate of 1e-9, updates would vanish in float32 and
 faults in them would be below every tolerance."""

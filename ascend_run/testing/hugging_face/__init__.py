@@ -1,0 +1,1 @@
+"""Model families compared with transformers, on random folders that it writes."""
