@@ -8,6 +8,7 @@ defaults, names of tensors, orders of rows.
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ from .compare.verdict import Check, Fault, Outcome, Phase, Verdict
 TRANSFORMERS: Final = "transformers"
 _CHANGED: Final = ("alibi", "noop-layers")
 """Features by which a run's model differs from its family's."""
+_ADDED: Final = re.compile(r"\.adapter\.|^mtp\.")
+"""In the names of parameters that are none of the family's model."""
 _OWN_LOSSES: Final = {
     "moe_aux_loss_coeff": 0.0,
     "moe_z_loss_coeff": None,
@@ -85,7 +88,7 @@ def compare_with_transformers(prepared: PreparedRun, plain: Record) -> FamilyCom
     from .in_transformers import gradients_of
 
     weights = assemble([plain], lambda record: record.initial, trained=False).tensors
-    weights = {name: weight for name, weight in weights.items() if ".adapter." not in name}
+    weights = {name: weight for name, weight in weights.items() if not _ADDED.search(name)}
     rows = _one_micro_batch(plain.first_samples, config.train.micro_batch_size)
     samples = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     ours = training.gradients(config, weights, samples)
