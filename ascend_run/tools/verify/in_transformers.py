@@ -71,8 +71,9 @@ def _opened(folder: Path) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    causal: Any = AutoModelForCausalLM
     with computing_in(torch.float64):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = causal.from_pretrained(
             folder,
             dtype=torch.float64,
             attn_implementation="eager",
@@ -84,7 +85,8 @@ def _opened(folder: Path) -> Any:
     problems = [f"{what}: {name}" for what, names in report.items() for name in names]
     if problems:
         raise CheckpointError("transformers does not read the model as it is exported", problems)
-    return model.eval()
+    model.eval()
+    return model
 
 
 @contextmanager

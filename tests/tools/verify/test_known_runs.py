@@ -13,10 +13,10 @@ from ascend_run.registry.kinds import Kind
 from ascend_run.testing.oracle.known import PLUGINS, TASKS
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.convert.model_config import load_family
+from ascend_run.tools.verify.oracle import what_the_oracle_lacks
 from ascend_run.tools.verify.questions import Question
-from ascend_run.tools.verify.sides import sides_of
 from tests.support.chats import CHATML, write_lines, write_tokenizer
-from tests.support.tiny_families import FAMILIES, model_values
+from tests.support.tiny_families import FAMILIES, model_values, tiny_run
 
 from .test_oracle import compared
 
@@ -68,8 +68,7 @@ def question_of(family: str, task: str, adapters: tuple[str, ...], folder: Path)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_known_with_every_adapter(family: str) -> None:
     for adapters in adapters_of(family):
-        question = Question(enable=adapters, layout={}, config=model_values(family))
-        assert sides_of(question).unknown == ()
+        assert what_the_oracle_lacks(tiny_run(family, adapters)) == ()
 
 
 def test_every_task_and_feature_that_changes_the_model_is_known_or_listed() -> None:

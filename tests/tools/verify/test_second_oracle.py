@@ -21,8 +21,7 @@ from ascend_run.tools.verify.oracle import what_the_oracle_lacks
 from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.second_oracle import FamilyComparison, compare_with_transformers
 from ascend_run.tools.verify.sides import sides_of
-from tests.support.small_runs import prepare
-from tests.support.tiny_families import FAMILIES, model_values
+from tests.support.tiny_families import FAMILIES, tiny_run
 
 LACKING: Final = frozenset(
     {
@@ -42,18 +41,6 @@ LACKING: Final = frozenset(
     }
 )
 """Families that transformers has no class of; a family of each other name is compared."""
-_RUN: Final = {
-    "data.seq_length": 16,
-    "train.micro_batch_size": 2,
-    "train.global_batch_size": 4,
-    "train.precision": "fp32",
-    "model.make_vocab_size_divisible_by": 1,
-}
-
-
-def prepared_run(name: str, enable: tuple[str, ...] = (), **more: object) -> PreparedRun:
-    """Prepare a run of a tiny model of a family."""
-    return prepare({**_RUN, **model_values(name), **more}, enable)
 
 
 def record_of(prepared: PreparedRun) -> Record:
@@ -91,7 +78,7 @@ def assert_equal(found: FamilyComparison) -> None:
 @pytest.mark.exhaustive(by=lambda name: [name in LACKING])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_compared_or_said_to_be_unknown(name: str) -> None:
-    prepared = prepared_run(name)
+    prepared = tiny_run(name)
     assert what_the_oracle_lacks(prepared) == ()
     found = compared(prepared)
     if name not in LACKING:
@@ -116,7 +103,7 @@ def test_a_family_is_compared_or_said_to_be_unknown(name: str) -> None:
 def test_features_and_losses_of_megatron_are_left_out(
     name: str, enable: tuple[str, ...], more: Mapping[str, Any]
 ) -> None:
-    assert_equal(compared(prepared_run(name, enable, **more)))
+    assert_equal(compared(tiny_run(name, enable, **more)))
 
 
 def _renamed(family: ModelFamily, names: Mapping[str, str]) -> ModelFamily:
@@ -152,7 +139,7 @@ def _misspelt(family: ModelFamily) -> ModelFamily:
 def test_a_wrong_map_of_a_family_is_found(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[ModelFamily], ModelFamily], failed: str
 ) -> None:
-    prepared = prepared_run("qwen3")
+    prepared = tiny_run("qwen3")
     wrong = change(load_family("qwen3"))
     monkeypatch.setattr(second_oracle, "load_family", lambda name: wrong)
     found = compared(prepared)
@@ -172,7 +159,7 @@ def test_a_wrong_map_of_a_family_is_found(
 def test_a_model_that_transformers_lacks_is_named(
     name: str, enable: tuple[str, ...], more: Mapping[str, Any], reason: str
 ) -> None:
-    (check,), note = (found := compared(prepared_run(name, enable, **more))).checks, found.note
+    (check,), note = (found := compared(tiny_run(name, enable, **more))).checks, found.note
     assert check.state == "-"
     assert reason in note
 
