@@ -30,7 +30,7 @@ def gradients_of(
     """Return transformers' mean loss and its gradients, by our names; 0 where there is none.
 
     Args:
-        folder: Empty; gets the model, and the gradients in the place of weights.
+        folder: Empty; gets the model, and the gradients instead of weights.
         weights: Every parameter of the full model, by Megatron's name.
 
     Raises:
