@@ -49,7 +49,9 @@ def test_clean_draws_have_dropout_of_both_kinds() -> None:
         assert sum(kind in config for config in draws) > 20
 
 
-@pytest.mark.parametrize("module", [verify_bugs, verify_clean], ids=lambda m: m.CAMPAIGN.name)
+@pytest.mark.parametrize(
+    "module", [verify_bugs, verify_clean, verify_idle], ids=lambda m: m.CAMPAIGN.name
+)
 def test_the_committed_result_is_full_and_passes(module: object) -> None:
     campaign = module.CAMPAIGN  # type: ignore[attr-defined]
     result = read_result(campaign.name)
