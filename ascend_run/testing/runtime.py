@@ -40,8 +40,10 @@ class Trial:
     counted: bool = True
     """Count operations and collectives of the last forward and backward, which then take twice as
     long."""
-    by_differences: bool = False
-    """Compare the gradients of a trial without steps with differences of the loss, on one rank."""
+    by_differences: tuple[str, ...] = ()
+    """What to compare with differences, in a trial without steps: ``parameters`` (gradients of the
+    loss) and ``functions`` (backward of autograd functions) on one rank, ``attention`` (backward of
+    the first layer's kernel)."""
     checkpoints: str = ""
     """Folder to resume from, if it has a checkpoint, and to save to after the last step; empty: no
     checkpoints. Requires ``steps``, which include those before the checkpoint."""
@@ -83,7 +85,10 @@ class RankOutcome:
     """Every call that ``collectives`` counts, with the ranks of its group."""
     derivatives: Sequence[Derivative] = ()
     """With ``by_differences``: gradients by parameter, or by group of parameters, and by term of
-    the loss."""
+    the loss; of functions and of the attention by input."""
+    estimated: Sequence[str] = ()
+    """With ``by_differences``: functions that declare that their backward is not the derivative,
+    with the reasons; then parameters are not compared."""
     state: Mapping[str, Tensor] = attrs.field(factory=dict)
     """With ``checkpoints``: all tensors of this rank in the checkpoint, by key and offset: weights,
     optimizer state, random number generators, entries of plugins."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -17,6 +17,11 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.effects import CollectiveCall, count_both
 from ascend_run.testing.models import samples
 from ascend_run.testing.runtime import RankOutcome, Shard, Trial
+
+if TYPE_CHECKING:
+    from ascend_run.core.train.step import ForwardBackward
+    from ascend_run.testing.gradients.differences import Derivative
+    from ascend_run.testing.gradients.functions import FunctionCall
 
 
 @attrs.define
@@ -51,15 +56,34 @@ class TrialWork:
     def gradients(self) -> RankOutcome:
         """Compute loss and gradients of the first global batch, in the trial's dtype."""
         from ascend_run.testing.dry_run import gradient_of
-        from ascend_run.testing.gradients.parameters import parameter_derivatives
 
         forward_backward = self.dry_run.for_gradients(getattr(torch, self.trial.dtype))
-        loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
-        outcome = self._outcome([loss], [], gradient_of)
         if not self.trial.by_differences:
-            return outcome
-        found = parameter_derivatives(self.dry_run, forward_backward, self._samples(1))
-        return attrs.evolve(outcome, derivatives=tuple(found))
+            loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
+            return self._outcome([loss], [], gradient_of)
+        from ascend_run.testing.gradients.functions import recorded_calls
+
+        with recorded_calls() as calls:
+            loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
+        outcome = self._outcome([loss], [], gradient_of)
+        return self._by_differences(outcome, forward_backward, calls)
+
+    def _by_differences(
+        self, outcome: RankOutcome, forward_backward: ForwardBackward, calls: list[FunctionCall]
+    ) -> RankOutcome:
+        from ascend_run.testing.gradients.functions import estimated, function_derivatives
+        from ascend_run.testing.gradients.kernels import first_kernel, kernel_derivatives
+        from ascend_run.testing.gradients.parameters import parameter_derivatives
+
+        found: list[Derivative] = []
+        parts, reasons = self.trial.by_differences, tuple(estimated(calls))
+        if "attention" in parts:
+            found += kernel_derivatives(first_kernel(self.dry_run.bundle))
+        if "functions" in parts:
+            found += function_derivatives(calls)
+        if "parameters" in parts and not reasons:
+            found += parameter_derivatives(self.dry_run, forward_backward, self._samples(1))
+        return attrs.evolve(outcome, derivatives=tuple(found), estimated=reasons)
 
     def train(self) -> RankOutcome:
         """Run the steps; resume from and save to checkpoints if the trial has a folder for them."""

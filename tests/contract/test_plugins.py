@@ -53,7 +53,7 @@ REASONS = {
     "KIT-BOUNDS": "it has no options",
     "KIT-PATCH": "a platform may replace parts of torch while its device is active",
     "KIT-DRAWS": "it does not declare to be bitwise",
-    "KIT-GRADIENTS": "its gradients are compared with those of a run without it",
+    "KIT-GRADIENTS": "it has no effect on one rank, and no attention kernel",
     "KIT-IDLE": "its manifest names no condition under which it is idle",
 }
 """Check -> the one reason for which it may say nothing, beside a device that is not here."""

@@ -13,7 +13,7 @@ from ascend_run.registry.offers import OWN_DISTRIBUTION
 from .subject import Subject
 
 SUMMARY_LENGTH = 90
-_ATTENTION_HOOKS = {"ascend_attention_kernel", "ascend_attention"}
+ATTENTION_HOOKS = {"ascend_attention_kernel", "ascend_attention"}
 
 
 def loads(subject: Subject) -> Iterator[str]:
@@ -73,7 +73,7 @@ def hooks(subject: Subject) -> Iterator[str]:
     yield from facts.hook_problems
     if not facts.hooks:
         yield "it implements no hook; mark a method ascend_<noun> with @hookimpl"
-    if _ATTENTION_HOOKS & facts.hooks and subject.manifest.attention is None:
+    if ATTENTION_HOOKS & facts.hooks and subject.manifest.attention is None:
         yield (
             "it implements attention, but its manifest does not declare the features of that "
             "attention; add attention=AttentionFeatures(...)"

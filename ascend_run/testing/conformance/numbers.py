@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 
 import attrs
 
@@ -15,6 +14,7 @@ from ascend_run.testing.parity import GRADIENT_TOLERANCE, TRAINED_STEPS, TRAINED
 from ascend_run.testing.runtime import Trial
 
 from .check import DoesNotApply
+from .declaration import ATTENTION_HOOKS
 from .scenarios import Scenario, refusals, scenarios
 from .subject import Subject
 
@@ -110,31 +110,49 @@ def require_device(subject: Subject) -> None:
 def _off(subject: Subject, scenario: Scenario, steps: int, tolerance: float) -> Iterator[str]:
     """A message for each result whose error exceeds the declared numerics."""
     numerics, run = subject.manifest.numerics, subject.means.run
-    stepping = partial(_stepping, scenario.layout, steps)
-    outcomes = run(stepping(scenario.chosen), scenario.world_size)
+    outcomes = run(stepping(subject, scenario, steps, scenario.chosen), scenario.world_size)
     alone = scenario.on_one_rank
     chosen_by_kind = scenario.without == scenario.chosen
     if numerics is Numerics.MODEL or chosen_by_kind:
         if scenario.world_size > 1:
-            itself = run(stepping(alone.chosen), 1)
+            itself = run(stepping(subject, alone, steps, alone.chosen), 1)
             for problem in compare(outcomes, itself, tolerance):
                 yield f"against its own run on one rank: {problem}"
         return
-    plain = run(stepping(alone.without), 1)
+    plain = run(stepping(subject, scenario, steps, alone.without), 1)
     for problem in compare(outcomes, plain, tolerance):
         yield f"against one rank without it: {problem}"
     if (
         numerics is Numerics.BITWISE
         and not subject.means.examine(scenario.without, scenario.world_size).problems
     ):
-        without = run(stepping(scenario.without), scenario.world_size)
+        without = run(stepping(subject, scenario, steps, scenario.without), scenario.world_size)
         for problem in compare(outcomes, without, _EXACT):
             yield f"against the same ranks without it, bitwise: {problem}"
 
 
-def _stepping(layout: Mapping[str, int], steps: int, trial: Trial) -> Trial:
-    batch = batch_of_steps(trial.config, layout) if steps else {}
-    return attrs.evolve(trial, steps=steps, counted=False, config={**trial.config, **batch})
+def stepping(subject: Subject, scenario: Scenario, steps: int, trial: Trial) -> Trial:
+    """Return a trial of a scenario, with or without the plugin, that takes steps; without steps,
+    one that compares with differences what the plugin can have made wrong."""
+    if steps:
+        batch = batch_of_steps(trial.config, scenario.layout)
+        return attrs.evolve(trial, steps=steps, counted=False, config={**trial.config, **batch})
+    parts = parts_of(subject, scenario.world_size) if trial == scenario.chosen else ()
+    return attrs.evolve(trial, steps=0, counted=False, by_differences=parts)
+
+
+def parts_of(subject: Subject, world_size: int) -> tuple[str, ...]:
+    """Return what to compare with differences in a trial with the plugin."""
+    hooks, numerics = subject.facts.hooks, subject.manifest.numerics
+    if world_size > 1:
+        return ("attention",) if "ascend_attention" in hooks else ()
+    kind = subject.facts.kind
+    changes_model = kind == "feature" and numerics is Numerics.MODEL
+    return (
+        "functions",
+        *(("attention",) if ATTENTION_HOOKS & hooks else ()),
+        *(("parameters",) if changes_model or kind in ("task", "model family") else ()),
+    )
 
 
 def device_problem(platform: str) -> str:
