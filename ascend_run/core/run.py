@@ -189,5 +189,6 @@ def _build_loop(
         train_batches=batches.train,
         validation_batches=batches.validation,
         num_microbatches=plan.num_microbatches,
+        last_step=context.config.train.train_iters,
         save=(lambda: checkpoints.save(fingerprints.latest)) if saves else None,
     )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import attrs
 
 from ascend_run.plugin_api import AscendRunError, Numerics
 from ascend_run.plugin_api.implementations import implementations
@@ -16,6 +18,7 @@ from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.explanation import idle
 from ascend_run.registry.hooks import hook_problems
+from ascend_run.testing.listeners import Listeners, watched_listeners
 from ascend_run.testing.option_docs import option_docs
 from ascend_run.testing.runtime import (
     PLATFORM_VARIABLE,
@@ -74,13 +77,21 @@ class KitRuntime:
 
         with rank_environment(dist.get_rank(), dist.get_world_size()):
             prepared = _prepare(trial, dist.get_world_size())
-            with prepared_rank(prepared.run_request()) as (hooks, context):
+            with (
+                self._watched(trial) as listeners,
+                prepared_rank(prepared.run_request()) as (hooks, context),
+            ):
                 seed_everything(context.config, context.layout)
                 work = TrialWork(trial, hooks, context)
                 outcome = work.train() if trial.steps else work.gradients()
                 if at_end is not None:
                     at_end()
-                return outcome
+                return attrs.evolve(outcome, listener_calls=dict(listeners.calls))
+
+    def _watched(self, trial: Trial) -> AbstractContextManager[Listeners]:
+        if not trial.listens_to:
+            return nullcontext(Listeners())
+        return watched_listeners(self.describe(trial.listens_to).plugin)
 
 
 def _prepare(trial: Trial, world_size: int) -> PreparedRun:
@@ -93,7 +104,12 @@ def raw_config(trial: Trial) -> RawConfig:
     platform = os.environ.get(PLATFORM_VARIABLE, "cpu")
     given = {"data.train": ["the-kit"], "platform": platform, **trial.config}
     if trial.checkpoints:
-        given |= {"run.output_dir": trial.checkpoints, "checkpoint.save": trial.checkpoints}
+        given |= {
+            "run.output_dir": trial.checkpoints,
+            "checkpoint.save": trial.checkpoints,
+            "train.log_interval": 1,
+            "train.eval_iters": 1,
+        }
     values = {**given, "enable": list(trial.plugins)}
     return RawConfig(values={key: RawValue(value, ORIGIN) for key, value in values.items()})
 

@@ -46,7 +46,12 @@ class Trial:
     the first layer's kernel)."""
     checkpoints: str = ""
     """Folder to resume from, if it has a checkpoint, and to save to after the last step; empty: no
-    checkpoints. Requires ``steps``, which include those before the checkpoint."""
+    checkpoints. Requires ``steps``, which include those before the checkpoint; they run in the
+    training loop, which logs each."""
+    evaluates: bool = False
+    """Evaluate before the first and after the last step, in a trial with ``checkpoints``."""
+    listens_to: str = ""
+    """Plugin whose listeners are watched."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +86,10 @@ class RankOutcome:
     """Operation of torch's dispatcher -> calls in the last forward and backward."""
     metrics: Mapping[str, float] = attrs.field(factory=dict)
     """Values of ``ascend_metrics``, by ``<group>/<name>``."""
+    readings: Sequence[Mapping[str, Any]] = ()
+    """With ``checkpoints``: the same values as logged after each step."""
+    listener_calls: Mapping[str, int] = attrs.field(factory=dict)
+    """With ``listens_to``: calls of each method that is a listener or has the name of one."""
     collective_calls: Sequence[CollectiveCall] = ()
     """Every call that ``collectives`` counts, with the ranks of its group."""
     derivatives: Sequence[Derivative] = ()

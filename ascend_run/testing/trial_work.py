@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -88,23 +88,41 @@ class TrialWork:
     def train(self) -> RankOutcome:
         """Run the steps; resume from and save to checkpoints if the trial has a folder for them."""
         from ascend_run.core.run_end import notifying_listeners
-        from ascend_run.core.train.checkpointing import Checkpoints
+
+        from .trial_loop import NO_LOG
 
         self.dry_run.build()
         if not self.trial.checkpoints:
             return self._steps()
-        folder = Path(self.trial.checkpoints)
+        with notifying_listeners(self.hooks, self.context, NO_LOG):
+            return self._loop(Path(self.trial.checkpoints))
+
+    def _loop(self, folder: Path) -> RankOutcome:
+        from ascend_run.core.train.checkpointing import Checkpoints
+
+        from .trial_loop import NO_LOG, StepReadings, training_loop
+
         folder.mkdir(parents=True, exist_ok=True)
-        with notifying_listeners(self.hooks, self.context, _NO_LOG):
-            checkpoints = Checkpoints(self.hooks, self.context, folder)
-            checkpoints.restore(_NO_LOG)
-            self.hooks.event("ascend_before_run")(context=self.context)
-            outcome = self._steps()
-            path = checkpoints.save()
-            self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)
-            shards, values = checkpoints.state()
-        state = {f"{p.key} {p.offset}": p.tensor.detach().clone() for p in shards}
-        return attrs.evolve(outcome, state=state, values=values)
+        checkpoints = Checkpoints(self.hooks, self.context, folder)
+        checkpoints.restore(NO_LOG)
+        recorder, steps = StepReadings(), self.trial.steps
+        loop = training_loop(
+            self.dry_run,
+            steps,
+            lambda: self._batches(steps),
+            checkpoints,
+            recorder,
+            evaluates=self.trial.evaluates,
+        )
+        self.hooks.event("ascend_before_run")(context=self.context)
+        loop.run()
+        shards, values = checkpoints.state()
+        return attrs.evolve(
+            self._outcome(recorder.losses, recorder.grad_norms, Tensor.detach),
+            state={f"{p.key} {p.offset}": p.tensor.detach().clone() for p in shards},
+            values=values,
+            readings=recorder.of_plugins(),
+        )
 
     def _steps(self) -> RankOutcome:
         from ascend_run.core.train.data_parallel import gather_parameters
@@ -131,7 +149,10 @@ class TrialWork:
         return samples(self.trial.config, count)
 
     def _outcome(
-        self, losses: list[float], norms: list[float], read: Callable[[Tensor], Tensor | None]
+        self,
+        losses: Sequence[float],
+        norms: Sequence[float],
+        read: Callable[[Tensor], Tensor | None],
     ) -> RankOutcome:
         return RankOutcome(
             losses=tuple(losses),
@@ -160,13 +181,3 @@ class TrialWork:
             for group, metrics in groups.items()
             for name, value in metrics(self.context).items()
         }
-
-
-class _NoLog:
-    """A log that discards everything."""
-
-    def __getattr__(self, level: str) -> Callable[..., None]:
-        return lambda event, **fields: None
-
-
-_NO_LOG: Any = _NoLog()

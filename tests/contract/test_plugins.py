@@ -42,7 +42,8 @@ IDLE_IN: Mapping[str, Mapping[str, Any]] = {
 }
 """A model in which a plugin is idle, where no model of the kit is one."""
 OF_A_RUN = frozenset(
-    {"KIT-PATCH", "KIT-UNDO", "KIT-AGAIN", "KIT-PARITY", "KIT-GRADIENTS", "KIT-RESUME"}
+    f"KIT-{name}"
+    for name in ["PATCH", "UNDO", "AGAIN", "PARITY", "LISTENERS", "GRADIENTS", "RESUME"]
 )
 """Checks that run models."""
 FAMILIES_RUN = frozenset({"deepseek_v2", "gpt2"})
@@ -53,6 +54,7 @@ REASONS = {
     "KIT-BOUNDS": "it has no options",
     "KIT-PATCH": "a platform may replace parts of torch while its device is active",
     "KIT-DRAWS": "it does not declare to be bitwise",
+    "KIT-LISTENERS": "it has no listener",
     "KIT-GRADIENTS": "it has no effect on one rank, and no attention kernel",
     "KIT-IDLE": "its manifest names no condition under which it is idle",
 }

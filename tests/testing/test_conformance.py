@@ -17,7 +17,17 @@ SOURCES = Path(__file__).with_name("bad_plugins")
 PACKAGE = "ascend_run_bad_plugins"
 RUNNING = {
     f"KIT-{name}"
-    for name in ["PATCH", "UNDO", "AGAIN", "DRAWS", "IDLE", "PARITY", "GRADIENTS", "RESUME"]
+    for name in [
+        "LISTENERS",
+        "PATCH",
+        "UNDO",
+        "AGAIN",
+        "DRAWS",
+        "IDLE",
+        "PARITY",
+        "GRADIENTS",
+        "RESUME",
+    ]
 }
 
 BEFORE_A_RUN = [
@@ -162,7 +172,25 @@ IN_A_RUN = [
         "running:ForgetsItsSteps",
         "forgets-its-steps",
         "KIT-RESUME",
-        "the loss of step 3 is ",
+        "the loss of step 4 is ",
+    ),
+    (
+        "listening:IsNeverCalled",
+        "is-never-called",
+        "KIT-LISTENERS",
+        "ascend_after_evaluation is never called in a run with logs, evaluations, a checkpoint",
+    ),
+    (
+        "listening:ForgetsItsCount",
+        "forgets-its-count",
+        "KIT-RESUME",
+        "dense, one rank, rank 0, the logged 'counts/steps' of step 4 is 1, expected 4 as without",
+    ),
+    (
+        "listening:TakesAnothersCount",
+        "takes-anothers-count",
+        "KIT-RESUME",
+        "dense, tp=2, rank 1, the logged 'counts/steps' of step 4 is 5, expected 8 as without",
     ),
 ]
 EVERY = [

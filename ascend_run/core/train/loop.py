@@ -18,7 +18,7 @@ from .step import StepEvents, TrainStep, evaluate
 
 @attrs.define(kw_only=True)
 class Loop:
-    """The training loop. :meth:`run` trains up to ``train.train_iters``."""
+    """The training loop. :meth:`run` trains up to ``last_step``."""
 
     context: c.RunContext
     step: TrainStep
@@ -30,15 +30,15 @@ class Loop:
     validation_batches: Callable[[], Iterator[c.Batch]] | None
     """Returns a new iterator for each evaluation, always from the same first sample."""
     num_microbatches: int
+    last_step: int
     save: Callable[[], str] | None
     """Saves a checkpoint and returns its path; None if checkpoints are off."""
 
     def run(self) -> None:
         """Train from the current step to the last step."""
-        config, context = self.context.config, self.context
+        config, context, last = self.context.config, self.context, self.last_step
         events = StepEvents(self.hooks, context)
         after_log = self.hooks.event("ascend_after_log")
-        last = config.train.train_iters
         if context.step == 0:
             self.fingerprints.add(None)
             self._record_fingerprints()

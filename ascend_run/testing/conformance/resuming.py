@@ -8,6 +8,9 @@ from typing import Final
 import attrs
 
 from ascend_run.plugin_api.errors import AscendRunError
+from ascend_run.plugin_api.hook_kinds import Point
+from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.testing.listeners import listener_hooks
 from ascend_run.testing.runtime import RankOutcome, Trial, load_runtime
 
 from .footprint import footprints
@@ -15,8 +18,9 @@ from .numbers import tried
 from .scenarios import Scenario
 from .subject import Subject
 
-SAVED_STEPS: Final = 2
-ALL_STEPS: Final = 4
+SAVED_STEPS: Final = 3
+"""Odd, so that what a plugin does every second step is not due again right after it."""
+ALL_STEPS: Final = 5
 _DROPOUTS: Final[tuple[Mapping[str, object], ...]] = (
     {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1},
     {"model.hidden_dropout": 0.1},
@@ -27,20 +31,47 @@ supports is used."""
 
 
 def resumes(subject: Subject) -> Iterator[str]:
-    """Check that two steps, a checkpoint and two more steps are bitwise equal to four steps; and
-    that a run without the plugin loads the checkpoint or rejects it with a message."""
-    scenario = tried(subject)[0]
-    footprints(subject)  # imports in a first run may draw random numbers
+    """Check that three steps, a checkpoint and two more steps are bitwise equal to five steps; on
+    two ranks as well, if it has state of its own. And that a run without the plugin loads the
+    checkpoint or rejects it with a message."""
+    first, *others = tried(subject)
+    more = [other for other in others if other.world_size > 1] if _may_have_state(subject) else []
+    unsteady = _unsteady_readings(subject)
+    for scenario in (first, *more[:1]):
+        yield from _resumed(subject, scenario, unsteady)
+
+
+def _resumed(subject: Subject, scenario: Scenario, unsteady: set[str]) -> Iterator[str]:
     chosen, run = _with_dropout(subject, scenario), subject.means.run
-    resumed_folder = str(subject.scratch / "resumed")
-    one_folder = str(subject.scratch / "uninterrupted")
+    resumed_folder = str(subject.scratch / f"resumed on {scenario.world_size}")
+    one_folder = str(subject.scratch / f"uninterrupted on {scenario.world_size}")
     uninterrupted = run(_until(chosen, ALL_STEPS, one_folder), scenario.world_size)
     run(_until(chosen, SAVED_STEPS, resumed_folder), scenario.world_size)
     resumed = run(_until(chosen, ALL_STEPS, resumed_folder), scenario.world_size)
     for rank, (one, other) in enumerate(zip(resumed, uninterrupted, strict=True)):
-        yield from (f"{scenario}, rank {rank}, {problem}" for problem in _differences(one, other))
+        for problem in (*_differences(one, other), *_other_readings(one, other, unsteady)):
+            yield f"{scenario}, rank {rank}, {problem}"
     if scenario.without != scenario.chosen:
         yield from _without_it(subject, scenario, resumed_folder)
+
+
+def _may_have_state(subject: Subject) -> bool:
+    points = hook_points()
+    hooks = subject.facts.hooks & points.keys()
+    of_state = {hook for hook in hooks if points[hook].point in (Point.OPTIMIZER, Point.CHECKPOINT)}
+    return bool(of_state or hooks & listener_hooks())
+
+
+def _unsteady_readings(subject: Subject) -> set[str]:
+    """Names of logged values that differ between two equal runs, such as times. Also lets the
+    imports of a first run, which may draw random numbers, happen."""
+    return {
+        name
+        for rank in footprints(subject)
+        for one, other in zip(rank.first.readings, rank.second.readings, strict=True)
+        for name in {*one, *other}
+        if one.get(name) != other.get(name)
+    }
 
 
 def _with_dropout(subject: Subject, scenario: Scenario) -> Trial:
@@ -73,6 +104,21 @@ def _differences(resumed: RankOutcome, uninterrupted: RankOutcome) -> Iterator[s
         saved, wanted = resumed.values.get(name), uninterrupted.values.get(name)
         if saved != wanted:
             yield f"the checkpoint's '{name}' is {saved!r}, expected {wanted!r} as without resuming"
+
+
+def _other_readings(
+    resumed: RankOutcome, uninterrupted: RankOutcome, unsteady: set[str]
+) -> Iterator[str]:
+    """A message for each logged value of a plugin that differs."""
+    for step, (one, other) in enumerate(
+        zip(resumed.readings, uninterrupted.readings[SAVED_STEPS:], strict=True), SAVED_STEPS + 1
+    ):
+        for name in sorted({*one, *other} - unsteady):
+            if one.get(name) != other.get(name):
+                yield (
+                    f"the logged '{name}' of step {step} is {one.get(name)!r}, expected "
+                    f"{other.get(name)!r} as without resuming"
+                )
 
 
 def _without_it(subject: Subject, scenario: Scenario, folder: str) -> Iterator[str]:

@@ -1,0 +1,85 @@
+"""Count the calls of plugins' listeners, and see whether an error in one names the plugin."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+
+from ascend_run.plugin_api.hook_kinds import HookKind
+from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.implementations import implementations
+
+MESSAGE: Final = "an error that the kit raises in a listener"
+
+
+def listener_hooks() -> frozenset[str]:
+    """Return the names of all listeners of the API."""
+    return frozenset(p.name for p in hook_points().values() if p.kind is HookKind.LISTENER)
+
+
+@attrs.define
+class Listeners:
+    """Calls of the listeners of one plugin."""
+
+    calls: dict[str, int] = attrs.field(factory=dict)
+    """Method -> calls. Methods that are named as a listener count even if they are not marked as
+    one."""
+    raises: str = ""
+    """Method that raises an error instead."""
+
+
+@contextmanager
+def watched_listeners(plugin: type[Any]) -> Iterator[Listeners]:
+    """Watch the listeners of a plugin whose instances are registered inside the block."""
+    listeners = Listeners()
+    hooks = listener_hooks()
+    marked = {hook for hook in implementations(plugin) if hook in hooks}
+    own = dict(vars(plugin))
+    names = sorted({*marked, *(name for name in dir(plugin) if name in hooks)})
+    for name in names:
+        listeners.calls[name] = 0
+        setattr(plugin, name, _watched(inspect.getattr_static(plugin, name), name, listeners))
+    try:
+        yield listeners
+    finally:
+        for name in names:
+            if name in own:
+                setattr(plugin, name, own[name])
+            else:
+                delattr(plugin, name)
+
+
+def _watched(method: Any, name: str, listeners: Listeners) -> Any:
+    kind = type(method) if isinstance(method, staticmethod | classmethod) else None
+    function: Callable[..., Any] = method.__func__ if kind else method
+
+    @functools.wraps(function)
+    def watched(*arguments: Any, **named: Any) -> Any:
+        if listeners.raises == name:
+            raise RuntimeError(MESSAGE)
+        listeners.calls[name] += 1
+        return function(*arguments, **named)
+
+    return kind(watched) if kind else watched
+
+
+def named_in_errors(
+    listeners: Listeners, plugin: str, notify: Callable[[str], Sequence[BaseException]]
+) -> Iterator[str]:
+    """Yield each listener whose error does not name the plugin.
+
+    Args:
+        notify: Notifies the listeners of an event and returns the errors.
+    """
+    for name in listeners.calls:
+        listeners.raises = name
+        for error in notify(name):
+            text = [str(error), *getattr(error, "__notes__", ())]
+            if not any(plugin in line for line in text):
+                yield name
+    listeners.raises = ""
