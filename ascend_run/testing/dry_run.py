@@ -15,6 +15,7 @@ from torch import Tensor
 from ascend_run.core.checkpoint.parameter_shards import ParameterShard, parameter_shards
 from ascend_run.core.data.batches import BatchPlan
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.hugging_face.models import load_model
 from ascend_run.core.train.batches import BatchReader
 from ascend_run.core.train.models import build_models
 from ascend_run.core.train.step import (
@@ -75,14 +76,29 @@ class DryRun:
                 if bundle.optimizer is not None:
                     bundle.optimizer.reload_model_params()
 
+    def load_weights(self) -> None:
+        """Load the weights of ``model.hf_path`` into the built models, if it is set."""
+        config = self.context.config
+        if config.model.hf_path is None:
+            return
+        family = self.hooks.require("ascend_model_family")
+        for bundle in self.context.models.values():
+            load_model(config.model.hf_path, family, config, bundle)
+            if bundle.optimizer is not None:
+                bundle.optimizer.reload_model_params()
+
     def train_step(self) -> TrainStep:
         """Return the train step; the models must have been built with their optimizer."""
         return TrainStep(self.context, self.task, self.hooks, self.role)
 
-    def batches(self, dataset: Samples) -> Iterator[c.Batch]:
-        """Yield this rank's micro-batches of a dataset, from the consumed samples on."""
+    def batches(self, dataset: Samples, first: int | None = None) -> Iterator[c.Batch]:
+        """Yield this rank's micro-batches of a dataset.
+
+        Args:
+            first: The first sample; None: the first one that is not consumed.
+        """
         read = BatchReader(self.hooks, self.context, self.task.batch_fields, self.plan)
-        return read(dataset, self.context.consumed_samples, "dry run's")
+        return read(dataset, self.context.consumed_samples if first is None else first, "dry run's")
 
     def gradients(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import attrs
 
@@ -23,6 +24,7 @@ from ascend_run.testing.option_docs import option_docs
 from ascend_run.testing.runtime import (
     PLATFORM_VARIABLE,
     Examined,
+    FamilyOutcome,
     OptionFacts,
     PluginFacts,
     RankOutcome,
@@ -87,6 +89,12 @@ class KitRuntime:
                 if at_end is not None:
                     at_end()
                 return attrs.evolve(outcome, listener_calls=dict(listeners.calls))
+
+    def against_transformers(self, family: str, folder: str) -> FamilyOutcome:
+        from .hugging_face.families import against_transformers
+
+        with _rank_environment(0, 1):
+            return against_transformers(self.describe(family).plugin, Path(folder), _prepare)
 
     def _watched(self, trial: Trial) -> AbstractContextManager[Listeners]:
         if not trial.listens_to:

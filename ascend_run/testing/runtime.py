@@ -84,6 +84,9 @@ class RankOutcome:
     """Operation of ``torch.ops.c10d`` -> bytes of the input tensors."""
     operations: Mapping[str, int] = attrs.field(factory=dict)
     """Operation of torch's dispatcher -> calls in the last forward and backward."""
+    undeclared_attention: frozenset[str] = frozenset()
+    """Without steps: features (fields of AttentionFeatures) that the attention kernel was called
+    with and that neither an option nor a manifest of the trial's plugins needs."""
     metrics: Mapping[str, float] = attrs.field(factory=dict)
     """Values of ``ascend_metrics``, by ``<group>/<name>``."""
     readings: Sequence[Mapping[str, Any]] = ()
@@ -148,6 +151,17 @@ class Examined:
     """Plugins that declare to be idle in it."""
 
 
+@attrs.frozen
+class FamilyOutcome:
+    """A model family compared with transformers."""
+
+    problems: Sequence[str] = ()
+    not_compared: str = ""
+    """Why there was no comparison; empty if there was one."""
+    moved: Sequence[str] = ()
+    """Options of config.json that had another value than their default; sizes are not options."""
+
+
 class Runtime(Protocol):
     """Runs trials."""
 
@@ -166,6 +180,16 @@ class Runtime(Protocol):
     def numerics_of(self, plugin: str) -> Numerics:
         """Return the numerics that a plugin's manifest declares; called in the process of the
         tests."""
+        ...
+
+    def against_transformers(self, family: str, folder: str) -> FamilyOutcome:
+        """Compare random tiny models of a family with transformers, in float64.
+
+        Called on one rank of an initialized default process group.
+
+        Args:
+            folder: For their files.
+        """
         ...
 
     def run(self, trial: Trial, at_end: Callable[[], None] | None = None) -> RankOutcome:

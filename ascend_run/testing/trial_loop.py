@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -13,8 +14,10 @@ from ascend_run.core.train.checkpointing import Checkpoints
 from ascend_run.core.train.fingerprints import StepFingerprints
 from ascend_run.core.train.loop import Loop
 from ascend_run.core.train.readings import Readings
-from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.dry_run import DryRun
+
+if TYPE_CHECKING:
+    from ascend_run.types.data import Samples
 
 
 class _NoLog:
@@ -53,7 +56,7 @@ class StepReadings(Recorder):
 def training_loop(
     dry_run: DryRun,
     last_step: int,
-    batches: Callable[[], Iterator[c.Batch]],
+    dataset: Samples,
     checkpoints: Checkpoints,
     recorder: StepReadings,
     *,
@@ -62,8 +65,8 @@ def training_loop(
     """Build the loop of a trial.
 
     Args:
-        batches: Returns the micro-batches from the first step that is left.
-        evaluates: Whether to evaluate too, on the same batches.
+        dataset: Samples of all steps.
+        evaluates: Whether to evaluate too, on the first samples.
     """
     context, step = dry_run.context, dry_run.train_step()
     rows = RowHashes(dry_run.plan, owns=context.layout.rank == 0)
@@ -75,8 +78,8 @@ def training_loop(
         fingerprints=fingerprints,
         recorder=recorder,
         hooks=dry_run.hooks,
-        train_batches=batches(),
-        validation_batches=batches if evaluates else None,
+        train_batches=dry_run.batches(dataset),
+        validation_batches=partial(dry_run.batches, dataset, 0) if evaluates else None,
         num_microbatches=dry_run.plan.num_microbatches,
         last_step=last_step,
         save=lambda: checkpoints.save(fingerprints.latest),

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from ascend_run.core.config.attention_needs import needed_features
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.effects import CollectiveCall, count_both
@@ -46,8 +47,10 @@ class TrialWork:
     """One trial on one rank, whose process groups and device exist."""
 
     def __init__(self, trial: Trial, hooks: Hooks, context: c.RunContext) -> None:
+        from ascend_run.testing.attention_use import record_attention
         from ascend_run.testing.dry_run import DryRun
 
+        self.attention = None if trial.steps else record_attention(hooks)
         self.trial, self.hooks, self.context = trial, hooks, context
         # At a tie the loss jumps, and differences show no slope.
         self.dry_run = DryRun(hooks, context, probe_weights=not trial.by_differences)
@@ -58,6 +61,7 @@ class TrialWork:
         from ascend_run.testing.dry_run import gradient_of
 
         forward_backward = self.dry_run.for_gradients(getattr(torch, self.trial.dtype))
+        self.dry_run.load_weights()
         if not self.trial.by_differences:
             loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
             return self._outcome([loss], [], gradient_of)
@@ -93,6 +97,7 @@ class TrialWork:
 
         self.dry_run.build()
         if not self.trial.checkpoints:
+            self.dry_run.load_weights()
             return self._steps()
         with notifying_listeners(self.hooks, self.context, NO_LOG):
             return self._loop(Path(self.trial.checkpoints))
@@ -109,7 +114,7 @@ class TrialWork:
         loop = training_loop(
             self.dry_run,
             steps,
-            lambda: self._batches(steps),
+            self._samples(steps),
             checkpoints,
             recorder,
             evaluates=self.trial.evaluates,
@@ -171,8 +176,19 @@ class TrialWork:
             sent_bytes=self.counts.sent_bytes,
             collective_calls=self.counts.collective_calls,
             operations=self.counts.operations,
+            undeclared_attention=self._undeclared_attention(),
             metrics=self._metrics(),
         )
+
+    def _undeclared_attention(self) -> frozenset[str]:
+        if self.attention is None:
+            return frozenset()
+        config = self.context.config
+        declared = [plugin.manifest.attention_needs for plugin in self.hooks.plugins]
+        needed = needed_features(config, declared)
+        if config.model.multi_latent_attention:
+            needed |= {"unequal_widths"}
+        return frozenset(self.attention.features) - needed
 
     def _metrics(self) -> dict[str, float]:
         groups = self.hooks.merge("ascend_metrics", context=self.context)

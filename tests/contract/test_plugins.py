@@ -43,7 +43,10 @@ IDLE_IN: Mapping[str, Mapping[str, Any]] = {
 """A model in which a plugin is idle, where no model of the kit is one."""
 OF_A_RUN = frozenset(
     f"KIT-{name}"
-    for name in ["PATCH", "UNDO", "AGAIN", "PARITY", "LISTENERS", "GRADIENTS", "RESUME"]
+    for name in (
+        *("PATCH", "UNDO", "AGAIN", "PARITY", "NEEDS", "LISTENERS", "GRADIENTS", "RESUME"),
+        "FAMILY",
+    )
 )
 """Checks that run models."""
 FAMILIES_RUN = frozenset({"deepseek_v2", "gpt2"})
@@ -54,6 +57,7 @@ REASONS = {
     "KIT-BOUNDS": "it has no options",
     "KIT-PATCH": "a platform may replace parts of torch while its device is active",
     "KIT-DRAWS": "it does not declare to be bitwise",
+    "KIT-FAMILY": "it is not a model family",
     "KIT-LISTENERS": "it has no listener",
     "KIT-GRADIENTS": "it has no effect on one rank, and no attention kernel",
     "KIT-IDLE": "its manifest names no condition under which it is idle",

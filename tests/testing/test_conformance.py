@@ -18,6 +18,8 @@ PACKAGE = "ascend_run_bad_plugins"
 RUNNING = {
     f"KIT-{name}"
     for name in [
+        "NEEDS",
+        "FAMILY",
         "LISTENERS",
         "PATCH",
         "UNDO",
@@ -175,6 +177,18 @@ IN_A_RUN = [
         "the loss of step 4 is ",
     ),
     (
+        "families:MapsABiasWrong",
+        "seed_oss",
+        "KIT-FAMILY",
+        "tiny: its weights cannot be read: model.layers.0.self_attn.q_proj.bias is [48], expected",
+    ),
+    (
+        "attention:MissesItsNeed",
+        "misses-its-need",
+        "KIT-NEEDS",
+        "dense, one rank, the attention kernel is called with 'softcap', which neither an option",
+    ),
+    (
         "listening:IsNeverCalled",
         "is-never-called",
         "KIT-LISTENERS",
@@ -205,8 +219,12 @@ EVERY = [
 def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("site")
     modules = {f"{PACKAGE}/{path.name}": path.read_text() for path in SOURCES.glob("*.py")}
-    points = {name: f"{PACKAGE}.{value}" for value, name, _, _ in EVERY}
-    make_distribution(folder, "ascend-run-bad", {"ascend_run.plugins": points}, modules)
+    points: dict[str, dict[str, str]] = {"ascend_run.plugins": {}, "ascend_run.models": {}}
+    for value, name, _, _ in EVERY:
+        is_family = value.startswith("families:")
+        group = points["ascend_run.models" if is_family else "ascend_run.plugins"]
+        group[name] = f"{PACKAGE}.{value}"
+    make_distribution(folder, "ascend-run-bad", points, modules)
     readme = " ".join(name for _, name, code, _ in EVERY if code != "KIT-DOCS")
     with next(folder.glob("*.dist-info/METADATA")).open("a") as metadata:
         metadata.write(f"\n# Bad plugins\n\n{readme} its-alias; option: size\n")

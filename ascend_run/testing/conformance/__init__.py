@@ -12,10 +12,12 @@ from . import (
     construction,
     declaration,
     documentation,
+    families,
     footprint,
     gradients,
     importing,
     listening,
+    needs,
     numbers,
     options,
     resuming,
@@ -48,9 +50,13 @@ CHECKS: Final = (
     Check("KIT-DRAWS", "a bitwise plugin draws no random numbers", footprint.draws_nothing),
     Check("KIT-IDLE", "it has no effect when it declares to be idle", numbers.idle),
     Check("KIT-PARITY", "results change only as its manifest declares", numbers.at_parity),
+    Check("KIT-NEEDS", "it declares what it needs of the attention kernel", needs.are_declared),
     Check("KIT-LISTENERS", "each of its listeners is called in a run", listening.are_called),
     Check("KIT-GRADIENTS", "gradients are the derivatives of the loss", gradients.are_derivatives),
     Check("KIT-RESUME", "a resumed run equals an uninterrupted run", resuming.resumes),
+    Check(
+        "KIT-FAMILY", "a model family computes what transformers does", families.equals_transformers
+    ),
     Check("KIT-DOCS", "a page names it and each of its options", documentation.has_a_page),
 )
 """In the order of execution: cheap checks that explain later failures come first, and checks of the

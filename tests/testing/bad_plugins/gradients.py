@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
 from ascend_run.plugin_api import AttentionFeatures, Numerics, hookimpl
 
+from .attention import Capped
 from .base import Listens, declared
 
-CAP = 0.5
-"""Low enough for the scores of a tiny model."""
 
-
-class CappedKernel:
-    """An attention kernel inside: its scores are capped in the forward only."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.features = attrs.evolve(inner.features, softcap=False)
-        self.backward_reads = inner.backward_reads
-
-    def forward(self, q: Any, k: Any, v: Any, spec: Any) -> Any:
-        return self.inner.forward(q, k, v, attrs.evolve(spec, softcap=CAP))
+class CappedForward(Capped):
+    """Its backward forgets the cap."""
 
     def backward(self, *arguments: Any) -> Any:
         return self.inner.backward(*arguments)
@@ -39,7 +27,7 @@ class ForgetsTheCap(Listens):
 
     @hookimpl
     def ascend_attention(self) -> Any:
-        return CappedKernel
+        return CappedForward
 
 
 class DetachesTheRouter(Listens):
