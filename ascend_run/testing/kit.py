@@ -9,17 +9,19 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, Numerics
+from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.explanation import idle
 from ascend_run.registry.hooks import hook_problems
-from ascend_run.testing.listeners import Listeners, watched_listeners
+from ascend_run.testing.listeners import Listeners, unnamed_errors, watched_listeners
 from ascend_run.testing.option_docs import option_docs
 from ascend_run.testing.runtime import (
     PLATFORM_VARIABLE,
@@ -30,6 +32,10 @@ from ascend_run.testing.runtime import (
     RankOutcome,
     Trial,
 )
+
+if TYPE_CHECKING:
+    from ascend_run.core.hooks import Hooks
+    from ascend_run.plugin_api import contracts as c
 
 ORIGIN = "the trial"
 
@@ -88,7 +94,7 @@ class KitRuntime:
                 outcome = work.train() if trial.steps else work.gradients()
                 if at_end is not None:
                     at_end()
-                return attrs.evolve(outcome, listener_calls=dict(listeners.calls))
+                return _with_listeners(outcome, trial, listeners, hooks, context)
 
     def against_transformers(self, family: str, folder: str) -> FamilyOutcome:
         from .hugging_face.families import against_transformers
@@ -100,6 +106,21 @@ class KitRuntime:
         if not trial.listens_to:
             return nullcontext(Listeners())
         return watched_listeners(self.describe(trial.listens_to).plugin)
+
+
+def _with_listeners(
+    outcome: RankOutcome, trial: Trial, listeners: Listeners, hooks: Hooks, context: c.RunContext
+) -> RankOutcome:
+    """Add what was seen of listeners, and let each raise an error."""
+    calls = dict(listeners.calls)
+    arguments: dict[str, object] = {"context": context, "metrics": {}, "loss": 0.0, "path": ""}
+
+    def notify(name: str) -> None:
+        names = hook_points()[name].arguments
+        hooks.event(name)(**{argument: arguments[argument] for argument in names})
+
+    unnamed = tuple(unnamed_errors(listeners, trial.listens_to, notify))
+    return attrs.evolve(outcome, listener_calls=calls, unnamed_errors=unnamed)
 
 
 def _prepare(trial: Trial, world_size: int) -> PreparedRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -68,18 +68,22 @@ def _watched(method: Any, name: str, listeners: Listeners) -> Any:
     return kind(watched) if kind else watched
 
 
-def named_in_errors(
-    listeners: Listeners, plugin: str, notify: Callable[[str], Sequence[BaseException]]
+def unnamed_errors(
+    listeners: Listeners, plugin: str, notify: Callable[[str], None]
 ) -> Iterator[str]:
-    """Yield each listener whose error does not name the plugin.
+    """Yield each listener that was called and whose error does not name the plugin.
 
     Args:
-        notify: Notifies the listeners of an event and returns the errors.
+        notify: Notifies the listeners of an event.
     """
-    for name in listeners.calls:
+    for name, calls in listeners.calls.items():
         listeners.raises = name
-        for error in notify(name):
-            text = [str(error), *getattr(error, "__notes__", ())]
-            if not any(plugin in line for line in text):
-                yield name
+        try:
+            notify(name)
+        except Exception as error:
+            lines = [str(error), *getattr(error, "__notes__", ())]
+            if any(f"'{plugin}'" in line for line in lines):
+                continue
+        if calls:
+            yield name
     listeners.raises = ""

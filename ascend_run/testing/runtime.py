@@ -93,6 +93,8 @@ class RankOutcome:
     """With ``checkpoints``: the same values as logged after each step."""
     listener_calls: Mapping[str, int] = attrs.field(factory=dict)
     """With ``listens_to``: calls of each method that is a listener or has the name of one."""
+    unnamed_errors: Sequence[str] = ()
+    """With ``listens_to``: called listeners in which an error does not name the plugin."""
     collective_calls: Sequence[CollectiveCall] = ()
     """Every call that ``collectives`` counts, with the ranks of its group."""
     derivatives: Sequence[Derivative] = ()

@@ -18,7 +18,7 @@ STEPS: Final = 2
 
 def are_called(subject: Subject) -> Iterator[str]:
     """Check that each listener is called in a run of two steps with logs, evaluations, a checkpoint
-    and an end."""
+    and an end, and that an error in it names the plugin."""
     if not any(name in listener_hooks() for name in (*subject.facts.hooks, *dir(subject.plugin))):
         raise DoesNotApply("it has no listener")
     scenario = tried(subject)[0]
@@ -37,3 +37,5 @@ def are_called(subject: Subject) -> Iterator[str]:
                 f"{scenario}, {name} is never called in a run with logs, evaluations, a checkpoint "
                 "and an end; is it marked with @hookimpl?"
             )
+    for name in sorted({name for rank in ranks for name in rank.unnamed_errors}):
+        yield f"{scenario}, an error in {name} does not name '{subject.manifest.name}'"

@@ -17,13 +17,13 @@ from ascend_run.testing.runtime import FamilyOutcome, load_runtime
 from tests.testing.bad_plugins.families import SeedOss, seed_oss
 
 
-class HasAnotherBase(SeedOss):
-    """The base of the rotary embedding is not read."""
+class IgnoresTheEpsilon(SeedOss):
+    """Of the norms."""
 
     family = attrs.evolve(
         seed_oss(),
-        keys=tuple(key for key in seed_oss().keys if key.hf != "rope_theta"),
-        ignored=seed_oss().ignored | {"rope_theta"},
+        keys=tuple(key for key in seed_oss().keys if key.hf != "rms_norm_eps"),
+        ignored=seed_oss().ignored | {"rms_norm_eps"},
     )
 
 
@@ -78,7 +78,7 @@ def test_a_right_family_passes_with_its_options_moved(outcome_of: Any) -> None:
     ("plugin", "problem"),
     [
         (SwapsGateAndUp, "tiny: the logits have max error "),
-        (HasAnotherBase, "tiny: the folder that transformers writes is rejected: "),
+        (IgnoresTheEpsilon, "tiny: the logits have max error "),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
