@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.plugin_api.hook_kinds import HookKind
+from ascend_run.plugin_api.hook_kinds import PROJECT, HookKind
 from ascend_run.plugin_api.hook_points import hook_points
-from ascend_run.plugin_api.implementations import implementations
 
 MESSAGE: Final = "an error that the kit raises in a listener"
 
@@ -29,6 +28,8 @@ class Listeners:
     calls: dict[str, int] = attrs.field(factory=dict)
     """Method -> calls. Methods that are named as a listener count even if they are not marked as
     one."""
+    hooks: dict[str, str] = attrs.field(factory=dict)
+    """Method -> the hook that it listens to."""
     raises: str = ""
     """Method that raises an error instead."""
 
@@ -37,21 +38,29 @@ class Listeners:
 def watched_listeners(plugin: type[Any]) -> Iterator[Listeners]:
     """Watch the listeners of a plugin whose instances are registered inside the block."""
     listeners = Listeners()
-    hooks = listener_hooks()
-    marked = {hook for hook in implementations(plugin) if hook in hooks}
     own = dict(vars(plugin))
-    names = sorted({*marked, *(name for name in dir(plugin) if name in hooks)})
-    for name in names:
+    listeners.hooks = dict(_methods(plugin))
+    for name in listeners.hooks:
         listeners.calls[name] = 0
         setattr(plugin, name, _watched(inspect.getattr_static(plugin, name), name, listeners))
     try:
         yield listeners
     finally:
-        for name in names:
+        for name in listeners.hooks:
             if name in own:
                 setattr(plugin, name, own[name])
             else:
                 delattr(plugin, name)
+
+
+def _methods(plugin: type[Any]) -> Iterator[tuple[str, str]]:
+    """(method, hook) of each method that is marked as a listener, or has the name of one."""
+    hooks = listener_hooks()
+    for name in dir(plugin):
+        marks = getattr(getattr(plugin, name, None), f"{PROJECT}_impl", None) or {}
+        hook = marks.get("specname") or name
+        if hook in hooks:
+            yield name, hook
 
 
 def _watched(method: Any, name: str, listeners: Listeners) -> Any:
@@ -79,7 +88,7 @@ def unnamed_errors(
     for name, calls in listeners.calls.items():
         listeners.raises = name
         try:
-            notify(name)
+            notify(listeners.hooks[name])
         except Exception as error:
             lines = [str(error), *getattr(error, "__notes__", ())]
             if any(f"'{plugin}'" in line for line in lines):

@@ -65,29 +65,28 @@ class TrialWork:
         if not self.trial.by_differences:
             loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
             return self._outcome([loss], [], gradient_of)
-        from ascend_run.testing.gradients.functions import recorded_calls
+        from ascend_run.testing.gradients.functions import recorded_calls, recorded_estimates
 
-        with recorded_calls() as calls:
+        with recorded_calls() as calls, recorded_estimates() as estimates:
             loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
         outcome = self._outcome([loss], [], gradient_of)
-        return self._by_differences(outcome, forward_backward, calls)
+        found = self._by_differences(forward_backward, calls)
+        return attrs.evolve(outcome, derivatives=tuple(found), estimated=tuple(estimates))
 
     def _by_differences(
-        self, outcome: RankOutcome, forward_backward: ForwardBackward, calls: list[FunctionCall]
-    ) -> RankOutcome:
-        from ascend_run.testing.gradients.functions import estimated, function_derivatives
+        self, forward_backward: ForwardBackward, calls: list[FunctionCall]
+    ) -> Iterator[Derivative]:
+        from ascend_run.testing.gradients.functions import function_derivatives
         from ascend_run.testing.gradients.kernels import first_kernel, kernel_derivatives
         from ascend_run.testing.gradients.parameters import parameter_derivatives
 
-        found: list[Derivative] = []
-        parts, reasons = self.trial.by_differences, tuple(estimated(calls))
+        parts = self.trial.by_differences
         if "attention" in parts:
-            found += kernel_derivatives(first_kernel(self.dry_run.bundle))
+            yield from kernel_derivatives(first_kernel(self.dry_run.bundle))
         if "functions" in parts:
-            found += function_derivatives(calls)
-        if "parameters" in parts and not reasons:
-            found += parameter_derivatives(self.dry_run, forward_backward, self._samples(1))
-        return attrs.evolve(outcome, derivatives=tuple(found), estimated=reasons)
+            yield from function_derivatives(calls)
+        if "parameters" in parts:
+            yield from parameter_derivatives(self.dry_run, forward_backward, self._samples(1))
 
     def train(self) -> RankOutcome:
         """Run the steps; resume from and save to checkpoints if the trial has a folder for them."""

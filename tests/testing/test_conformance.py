@@ -156,7 +156,7 @@ IN_A_RUN = [
         "gradients:ForgetsTheCap",
         "forgets-the-cap",
         "KIT-GRADIENTS",
-        "dense, one rank, the gradient of the main loss with respect to ",
+        "dense, one rank, the gradient of the attention of CappedForward with ",
     ),
     (
         "gradients:DetachesTheRouter",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
@@ -59,7 +59,6 @@ def recorded_calls(most: int = MOST_CALLS) -> Iterator[list[FunctionCall]]:
     Megatron's."""
     calls: list[FunctionCall] = []
     shapes: set[object] = set()
-    replaced: list[tuple[Function, Any]] = []
 
     def record(function: Function, arguments: tuple[Any, ...]) -> None:
         seen = (function, *(_shape(argument) for argument in arguments))
@@ -70,12 +69,34 @@ def recorded_calls(most: int = MOST_CALLS) -> Iterator[list[FunctionCall]]:
         trained = tuple(isinstance(x, Tensor) and x.requires_grad for x in arguments)
         calls.append(FunctionCall(function, copies, trained))
 
-    for function in _functions():
-        inner = function.__dict__["forward"]
-        replaced.append((function, inner))
-        cast("Any", function).forward = staticmethod(_recording(function, inner.__func__, record))
-    try:
+    with _watched([*_functions()], record):
         yield calls
+
+
+@contextmanager
+def recorded_estimates() -> Iterator[dict[str, None]]:
+    """Record which functions are called that declare that they estimate the gradient: their names
+    with the reasons."""
+    found: dict[str, None] = {}
+
+    def record(function: Function, _: tuple[Any, ...]) -> None:
+        reason = getattr(function, ESTIMATES)
+        found[f"{function.__module__}.{function.__qualname__}: {reason}"] = None
+
+    with _watched([f for f in _functions() if hasattr(f, ESTIMATES)], record):
+        yield found
+
+
+@contextmanager
+def _watched(
+    functions: Sequence[Function], see: Callable[[Function, tuple[Any, ...]], None]
+) -> Iterator[None]:
+    """Call ``see`` with each call of these functions."""
+    replaced = [(function, function.__dict__["forward"]) for function in functions]
+    for function, inner in replaced:
+        cast("Any", function).forward = staticmethod(_seen(function, inner.__func__, see))
+    try:
+        yield
     finally:
         for function, inner in replaced:
             cast("Any", function).forward = inner
@@ -96,15 +117,15 @@ def _functions() -> Iterator[Function]:
             yield found
 
 
-def _recording(function: Function, forward: Any, record: Any) -> Any:
+def _seen(function: Function, forward: Any, see: Any) -> Any:
     takes_context = _takes_context(function)
 
-    def recorded(*arguments: Any) -> Any:
+    def seen(*arguments: Any) -> Any:
         if not torch.compiler.is_compiling():
-            record(function, arguments[1:] if takes_context else arguments)
+            see(function, arguments[1:] if takes_context else arguments)
         return forward(*arguments)
 
-    return recorded
+    return seen
 
 
 def _takes_context(function: Function) -> bool:
@@ -132,14 +153,6 @@ def function_derivatives(calls: Sequence[FunctionCall]) -> Iterator[Derivative]:
             yield from _Replay(call).derivatives()
         except Exception:  # it depends on the state of the run, such as its own earlier calls
             yield _unmeasured(call)
-
-
-def estimated(calls: Sequence[FunctionCall]) -> Iterator[str]:
-    """Yield the name and the reason of each function that declares that it estimates the
-    gradient."""
-    for call in calls:
-        if reason := getattr(call.function, ESTIMATES, ""):
-            yield f"{call.name}: {reason}"
 
 
 class _Replay:

@@ -24,6 +24,7 @@ from ascend_run.testing.dry_run import DryRun
 from ascend_run.types.data import Samples
 
 from .differences import Derivative, direction, slopes
+from .functions import recorded_estimates
 from .loss_terms import AUXILIARY, MAIN, LossTerms
 
 MICRO_BATCHES: Final = 2
@@ -73,7 +74,8 @@ def parameter_derivatives(
 
     The forward is that of training, on one rank, which holds the whole model. Each evaluation draws
     the same random numbers. Of a parameter that several layers have, those of the first and the
-    last one are moved.
+    last one are moved. Nothing is compared if an autograd function declares that it estimates the
+    gradient.
 
     Args:
         dry_run: Built for gradients in float64, with this ``forward_backward``.
@@ -81,7 +83,10 @@ def parameter_derivatives(
     """
     batches = dry_run.batches(dataset)
     count = min(MICRO_BATCHES, dry_run.plan.num_microbatches)
-    terms = LossTerms(dry_run, forward_backward, [next(batches) for _ in range(count)])
+    with recorded_estimates() as estimates:
+        terms = LossTerms(dry_run, forward_backward, [next(batches) for _ in range(count)])
+    if estimates:
+        return
     gradients, shards = terms.gradients(), dry_run.shards(Tensor.detach)
     chosen = _of_first_and_last_layers(shards)
     moved = [

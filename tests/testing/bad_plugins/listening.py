@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ascend_run.plugin_api import hookimpl
+from ascend_run.plugin_api import TensorShard, hookimpl
 
 from .base import Listens, declared
 
@@ -41,16 +41,23 @@ class ForgetsItsCount(CountsSteps):
 
 
 class TakesAnothersCount(CountsSteps):
-    """Saved as one value of the run, but each rank has its own."""
+    """Saved as if all ranks had the same one."""
 
     manifest = declared("takes-anothers-count")
 
     @hookimpl
-    def ascend_checkpoint_entries(self) -> Any:
+    def ascend_checkpoint_entries(self, context: Any) -> Any:
+        self.is_first = context.layout.rank == 0
         return {"counts": self}
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"count": self.count}
+        import torch
+
+        count = torch.tensor([self.count])
+        shard = TensorShard(
+            key="count", tensor=count, global_shape=(1,), offset=(0,), writes=self.is_first
+        )
+        return {"count": shard}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count = state["count"]
+        self.count = int(state["count"])
