@@ -43,7 +43,8 @@ class Trial:
     by_differences: tuple[str, ...] = ()
     """What to compare with differences, in a trial without steps: ``parameters`` (gradients of the
     loss) and ``functions`` (backward of autograd functions) on one rank, ``attention`` (backward of
-    the first layer's kernel)."""
+    the first layer's kernel); and with its formula, ``formula`` (forward of that kernel), on one
+    rank."""
     checkpoints: str = ""
     """Folder to resume from, if it has a checkpoint, and to save to after the last step; empty: no
     checkpoints. Requires ``steps``, which include those before the checkpoint; they run in the
@@ -100,6 +101,9 @@ class RankOutcome:
     derivatives: Sequence[Derivative] = ()
     """With ``by_differences``: gradients by parameter, or by group of parameters, and by term of
     the loss; of functions and of the attention by input."""
+    attention_errors: Mapping[str, float] = attrs.field(factory=dict)
+    """With ``formula`` in ``by_differences``: what the attention kernel computed -> relative error
+    of its output."""
     estimated: Sequence[str] = ()
     """With ``by_differences``: functions that declare that their backward is not the derivative,
     with the reasons; then parameters are not compared."""

@@ -71,7 +71,20 @@ class TrialWork:
             loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
         outcome = self._outcome([loss], [], gradient_of)
         found = self._by_differences(forward_backward, calls)
-        return attrs.evolve(outcome, derivatives=tuple(found), estimated=tuple(estimates))
+        return attrs.evolve(
+            outcome,
+            derivatives=tuple(found),
+            estimated=tuple(estimates),
+            attention_errors=self._attention_errors(),
+        )
+
+    def _attention_errors(self) -> dict[str, float]:
+        from ascend_run.testing.gradients.formula import kernel_errors
+        from ascend_run.testing.gradients.kernels import first_kernel
+
+        if "formula" not in self.trial.by_differences:
+            return {}
+        return kernel_errors(first_kernel(self.dry_run.bundle))
 
     def _by_differences(
         self, forward_backward: ForwardBackward, calls: list[FunctionCall]

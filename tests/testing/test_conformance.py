@@ -294,6 +294,7 @@ def test_whatever_a_run_leaves_is_named(means: Means) -> None:
         "numpy's treatment of errors",
         "the default socket timeout",
         "the handler of signal 12",
+        "the number of parameters in memory",
         "the open file",
         "the process groups",
         "the threads",

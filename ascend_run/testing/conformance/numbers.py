@@ -33,6 +33,7 @@ def at_parity(subject: Subject) -> Iterator[str]:
             what = f"{scenario}, after {steps} steps" if steps else f"{scenario}, gradients"
             for problem in _off(subject, scenario, steps, tolerance):
                 yield f"{what}, {problem}"
+        yield from _off_formula(subject, scenario)
 
 
 def idle(subject: Subject) -> Iterator[str]:
@@ -118,6 +119,10 @@ def _off(subject: Subject, scenario: Scenario, steps: int, tolerance: float) -> 
             itself = run(stepping(subject, alone, steps, alone.chosen), 1)
             for problem in compare(outcomes, itself, tolerance):
                 yield f"against its own run on one rank: {problem}"
+        elif subject.facts.kind == "task" and not steps:
+            larger = run(_larger_micro_batches(stepping(subject, alone, 0, alone.without)), 1)
+            for problem in compare(outcomes, larger, tolerance):
+                yield f"against a run with larger micro-batches: {problem}"
         return
     plain = run(stepping(subject, scenario, steps, alone.without), 1)
     for problem in compare(outcomes, plain, tolerance):
@@ -129,6 +134,25 @@ def _off(subject: Subject, scenario: Scenario, steps: int, tolerance: float) -> 
         without = run(stepping(subject, scenario, steps, scenario.without), scenario.world_size)
         for problem in compare(outcomes, without, _EXACT):
             yield f"against the same ranks without it, bitwise: {problem}"
+
+
+def _off_formula(subject: Subject, scenario: Scenario) -> Iterator[str]:
+    """A message for each declared feature that its attention kernel does not compute."""
+    trial = stepping(subject, scenario, 0, scenario.chosen)
+    errors = subject.means.run(trial, scenario.world_size)[0].attention_errors
+    for what, error in errors.items():
+        if not error <= GRADIENT_TOLERANCE:
+            yield (
+                f"{scenario}, its attention with {what} has max error {error:.2e} relative to the "
+                "largest value of the formula; declare in AttentionFeatures only what it computes"
+            )
+
+
+def _larger_micro_batches(trial: Trial) -> Trial:
+    """The loss is the sum over the global batch divided by its count, however it is split."""
+    key = "train.micro_batch_size"
+    config = {**trial.config, key: 2 * trial.config[key]}
+    return attrs.evolve(trial, config=config, by_differences=())
 
 
 def stepping(subject: Subject, scenario: Scenario, steps: int, trial: Trial) -> Trial:
@@ -148,9 +172,11 @@ def parts_of(subject: Subject, world_size: int) -> tuple[str, ...]:
         return ("attention",) if "ascend_attention" in hooks else ()
     kind = subject.facts.kind
     changes_model = kind == "feature" and numerics is Numerics.MODEL
+    attention = ("attention",) if ATTENTION_HOOKS & hooks else ()
     return (
         "functions",
-        *(("attention",) if ATTENTION_HOOKS & hooks else ()),
+        *attention,
+        *(("formula",) if attention and numerics is not Numerics.MODEL else ()),
         *(("parameters",) if changes_model or kind in ("task", "model family") else ()),
     )
 

@@ -170,6 +170,13 @@ def _count(seen: Mapping[str, object]) -> int:
     return found if isinstance(found, int) else 0
 
 
+def _count_parameters() -> int:
+    """Count the parameters that something refers to; those of a run end with it."""
+    from torch import nn
+
+    return sum(issubclass(type(found), nn.Parameter) for found in gc.get_objects())
+
+
 def _torch_settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     if "torch" not in sys.modules:
         return
@@ -223,6 +230,7 @@ def _torch_settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     )
     yield "torch.distributed.is_initialized()", dist.is_initialized
     yield PROCESS_GROUPS, lambda: len(dist.distributed_c10d._world.pg_map)
+    yield "the number of parameters in memory", _count_parameters
     if dynamo := sys.modules.get("torch._dynamo.utils"):
         yield _COMPILED, lambda: dynamo.counters["frames"]["total"]
     yield "numpy's treatment of errors", np.geterr
