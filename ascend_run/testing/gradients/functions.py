@@ -161,13 +161,16 @@ class _Replay:
     def __init__(self, call: FunctionCall) -> None:
         self.call, self.size = call, 0.0
         self.inputs = [i for i, trained in enumerate(call.is_trained) if trained]
+        generator = torch.Generator().manual_seed(zlib.crc32(call.name.encode()))
+        self.arguments = [
+            _varied(x, generator) if i in self.inputs else x for i, x in enumerate(call.arguments)
+        ]
         self.leaves = [
             x.detach().clone().requires_grad_() if i in self.inputs else x
-            for i, x in enumerate(call.arguments)
+            for i, x in enumerate(self.arguments)
         ]
         out = self._outputs(self.leaves)
         self.differentiable = [i for i, x in enumerate(out) if x.requires_grad]
-        generator = torch.Generator().manual_seed(zlib.crc32(call.name.encode()))
         self.weights = [
             torch.randn(out[i].shape, generator=generator, dtype=torch.float64)
             for i in self.differentiable
@@ -197,11 +200,11 @@ class _Replay:
         return [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
 
     def _derivative(self, index: int, gradient: Tensor | None) -> Derivative:
-        tensor: Tensor = self.call.arguments[index]
+        tensor: Tensor = self.arguments[index]
         along = direction(tensor, gradient, torch.Generator().manual_seed(index)).to(tensor.dtype)
 
         def at(distance: float) -> tuple[float]:
-            moved = [*self.call.arguments]
+            moved = [*self.arguments]
             moved[index] = tensor + distance * along
             with torch.no_grad():
                 return (float(self.value(moved)),)
@@ -215,6 +218,15 @@ class _Replay:
             bound=slope.bound,
             is_measured=slope.is_measured,
         )
+
+
+def _varied(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Give a constant input other values: a factor that is missing in backward cannot be seen
+    where it is 1, as the weight of a norm is before the first step."""
+    if x.numel() < 2 or bool((x != x.flatten()[0]).any()):
+        return x
+    noise = torch.rand(x.shape, generator=generator, dtype=torch.float64)
+    return x + (noise - 0.5).to(x) / 4
 
 
 def _unmeasured(call: FunctionCall) -> Derivative:

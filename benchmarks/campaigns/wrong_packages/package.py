@@ -76,7 +76,7 @@ def installed(package: Package, module: str) -> Iterator[None]:
         (folder / module / path).parent.mkdir(parents=True, exist_ok=True)
         if path != README:
             (folder / module / path).write_text(text, encoding="utf-8")
-    _write_metadata(folder / f"{module}-0.1.0.dist-info", names, package.files[README])
+    _write_metadata(folder, names, package.files[README])
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
@@ -88,7 +88,8 @@ def installed(package: Package, module: str) -> Iterator[None]:
         shutil.rmtree(folder)
 
 
-def _write_metadata(info: Path, names: Names, readme: str) -> None:
+def _write_metadata(folder: Path, names: Names, readme: str) -> None:
+    info = folder / f"{names.distribution.replace('-', '_')}-0.1.0.dist-info"
     info.mkdir()
     head = f"Metadata-Version: 2.1\nName: {names.distribution}\nVersion: 0.1.0\n"
     (info / "METADATA").write_text(f"{head}\n{readme}", encoding="utf-8")

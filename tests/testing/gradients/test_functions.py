@@ -134,6 +134,14 @@ def test_a_wrong_backward_is_found(apply: Any) -> None:
     assert w.agrees
 
 
+def test_a_missing_factor_is_found_where_it_is_one() -> None:
+    ones = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    x, w = derivatives(lambda: WrongPower.apply(leaf(3, 4), 3, ones))
+
+    assert not x.agrees
+    assert w.agrees
+
+
 def test_a_function_that_works_in_place_is_replayed() -> None:
     (found,) = derivatives(lambda: Doubles.apply(leaf(3) * 1))
 
