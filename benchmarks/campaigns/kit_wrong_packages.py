@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
-from .wrong_packages import of_others, of_templates
+from .wrong_packages import of_features, of_others, of_tasks
 from .wrong_packages.mistake import Mistake
 from .wrong_packages.package import Package, installed, right_packages
 
@@ -22,7 +22,8 @@ _SHARE: Final = 19 / 20
 _RIGHT: Final = "right: "
 
 MISTAKES: Final[Mapping[str, Mistake]] = {
-    mistake.name: mistake for mistake in (*of_templates.MISTAKES, *of_others.MISTAKES)
+    mistake.name: mistake
+    for mistake in (*of_features.MISTAKES, *of_tasks.MISTAKES, *of_others.MISTAKES)
 }
 
 
