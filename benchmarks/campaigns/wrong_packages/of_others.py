@@ -236,6 +236,7 @@ MISTAKES: Final = (
             "",
             megatron='"decoder.layers.{layer}.mlp.linear_fc1.weight"',
             hf='tuple(f"model.layers.{{layer}}.mlp.{n}_proj.weight" for n in ("up", "gate"))',
+            form='"concat"',
         ),
         checks=("KIT-FAMILY",),
         says="tiny: the logits have max error ",
