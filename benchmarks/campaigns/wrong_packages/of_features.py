@@ -166,7 +166,7 @@ MISTAKES: Final = (
             ),
         ),
         checks=("KIT-PARITY",),
-        says="state_dict",
+        says="a wrapper changed the parameter names of ",
     ),
     Mistake(
         name="draws-of-the-run",
