@@ -26,7 +26,8 @@ _PLAIN: Final = (bool, int, float, str, NoneType)
 _HELD: Final = (staticmethod, classmethod, property)
 _ABSENT: Final = "absent"
 _COMPILED: Final = "frames that torch.compile has seen"
-_OF_COMPILE: Final = {"the threads", "what runs at exit (atexit)"}
+_PARAMETERS: Final = "the number of parameters in memory"
+_OF_COMPILE: Final = {"the threads", "what runs at exit (atexit)", _PARAMETERS}
 """Settings that torch.compile changes permanently in a process, besides some variables."""
 
 
@@ -230,7 +231,7 @@ def _torch_settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     )
     yield "torch.distributed.is_initialized()", dist.is_initialized
     yield PROCESS_GROUPS, lambda: len(dist.distributed_c10d._world.pg_map)
-    yield "the number of parameters in memory", _count_parameters
+    yield _PARAMETERS, _count_parameters
     if dynamo := sys.modules.get("torch._dynamo.utils"):
         yield _COMPILED, lambda: dynamo.counters["frames"]["total"]
     yield "numpy's treatment of errors", np.geterr
