@@ -99,7 +99,7 @@ class KitRuntime:
     def against_transformers(self, family: str, folder: str) -> FamilyOutcome:
         from .hugging_face.families import against_transformers
 
-        with _rank_environment(0, 1):
+        with rank_environment(0, 1):
             return against_transformers(self.describe(family).plugin, Path(folder), _prepare)
 
     def _watched(self, trial: Trial) -> AbstractContextManager[Listeners]:
