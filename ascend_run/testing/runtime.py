@@ -45,6 +45,10 @@ class Trial:
     loss) and ``functions`` (backward of autograd functions) on one rank, ``attention`` (backward of
     the first layer's kernel); and with its formula, ``formula`` (forward of that kernel), on one
     rank."""
+    probe_weights: bool = True
+    """Change weights of models with experts as ``DryRun`` does, for equal router scores. These have
+    no derivative, so a trial ``by_differences``, and those that it is compared with, leave it
+    out."""
     checkpoints: str = ""
     """Folder to resume from, if it has a checkpoint, and to save to after the last step; empty: no
     checkpoints. Requires ``steps``, which include those before the checkpoint; they run in the

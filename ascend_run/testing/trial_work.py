@@ -53,7 +53,7 @@ class TrialWork:
         self.attention = None if trial.steps else record_attention(hooks)
         self.trial, self.hooks, self.context = trial, hooks, context
         # At a tie the loss jumps, and differences show no slope.
-        self.dry_run = DryRun(hooks, context, probe_weights=not trial.by_differences)
+        self.dry_run = DryRun(hooks, context, probe_weights=trial.probe_weights)
         self.counts = _Counts()
 
     def gradients(self) -> RankOutcome:

@@ -162,7 +162,7 @@ def stepping(subject: Subject, scenario: Scenario, steps: int, trial: Trial) -> 
         batch = batch_of_steps(trial.config, scenario.layout)
         return attrs.evolve(trial, steps=steps, counted=False, config={**trial.config, **batch})
     parts = parts_of(subject, scenario.world_size) if trial == scenario.chosen else ()
-    return attrs.evolve(trial, steps=0, counted=False, by_differences=parts)
+    return attrs.evolve(trial, steps=0, counted=False, by_differences=parts, probe_weights=False)
 
 
 def parts_of(subject: Subject, world_size: int) -> tuple[str, ...]:
