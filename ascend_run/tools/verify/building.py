@@ -129,8 +129,8 @@ def make_side(
 
 def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> dict[str, object]:
     """Number of layers, batch size and sequence length of the built-in model that are divisible in
-    every layout, with at least two micro-batches per rank, and an odd number of positions in each
-    part of a sequence that a rank may hold."""
+    every layout, with at least two micro-batches per rank, and an odd number of the smallest parts
+    of a sequence that context parallelism cuts (four for each rank)."""
     num_layers, samples = int(model["model.num_layers"]), int(model["train.global_batch_size"])
     least, unit = int(model["data.seq_length"]), 1
     for sizes in all_sizes:
@@ -138,7 +138,7 @@ def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> di
         num_layers = math.lcm(num_layers, pp * sizes.get("vpp", 1))
         samples = math.lcm(samples, 2 * dp, pp * dp)
         cp = sizes.get("cp", 1)
-        unit = math.lcm(unit, sizes.get("tp", 1) * (2 * cp if cp > 1 else 1))
+        unit = math.lcm(unit, sizes.get("tp", 1) * (4 * cp if cp > 1 else 1))
     parts = -(-least // unit)
     return {
         "model.num_layers": num_layers,
