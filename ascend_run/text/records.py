@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 
+from .sources.unicode_text import lone_surrogate
+
 
 class MalformedRecord(Exception):
     """A record cannot be used; the message gives the reason, without its file and row."""
@@ -73,13 +75,21 @@ class Record:
         return value
 
     def parsed(self, key: str) -> Any:
-        """Return a value; a string that holds a JSON list or object is parsed."""
+        """Return a value; a string that holds a JSON list or object is parsed.
+
+        Raises:
+            MalformedRecord: That JSON has half a character.
+        """
         value = self.get(key)
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:
-                return json.loads(value)
+                parsed = json.loads(value)
+                half = lone_surrogate(value, parsed)
             except (ValueError, RecursionError):
                 return value
+            if half:
+                raise MalformedRecord(f"{self.own(key)!r} {half}")
+            return parsed
         return value
 
     def names(self) -> str:

@@ -164,6 +164,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "moss": ("moss", {"chat": {"turn_2": {}}}, "turn_1 of 'chat' must be an object"),
     "moss text": ("moss", {"chat": {"turn_1": {"Human": "x"}}}, "must have a string as 'MOSS'"),
     "chat": ("moss", {"chat": []}, "'chat' must be an object of turns"),
+    "half a character": (
+        "sharegpt",
+        {"conversations": json.dumps([{"from": "human", "value": "\ud800"}])},
+        "'conversations' has \\ud800 without the other half",
+    ),
     "text": ("text", {"text": None}, "'text' must be a string, found NoneType"),
 }
 

@@ -149,6 +149,16 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "gzip": ("a.jsonl.gz", b"{}", " cannot be read: Not a gzipped file"),
     "gzip cut": ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-12], " cannot be read: "),
     "bytes": ("a.jsonl", b'{"a": "\xff"}', " cannot be read: 'utf-8' codec"),
+    "half a character": (
+        "a.jsonl",
+        b'{"a": "\\ud83d\\ude00"}\n{"a": ["\\uD800x"]}\n',
+        "2: has \\ud800 without the other half of its surrogate pair",
+    ),
+    "half a character in an array": (
+        "a.json",
+        b'[{"a": "x"}, {"b\\udfff": "y"}]',
+        "2: has \\udfff without the other half of its surrogate pair",
+    ),
     "parquet": ("a.parquet", b"PAR1 no footer", " cannot be read: "),
     "arrow": ("a.arrow", b"ARROW1\0\0 nothing more", " cannot be read: "),
     "ragged": (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from .problems import Problems
+from .unicode_text import lone_surrogate
 
 _CHUNK: Final = 2**20
 """Characters read at a time."""
@@ -51,14 +52,19 @@ def _lines(stream: TextIO, problems: Problems) -> Iterator[tuple[int, dict[str, 
         except RecursionError:
             problems.add("not JSON: nested too deeply", number)
         else:
-            yield from _object(value, number, problems)
+            yield from _object(value, line, number, problems)
 
 
-def _object(value: Any, row: int, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
-    if isinstance(value, dict):
-        yield row, value
-    else:
+def _object(
+    value: Any, source: str, row: int, problems: Problems
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield a parsed value; ``source`` is its text."""
+    if not isinstance(value, dict):
         problems.add(f"expected a JSON object, found {type(value).__name__}", row)
+    elif half := lone_surrogate(source, value):
+        problems.add(half, row)
+    else:
+        yield row, value
 
 
 class _Broken(Exception):
@@ -75,7 +81,7 @@ def _elements(stream: TextIO, problems: Problems) -> Iterator[tuple[int, dict[st
             return
         while True:
             row += 1
-            yield from _object(reader.value(), row, problems)
+            yield from _object(*reader.value(), row, problems)
             if reader.next_character(",]", takes=True) == "]":
                 reader.end()
                 return
@@ -112,12 +118,12 @@ class _Reader:
         self._at += takes
         return found
 
-    def value(self) -> Any:
-        """Return the next value."""
+    def value(self) -> tuple[Any, str]:
+        """Return the next value and its text."""
         self.next_character("")
         while True:
             try:
-                value, self._at = self._decoder.raw_decode(self._text, self._at)
+                value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 is_cut = error.msg.startswith("Unterminated") or (
                     error.pos >= len(self._text) - _CUT
@@ -125,7 +131,8 @@ class _Reader:
                 if not (is_cut and self._more()):
                     raise _Broken(error.msg) from None
             else:
-                return value
+                source, self._at = self._text[self._at : end], end
+                return value, source
 
     def end(self) -> None:
         """Check that nothing follows the array."""
