@@ -149,6 +149,8 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "gzip": ("a.jsonl.gz", b"{}", " cannot be read: Not a gzipped file"),
     "gzip cut": ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-12], " cannot be read: "),
     "bytes": ("a.jsonl", b'{"a": "\xff"}', " cannot be read: 'utf-8' codec"),
+    "large integer": ("a.jsonl", b'{"a": 1}\n{"a": %s}' % (b"1" * 4301), "2: has an integer that "),
+    "large integer in an array": ("a.json", b'[{"a": %s}]' % (b"1" * 4301), "1: has an integer "),
     "half a character": (
         "a.jsonl",
         b'{"a": "\\ud83d\\ude00"}\n{"a": ["\\uD800x"]}\n',

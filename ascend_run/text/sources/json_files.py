@@ -16,6 +16,9 @@ _CHUNK: Final = 2**20
 _CUT: Final = 16
 """An error this near to the end of what was read may be a value that is cut there."""
 
+_LARGE: Final = "has an integer that is too large to read; write it as a string"
+"""Python limits the digits that it converts: their time is quadratic."""
+
 
 def read_json_lines(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the object of each line that is not blank."""
@@ -51,6 +54,8 @@ def _lines(stream: TextIO, problems: Problems) -> Iterator[tuple[int, dict[str, 
             problems.add(f"not JSON: {error.msg} at column {error.colno}", number)
         except RecursionError:
             problems.add("not JSON: nested too deeply", number)
+        except ValueError:
+            problems.add(_LARGE, number)
         else:
             yield from _object(value, line, number, problems)
 
@@ -89,6 +94,8 @@ def _elements(stream: TextIO, problems: Problems) -> Iterator[tuple[int, dict[st
         problems.add(f"not a JSON array: {error}", row or 1)
     except RecursionError:
         problems.add("not JSON: nested too deeply", row)
+    except ValueError:
+        problems.add(f"{_LARGE}; nothing after it is read", row)
 
 
 class _Reader:
