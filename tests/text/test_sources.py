@@ -148,7 +148,9 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "line": ("a.jsonl", b'{"a": 1}\n{"a"\n', "2: not JSON: Expecting ':' delimiter"),
     "gzip": ("a.jsonl.gz", b"{}", " cannot be read: Not a gzipped file"),
     "gzip cut": ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-12], " cannot be read: "),
-    "bytes": ("a.jsonl", b'{"a": "\xff"}', " cannot be read: 'utf-8' codec"),
+    "bytes": ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}', "2: not UTF-8: byte 0xff at column 8"),
+    "bytes in gzip": ("a.jsonl.gz", gzip.compress(b'{"a": "\xe9"}'), "1: not UTF-8: byte 0xe9 at "),
+    "bytes in an array": ("a.json", b'[{"a": 1}, {"a": "\xff"}]', "2: not UTF-8: byte 0xff at "),
     "large integer": ("a.jsonl", b'{"a": 1}\n{"a": %s}' % (b"1" * 4301), "2: has an integer that "),
     "large integer in an array": ("a.json", b'[{"a": %s}]' % (b"1" * 4301), "1: has an integer "),
     "half a character": (

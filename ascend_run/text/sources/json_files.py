@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from .problems import Problems
-from .unicode_text import lone_surrogate
+from .unicode_text import lone_surrogate, wrong_byte
 
 _CHUNK: Final = 2**20
 """Characters read at a time."""
@@ -39,9 +39,10 @@ def read_json(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, A
 
 
 def _open(path: Path) -> TextIO:
+    """Open a file; bytes that are not UTF-8 become surrogates, so that their row can be named."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape")
+    return path.open(encoding="utf-8-sig", errors="surrogateescape")
 
 
 def _lines(stream: TextIO, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -51,7 +52,8 @@ def _lines(stream: TextIO, problems: Problems) -> Iterator[tuple[int, dict[str, 
         try:
             value = json.loads(line.rstrip())
         except json.JSONDecodeError as error:
-            problems.add(f"not JSON: {error.msg} at column {error.colno}", number)
+            where = f"not JSON: {error.msg} at column {error.colno}"
+            problems.add(wrong_byte(line) or where, number)
         except RecursionError:
             problems.add("not JSON: nested too deeply", number)
         except ValueError:
@@ -66,8 +68,8 @@ def _object(
     """Yield a parsed value; ``source`` is its text."""
     if not isinstance(value, dict):
         problems.add(f"expected a JSON object, found {type(value).__name__}", row)
-    elif half := lone_surrogate(source, value):
-        problems.add(half, row)
+    elif wrong := wrong_byte(source) or lone_surrogate(source, value):
+        problems.add(wrong, row)
     else:
         yield row, value
 
