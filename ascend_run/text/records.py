@@ -66,12 +66,16 @@ class Record:
 
         Args:
             what: What the list holds, for the message.
+
+        Raises:
+            MalformedRecord: It is neither a list nor the JSON text of one.
         """
         value = self.parsed(key)
         if value is None or value == "":
             return []
         if not isinstance(value, list):
-            raise MalformedRecord(f"{self.own(key)!r} must be a list of {what}")
+            found = "text that is no JSON" if isinstance(value, str) else type(value).__name__
+            raise MalformedRecord(f"{self.own(key)!r} must be a list of {what}, found {found}")
         return value
 
     def parsed(self, key: str) -> Any:

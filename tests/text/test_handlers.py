@@ -169,6 +169,26 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         {"conversations": json.dumps([{"from": "human", "value": "\ud800"}])},
         "'conversations' has \\ud800 without the other half",
     ),
+    "broken tools": (
+        "sharegpt",
+        {"conversations": SHAREGPT, "tools": '[{"name": "add"'},
+        "'tools' must be a list of tools, or JSON text of one, found text that is no JSON",
+    ),
+    "tools of an object": (
+        "alpaca",
+        {"instruction": "U", "output": "A", "tools": {"name": "add"}},
+        "'tools' must be a list of tools, or JSON text of one, found dict",
+    ),
+    "tools of a pair": (
+        "sharegpt-pairwise",
+        {
+            "conversations": SHAREGPT[:1],
+            "chosen": SHAREGPT[1],
+            "rejected": SHAREGPT[1],
+            "tools": "add",
+        },
+        "'tools' must be a list of tools, or JSON text of one, found text that is no JSON",
+    ),
     "text": ("text", {"text": None}, "'text' must be a string, found NoneType"),
 }
 

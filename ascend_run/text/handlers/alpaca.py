@@ -13,7 +13,7 @@ from typing import Any, Final
 from ascend_run.text.samples import Conversation, Message
 
 from . import DataHandler, Key, MalformedRecord, Record
-from .messages import SYSTEM, TOOLS, with_system
+from .messages import SYSTEM, TOOLS, tools_of, with_system
 
 QUESTION: Final = (
     Key("instruction", "the question or task", required=True),
@@ -50,7 +50,7 @@ def _is_pair(value: Any) -> bool:
 def convert(record: Record) -> Conversation:
     """Return the conversation of a record."""
     answer = {"role": "assistant", "content": record.text("output")}
-    return Conversation(messages=(*question(record), answer), tools=record.parsed("tools") or None)
+    return Conversation(messages=(*question(record), answer), tools=tools_of(record))
 
 
 handler = DataHandler(

@@ -121,10 +121,15 @@ def with_system(record: Record, messages: Sequence[Message]) -> tuple[Message, .
     return tuple(messages)
 
 
+def tools_of(record: Record) -> list[Any] | None:
+    """Return the tools of a record; None if it has none."""
+    return record.listed("tools", "tools, or JSON text of one") or None
+
+
 def conversation(record: Record, key: str) -> Conversation:
     """Return the conversation under a key, with the record's system message and tools."""
     messages = with_system(record, message_list(record, key))
-    return Conversation(messages=messages, tools=record.parsed("tools") or None)
+    return Conversation(messages=messages, tools=tools_of(record))
 
 
 def convert(record: Record) -> Conversation:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from ascend_run.text.samples import Message, Preference
 
 from . import DataHandler, Key, MalformedRecord, Record
-from .messages import SYSTEM, TOOLS, message_list, one_message, tag_keys, with_system
+from .messages import (
+    SYSTEM,
+    TOOLS,
+    message_list,
+    one_message,
+    tag_keys,
+    tools_of,
+    with_system,
+)
 
 
 def convert(record: Record) -> Preference:
@@ -18,7 +26,7 @@ def convert(record: Record) -> Preference:
         prompt=with_system(record, message_list(record, "conversations")),
         chosen=_answer(record, "chosen"),
         rejected=_answer(record, "rejected"),
-        tools=record.parsed("tools") or None,
+        tools=tools_of(record),
     )
 
 
