@@ -15,7 +15,7 @@ from ascend_run.plugin_api import DataError
 
 from .chat_tokenizer import ChatTokenizer
 from .labelling import Labelled, label, without_doubled
-from .samples import Conversation, Message, texts
+from .samples import Conversation, Message, Prompt, VerifiablePrompt, texts
 from .sources.problems import SHOWN_PROBLEMS
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
 from .turns import Rendered, render
@@ -91,9 +91,13 @@ class Encoder:
             for result in made
         ]
 
-    def prompt(self, messages: Sequence[Message], tools: Any) -> Result[list[int]]:
+    def prompt(self, sample: Prompt | VerifiablePrompt) -> Result[list[int]]:
         """Return the ids of messages up to where the assistant would start."""
-        text = self._attempt(partial(self.template.render, messages, tools, prompt=True), messages)
+        messages = sample.messages
+        rendering = partial(
+            self.template.render, messages, sample.tools, sample.documents, prompt=True
+        )
+        text = self._attempt(rendering, messages)
         if not isinstance(text, str):
             return text
         ids: list[int] = self.tokenizer.backend.encode(text, add_special_tokens=False).ids

@@ -116,7 +116,11 @@ def _preferences(batch: Sequence[Preference], encoder: Encoder) -> list[Result[F
     sides = [
         encoder.label(
             [
-                Conversation(messages=(*sample.prompt, answer), tools=sample.tools)
+                Conversation(
+                    messages=(*sample.prompt, answer),
+                    tools=sample.tools,
+                    documents=sample.documents,
+                )
                 for sample in batch
                 for answer in (sample.chosen if side == "chosen" else sample.rejected,)
             ],
@@ -166,7 +170,7 @@ def _process_reward(
 
 
 def _prompt(sample: Prompt | VerifiablePrompt, encoder: Encoder) -> Result[Fields]:
-    ids = encoder.prompt(sample.messages, sample.tools)
+    ids = encoder.prompt(sample)
     return {"input_ids": ids} if isinstance(ids, list) else ids
 
 

@@ -55,6 +55,8 @@ class NamedTemplate:
             (
                 "{% if tools %}",
                 "{{ raise_exception('this template cannot render tools') }}{% endif %}",
+                "{% if documents %}",
+                "{{ raise_exception('this template cannot render documents') }}{% endif %}",
                 "{% if messages and messages[0].role == 'system' %}",
                 "{% set system, turns = messages[0].content, messages[1:] %}",
                 f"{{% else %}}{{% set system, turns = {default}, messages %}}",

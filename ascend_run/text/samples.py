@@ -25,6 +25,8 @@ class Conversation:
 
     messages: tuple[Message, ...]
     tools: Any = None
+    documents: Any = None
+    """Texts to answer from; the chat template receives them, as it does the tools."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +37,7 @@ class Preference:
     chosen: Message
     rejected: Message
     tools: Any = None
+    documents: Any = None
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +58,7 @@ class Prompt:
 
     messages: tuple[Message, ...]
     tools: Any = None
+    documents: Any = None
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +68,7 @@ class VerifiablePrompt:
     messages: tuple[Message, ...]
     answer: str
     tools: Any = None
+    documents: Any = None
 
 
 Sample: TypeAlias = Text | Conversation | Preference | ProcessReward | Prompt | VerifiablePrompt

@@ -32,8 +32,8 @@ _MARKER: Final = re.compile(f"({_SIDE}?){_MARK}([0-9]+){_MARK}({_SIDE}?)")
 
 def shape_of(conversation: Conversation) -> Shape | None:
     """Return the roles; None if messages have more than a role and a content that is not blank, or
-    there are tools."""
-    if conversation.tools:
+    there are tools or documents."""
+    if conversation.tools or conversation.documents:
         return None
     for message in conversation.messages:
         content = message["content"]

@@ -55,6 +55,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, object]],
         tools: object = None,
+        documents: object = None,
         *,
         prompt: bool = False,
     ) -> str:
@@ -69,7 +70,7 @@ class ChatTemplate:
             text: str = self._compiled.render(
                 messages=list(messages),
                 tools=tools,
-                documents=None,
+                documents=documents,
                 add_generation_prompt=prompt,
                 **self.variables,
             )

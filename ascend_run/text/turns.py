@@ -9,15 +9,18 @@ locates once for all conversations of the same roles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
 from .samples import Conversation
 from .skeletons import Shape, Skeleton, Span, marked_contents, shape_of, skeleton_of
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
+
+Draw: TypeAlias = Callable[..., str]
+"""``ChatTemplate.render``, with the conversation's tools and documents."""
 
 
 @attrs.frozen
@@ -49,12 +52,13 @@ def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
 
 def located(template: ChatTemplate, conversation: Conversation) -> Rendered:
     """Render a conversation and prefixes of it, as ``render`` does where there is no skeleton."""
-    messages, tools = conversation.messages, conversation.tools
-    text = template.render(messages, tools)
+    messages = conversation.messages
+    draw = partial(template.render, tools=conversation.tools, documents=conversation.documents)
+    text = draw(messages)
     if BEGIN in text:
         return _marked(text)
     spans = [
-        _turn(template, messages, tools, index, text)
+        _turn(draw, messages, index, text)
         for index, message in enumerate(messages)
         if message["role"] == "assistant" and _says_something(message)
     ]
@@ -72,8 +76,9 @@ def _skeleton(template: ChatTemplate, shape: Shape) -> Skeleton | None:
             return skeleton_of(marked.text, marked.spans)
         for index, role in enumerate(shape):
             if role == "assistant":
-                start = _prompt_end(template, messages[:index], None, text)
-                if (span := _by_prefix(template, messages, None, index, text, start)) is None:
+                start = _prompt_end(template.render, messages[:index], text)
+                span = _by_prefix(template.render, messages, index, text, start)
+                if span is None:
                     return None
                 spans.append(span)
     except TemplateRefusal:
@@ -98,68 +103,63 @@ def _marked(text: str) -> Rendered:
 
 
 def _turn(
-    template: ChatTemplate,
+    draw: Draw,
     messages: Sequence[Mapping[str, object]],
-    tools: object,
     index: int,
     text: str,
 ) -> Span:
-    start = _prompt_end(template, messages[:index], tools, text)
-    if (span := _by_prefix(template, messages, tools, index, text, start)) is not None:
+    start = _prompt_end(draw, messages[:index], text)
+    if (span := _by_prefix(draw, messages, index, text, start)) is not None:
         return span
-    begin, end = _by_mark(template, messages, tools, index, text)
+    begin, end = _by_mark(draw, messages, index, text)
     return (begin if start is None or start > begin else start), end
 
 
 def _by_prefix(
-    template: ChatTemplate,
+    draw: Draw,
     messages: Sequence[Mapping[str, object]],
-    tools: object,
     index: int,
     text: str,
     start: int | None,
 ) -> Span | None:
     """Locate the end of a turn by rendering up to it; None if the text does not begin with that."""
     is_last = index == len(messages) - 1
-    until = text if is_last else template.render(messages[: index + 1], tools)
+    until = text if is_last else draw(messages[: index + 1])
     if start is not None and start < len(until) and text.startswith(until):
         return start, len(until)
     return None
 
 
-def _prompt_end(
-    template: ChatTemplate, before: Sequence[Mapping[str, object]], tools: object, text: str
-) -> int | None:
+def _prompt_end(draw: Draw, before: Sequence[Mapping[str, object]], text: str) -> int | None:
     """Return the end of the prompt for a turn.
 
     Returns None if the conversation does not start with the prompt, or the template cannot render a
     conversation that short.
     """
     try:
-        prompt = template.render(before, tools, prompt=True)
+        prompt = draw(before, prompt=True)
     except TemplateRefusal:
         return None
     return len(prompt) if text.startswith(prompt) else None
 
 
 def _by_mark(
-    template: ChatTemplate,
+    draw: Draw,
     messages: Sequence[Mapping[str, Any]],
-    tools: object,
     index: int,
     text: str,
 ) -> Span:
     """Locate a turn's content and closing text by replacing the content with a marker."""
     changed = [*messages]
     changed[index] = {**messages[index], "content": MARK}
-    before, found, after = template.render(changed, tools).partition(MARK)
+    before, found, after = draw(changed).partition(MARK)
     end = len(text) - len(after)
     if not found or len(before) > end or not (text.startswith(before) and text.endswith(after)):
         raise TemplateRefusal(
             f"message {index + 1} cannot be located in the rendered conversation; use a "
             "template with {% generation %} blocks"
         )
-    closing = template.render(changed[: index + 1], tools).partition(MARK)[2]
+    closing = draw(changed[: index + 1]).partition(MARK)[2]
     return len(before), end + _common_length(after, closing)
 
 

@@ -48,10 +48,12 @@ SAMPLES: dict[str, tuple[dict[str, Any], Sample]] = {
     "text": ({"text": "a\nb"}, Text(text="a\nb")),
     "alpaca": (
         {"instruction": "U2", "input": "more", "output": "A2", "system": "S",
-         "history": [["U1", "A1"]], "tools": '[{"name": "add"}]'},
+         "history": [["U1", "A1"]], "tools": '[{"name": "add"}]',
+         "documents": [{"title": "T", "text": "D"}]},
         Conversation(
             messages=(SYSTEM, user("U1"), assistant("A1"), user("U2\nmore"), assistant("A2")),
             tools=[{"name": "add"}],
+            documents=[{"title": "T", "text": "D"}],
         ),
     ),
     "messages of a call alone": (

@@ -244,6 +244,8 @@ def test_results_of_tools_are_rendered_or_refused() -> None:
         template("phi3").render(result)
     with pytest.raises(TemplateRefusal, match="cannot render tools"):
         template("chatml").render(CHAT, tools=[{"name": "add"}])
+    with pytest.raises(TemplateRefusal, match="cannot render documents"):
+        template("chatml").render(CHAT, documents=[{"text": "D"}])
 
 
 @pytest.mark.parametrize("name", ["llama2", "gemma", "mistral"])

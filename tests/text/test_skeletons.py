@@ -212,3 +212,16 @@ def test_other_messages_have_no_skeleton(message: dict[str, Any]) -> None:
     with_tools = ChatTemplate(source="{{ tools }}" + source, name="tools", variables={}, date=None)
     for _ in range(3):
         assert "name" in render(with_tools, tools).text
+
+
+def test_documents_reach_the_template_of_every_conversation() -> None:
+    source = "{% if documents %}<{{ documents[0].text }}>{% endif %}" + LOOP.replace(
+        "BODY", "[{{ message.role }}]{{ message.content }}"
+    )
+    given = ChatTemplate(source=source, name="here", variables={}, date=None)
+    messages = ({"role": "user", "content": "U"}, {"role": "assistant", "content": "A"})
+    told = Conversation(messages=messages, documents=[{"text": "D"}])
+    plain = Conversation(messages=messages)
+    for _ in range(3):  # also where there is a skeleton of these roles
+        assert render(given, told) == Rendered("<D>[user]U[assistant]A", ((10, 22),))
+        assert render(given, plain).text == "[user]U[assistant]A"

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ascend_run.text.samples import Conversation, Message
 
 from . import DataHandler, Key, MalformedRecord, Record
-from .messages import SYSTEM, TOOLS, tools_of, with_system
+from .messages import OF_TEMPLATE, SYSTEM, given_to_template, with_system
 
 QUESTION: Final = (
     Key("instruction", "the question or task", required=True),
@@ -50,13 +50,13 @@ def _is_pair(value: Any) -> bool:
 def convert(record: Record) -> Conversation:
     """Return the conversation of a record."""
     answer = {"role": "assistant", "content": record.text("output")}
-    return Conversation(messages=(*question(record), answer), tools=tools_of(record))
+    return Conversation(messages=(*question(record), answer), **given_to_template(record))
 
 
 handler = DataHandler(
     name="alpaca",
     summary="instruction, input and output, with history",
     sample=Conversation,
-    keys=(*QUESTION, Key("output", "the answer", required=True), TOOLS),
+    keys=(*QUESTION, Key("output", "the answer", required=True), *OF_TEMPLATE),
     convert=convert,
 )

@@ -121,15 +121,18 @@ def with_system(record: Record, messages: Sequence[Message]) -> tuple[Message, .
     return tuple(messages)
 
 
-def tools_of(record: Record) -> list[Any] | None:
-    """Return the tools of a record; None if it has none."""
-    return record.listed("tools", "tools, or JSON text of one") or None
+def given_to_template(record: Record) -> dict[str, list[Any] | None]:
+    """Return a record's ``tools`` and ``documents``; None for what it lacks."""
+    return {
+        key.name: record.listed(key.name, f"{key.name}, or JSON text of one") or None
+        for key in OF_TEMPLATE
+    }
 
 
 def conversation(record: Record, key: str) -> Conversation:
     """Return the conversation under a key, with the record's system message and tools."""
     messages = with_system(record, message_list(record, key))
-    return Conversation(messages=messages, tools=tools_of(record))
+    return Conversation(messages=messages, **given_to_template(record))
 
 
 def convert(record: Record) -> Conversation:
@@ -138,7 +141,10 @@ def convert(record: Record) -> Conversation:
 
 
 SYSTEM: Final = Key("system", "system message, if the messages begin with none")
-TOOLS: Final = Key("tools", "tools that the template receives: a list, or JSON text of one")
+OF_TEMPLATE: Final = (
+    Key("tools", "tools that the template receives: a list, or JSON text of one"),
+    Key("documents", "documents that the template receives: a list, or JSON text of one"),
+)
 
 handler = DataHandler(
     name="messages",
@@ -147,7 +153,7 @@ handler = DataHandler(
     keys=(
         Key("messages", "the messages, in order", required=True),
         SYSTEM,
-        TOOLS,
+        *OF_TEMPLATE,
         *tag_keys("role", "content"),
     ),
     convert=convert,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ascend_run.text.samples import Conversation
 
 from . import DataHandler, Key, Record
-from .messages import SYSTEM, TOOLS, conversation, tag_keys
+from .messages import OF_TEMPLATE, SYSTEM, conversation, tag_keys
 
 
 def convert(record: Record) -> Conversation:
@@ -26,7 +26,7 @@ handler = DataHandler(
     keys=(
         Key("conversations", "the messages, in order", required=True),
         SYSTEM,
-        TOOLS,
+        *OF_TEMPLATE,
         *tag_keys("from", "value"),
     ),
     convert=convert,

@@ -10,12 +10,12 @@ from ascend_run.text.samples import Message, Preference
 
 from . import DataHandler, Key, MalformedRecord, Record
 from .messages import (
+    OF_TEMPLATE,
     SYSTEM,
-    TOOLS,
+    given_to_template,
     message_list,
     one_message,
     tag_keys,
-    tools_of,
     with_system,
 )
 
@@ -26,7 +26,7 @@ def convert(record: Record) -> Preference:
         prompt=with_system(record, message_list(record, "conversations")),
         chosen=_answer(record, "chosen"),
         rejected=_answer(record, "rejected"),
-        tools=tools_of(record),
+        **given_to_template(record),
     )
 
 
@@ -48,7 +48,7 @@ handler = DataHandler(
         Key("chosen", "the better answer, a message", required=True),
         Key("rejected", "the worse answer, a message", required=True),
         SYSTEM,
-        TOOLS,
+        *OF_TEMPLATE,
         *tag_keys("from", "value"),
     ),
     convert=convert,

@@ -19,7 +19,10 @@ def convert(record: Record) -> VerifiablePrompt:
             f"{record.own('conversations')!r} must end with an answer of the assistant"
         )
     return VerifiablePrompt(
-        messages=tuple(prompt), answer=last["content"], tools=conversation.tools
+        messages=tuple(prompt),
+        answer=last["content"],
+        tools=conversation.tools,
+        documents=conversation.documents,
     )
 
 
