@@ -163,6 +163,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     ),
     "answer": ("sharegpt-r1", {"conversations": SHAREGPT[:1]}, "must end with an answer"),
     "belle": ("belle", {"instruction": "Human: a\nAssistant: b", "output": "c"}, "must end with"),
+    "belle in a row": (
+        "belle",
+        {"instruction": "Human: a\nHuman: b\nAssistant:", "output": "c"},
+        "'instruction' has two turns of one speaker in a row",
+    ),
     "moss": ("moss", {"chat": {"turn_2": {}}}, "turn_1 of 'chat' must be an object"),
     "moss text": ("moss", {"chat": {"turn_1": {"Human": "x"}}}, "must have a string as 'MOSS'"),
     "chat": ("moss", {"chat": []}, "'chat' must be an object of turns"),

@@ -3,12 +3,13 @@
     {"instruction": "Human: ...\\nAssistant: ...\\nHuman: ...\\nAssistant:", "input": "",
      "output": "..."}
 
-An instruction that does not begin with ``Human:`` is one question.
+An instruction that does not begin with ``Human:`` is one question; otherwise the speakers alternate.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Final
 
 from ascend_run.text.samples import Conversation, Message
@@ -35,7 +36,13 @@ def convert(record: Record) -> Conversation:
         ]
         if messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
             messages.pop()
-        if not messages or messages[-1]["role"] != "user":
+        roles = [message["role"] for message in messages]
+        if any(one == other for one, other in pairwise(roles)):
+            raise MalformedRecord(
+                f"{record.own('instruction')!r} has two turns of one speaker in a row; Human and "
+                "Assistant must alternate"
+            )
+        if roles[-1:] != ["user"]:
             raise MalformedRecord(
                 f"{record.own('instruction')!r} must end with a turn of Human, or with 'Assistant:'"
             )
