@@ -134,7 +134,7 @@ class Encoder:
         try:
             return make()
         except TemplateRefusal as refusal:
-            return TemplateRefusal(f"the chat template rejects it: {refusal}")
+            return TemplateRefusal(f"{self.template.name} rejects it: {refusal}")
 
 
 @attrs.define
@@ -195,14 +195,11 @@ def on_threads(
             yield sources, done.result()
 
 
-def accepted(
-    encoded: EncodedBatches[T], omissions: Omissions, name: str
-) -> Iterator[tuple[str, T]]:
+def accepted(encoded: EncodedBatches[T], omissions: Omissions) -> Iterator[tuple[str, T]]:
     """Yield what each sample is encoded to, with its source, in order.
 
     Args:
         omissions: Receives the samples that are left out.
-        name: What rejects samples, for the message.
 
     Raises:
         DataError: Samples are rejected; they are listed, at the end.
@@ -220,4 +217,4 @@ def accepted(
         shown = refused[:SHOWN_PROBLEMS]
         if len(refused) > len(shown):
             shown.append(f"{len(refused) - len(shown)} more are rejected")
-        raise DataError(f"{name} cannot render these conversations", shown)
+        raise DataError("these samples cannot be encoded", shown)

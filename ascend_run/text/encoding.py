@@ -130,7 +130,7 @@ def encoded_files(
     def compute() -> Arrays:
         omissions = Omissions()
         encoded = on_threads(batches_of(reader.conversations(files)), encoder.label)
-        labelled = accepted(encoded, omissions, encoder.template.name)
+        labelled = accepted(encoded, omissions)
         return fitted(labelled, limit, omissions, lambda: reader.count, files).as_arrays()
 
     return Encoded.from_arrays(cache.arrays(description, compute))

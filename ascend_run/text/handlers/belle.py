@@ -3,7 +3,7 @@
     {"instruction": "Human: ...\\nAssistant: ...\\nHuman: ...\\nAssistant:", "input": "",
      "output": "..."}
 
-An instruction that does not begin with ``Human:`` is one question; otherwise the speakers alternate.
+An instruction that does not begin with ``Human:`` is one question; otherwise speakers alternate.
 """
 
 from __future__ import annotations

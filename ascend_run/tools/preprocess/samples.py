@@ -135,7 +135,7 @@ def preprocess_samples(options: SampleOptions) -> SampleReport:
     results = on_threads(batches, encode)
     if processes > 1:
         results = in_processes(batches, partial(_encode, options, handler.sample), processes)
-    encoded = accepted(results, omissions, encoder.template.name)
+    encoded = accepted(results, omissions)
     with StagedFiles(overwrite=options.overwrite) as staged:
         files_of = _FieldFiles(options.output_prefix, fields, encoder.tokenizer.vocab_size, staged)
         samples = files_of.add_all(sample for _, sample in encoded)
