@@ -30,7 +30,7 @@ from .labelling import Labelled
 from .reading import SampleReader
 from .sample_files import read_labelled, read_sample_record
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 
 TOO_LONG: Final = "too long"
 TRUNCATED: Final = "truncated"
