@@ -123,7 +123,9 @@ def _compared(
     is_mp_rank = request.target_format.startswith("mp-rank")
     format_ = Format.MP_RANK if is_mp_rank else Format(request.target_format)
     with ExitStack() as stack:
-        options = SourceOptions(family=model.family.model_type)
+        # As a user will read it: our config.toml names the family, config.json not always.
+        named = model.family_name
+        options = SourceOptions(family=named if format_ is Format.HF else None)
         read_back = open_model(written, format_, options, stack)
         settings = compare_settings(model, read_back, of_run=format_ is not Format.HF)
         if request.verify == "tensors":
@@ -133,7 +135,7 @@ def _compared(
 
             targets = {"logits": read_back}
             if read_back.args and not settings.of_args:
-                foreign = attrs.evolve(options, from_args=True)
+                foreign = SourceOptions(family=named, from_args=True)
                 targets["logits, from its args"] = open_model(written, format_, foreign, stack)
             comparison = compare_logits(model, targets, progress)
         return Converted(model, comparison, settings)

@@ -34,6 +34,7 @@ class ModelConfig:
 
     @property
     def config(self) -> RunConfig:
+        """The config, whose ``model.family`` is the plugin's name: several share a model_type."""
         return self.resolved.config
 
     @property
@@ -54,13 +55,16 @@ class ModelConfig:
 def config_of_run(file: Path, family_name: str | None) -> ModelConfig:
     """Read the model's part of a run's config."""
     raw = read_raw(file)
-    family = load_family(family_name or raw.family)
+    name = family_name or raw.family
+    family = load_family(name)
     # The folder of the initial weights does not matter here, and may not exist any more.
     kept = {
         key: given
         for key, given in raw.values.items()
         if (key.startswith("model.") and key != "model.hf_path") or key in _KEPT
     }
+    if name != raw.family or "model.family" not in kept:
+        kept["model.family"] = RawValue(name, "--family" if family_name else str(file))
     return ModelConfig(family, _resolved(kept, family))
 
 
@@ -74,8 +78,9 @@ def config_of_hf(
     """
     file = path / "config.json" if path.is_dir() or not path.suffix else path
     config_json = read_hf_config(path) if file != path else read_object(path, ConfigError)
-    family = load_family(family_name or _known_family(config_json.get("model_type"), file))
-    return of_values(family, {**config_from_hf(family, config_json), **(changes or {})}, str(file))
+    name = family_name or _known_family(config_json.get("model_type"), file)
+    found = config_from_hf(load_family(name), config_json)
+    return of_values(name, {**found, **(changes or {})}, str(file))
 
 
 def config_of_file(path: Path, family_name: str | None) -> ModelConfig:
@@ -84,9 +89,10 @@ def config_of_file(path: Path, family_name: str | None) -> ModelConfig:
     return (config_of_hf if hugging_face else config_of_run)(path, family_name)
 
 
-def of_values(family: ModelFamily, values: Mapping[str, object], origin: str) -> ModelConfig:
+def of_values(family_name: str, values: Mapping[str, object], origin: str) -> ModelConfig:
     """Resolve a config from ``model.*``, completed by the family's defaults."""
-    given = {"model.family": family.model_type, **values}
+    family = load_family(family_name)
+    given = {"model.family": family_name, **values}
     return ModelConfig(
         family, _resolved({key: RawValue(v, origin) for key, v in given.items()}, family)
     )

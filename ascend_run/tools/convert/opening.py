@@ -38,7 +38,7 @@ from .adapters.run_adapters import (
     with_run_adapters,
     without_adapters,
 )
-from .model_config import ModelConfig, config_of_file, config_of_hf, config_of_run, load_family
+from .model_config import ModelConfig, config_of_file, config_of_hf, config_of_run
 from .model_config import of_values as config_of_values
 
 
@@ -206,7 +206,7 @@ def _open_base(run: OpenedRun, options: SourceOptions, stack: ExitStack) -> Mode
             f"{source.folder} has adapters alone, and {run.config} names no model.hf_path; name "
             "the Hugging Face folder of their base with --base"
         )
-    base = _open_hf(folder, SourceOptions(family=source.family.model_type), stack)
+    base = _open_hf(folder, SourceOptions(family=source.family_name), stack)
     return attrs.evolve(
         base, config=source.config, config_toml=source.config_toml, stated=source.stated
     )
@@ -278,5 +278,4 @@ def _config_of_megatron(
             f"{folder} does not say which model family it is of; name it with --family, or the "
             "config with --config"
         )
-    family = load_family(options.family)
-    return config_of_values(family, model_values(args, str(folder)), "its args")
+    return config_of_values(options.family, model_values(args, str(folder)), "its args")

@@ -20,7 +20,7 @@ def as_record(target: Path, done: Converted) -> str:
     """Return what was written and compared as JSON."""
     model, comparison, settings = done.model, done.comparison, done.settings
     record: dict[str, object] = {
-        "family": model.family.model_type,
+        "family": model.family_name,
         "folder": str(target),
         "step": model.step,
         "tensors": len(model.headers),
@@ -57,7 +57,7 @@ def as_text(target: Path, done: Converted) -> str:
             lines += _differences(comparison.kind, comparison.different)
         return "\n".join(lines)
     size = f"{len(model.headers):,} tensors, {model.nbytes / 1e6:,.1f} MB"
-    lines.append(f"{target}: {model.family.model_type}, step {model.step}, {size}")
+    lines.append(f"{target}: {model.family_name}, step {model.step}, {size}")
     if model.num_merged:
         lines.append(f"adapters merged into {model.num_merged:,} tensors")
     if comparison is not None:

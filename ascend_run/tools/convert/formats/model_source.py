@@ -67,6 +67,11 @@ class ModelSource:
             progress("write", done, self.nbytes)
 
     @property
+    def family_name(self) -> str:
+        """Name of the family's plugin; several may share a ``model_type``."""
+        return self.config.model.family
+
+    @property
     def nbytes(self) -> int:
         return sum(header.nbytes for header in self.headers.values())
 

@@ -80,7 +80,7 @@ def _of_args(source: ModelSource, target: ModelSource) -> dict[str, tuple[str, b
 
 
 def _read(args: Mapping[str, Any], model: ModelSource) -> ModelConfig:
-    return of_values(model.family, model_values(args, str(model.folder)), "its args")
+    return of_values(model.family_name, model_values(args, str(model.folder)), "its args")
 
 
 def _unequal(source: RunConfig, target: RunConfig) -> Iterator[tuple[str, str]]:
