@@ -69,7 +69,8 @@ class ModelSource:
     @property
     def family_name(self) -> str:
         """Name of the family's plugin; several may share a ``model_type``."""
-        return self.config.model.family
+        name: str = self.config.model.family
+        return name
 
     @property
     def nbytes(self) -> int:
