@@ -35,6 +35,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ascend_run.ops.linear.low_rank import scale_of
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import ForwardLink
 from ascend_run.types.forward import Forward
@@ -76,7 +77,7 @@ class Adapter(nn.Module):
         super().__init__()
         self.layer, self.name = layer_index, name
         self.parts, self.rank = tuple(parts), options.rank
-        self.scale = options.alpha / (math.sqrt(options.rank) if options.rslora else options.rank)
+        self.scale = scale_of(options.alpha, options.rank, rslora=options.rslora)
         self.dropout = options.dropout
         self.is_column = isinstance(linear, ColumnParallelLinear)
         self.tp_group = _group(linear)

@@ -7,7 +7,6 @@ One file of the base is held at a time; no model is built.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import sys
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ascend_run.ops.linear.low_rank import low_rank_update, scale_of, with_update
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
@@ -84,8 +84,8 @@ def merge_folders(base: Path, adapter: Path, target: Path) -> int:
 
 
 def _scale(config: Mapping[str, Any]) -> float:
-    rank, alpha = config["r"], config["lora_alpha"]
-    return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
+    rslora = bool(config.get("use_rslora"))
+    return scale_of(config["lora_alpha"], config["r"], rslora=rslora)
 
 
 def _write(
@@ -112,14 +112,13 @@ def _write(
 
 def _merged(weight: Tensor, matrices: Any, module: str, scale: float) -> Tensor:
     prefix = f"base_model.model.{module}"
-    a, b = (matrices.get_tensor(f"{prefix}.lora_{part}.weight").double() for part in "AB")
+    a, b = (matrices.get_tensor(f"{prefix}.lora_{part}.weight") for part in "AB")
     if (b.shape[0], a.shape[1]) != tuple(weight.shape):
         raise CheckpointError(
             f"{module}: the adapter is for a weight of {[b.shape[0], a.shape[1]]}, the model has "
             f"{list(weight.shape)}"
         )
-    out: Tensor = (weight.double() + scale * (b @ a)).to(weight.dtype)
-    return out
+    return with_update(weight, low_rank_update(a, b, scale, torch.float64))
 
 
 @click.command()

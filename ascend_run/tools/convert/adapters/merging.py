@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import attrs
 import torch
 from torch import Tensor
 
+from ascend_run.ops.linear.low_rank import with_update
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
 Update = Callable[[torch.dtype], Tensor]
 """Computes what is added to a parameter, in the dtype given: float32 or float64."""
-
-
-def scale_of(alpha: float, rank: int, *, rslora: bool) -> float:
-    """Return the factor of ``B A``."""
-    return alpha / (math.sqrt(rank) if rslora else rank)
 
 
 def merged(source: ModelSource, updates: Mapping[str, Update]) -> ModelSource:
@@ -35,9 +30,6 @@ def merged(source: ModelSource, updates: Mapping[str, Update]) -> ModelSource:
         if name not in updates:
             return tensor
         dtype = torch.promote_types(tensor.dtype, torch.float32)
-        update = updates[name](dtype)
-        wide = tensor.to(dtype, copy=True)
-        wide[: len(update)] += update
-        return wide.to(tensor.dtype)
+        return with_update(tensor, updates[name](dtype))
 
     return attrs.evolve(source, read=read, num_merged=len(updates))

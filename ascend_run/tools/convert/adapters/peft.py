@@ -25,11 +25,12 @@ from ascend_run.core.hugging_face.parameter_rows import (
     row_runs,
     stored_shapes,
 )
+from ascend_run.ops.linear.low_rank import low_rank_update, scale_of
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
-from .merging import Update, merged, scale_of
+from .merging import Update, merged
 
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
@@ -133,12 +134,12 @@ class _Adapter:
             if transposed is not runs[0].transposed:
                 yield f"{module}: fan_in_fan_out is {transposed}, expected {not transposed}"
 
-    def matrix(self, module: str, part: str, dtype: torch.dtype) -> Tensor:
+    def matrix(self, module: str, part: str) -> Tensor:
         try:
             found: Tensor = self.tensors.get_tensor(f"base_model.model.{module}.lora_{part}.weight")
         except (SafetensorError, OSError) as problem:
             raise CheckpointError(f"{self.file} cannot be read: {problem}") from None
-        return found.to(dtype)
+        return found
 
 
 def _opened(folder: Path, stack: ExitStack) -> _Adapter:
@@ -164,11 +165,10 @@ def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Up
         rank, alpha = adapter.config["r"], adapter.config["lora_alpha"]
         scale = scale_of(alpha, rank, rslora=bool(adapter.config.get("use_rslora")))
         for run in runs:
-            a, b = (adapter.matrix(_module(run.hf), part, dtype) for part in "AB")
+            a, b = (adapter.matrix(_module(run.hf), part) for part in "AB")
+            b_of_run = b[run.hf_start : run.hf_start + run.rows]
             rows = result if run.expert is None else result[run.expert]
-            rows[run.start : run.start + run.rows] = scale * (
-                b[run.hf_start : run.hf_start + run.rows] @ a
-            )
+            rows[run.start : run.start + run.rows] = low_rank_update(a, b_of_run, scale, dtype)
         return result
 
     return update

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.derived_fields import model_value
+from ascend_run.ops.linear.low_rank import low_rank_update, scale_of
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.registry.discovery import discover
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.types.config import FieldSection, RunConfig
 
-from .merging import Update, merged, scale_of
+from .merging import Update, merged
 
 _PLUGIN: Final = "lora"
 _NAME: Final = re.compile(r"(.+)\.adapter\.lora_(?:A|B\.(.+))")
@@ -124,11 +125,13 @@ def _update(
     config: RunConfig,
 ) -> Update:
     def update(dtype: torch.dtype) -> Tensor:
-        a = adapters.tensor(f"{linear}.adapter.lora_A").to(dtype)
+        a = adapters.tensor(f"{linear}.adapter.lora_A")
         rank = len(a) // len(order)
         scale = scale_of(record["alpha"], rank, rslora=record["rslora"])
         updates = {
-            part: scale * (adapters.tensor(f"{linear}.adapter.lora_B.{part}").to(dtype) @ block)
+            part: low_rank_update(
+                block, adapters.tensor(f"{linear}.adapter.lora_B.{part}"), scale, dtype
+            )
             for part, block in zip(order, a.split(rank), strict=True)
         }
         return in_megatrons_order(linear.rpartition(".")[2], updates, config)

@@ -1,0 +1,36 @@
+"""Low-rank updates of weights (LoRA): ``W + scale * B A``.
+
+Source: arXiv:2106.09685; the scale of rsLoRA: arXiv:2312.03732.
+"""
+
+# R rank, K inputs, M outputs
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def scale_of(alpha: float, rank: int, *, rslora: bool) -> float:
+    """Return the factor of ``B A``: alpha / rank, or with rsLoRA alpha / sqrt(rank)."""
+    return alpha / (math.sqrt(rank) if rslora else rank)
+
+
+def low_rank_update(a_RK: Tensor, b_MR: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return ``scale * B A``, [M, K], computed in ``dtype``."""
+    return scale * (b_MR.to(dtype) @ a_RK.to(dtype))
+
+
+def with_update(weight_MK: Tensor, update: Tensor) -> Tensor:
+    """Return a weight with an update added, in a new tensor.
+
+    Numerics: the sum is computed in the update's dtype and converted to the weight's.
+
+    Args:
+        update: Of the weight's first rows.
+    """
+    wide = weight_MK.to(update.dtype, copy=True)
+    wide[: len(update)] += update
+    return wide.to(weight_MK.dtype)
