@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
-from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    AttentionKernel,
+    AttentionResult,
+    AttentionSpec,
+    Manifest,
+    Wrapper,
+    hookimpl,
+)
 
-_KERNEL = "ascend_attention_kernel"
 
-
-@attrs.define
+@attrs.define(eq=False)
 class AttentionUse:
+    """A plugin that records what the kernel inside it is called with.
+
+    As the first of a run's plugins it is the innermost wrapper, around the provided kernel.
+    """
+
+    manifest: ClassVar = Manifest(
+        name="attention-use", summary="record the features that attention is called with"
+    )
+    features: set[str] = attrs.field(factory=set)
     """The features of all calls so far."""
 
-    features: set[str] = attrs.field(factory=set)
+    @hookimpl
+    def ascend_attention(self) -> Wrapper[AttentionKernel]:
+        return lambda inner: _WatchedKernel(inner, self)
 
     def add(self, q: Any, k: Any, v: Any, spec: AttentionSpec) -> None:
         """Add the features of one call."""
@@ -48,15 +64,3 @@ class _WatchedKernel:
         self._use.add(q, k, v, spec)
         result: AttentionResult = self._inner.forward(q, k, v, spec)
         return result
-
-
-def record_attention(hooks: Hooks) -> AttentionUse:
-    """Record the calls of every kernel that these hooks provide from now on."""
-    use, inner = AttentionUse(), hooks.require_named
-
-    def require_named(hook: str, **arguments: Any) -> tuple[str, Any]:
-        plugin, found = inner(hook, **arguments)
-        return plugin, _WatchedKernel(found, use) if hook == _KERNEL else found
-
-    hooks.require_named = require_named  # type: ignore[method-assign]
-    return use

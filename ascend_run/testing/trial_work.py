@@ -47,13 +47,15 @@ class TrialWork:
     """One trial on one rank, whose process groups and device exist."""
 
     def __init__(self, trial: Trial, hooks: Hooks, context: c.RunContext) -> None:
-        from ascend_run.testing.attention_use import record_attention
+        from ascend_run.testing.attention_use import AttentionUse
         from ascend_run.testing.dry_run import DryRun
 
-        self.attention = None if trial.steps else record_attention(hooks)
-        self.trial, self.hooks, self.context = trial, hooks, context
+        self.attention = None if trial.steps else AttentionUse()
+        recorders = [] if self.attention is None else [self.attention]
+        self.hooks = Hooks([*recorders, *hooks.plugins])
+        self.trial, self.context = trial, context
         # At a tie the loss jumps, and differences show no slope.
-        self.dry_run = DryRun(hooks, context, probe_weights=trial.probe_weights)
+        self.dry_run = DryRun(self.hooks, context, probe_weights=trial.probe_weights)
         self.counts = _Counts()
 
     def gradients(self) -> RankOutcome:
