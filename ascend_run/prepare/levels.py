@@ -141,8 +141,7 @@ def without_disabled(raw: RawConfig, catalogue: Catalogue) -> list[str]:
     disabled = {plugin.manifest.name for plugin in loaded.classes.values()}
     enabled = catalogue.load_each(raw.enable).classes
     kept = [n for n in raw.enable if n not in enabled or enabled[n].manifest.name not in disabled]
-    given = raw.values.get("enable")
-    if given is not None and given.origin == COMMAND_LINE:
+    if raw.enable_origin == COMMAND_LINE:
         problems += [
             f"'{name}' is both enabled and disabled on the command line; leave out one of the two"
             for name in raw.enable

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
@@ -18,6 +18,9 @@ from ascend_run.plugin_api.contracts import CheckpointEntry, RunContext, TensorS
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+PROGRESS: Final = "progress"
+"""Name of the entry with the training progress."""
 
 
 class EntryShards:
@@ -153,61 +156,69 @@ def _value(spare: Tensor) -> float | None:
     return float(spare[1]) if spare[0] else None
 
 
+@attrs.frozen(kw_only=True)
+class SavedProgress:
+    """Training progress as a checkpoint stores it, of JSON values."""
+
+    step: int
+    consumed_samples: int
+    schedule_steps: int
+    loss_scalers: Sequence[Mapping[str, Any]]
+    went_back_to: int | None = None
+    """Step of the last ``checkpoint.step`` in the run's history."""
+    fingerprint: str | None = None
+    """Identifies the weights; for later comparison only."""
+    machine_choices: Mapping[str, str] = attrs.field(factory=dict)
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> SavedProgress:
+        """Return the record of the entry's values; other versions may store more of them."""
+        return cls(**{name: state[name] for name in attrs.fields_dict(cls) if name in state})
+
+
+@attrs.define
 class Progress:
-    """Training progress: steps, samples, schedule and loss scale, as JSON values.
+    """The entry of the training progress: a run's, as :class:`SavedProgress`."""
 
-    ``went_back_to`` is the step of the last ``checkpoint.step`` in this run's history.
-    ``fingerprint`` identifies the weights; it is stored for later comparison only.
-
-    Args:
-        context: A RunContext; ``step`` and ``consumed_samples`` are read and set.
-        optimizer: Megatron's optimizer, with its loss scale.
-        scheduler: Megatron's scheduler. Only its step count is saved; the other fields come from
-            the config and may change between runs (more steps, another rate).
-        machine_choices: Config key -> value, of options that the config may leave to the machine.
-    """
-
-    def __init__(
-        self,
-        context: RunContext,
-        optimizer: MegatronOptimizer,
-        scheduler: OptimizerParamScheduler,
-        machine_choices: Mapping[str, str] | None = None,
-    ) -> None:
-        self._context = context
-        self._optimizer = optimizer
-        self._scheduler = scheduler
-        self.machine_choices = dict(machine_choices or {})
-        self.went_back_to: int | None = None
-        self.fingerprint: str | None = None
+    _context: RunContext
+    """``step`` and ``consumed_samples`` are read and set."""
+    _optimizer: MegatronOptimizer
+    _scheduler: OptimizerParamScheduler
+    """Only its step count is saved; the other fields come from the config and may change between
+    runs (more steps, another rate)."""
+    machine_choices: Mapping[str, str] = attrs.field(factory=dict)
+    """Config key -> value, of options that the config may leave to the machine."""
+    went_back_to: int | None = None
+    fingerprint: str | None = None
 
     def state_dict(self) -> dict[str, object]:
         scalers = [scaler.state_dict() for scaler in self._grad_scalers()]
-        return {
-            "step": self._context.step,
-            "consumed_samples": self._context.consumed_samples,
-            "schedule_steps": self._scheduler.num_steps,
-            "loss_scalers": [{k: _number(v) for k, v in state.items()} for state in scalers],
-            "went_back_to": self.went_back_to,
-            "fingerprint": self.fingerprint,
-            "machine_choices": self.machine_choices,
-        }
+        progress = SavedProgress(
+            step=self._context.step,
+            consumed_samples=self._context.consumed_samples,
+            schedule_steps=self._scheduler.num_steps,
+            loss_scalers=[{k: _number(v) for k, v in state.items()} for state in scalers],
+            went_back_to=self.went_back_to,
+            fingerprint=self.fingerprint,
+            machine_choices=self.machine_choices,
+        )
+        return attrs.asdict(progress, recurse=False)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        scalers = self._grad_scalers()
-        if len(scalers) != len(state["loss_scalers"]):
+        progress, scalers = SavedProgress.read(state), self._grad_scalers()
+        if len(scalers) != (num_saved := len(progress.loss_scalers)):
             raise CheckpointError(
-                f"the checkpoint has {len(state['loss_scalers'])} loss scales, this run "
-                f"{len(scalers)}; train.precision must be what it was"
+                f"the checkpoint has {num_saved} loss scales, this run {len(scalers)}; "
+                "train.precision must be what it was"
             )
-        for scaler, saved in zip(scalers, state["loss_scalers"], strict=True):
+        for scaler, saved in zip(scalers, progress.loss_scalers, strict=True):
             if saved:
                 scale = torch.full_like(scaler.scale, saved["scale"])
                 scaler.load_state_dict({**saved, "scale": scale})
-        self._scheduler.step(state["schedule_steps"] - self._scheduler.num_steps)
-        self._context.step = state["step"]
-        self._context.consumed_samples = state["consumed_samples"]
-        self.went_back_to = state.get("went_back_to")
+        self._scheduler.step(progress.schedule_steps - self._scheduler.num_steps)
+        self._context.step = progress.step
+        self._context.consumed_samples = progress.consumed_samples
+        self.went_back_to = progress.went_back_to
 
     def _grad_scalers(self) -> list[Any]:
         parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,13 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.checkpoint.entries import (
+    PROGRESS,
     DeviceGenerator,
     EntryShards,
     PluginEntry,
     Progress,
     RandomState,
+    SavedProgress,
 )
 from ascend_run.core.checkpoint.optimizer_shards import optimizer_shards
 from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
@@ -81,7 +82,7 @@ class Checkpoints:
 
     def state(self) -> tuple[list[c.TensorShard], dict[str, object]]:
         """Return this rank's checkpoint contents: tensors (sharing the run's memory) and values."""
-        entries = self._entries()
+        entries = EntryShards(self._all_entries(), self._ranks.rank)
         return [*self._tensors(), *entries.shards], entries.values
 
     def restore(self, log: FilteringBoundLogger) -> None:
@@ -134,16 +135,13 @@ class Checkpoints:
         entries.restore(values)
         if moved:
             log.warning("checkpoint.other_layout", step=step, begun_anew=reinitialized)
-        self._warn_of_other_choices(values["progress"], log)
+        self._warn_of_other_choices(SavedProgress.read(values[PROGRESS]), log)
 
-    def _warn_of_other_choices(
-        self, progress: Mapping[str, Mapping[str, str]], log: FilteringBoundLogger
-    ) -> None:
+    def _warn_of_other_choices(self, progress: SavedProgress, log: FilteringBoundLogger) -> None:
         """Warn of each choice that this machine makes differently from the one that saved: rounding
         differs from this step on."""
-        before = progress.get("machine_choices", {})
         for option, now in self._progress.machine_choices.items():
-            if (saved := before.get(option, now)) != now:
+            if (saved := progress.machine_choices.get(option, now)) != now:
                 log.warning(
                     "checkpoint.other_machine_choice",
                     option=option,
@@ -204,16 +202,13 @@ class Checkpoints:
                 )
         return shards
 
-    def _entries(self) -> EntryShards:
-        return EntryShards(self._all_entries(), self._ranks.rank)
-
     def _all_entries(self) -> dict[str, c.CheckpointEntry]:
         """Return the checkpoint entries of the kernel and the plugins."""
         generators = RandomState(
             DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
             get_cuda_rng_tracker(),
         )
-        return {"progress": self._progress, "rng": generators, **self._plugin_entries}
+        return {PROGRESS: self._progress, "rng": generators, **self._plugin_entries}
 
     def _collect_plugin_entries(self) -> dict[str, c.CheckpointEntry]:
         """Return the checkpoint entries that plugins add.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import attrs
 
 from ascend_run.core.checkpoint import Choice, choose
+from ascend_run.core.checkpoint.entries import PROGRESS, SavedProgress
 from ascend_run.core.checkpoint.selection import CorruptCheckpoint
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.contracts import CheckpointStore
@@ -86,7 +87,7 @@ def _newest_since(own: CheckpointStore, step: int) -> Choice:
         except CheckpointError as error:
             corrupt.append(CorruptCheckpoint(candidate, str(error)))
             continue
-        if values["progress"].get("went_back_to") == step:
+        if SavedProgress.read(values[PROGRESS]).went_back_to == step:
             return Choice(candidate, tuple(corrupt), tuple(reversed(newer)))
         newer.append(candidate)
     return Choice(None, tuple(corrupt))

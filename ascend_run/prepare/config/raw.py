@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -17,6 +17,7 @@ from ascend_run.types.config import DEFAULT_FAMILY, DEFAULT_PLATFORM, DEFAULT_TA
 from .value_types import TypeMismatch, describe, is_list, may_be_text, structure
 
 COMMAND_LINE: Final = "command line"
+T = TypeVar("T")
 _TOML_MARKS: Final = ('"', "'", "[", "{")
 
 
@@ -93,51 +94,52 @@ class RawConfig:
     @property
     def enable(self) -> tuple[str, ...]:
         """Feature plugins as the user named them."""
-        result: tuple[str, ...] = self._top("enable", tuple[str, ...], ())
-        return result
+        return self._top("enable", tuple[str, ...], ())
+
+    @property
+    def enable_origin(self) -> str | None:
+        """Where ``enable`` is set; None if it is not."""
+        return self.values["enable"].origin if "enable" in self.values else None
 
     @property
     def platform(self) -> str:
-        result: str = self._top("platform", str, DEFAULT_PLATFORM)
-        return result
+        return self._top("platform", str, DEFAULT_PLATFORM)
 
     @property
     def task(self) -> str:
-        result: str = self._top("task", str, DEFAULT_TASK)
-        return result
+        return self._top("task", str, DEFAULT_TASK)
 
     @property
     def nproc(self) -> int:
         """Number of ranks to start on this machine."""
-        number: int = self._top("run.nproc", int, 1)
-        return number
+        return self._top("run.nproc", int, 1)
 
     @property
     def family(self) -> str:
         """Plugin of the model family; by default the ``model_type`` of the folder to load from."""
         if self.hf_path is None or "model.family" in self.values:
-            return str(self._top("model.family", str, DEFAULT_FAMILY))
+            return self._top("model.family", str, DEFAULT_FAMILY)
         return model_type_of(self.hf_path)
 
     @property
     def hf_path(self) -> str | None:
         """Hugging Face folder to load the model from."""
-        result: str | None = self._top("model.hf_path", str | None, None)
-        return result
+        return self._top("model.hf_path", str | None, None)
 
     def replacing(self, origin: str, **values: Any) -> RawConfig:
         """Return a copy with top-level values replaced; None keeps a value."""
         new = {key: RawValue(value, origin) for key, value in values.items() if value is not None}
         return attrs.evolve(self, values={**self.values, **new})
 
-    def _top(self, key: str, expected: Any, default: object) -> Any:
+    def _top(self, key: str, expected: Any, default: T) -> T:
         given = self.values.get(key)
         if given is None:
             return default
         try:
-            return given.structured(expected, key)
+            result: T = given.structured(expected, key)
         except TypeMismatch as mismatch:
             raise ConfigError(
                 "the config cannot be used",
                 [f"{key}={show(given.value)}: expected {mismatch} ({given.origin})"],
             ) from None
+        return result

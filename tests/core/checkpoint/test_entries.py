@@ -19,6 +19,7 @@ from ascend_run.core.checkpoint.entries import (
     EntryShards,
     Progress,
     RandomState,
+    SavedProgress,
 )
 from ascend_run.plugin_api import CheckpointError
 
@@ -157,3 +158,9 @@ def test_a_run_without_the_loss_scale_that_was_saved_is_refused() -> None:
     saved = run_at(3, [Scaler(2.0, 0)]).state_dict()
     with pytest.raises(CheckpointError, match="has 1 loss scales, this run 0; "):
         run_at(0, []).load_state_dict(saved)
+
+
+def test_saved_progress_of_an_older_or_newer_version_is_read() -> None:
+    older = {"step": 3, "consumed_samples": 24, "schedule_steps": 3, "loss_scalers": []}
+    read = SavedProgress.read({**older, "of_a_later_version": 1})
+    assert (read.step, read.went_back_to, read.machine_choices) == (3, None, {})

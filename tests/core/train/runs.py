@@ -63,10 +63,8 @@ class Watch:
 
         folder = Path(context.config.run.output_dir)
         checkpoints = Checkpoints(Hooks([]), context, folder)
-        entries = checkpoints._entries()
-        shards = [*checkpoints._tensors(), *entries.shards]
+        shards, self.values = checkpoints.state()
         self.tensors = {f"{p.key}{p.offset}": p.tensor.detach().clone() for p in shards}
-        self.values = entries.values
 
 
 _CLOCK = ("time", "tokens_per_second", "step_seconds", "memory_bytes", "memory_peak_bytes")
