@@ -6,12 +6,16 @@ Shape letters: see ``ascend_run.plugin_api.contracts``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, runtime_checkable
 
 import attrs
+from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Saved = TypeVar("Saved", bound=tuple[object, ...], default=Any)
+"""Record that a kernel's forward saves for its own backward; Any: of an unknown kernel."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,7 +79,7 @@ class AttentionSpec:
     dropout: Dropout | None = None
 
 
-class AttentionResult(NamedTuple):
+class AttentionResult(NamedTuple, Generic[Saved]):
     """What a kernel's forward returns."""
 
     out: Tensor
@@ -83,9 +87,9 @@ class AttentionResult(NamedTuple):
     lse: Tensor
     """Log of the sum of exponentials of the scaled scores, [B, N, S_q] or [N, T_q]; float32, or
     float64 for float64 inputs."""
-    saved: tuple[Any, ...] = ()
+    saved: Saved = ()  # type: ignore[assignment]  # for kernels that save nothing else
     """Whatever else this kernel's backward reads: a NamedTuple of its own with tensors, shapes and
-    the inner kernel's ``saved``, nested in tuples and dicts. Tensors at any depth are saved for
+    the inner kernel's record, nested in tuples and dicts. Tensors at any depth are saved for
     backward by autograd; everything else is stored as is."""
 
 
@@ -120,11 +124,12 @@ class AttentionFeatures:
         return cls(**{field.name: field.name not in names for field in attrs.fields(cls)})
 
 
-class AttentionKernel(Protocol):
+class AttentionKernel(Protocol[Saved]):
     """Scaled dot-product attention with its log-sum-exp; the interface that features compose.
 
     Wrapping kernels (Ulysses, ring) implement it too: they take this rank's shard of the sequence
-    and call an inner kernel.
+    and call an inner kernel. If a kernel derives from ``AttentionKernel[Record]``, type checkers
+    compare what its forward saves with what its backward reads; ``tuple[()]`` is no record.
     """
 
     features: AttentionFeatures
@@ -132,7 +137,9 @@ class AttentionKernel(Protocol):
     """Which of ``q k v out lse`` backward reads; the others are not saved and are passed as
     None."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> AttentionResult[Saved]:
         """Compute the attention.
 
         Args:
@@ -150,7 +157,7 @@ class AttentionKernel(Protocol):
         v: Tensor | None,
         out: Tensor | None,
         lse: Tensor | None,
-        saved: Any,
+        saved: Saved,
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         """Compute the gradients.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ascend_run.core.model.saved import flatten_saved
+from ascend_run.types.attention import Saved
 
 
 class Inner(NamedTuple):
@@ -18,12 +19,12 @@ class Inner(NamedTuple):
     absent: Tensor | None = None
 
 
-class Outer(NamedTuple):
+class Outer(NamedTuple, Generic[Saved]):
     received: tuple[Tensor, ...]
-    inner: dict[int, Any]
+    inner: dict[int, Saved]
 
 
-def record() -> Outer:
+def record() -> Outer[Any]:
     inner = Inner((3, 2), {"q": torch.ones(3, 2)})
     return Outer((torch.zeros(1), torch.zeros(2)), {0: (), 65536: inner})
 

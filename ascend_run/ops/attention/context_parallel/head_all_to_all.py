@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, Generic, NamedTuple
 
 import attrs
 import torch
@@ -15,7 +15,7 @@ from ascend_run.ops.attention.blockwise_attention import learned_bias
 from ascend_run.ops.attention.head_shares import HeadShare, head_shares
 from ascend_run.ops.attention.log_sum_exp import as_column
 from ascend_run.ops.transfer.all_to_all import sequence_to_heads
-from ascend_run.types.attention import AttentionKernel, AttentionResult, AttentionSpec
+from ascend_run.types.attention import AttentionKernel, AttentionResult, AttentionSpec, Saved
 
 from .inner import READABLE
 from .kv_routing import AllToAllKv, Distribution, KvRouting
@@ -31,7 +31,7 @@ Lengths = Callable[[int], Sequence[int]]
 """Maps this rank's sequence length to every rank's."""
 
 
-class AllToAllSaved(NamedTuple):
+class AllToAllSaved(NamedTuple, Generic[Saved]):
     """What backward needs in addition to its inputs."""
 
     num_keys: int
@@ -41,11 +41,11 @@ class AllToAllSaved(NamedTuple):
     kept: dict[str, Tensor]
     """Inputs of the inner kernel's backward, for the full sequence and this rank's heads, by
     name."""
-    inner: Any
+    inner: Saved
     """What the inner kernel saved."""
 
 
-class HeadAllToAll:
+class HeadAllToAll(AttentionKernel[AllToAllSaved[Saved]]):
     """AttentionKernel on [s, B, N, D] that runs ``inner`` on [S, B, n, D].
 
     Ranks take consecutive query heads, the first ones one more if P does not divide N, and the
@@ -67,7 +67,7 @@ class HeadAllToAll:
 
     def __init__(
         self,
-        inner: AttentionKernel,
+        inner: AttentionKernel[Saved],
         group: dist.ProcessGroup,
         *,
         keys: KvRouting | None = None,
@@ -82,7 +82,9 @@ class HeadAllToAll:
             name for name in READABLE if name in inner.backward_reads - self.backward_reads
         ]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> AttentionResult[AllToAllSaved[Saved]]:
         distribution = self._distribution(q.shape[-2], k.shape[-2], q.shape[0], k.shape[0])
         full_q, full_k, full_v = self.keys.dispatch(q, k, v, distribution)
         full_out, full_lse, inner_saved = self.inner.forward(
@@ -113,7 +115,7 @@ class HeadAllToAll:
         v: Tensor | None,
         out: Tensor | None,
         lse: Tensor | None,
-        saved: AllToAllSaved,
+        saved: AllToAllSaved[Saved],
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         distribution = self._distribution(

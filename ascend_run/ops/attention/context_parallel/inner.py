@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from torch import Tensor
 
-from ascend_run.types.attention import AttentionKernel, AttentionSpec
+from ascend_run.types.attention import AttentionKernel, AttentionSpec, Saved
 
 from .blocks import Block
 
@@ -40,12 +40,12 @@ def block_spec(spec: AttentionSpec, block: Block, index: int, bias: Tensor | Non
 
 
 def block_backward(
-    inner: AttentionKernel,
+    inner: AttentionKernel[Saved],
     block: Block,
     rows: tuple[Tensor, Tensor, Tensor, Tensor],
     keys: Tensor,
     values: Tensor,
-    saved: object,
+    saved: Saved,
     spec: AttentionSpec,
 ) -> tuple[Tensor, ...]:
     """Return (dq, dk, dv, and the gradient of a bias that requires one) of one block.

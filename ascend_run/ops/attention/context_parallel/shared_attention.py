@@ -3,12 +3,12 @@ them."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 import attrs
 from torch import Tensor
 
-from ascend_run.types.attention import AttentionKernel, AttentionResult, AttentionSpec
+from ascend_run.types.attention import AttentionKernel, AttentionResult, AttentionSpec, Saved
 
 from .bias import Bias
 from .head_parts import head_parts, joined, joined_bias
@@ -20,18 +20,18 @@ from .sums import Attended, RowSums, sink_gradient
 # heads; D width of q and k, E width of v
 
 
-class SharedSaved(NamedTuple):
+class SharedSaved(NamedTuple, Generic[Saved]):
     """What backward needs in addition to its inputs."""
 
     key_shape: tuple[int, ...]
     """[s, B, G, D]."""
     received: tuple[Tensor, ...]
     """What the route saved of other ranks' keys and values."""
-    inner: dict[int, Any]
+    inner: dict[int, Saved]
     """What the inner kernel saved for each block; see ``RoutedBlock.order``."""
 
 
-class SharedAttention(Generic[W]):
+class SharedAttention(AttentionKernel[SharedSaved[Saved]], Generic[W, Saved]):
     """AttentionKernel on this rank's chunks of the sequence, [s, B, N, D].
 
     Merges the blocks' outputs by their log-sum-exps; each block's gradients are computed from the
@@ -45,13 +45,15 @@ class SharedAttention(Generic[W]):
     Numerics: sums over blocks are float32, or float64 for float64 inputs, in a fixed order.
     """
 
-    def __init__(self, inner: AttentionKernel, route: KeyRoute[W]) -> None:
+    def __init__(self, inner: AttentionKernel[Saved], route: KeyRoute[W]) -> None:
         assert not missing_features(inner), "see inner.missing_features"
         self.inner, self.route = inner, route
         self.features = attrs.evolve(inner.features, sinks=True)
         self.backward_reads = frozenset({"q", "out", "lse"}) | route.reads
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> AttentionResult[SharedSaved[Saved]]:
         work = self._work(spec, q.shape[0], k.shape[0])
         parts = head_parts(q.shape[-2], k.shape[-2], self.route.groups_at_once)
         keys = RankKeys(
@@ -85,7 +87,7 @@ class SharedAttention(Generic[W]):
         v: Tensor | None,
         out: Tensor | None,
         lse: Tensor | None,
-        saved: SharedSaved,
+        saved: SharedSaved[Saved],
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
         assert q is not None

@@ -19,7 +19,7 @@ from torch import Tensor
 from ascend_run.ops.attention import blockwise_attention, fused_attention
 from ascend_run.ops.attention.shared_bands import SharedBands
 from ascend_run.ops.attention.visibility import BAND_BLOCK, Rectangle, Shape
-from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
+from ascend_run.plugin_api import AttentionFeatures, AttentionKernel, AttentionResult, AttentionSpec
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -68,7 +68,7 @@ class _Fused:
         return options
 
 
-class FusedCpuAttention:
+class FusedCpuAttention(AttentionKernel[tuple[()]]):
     """The attention kernel of the CPU platform.
 
     Shapes and dtypes: as in the contract; float64, float32, bfloat16 and float16. The fused kernel
@@ -96,7 +96,9 @@ class FusedCpuAttention:
         self.in_blocks, self.wide_backward = in_blocks, wide_backward
         self._fused = _Fused(masks)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> AttentionResult[tuple[()]]:
         return AttentionResult(
             *fused_attention.forward(
                 self._fused, q, k, v, spec, in_blocks=self._runs_in_blocks(spec), by_halves=True

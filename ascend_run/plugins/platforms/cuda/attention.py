@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ascend_run.ops.attention import blockwise_attention, fused_attention
 from ascend_run.ops.attention.shared_bands import SharedBands
 from ascend_run.ops.attention.visibility import BAND_BLOCK, Rectangle, Shape
-from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
+from ascend_run.plugin_api import AttentionFeatures, AttentionKernel, AttentionResult, AttentionSpec
 
 HALF: Final = (torch.bfloat16, torch.float16)
 FLASH_WIDEST: Final = 256
@@ -46,7 +46,7 @@ def choose(dtype: torch.dtype, width: int, shape: Shape) -> Fused:
     return Fused.EFFICIENT
 
 
-class FusedCudaAttention:
+class FusedCudaAttention(AttentionKernel[tuple[()]]):
     """The attention kernel of the CUDA platform.
 
     Shapes and dtypes: as in the contract; accumulation and log-sum-exp are float32, float64 for
@@ -68,7 +68,9 @@ class FusedCudaAttention:
         self.in_blocks = in_blocks
         self._rectangles = _Rectangles(flash=flash, masks=masks)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> AttentionResult[tuple[()]]:
         in_blocks = self._runs_in_blocks(q, spec)
         return AttentionResult(
             *fused_attention.forward(self._rectangles, q, k, v, spec, in_blocks=in_blocks)

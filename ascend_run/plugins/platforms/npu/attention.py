@@ -21,7 +21,13 @@ from torch import Tensor
 
 from ascend_run.ops.attention import blockwise_attention, fused_attention, pieced_attention
 from ascend_run.ops.attention.blockwise_attention import learned_bias
-from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec, Mask
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    AttentionKernel,
+    AttentionResult,
+    AttentionSpec,
+    Mask,
+)
 
 from .attention_pieces import Pieces, SavedDraws, drawing_from, log_sum_exp, statistics
 from .masks import SharedMasks
@@ -30,7 +36,7 @@ MOST_DOCUMENTS: Final = 1024
 """Maximum documents per call in layout TND; the operator's limit."""
 
 
-class FusedNpuAttention:
+class FusedNpuAttention(AttentionKernel[SavedDraws | tuple[()]]):
     """The attention kernel of the NPU platform.
 
     Shapes and dtypes: as in the contract; float32, bfloat16 and float16, the log-sum-exp float32.
@@ -59,7 +65,9 @@ class FusedNpuAttention:
         self.version, self.layout, self.in_blocks = version, layout, in_blocks
         self.masks = SharedMasks(compressed=masks == "compressed")
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> AttentionResult[SavedDraws | tuple[()]]:
         if self.in_blocks or _beyond_the_operator(spec):
             return AttentionResult(*fused_attention.in_blocks_forward(q, k, v, spec))
         if q.dim() == 3:

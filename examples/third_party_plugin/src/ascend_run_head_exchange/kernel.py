@@ -41,7 +41,7 @@ class Saved(NamedTuple):
     inner: tuple[Any, ...]
 
 
-class HeadExchangeKernel:
+class HeadExchangeKernel(AttentionKernel[Saved]):
     """contracts.AttentionKernel on this rank's part of the sequence.
 
     Where P does not divide G, each key-value head is copied for every query head that reads it.
@@ -53,7 +53,9 @@ class HeadExchangeKernel:
         self.inner, self.group = inner, group
         self.features = inner.features & AttentionFeatures.all_but("bias", "position_bias")
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> AttentionResult[Saved]:
         copies = 1 if k.shape[HEADS] % self.group.size() == 0 else q.shape[HEADS] // k.shape[HEADS]
         inside = [
             self._to_heads(x)
