@@ -125,7 +125,7 @@ def kinds(events: list[Event]) -> str:
 
 
 @NEEDED
-def test_messages_are_posted_before_the_computation_that_hides_them(
+def test_sends_are_posted_before_the_computation_that_overlaps_them(
     recorded: dict[str, list[list[Event]]],
 ) -> None:
     """Forward: keys post, compute, wait, three times over. Backward: keys, and beside them the

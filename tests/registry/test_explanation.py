@@ -199,7 +199,7 @@ def test_one_owner_needs_no_reason_of_order() -> None:
     )
 
 
-def test_kinds_have_their_places() -> None:
+def test_kinds_have_their_locations() -> None:
     hooks = {"ascend_configure": result}
 
     found = explained(

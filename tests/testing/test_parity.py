@@ -21,7 +21,9 @@ def _planted_plugins() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_right_plugin_is_accepted_and_its_messages_are_seen(parity: Parity, size: int) -> None:
+def test_a_right_plugin_is_accepted_and_its_collectives_are_counted(
+    parity: Parity, size: int
+) -> None:
     outcomes = parity("gathers-everything", layout={"cp": size})
     assert len(outcomes) == size
     # 2 layers, 4 micro-batches: q, k and v forward, and they and dout backward.

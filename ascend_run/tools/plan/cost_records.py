@@ -79,7 +79,7 @@ class ExpectedTime:
     device: str
     source: str
     """Where the device's rates come from."""
-    products: float
+    matmuls: float
     memory: float
     operations: float
     communication: float
@@ -98,7 +98,7 @@ class ExpectedTime:
     def parts(self) -> dict[str, float]:
         """Label -> seconds of the parts of a step."""
         return {
-            "matmuls": self.products,
+            "matmuls": self.matmuls,
             "memory": self.memory,
             "kernel launches": self.operations,
             "exposed communication": self.communication,

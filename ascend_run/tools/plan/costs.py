@@ -115,7 +115,7 @@ def _time(
     return ExpectedTime(
         device=device.name,
         source=device.source,
-        products=time.products,
+        matmuls=time.matmuls,
         memory=time.memory,
         operations=time.operations,
         communication=time.communication,

@@ -91,7 +91,7 @@ class _Whole:
         half = config.train.precision != "fp32"
         return cls(
             counts={"experts": experts, "dense": cost.parameters - experts},
-            seconds=time.products * sequences,
+            seconds=time.matmuls * sequences,
             state_bytes=optimizer_bytes(optimizer_spec(config, base.hooks), 1, 0, half),
         )
 

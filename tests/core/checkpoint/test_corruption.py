@@ -132,13 +132,15 @@ def test_each_kind_of_damage_is_found_and_named(damaged: Path, damage: str) -> N
         assert named in message
 
 
-def test_the_undamaged_copy_is_sound(damaged: Path) -> None:
+def test_the_undamaged_copy_is_valid(damaged: Path) -> None:
     with pytest.raises(AssertionError):
         errors_of(damaged)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_flipped_bit_or_cut_end_is_found_and_its_file_named(damaged: Path, seed: int) -> None:
+def test_any_flipped_bit_or_truncation_is_found_and_its_file_named(
+    damaged: Path, seed: int
+) -> None:
     draw = random.Random(seed)
     victim = draw.choice(sorted((damaged / FOLDER).iterdir()))
     data = bytearray(victim.read_bytes())

@@ -76,7 +76,7 @@ def test_an_optimizer_of_an_unknown_kind_is_refused_by_name() -> None:
         optimizer_shards(Lion(), [])
 
 
-def test_a_state_that_is_not_cut_like_its_parameter_is_refused_by_name() -> None:
+def test_a_state_that_is_not_sharded_like_its_parameter_is_refused() -> None:
     (parameter,) = weights(0)[:1]
     optimizer = torch.optim.SGD([parameter])
     optimizer.state[parameter] = {"rows": torch.zeros(4), "count": 3}

@@ -60,7 +60,7 @@ def test_axes_that_only_the_global_tensor_has_come_first() -> None:
     assert shard.writes
 
 
-def test_what_a_factory_makes_of_a_parameter_is_cut_where_it_cuts() -> None:
+def test_the_tensors_of_a_factory_are_sharded_where_it_splits() -> None:
     def halves(key: str, weight: Tensor, replica_id: Any, flattened_range: Any) -> list[Any]:
         gate, up = weight.chunk(2)
         return [

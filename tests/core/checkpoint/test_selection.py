@@ -25,7 +25,7 @@ def store_with(folder: Path, steps: Iterable[int], corrupt: Iterable[int] = ()) 
     return FileStore(folder)
 
 
-def test_the_newest_sound_one_is_chosen(tmp_path: Path) -> None:
+def test_the_newest_valid_checkpoint_is_chosen(tmp_path: Path) -> None:
     choice = choose(store_with(tmp_path, [1, 2, 3]))
     assert (choice.step, choice.corrupt, choice.newer) == (3, (), ())
 

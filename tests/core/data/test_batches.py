@@ -148,7 +148,7 @@ class Partition:
 
 @settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.integers(1, 5))
-def test_the_cut_parts_put_together_are_the_batch(
+def test_the_shards_joined_are_the_batch(
     cp_size: int, pieces: int, zigzag: bool, width: int
 ) -> None:
     length = cp_size * pieces * width

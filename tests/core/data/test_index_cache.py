@@ -244,7 +244,7 @@ def test_arrays_are_never_unpickled_whatever_their_record_says(tmp_path: Path) -
     assert np.array_equal(cache.arrays(DESCRIPTION, squares)["squares"], squares()["squares"])
 
 
-def test_a_sound_set_in_a_folder_that_is_read_only_is_used(tmp_path: Path) -> None:
+def test_a_valid_index_in_a_read_only_folder_is_used(tmp_path: Path) -> None:
     IndexCache(tmp_path).arrays(DESCRIPTION, squares)
     with read_only():
         assert len(IndexCache(tmp_path).arrays(DESCRIPTION, squares)["squares"]) == 1000

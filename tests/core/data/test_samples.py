@@ -305,7 +305,7 @@ def test_building_says_nothing_to_the_user(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_permuted_index_gives_the_samples_of_the_sound_one(
+def test_a_permuted_index_gives_the_samples_of_the_valid_one(
     write_dataset: WriteDataset, tmp_path: Path
 ) -> None:
     prefix = write_dataset([[*range(number, number + 7)] for number in range(20)])

@@ -172,7 +172,7 @@ def test_ascend_model_wraps_the_model_of_a_role_outside_its_modules(
     assert links_of(run.model) == ("probe",)
 
 
-def test_ascend_empty_layers_leave_places_without_a_layer(tmp_path: Path) -> None:
+def test_ascend_empty_layers_leave_slots_without_a_layer(tmp_path: Path) -> None:
     def empty(self: Any, config: Any) -> list[int]:
         return [config.model.num_layers - 1]
 

@@ -86,7 +86,7 @@ def test_every_bit_of_every_element_counts() -> None:
     assert len(seen) == 1 + 5 * 16
 
 
-def test_values_that_change_places_are_seen() -> None:
+def test_swapped_values_change_the_hash() -> None:
     salt = salts(NAME, np.arange(2))
     one, other = (hash_elements(np.array([row]), salt) for row in ([3, 4], [4, 3]))
     assert one != other

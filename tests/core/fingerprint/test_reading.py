@@ -48,7 +48,7 @@ SAMPLES = [sample(index) for index in range(8)]
 
 
 @pytest.mark.parametrize(("ranks", "size"), [(1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
-def test_the_hash_does_not_depend_on_how_a_batch_is_dealt_out(ranks: int, size: int) -> None:
+def test_the_hash_does_not_depend_on_how_a_batch_is_distributed(ranks: int, size: int) -> None:
     assert hashes(SAMPLES, ranks=ranks, micro_batch_size=size) == hashes(SAMPLES)
 
 

@@ -63,7 +63,7 @@ def test_rows_that_pad_the_vocabulary_take_no_probability_and_no_gradient(tied: 
             assert found[name][:VOCABULARY].any()
 
 
-def test_a_tied_table_gets_the_sum_of_what_its_two_places_get_apart() -> None:
+def test_a_tied_table_gets_the_sum_of_the_gradients_of_both_uses() -> None:
     with standing_model(DENSE) as model:
         weights = {name: p.detach() for name, p in model.named_parameters()}
         weights["output_layer.weight"].copy_(weights["embedding.word_embeddings.weight"])

@@ -94,9 +94,7 @@ def test_the_local_rank_is_what_any_starter_calls_it(
         ({"MASTER_PORT": None}, "MASTER_PORT must be set if WORLD_SIZE=4"),
     ],
 )
-def test_an_environment_that_is_not_sound_is_refused(
-    change: dict[str, str | None], message: str
-) -> None:
+def test_an_invalid_environment_is_refused(change: dict[str, str | None], message: str) -> None:
     environment = {k: v for k, v in {**TORCHRUN, **change}.items() if v is not None}
     with pytest.raises(ConfigError, match=message):
         find_rank_environment(environment)

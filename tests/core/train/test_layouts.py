@@ -105,7 +105,7 @@ def test_router_losses_are_averaged_over_data_parallel_ranks(
     ],
     ids=["ep", "etp", "etp tp", "etp ep", "etp ep tp", "ep tp dp", "etp pp tp"],
 )
-def test_experts_may_be_cut_and_tokens_sent_either_way(
+def test_experts_are_sharded_with_every_token_dispatcher(
     gloo_pool: GlooPool, layout: Mapping[str, int], world_size: int, dispatcher: str
 ) -> None:
     values = {**MODELS["moe"], "model.moe_shared_expert_intermediate_size": 16}

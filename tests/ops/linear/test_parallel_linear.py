@@ -123,7 +123,7 @@ GATHER, SCATTER, REDUCE = "_allgather_base_", "_reduce_scatter_base_", "allreduc
     ],
     ids=str,
 )
-def test_messages_and_bytes_are_as_many_as_they_should_be(
+def test_communication_volume_is_that_of_the_collectives(
     gloo_pool: GlooPool, name: str, exchange: LinearCollectives, forward: Any, backward: Any
 ) -> None:
     outcome = run(gloo_pool, 2, name, exchange)
@@ -133,7 +133,7 @@ def test_messages_and_bytes_are_as_many_as_they_should_be(
             assert outcome[direction][1] == nbytes
 
 
-def test_what_is_kept_gathered_is_not_gathered_again(gloo_pool: GlooPool) -> None:
+def test_saved_gathered_inputs_are_not_gathered_again(gloo_pool: GlooPool) -> None:
     outcome = run(gloo_pool, 2, "sliced 2", LinearCollectives.COLUMN_SEQUENCE, keep=True)
     assert outcome["backward"][0] == {SCATTER: 1}
     assert max(outcome["kept"]) == jobs.S * jobs.B * jobs.K

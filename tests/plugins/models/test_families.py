@@ -115,7 +115,7 @@ def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
 
-def test_plugin_has_its_name_and_owns_the_seam(family: Family) -> None:
+def test_plugin_has_its_name_and_claims_the_family(family: Family) -> None:
     plugin = PLUGINS[family.name]
     assert plugin.manifest.name == family.name
     assert {*claims_of(plugin)} == {*family.owns}

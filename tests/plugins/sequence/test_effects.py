@@ -61,7 +61,7 @@ def test_ranks_have_equal_work_and_nothing_hidden_is_computed(
 
 @pytest.mark.parametrize("name", rows(("ring-attention", "double-ring")))
 @pytest.mark.parametrize(("kv_cache", "returning"), [("none", 7), ("half", 3), ("full", 0)])
-def test_what_is_kept_does_not_travel_again(
+def test_saved_keys_and_values_are_not_sent_again(
     gloo_pool: GlooPool, name: str, kv_cache: str, returning: int
 ) -> None:
     """Keys are four wide and values three."""

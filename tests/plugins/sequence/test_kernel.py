@@ -40,7 +40,7 @@ DRAWN: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
 
 @pytest.mark.exhaustive(by=Form.shown)
 @pytest.mark.parametrize("form", rows(FORMS))
-def test_output_log_sum_exp_and_every_gradient_are_the_wholes(
+def test_output_log_sum_exp_and_every_gradient_match_one_rank(
     gloo_pool: GlooPool, form: Form
 ) -> None:
     plugin = exchange(form.plugin, **form.options)
@@ -159,7 +159,7 @@ class Dropping:
         ]
     ),
 )
-def test_every_block_drops_other_places_and_backward_replays_them(
+def test_each_block_has_its_own_dropout_mask_replayed_in_backward(
     gloo_pool: GlooPool, row: Dropping
 ) -> None:
     checks.assert_every_block_drops_other_places_and_backward_replays_them(

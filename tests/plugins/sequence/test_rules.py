@@ -18,7 +18,7 @@ from .exchanges import BY_HEADS, IN_BLOCKS, exchange, rows
 
 
 @pytest.mark.parametrize("name", rows((*BY_HEADS, *IN_BLOCKS)))
-def test_it_owns_the_exchange_and_one_rank_needs_none(name: str) -> None:
+def test_it_claims_context_parallelism_and_is_idle_on_one_rank(name: str) -> None:
     plugin, alone = exchange(name), Layout(world_size=1, cp=1)
     manifest = plugin.manifest
     assert claims_of(plugin) == (Claim.CONTEXT_PARALLEL,)

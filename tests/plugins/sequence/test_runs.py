@@ -174,7 +174,7 @@ PLANNED = (
 
 @pytest.mark.exhaustive(by=lambda row: (row.plugin, row.size, row.options.get("kv_cache")))
 @pytest.mark.parametrize("row", rows(PLANNED))
-def test_messages_and_bytes_are_those_that_the_plan_says(gloo_pool: GlooPool, row: Planned) -> None:
+def test_communication_volume_matches_the_plan(gloo_pool: GlooPool, row: Planned) -> None:
     """For the rank that sends most, which a plan shows."""
     config = {
         **DENSE,

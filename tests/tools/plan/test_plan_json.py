@@ -37,7 +37,7 @@ COLLECTIVE = (
     *("operation", "group", "group_size", "calls", "sent_bytes", "overlapped", "why", "seconds"),
 )
 TIME = (
-    *("device", "source", "products", "memory", "operations", "communication", "bubble", "step"),
+    *("device", "source", "matmuls", "memory", "operations", "communication", "bubble", "step"),
     *("tokens_per_second", "mfu", "memory_bytes", "fits"),
 )
 

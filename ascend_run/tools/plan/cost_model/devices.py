@@ -80,11 +80,11 @@ class CostDevice:
     """Whether the rates are those of a machine that is shared by its ranks."""
     source: str = ""
 
-    def products(self, precision: str) -> float:
+    def matmul_flops(self, precision: str) -> float:
         """Return the FLOP/s that matmuls achieve."""
         return self.flops[precision] * _share(self.reach, precision)
 
-    def attention_products(self, precision: str) -> float:
+    def attention_matmul_flops(self, precision: str) -> float:
         """Return the FLOP/s that the matmuls of attention achieve."""
         share = self.reach if self.attention is None else self.attention
         return self.flops[precision] * _share(share, precision)
@@ -104,9 +104,9 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             latency=10e-6,
             reach=0.7,
             source="CANN's platform_config of the Ascend910B2C: 24 cube cores of 16 x 16 x 16 half-"
-            "precision products a cycle at 1.8 GHz (arXiv:2506.12708 counts the vector cores too: "
+            "precision MACs a cycle at 1.8 GHz (arXiv:2506.12708 counts the vector cores too: "
             "376 TFLOPS a die of the 910C), 64 GB at 1.6 TB/s; fp32 a quarter, of which large "
-            "products reached 87 TFLOPS (github.com/gameofdimension/limulidae); links of the Atlas "
+            "matmuls reached 87 TFLOPS (github.com/gameofdimension/limulidae); links of the Atlas "
             "800T A2 server: HCCS 392 GB/s in both directions together, RoCE 200 Gb/s for each "
             "device",
         ),

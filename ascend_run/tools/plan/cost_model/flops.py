@@ -93,13 +93,13 @@ def changed_flops(
     for index, parameter in enumerate(parameters):
         if not parameter.is_matrix or parameter.layer is None:
             continue
-        product = 2.0 * parameter.numel * rows_of(parameter, sizes)
-        gradient = product if parameter.trained else 0.0
+        matmul = 2.0 * parameter.numel * rows_of(parameter, sizes)
+        gradient = matmul if parameter.trained else 0.0
         if index < num_plain:
-            model += gradient - product
+            model += gradient - matmul
             continue
-        model += 2 * product + gradient  # forward, input gradient, weight gradient
-        hardware += product if (parameter.layer, parameter.part) in repeated else 0.0
+        model += 2 * matmul + gradient  # forward, input gradient, weight gradient
+        hardware += matmul if (parameter.layer, parameter.part) in repeated else 0.0
     return hardware + model, model
 
 

@@ -46,13 +46,13 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     first = chunk == sizes.tokens
     softmax = logits + wide + hidden + (0 if first else weight)
     masked = chunk * sizes.hidden * item
-    product = weight + masked + (0 if first or item == _WIDE else rows * sizes.hidden * item)
+    matmul = weight + masked + (0 if first or item == _WIDE else rows * sizes.hidden * item)
     output = sizes.shared_tokens * sizes.hidden * sizes.item_bytes  # of the final norm
     gathered = sizes.tokens * sizes.hidden * sizes.item_bytes if output and layout.tp > 1 else 0
     if not config.parallel.sequence_parallel:
         gathered = 0
     small = sizes.tokens * (2 * 8 + 6 * _WIDE)  # labels, masks, one number a token
-    return max(softmax, logits + hidden + product) + output + gathered + small
+    return max(softmax, logits + hidden + matmul) + output + gathered + small
 
 
 def _chunk(sizes: Sizes) -> int:

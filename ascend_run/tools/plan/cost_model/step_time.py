@@ -37,7 +37,7 @@ backward."""
 class StepTime:
     """Seconds of one step."""
 
-    products: float
+    matmuls: float
     memory: float
     operations: float
     communication: float
@@ -46,7 +46,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return self.products + self.memory + self.operations + self.communication + self.bubble
+        return self.matmuls + self.memory + self.operations + self.communication + self.bubble
 
 
 def step_time(
@@ -73,8 +73,8 @@ def _stage_time(
     config: RunConfig, layout: Layout, cost: RankCost, device: CostDevice, share: int
 ) -> StepTime:
     precision, attention = config.train.precision, min(cost.attention_flops, cost.flops)
-    products = (cost.flops - attention) * share / device.products(precision)
-    products += attention * share / device.attention_products(precision)
+    matmuls = (cost.flops - attention) * share / device.matmul_flops(precision)
+    matmuls += attention * share / device.attention_matmul_flops(precision)
     saved = sum(t.nbytes for tensors in cost.rank.saved.values() for t in tensors)
     moved = _PASSES * saved * cost.rank.num_microbatches + 2 * cost.memory.optimizer
     memory = moved / (device.memory_bandwidth / share)
@@ -85,9 +85,9 @@ def _stage_time(
             (hidden + seconds, seen) if collective.overlapped else (hidden, seen + seconds)
         )
     operations = cost.operations * device.operation
-    uncovered = max(0.0, hidden - products - memory - operations)
+    uncovered = max(0.0, hidden - matmuls - memory - operations)
     return StepTime(
-        products=products,
+        matmuls=matmuls,
         memory=memory,
         operations=operations,
         communication=seen + uncovered,

@@ -42,7 +42,7 @@ def counts(outcome: RankOutcome, without: RankOutcome) -> tuple[Mapping[str, int
 
 
 @pytest.mark.parametrize("number", [1, 2, 8])
-def test_it_keeps_the_numbers_and_the_bytes_and_slices_the_messages(
+def test_it_slices_collectives_and_keeps_their_numbers_and_bytes(
     parity: Parity, number: int
 ) -> None:
     options = {"plugins.coc.parallel_num": number}
@@ -55,7 +55,7 @@ def test_it_keeps_the_numbers_and_the_bytes_and_slices_the_messages(
         assert counts(outcome, plain) == (expected, 0)
 
 
-def test_what_is_kept_gathered_is_not_gathered_again(parity: Parity) -> None:
+def test_saved_gathered_inputs_are_not_gathered_again(parity: Parity) -> None:
     options = {"plugins.coc.parallel_num": 1, "plugins.coc.recompute_all_gather": False}
     outcomes = parity("coc", layout={"tp": 2}, options=options)
     without = parity.outcomes(Case(plugins=(), layout={"tp": 2}))
@@ -108,7 +108,7 @@ def test_four_ranks_are_kept_too(parity: Parity) -> None:
     parity("coc", layout={"tp": 4}, config={"model.num_query_groups": 4})
 
 
-def test_it_owns_what_linears_send_and_is_idle_where_they_send_nothing() -> None:
+def test_it_claims_linear_collectives_and_is_idle_without_any() -> None:
     assert claims_of(Coc) == (Claim.LINEAR_COMM,)
     assert {*planned_with("coc").plan.idle} == {"coc"}
     split = ("parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true")
@@ -117,7 +117,7 @@ def test_it_owns_what_linears_send_and_is_idle_where_they_send_nothing() -> None
         planned_with("coc", "plugins.coc.parallel_num=3")
 
 
-def test_what_is_kept_gathered_is_expected_to_take_its_room() -> None:
+def test_saved_gathered_inputs_are_in_the_memory_estimate() -> None:
     sizes = {"data.seq_length": 256, "train.micro_batch_size": 4, "model.vocab_size": 4096}
     tp = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
     config = {**DENSE, **sizes, **tp}
@@ -137,7 +137,7 @@ def test_what_is_kept_gathered_is_expected_to_take_its_room() -> None:
     ],
     ids=["sequence-recomputed", "tensors", "frozen-kept-gathered"],
 )
-def test_messages_are_those_that_were_expected(
+def test_collectives_match_the_cost_model(
     gloo_pool: GlooPool, beside: tuple[str, ...], values: dict[str, object]
 ) -> None:
     config = {**DENSE, "data.seq_length": 64, "parallel.tensor_model_parallel_size": 2, **values}

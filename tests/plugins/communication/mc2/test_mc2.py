@@ -40,7 +40,7 @@ def test_blocks_go_round_a_ring_in_the_place_of_collectives(
         assert more(outcome, plain, "send") == more(outcome, plain, "recv_") == 6 * PASSES * hops
 
 
-def test_what_is_kept_gathered_is_not_gathered_again(parity: Parity) -> None:
+def test_saved_gathered_inputs_are_not_gathered_again(parity: Parity) -> None:
     options = {"plugins.mc2.keep_gathered": True}
     outcomes = parity("mc2", layout={"tp": 2}, options=options)
     without = parity.outcomes(Case(plugins=("mc2",), layout={"tp": 2}))
@@ -79,7 +79,7 @@ def test_biases_are_added_after(parity: Parity) -> None:
     parity("mc2", layout={"tp": 2}, config=config)
 
 
-def test_it_owns_what_linears_send_and_is_idle_where_they_send_nothing() -> None:
+def test_it_claims_linear_collectives_and_is_idle_without_any() -> None:
     assert claims_of(Mc2) == (Claim.LINEAR_COMM,)
     assert {*planned_with("mc2").plan.idle} == {"mc2"}
 
@@ -102,7 +102,7 @@ SHARED = {"model.moe_shared_expert_intermediate_size": 48, "model.num_moe_expert
     ],
     ids=["sequence-shared-experts", "tensors-over-four", "frozen-kept-gathered"],
 )
-def test_messages_are_those_that_were_expected(
+def test_collectives_match_the_cost_model(
     gloo_pool: GlooPool, beside: tuple[str, ...], ranks: int, values: dict[str, object]
 ) -> None:
     config = {**values, "data.seq_length": 64, "parallel.tensor_model_parallel_size": ranks}

@@ -27,7 +27,7 @@ def kernels() -> Iterator[None]:
         yield
 
 
-def test_products_with_messages_are_the_npus_operators(parity: Parity) -> None:
+def test_matmuls_with_collectives_are_the_npus_operators(parity: Parity) -> None:
     """Forward all-gather and reduce-scatter in attention and MLP each, backward two all-gathers."""
     outcomes = parity("mc2", beside=("npu-linears",), layout={"tp": 2}, config=WIDE)
     for outcome in outcomes:

@@ -59,7 +59,7 @@ def inputs(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
     return [leaf.requires_grad_() for leaf in leaves], draw(total, 8)
 
 
-def test_it_owns_the_experts_and_changes_rounding_only() -> None:
+def test_it_claims_the_experts_and_changes_rounding_only() -> None:
     assert claims_of(Gmm) == (Claim.EXPERTS,)
     assert Gmm.manifest.numerics is Numerics.ROUNDING
 

@@ -204,7 +204,7 @@ STAGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("stages", names_of(STAGES, lambda values: values.get("enable", ())))
-def test_adapters_of_a_cut_pipeline_are_those_of_one_rank(gloo_pool: GlooPool, stages: str) -> None:
+def test_adapters_in_a_pipeline_are_those_of_one_rank(gloo_pool: GlooPool, stages: str) -> None:
     values = {**DEEP, **STAGES[stages]}
     beside = values.pop("enable", ())
     cut, plain = (

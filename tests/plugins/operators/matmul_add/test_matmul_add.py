@@ -39,7 +39,7 @@ def test_without_a_buffer_gradients_are_tensors_of_their_own(parity: Parity) -> 
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_messages_are_those_of_megatron(gloo_pool: GlooPool, sequence_parallel: bool) -> None:
+def test_collectives_are_those_of_megatron(gloo_pool: GlooPool, sequence_parallel: bool) -> None:
     layout = {
         "parallel.tensor_model_parallel_size": 2,
         "parallel.sequence_parallel": sequence_parallel,

@@ -84,7 +84,7 @@ def test_what_stands_in_each_place(tmp_path: Path) -> None:
         assert torch.equal(hidden.grad, torch.ones_like(hidden))  # type: ignore[arg-type]
 
 
-def test_no_wrapper_is_asked_for_an_empty_place(tmp_path: Path) -> None:
+def test_no_wrapper_is_called_for_an_empty_slot(tmp_path: Path) -> None:
     marks: list[Any] = []
     hooks = ("ascend_layer", "ascend_self_attention", "ascend_mlp")
 
@@ -118,7 +118,7 @@ def go_on(folder: Path, steps: int, values: dict[str, Any]) -> Run:
 
 
 @pytest.mark.parametrize("first", ["plain", "padded"])
-def test_checkpoints_have_no_places_and_go_both_ways(tmp_path: Path, first: str) -> None:
+def test_checkpoints_have_no_slots_and_load_both_ways(tmp_path: Path, first: str) -> None:
     kinds = {"plain": {"model.num_layers": 2}, "padded": padded([0, 3], 4)}
     (second,) = kinds.keys() - {first}
     go_on(tmp_path / "moved", 2, kinds[first])

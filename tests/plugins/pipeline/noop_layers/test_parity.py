@@ -68,14 +68,12 @@ def compare(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["dense", "moe"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_empty_places_change_no_bit(
-    gloo_pool: GlooPool, layout: dict[str, int], model: str
-) -> None:
+def test_empty_slots_change_no_bit(gloo_pool: GlooPool, layout: dict[str, int], model: str) -> None:
     compare(gloo_pool, model, layout, {}, 2, [0, 2, 4])
 
 
 @pytest.mark.parametrize(("layout", "config", "layers", "empty"), PIPELINES, ids=str)
-def test_the_empty_places_of_a_pipeline_change_no_bit(
+def test_empty_slots_of_a_pipeline_change_no_bit(
     gloo_pool: GlooPool,
     layout: dict[str, int],
     config: dict[str, Any],

@@ -17,7 +17,7 @@ PRODUCTS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["matrix", "transposed"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_with_its_messages_is_one_operator(
+def test_a_matmul_with_its_collective_is_one_operator(
     gloo_pool: GlooPool, name: str, transposed: bool
 ) -> None:
     for apart, seen in gloo_pool.run(jobs.product, 2, name, 256, jobs.ROWS, transposed):

@@ -104,7 +104,7 @@ def test_a_tile_has_the_pairs_and_the_keys_of_the_dense_mask(
     edges=st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda e: e[0] != e[1])),
     lengths=st.lists(st.integers(1, 9), min_size=36, max_size=36),
 )
-def test_there_are_as_many_rounds_as_the_busiest_rank_has_messages(
+def test_rounds_are_the_most_sends_of_any_rank(
     edges: set[tuple[int, int]], lengths: list[int]
 ) -> None:
     messages = [
@@ -162,7 +162,7 @@ def test_the_dealt_runs_are_the_zig_zag() -> None:
             assert any(start <= 2 * chunk < end for start, end in zig_zag[rank])
 
 
-def test_a_batch_is_cut_by_its_documents_and_a_plan_is_made_once() -> None:
+def test_a_batch_is_sharded_by_its_documents_and_planned_once() -> None:
     partition = AdaptiveCp(AdaptiveCpConfig()).ascend_sequence_partition(config=run_of(4))
     assert isinstance(partition, DocumentPartition)
     of_batch = partition.of_documents(PAGES)

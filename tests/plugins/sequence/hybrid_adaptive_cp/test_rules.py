@@ -16,7 +16,7 @@ def test_neighbours_exchange_heads_and_groups_are_a_degree_apart() -> None:
     assert plugin.ascend_process_groups(config=run_of(3), layout=Layout(world_size=3, cp=3)) == {}
 
 
-def test_the_cut_is_dealt_to_the_groups_and_in_order_among_neighbours() -> None:
+def test_chunks_go_to_groups_by_document_and_to_neighbours_in_order() -> None:
     partition = HybridAdaptiveCp(HybridAdaptiveCpConfig()).ascend_sequence_partition(
         config=run_of(4)
     )

@@ -19,7 +19,7 @@ def test_neighbours_exchange_heads_and_the_ring_is_a_degree_apart() -> None:
     assert one_window["hybrid_cp_window"] == [(0, 2, 4, 6), (1, 3, 5, 7)]
 
 
-def test_the_cut_is_zig_zag_over_the_ring_and_in_order_among_neighbours() -> None:
+def test_chunks_are_zig_zag_over_the_ring_and_in_order_among_neighbours() -> None:
     partition = HybridCp(HybridCpConfig()).ascend_sequence_partition(config=run_of(4))
     assert partition is not None
     assert [[*partition.chunks(32, rank, 4)] for rank in range(4)] == [

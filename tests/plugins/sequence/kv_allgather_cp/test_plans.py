@@ -9,7 +9,7 @@ from ascend_run.plugins.sequence.kv_allgather_cp import KvAllgatherCp, KvAllgath
 from tests.support.ring_jobs import run_of
 
 
-def test_it_cuts_the_sequence_as_asked() -> None:
+def test_it_partitions_the_sequence_as_configured() -> None:
     for options, expected in (
         (KvAllgatherCpConfig(cut="zig-zag"), ZigZag()),
         (KvAllgatherCpConfig(cut="contiguous"), Contiguous()),

@@ -97,7 +97,7 @@ def test_no_rank_holds_all_heads_of_the_whole_sequence(gloo_pool: GlooPool) -> N
     ],
     ids=["exchange", "all-gather"],
 )
-def test_a_run_is_at_parity_and_its_messages_are_those_of_the_plan(
+def test_a_run_is_at_parity_and_its_collectives_match_the_plan(
     parity: Parity,
     gloo_pool: GlooPool,
     options: dict[str, Any],

@@ -72,7 +72,7 @@ def test_the_inner_mask_speaks_of_the_whole_sequence(gloo_pool: GlooPool, exchan
         assert [spec.mask for spec in outcome.inner_specs] == [c.Mask(causal=True)] * 2
 
 
-def test_ranks_drop_different_places_and_backward_replays_its_own(
+def test_each_rank_has_its_own_dropout_mask_replayed_in_backward(
     gloo_pool: GlooPool, exchange: str
 ) -> None:
     seeds = gloo_pool.run(jobs.inner_dropout_seeds, 4, exchange)

@@ -22,7 +22,7 @@ ULYSSES = "ulysses"
     ],
     ids=["multi-head", "multi-query", "packed", "unequal-widths"],
 )
-def test_forward_and_backward_take_two_messages_each(gloo_pool: GlooPool, case: Case) -> None:
+def test_forward_and_backward_take_two_collectives_each(gloo_pool: GlooPool, case: Case) -> None:
     for outcome in gloo_pool.run(jobs.attend, 4, ULYSSES, case):
         assert dict(outcome.messages.calls) == {"alltoall_base_": 4}
 
@@ -39,7 +39,7 @@ def test_a_key_value_head_is_repeated_per_rank_not_per_query_head(
         assert outcome.messages.sent_bytes["alltoall_base_"] == forward + backward
 
 
-def test_nothing_is_kept_beside_what_the_inner_kernel_reads(gloo_pool: GlooPool) -> None:
+def test_only_what_the_inner_kernel_reads_is_saved(gloo_pool: GlooPool) -> None:
     case = Case(heads=8, groups=4, batch=2, length=16)
     exchanged_q_k_v = case.length * 2 * (2 + 1 + 1) * 4 * 8
     for outcome in gloo_pool.run(jobs.attend, 4, ULYSSES, case):

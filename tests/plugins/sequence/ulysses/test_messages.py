@@ -14,7 +14,7 @@ MESSAGES = 4
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["dense", "moe"])
 @pytest.mark.parametrize("layout", [{"cp": 2}, {"cp": 4}, {"cp": 2, "dp": 2}], ids=str)
-def test_a_layer_sends_four_messages_for_each_micro_batch(
+def test_a_layer_takes_four_collectives_per_micro_batch(
     parity: Parity, layout: dict[str, int], model: str
 ) -> None:
     micro_batches = MICRO_BATCHES // layout.get("dp", 1)

@@ -55,7 +55,7 @@ def problems(hooks: Hooks, config: RunConfig) -> list[str]:
     return [problem for _, found in results for problem in found]
 
 
-def test_it_owns_the_task_and_trains_one_model(task: Any) -> None:
+def test_it_claims_the_task_and_trains_one_model(task: Any) -> None:
     assert claims_of(Pretrain) == (Claim.TASK,)
     assert task.roles == ("policy",)
     assert set(task.batch_fields) == {"tokens", "labels", "loss_mask", "position_ids"}

@@ -11,7 +11,7 @@ from tests.support.small_runs import training
 
 
 def count_flops(trial: Trial) -> tuple[int, int]:
-    """FLOPs of a trial's products with weights, and of its attention as if nothing were masked."""
+    """FLOPs of a trial's matmuls with weights, and of its attention as if nothing were masked."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
@@ -19,7 +19,7 @@ def count_flops(trial: Trial) -> tuple[int, int]:
         return sdpa_flop_count(query, key, value)
 
     def backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return sdpa_flop_count(query, key, value) * 5 // 2  # five products for two
+        return sdpa_flop_count(query, key, value) * 5 // 2  # five matmuls for two
 
     aten = torch.ops.aten
     attention = {

@@ -23,12 +23,12 @@ def test_they_are_what_torch_counts_in_a_step(gloo_pool: GlooPool, model: str) -
     prepared, (cost,) = planned(config)
     sizes = sizes_of(prepared.config, prepared.layout)
 
-    ((products, unmasked),) = gloo_pool.run(count_flops, 1, Trial(config=dict(config)))
+    ((matmuls, unmasked),) = gloo_pool.run(count_flops, 1, Trial(config=dict(config)))
 
     layers = config["model.num_layers"] + config.get("model.mtp_num_layers", 0)
     passes = layers * config["train.global_batch_size"]
     attention = 3.5 * attention_flops(prepared.config, sizes, 0) * passes
-    assert cost.flops - attention == products
+    assert cost.flops - attention == matmuls
     length = config["data.seq_length"]
     assert attention == unmasked * (length + 1) / (2 * length)  # causal, the diagonal with it
     assert cost.model_flops == cost.flops - attention / 7  # backward's scores, recomputed
@@ -45,10 +45,10 @@ def test_scores_that_are_at_hand_are_computed_in_whole_blocks(gloo_pool: GlooPoo
         _, (cost,) = planned({**config, **values}, plugins)
         trial = Trial(config={**config, **values}, plugins=plugins)
 
-        ((products, fused),) = gloo_pool.run(count_flops, 1, trial)
+        ((matmuls, fused),) = gloo_pool.run(count_flops, 1, trial)
 
         assert fused == 0
-        assert cost.flops == pytest.approx(products, rel=1e-12)
+        assert cost.flops == pytest.approx(matmuls, rel=1e-12)
 
 
 @pytest.mark.needs_plugins("eod-reset")
@@ -60,12 +60,12 @@ def test_documents_of_a_known_length_are_computed_alone(gloo_pool: GlooPool) -> 
     _, (cost,) = planned(documents, plugins)
 
     trials = [Trial(config=config), Trial(config=documents, plugins=plugins)]
-    ((products, whole),), ((same, cut),) = (gloo_pool.run(count_flops, 1, t) for t in trials)
+    ((matmuls, whole),), ((same, cut),) = (gloo_pool.run(count_flops, 1, t) for t in trials)
 
-    assert same == products
+    assert same == matmuls
     assert cut / whole == (2 * 6 * 6 + 4 * 4) / (16 * 16)  # as if nothing were masked
     seen = (2 * 6 * 7 + 4 * 5) / (16 * 17)
-    assert cost.flops - products == pytest.approx((plain.flops - products) * seen, rel=1e-12)
+    assert cost.flops - matmuls == pytest.approx((plain.flops - matmuls) * seen, rel=1e-12)
 
 
 _TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
@@ -102,8 +102,8 @@ def test_ranks_compute_their_part_of_it(
     length = config["data.seq_length"]
     for stage, cost in enumerate(costs):
         found = [
-            products + unmasked * (length + 1) / (2 * length)
-            for rank, (products, unmasked) in enumerate(counted)
+            matmuls + unmasked * (length + 1) / (2 * length)
+            for rank, (matmuls, unmasked) in enumerate(counted)
             if prepared.layout.coordinate("pp", rank) == stage
         ]
         assert cost.flops == pytest.approx(sum(found) / len(found), rel=1e-9)

@@ -112,7 +112,7 @@ def test_frozen_parameters_are_not_trained_and_added_ones_are(ledger: Ledger) ->
     ]
 
 
-def test_messages_stand_in_the_place_of_others_and_come_twice_with_them(ledger: Ledger) -> None:
+def test_replaced_collectives_are_doubled_by_recomputation(ledger: Ledger) -> None:
     """Factors of what is there in the end, whether it came before the change or after."""
 
     def sent(operation: str, calls: float, nbytes: float, why: str = "mlp") -> Communication:

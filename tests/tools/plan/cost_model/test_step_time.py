@@ -44,15 +44,15 @@ def test_a_group_is_timed_by_the_link_that_it_spans() -> None:
     assert communication_time(layout, all_reduce("cp"), DEVICE) == 0
 
 
-def test_a_step_is_its_products_its_memory_its_operations_and_the_bubble() -> None:
+def test_a_step_is_its_matmuls_memory_operations_and_bubble() -> None:
     config = {**DENSE, "parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
     prepared, costs = planned(config, world_size=2)
     time = step_time(prepared.config, prepared.layout, costs, DEVICE)
-    assert time.products == pytest.approx(
+    assert time.matmuls == pytest.approx(
         costs[1].flops / 0.5e9
     )  # the last stage has the vocabulary
     assert time.operations == costs[1].operations * DEVICE.operation > 0
-    busy = time.products + time.memory + time.operations + time.communication
+    busy = time.matmuls + time.memory + time.operations + time.communication
     assert time.bubble == pytest.approx(busy * (2 - 1) / 4)
     assert time.total == pytest.approx(busy + time.bubble)
 
@@ -63,7 +63,7 @@ def test_every_device_names_the_source_of_its_constants(name: str) -> None:
     assert len(device.source) > 20
     assert {*device.flops} == {"bf16", "fp16", "fp32"}
     for precision, peak in device.flops.items():
-        assert 0 < device.products(precision) <= peak
+        assert 0 < device.matmul_flops(precision) <= peak
 
 
 def test_the_rate_of_the_910b_is_that_of_its_cube_cores() -> None:
@@ -71,15 +71,15 @@ def test_the_rate_of_the_910b_is_that_of_its_cube_cores() -> None:
     rates = find_device("ascend-910b").flops
     assert rates["bf16"] == pytest.approx(2 * cores * products_a_cycle * frequency, rel=1e-3)
     assert rates["fp32"] == pytest.approx(rates["bf16"] / 4, rel=1e-3)
-    # What large products were measured to reach (github.com/gameofdimension/limulidae).
+    # What large matmuls were measured to reach (github.com/gameofdimension/limulidae).
     assert 0.9 * rates["bf16"] < 328e12 < rates["bf16"]
     assert 0.9 * rates["fp32"] < 87e12 < rates["fp32"]
 
 
 def test_a_share_can_be_one_for_each_precision() -> None:
     both = attrs.evolve(DEVICE, flops={"fp32": 1e9, "bf16": 4e9}, reach={"fp32": 0.5, "bf16": 0.25})
-    assert both.products("fp32") == 0.5e9
-    assert both.products("bf16") == 1e9
+    assert both.matmul_flops("fp32") == 0.5e9
+    assert both.matmul_flops("bf16") == 1e9
     with pytest.raises(ValueError, match="for each precision"):
         attrs.evolve(both, reach={"fp32": 0.5})
 
@@ -136,7 +136,7 @@ def test_the_attention_can_have_a_share_of_its_own() -> None:
     assert 0 < cost.attention_flops < cost.flops
     one = step_time(prepared.config, prepared.layout, [cost], DEVICE)
     other = step_time(prepared.config, prepared.layout, [cost], slower)
-    assert one.products == pytest.approx(cost.flops / 0.5e9)
-    assert other.products - one.products == pytest.approx(
+    assert one.matmuls == pytest.approx(cost.flops / 0.5e9)
+    assert other.matmuls - one.matmuls == pytest.approx(
         cost.attention_flops * (1 / 0.1e9 - 1 / 0.5e9)
     )
