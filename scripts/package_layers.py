@@ -23,8 +23,8 @@ from scripts.import_graph import imported_files, read_modules
 from scripts.marked_pages import between
 
 ROOT: Final = Path(__file__).parent.parent
-PAGE: Final = ROOT / "docs/architecture.md"
-PICTURE: Final = ROOT / "docs/images/package-layers.svg"
+PAGE: Final = "docs/architecture.md"
+PICTURE: Final = "docs/images/package-layers.svg"
 BEGIN, END = "<!-- package-layers:begin -->", "<!-- package-layers:end -->"
 LEVELS: Final = (
     ("entrypoints",),
@@ -145,17 +145,16 @@ def with_table(page: str, text: str) -> str:
 
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the page is outdated.")
-def command(check: bool) -> None:
+@click.option("--root", default=ROOT, type=click.Path(path_type=Path), help="The project's folder.")
+def command(check: bool, root: Path) -> None:
     """Draw the layers."""
-    layers = PackageLayers.measure(ROOT)
-    old = PAGE.read_text(encoding="utf-8")
+    layers, page = PackageLayers.measure(root), root / PAGE
+    old = page.read_text(encoding="utf-8")
     if not check:
-        PAGE.write_text(with_table(old, table(layers)), encoding="utf-8")
-        PICTURE.write_text(picture(layers), encoding="utf-8")
+        page.write_text(with_table(old, table(layers)), encoding="utf-8")
+        (root / PICTURE).write_text(picture(layers), encoding="utf-8")
     elif arrows(old) != arrows(table(layers)):
-        click.echo(
-            f"{PAGE.relative_to(ROOT)} is old; run python -m scripts.package_layers", err=True
-        )
+        click.echo(f"{PAGE} is old; run python -m scripts.package_layers", err=True)
         sys.exit(1)
 
 
