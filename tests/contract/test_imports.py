@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 import tomllib
@@ -101,24 +102,69 @@ _PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("file", "line", "contract"), _PLANTED, ids=lambda value: value[:40])
-def test_an_import_against_the_direction_breaks_its_contract(
-    tmp_path: Path, file: str, line: str, contract: str
-) -> None:
+_LINT_EACH = """
+import contextlib, io, json, os, sys
+from importlinter.cli import lint_imports
+
+path, results = sys.path[:], {}
+for name in sorted(os.listdir()):
+    os.chdir(name)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = lint_imports(config_filename="pyproject.toml", no_cache=True)
+    results[name] = code, printed.getvalue()
+    sys.path[:] = path
+    os.chdir("..")
+print(json.dumps(results))
+"""
+"""Lints each folder in the working directory, in one process: starting one takes longer."""
+
+
+@pytest.fixture(scope="module")
+def linted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Return exit code and output for ``clean``, and for the number of each planted import."""
+    folder = tmp_path_factory.mktemp("planted")
+    plant(folder / "clean")
+    for number, (file, line, _) in enumerate(_PLANTED):
+        plant(folder / str(number), file, line)
+    done = subprocess.run(
+        [sys.executable, "-c", _LINT_EACH],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        check=True,
+    )
+    results: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    return results
+
+
+def plant(folder: Path, file: str = "", line: str = "") -> None:
+    """Write a package of empty modules with our contracts, and a line into one of them."""
     modules = ["", *(f"{floor}/" for floor in _FLOORS)]
     for module in (*(f"{one}__init__" for one in modules), "registry/kinds"):
-        path = tmp_path / f"ascend_run/{module}.py"
+        path = folder / f"ascend_run/{module}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    assert lint_imports(tmp_path / "pyproject.toml").returncode == 0
+    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    if file:
+        (folder / "ascend_run" / file).write_text(f"{line}\n")
 
-    (tmp_path / "ascend_run" / file).write_text(f"{line}\n")
 
-    process = lint_imports(tmp_path / "pyproject.toml")
-    assert process.returncode == 1
-    broken = [text for text in process.stdout.splitlines() if " BROKEN" in text]
-    assert any(contract in text for text in broken), process.stdout
+def test_empty_modules_break_no_contract(linted: dict[str, tuple[int, str]]) -> None:
+    code, output = linted["clean"]
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("number", range(len(_PLANTED)), ids=lambda n: " ".join(_PLANTED[n])[:80])
+def test_an_import_against_the_direction_breaks_its_contract(
+    linted: dict[str, tuple[int, str]], number: int
+) -> None:
+    _, _, contract = _PLANTED[number]
+    code, output = linted[str(number)]
+    assert code == 1
+    broken = [text for text in output.splitlines() if " BROKEN" in text]
+    assert any(contract in text for text in broken), output
 
 
 @pytest.mark.parametrize("module", _TORCH_FREE)

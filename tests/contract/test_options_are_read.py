@@ -29,19 +29,28 @@ def tree(path: Path) -> ast.Module:
 
 def aliases(path: Path, section: str, section_class: str) -> set[str]:
     """Names by which a file speaks of a section: ``x = config.train``, ``x: TrainSection``."""
-    named = {section}
+    arguments, assignments = _named(path)
+    return {
+        section,
+        *(name for name, annotation in arguments if section_class in annotation),
+        *(name for name, value in assignments if value.endswith(f".{section}")),
+    }
+
+
+@functools.cache
+def _named(path: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Each argument of a file with its annotation, and each name with what it is given."""
+    arguments, assignments = [], []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.arg) and node.annotation is not None:
-            if section_class in ast.unparse(node.annotation):
-                named.add(node.arg)
+            arguments.append((node.arg, ast.unparse(node.annotation)))
         elif isinstance(node, ast.Assign):
-            named |= {
-                ast.unparse(name)
+            assignments += [
+                (ast.unparse(name), ast.unparse(value))
                 for target in node.targets
                 for name, value in _assigned(target, node.value)
-                if ast.unparse(value).endswith(f".{section}")
-            }
-    return named
+            ]
+    return arguments, assignments
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -52,11 +61,14 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast
         yield target, value
 
 
-def attributes_read(path: Path) -> Iterator[tuple[str, str]]:
+@functools.cache
+def attributes_read(path: Path) -> frozenset[tuple[str, str]]:
     """What each attribute that a file reads is read of, and its name."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            yield ast.unparse(node.value).rpartition(".")[2], node.attr
+    return frozenset(
+        (ast.unparse(node.value).rpartition(".")[2], node.attr)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    )
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[in
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # inductor's own
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["torch", "compile"])
 @pytest.mark.parametrize("operator", CASES)
 def test_each_form_follows_the_formula(operator: str, form: str) -> None:

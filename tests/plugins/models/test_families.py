@@ -71,7 +71,7 @@ def reference(case: tuple[Family, dict[str, Any]], tmp_path: Path) -> Reference:
     return reference_of(*case, tmp_path / "theirs")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(by=lambda case, dtype: [case[0].name, dtype, *case[1]])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, TOLERANCE), (torch.float64, WIDE_TOLERANCE)], ids=str
 )
@@ -90,6 +90,7 @@ def test_logits_and_every_gradient_are_those_of_transformers(
         check_oracle(reference, family.values)
 
 
+@pytest.mark.exhaustive(by=lambda case: [case[0].name, *case[1]])
 def test_config_and_weights_return_bit_for_bit(
     case: tuple[Family, dict[str, Any]], reference: Reference, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ TWO_RANKS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
 }
 
 
+@pytest.mark.exhaustive(by=lambda family: family.shown)
 def test_two_ranks_have_every_gradient_of_the_same_model(
     family: Family, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:

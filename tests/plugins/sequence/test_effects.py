@@ -27,6 +27,7 @@ PEAKS: Final[Mapping[str, int]] = {
 kernel's, which halves a causal square. A gathering rank holds 18."""
 
 
+@pytest.mark.exhaustive(by=lambda name: [name.startswith("hybrid")])
 @pytest.mark.parametrize("name", rows(PEAKS))
 def test_no_rank_ever_holds_the_whole_sequence(gloo_pool: GlooPool, name: str) -> None:
     case, plugin = Case(length=512, groups=4, width=16, value_width=16), exchange(name)
@@ -44,6 +45,7 @@ def test_on_one_rank_nothing_is_sent(gloo_pool: GlooPool, name: str) -> None:
     assert not outcome.backward.calls
 
 
+@pytest.mark.exhaustive(by=lambda name: [name.startswith("hybrid")])
 @pytest.mark.parametrize("name", rows(IN_BLOCKS))
 def test_ranks_have_equal_work_and_nothing_hidden_is_computed(
     gloo_pool: GlooPool, name: str
@@ -59,6 +61,7 @@ def test_ranks_have_equal_work_and_nothing_hidden_is_computed(
         assert work == heads * int(formula.seen(case.mask, whole, whole).sum())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", rows(("ring-attention", "double-ring")))
 @pytest.mark.parametrize(("kv_cache", "returning"), [("none", 7), ("half", 3), ("full", 0)])
 def test_saved_keys_and_values_are_not_sent_again(

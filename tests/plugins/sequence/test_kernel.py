@@ -73,7 +73,7 @@ class InBfloat16:
         return "-".join([self.plugin, *map(str, self.options.values()), str(self.size)])
 
 
-@pytest.mark.exhaustive(by=lambda row: (row.plugin, row.size))
+@pytest.mark.exhaustive(by=lambda row: [row.plugin in BY_HEADS, row.size])
 @pytest.mark.parametrize(
     "row",
     rows(
@@ -116,6 +116,7 @@ class Dropping:
         return f"{self.plugin}-{self.blocks}"
 
 
+@pytest.mark.exhaustive(by=lambda row: [row.plugin in BY_HEADS, *row.options, row.case.mask.causal])
 @pytest.mark.parametrize(
     "row",
     rows(

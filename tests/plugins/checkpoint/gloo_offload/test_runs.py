@@ -46,7 +46,7 @@ def stored(folder: Path, step: int) -> dict[str, Tensor]:
     return {shard.key: shard.tensor for shard in shards}
 
 
-@pytest.mark.exhaustive(by=lambda ranks, model, layout: (ranks, model, *layout))
+@pytest.mark.exhaustive(by=lambda model, layout: [model, SPREAD in layout, PP in layout])
 @pytest.mark.parametrize(("ranks", "model", "layout", "writers"), LAYOUTS, ids=str)
 def test_checkpoints_with_and_without_it_are_equal_and_both_resume(
     gloo_pool: GlooPool,

@@ -41,6 +41,7 @@ def counts(outcome: RankOutcome, without: RankOutcome) -> tuple[Mapping[str, int
     return {name: number for name, number in more.items() if number}, nbytes
 
 
+@pytest.mark.exhaustive(by=lambda number: [number > 1])
 @pytest.mark.parametrize("number", [1, 2, 8])
 def test_it_slices_collectives_and_keeps_their_numbers_and_bytes(
     parity: Parity, number: int
@@ -77,6 +78,7 @@ def test_without_sequence_parallelism_the_sum_of_each_slice_is_under_way(
     assert counts(ours, plain) == ({REDUCE: 2 * PASSES * 3}, 0)
 
 
+@pytest.mark.exhaustive(by=lambda model: [model])
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [
@@ -92,6 +94,7 @@ def test_it_goes_with_other_plugins_and_layouts(
     parity("coc", beside=beside, model=model, layout=layout)
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize(
     "config",
     [
@@ -128,6 +131,7 @@ def test_saved_gathered_inputs_are_in_the_memory_estimate() -> None:
     assert cost.memory.peak - plain.memory.peak == 2 * LAYERS * part
 
 
+@pytest.mark.exhaustive(by=lambda beside: [bool(beside)])
 @pytest.mark.parametrize(
     ("beside", "values"),
     [

@@ -26,6 +26,7 @@ def more(outcome: RankOutcome, without: RankOutcome, name: str) -> int:
     return outcome.collectives.get(name, 0) - without.collectives.get(name, 0)
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize(("ranks", "hops"), [(2, 1), (4, 3)])
 def test_blocks_go_round_a_ring_in_the_place_of_collectives(
     parity: Parity, ranks: int, hops: int
@@ -59,6 +60,7 @@ def test_without_sequence_parallelism_sums_go_round(gloo_pool: GlooPool) -> None
     assert more(ours, plain, "send") == more(ours, plain, GATHER) == 2 * PASSES
 
 
+@pytest.mark.exhaustive(by=lambda model: [model])
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [
@@ -93,6 +95,7 @@ def test_beside_coc_it_is_refused_by_the_claim() -> None:
 SHARED = {"model.moe_shared_expert_intermediate_size": 48, "model.num_moe_experts": 16}
 
 
+@pytest.mark.exhaustive(by=lambda beside: [bool(beside)])
 @pytest.mark.parametrize(
     ("beside", "ranks", "values"),
     [

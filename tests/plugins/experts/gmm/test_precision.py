@@ -39,7 +39,7 @@ def error(result: Mapping[str, torch.Tensor], exact: Mapping[str, torch.Tensor])
     return float((apart / whole) ** 0.5)  # type: ignore[union-attr]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(by=lambda dtype: [dtype])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("backend", "ranks"), [("grouped_mm", 2), ("bmm", 1), ("auto", 2)])
 def test_its_gradients_are_as_near_to_float64_as_the_plain_loops(

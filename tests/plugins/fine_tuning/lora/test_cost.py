@@ -33,6 +33,7 @@ def test_only_adapters_are_trained(targets: list[str], width: int) -> None:
     assert cost.memory.optimizer < plain.memory.optimizer / 2
 
 
+@pytest.mark.exhaustive(by=lambda sequence_parallel: [sequence_parallel])
 @pytest.mark.parametrize(
     ("ranks", "sequence_parallel"), [(2, True), (2, False), (4, True)], ids=str
 )

@@ -21,6 +21,7 @@ def test_no_bit_changes_and_bytes_are_swapped(parity: Parity, prefetch: int, mod
     assert outcome.metrics[SWAPPED] > 0
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize("layout", [{"tp": 2, "dp": 2}, {"pp": 2}], ids=str)
 def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int]) -> None:
     """The campaign ``together`` has every layout."""
@@ -79,6 +80,7 @@ def test_no_bit_changes_in_a_virtual_pipeline(gloo_pool: GlooPool) -> None:
                 assert torch.equal(shard.tensor, expected.tensor), shard.name
 
 
+@pytest.mark.exhaustive(by=lambda model: [model])
 @pytest.mark.parametrize(
     ("model", "layout"), [("dense", {}), ("moe", {"tp": 2}), ("dense", {"pp": 2})], ids=str
 )

@@ -44,6 +44,7 @@ def test_flops_are_what_torch_counts_in_a_step(
     assert attention == pytest.approx(seen * (4 * key + 3 * value) / (7 * key))
 
 
+@pytest.mark.exhaustive(by=lambda plugins: [bool(plugins)])
 @pytest.mark.parametrize(
     ("config", "plugins"),
     [

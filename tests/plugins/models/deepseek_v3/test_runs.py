@@ -66,6 +66,7 @@ def test_bias_moves_by_the_rate_towards_the_mean_load_of_all_ranks(
     assert expected.abs().max() > 0.05
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize(
     "layout",
     [{"tp": 2, "dp": 2, "ep": 2}, {"pp": 2, "cp": 2}],

@@ -31,6 +31,7 @@ def trained(pool: GlooPool, layout: dict[str, int]) -> list[RankOutcome]:
     return pool.run(run_trial, case.world_size, trial)
 
 
+@pytest.mark.exhaustive(by=lambda layout: [bool(layout)])
 @pytest.mark.needs_plugins(*BESIDE)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_two_runs_give_the_same_bits(gloo_pool: GlooPool, layout: dict[str, int]) -> None:

@@ -34,6 +34,7 @@ def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         prepare(None, BASE, enable=["compile"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("width", [8, 4])
 def test_rotation_in_a_graph_is_the_rotation_outside(interleaved: bool, width: int) -> None:

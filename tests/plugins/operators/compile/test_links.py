@@ -22,6 +22,7 @@ LINKING = ("compile", "lora", "matmul-add", "swap-attention")
 KERNELS = {"model.recompute_granularity": "selective", "model.recompute_modules": ["core_attn"]}
 
 
+@pytest.mark.exhaustive(by=lambda names: names)
 @pytest.mark.needs_plugins(*LINKING)
 @pytest.mark.parametrize(
     ("names", "config"),

@@ -89,6 +89,7 @@ def test_a_third_party_platform_lists_its_kernels() -> None:
         plugin.ascend_attention_kernel(config=config_of("theirs"), ops=bare)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["dense", "moe"])
 @pytest.mark.parametrize("kernel", ["auto", "blocks"])
 def test_the_run_stays_what_it_was_whichever_kernel_computes(
@@ -99,6 +100,7 @@ def test_the_run_stays_what_it_was_whichever_kernel_computes(
     assert bool(outcome.operations.get(FUSED)) == (kernel == "auto")
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}], ids=str)
 def test_it_goes_with_every_way_to_cut_a_model(parity: Parity, layout: dict[str, int]) -> None:
     parity("flash-attention", layout=layout, options={"plugins.flash-attention.kernel": "blocks"})

@@ -113,6 +113,7 @@ def test_a_plan_counts_what_is_held() -> None:
     assert change.buffers == {"attention masks": sum(t.nbytes for t in masks.tensors)}
 
 
+@pytest.mark.exhaustive(by=lambda layout: [bool(layout)])
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}], ids=str)
 def test_every_bit_stays(parity: Parity, layout: dict[str, int]) -> None:
     parity("generate-mask", layout=layout, config=WINDOW)

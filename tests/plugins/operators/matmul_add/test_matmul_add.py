@@ -21,6 +21,7 @@ def added(outcome: RankOutcome) -> int:
     return outcome.operations.get("addmm_", 0)
 
 
+@pytest.mark.exhaustive(by=lambda layout: ["pp" in layout])
 @pytest.mark.parametrize(
     "layout",
     [{"tp": 2, "dp": 2}, {"pp": 2, "dp": 2}, {"dp": 4}],
@@ -54,6 +55,7 @@ def test_collectives_are_those_of_megatron(gloo_pool: GlooPool, sequence_paralle
     assert ours.sent_bytes == megatrons.sent_bytes
 
 
+@pytest.mark.exhaustive(by=lambda model: [model])
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [
@@ -74,6 +76,7 @@ def test_it_goes_with_other_plugins_and_layouts(
         assert (added(outcome) > 0) == ("lora" not in beside)
 
 
+@pytest.mark.exhaustive(by=lambda config: [len(config)])
 @pytest.mark.parametrize(
     "config",
     [

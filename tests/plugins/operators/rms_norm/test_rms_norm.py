@@ -39,6 +39,7 @@ def test_it_keeps_loss_gradients_and_weights(
     assert roots(outcome) == counts
 
 
+@pytest.mark.exhaustive(by=lambda beside: [bool(beside)])
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [

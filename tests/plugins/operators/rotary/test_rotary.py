@@ -28,6 +28,7 @@ def test_it_keeps_loss_gradients_and_weights(parity: Parity, kernel: str, sums: 
     assert (turned > 0) == (kernel == "torch")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "config",
     [
@@ -43,6 +44,7 @@ def test_neighbours_parts_of_a_head_and_norms_of_heads(
     parity("rotary", config=config, options={"plugins.rotary.kernel": kernel})
 
 
+@pytest.mark.exhaustive(by=lambda beside: [bool(beside)])
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [

@@ -30,6 +30,7 @@ def test_the_plain_formula_goes_with_tensors_in_parts(parity: Parity) -> None:
     parity("swiglu", layout={"tp": 2}, options={"plugins.swiglu.kernel": "torch"})
 
 
+@pytest.mark.exhaustive(by=lambda beside, model: [model, *beside])
 @pytest.mark.parametrize(
     ("beside", "model"),
     [((), "dense"), ((), "moe"), case(("gmm",), "moe")],

@@ -65,13 +65,14 @@ def compare(
         )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(by=lambda layout, model: [model, bool(layout)])
 @pytest.mark.parametrize("model", ["dense", "moe"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_empty_slots_change_no_bit(gloo_pool: GlooPool, layout: dict[str, int], model: str) -> None:
     compare(gloo_pool, model, layout, {}, 2, [0, 2, 4])
 
 
+@pytest.mark.exhaustive(by=lambda config: [bool(config)])
 @pytest.mark.parametrize(("layout", "config", "layers", "empty"), PIPELINES, ids=str)
 def test_empty_slots_of_a_pipeline_change_no_bit(
     gloo_pool: GlooPool,
@@ -83,6 +84,7 @@ def test_empty_slots_of_a_pipeline_change_no_bit(
     compare(gloo_pool, "dense", layout, config, layers, empty)
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize("method", ["uniform", "block"])
 def test_full_recomputation_goes_with_them(gloo_pool: GlooPool, method: str) -> None:
     recompute = {

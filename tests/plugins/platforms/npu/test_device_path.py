@@ -38,6 +38,7 @@ def on_the_cpu(trial: Trial) -> RankOutcome:
     return run_trial(trial)
 
 
+@pytest.mark.exhaustive(by=lambda dtype, steps: [dtype, steps])
 @NEEDS_ITS_FEATURES
 @pytest.mark.parametrize(
     ("dtype", "steps", "tolerance"),

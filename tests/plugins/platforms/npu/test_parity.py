@@ -22,6 +22,7 @@ def kernels() -> Iterator[None]:
         yield
 
 
+@pytest.mark.exhaustive(by=lambda model, beside: [model, *beside])
 @pytest.mark.parametrize(
     ("model", "beside", "layout"),
     [

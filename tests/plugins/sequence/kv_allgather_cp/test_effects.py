@@ -37,6 +37,7 @@ def own_bytes(case: Case, *widths: int) -> int:
     return case.num_keys // SIZE * (case.batch or 1) * case.groups * sum(widths) * ITEM
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("at_once", [None, 1, 3])
 @pytest.mark.parametrize(("kv_cache", "again"), [("none", 2), ("half", 1), ("full", 0)])
 def test_each_chunk_of_heads_is_gathered_twice_and_reduced_once(

@@ -27,11 +27,13 @@ def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
         assert outcome.sent_bytes.get("send", 0) == messages * 16 // size * 2 * 2 * 4 * 8
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize("groups", [1, 8])
 def test_it_takes_any_number_of_key_value_heads(parity: Parity, groups: int) -> None:
     parity(RING, layout={"cp": 2}, config={"model.num_query_groups": groups})
 
 
+@pytest.mark.exhaustive(by=lambda options: [len(options)])
 @pytest.mark.parametrize(
     "options",
     [

@@ -12,6 +12,7 @@ from .kernel_jobs import Case
 ULYSSES = "ulysses"
 
 
+@pytest.mark.exhaustive(by=lambda case: [case.batch is None])
 @pytest.mark.parametrize(
     "case",
     [

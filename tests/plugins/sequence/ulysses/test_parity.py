@@ -18,6 +18,7 @@ def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
     parity(exchange, model=model, layout={"cp": size})
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize("groups", [1, 8])
 def test_it_takes_any_number_of_key_value_heads(parity: Parity, exchange: str, groups: int) -> None:
     parity(exchange, layout={"cp": 4}, config={"model.num_query_groups": groups})

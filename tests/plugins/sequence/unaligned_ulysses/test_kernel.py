@@ -40,7 +40,7 @@ def unaligned(**options: Any) -> UnalignedUlysses:
     return UnalignedUlysses(UnalignedUlyssesConfig(**options))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(by=lambda size: [size])
 @pytest.mark.parametrize("kv_cache", ["none", "half", "full"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_gradients_match_the_full_sequence_and_sends_match_the_page(

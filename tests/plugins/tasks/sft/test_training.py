@@ -139,7 +139,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.exhaustive(by=lambda layout: (LAYOUTS[layout][0], *LAYOUTS[layout][1]))
+@pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1, bool(LAYOUTS[layout][2])])
 @pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
 def test_ten_losses_are_those_of_transformers(
     gloo_pool: GlooPool, workplace: Path, reference: list[float], tmp_path: Path, layout: str
