@@ -126,6 +126,12 @@ def assert_shown(
         assert any(fused) is fuses
 
 
+def seams(names: tuple[str, ...]) -> list[object]:
+    """Return what the features of a trial replace; of one that replaces nothing, its name."""
+    return [found for name in names for found in claims_of(OURS[name]) or (name,)]
+
+
+@pytest.mark.exhaustive(by=seams)
 @pytest.mark.parametrize("names", bundles([n for n in CLAIMING if n in features()]), ids="+".join)
 def test_the_arithmetic_of_features_on_the_npu_is_that_of_the_cpu(
     gloo_pool: GlooPool,
@@ -138,7 +144,7 @@ def test_the_arithmetic_of_features_on_the_npu_is_that_of_the_cpu(
     assert_shown(gloo_pool, expected, names, trial, plain)
 
 
-@pytest.mark.exhaustive(by=lambda name: BY_NAME[name].shown)
+@pytest.mark.exhaustive(by=lambda name: [BY_NAME[name].experts, *BY_NAME[name].values])
 @pytest.mark.parametrize("name", [n for n in CLAIMING if CATALOGUE[n].kind is Kind.MODEL])
 def test_a_family_on_the_npu_is_that_of_the_cpu(
     gloo_pool: GlooPool,

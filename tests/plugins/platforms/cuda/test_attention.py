@@ -149,6 +149,7 @@ def test_float64_follows_the_formula_in_blocks(name: str, calls: Calls) -> None:
     assert not calls.seen
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in CANCELS])
 def test_fused_operators_are_given_what_makes_the_formula(

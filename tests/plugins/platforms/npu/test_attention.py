@@ -53,6 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[operators.Call]:
     return seen
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kernel", "name"), CASES)
 def test_output_log_sum_exp_and_every_gradient_follow_the_formula(kernel: str, name: str) -> None:
     check(KERNELS[kernel], PROBLEMS[name])

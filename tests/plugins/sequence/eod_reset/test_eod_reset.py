@@ -104,6 +104,7 @@ def gradients(
     return loss * length, {name: gradient * length for name, gradient in found.items()}
 
 
+@pytest.mark.exhaustive(by=lambda values: ["model.position_embedding_type" in values])
 @pytest.mark.parametrize(
     "values",
     [

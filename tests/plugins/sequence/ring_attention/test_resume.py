@@ -36,6 +36,7 @@ KINDS = {
 }
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.parametrize("kind", names_of(KINDS, lambda kind: kind[2]))
 def test_a_run_in_two_halves_is_the_run_in_one(
     gloo_pool: GlooPool, tmp_path: Path, kind: str
