@@ -25,3 +25,11 @@ def sidecar_path(prefix: str | Path) -> Path:
 def tokenizer_files(path: Path) -> tuple[Path, ...]:
     """Return the paths that are read for a tokenizer: the file, or the files in its folder."""
     return (path, *(path / name for name in NAMES), path / "tokenizer_config.json")
+
+
+def is_source(name: str | Path) -> bool:
+    """Return whether a name is a file or folder of text, and not the prefix of token files."""
+    path = Path(name)
+    is_token_file = path.suffix in (".bin", ".idx")
+    has_token_files = bin_path(path).exists() or idx_path(path).exists()
+    return path.exists() and not is_token_file and not has_token_files

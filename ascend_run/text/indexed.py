@@ -150,7 +150,7 @@ def read_index(prefix: str | Path) -> TokenIndex:
     Raises:
         DataError: A file is missing, truncated, of another format, or inconsistent.
     """
-    _need_files(prefix)
+    need_token_files(prefix)
     path = idx_path(prefix)
     try:
         content = np.fromfile(path, dtype=np.uint8)
@@ -192,7 +192,8 @@ def read_index(prefix: str | Path) -> TokenIndex:
     return index
 
 
-def _need_files(prefix: str | Path) -> None:
+def need_token_files(prefix: str | Path) -> None:
+    """Raise DataError if a dataset has no ``.bin`` or no ``.idx``."""
     missing = [str(path) for path in (bin_path(prefix), idx_path(prefix)) if not path.is_file()]
     if missing:
         hint = ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import attrs
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
@@ -80,6 +81,19 @@ class Task(Protocol):
         ...
 
 
+class TokenDocuments(Protocol):
+    """Documents of token ids: the part of Megatron's ``IndexedDataset`` that samples need."""
+
+    @property
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """[documents]. Unit: tokens."""
+        ...
+
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
+        """Return a part of a document, by default from ``offset`` to its end. Unit: tokens."""
+        ...
+
+
 @attrs.frozen(kw_only=True)
 class TokenBlend:
     """Token files, each concatenated to one stream and split into sequences of
@@ -92,6 +106,8 @@ class TokenBlend:
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] = ()
     """Share of the samples drawn from each; empty means in proportion to their tokens."""
+    documents: Mapping[str, TokenDocuments] = attrs.field(factory=dict)
+    """The documents of those prefixes that have no token files."""
 
 
 class Samples(Protocol):

@@ -14,10 +14,10 @@ import sentencepiece
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer
 from ascend_run.plugin_api import DataError
 from ascend_run.text.chat_tokenizer import load_chat_tokenizer, read_tokenizer_config
 from ascend_run.text.fields import RewardTokens
+from ascend_run.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.support.chats import CHATML
 
 WORDS = ("alpha", "beta", "gamma", "the", "there", "über", "日本", "don't", "x=1", "foo_bar")

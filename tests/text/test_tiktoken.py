@@ -13,10 +13,10 @@ import pytest
 import tiktoken
 from hypothesis import example, given
 
-from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer
 from ascend_run.plugin_api import DataError
 from ascend_run.text.chat_tokenizer import load_chat_tokenizer, read_tokenizer_config
 from ascend_run.text.tiktoken_model import FAMILIES
+from ascend_run.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.support.chats import CHATML
 from tests.text.test_pretokens import TEXTS, TOKENIZERS
 from tests.text.test_sentencepiece import write_model

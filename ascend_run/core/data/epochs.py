@@ -21,7 +21,7 @@ from megatron.core.datasets.utils import Split
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ascend_run.plugin_api import ArrayCache, Arrays, DataError
+from ascend_run.plugin_api import ArrayCache, Arrays, DataError, TokenDocuments
 
 if TYPE_CHECKING:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -57,7 +57,7 @@ class TokenStream:
     """
 
     def __init__(
-        self, prefix: str, documents: IndexedDataset, settings: EpochSettings, cache: ArrayCache
+        self, prefix: str, documents: TokenDocuments, settings: EpochSettings, cache: ArrayCache
     ) -> None:
         self.prefix = prefix
         self._documents = documents
@@ -121,7 +121,7 @@ class Epoch(GPTDataset):
     def __init__(
         self,
         prefix: str,
-        documents: IndexedDataset,
+        documents: TokenDocuments,
         length_digest: str,
         settings: EpochSettings,
         number: int,
@@ -147,7 +147,9 @@ class Epoch(GPTDataset):
             create_attention_mask=False,
         )
         everything = np.arange(len(documents.sequence_lengths), dtype=np.int32)
-        super().__init__(documents, prefix, everything, None, Split.train, config)
+        # It reads these two of its methods alone.
+        indexed = cast("IndexedDataset", documents)
+        super().__init__(indexed, prefix, everything, None, Split.train, config)
 
     def _build_document_sample_shuffle_indices(
         self,

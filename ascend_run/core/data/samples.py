@@ -20,13 +20,15 @@ from ascend_run.plugin_api import (
     RunConfig,
     SampleBlend,
     TokenBlend,
+    TokenDocuments,
 )
+from ascend_run.text.indexed import need_token_files
+from ascend_run.text.tokenizer import load_tokenizer
 from ascend_run.types.data import Samples
 
 from .epochs import EpochSettings, TokenStream
 from .index_cache import IndexCache
 from .sidecar import read_sidecar
-from .tokenizer import load_tokenizer
 
 
 class Stream(Protocol):
@@ -76,7 +78,11 @@ def build_datasets(
 
 
 def build_blend(config: RunConfig, blend: TokenBlend, samples: int, cache: ArrayCache) -> Samples:
-    """Build the first ``samples`` samples of one or several datasets."""
+    """Build the first ``samples`` samples of one or several datasets.
+
+    Raises:
+        DataError: A dataset has no token files and the task has no documents of it.
+    """
     settings = EpochSettings(
         seq_length=config.data.seq_length,
         seed=config.run.seed,
@@ -85,11 +91,17 @@ def build_blend(config: RunConfig, blend: TokenBlend, samples: int, cache: Array
         vocab_size=config.model.vocab_size,
     )
     sources = [
-        TokenStream(prefix, IndexedDataset(prefix, multimodal=False, mmap=True), settings, cache)
-        for prefix in blend.prefixes
+        TokenStream(prefix, _documents(prefix, blend), settings, cache) for prefix in blend.prefixes
     ]
     weights = blend.weights or [float(source.tokens) for source in sources]
     return BlendedSamples(sources, weights, samples, cache)
+
+
+def _documents(prefix: str, blend: TokenBlend) -> TokenDocuments:
+    if prefix in blend.documents:
+        return blend.documents[prefix]
+    need_token_files(prefix)
+    return cast("TokenDocuments", IndexedDataset(prefix, multimodal=False, mmap=True))
 
 
 class BlendedSamples:

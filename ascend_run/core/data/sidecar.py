@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,13 @@ class FileDigest:
 
     size_bytes: int = attrs.field(validator=_whole)
     sha256: str = attrs.field(validator=_text)
+
+    @classmethod
+    def of(cls, path: Path) -> FileDigest:
+        """Return those of a file."""
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256")
+            return cls(size_bytes=stream.tell(), sha256=digest.hexdigest())
 
 
 @attrs.frozen(kw_only=True)

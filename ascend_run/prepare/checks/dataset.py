@@ -6,7 +6,6 @@ Imports no torch. Cost: reads the full index; token ids are read in full up to `
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,10 +14,10 @@ import attrs
 import numpy as np
 
 from ascend_run.core.data.sidecar import FileDigest, Sidecar, read_sidecar
-from ascend_run.core.data.tokenizer import TextTokenizer, load_tokenizer
 from ascend_run.plugin_api import DataError, RunConfig
-from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
+from ascend_run.text.dataset_paths import bin_path, idx_path, is_source, sidecar_path
 from ascend_run.text.indexed import TokenIndex, read_index
+from ascend_run.text.tokenizer import TextTokenizer, load_tokenizer
 
 WHOLE_CHECK_BYTES: Final = 64 * 2**20
 """Token files up to this size are checked in full."""
@@ -88,7 +87,7 @@ def check_dataset(
 
 
 def check_data(config: RunConfig) -> DataFacts:
-    """Check the tokenizer and every dataset of ``[data]``.
+    """Check the tokenizer and every dataset of ``[data]``; a task checks its own sources.
 
     Raises:
         DataError: Lists all problems of all datasets.
@@ -103,7 +102,8 @@ def check_data(config: RunConfig) -> DataFacts:
     fingerprint = tokenizer.fingerprint if tokenizer else None
     vocab_size = tokenizer.vocab_size if tokenizer else None
     facts: dict[str, DatasetFacts] = {}
-    for prefix in dict.fromkeys((*config.data.train, *config.data.validation)):
+    names = dict.fromkeys((*config.data.train, *config.data.validation))
+    for prefix in (name for name in names if not is_source(name)):
         try:
             facts[prefix] = check_dataset(prefix, fingerprint, vocab_size)
         except DataError as error:
@@ -154,18 +154,12 @@ def _record_problems(
     if sidecar.bin.size_bytes <= WHOLE_CHECK_BYTES:
         files.append((bin_path(prefix), sidecar.bin))
     for path, recorded_digest in files:
-        digest = _digest_of(path)
+        digest = FileDigest.of(path)
         if digest != recorded_digest:
             yield (
                 f"{path} is corrupt: SHA-256 {digest.sha256[:12]}, expected "
                 f"{recorded_digest.sha256[:12]}; copy it again, or {again}"
             )
-
-
-def _digest_of(path: Path) -> FileDigest:
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256")
-        return FileDigest(size_bytes=stream.tell(), sha256=digest.hexdigest())
 
 
 def _range_problems(index: TokenIndex, vocab_size: int) -> Iterator[str]:

@@ -25,11 +25,16 @@ REQUIRED: Final = (
 _SIGNED: Final = frozenset({"glu_linear_offset", "window_size"})
 _PROBABILITIES: Final = frozenset({"attention_dropout", "hidden_dropout"})
 
+LARGEST_COUNTS: Final = {"num_layers": 10_000, "num_moe_experts": 100_000, "mtp_num_layers": 1000}
+"""Largest counts of what is planned one by one: far above any model, and below what ends a run."""
+
 
 def bound_problem(name: str, value: object) -> str | None:
     """Return the bound that a number violates, such as ``must be above 0``, or None."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
+    if value > (most := LARGEST_COUNTS.get(name, value)):
+        return f"must be at most {most}"
     if name in POSITIVE:
         return None if value > 0 else "must be above 0"
     if name in _PROBABILITIES:

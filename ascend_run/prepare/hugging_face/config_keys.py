@@ -14,6 +14,7 @@ from ascend_run.core.hugging_face.derived_fields import UNREPRESENTED, derived_v
 from ascend_run.core.hugging_face.layer_rope import nest_rope_parameters
 from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
 from ascend_run.plugin_api.errors import ConfigError
+from ascend_run.prepare.config.bounds import LARGEST_COUNTS
 from ascend_run.types.config import RunConfig
 
 from .key_forms import FROM_ZERO, to_ours, to_theirs
@@ -202,9 +203,9 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
         return None
     least = 0 if key.form in FROM_ZERO else 1
     is_count = isinstance(value, int) and not isinstance(value, bool)
-    is_valid = is_count and least <= value <= _LARGEST_COUNT
-    if is_valid:
-        return None
+    most = LARGEST_COUNTS.get(key.field.removeprefix("model."), _LARGEST_COUNT)
+    if is_count and least <= value:
+        return None if value <= most else f"at most {most}"
     return "a whole number above 0" if least else "a whole number >= 0"
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_run.text.corpus import document_batches
+from ascend_run.text.document_files import Document
 from ascend_run.text.documents import DocumentEncoder
 
-from .documents import Document
 from .workers import in_processes, useful_processes
 
-_BATCH_DOCUMENTS: Final = 1024
-_BATCH_CHARACTERS: Final = 2**20
-"""Size of a batch, which one process encodes."""
 _BYTES_PER_PROCESS: Final = 4 * 2**20
 
 Ids: TypeAlias = list[NDArray[np.int32]]
@@ -37,7 +34,7 @@ def encoded_batches(
     """
     batches = (
         ([held_out for _, held_out in batch], [document.text for document, _ in batch])
-        for batch in _batches(documents)
+        for batch in document_batches(documents)
     )
     processes = useful_processes(workers, size_bytes, _BYTES_PER_PROCESS)
     if processes > 1:
@@ -50,17 +47,3 @@ def encoded_batches(
 def _encode(content: str) -> Callable[[Sequence[str]], Ids]:
     """Return what encodes texts in a worker process."""
     return DocumentEncoder(content).encode
-
-
-def _batches(
-    documents: Iterator[tuple[Document, bool]],
-) -> Iterator[list[tuple[Document, bool]]]:
-    """Batches of documents with about ``_BATCH_CHARACTERS`` characters."""
-    while batch := list(islice(documents, 1)):
-        characters = len(batch[0][0].text)
-        while characters < _BATCH_CHARACTERS and len(batch) < _BATCH_DOCUMENTS:
-            if (item := next(documents, None)) is None:
-                break
-            batch.append(item)
-            characters += len(item[0].text)
-        yield batch

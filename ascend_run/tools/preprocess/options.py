@@ -9,8 +9,8 @@ from typing import Final
 import attrs
 
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path, tokenizer_files
+from ascend_run.text.document_files import InputFile
 from ascend_run.text.file_collisions import NamedPath, file_collisions
-from ascend_run.tools.preprocess.documents import InputFile
 from ascend_run.tools.preprocess.tokenizer_users import datasets_made_with
 
 _FILES_OF_A_DATASET: Final = {

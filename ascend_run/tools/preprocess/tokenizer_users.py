@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ascend_run.core.data.sidecar import Sidecar, read_sidecar
-from ascend_run.core.data.tokenizer import fingerprint_of
 from ascend_run.plugin_api import DataError
 from ascend_run.text.dataset_paths import idx_path
+from ascend_run.text.tokenizer import fingerprint_of
 
 
 def datasets_made_with(tokenizer: Path, folders: Iterable[Path]) -> Iterator[Path]:

@@ -223,7 +223,7 @@ def test_a_rebuilt_dataset_is_not_read_with_the_old_index(
 def test_loss_leaves_out_the_end_of_document_where_asked(
     write_dataset: WriteDataset, run_config: MakeConfig, tmp_path: Path
 ) -> None:
-    from ascend_run.core.data.tokenizer import train_tokenizer
+    from ascend_run.text.tokenizer import train_tokenizer
 
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(train_tokenizer(["some text"], 260).to_json())

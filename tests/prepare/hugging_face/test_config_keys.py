@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_run.plugin_api import ConfigError, RunConfig
+from ascend_run.plugin_api import ConfigError, ConfigKey, RunConfig
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from tests.core.hugging_face.tiny_models import TinyModel
 from tests.core.hugging_face.toy_families import DENSE as DENSE_FAMILY
@@ -176,6 +177,26 @@ def test_every_fault_of_a_config_stands_in_one_message() -> None:
     ):
         assert expected in message
     assert len(message.splitlines()) == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "most"),
+    [
+        ("num_hidden_layers", 10_001, 10_000),
+        ("num_hidden_layers", 10**9, 10_000),
+        ("num_local_experts", 10**9, 100_000),
+        ("vocab_size", 2**31, 2**31 - 1),
+    ],
+)
+def test_counts_above_what_can_be_planned_are_refused(key: str, count: int, most: int) -> None:
+    """Before the list of the windows of each layer is built, which would exhaust the memory."""
+    key_of_window = ConfigKey(
+        hf="max_window_layers", field="model.window_attn_skip_freq", default=1, form="window_from"
+    )
+    family = attrs.evolve(SPARSE_FAMILY, keys=(*SPARSE_FAMILY.keys, key_of_window))
+    with pytest.raises(ConfigError) as caught:
+        config_from_hf(family, SPARSE.config_json() | {key: count})
+    assert [*caught.value.problems] == [f"{key} is {count}; expected at most {most}"]
 
 
 @pytest.mark.parametrize(

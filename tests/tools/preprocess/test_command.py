@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ascend_run.core.data.tokenizer import fingerprint_of
 from ascend_run.prepare.checks.dataset import check_dataset
 from ascend_run.text.dataset_paths import bin_path
+from ascend_run.text.tokenizer import fingerprint_of
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

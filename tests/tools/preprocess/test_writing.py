@@ -16,10 +16,10 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from ascend_run.core.data.tokenizer import load_tokenizer
 from ascend_run.plugin_api import AscendRunError, ConfigError, DataError, StorageError
 from ascend_run.prepare.checks.dataset import check_dataset
-from ascend_run.tools.preprocess.corpus import content_digest, is_held_out
+from ascend_run.text.corpus import content_digest, is_held_out
+from ascend_run.text.tokenizer import load_tokenizer
 from ascend_run.tools.preprocess.options import PreprocessOptions
 from ascend_run.tools.preprocess.writing import PreprocessReport, preprocess
 from tests.core.data.reference import read_documents
@@ -150,7 +150,7 @@ def test_the_result_does_not_depend_on_how_documents_are_batched(
     source = write_texts(tmp_path / "in", texts)
     first = run(tmp_path, source)
     content = Path(f"{first.train.prefix}.bin").read_bytes()
-    monkeypatch.setattr("ascend_run.tools.preprocess.batches._BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr("ascend_run.text.corpus._BATCH_DOCUMENTS", 7)
     second = run(tmp_path, source, overwrite=True)
     assert Path(f"{second.train.prefix}.bin").read_bytes() == content
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import attrs
+
 from ascend_run.plugin_api import (
     Manifest,
     Maturity,
@@ -13,6 +15,24 @@ from ascend_run.plugin_api import (
     Task,
     hookimpl,
 )
+
+
+@attrs.frozen(kw_only=True)
+class PretrainConfig:
+    """Options, set by ``plugins.pretrain.<field>=<value>``; for text that is read itself."""
+
+    format: str = attrs.field(
+        default="auto",
+        validator=attrs.validators.in_(("auto", "jsonl", "records", "text", "python")),
+    )
+    """Format of the files; ``auto``: by suffix. In a folder, JSON arrays and tables are read with
+    ``records`` only."""
+    map_keys: tuple[str, ...] = ()
+    """Name of the key ``text`` in the files, as in ``["text=body"]``."""
+    append_eod: bool = True
+    """Append the end-of-document token to every document."""
+    end_token: str | None = None
+    """End-of-document token; default: the tokenizer's, if known."""
 
 
 class Pretrain:
@@ -35,25 +55,32 @@ class Pretrain:
         level=0,
         maturity=Maturity.BETA,
     )
+    config_class = PretrainConfig
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self.config = config
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        return list(_data_problems(config))
+        from .sources import source_problems
+
+        found = source_problems(config, self.config)
+        return [*_data_problems(config), *(f"pretrain: {problem}" for problem in found)]
 
     @hookimpl
     def ascend_task(self) -> Task:
         from .task import PretrainTask
 
-        return PretrainTask()
+        return PretrainTask(self.config)
 
 
 def _data_problems(config: RunConfig) -> Iterator[str]:
-    """Yield what ``[data]`` lacks for this task; core checks the files themselves."""
+    """Yield what ``[data]`` lacks for this task; core checks token files."""
     data = config.data
     if not data.train and config.train.train_iters:
         yield (
             "pretrain: data.train is empty; name the prefix of a dataset, as in "
-            "data.train=data/demo/train (ascend-run preprocess makes one)"
+            "data.train=data/demo/train (ascend-run preprocess makes one), or a file of text"
         )
     if config.train.eval_interval and not data.validation:
         yield (

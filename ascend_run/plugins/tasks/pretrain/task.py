@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
+import structlog
 from torch import Tensor, nn
 
 from ascend_run.plugin_api import (
@@ -14,14 +16,21 @@ from ascend_run.plugin_api import (
     LossSum,
     RunContext,
     TokenBlend,
+    TokenDocuments,
 )
 from ascend_run.plugins.tasks import next_token_loss
+from ascend_run.text.encoded_documents import encoded_documents
+
+from .sources import source_tokenizer, text_sources
+
+if TYPE_CHECKING:
+    from . import PretrainConfig
 
 _TOKEN_AXES = ("batch", "sequence")
 
 
 class PretrainTask:
-    """Train one model on token files with the sum of next-token losses."""
+    """Train one model on token files, or on text, with the sum of next-token losses."""
 
     roles: Sequence[str] = ("policy",)
     batch_fields: Mapping[str, BatchField] = MappingProxyType(
@@ -31,13 +40,33 @@ class PretrainTask:
         }
     )
 
+    def __init__(self, options: PretrainConfig) -> None:
+        self.options = options
+
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
-        """Return the blends that ``[data]`` names."""
+        """Return the blends that ``[data]`` names; text is encoded on the first call.
+
+        Raises:
+            DataError: A source or the tokenizer cannot be used.
+        """
         data = context.config.data
-        validation = TokenBlend(prefixes=data.validation, weights=data.validation_weights)
+        sources = text_sources(context.config, self.options)
+        tokenizer = source_tokenizer(context.config, self.options) if sources else None
+        documents: dict[str, TokenDocuments] = {}
+        for name, source in sources.items():
+            assert tokenizer is not None
+            encoded = encoded_documents(source, tokenizer, context.cache)
+            documents[name] = encoded
+            if context.layout.rank == 0:
+                structlog.get_logger().info("pretrain.source", name=name, **encoded.report)
+
+        def blend(names: tuple[str, ...], weights: tuple[float, ...]) -> TokenBlend:
+            read = {name: documents[name] for name in names if name in documents}
+            return TokenBlend(prefixes=names, weights=weights, documents=read)
+
         return Datasets(
-            train=TokenBlend(prefixes=data.train, weights=data.train_weights),
-            validation=validation if data.validation else None,
+            train=blend(data.train, data.train_weights),
+            validation=blend(data.validation, data.validation_weights) if data.validation else None,
         )
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:

@@ -22,7 +22,7 @@ from ascend_run.plugin_api import (
     TokenBlend,
 )
 from ascend_run.plugin_api.implementations import claims_of
-from ascend_run.plugins.tasks.pretrain import Pretrain
+from ascend_run.plugins.tasks.pretrain import Pretrain, PretrainConfig
 from ascend_run.types.config import DataSection, TrainSection
 from tests.support.tiny_configs import model_fields, parallel_fields
 
@@ -42,7 +42,7 @@ def context_of(config: RunConfig) -> RunContext:
 
 @pytest.fixture
 def hooks() -> Hooks:
-    return Hooks([Pretrain()])
+    return Hooks([Pretrain(PretrainConfig())])
 
 
 @pytest.fixture
@@ -143,11 +143,11 @@ def test_data_that_is_missing_is_named_with_the_way_out(hooks: Hooks) -> None:
 def test_importing_and_checking_it_needs_no_torch() -> None:
     program = (
         "import sys\n"
-        "from ascend_run.plugins.tasks.pretrain import Pretrain\n"
+        "from ascend_run.plugins.tasks.pretrain import Pretrain, PretrainConfig\n"
         "from ascend_run.plugin_api import RunConfig\n"
         "from tests.support.tiny_configs import model_fields, parallel_fields\n"
         "config = RunConfig(model=model_fields(), parallel=parallel_fields())\n"
-        "assert Pretrain().ascend_check(config)\n"
+        "assert Pretrain(PretrainConfig()).ascend_check(config)\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(

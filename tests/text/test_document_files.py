@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascend_run.plugin_api import DataError
-from ascend_run.tools.preprocess.documents import Reader, find_files
+from ascend_run.text.document_files import Reader, find_files
 
 
 def texts(paths: list[Path], format: str = "auto", **options: object) -> list[str]:

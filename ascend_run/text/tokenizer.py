@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from ascend_run.plugin_api import DataError
-from ascend_run.text.documents import DocumentEncoder
-from ascend_run.text.tokenizer_content import tokenizer_content
+
+from .documents import DocumentEncoder
+from .tokenizer_content import tokenizer_content
 
 if TYPE_CHECKING:
     import tokenizers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tokenize
@@ -12,7 +13,8 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.plugin_api import DataError
-from ascend_run.text.sources import Problems, read_records
+
+from .sources import Problems, read_records
 
 SUFFIXES: Final = {
     "jsonl": (".jsonl",),
@@ -34,6 +36,31 @@ class InputFile:
     format: str
     size_bytes: int
 
+    def sha256(self) -> str:
+        """Return the digest of its content.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"{self.path}: {error.strerror}") from error
+
+
+@attrs.frozen(kw_only=True)
+class OptionNames:
+    """What messages call the options of reading."""
+
+    format: str = "--format "
+    """With the separator of its value."""
+    key: str = "--json-key"
+    skip_undecodable: str | None = "--skip-undecodable"
+
+
+PREPROCESS_OPTIONS: Final = OptionNames()
+
 
 @attrs.frozen
 class Document:
@@ -46,7 +73,9 @@ class Document:
     """Bytes read from its file, for the progress bar."""
 
 
-def find_files(inputs: Sequence[Path], format: str = "auto") -> list[InputFile]:
+def find_files(
+    inputs: Sequence[Path], format: str = "auto", options: OptionNames = PREPROCESS_OPTIONS
+) -> list[InputFile]:
     """Return the given files and those in the given folders, sorted.
 
     With a format, given files may have any suffix. In folders, files are selected by suffix;
@@ -74,7 +103,7 @@ def find_files(inputs: Sequence[Path], format: str = "auto") -> list[InputFile]:
             problems.append(f"{path}: no such file or folder")
         elif format == "auto" and _suffix(path) not in by_suffix:
             problems.append(
-                f"{path}: unknown suffix {path.suffix!r}; set --format {'|'.join(FORMATS)}"
+                f"{path}: unknown suffix {path.suffix!r}; set {options.format}{'|'.join(FORMATS)}"
             )
         else:
             found[path] = by_suffix[_suffix(path)] if format == "auto" else format
@@ -106,10 +135,12 @@ class Reader:
     Args:
         key: Key of the text in a JSON line.
         skip_undecodable: Skip files that cannot be decoded, instead of raising an error.
+        options: Names of these in messages.
     """
 
     key: str = "text"
     skip_undecodable: bool = False
+    options: OptionNames = PREPROCESS_OPTIONS
     undecodable: list[str] = attrs.field(factory=list, init=False)
     """Skipped files."""
     problems: list[str] = attrs.field(factory=list, init=False)
@@ -146,7 +177,10 @@ class Reader:
         if self.skip_undecodable:
             self.undecodable.append(str(path))
         else:
-            self._problem(f"{path}: {reason}; convert it to UTF-8, or pass --skip-undecodable")
+            skip = self.options.skip_undecodable
+            self._problem(
+                f"{path}: {reason}; convert it to UTF-8{f', or pass {skip}' if skip else ''}"
+            )
 
     def _text(self, path: Path) -> Iterator[Document]:
         content = path.read_bytes()
@@ -207,7 +241,7 @@ class Reader:
             keys = ", ".join(map(repr, sorted(record))) or "none"
             self._problem(
                 f"{source}: expected text under key {self.key!r}, got {has}; its keys: {keys}; "
-                "choose with --json-key"
+                f"choose with {self.options.key}"
             )
             return None
         try:

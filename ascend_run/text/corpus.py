@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import attrs
 
-from .documents import Document, InputFile, Reader
+from .document_files import Document, InputFile, Reader
 
 _DIGEST_BYTES: Final = 16
+_BATCH_DOCUMENTS: Final = 1024
+_BATCH_CHARACTERS: Final = 2**20
+"""Size of a batch, which one process encodes."""
 
 
 def content_digest(text: str) -> bytes:
@@ -69,3 +73,17 @@ class Corpus:
                 continue
             seen.add(digest)
             yield document, is_held_out(digest, self.holdout)
+
+
+def document_batches(
+    documents: Iterator[tuple[Document, bool]],
+) -> Iterator[list[tuple[Document, bool]]]:
+    """Yield batches of what ``Corpus.read`` yields, with about ``_BATCH_CHARACTERS`` characters."""
+    while batch := list(islice(documents, 1)):
+        characters = len(batch[0][0].text)
+        while characters < _BATCH_CHARACTERS and len(batch) < _BATCH_DOCUMENTS:
+            if (item := next(documents, None)) is None:
+                break
+            batch.append(item)
+            characters += len(item[0].text)
+        yield batch

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_run.core.data.tokenizer import (
+from ascend_run.plugin_api import DataError
+from ascend_run.text.tokenizer import (
     END_OF_DOCUMENT,
     TextTokenizer,
     fingerprint_of,
     load_tokenizer,
     train_tokenizer,
 )
-from ascend_run.plugin_api import DataError
 
 TEXTS = ["the quick brown fox", "the lazy dog", "def the_fox(dog): return dog"] * 4
 
@@ -97,7 +97,7 @@ def test_leftover_truncation_and_padding_change_no_ids(
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_training_does_not_depend_on_threads(threads: str, trained: TextTokenizer) -> None:
     program = (
-        "from ascend_run.core.data.tokenizer import train_tokenizer\n"
+        "from ascend_run.text.tokenizer import train_tokenizer\n"
         f"print(train_tokenizer({TEXTS!r}, 300).fingerprint)"
     )
     done = subprocess.run(
