@@ -38,22 +38,37 @@ def table_columns(path: Path) -> frozenset[str] | None:
 
 def read_csv(path: Path, problems: Problems) -> Rows:
     """Yield the rows of a CSV file with a header; every value is a string."""
+    skipped: list[int] = []
+
+    def skip(row: Any) -> str:
+        skipped.append(row.number - 1)  # the header is its row 1
+        problems.add(
+            f"has {row.actual_columns} columns; the header has {row.expected_columns}", skipped[-1]
+        )
+        return "skip"
+
     with _reported(problems):
         csv, text = _pyarrow("csv"), _pyarrow("").string()
         with csv.open_csv(
             path,
-            read_options=csv.ReadOptions(block_size=_CSV_BLOCK),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
+            # With threads, it does not number the rows that it skips.
+            read_options=csv.ReadOptions(block_size=_CSV_BLOCK, use_threads=False),
+            parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
             convert_options=csv.ConvertOptions(
                 column_types=dict.fromkeys(_csv_names(path), text), strings_can_be_null=False
             ),
         ) as reader:
-            yield from _rows(reader)
+            before = 0
+            for number, values in _rows(reader):
+                while before < len(skipped) and skipped[before] <= number + before:
+                    before += 1
+                yield number + before, values
 
 
 def _csv_names(path: Path) -> list[str]:
     csv = _pyarrow("csv")
-    options = csv.ParseOptions(newlines_in_values=True)
+    # The reader of the rows reports those that do not fit.
+    options = csv.ParseOptions(newlines_in_values=True, invalid_row_handler=lambda row: "skip")
     with csv.open_csv(
         path, read_options=csv.ReadOptions(block_size=_CSV_BLOCK), parse_options=options
     ) as reader:

@@ -30,6 +30,8 @@ from ascend_run.tools.preset.run_file import toml
 from ascend_run.tools.preset.runs import Request, raw_config, run_values
 from tests.support.needed_plugins import names_of
 
+from .variants import NO_CONFIG, VARIANTS
+
 Config = Mapping[str, Any]
 UNITS = {"M": 10**6, "B": 10**9}
 
@@ -307,3 +309,12 @@ def test_every_record_is_package_data() -> None:
     root = Path(__file__).parents[3]
     data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert "records/*.toml" in data["package-data"]["ascend_run.tools.preset"]
+
+
+def test_every_published_variant_has_a_preset_or_a_reason() -> None:
+    listed = [pair for sizes in VARIANTS.values() for pair in sizes.items()]
+    assert len(listed) == 99
+    missing = [preset for _, preset in listed if preset == NO_CONFIG]
+    assert len(missing) == 2
+    named = {preset for _, preset in listed} - {NO_CONFIG}
+    assert named <= {preset.name for preset in presets()}
