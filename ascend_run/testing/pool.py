@@ -29,7 +29,8 @@ from ascend_run.launch.failures import silent_failure
 from .worker import Failure, Job
 
 START_SECONDS: Final = 180.0
-"""Importing torch on a loaded machine is slow."""
+"""Limit for the start of a job's processes, or the job's own limit if that is longer: importing
+torch on a loaded machine is slow."""
 GRACE_SECONDS: Final = 10.0
 """Time for the other ranks to notice that one has failed."""
 LOG_TAIL_BYTES: Final = 4000
@@ -47,7 +48,7 @@ class PoolError(Exception):
 
     Args:
         rank: The rank that failed first.
-        kind: Class name of its exception; ``Hang`` or ``Death`` where there was none.
+        kind: Class name of its exception; ``Start``, ``Hang`` or ``Death`` where there was none.
         message: Its message.
         details: The remote traceback, or the end of the rank's log.
         reports: The exceptions of all ranks that raised one; empty where there was none.
@@ -123,7 +124,8 @@ class GlooPool:
 
         Args:
             function: Importable by name, so neither a lambda nor a closure.
-            timeout: Limit for the job, without the start of processes. Unit: seconds.
+            timeout: Limit for the job, without the start of processes, which has a limit of its
+                own: 180 seconds, or this one if it is longer. Unit: seconds.
 
         Returns:
             The return value of each rank, which must be picklable.
@@ -133,7 +135,7 @@ class GlooPool:
         """
         if function.__module__ == "__main__" or "<" in function.__qualname__:
             raise ValueError(f"{function.__qualname__} cannot be imported by another process")
-        self._ensure(world_size)
+        self._ensure(world_size, max(START_SECONDS, timeout))
         self._jobs += 1
         job = Job(
             module=function.__module__,
@@ -219,15 +221,15 @@ class GlooPool:
         message = f"still running after {timeout:g} s"
         return PoolError(rank, "Hang", message, "\n".join([log, *others]))
 
-    def _ensure(self, count: int) -> None:
+    def _ensure(self, count: int, seconds: float) -> None:
         """Start the missing processes concurrently, and wait until all of them are ready."""
         self.start(count)
-        deadline = time.monotonic() + START_SECONDS
-        for worker in self._workers[self._num_ready : count]:
-            if not _is_ready(worker, deadline):
-                log = worker.log_tail()
+        deadline = time.monotonic() + seconds
+        for rank in range(self._num_ready, count):
+            remaining = max(0.0, deadline - time.monotonic())
+            if failed := _start_failure(rank, self._workers[rank], remaining, seconds):
                 self.close()
-                raise PoolError(0, "Start", "a rank of the pool did not start", log)
+                raise failed
             self._num_ready += 1
 
     def _spawn(self, rank: int) -> _Worker:
@@ -261,13 +263,21 @@ def _first_of(failures: Mapping[int, Failure]) -> PoolError | None:
     return PoolError(rank, first.kind, first.message, first.traceback, reports)
 
 
-def _is_ready(worker: _Worker, deadline: float) -> bool:
-    if not worker.connection.poll(max(0.0, deadline - time.monotonic())):
-        return False
+def _start_failure(rank: int, worker: _Worker, remaining: float, limit: float) -> PoolError | None:
+    """Wait until a process is ready; return the error if it is not."""
     try:
-        return worker.connection.recv_bytes() == b"ready"
+        if worker.connection.poll(remaining):
+            assert worker.connection.recv_bytes() == b"ready"
+            return None
     except (EOFError, ConnectionResetError):
-        return False
+        code = worker.process.wait(GRACE_SECONDS)
+        how = silent_failure(rank, code, time.time()).summary
+        return PoolError(rank, "Death", f"the process {how} while it started", worker.log_tail())
+    message = (
+        f"the process was not ready {limit:g} s after its start; run less beside it, or raise the "
+        "timeout"
+    )
+    return PoolError(rank, "Start", message, worker.log_tail())
 
 
 def _environment() -> dict[str, str]:

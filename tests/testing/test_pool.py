@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from ascend_run.testing import pool as pool_module
 from ascend_run.testing.pool import GlooPool, PoolError
 
 from . import pool_jobs
@@ -86,6 +87,27 @@ def test_a_hang_fails_with_the_stack_and_the_next_job_gets_new_ranks() -> None:
         assert (caught.value.rank, caught.value.kind) == (1, "Hang")
         assert "hang_on" in caught.value.details
         assert not set(pool.run(pool_jobs.process_id, 2)) & set(before)
+
+
+def test_a_slow_start_is_reported_with_the_limit_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit is the longer one of the start's own and the job's."""
+    for own, timeout in ((0.0, 0.01), (0.02, 0.01)):
+        monkeypatch.setattr(pool_module, "START_SECONDS", own)
+        with GlooPool() as pool, pytest.raises(PoolError) as caught:
+            pool.run(pool_jobs.process_id, 2, timeout=timeout)
+        assert caught.value.kind == "Start"
+        assert f"not ready {max(own, timeout)} s after its start" in caught.value.message
+        assert "run less beside it, or raise the timeout" in caught.value.message
+
+
+def test_a_rank_that_dies_while_it_starts_is_not_called_slow() -> None:
+    with GlooPool(preload="no_such_module") as pool, pytest.raises(PoolError) as caught:
+        pool.run(pool_jobs.process_id, 1)
+    assert caught.value.kind == "Death"
+    assert caught.value.message == "the process ended with exit code 1 while it started"
+    assert "No module named 'no_such_module'" in caught.value.details
 
 
 class HadEnough(Exception):

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 _THREADS: Final = "OMP_NUM_THREADS"
 """Depends on the number of ranks; a rank sets its number of threads for each run."""
+_ADVICE: Final = {
+    "Hang": "; if it is only slow, give it more with --timeout",
+    "Start": " with --timeout",
+}
+"""Kind of a rank's failure -> how the user goes on."""
 _COMPARISON: Final = "ascend_run.tools.verify.compare.comparison"
 
 
@@ -58,7 +63,8 @@ class SharedRanks(Ranks):
     allocator, compiled kernels, communicators.
 
     Args:
-        timeout: Limit for one run. Unit: seconds.
+        timeout: Limit for one run, and for the start of its ranks if it exceeds the pool's.
+            Unit: seconds.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -156,9 +162,7 @@ def _key(variables: Mapping[str, str]) -> frozenset[tuple[str, str]]:
 def _failure(side: Side, error: PoolError) -> AscendRunError:
     """Return the error of a failed run: a user error on a rank as it is, else no verdict."""
     if not error.reports:
-        text = f"rank {error.rank}: {error.message}"
-        if error.kind == "Hang":
-            text += "; if it is only slow, give it more with --timeout"
+        text = f"rank {error.rank}: {error.message}{_ADVICE.get(error.kind, '')}"
         return NoVerdict.of(side, "\n".join(filter(None, (text, error.details.rstrip()))))
     failure = summarize(error.reports)
     if failure.exit_code == AscendRunError.exit_code:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from ascend_run.testing import pool
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.capture import record
 from ascend_run.tools.verify.questions import Question, Side
+from ascend_run.tools.verify.ranks import NoVerdict
 from ascend_run.tools.verify.shared_ranks import SharedRanks
 from ascend_run.tools.verify.sides import sides_of
 
@@ -63,3 +65,11 @@ def test_another_environment_has_ranks_of_its_own(calls: list[tuple[Any, ...]]) 
             ranks(side)
     assert pools(calls) == 2
     assert [name for name, *_ in calls] == ["start", "start", "run", "run", "run", "close", "close"]
+
+
+def test_a_slow_start_of_ranks_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "START_SECONDS", 0.0)
+    with SharedRanks(0.01) as ranks, pytest.raises(NoVerdict) as caught:
+        ranks(sides()[0])
+    assert "the process was not ready 0.01 s after its start" in str(caught.value)
+    assert "or raise the timeout with --timeout" in str(caught.value)
