@@ -14,7 +14,7 @@ from benchmarks.memory_prediction import RESULT, TOLERANCE, compare, is_exact, p
 SMALL = [case for case in CASES if case.ranks <= 2 and case.model in MODELS]
 SAMPLE = [
     next(case for case in CASES if case.name == "examples/dense.toml"),
-    *random.Random(4).sample(SMALL, 3),
+    *random.Random(4).sample(SMALL, 1),
 ]
 
 

@@ -25,7 +25,7 @@ from benchmarks.campaigns.plan_activation import (
     disagreements,
 )
 
-SAMPLED = 3
+SAMPLED = 1
 EVERYTHING = "gloo-offload+gmm+lora+noop-layers+swap-attention+tensorboard+ulysses+sft+mixtral"
 OF_ALL = pytest.mark.needs_plugins(*FEATURES)
 """The campaign is about sets of all of them."""

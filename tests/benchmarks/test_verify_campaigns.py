@@ -24,7 +24,7 @@ from benchmarks.campaigns.seeded_bugs.mutation import mutated, resolve
 from tests.support import mutated_code
 from tests.support.needed_plugins import names_of
 
-SAMPLED = sample(verify_bugs.CAMPAIGN, 3, seed=5)
+SAMPLED = sample(verify_bugs.CAMPAIGN, 1, seed=5)
 
 
 def plugins_of(bug: Bug) -> set[str]:
@@ -130,7 +130,7 @@ def test_an_outcome_counts_for_detected_place_phase_and_loss_by_itself() -> None
     "module", [verify_clean, verify_clean_newer], ids=lambda m: m.CAMPAIGN.name
 )
 def test_nothing_is_found_where_nothing_is(module: Any) -> None:
-    (case,) = sample(module.CAMPAIGN, 1, seed=3)
+    (case,) = sample(module.CAMPAIGN, 1, seed=5)
     assert module.CAMPAIGN.run(case)["verdict"] == PASSED
 
 

@@ -1,11 +1,13 @@
 """Isolates a test session from earlier sessions and from the machine: empty caches of its own, and
-property tests without a time limit for each example.
+property tests without a time limit for each example; and Ctrl-C works for what tests start, also in
+a session that a shell has started in the background, where it is ignored.
 
 For example, torch's compiler does less work if it finds a graph on disk.
 """
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -45,5 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
         own = Path(folder.name) / place
         own.mkdir()
         patch.setenv(name, str(own))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which children would inherit
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        config.add_cleanup(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     settings.register_profile("untimed", deadline=None)  # the rest is hypothesis's default
     settings.load_profile("untimed")

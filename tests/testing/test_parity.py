@@ -20,6 +20,7 @@ def _planted_plugins() -> Iterator[None]:
         yield
 
 
+@pytest.mark.exhaustive(by=lambda size: [])
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_right_plugin_is_accepted_and_its_collectives_are_counted(
     parity: Parity, size: int
@@ -72,6 +73,7 @@ def test_a_wrong_step_is_found_though_every_gradient_is_right(parity: Parity) ->
     assert all(problem.startswith("after 5 steps") for problem in caught.value.problems)
 
 
+@pytest.mark.exhaustive(by=lambda size: [])
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_in_the_wrong_order_are_found(parity: Parity, size: int) -> None:
     with pytest.raises(ParityError, match="linear_qkv"):

@@ -35,7 +35,7 @@ ONE_STAGE = {"model.moe_layer_freq": [0, 0, 1, 1]}
 TIED = {"model.share_embeddings_and_output_weights": True}
 
 
-@pytest.mark.exhaustive(by=lambda layout, ddp: (*layout, tuple(ddp)))
+@pytest.mark.exhaustive(by=lambda layout, ddp: (*layout, *ddp))
 @pytest.mark.parametrize(
     ("layout", "world_size", "plugins", "ddp"),
     possible(
@@ -71,7 +71,7 @@ def test_training_comes_to_the_weights_of_one_rank(
     assert_trained_alike(several, outcomes(gloo_pool, values, 1, (), STEPS))
 
 
-@pytest.mark.exhaustive(by=lambda layout, ddp: (*layout, tuple(ddp)))
+@pytest.mark.exhaustive(by=lambda layout, ddp: (*layout, *ddp))
 @pytest.mark.parametrize(
     ("layout", "world_size", "ddp"),
     [
@@ -98,7 +98,7 @@ def test_experts_train_to_the_weights_of_one_rank(
     assert_trained_alike(several, outcomes(gloo_pool, values, 1, (), STEPS))
 
 
-@pytest.mark.exhaustive(by=lambda layout, ddp: (*layout, tuple(ddp)))
+@pytest.mark.exhaustive(by=lambda layout, ddp: (*layout, *ddp))
 @pytest.mark.parametrize(
     ("layout", "world_size", "ddp"),
     [(PP, 2, DISTRIBUTED), (VPP, 4, {}), (VPP, 4, OVERLAPPED)],

@@ -138,6 +138,7 @@ SHARED = {"model.qk_layernorm": True, "model.add_qkv_bias": True, "model.softmax
 TP4 = {"parallel.tensor_model_parallel_size": 4}
 
 
+@pytest.mark.exhaustive(by=lambda groups, plugins: [groups, bool(plugins)])
 @pytest.mark.parametrize(
     ("layout", "groups", "plugins"),
     [

@@ -26,6 +26,7 @@ def needing(plugins: tuple[str, ...], *values: object, id: str) -> Any:
     return pytest.param(*values, plugins, id=id, marks=marks)
 
 
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     ("values", "layout", "world_size", "plugins"),
     [

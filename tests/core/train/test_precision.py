@@ -156,6 +156,7 @@ def test_weights_are_their_float32_masters_rounded(precision: str, micro_batch_s
         assert any((model.float() != master).any() for model, master in pairs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("values", [DENSE, MOE], ids=["dense", "moe"])
 def test_every_precision_learns_a_batch_by_heart(values: Values, precision: str) -> None:

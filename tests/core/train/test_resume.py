@@ -53,6 +53,7 @@ def test_a_run_in_two_halves_is_the_run_in_one(runs: Runs) -> None:
     runs.assert_the_same_in_two_halves()
 
 
+@pytest.mark.exhaustive(by=lambda kind: [kind[1]])
 @KINDS
 def test_evaluations_and_checkpoints_do_not_disturb_training(runs: Runs) -> None:
     plain = runs("plain")
@@ -65,6 +66,7 @@ def test_evaluations_and_checkpoints_do_not_disturb_training(runs: Runs) -> None
     assert len({line["eval_loss"] for line in evaluations}) == 4
 
 
+@pytest.mark.exhaustive(by=lambda kind: [])
 @pytest.mark.parametrize("kind", [DENSE_RUN, MOE_RUN], ids=["dense", "two ranks with experts"])
 def test_the_same_seed_makes_the_same_run_and_another_does_not(runs: Runs) -> None:
     first = runs("first")

@@ -35,6 +35,7 @@ KINDS = {
 }
 
 
+@pytest.mark.exhaustive(by=lambda kind: [])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_resumes_bitwise(gloo_pool: GlooPool, tmp_path: Path, kind: str) -> None:
     """Weights, optimizer, random generators, position in the data, and ten losses."""
@@ -66,7 +67,7 @@ MOVED = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(by=lambda back: [back])
 @pytest.mark.parametrize("kind", MOVED)
 @pytest.mark.parametrize("back", [False, True], ids=["to one rank", "from one rank"])
 def test_a_run_resumes_in_another_layout(

@@ -48,6 +48,8 @@ def test_each_step_uses_and_logs_the_rate_of_the_formula(name: str) -> None:
         }
     values = {
         **DENSE,
+        "model.num_layers": 1,
+        "train.global_batch_size": 1,
         "train.train_iters": DECAY + 2,
         "optimizer.lr": HIGH,
         "optimizer.min_lr": LOW,

@@ -25,21 +25,24 @@ def searched(pool: GlooPool, folder: Path, *plugins: type[Any]) -> Bisection:
         return bisect(compare, Journal(folder, compare.identity()), lambda number, enabled: None)
 
 
-def test_a_wrong_gradient_among_seven_others_is_found(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    result = searched(gloo_pool, tmp_path, *HARMLESS[:4], DoublesAGradient, *HARMLESS[4:])
-    assert result.culprits == ("doubles-a-gradient",)
+@pytest.mark.exhaustive(by=lambda plugins: [])
+@pytest.mark.parametrize(
+    ("plugins", "culprits"),
+    [
+        ((*HARMLESS[:4], DoublesAGradient, *HARMLESS[4:]), {"doubles-a-gradient"}),
+        ((Marks, HARMLESS[0], DoublesIfMarked), {"marks", "doubles-if-marked"}),
+    ],
+    ids=["one of eight", "two together"],
+)
+def test_the_features_with_a_wrong_gradient_are_found(
+    gloo_pool: GlooPool, tmp_path: Path, plugins: tuple[type[Any], ...], culprits: set[str]
+) -> None:
+    result = searched(gloo_pool, tmp_path, *plugins)
+    assert result.culprits is not None
+    assert {*result.culprits} == culprits
     assert result.last.where == "decoder.layers.1.mlp.linear_fc2 (backward)"
     assert result.last.step == 1
     assert len(result.tried) <= 3 + 3
-
-
-def test_a_wrong_gradient_of_two_features_together_is_found(
-    gloo_pool: GlooPool, tmp_path: Path
-) -> None:
-    result = searched(gloo_pool, tmp_path, Marks, HARMLESS[0], DoublesIfMarked)
-    assert result.culprits is not None
-    assert {*result.culprits} == {"marks", "doubles-if-marked"}
-    assert result.last.where == "decoder.layers.1.mlp.linear_fc2 (backward)"
 
 
 @pytest.mark.needs_plugins("ulysses")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,9 +16,9 @@ import torch
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import TensorShard
+from ascend_run.testing.training_run import run as train
 from tests.support.family_checks import stored
 from tests.support.installed import Install, offer
-from tests.support.tokens import write_tokens
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,
@@ -181,30 +180,11 @@ def test_a_run_on_two_ranks_exports_the_model_that_it_holds(
     kind: str, layout: str, tmp_path: Path
 ) -> None:
     """It starts from a folder, and its learning rate is 0."""
-    theirs, dataset = save(kind, tmp_path / "theirs"), write_tokens(tmp_path / "data", 37)
-    words = (
-        f"model.family={kind}",
-        f"model.hf_path={theirs}",
-        f"data.train={dataset}",
-        "data.seq_length=16",
-        f"run.output_dir={tmp_path}/run",
-        f"parallel.{layout}=2",
-        "train.precision=fp32",
-        "train.train_iters=1",
-        "train.global_batch_size=2",
-        "optimizer.lr=0",
-        "checkpoint.save_interval=1",
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "ascend_run", "--nproc", "2", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    theirs = save(kind, tmp_path / "theirs")
+    values = {"model.hf_path": str(theirs), f"parallel.{layout}": 2, "optimizer.lr": 0.0}
+    trained = train(kind, values, ranks=2, steps=1)
     shutil.move(theirs, tmp_path / "moved")  # which the run's config still names
-    assert convert("--to-hf", tmp_path / "run", tmp_path / "out") == 0
+    assert convert("--to-hf", trained.folder, tmp_path / "out") == 0
     want, got = stored(tmp_path / "moved"), stored(tmp_path / "out")
     assert got.keys() == want.keys()
     assert all(torch.equal(got[name], want[name]) for name in want)

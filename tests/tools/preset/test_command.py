@@ -124,12 +124,16 @@ DEVICES = ((15, 8), (100, 32), (400, 128), (1000, 512))
 """Billions of parameters -> devices whose memory is enough."""
 
 
+def devices_of(family: str) -> int:
+    """Enough for the family's smallest preset."""
+    billions = SMALLEST[family].parameters / 1e9
+    return next(number for most, number in DEVICES if billions < most)
+
+
+@pytest.mark.exhaustive(by=lambda family: [devices_of(family) > DEVICES[0][1]])
 @pytest.mark.parametrize("family", names_of(SMALLEST, lambda preset: (preset.family,)))
 def test_a_preset_of_each_family_has_a_layout_that_plans(family: str) -> None:
-    preset = SMALLEST[family]
-    billions = preset.parameters / 1e9
-    devices = next(number for most, number in DEVICES if billions < most)
-    request = Request(preset=preset, devices=devices, seq_length=2048)
+    request = Request(preset=SMALLEST[family], devices=devices_of(family), seq_length=2048)
     values, choice = chosen_run(request, find_device("ascend-910b"), 64 * GIB)
     assert values["data.seq_length"] == 2048
     assert choice.best.peak <= 0.9 * 64 * GIB

@@ -24,7 +24,7 @@ from tests.tools.verify.acting_plugins import ACTING
 SCALES_BY_ONE = PLUGINS["mlp-scales-by-one"].plugin
 ON_ONE_RANK = [
     idle.plugin
-    for idle in map(PLUGINS.__getitem__, sample(CAMPAIGN, 12, seed=3))
+    for idle in map(PLUGINS.__getitem__, sample(CAMPAIGN, 6, seed=3))
     if not idle.layout and idle.model is None
 ]
 

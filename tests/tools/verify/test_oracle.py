@@ -35,6 +35,7 @@ def compared(
     return comparison, modules.trace(plain), modules.trace(expected)
 
 
+@pytest.mark.exhaustive(by=lambda case: [case.model])
 @pytest.mark.parametrize(
     "case",
     [

@@ -49,6 +49,7 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
     assert len({step.loss for step in run.whole[0].steps.values()}) == 4
 
 
+@pytest.mark.exhaustive(by=lambda question: ["of a plugin" if question.enable else "of the run"])
 @pytest.mark.parametrize(
     ("question", "fault", "module", "why"),
     [

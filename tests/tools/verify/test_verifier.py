@@ -37,7 +37,7 @@ def with_feature(feature: str, *values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.needs_plugins(feature))
 
 
-@pytest.mark.exhaustive(by=lambda question: question.enable or [len(question.layout) > 1])
+@pytest.mark.exhaustive(by=lambda question, outcome: [outcome, *question.enable])
 @pytest.mark.parametrize(
     ("question", "outcome"),
     [
@@ -188,6 +188,7 @@ def test_parameters_move_whatever_the_rate_of_the_run_is(verify: Verifier) -> No
 HALF = ("loss, bf16", "gradients, bf16", "weights after the steps, bf16", "tied weights, bf16")
 
 
+@pytest.mark.exhaustive(by=lambda question: [])
 @pytest.mark.parametrize(
     "question",
     [
@@ -223,6 +224,7 @@ def test_plugins_that_are_bitwise_are_so_in_half_precision(verify: Verifier) -> 
     assert gradients.against == "the same layout without, in bf16"
 
 
+@pytest.mark.exhaustive(by=lambda fault: [])
 @pytest.mark.parametrize(
     ("fault", "check", "phase"),
     [
@@ -243,6 +245,7 @@ def test_a_fault_of_half_precision_alone_is_found(
     assert verdict.fault.phase is phase
 
 
+@pytest.mark.exhaustive(by=lambda layout: [])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -267,12 +270,7 @@ def test_no_module_of_a_right_run_with_experts_seems_to_differ(
     assert compared >= {"decoder.layers.0.mlp.router", "decoder.layers.1.mlp", "model"}
 
 
-def test_a_planted_fault_is_undone(verify: Verifier) -> None:
-    question = Question(layout={})
-    assert not verify(question, fault=f"{faults.__name__}:halve_every_gradient").good
-    assert verify(question).good
-
-
+@pytest.mark.exhaustive(by=lambda phase: [phase])
 @pytest.mark.parametrize(
     ("plugin", "phase", "module"),
     [
@@ -291,6 +289,7 @@ def test_a_wrong_plugin_is_found(verify: Verifier, plugin: type, phase: Phase, m
     assert verdict.sentence() == f"DIVERGES at {module} ({phase})"
 
 
+@pytest.mark.exhaustive(by=lambda plugin: [])
 @pytest.mark.parametrize(
     ("plugin", "model", "module", "why"),
     [
@@ -312,7 +311,7 @@ def test_a_wrong_gradient_of_both_runs_is_found(
     assert verdict.fault.why.startswith(why)
 
 
-def test_references_are_made_once(gloo_pool: GlooPool) -> None:
+def test_references_are_made_once_and_a_planted_fault_is_undone(gloo_pool: GlooPool) -> None:
     made = []
 
     class Counting(PoolRanks):
@@ -320,9 +319,9 @@ def test_references_are_made_once(gloo_pool: GlooPool) -> None:
             made.append(side.name)
             return super().__call__(side, fault)
 
-    verify = Verifier(Counting(gloo_pool))
-    for _ in range(2):
-        assert verify(Question(layout={"dp": 2})).good
+    verify, question = Verifier(Counting(gloo_pool)), Question(layout={"dp": 2})
+    assert not verify(question, fault=f"{faults.__name__}:halve_every_gradient").good
+    assert verify(question).good
     candidate = ["no plugin on dp=2", "no plugin on dp=2, dropout masks"]
     assert made == ["the plain model on one rank", *candidate * 2]
 

@@ -45,6 +45,7 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive(by=lambda values: [values["model.family"]])
 @pytest.mark.parametrize("values", SWITCHES.values(), ids=SWITCHES)
 def test_every_parameter_is_counted_under_its_name(
     gloo_pool: GlooPool, values: Mapping[str, Any]
