@@ -10,6 +10,7 @@ import pytest
 from ascend_run import testing
 from ascend_run.plugin_api import AscendRunError, CheckpointError, ConfigError, RankFailure
 from ascend_run.testing.offering import offered
+from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.session_pool import SESSION_POOL
 from tests.testing.counting_plugin import CountsSteps
 
@@ -85,8 +86,12 @@ def test_a_run_that_cannot_start_is_one_message(
 
 
 def test_a_failure_on_a_rank_names_the_plugin_and_the_hook() -> None:
-    with pytest.raises(RankFailure) as failure:
-        testing.run(NAME, {**SMALL, f"plugins.{NAME}.fails_in_step": 1}, steps=2)
+    failing = {**SMALL, f"plugins.{NAME}.fails_in_step": 1}
+    with (
+        GlooPool() as pool,
+        pytest.raises(RankFailure) as failure,
+    ):  # the session's would start anew
+        testing.run(NAME, failing, steps=2, pool=pool)
     assert "step 1 failed" in str(failure.value)
     assert f"raised by '{NAME}'" in str(failure.value)
     assert "ascend_after_step" in str(failure.value)

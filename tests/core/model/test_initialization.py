@@ -33,6 +33,7 @@ def whole(outcomes: list[RankOutcome]) -> Mapping[str, Tensor]:
     return gathered.tensors
 
 
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     ("values", "layout", "world_size"),
     [

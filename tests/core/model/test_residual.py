@@ -86,6 +86,7 @@ def test_a_layer_is_the_plain_formula_on_a_float32_stream(precision: str) -> Non
             assert error <= 4 * torch.finfo(dtype).eps
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("values", [DENSE, MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("more", [{}, {"model.normalization": "LayerNorm"}], ids=["rms", "layer"])
 @pytest.mark.parametrize("precision", DTYPES)

@@ -157,6 +157,7 @@ def test_files_written_from_the_rules_are_read(kind: str, tmp_path: Path) -> Non
     check_equal(stored(tmp_path / "out"), hf)
 
 
+@pytest.mark.exhaustive(by=lambda kind: [w for w in CASES[kind][1].split() if w.startswith("--")])
 @pytest.mark.parametrize("kind", CASES)
 def test_written_files_are_those_of_the_rules(kind: str, tmp_path: Path) -> None:
     """And they are read back bit for bit, with what lies beside them alone."""
