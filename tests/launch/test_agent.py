@@ -134,13 +134,14 @@ def test_a_rank_that_ends_without_a_word_is_named(
 
 
 def test_a_slow_first_failure_stands_before_its_consequences(folder: Path) -> None:
-    code, errors = finish(start(folder, "fail_slowly_on_1"))
+    code, errors, notes = finish_with_notes(start(folder, "fail_slowly_on_1"))
     lines = errors.splitlines()
     assert (code, lines[0]) == (1, f"error: rank 1: {FRAME}")
     assert lines[-2:] == [
         "ValueError: the first failure",
         "rank 0 then lost its connection to another rank",
     ]
+    assert notes == [["rank 1: ValueError: the first failure", False]]
 
 
 def test_a_rank_that_hangs_after_its_failure_does_not_hold_up_the_run(folder: Path) -> None:
@@ -165,9 +166,10 @@ def test_a_signal_ends_every_rank_and_what_it_started(
     process = start(folder, "hang_deaf")
     wait_for(folder, "rank0.pid", "rank1.pid", "child0.pid", "child1.pid")
     process.send_signal(number)
-    code, errors = finish(process)
+    code, errors, notes = finish_with_notes(process)
     assert code == exit_code
     assert "Traceback" not in errors
+    assert notes == [[f"ended by {number.name}", False]]
 
 
 def test_a_second_signal_does_not_leave_ranks_behind(folder: Path) -> None:
@@ -196,30 +198,17 @@ def test_a_rank_killed_from_outside_is_named_and_nothing_is_left(folder: Path) -
 
 
 def test_ranks_are_started_again_as_often_as_allowed(folder: Path) -> None:
-    code, errors = finish(start(folder, "fail_once", max_restarts=2))
+    code, errors, notes = finish_with_notes(start(folder, "fail_once", max_restarts=2))
     assert code == 0
+    assert notes == [["rank 1: ValueError: the bug of rank 1", False], True]
     assert "ValueError: the bug of rank 1" in errors
     assert errors.splitlines()[-1] == "starting all ranks again (1 of 2)"
     seen = json.loads((folder / "rank1.json").read_text())
     assert seen["ASCEND_RUN_ATTEMPT"] == "1"
 
 
-def test_each_failed_attempt_names_the_rank_that_failed_first(folder: Path) -> None:
-    _, _, notes = finish_with_notes(start(folder, "fail_slowly_on_1"))
-    assert notes == [["rank 1: ValueError: the first failure", False]]
-    again = finish_with_notes(start(folder, "fail_once", max_restarts=2))[2]
-    assert again == [["rank 1: ValueError: the bug of rank 1", False], True]
-
-
-def test_a_signal_is_reported_as_the_end_of_the_run(folder: Path) -> None:
-    process = start(folder, "hang")
-    wait_for(folder, "rank0.pid", "rank1.pid")
-    process.send_signal(signal.SIGTERM)
-    assert finish_with_notes(process)[2] == [["ended by SIGTERM", False]]
-
-
 @pytest.mark.parametrize("node_ranks", [(0, 1), (None, None)], ids=["static", "as they come"])
-def test_one_of_two_nodes_has_the_first_rank(
+def test_two_nodes_meet_at_an_endpoint_and_one_has_the_first_rank(
     folder: Path, node_ranks: tuple[int | None, int | None]
 ) -> None:
     options = two_nodes(folder)
@@ -228,6 +217,9 @@ def test_one_of_two_nodes_has_the_first_rank(
     assert [code for code, _, _ in ends] == [0, 0], ends
     told = [notes for _, _, notes in ends]
     assert told == [[True], [False]] or (node_ranks[0] is None and told == [[False], [True]])
+    for rank in (0, 1):
+        seen = json.loads((folder / f"rank{rank}.json").read_text())
+        assert (seen["WORLD_SIZE"], seen["LOCAL_RANK"]) == ("2", "0")
 
 
 def two_nodes(folder: Path, name: str = "key", host: str = "127.0.0.1") -> dict[str, Any]:
@@ -247,16 +239,6 @@ def free_endpoint(host: str) -> str:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return f"{host}:{probe.getsockname()[1]}"
-
-
-def test_two_nodes_meet_at_an_endpoint(folder: Path) -> None:
-    options = two_nodes(folder)
-    nodes = [start(folder, "write_environment", node_rank=n, **options) for n in (0, 1)]
-    ends = [finish(node) for node in nodes]
-    assert [code for code, _ in ends] == [0, 0], ends
-    for rank in (0, 1):
-        seen = json.loads((folder / f"rank{rank}.json").read_text())
-        assert (seen["WORLD_SIZE"], seen["LOCAL_RANK"]) == ("2", "0")
 
 
 def test_ctrl_c_ends_a_node_that_waits_for_another(folder: Path) -> None:
