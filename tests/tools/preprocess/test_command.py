@@ -7,32 +7,35 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from ascend_run.entrypoints.cli import run
 from ascend_run.prepare.checks.dataset import check_dataset
 from ascend_run.text.dataset_paths import bin_path
 from ascend_run.text.tokenizer import fingerprint_of
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
+Command = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    """Run it on ``tmp_path/in`` with output below ``tmp_path/out``."""
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run it on ``tmp_path/in`` with output below ``tmp_path/out``; with a limit of the system in a
+    process of its own."""
 
-    def run(*options: str, source: str = "in", limit: str = "") -> subprocess.CompletedProcess[str]:
-        program = f"{limit}\nfrom ascend_run.entrypoints.cli import main\nmain()"
-        arguments = ["--input", f"{tmp_path}/{source}", "--output-prefix", f"{tmp_path}/out/train"]
-        return subprocess.run(
-            [sys.executable, "-c", program, "preprocess", *arguments, *options],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    def command(*options: str, source: str = "in", limit: str = "") -> CompletedProcess[str]:
+        paths = ["--input", f"{tmp_path}/{source}", "--output-prefix", f"{tmp_path}/out/train"]
+        words = ["preprocess", *paths, *options]
+        if limit:
+            program = f"{limit}\nfrom ascend_run.entrypoints.cli import main\nmain()"
+            own = [sys.executable, "-c", program, *words]
+            return subprocess.run(own, capture_output=True, text=True, timeout=60, check=False)
+        capsys.readouterr()
+        code = run(words)
+        return CompletedProcess(words, code, *capsys.readouterr())
 
-    return run
+    return command
 
 
 @pytest.fixture(autouse=True)
