@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from ascend_run.plugin_api import Claim, Condition, Manifest, Support
 
@@ -48,9 +47,8 @@ def feature(
     return Plugin
 
 
-def run_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, str(TOOL), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+def run_tool(tool: ModuleType, *arguments: str | Path) -> Result:
+    return CliRunner().invoke(tool.command, [str(argument) for argument in arguments])
 
 
 def test_pairs_that_exclude_one_another_have_their_reason(tool: ModuleType) -> None:
@@ -96,16 +94,16 @@ def test_platforms_that_are_not_named_are_refused(tool: ModuleType) -> None:
 
 
 @pytest.mark.needs_plugins("gmm")
-def test_the_tool_writes_what_it_checks(tmp_path: Path) -> None:
+def test_the_tool_writes_what_it_checks(tool: ModuleType, tmp_path: Path) -> None:
     target = tmp_path / "compatibility.md"
-    assert run_tool("--check", target).returncode == 1
-    assert run_tool(target).returncode == 0
-    assert run_tool("--check", target).returncode == 0
+    assert run_tool(tool, "--check", target).exit_code == 1
+    assert run_tool(tool, target).exit_code == 0
+    assert run_tool(tool, "--check", target).exit_code == 0
     assert "| [gmm](plugins/experts/gmm.md) |" in target.read_text()
     target.write_text(target.read_text().replace("yes", "no", 1))
-    assert run_tool("--check", target).returncode == 1
+    assert run_tool(tool, "--check", target).exit_code == 1
 
 
-def test_the_page_in_docs_is_that_of_the_plugins_that_there_are() -> None:
-    process = run_tool("--check")
-    assert process.returncode == 0, process.stderr
+def test_the_page_in_docs_is_that_of_the_plugins_that_there_are(tool: ModuleType) -> None:
+    result = run_tool(tool, "--check")
+    assert result.exit_code == 0, result.output

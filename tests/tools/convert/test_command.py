@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,7 +202,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
 
 def test_a_folder_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert f"no folder at {tmp_path}/gone" in refused(capsys, "--to-hf", tmp_path / "gone", out)
+    message = refused(capsys, "--to-hf", tmp_path / "gone", out)
+    assert message.startswith(f"error: no folder at {tmp_path}/gone")
+    assert "Traceback" not in message
     message = refused(capsys, "--from-hf", tmp_path / "gone", out)
     assert f"no Hugging Face folder at {tmp_path}/gone" in message
 
@@ -341,16 +341,3 @@ def test_the_way_must_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--to-hf or --from-hf" in refused(capsys, tmp_path, tmp_path / "out")
     words = ("--step", "1", "--from-hf", tmp_path, tmp_path / "out")
     assert "do not go with a Hugging Face folder" in refused(capsys, *words)
-
-
-def test_a_refusal_has_no_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ascend_run", "convert", "--to-hf", tmp_path / "nothing", "out"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no folder at")
-    assert "Traceback" not in done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.plugins.tasks.sft import Sft, SftConfig
 from ascend_run.text.chat_tokenizer import load_chat_tokenizer, read_tokenizer_config
@@ -268,7 +267,9 @@ KINDS: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bad_input_of_each_kind_through_the_program(tmp_path: Path, kind: str) -> None:
+def test_bad_input_of_each_kind_through_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
     """One message with file and row, exit code 2, no traceback, and nothing is written."""
     handler, line, expected = KINDS[kind]
     write_tokenizer(tmp_path / "t", CHATML)
@@ -281,16 +282,13 @@ def test_bad_input_of_each_kind_through_the_program(tmp_path: Path, kind: str) -
         source = Path(write_lines(tmp_path / "a.jsonl", [good]))
         (tmp_path / "t/tokenizer.json").unlink()
     words = ["--input", source, "--output-prefix", tmp_path / "out/d", "--handler", handler]
-    done = subprocess.run(
-        [sys.executable, "-m", "ascend_run", "preprocess", *words, "--tokenizer", tmp_path / "t"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert expected in done.stderr
-    assert str(tmp_path) in done.stderr
-    assert "Traceback" not in done.stderr
+    capsys.readouterr()
+    code = run(["preprocess", *map(str, words), "--tokenizer", str(tmp_path / "t")])
+    output, errors = capsys.readouterr()
+    assert (code, output) == (2, "")
+    assert expected in errors
+    assert str(tmp_path) in errors
+    assert "Traceback" not in errors
     assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").iterdir()]
 
 
