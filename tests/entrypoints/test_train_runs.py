@@ -208,7 +208,7 @@ def test_a_full_disk_under_the_metrics_is_one_message(workplace: Path) -> None:
 def test_killed_ranks_resume_from_their_checkpoint_and_ctrl_c_ends_them(
     workplace: Path, saved: Path
 ) -> None:
-    """No process is left, and nobody sees a traceback."""
+    """No process is left, and no traceback is shown."""
     words = [*SAVED, "run.output_dir=runs/on", f"checkpoint.load={saved / 'checkpoints'}"]
     words += ["train.train_iters=1000000"]
     process = start(workplace, *words, "--max-restarts", "1")

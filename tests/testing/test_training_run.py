@@ -87,10 +87,8 @@ def test_a_run_that_cannot_start_is_one_message(
 
 def test_a_failure_on_a_rank_names_the_plugin_and_the_hook() -> None:
     failing = {**SMALL, f"plugins.{NAME}.fails_in_step": 1}
-    with (
-        GlooPool() as pool,
-        pytest.raises(RankFailure) as failure,
-    ):  # the session's would start anew
+    # Ranks of its own: a job that fails ends all ranks of its pool.
+    with GlooPool() as pool, pytest.raises(RankFailure) as failure:
         testing.run(NAME, failing, steps=2, pool=pool)
     assert "step 1 failed" in str(failure.value)
     assert f"raised by '{NAME}'" in str(failure.value)
