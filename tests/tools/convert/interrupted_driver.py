@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Imported once, before the forks.
+# Imported before the forks, as is what a first conversion of each format imports.
 import ascend_run.tools.convert.exporting
 import ascend_run.tools.convert.formats.mp_rank_writing
 import ascend_run.tools.convert.formats.run_checkpoints
@@ -152,6 +152,8 @@ def main(root: Path, seed: int) -> None:
     draw = random.Random(seed)
     messages = root / "messages"
     results = []
+    for form in FORMATS:  # imports what a conversion needs, or every fork would
+        assert run(["convert", *_words(root, form, root / f"{form}-first")]) == 0
     for form in FORMATS:
         whole, made = _words(root, form, root / f"{form}-whole"), root / f"{form}-made"
         assert in_child(lambda w=whole, m=made: converted(w, record=m), messages) == 0
