@@ -22,6 +22,8 @@ from ascend_run.types.config import RunConfig
 LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERTS: Final = re.compile(r"decoder\.layers\.\d+\.mlp\.experts\.(fc1|fc2)")
 
+_EXPERT_BIAS: Final = re.compile(rf"{EXPERTS.pattern}_bias")
+
 
 class Split(StrEnum):
     """Which axis of a parameter is divided."""
@@ -61,13 +63,16 @@ _REPLICATED_OUTSIDE: Final = frozenset(
 
 
 def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
-    """Check that Megatron's GPTModel has these parameters, and that their shards are known.
+    """Check that these parameters can be written: Megatron's GPTModel has them, and their shards
+    are known.
 
     Raises:
         CheckpointError: Lists all problems.
     """
     unknown = [
-        f"parameter {name} does not exist in Megatron's GPTModel"
+        f"parameter {name} is a bias of experts, which is not converted yet"
+        if _EXPERT_BIAS.fullmatch(name)
+        else f"parameter {name} does not exist in Megatron's GPTModel"
         for name in names
         if EXPERTS.fullmatch(name) is None and split_of(name, config) is None
     ]
