@@ -15,7 +15,15 @@ from .decoder import (
 )
 from .deepseek import deepseek_expert_keys, deepseek_expert_tensors, group_keys
 from .derivation import derived
-from .experts import EXPERT_DEFAULTS, SPARSE, expert_tensors, shared_expert_tensors
+from .experts import (
+    EXPERT_DEFAULTS,
+    SPARSE,
+    expert_tensors,
+    normalized_topk,
+    router_keys,
+    shared_expert_tensors,
+)
+from .gemma import GEMMA, WINDOWED_GEMMA
 from .latent import latent_keys, latent_tensors, needs_latent_attention
 from .plugin import DENSE, FamilyPlugin, family_manifest
 from .scaling import scaling_factors
@@ -24,7 +32,9 @@ __all__ = [
     "DECODER",
     "DENSE",
     "EXPERT_DEFAULTS",
+    "GEMMA",
     "SPARSE",
+    "WINDOWED_GEMMA",
     "FamilyPlugin",
     "attention_bias",
     "deepseek_expert_keys",
@@ -40,7 +50,9 @@ __all__ = [
     "layer_types",
     "mlp_bias",
     "needs_latent_attention",
+    "normalized_topk",
     "optional_window",
+    "router_keys",
     "scaling_factors",
     "shared_expert_tensors",
     "sliding_window",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ascend_run.plugin_api import Condition, TensorMap
+from ascend_run.plugin_api import Condition, ConfigKey, TensorMap
 
 from .decoder import HF_LAYER, LAYER
 
@@ -27,6 +27,33 @@ SPARSE: Final = Condition(
     fix="set model.num_moe_experts, or choose a family without experts",
 )
 """What a family with experts in every layer requires."""
+
+
+def router_keys(count: str, *, experts: int, topk: int, also: str = "") -> tuple[ConfigKey, ...]:
+    """Return the keys of the router, with their defaults.
+
+    Args:
+        count: Key of the number of experts.
+        experts, topk: Number of experts, and of those that a token uses.
+        also: Another name of ``count``.
+    """
+    return (
+        ConfigKey(hf=count, field="model.num_moe_experts", default=experts, also=also),
+        ConfigKey(hf="num_experts_per_tok", field="model.moe_router_topk", default=topk),
+        ConfigKey(hf="router_aux_loss_coef", field="model.moe_aux_loss_coeff", default=0.001),
+    )
+
+
+def normalized_topk() -> tuple[ConfigKey, ...]:
+    """Return the key that normalizes the weights of the selected experts to a sum of 1."""
+    return (
+        ConfigKey(
+            hf="norm_topk_prob",
+            field="model.moe_router_pre_softmax",
+            default=False,
+            form="negation",
+        ),
+    )
 
 
 def expert_tensors(

@@ -9,6 +9,7 @@ from ascend_run.families import (
     derived,
     expert_tensors,
     family_manifest,
+    router_keys,
 )
 from ascend_run.plugin_api import Condition, ConfigKey
 
@@ -31,9 +32,7 @@ class Mixtral(FamilyPlugin):
         },
         keys=(
             ConfigKey(hf="intermediate_size", field="model.moe_ffn_hidden_size"),
-            ConfigKey(hf="num_local_experts", field="model.num_moe_experts", default=8),
-            ConfigKey(hf="num_experts_per_tok", field="model.moe_router_topk", default=2),
-            ConfigKey(hf="router_aux_loss_coef", field="model.moe_aux_loss_coeff", default=0.001),
+            *router_keys("num_local_experts", experts=8, topk=2),
         ),
         key_defaults={
             "num_key_value_heads": 8,

@@ -10,7 +10,9 @@ from ascend_run.families import (
     derived,
     expert_tensors,
     family_manifest,
+    normalized_topk,
     optional_window,
+    router_keys,
     shared_expert_tensors,
 )
 from ascend_run.plugin_api import ConfigKey
@@ -38,16 +40,9 @@ class Qwen2Moe(FamilyPlugin):
                 field="model.moe_shared_expert_intermediate_size",
                 default=5632,
             ),
-            ConfigKey(hf="num_experts", field="model.num_moe_experts", default=60),
-            ConfigKey(hf="num_experts_per_tok", field="model.moe_router_topk", default=4),
-            ConfigKey(hf="router_aux_loss_coef", field="model.moe_aux_loss_coeff", default=0.001),
+            *router_keys("num_experts", experts=60, topk=4),
             ConfigKey(hf="qkv_bias", field="model.add_qkv_bias", default=True),
-            ConfigKey(
-                hf="norm_topk_prob",
-                field="model.moe_router_pre_softmax",
-                default=False,
-                form="negation",
-            ),
+            *normalized_topk(),
         ),
         key_defaults={"max_position_embeddings": 32768, "num_key_value_heads": 16},
         fixed={"decoder_sparse_step": 1, "mlp_only_layers": ([], None)},

@@ -11,7 +11,9 @@ from ascend_run.families import (
     derived,
     expert_tensors,
     family_manifest,
+    normalized_topk,
     optional_window,
+    router_keys,
 )
 from ascend_run.plugin_api import ConfigKey
 
@@ -33,20 +35,8 @@ class Qwen3Moe(FamilyPlugin):
             *attention_bias(),
             *optional_window(""),
             ConfigKey(hf="moe_intermediate_size", field="model.moe_ffn_hidden_size", default=768),
-            ConfigKey(
-                hf="num_experts",
-                field="model.num_moe_experts",
-                default=128,
-                also="num_local_experts",
-            ),
-            ConfigKey(hf="num_experts_per_tok", field="model.moe_router_topk", default=8),
-            ConfigKey(hf="router_aux_loss_coef", field="model.moe_aux_loss_coeff", default=0.001),
-            ConfigKey(
-                hf="norm_topk_prob",
-                field="model.moe_router_pre_softmax",
-                default=False,
-                form="negation",
-            ),
+            *router_keys("num_experts", experts=128, topk=8, also="num_local_experts"),
+            *normalized_topk(),
         ),
         key_defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4},
         fixed={"decoder_sparse_step": 1, "mlp_only_layers": ([], None)},
