@@ -47,7 +47,7 @@ def test_a_message_takes_its_bytes_and_a_latency_by_the_link(target: int, second
     assert exposed(trace, NETWORK, 2.0) == seconds
 
 
-def test_computation_hides_it_where_it_is_waited_for_afterwards() -> None:
+def test_computation_before_the_wait_overlaps_a_send() -> None:
     post = [send(0, 2, 10)], [receive(0, 0, 10)]
     hidden = [
         [*post[0], ("compute", 9.0), ("wait", 0)],

@@ -195,7 +195,7 @@ def test_several_nodes_need_a_place_to_meet(
 
 
 @pytest.mark.parametrize("hosts_first_rank", [True, False])
-def test_the_node_of_the_first_rank_tells_of_the_outcome(
+def test_the_node_of_the_first_rank_reports_the_result(
     started: Started, file: Path, hosts_first_rank: bool, two_nodes: tuple[str, ...]
 ) -> None:
     started.hosts_first_rank = hosts_first_rank
@@ -204,7 +204,7 @@ def test_the_node_of_the_first_rank_tells_of_the_outcome(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_of_another_starter_tells_of_the_outcome(
+def test_the_first_rank_of_another_launcher_reports_the_result(
     started: Started, file: Path, rank: int
 ) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1")

@@ -123,7 +123,7 @@ def test_what_does_not_fit_together_is_refused_together(install: Install, file: 
         assert any(problem in found for found in error.problems), problem
 
 
-def test_an_optimizer_of_whole_parameters_is_refused_without_torch(
+def test_an_optimizer_of_full_parameters_is_refused_without_torch(
     install: Install, file: Path
 ) -> None:
     """With the distributed optimizer; its ``build`` is not called."""

@@ -26,7 +26,7 @@ def outcome(
     return RankOutcome(losses=(1.0,), grad_norms=(), shards=(*shards, *nothing))
 
 
-def test_shards_of_several_ranks_make_the_whole_tensor() -> None:
+def test_shards_of_several_ranks_make_the_full_tensor() -> None:
     whole = full_tensors([outcome((0, 1), (3, 4)), outcome((1, 3))])
     assert whole.problems() == []
     assert torch.equal(whole.tensors["w"], WHOLE)

@@ -108,7 +108,7 @@ def test_tied_embeddings_are_saved_once_and_loaded_on_both_stages(
     assert_same_contents(tmp_path / "again", tmp_path / "one")
 
 
-def test_keys_and_shapes_are_those_of_the_whole_model(gloo_pool: GlooPool, tmp_path: Path) -> None:
+def test_keys_and_shapes_are_those_of_the_full_model(gloo_pool: GlooPool, tmp_path: Path) -> None:
     case = Case(experts=4, ep=2, dp=2, precision="bf16")
     run(gloo_pool, model_jobs.save, case, tmp_path)
     tensors = FileStore(tmp_path).manifest(1).tensors

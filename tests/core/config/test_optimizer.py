@@ -35,7 +35,7 @@ TP = {"parallel__tensor_model_parallel_size": 2}
 ETP = {"parallel__expert_tensor_parallel_size": 4}
 
 
-def test_an_optimizer_of_whole_parameters_is_refused_if_sharded() -> None:
+def test_an_optimizer_of_full_parameters_is_refused_if_sharded() -> None:
     spread, tp, etp = problems_of(MUON, **SPREAD, **TP, **ETP)
     assert "'muon' provides an optimizer that is not element-wise" in spread
     assert "ddp.use_distributed_optimizer=true" in spread

@@ -87,7 +87,7 @@ def test_output_and_every_gradient_are_those_of_each_token(
         assert error(result, right) <= 1e-10
 
 
-def test_an_operator_that_is_the_whole_activation_stands_in_its_place() -> None:
+def test_an_operator_of_the_full_activation_replaces_it() -> None:
     widths = []
 
     def fused(gate_up: Tensor) -> Tensor:

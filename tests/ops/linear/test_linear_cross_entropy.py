@@ -194,7 +194,7 @@ def test_no_more_than_a_chunk_of_logits_is_ever_allocated() -> None:
 
 @pytest.mark.parametrize("chunk_bytes", [2**20, 200], ids=["one-chunk", "many-chunks"])
 @pytest.mark.parametrize("split", [(6, 6), (8, 4), (12, 0)], ids=str)
-def test_ranks_with_parts_of_the_vocabulary_agree_with_the_whole(
+def test_vocabulary_shards_agree_with_the_full_vocabulary(
     gloo_pool: GlooPool, split: tuple[int, ...], chunk_bytes: int
 ) -> None:
     """Equal parts; fewer valid rows on the last rank; none there."""

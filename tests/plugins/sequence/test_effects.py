@@ -29,7 +29,7 @@ kernel's, which halves a causal square. A gathering rank holds 18."""
 
 @pytest.mark.exhaustive(by=lambda name: [name.startswith("hybrid")])
 @pytest.mark.parametrize("name", rows(PEAKS))
-def test_no_rank_ever_holds_the_whole_sequence(gloo_pool: GlooPool, name: str) -> None:
+def test_no_rank_ever_holds_the_full_sequence(gloo_pool: GlooPool, name: str) -> None:
     case, plugin = Case(length=512, groups=4, width=16, value_width=16), exchange(name)
     limit = PEAKS[name] * 512 // 4 * (case.batch or 1) * 4 * 32 * ITEM
     for (outcome,) in gloo_pool.run(jobs.attend, 4, plugin, [case], True):
@@ -47,7 +47,7 @@ def test_on_one_rank_nothing_is_sent(gloo_pool: GlooPool, name: str) -> None:
 
 @pytest.mark.exhaustive(by=lambda name: [name.startswith("hybrid")])
 @pytest.mark.parametrize("name", rows(IN_BLOCKS))
-def test_ranks_have_equal_work_and_nothing_hidden_is_computed(
+def test_ranks_have_equal_work_and_no_masked_block_is_computed(
     gloo_pool: GlooPool, name: str
 ) -> None:
     """The inner kernel fails for a block without a visible score; all visible ones are computed."""

@@ -40,7 +40,7 @@ def made(tmp_path: Path) -> PreprocessReport:
     )
 
 
-def test_sound_data_agree_on_vocabulary_and_end_of_document(
+def test_valid_data_agree_on_vocabulary_and_end_of_document(
     made: PreprocessReport, run_config: MakeConfig
 ) -> None:
     assert made.heldout is not None

@@ -62,7 +62,7 @@ def test_each_chunk_of_heads_is_gathered_twice_and_reduced_once(
             assert outcome.saved_bytes == kept
 
 
-def test_every_rank_has_equal_work_in_three_calls_without_hidden_scores(
+def test_ranks_have_equal_work_in_three_calls_without_masked_blocks(
     gloo_pool: GlooPool,
 ) -> None:
     """Its own triangle; all keys before its early chunk; and for the late chunk, all keys between

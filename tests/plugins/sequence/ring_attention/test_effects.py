@@ -76,7 +76,7 @@ def test_documents_of_full_chunks_give_every_rank_the_same_scores(
     assert work == [sum(n * (n + 1) // 2 for n in lengths) // size] * size
 
 
-def test_contiguous_parts_do_not_and_no_hidden_block_is_computed(gloo_pool: GlooPool) -> None:
+def test_contiguous_chunks_do_not_and_no_masked_block_is_computed(gloo_pool: GlooPool) -> None:
     case = Case()
     part = case.length // 4
     for rank, (outcome,) in enumerate(gloo_pool.run(jobs.attend, 4, CONTIGUOUS, [case])):

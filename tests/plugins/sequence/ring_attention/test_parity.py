@@ -15,9 +15,7 @@ SWAP_ALL = {"plugins.swap-attention.min_bytes": 1}
 
 
 @pytest.mark.parametrize(("size", "model"), [(2, "moe"), (4, "dense")])
-def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
-    parity: Parity, size: int, model: str
-) -> None:
+def test_loss_gradients_and_weights_match_one_rank(parity: Parity, size: int, model: str) -> None:
     """A layer sends each micro-batch's keys and values once, and in backward with their
     gradients."""
     for outcome in parity(RING, model=model, layout={"cp": size}):
@@ -56,7 +54,7 @@ def test_it_takes_a_sliding_window(parity: Parity) -> None:
     parity(RING, layout={"cp": 2}, config={"model.window_size": [9, 0]})
 
 
-def test_positions_are_stretched_by_the_length_of_the_whole_sequence(parity: Parity) -> None:
+def test_positions_are_stretched_by_the_length_of_the_full_sequence(parity: Parity) -> None:
     """A rank's 8 positions alone would select the short factors."""
     stretched = {
         "model.rope_scaling_type": "longrope",

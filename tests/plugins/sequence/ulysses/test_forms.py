@@ -76,7 +76,7 @@ def test_every_form_is_at_parity_and_sends_and_keeps_what_the_page_says(
         assert seen.saved_bytes == queries + out + lse + kept
 
 
-def test_no_rank_holds_all_heads_of_the_whole_sequence(gloo_pool: GlooPool) -> None:
+def test_no_rank_holds_all_heads_of_the_full_sequence(gloo_pool: GlooPool) -> None:
     """Relative to one tensor of a rank before the all-to-all."""
     case = Case(length=512, groups=4, width=16, value_width=16)
     share = case.length // 4 * (case.batch or 1) * case.heads * 16 * ITEM

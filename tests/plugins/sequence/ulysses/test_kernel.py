@@ -67,7 +67,7 @@ def test_output_log_sum_exp_and_gradients_match_the_full_sequence(
         assert error(total, expected) <= TOLERANCE
 
 
-def test_the_inner_mask_speaks_of_the_whole_sequence(gloo_pool: GlooPool, exchange: str) -> None:
+def test_the_inner_mask_is_of_the_full_sequence(gloo_pool: GlooPool, exchange: str) -> None:
     for outcome in gloo_pool.run(jobs.attend, 2, exchange, Case(start=8)):
         assert [spec.mask for spec in outcome.inner_specs] == [c.Mask(causal=True)] * 2
 

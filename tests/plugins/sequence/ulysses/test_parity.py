@@ -12,7 +12,7 @@ from ascend_run.testing.parity import Parity
 
 
 @pytest.mark.parametrize(("size", "model"), [(2, "moe"), (4, "dense")])
-def test_loss_gradients_and_weights_are_those_of_the_whole_sequence(
+def test_loss_gradients_and_weights_match_one_rank(
     parity: Parity, exchange: str, size: int, model: str
 ) -> None:
     parity(exchange, model=model, layout={"cp": size})

@@ -96,7 +96,7 @@ def test_any_heads_groups_and_lengths_are_at_parity(
     checks.assert_at_parity(gloo_pool, unaligned(kv_cache=kv_cache), named, 4)
 
 
-def test_no_rank_holds_all_heads_of_the_whole_sequence(gloo_pool: GlooPool) -> None:
+def test_no_rank_holds_all_heads_of_the_full_sequence(gloo_pool: GlooPool) -> None:
     """Relative to one tensor of the rank with the most heads."""
     case = Case(length=509, heads=13, groups=13, width=16, value_width=16)
     share = case.length * (case.batch or 1) * 4 * 16 * ITEM

@@ -82,7 +82,7 @@ def test_a_recomputed_module_saves_its_input_and_adds_its_forward(
     assert [m.sent_bytes for m in ledger.communication] == [8]
 
 
-def test_what_a_plugin_adds_to_a_part_that_is_computed_again_is_not_kept(ledger: Ledger) -> None:
+def test_additions_to_a_recomputed_part_are_not_saved(ledger: Ledger) -> None:
     ledger.recompute(("mlp",), [(3, 4)])
     ledger.apply(CostChange(saved_added=(SavedTensor(part="mlp", name="steps", nbytes=9),)))
     added = [t for layer in (3, 4) for t in ledger.saved[layer] if t.name == "steps"]

@@ -173,7 +173,7 @@ def test_the_first_module_whose_output_differs_is_named() -> None:
     assert (fault.phase, fault.module) == (Phase.FORWARD, "a")
 
 
-def test_a_gradient_of_twice_the_size_is_told_as_a_ratio() -> None:
+def test_a_gradient_of_twice_the_size_is_reported_as_a_ratio() -> None:
     candidate = records()
     gradients = candidate[0].gradients
     gradients[0].mul_(2.0)
