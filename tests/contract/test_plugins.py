@@ -110,8 +110,8 @@ KIT = [
 
 def shown(name: str, check: Check) -> list[Hashable]:
     """Return what the suite must show: each check of a run, for a plugin of each kind; all others
-    for each plugin. The own suite of a plugin compares its runs too."""
-    if check.code in OF_A_RUN:
+    for each plugin. The own suite of a plugin compares its runs too, and records import alike."""
+    if check.code in OF_A_RUN or (check.code == "KIT-IMPORT" and is_only_a_record(name)):
         return [check.code, CATALOGUE[name].kind]
     return [(name, check.code)]
 
