@@ -147,20 +147,27 @@ def test_without_it_megatron_is_not_in_its_deterministic_mode(tmp_path: Path) ->
         assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_plan_shows_the_variables(tmp_path: Path) -> None:
+def planned_variables(folder: Path, *options: str) -> dict[str, str]:
     words = [
-        *("plan", "--json", "--enable", "deterministic", "data.train=corpus"),
+        *("plan", "--json", *options, "data.train=corpus"),
         *("model.num_layers=1", "model.hidden_size=8", "model.num_attention_heads=1"),
         *("model.vocab_size=9", "run.seed=21"),
     ]
     process = subprocess.run(
         [sys.executable, "-m", "ascend_run", *words],
-        cwd=tmp_path,
+        cwd=folder,
         env={k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert process.returncode == 0, process.stderr
-    shown = json.loads(process.stdout)["environment"]
-    assert shown.items() >= {"PYTHONHASHSEED": "21", "MKL_CBWR": "AUTO,STRICT"}.items()
+    found: dict[str, str] = json.loads(process.stdout)["environment"]
+    return found
+
+
+def test_plan_shows_the_variables_and_without_it_none(tmp_path: Path) -> None:
+    expected = {"PYTHONHASHSEED": "21", "MKL_CBWR": "AUTO,STRICT", "MKL_DYNAMIC": "FALSE"}
+    shown = planned_variables(tmp_path, "--enable", "deterministic")
+    assert shown.items() >= expected.items()
+    assert not expected.keys() & planned_variables(tmp_path).keys()

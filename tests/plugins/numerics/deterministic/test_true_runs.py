@@ -75,10 +75,3 @@ def test_hashes_and_losses_are_the_same_in_two_runs_of_one_command(tmp_path: Pat
     assert len(first[1]) == 2
     assert first == second
     assert all("'seed': '11', 'threads': 'FALSE'" in told for told in first[1])
-
-
-def test_without_it_nothing_is_set(tmp_path: Path) -> None:
-    """The equality above is due to the plugin: without a seed Python draws one."""
-    write_tokens(tmp_path)
-    _, (told,) = run(tmp_path, "first", "--enable", "teller")
-    assert "'seed': None, 'threads': None" in told
