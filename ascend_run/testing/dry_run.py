@@ -27,6 +27,7 @@ from ascend_run.core.train.step import (
 )
 from ascend_run.plugin_api import contracts as c
 
+from .probe_offsets import put_at_offsets
 from .probe_weights import set_probe_weights
 
 if TYPE_CHECKING:
@@ -38,10 +39,19 @@ class DryRun:
 
     Args:
         probe_weights: Change weights of models with experts as ``set_probe_weights`` does.
+        offsets: Let modules save inputs at an offset of their storage, as ``put_at_offsets`` does.
     """
 
-    def __init__(self, hooks: Hooks, context: c.RunContext, *, probe_weights: bool = False) -> None:
+    def __init__(
+        self,
+        hooks: Hooks,
+        context: c.RunContext,
+        *,
+        probe_weights: bool = False,
+        offsets: bool = False,
+    ) -> None:
         self.hooks, self.context, self._probe_weights = hooks, context, probe_weights
+        self._offsets, self.num_offsets = offsets, 0
         self.plan = BatchPlan.of_rank(context.config, context.layout)
         self.task: c.Task = hooks.require("ascend_task", config=context.config)
         self.role = self.task.roles[0]
@@ -69,12 +79,18 @@ class DryRun:
             dtype=dtype,
             with_optimizer=with_optimizer,
         )
+        if self._offsets:
+            for bundle in self.context.models.values():
+                put_at_offsets(bundle.chunks, self._count_offset)
         model = self.context.config.model
         if self._probe_weights and model.num_moe_experts and model.hf_path is None:
             for bundle in self.context.models.values():
                 set_probe_weights(bundle.chunks, model.vocab_size)
                 if bundle.optimizer is not None:
                     bundle.optimizer.reload_model_params()
+
+    def _count_offset(self) -> None:
+        self.num_offsets += 1
 
     def load_weights(self) -> None:
         """Load the weights of ``model.hf_path`` into the built models, if it is set."""

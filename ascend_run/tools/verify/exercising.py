@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ascend_run.tools.verify.compare.verdict import Case, Exercise
 
+from .dropout import has_dropout
 from .left_out import LeftOut
 from .questions import Side
 from .sides import Sides
@@ -35,10 +36,11 @@ def cases(
     if in_training_precision is not None and _trains_in(sides) == "fp16":
         skipped = sum(record.cases.skipped for record in in_training_precision)
     setting = compared.Setting(
-        has_dropout=sides.with_dropout is not None,
+        has_dropout=any((sides.with_dropout, sides.masks, _drops(sides.resumable))),
         ties_weights=bool(config.model.share_embeddings_and_output_weights),
         skipped=skipped,
         built_in=sides.candidate.uses_kit_batches,
+        clip_grad=config.optimizer.clip_grad,
     )
     return [*compared.cases(candidate, setting)]
 
@@ -91,6 +93,10 @@ def _exercise(left_out: LeftOut, mine: Sequence[Record], run: Run, plain: Side) 
         why="; ".join([why, *found.calls]),
         fix=left_out.fix,
     )
+
+
+def _drops(side: Side | None) -> bool:
+    return side is not None and has_dropout(side)
 
 
 def _trains_in(sides: Sides) -> str:

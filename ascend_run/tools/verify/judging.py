@@ -64,6 +64,7 @@ def judge(
         (side, _compared(side, mine, records, declares_bitwise))
         for side, mine, records in [*pairs, *([with_dropout] if with_dropout else [])]
     ]
+    between_runs = [comparison.fault for _, comparison in found]
     if oracle is not None:
         found.append(compared_with_oracle(*references[0], oracle))
     own_checks, own_fault = _invariants(candidate, references[0][1], with_dropout)
@@ -74,6 +75,8 @@ def judge(
         *(c for _, comparison in found for c in comparison.checks),
     ]
     fault = _earliest([*(comparison.fault for _, comparison in found), slope_fault], own_fault)
+    if fault is not None and not any((*between_runs, own_fault)):
+        fault = attrs.evolve(fault, in_all_runs=True)
     further = _further(
         sides, references[0][1], in_training_precision, masks, resumed, declares_bitwise
     )

@@ -110,7 +110,7 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
             side.steps,
             only_steps=side.only_steps,
             saves=side.saves,
-            probe_weights=side.uses_kit_batches,
+            probe_inputs=side.uses_kit_batches,
             by_differences=side.by_differences,
             only_masks=side.only_masks,
         )

@@ -188,4 +188,4 @@ def _check(name: str, error: float, where: str, problems: Sequence[str]) -> Chec
 
 
 def _fault(family: ModelFamily, phase: Phase, why: str) -> Fault:
-    return Fault(phase=phase, module=f"family {family.model_type}", why=why)
+    return Fault(phase=phase, module=f"family {family.model_type}", why=why, in_all_runs=True)

@@ -24,6 +24,10 @@ _NEXT = {
 }
 
 
+_NEXT_IN_ALL_RUNS: Final = (
+    "all compared runs agree with each other, so neither the layout nor its collectives are the "
+    "cause: compare the code with the formula (docs/verify.md, The oracle)"
+)
 CHECK_COLUMNS: Final = ("check", "against", "", "max error", "tolerance", "where")
 
 
@@ -119,7 +123,7 @@ def next_steps(verdict: Verdict) -> Iterator[str]:
     yield f"why: {fault.why}"
     if (line := _first_problem(verdict.checks)) is not None:
         yield line
-    yield f"next: {_NEXT[fault.phase]}"
+    yield f"next: {_NEXT_IN_ALL_RUNS if fault.in_all_runs else _NEXT[fault.phase]}"
     if len(verdict.declared) > 1:
         yield f"which plugin: ascend-run bisect --enable {','.join(verdict.declared)}"
     if fault.suspects:

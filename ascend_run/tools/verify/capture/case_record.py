@@ -44,6 +44,8 @@ class CaseRecord:
     """Of the training steps, in order."""
     skipped: int = 0
     """Steps that were skipped because of infinite gradients."""
+    offsets: int = 0
+    """Inputs of modules at an offset of their storage, in the training steps."""
 
     @classmethod
     def of_data(cls, data: Any) -> CaseRecord:
@@ -52,4 +54,5 @@ class CaseRecord:
             routing={name: Routing(**seen) for name, seen in data["routing"].items()},
             micro_batches=[MicroBatch(**seen) for seen in data["micro_batches"]],
             skipped=data["skipped"],
+            offsets=data["offsets"],
         )

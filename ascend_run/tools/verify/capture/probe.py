@@ -51,7 +51,7 @@ def run_probes(
     only_masks: bool = False,
     only_steps: bool = False,
     saves: bool = False,
-    probe_weights: bool = False,
+    probe_inputs: bool = False,
 ) -> Record:
     """Record gradients in float64, moments of every module in a second such run, and training steps
     in float32; for a run in half precision, gradients and steps in that precision.
@@ -66,7 +66,7 @@ def run_probes(
         only_masks: Record the dropout masks of one global batch instead.
         only_steps: Leave out the gradients and the moments.
         saves: Save a checkpoint after the steps.
-        probe_weights: As of ``DryRun``.
+        probe_inputs: Change weights and activations as ``DryRun`` does, to meet hard cases.
     """
     record: Record | None = None
     in_half = make_request().config.train.precision in HALF
@@ -81,9 +81,11 @@ def run_probes(
             if record is None:
                 record = _empty_record(context)
             # At a tie the loss jumps, and differences show no slope.
-            at_ties = probe_weights and part is not _by_differences
-            dry_run = DryRun(hooks, context, probe_weights=at_ties)
+            at_ties = probe_inputs and part is not _by_differences
+            dry_run = DryRun(hooks, context, probe_weights=at_ties, offsets=probe_inputs)
             part(dry_run, make_dataset, record, steps)
+            if part is train:
+                record.cases.offsets = dry_run.num_offsets
     assert record is not None
     return record
 

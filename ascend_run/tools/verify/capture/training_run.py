@@ -6,12 +6,15 @@ import contextlib
 import hashlib
 import io
 import os
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import numpy as np
 import torch
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
 from ascend_run.core.checkpoint.entries import EntryShards
@@ -100,6 +103,7 @@ class _Watch:
 
     @hookimpl
     def ascend_after_step(self, context: RunContext) -> None:
+        draw_from_every_stream(context)
         self._rows_of[context.step], self._rows = self._rows, []
 
     @hookimpl
@@ -141,6 +145,23 @@ class _Watch:
             values={**values, **entries.values},
             attributes=dict(_attributes(self._plugins)),
         )
+
+
+def draw_from_every_stream(context: RunContext) -> None:
+    """Advance every random stream: one that no step draws from would seem to be restored.
+
+    Normal variates are made in pairs. Step n draws n of them, so an odd number up to a stop after
+    two steps, where the second of a pair is part of the state.
+    """
+    for _ in range(context.step):
+        random.gauss(0.0, 1.0)
+        np.random.standard_normal()
+    device, tracker = context.device.torch_device, get_cuda_rng_tracker()
+    for where in {torch.device("cpu"), device}:
+        torch.rand((), device=where)
+    for name in tracker.get_states():
+        with tracker.fork(name):
+            torch.rand((), device=device)
 
 
 def row_hashes(batch: Batch) -> list[str]:

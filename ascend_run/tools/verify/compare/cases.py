@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,13 +19,15 @@ class Setting:
     """What is known of a run without its records."""
 
     has_dropout: bool
-    """Whether dropout was compared."""
+    """Whether a run had dropout: its results, masks or resumption were compared."""
     ties_weights: bool
     """Whether embedding and output layer share their weight."""
     skipped: int | None
     """Skipped steps; None if the run does not train in fp16."""
     built_in: bool
     """Whether the model and its batches are built in."""
+    clip_grad: float = 0.0
+    """Largest norm of the gradients; 0 does not clip."""
 
 
 def cases(records: Sequence[Record], setting: Setting) -> Iterator[Case]:
@@ -32,6 +35,13 @@ def cases(records: Sequence[Record], setting: Setting) -> Iterator[Case]:
     yield from _of_experts(_routing(records), setting)
     rows = _Rows(records)
     yield from rows.cases()
+    yield from _of_clipping(records[0].grad_norms, setting.clip_grad)
+    moved = sum(record.cases.offsets for record in records)
+    yield Case(
+        name="saved tensors at an offset of their storage",
+        occurred=moved > 0,
+        detail="" if moved else "the built-in model (without --config)",
+    )
     stages = records[0].sizes["pp"]
     yield Case(
         name="tied weights over stages",
@@ -78,6 +88,28 @@ def _of_experts(routing: Mapping[str, Sequence[Routing]], setting: Setting) -> I
     ):
         known = bool(where) if routing else None
         yield Case(name=name, occurred=known, detail=", ".join(where) if where else fix)
+
+
+def _of_clipping(norms: Sequence[float], limit: float) -> Iterator[Case]:
+    """A wrong threshold shows only in a step between it and the right one."""
+    known = [norm for norm in norms if math.isfinite(norm)]
+    kept = [norm for norm in known if norm < limit]
+    little = [norm for norm in known if limit < norm < 2 * limit]
+    fix = ""
+    if known and not (kept and little):
+        fix = f"optimizer.clip_grad={_between(known):.3g}"
+    for name, found in (("clipped by less than half", little), ("not clipped", kept)):
+        yield Case(
+            name=f"steps whose gradients are {name}",
+            occurred=bool(found) if known else None,
+            detail="" if found else fix,
+        )
+
+
+def _between(norms: Sequence[float]) -> float:
+    """Return a threshold between the smallest norm and the next larger one."""
+    least, *larger = sorted({*norms})
+    return (least + larger[0]) / 2 if larger else least
 
 
 class _Rows:

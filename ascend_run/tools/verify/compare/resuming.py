@@ -16,11 +16,14 @@ from .run_states import (
     PROGRESS,
     STREAMS,
     WEIGHTS,
+    Difference,
     differences,
     keys_of,
     kind_of,
     other_attributes,
     owner_of,
+    relative_error,
+    unused_streams,
 )
 from .thresholds import FLOAT32_EPS, STOP
 from .verdict import Check, Fault, Phase
@@ -65,25 +68,32 @@ class _Comparison:
         yield _check("rows", self._rows)
         for name, problems in self._readings.items():
             yield _check(name, [*problems.values()])
-        held = [kind_of(key) for key in keys_of(_end(self._run))]
-        kinds = (WEIGHTS, OPTIMIZER, STREAMS, PROGRESS, *held)
+        unused = unused_streams(self._run.stopped)
+        streams = {key for key in keys_of(_end(self._run)) if kind_of(key) == STREAMS}
+        held = {kind_of(key) for key in keys_of(_end(self._run))}
+        if not streams - unused.keys():
+            held -= {STREAMS}
         found = [*self._restored, *self._later]
-        for kind in dict.fromkeys(kinds):
-            of_kind = [difference for difference in found if kind_of(difference.key) == kind]
-            check = _check(kind, [d.text for d in of_kind], [d.error for d in of_kind])
+        for kind in dict.fromkeys((WEIGHTS, OPTIMIZER, STREAMS, PROGRESS, *held)):
+            check = _check(kind, [d for d in found if kind_of(d.key) == kind])
             yield attrs.evolve(check, applies=kind in held)
+        if unused:
+            names = ", ".join(dict.fromkeys(unused.values()))
+            check = _check("unused random streams", [])
+            yield attrs.evolve(check, applies=False, where=f"nothing drew from {names}")
 
     def fault(self) -> Fault:
         if self._rows:
-            return _fault("data order", self._rows[0])
+            return _fault("data order", self._rows[0].text)
         if self._restored:
             owners = [*dict.fromkeys(owner_of(difference.key) for difference in self._restored)]
             return _fault(owners[0], self._restored[0].text, owners[1:])
         readings = [item for found in self._readings.values() for item in found.items()]
-        step, problem = min(readings, default=(math.inf, ""), key=lambda item: item[0])
+        step, problem = min(readings, default=(math.inf, None), key=lambda item: item[0])
+        text = (problem or self._later[0]).text
         if step <= STOP:
-            return _fault("reproducibility", f"two runs differ before the checkpoint: {problem}")
-        return self._in_no_checkpoint(problem or self._later[0].text)
+            return _fault("reproducibility", f"two runs differ before the checkpoint: {text}")
+        return self._in_no_checkpoint(text)
 
     def _in_no_checkpoint(self, problem: str) -> Fault:
         why = f"all that is in the checkpoint was restored, but {problem}"
@@ -101,45 +111,53 @@ def _ends(records: Sequence[TrainingRecord]) -> list[RunState]:
     return [record.end for record in records]
 
 
-def _other_rows(run: ResumedRun) -> Iterator[str]:
-    """Yield a message for each step of a rank that reads other rows, or none."""
+def _other_rows(run: ResumedRun) -> Iterator[Difference]:
+    """Yield a difference for each step of a rank that reads other rows, or none."""
     for whole, *parts in zip(run.whole, run.stopped, run.resumed, strict=True):
         begun = parts[1].first_step
         if begun != STOP:
-            yield f"rank {whole.rank}: the run was resumed at step {begun}, expected {STOP}"
+            text = f"rank {whole.rank}: the run was resumed at step {begun}, expected {STOP}"
+            yield Difference("rows", text, f"rank {whole.rank}")
         found = {step: trained.rows for part in parts for step, trained in part.steps.items()}
         steps = {tuple(trained.rows): step for step, trained in whole.steps.items()}
         for step, trained in whole.steps.items():
             rows = found.get(step, ())
-            if not trained.rows:
-                yield f"rank {whole.rank}: step {step} reads no rows"
-            elif [*rows] != [*trained.rows]:
-                other = steps.get(tuple(rows))
-                what = f"the rows of step {other}" if other else "other rows" if rows else "no rows"
-                yield f"rank {whole.rank}: step {step} reads {what}"
+            if trained.rows and [*rows] == [*trained.rows]:
+                continue
+            other = steps.get(tuple(rows)) if trained.rows else None
+            what = f"the rows of step {other}" if other else "other rows" if rows else "no rows"
+            text = f"rank {whole.rank}: step {step} reads {what}"
+            yield Difference("rows", text, f"step {step} on rank {whole.rank}")
 
 
-def _other_readings(run: ResumedRun, name: str) -> Mapping[int, str]:
-    """Return step -> message, for each step whose reading differs."""
+def _other_readings(run: ResumedRun, name: str) -> Mapping[int, Difference]:
+    """Return step -> difference, for each step whose reading differs."""
     parts = (run.stopped[0], run.resumed[0])
     found = {step: getattr(t, name) for part in parts for step, t in part.steps.items()}
     problems = {}
     for step, trained in run.whole[0].steps.items():
         expected = getattr(trained, name)
         if repr(found.get(step)) != repr(expected):  # NaN equals NaN
-            problems[step] = f"{name} of step {step} is {found.get(step)!r}, not {expected!r}"
+            text = f"{name} of step {step} is {found.get(step)!r}, not {expected!r}"
+            error = relative_error(expected, found.get(step))
+            problems[step] = Difference(name, text, f"step {step} on rank 0", error)
     return problems
 
 
-def _check(name: str, problems: Sequence[str], errors: Sequence[float] = ()) -> Check:
-    worst = max(errors, default=math.inf if problems else 0.0)
+def _check(name: str, problems: Sequence[Difference]) -> Check:
+    """Return the check of what differs; values without a size, such as rows, have no error."""
+    measured = [problem for problem in problems if problem.error is not None]
+    worst = max(measured, key=lambda problem: problem.error or 0.0, default=None)
+    error = 0.0 if worst is None else worst.error or 0.0
+    shown = worst or next(iter(problems), None)
     return Check(
         name=f"{name}, resumed",
         against=AGAINST,
         passed=not problems,
-        worst=worst,
-        eps=worst / FLOAT32_EPS,
-        details=shortened(problems),
+        worst=error,
+        eps=error / FLOAT32_EPS,
+        where="" if shown is None else shown.where,
+        details=shortened([problem.text for problem in problems]),
     )
 
 

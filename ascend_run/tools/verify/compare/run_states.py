@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -10,8 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from ascend_run.testing.tensors import relative_error
-from ascend_run.tools.verify.capture.training_record import RunState
+from ascend_run.testing import tensors
+from ascend_run.tools.verify.capture.training_record import RunState, TrainingRecord
 
 WEIGHTS: Final = "weights"
 OPTIMIZER: Final = "optimizer state"
@@ -28,7 +27,9 @@ class Difference:
 
     key: str
     text: str
-    error: float
+    where: str
+    error: float | None = None
+    """Relative error; None for values without a size, such as the state of a generator."""
 
 
 def differences(
@@ -67,6 +68,37 @@ def other_attributes(expected: Sequence[RunState], found: Sequence[RunState]) ->
             yield f"{name} is {two.get(name)}, not {one.get(name)}"
 
 
+def unused_streams(records: Sequence[TrainingRecord]) -> dict[str, str]:
+    """Return key -> name of each random stream that a run ends with the state it started with.
+
+    Such a stream is equal in the resumed run whether it was restored or not.
+
+    Args:
+        records: Those of the run that was stopped.
+    """
+    unused: dict[str, str] = {}
+    for record in records:
+        for key, end in record.end.tensors.items():
+            start = record.start.tensors.get(key)
+            if kind_of(key) == STREAMS and start is not None and _are_equal(start, end):
+                unused[key] = _stream(key)
+    return unused
+
+
+def relative_error(expected: object, found: object) -> float | None:
+    """Return the relative error of a floating-point tensor or number; None for other values."""
+    if isinstance(expected, float) and isinstance(found, float):
+        expected, found = (torch.tensor(x, dtype=torch.float64) for x in (expected, found))
+    if not (isinstance(expected, Tensor) and isinstance(found, Tensor)):
+        return None
+    return tensors.relative_error(found, expected) if expected.is_floating_point() else None
+
+
+def _stream(key: str) -> str:
+    """``rng/rank_00000/torch (0,)`` -> ``torch``."""
+    return key.rpartition("/")[2].partition(" ")[0]
+
+
 def _differences(
     expected: Sequence[RunState], found: Sequence[RunState], when: str
 ) -> Iterator[Difference]:
@@ -78,7 +110,8 @@ def _differences(
             how = _how(one, two)
             if (owner := _other_rank(expected, rank, key, two)) is not None:
                 how = f"is rank {owner}'s"
-            yield Difference(key, f"rank {rank}: {key} {how} {when}", _error(one, two))
+            text, where = f"rank {rank}: {key} {how} {when}", f"{key} on rank {rank}"
+            yield Difference(key, text, where, relative_error(one, two))
 
 
 def _entry(key: str) -> str:
@@ -109,7 +142,8 @@ def _how(one: object, two: object) -> str:
     if one is None or two is None:
         return "is missing" if two is None else "is new"
     if isinstance(one, Tensor) and isinstance(two, Tensor):
-        return f"differs by {_error(one, two):.2g}" if one.is_floating_point() else "differs"
+        error = relative_error(one, two)
+        return "differs" if error is None else f"differs by {error:.2g}"
     return f"is {two!r}, not {one!r},"
 
 
@@ -123,9 +157,3 @@ def _other_rank(states: Sequence[RunState], rank: int, key: str, value: object) 
         if other != rank and theirs is not None and _are_equal(theirs, value):
             return other
     return None
-
-
-def _error(one: object, two: object) -> float:
-    if not (isinstance(one, Tensor) and isinstance(two, Tensor)):
-        return math.inf
-    return relative_error(two, one) if one.is_floating_point() else math.inf

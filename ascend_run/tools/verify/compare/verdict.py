@@ -51,6 +51,8 @@ class Fault:
     step: int = 0
     """The training step in which it begins, from 1; 0 if the first batch by itself shows it, or if
     it is not known."""
+    in_all_runs: bool = False
+    """Whether the compared runs agree with each other, and all differ from the formulas."""
 
 
 @attrs.frozen(kw_only=True)
