@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from ascend_run.testing import probe_weights
 from ascend_run.testing.models import DENSE, END_OF_DOCUMENT, samples
+from ascend_run.testing.probe_offsets import put_at_offsets
 
 ROWS = samples(DENSE, 8)
 LENGTH = int(str(DENSE["data.seq_length"]))
@@ -68,3 +70,37 @@ def test_two_experts_tie_for_every_token_in_any_order_of_the_sum() -> None:
     assert torch.equal((x[:, order] @ router[:, order].t())[:, 1], scores[:, 1])
     ordered = scores.sort(descending=True).values
     assert int((ordered[:, 1] == ordered[:, 2]).sum()) > 10
+
+
+class TwoLayers(nn.Module):
+    """Layers with an MLP block, numbered as Megatron's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Module() for _ in range(2))
+        for number, layer in enumerate(self.layers, start=1):
+            layer.layer_number, layer.mlp = number, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer.get_submodule("mlp")(x)
+        return x
+
+
+def test_an_odd_layer_saves_a_tensor_at_an_offset() -> None:
+    model, x = TwoLayers(), torch.randn(3, 4, requires_grad=True)
+    offsets: list[int] = []
+
+    def saved(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == x.shape:
+            offsets.append(int(tensor.storage_offset()))
+        return tensor
+
+    expected = torch.autograd.grad(model(x).sum(), [x, *model.parameters()])
+    calls: list[None] = []
+    put_at_offsets([model], lambda: calls.append(None))
+    with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
+        out = model(x)
+    found = torch.autograd.grad(out.sum(), [x, *model.parameters()])
+    assert (offsets, len(calls)) == ([0, 16], 1)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -387,3 +387,37 @@ def recompute_with_another_mask() -> Undo:
         return backward
 
     return replace(blockwise_attention, "backward", change)
+
+
+def forget_the_offset_of_saved_tensors() -> Undo:
+    """A swapped tensor comes back from the start of its storage."""
+    from ascend_run.plugins.memory.swap_attention.swapper import Call
+
+    def change(inner: Any) -> Any:
+        def unpack(kept: Any) -> Any:
+            return inner(kept if isinstance(kept, torch.Tensor) else attrs.evolve(kept, offset=0))
+
+        return staticmethod(unpack)
+
+    return replace(Call, "unpack", change)
+
+
+def clip_beyond_half_only() -> Undo:
+    """Gradients of up to twice the largest norm are left as they are."""
+    from ascend_run.core.train import optimizer
+
+    def change(inner: Any) -> Any:
+        def clip(part: Any, norm: float) -> None:
+            if norm > 2.0 * part.config.clip_grad:
+                inner(part, norm)
+
+        return clip
+
+    return replace(optimizer, "_clip", change)
+
+
+def forget_the_streams_of_parallel_ranks() -> Undo:
+    """They are saved, but not restored."""
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    return replace(CudaRNGStatesTracker, "set_states", lambda inner: lambda self, states: None)

@@ -101,8 +101,8 @@ def test_the_built_in_model_meets_hard_cases(verify: Verifier) -> None:
     verdict = verify(Question(layout={"dp": 2}, model="moe"))
     assert verdict.outcome is Outcome.WITHIN
     missing = {case.name for case in verdict.cases if case.occurred is False}
-    assert missing == {"dropout", "several documents in a row"}
-    assert len([case for case in verdict.cases if case.occurred]) >= 9
+    assert missing == {"several documents in a row"}
+    assert len([case for case in verdict.cases if case.occurred]) >= 13
     (ties,) = [case for case in verdict.cases if case.name.startswith("equal scores")]
     assert ties.detail == "decoder.layers.1.mlp.router"
 

@@ -12,13 +12,17 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.compare import modules
 from ascend_run.tools.verify.compare.comparison import Comparison
 from ascend_run.tools.verify.compare.thresholds import MODULE
+from ascend_run.tools.verify.judging import judge
 from ascend_run.tools.verify.oracle import compared_with_oracle, oracle_record
 from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.sides import sides_of
+from ascend_run.tools.verify.table import next_steps
 from benchmarks.campaigns.seeded_bugs import both_sides, faults
 from benchmarks.campaigns.seeded_bugs.bug import Bug
 from tests.support.oracle_cases import CASES, OracleCase
+
+from . import faults as faults_of_runs
 
 MAIN: Final = ("input_layernorm", "self_attention", "self_attention.core_attention", "mlp")
 
@@ -70,6 +74,21 @@ def test_a_mistake_of_every_run_is_found(gloo_pool: GlooPool, bug: Bug) -> None:
     assert found.fault is not None
     assert re.fullmatch(bug.modules, found.fault.module), found.fault
     assert found.fault.phase in bug.phases
+
+
+def test_a_wrong_clipping_threshold_of_all_runs_is_found(gloo_pool: GlooPool) -> None:
+    """Only a step between the right threshold and the wrong one shows it."""
+    sides = sides_of(Question(layout={}))
+    plain = PoolRanks(gloo_pool)(
+        attrs.evolve(sides.plain, by_differences=False), faults_of_runs.clip_beyond_half_only
+    )
+    expected = [oracle_record(sides.plain.prepare(), plain[0], sides.plain.steps)]
+    verdict = judge(sides, plain, [(sides.plain, plain)], oracle=expected)
+    assert verdict.sentence() == "DIVERGES at optimizer (optimizer)"
+    assert verdict.fault is not None
+    assert verdict.fault.in_all_runs
+    (line,) = [line for line in next_steps(verdict) if line.startswith("next: ")]
+    assert line.startswith("next: all compared runs agree with each other")
 
 
 def test_what_the_oracle_does_not_know_is_said_by_name() -> None:

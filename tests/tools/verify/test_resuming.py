@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from ascend_run.testing.offering import offered
 from ascend_run.testing.pool import GlooPool
@@ -15,7 +16,7 @@ from ascend_run.text.dataset_paths import bin_path, idx_path
 from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.tools.verify.capture.training_record import RunState, TrainedStep, TrainingRecord
 from ascend_run.tools.verify.compare.resuming import ResumedRun, compare_resumed
-from ascend_run.tools.verify.compare.verdict import Phase
+from ascend_run.tools.verify.compare.verdict import Check, Fault, Phase
 from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.resuming import stop_and_resume
@@ -43,6 +44,7 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
         "random streams",
         "progress",
     }
+    assert all(check.applies for check in checks)
     assert all(check.passed for check in checks)
     rows = [tuple(step.rows) for record in run.whole for step in record.steps.values()]
     assert len(set(rows)) == 4, "each step reads other rows, the same on both ranks"
@@ -59,6 +61,12 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
             faults.restore_what_rank_0_saved,
             "random streams",
             "is rank 0's when restored",
+        ),
+        (
+            Question(layout={}),
+            faults.forget_the_streams_of_parallel_ranks,
+            "random streams",
+            "model-parallel-rng",
         ),
         (
             Question(layout={}),
@@ -79,7 +87,7 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
             "rank 1: counts/rank_00001/count (0,) is rank 0's when restored",
         ),
     ],
-    ids=["skipped", "of rank 0", "moments", "listener", "entry of rank 0"],
+    ids=["skipped", "of rank 0", "streams", "moments", "listener", "entry of rank 0"],
 )
 def test_what_is_not_resumed_is_named(
     gloo_pool: GlooPool,
@@ -127,8 +135,8 @@ def made_up(first: int, steps: range) -> TrainingRecord:
     )
 
 
-def compared(**changed: TrainedStep) -> tuple[str | None, set[str]]:
-    """The module of the fault and the failed checks, with one step of one run changed."""
+def checked(**changed: TrainedStep) -> tuple[list[Check], Fault | None]:
+    """Compare runs of which one step is changed."""
     records = {
         "whole": made_up(0, range(1, 5)),
         "stopped": made_up(0, range(1, 3)),
@@ -138,7 +146,12 @@ def compared(**changed: TrainedStep) -> tuple[str | None, set[str]]:
         record = records[name]
         first = next(iter(record.steps))
         records[name] = attrs.evolve(record, steps={**record.steps, first: step})
-    checks, fault = compare_resumed(ResumedRun(**{n: [r] for n, r in records.items()}))
+    return compare_resumed(ResumedRun(**{n: [r] for n, r in records.items()}))
+
+
+def compared(**changed: TrainedStep) -> tuple[str | None, set[str]]:
+    """The module of the fault and the failed checks."""
+    checks, fault = checked(**changed)
     failed = {check.name for check in checks if not check.passed}
     return None if fault is None else fault.module, failed
 
@@ -151,6 +164,32 @@ def test_steps_before_the_stop_must_be_the_same_too() -> None:
     assert compared(resumed=later) == ("state in no checkpoint", {"losses, resumed"})
     nan = TrainedStep(rows=["1"], loss=float("nan"), grad_norm=None)
     assert compared(whole=nan, stopped=nan) == (None, set())
+
+
+def test_a_different_loss_has_a_relative_error_and_a_step() -> None:
+    checks, _ = checked(resumed=TrainedStep(rows=["3"], loss=1.01 / 3, grad_norm=None))
+    (losses,) = [check for check in checks if not check.passed]
+    assert losses.worst == pytest.approx(0.01)
+    assert losses.where == "step 3 on rank 0"
+
+
+def test_other_rows_have_a_step_and_no_error() -> None:
+    checks, _ = checked(resumed=TrainedStep(rows=["4"], loss=1 / 3, grad_norm=None))
+    (rows,) = [check for check in checks if not check.passed]
+    assert (rows.worst, rows.where) == (0.0, "step 3 on rank 0")
+
+
+def test_a_stream_that_nothing_drew_from_is_not_ok() -> None:
+    whole, stopped, resumed = (made_up(n, range(n + 1, n + 3)) for n in (0, 0, 2))
+    stream = {"rng/rank_00000/torch (0,)": torch.zeros(2, dtype=torch.uint8)}
+    for record in (whole, stopped, resumed):
+        record.start = attrs.evolve(record.start, tensors=stream)
+        record.end = attrs.evolve(record.end, tensors=stream)
+    checks, _ = compare_resumed(ResumedRun(whole=[whole], stopped=[stopped], resumed=[resumed]))
+    states = {check.name: check.state for check in checks}
+    assert states["random streams, resumed"] == "-"
+    (unused,) = [check for check in checks if check.name.startswith("unused")]
+    assert (unused.state, unused.where) == ("-", "nothing drew from torch")
 
 
 def test_a_step_without_rows_shows_nothing() -> None:

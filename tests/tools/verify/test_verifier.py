@@ -213,6 +213,16 @@ def test_a_run_in_half_precision_is_compared_in_it_too(
 
 
 @pytest.mark.needs_plugins("swap-attention")
+def test_a_swapped_tensor_at_the_wrong_offset_is_found(verify: Verifier) -> None:
+    question = Question(enable=("swap-attention",), layout={})
+    verdict = verify(question, faults.forget_the_offset_of_saved_tensors)
+    assert verdict.fault is not None
+    assert verdict.fault.phase is Phase.BACKWARD
+    assert verdict.fault.module.startswith("decoder.layers.1.self_attention")
+    assert not verdict.fault.in_all_runs
+
+
+@pytest.mark.needs_plugins("swap-attention")
 def test_plugins_that_are_bitwise_are_so_in_half_precision(verify: Verifier) -> None:
     question = Question(
         enable=("swap-attention",), layout={"tp": 2}, config={"train.precision": "bf16"}

@@ -107,3 +107,27 @@ def test_what_a_run_cannot_have_is_not_applicable() -> None:
     assert found(stages, tied)["tied weights over stages"]
     assert found(stages, tied)["skipped steps"]
     assert found(stages, attrs.evolve(tied, skipped=0))["skipped steps"] is False
+
+
+@pytest.mark.parametrize(
+    ("norms", "limit", "expected", "fix"),
+    [
+        ([1.0, 1.5], 1.2, [True, True], ["", ""]),
+        ([1.0, 1.5], 0.4, [False, False], ["optimizer.clip_grad=1.25"] * 2),
+        ([1.0, 3.0], 1.2, [False, True], ["optimizer.clip_grad=2", ""]),
+        ([1.0, 1.5], 0.0, [False, False], ["optimizer.clip_grad=1.25"] * 2),
+        ([], 1.0, [None, None], ["", ""]),
+    ],
+    ids=["both", "too low", "clipped by more only", "no clipping", "no norms"],
+)
+def test_steps_on_both_sides_of_the_threshold_are_found(
+    norms: list[float], limit: float, expected: list[bool | None], fix: list[str]
+) -> None:
+    made = [attrs.evolve(record, grad_norms=norms) for record in run(CaseRecord())]
+    named = [
+        case
+        for case in cases(made, attrs.evolve(PLAIN, clip_grad=limit))
+        if case.name.startswith("steps whose gradients are")
+    ]
+    assert [case.occurred for case in named] == expected
+    assert [case.detail for case in named] == fix
