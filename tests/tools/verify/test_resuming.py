@@ -66,7 +66,7 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool) -> None:
             Question(layout={}),
             faults.forget_the_streams_of_parallel_ranks,
             "random streams",
-            "model-parallel-rng",
+            "tracker.data-parallel-rng (0,) differs when restored",
         ),
         (
             Question(layout={}),
