@@ -22,7 +22,7 @@ from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
 from .seeded_bugs import blind, blind_second
 from .seeded_bugs.bug import Bug
-from .seeded_bugs.faults import BUGS, COUNTED
+from .seeded_bugs.faults import BUGS, FIRST
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
@@ -34,6 +34,7 @@ _ASKED: Final = 60
 """Of so many, the share that must be found and named is given."""
 _FOUND: Final = 58
 _NAMED: Final = 50
+BLIND: Final = "of those by an author who had not read verify"
 
 
 class BuggyRanks(PoolRanks):
@@ -92,9 +93,7 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
     unread = {bug.name for bug in (*blind.BUGS, *blind_second.BUGS)}
     return {
         **_figures(outcomes),
-        "of those by an author who had not read verify": _figures(
-            {name: outcome for name, outcome in outcomes.items() if name in unread}
-        ),
+        BLIND: _figures({name: outcome for name, outcome in outcomes.items() if name in unread}),
         "found at another place": _said(outcomes, "names the place"),
         "found in another phase": _said(outcomes, "names the phase"),
     }
@@ -134,7 +133,7 @@ def passes(figures: Mapping[str, Any], counts: Mapping[str, int]) -> bool:
 
 
 def cases(seed: int) -> Sequence[str]:
-    return tuple(bug.name for module in COUNTED for bug in module.BUGS)
+    return tuple(bug.name for module in FIRST for bug in module.BUGS)
 
 
 CAMPAIGN = Campaign(

@@ -22,13 +22,12 @@ from . import (
 from .bug import Bug
 from .mutation import mutated
 
-COUNTED: Final = (context, tensor, pipeline, experts, others, blind)
-"""Modules of bugs that the campaign ``verify-bugs`` counts."""
-NOT_YET_COUNTED: Final = (both_sides, blind_second, resume_and_streams, not_exercised)
-"""Modules of bugs that the campaign will count once it has been run with them; tests plant some of
-them."""
+FIRST: Final = (context, tensor, pipeline, experts, others, blind)
+"""Modules of the bugs of the campaign ``verify-bugs``."""
+SECOND: Final = (both_sides, not_exercised, resume_and_streams, blind_second)
+"""Modules of the bugs of the campaign ``verify-bugs-second``."""
 BUGS: Final[Mapping[str, Bug]] = {
-    bug.name: bug for module in (*COUNTED, *NOT_YET_COUNTED) for bug in module.BUGS
+    bug.name: bug for module in (*FIRST, *SECOND) for bug in module.BUGS
 }
 
 
