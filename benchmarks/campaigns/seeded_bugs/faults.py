@@ -13,6 +13,7 @@ from . import (
     both_sides,
     context,
     experts,
+    from_zero,
     not_exercised,
     others,
     pipeline,
@@ -24,7 +25,7 @@ from .mutation import mutated
 
 FIRST: Final = (context, tensor, pipeline, experts, others, blind)
 """Modules of the bugs of the campaign ``verify-bugs``."""
-SECOND: Final = (both_sides, not_exercised, resume_and_streams, blind_second)
+SECOND: Final = (both_sides, not_exercised, resume_and_streams, from_zero, blind_second)
 """Modules of the bugs of the campaign ``verify-bugs-second``."""
 BUGS: Final[Mapping[str, Bug]] = {
     bug.name: bug for module in (*FIRST, *SECOND) for bug in module.BUGS
