@@ -10,6 +10,11 @@ import torch
 from ascend_run.tools.verify.capture.projections import projections
 from ascend_run.tools.verify.capture.record import Record
 from ascend_run.tools.verify.compare.comparison import compare
+from ascend_run.tools.verify.compare.thresholds import (
+    ADAM_EPSILON,
+    FLOAT32_EPS,
+    LEARNING_RATE,
+)
 from ascend_run.tools.verify.compare.verdict import Phase
 from tests.tools.verify.compare.made_up import moments, records
 
@@ -68,6 +73,30 @@ def test_a_tensor_that_differs_is_found_and_names_its_module(
     assert comparison.fault is not None
     assert comparison.fault.phase is phase
     assert comparison.fault.module in ("a.b", "optimizer")
+
+
+def from_zero(share: float, factor: float = 1.0, rounding: float = 0.0) -> list[Record]:
+    """A run in which a weight consists of its updates, each a share of the learning rate."""
+    (record,) = records()
+    for step, (_, frozen) in enumerate(record.weights, start=1):
+        weight = torch.full((2, 3), LEARNING_RATE * step * (factor * share + rounding))
+        record.weights[step - 1] = [weight, frozen]
+    return [record]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_updates_that_are_a_tenth_too_small_are_found(share: float) -> None:
+    comparison = compare(from_zero(share, factor=0.9), from_zero(share), against="plain")
+    wrong = {check.name for check in comparison.checks if not check.passed}
+    assert wrong == {"weights after step 1", "weights after step 2"}
+    assert comparison.fault is not None
+    assert comparison.fault.phase is Phase.OPTIMIZER
+
+
+def test_rounding_errors_of_small_updates_are_allowed() -> None:
+    """They are those of the gradient, over Adam's epsilon."""
+    candidate = from_zero(0.01, rounding=FLOAT32_EPS / ADAM_EPSILON * 0.1)
+    assert compare(candidate, from_zero(0.01), against="plain").fault is None
 
 
 def changed_in_step_2(*, loss: bool, gradient: bool, weight: bool) -> list[Record]:
