@@ -50,7 +50,9 @@ class LossTerms:
         self._batches = tuple(batches)
         self._random = RandomState(tracker=get_cuda_rng_tracker())
         self._draws = self._random.state_dict()
-        modules = [module for chunk in dry_run.bundle.chunks for module in chunk.modules()]
+        chunks = dry_run.bundle.chunks
+        self._buffers = [(b, b.clone()) for chunk in chunks for b in chunk.buffers()]
+        modules = [module for chunk in chunks for module in chunk.modules()]
         configs = (getattr(module, "config", None) for module in modules)
         self._configs = list(
             {id(x): x for x in configs if isinstance(x, TransformerConfig)}.values()
@@ -119,6 +121,8 @@ class LossTerms:
     def _run(self, backward: bool) -> tuple[float, int]:
         """Return the mean of the main loss, and the number of tokens."""
         self._random.load_state_dict(self._draws)  # each run drops out the same elements
+        for buffer, value in self._buffers:  # a backward changes the bias that balances experts
+            buffer.copy_(value)
         for chunk in self._dry_run.bundle.chunks:
             chunk.train()
             cast("Any", chunk).zero_grad_buffer()

@@ -2,6 +2,9 @@
 
 Each is of a kind that users of Megatron, MindSpeed, torchtitan, transformers, PEFT or DeepSpeed
 have reported. Many are the same on every layout, need a rare input, or show only in a resumed run.
+
+In three records of resumed runs, the words of ``verify`` were added to the author's: ``data order``
+to ``batch``, and ``optimizer state`` to ``optimizer``.
 """
 
 from __future__ import annotations
@@ -353,7 +356,7 @@ _RESUMED: Final = (
         old="tensor=state.detach(),",
         new="tensor=state.detach().clone(),",
         resume=True,
-        modules="optimizer",
+        modules="optimizer|optimizer state",
         phases=(RESUME, OPTIMIZER),
         hides_from_loss=True,
     ),
@@ -378,7 +381,7 @@ _RESUMED: Final = (
         "[b.optimizer.reload_model_params() for b in self.context.models.values() if b.trains]",
         config={"train.precision": "bf16"},
         resume=True,
-        modules="optimizer",
+        modules="optimizer|optimizer state",
         phases=(RESUME, OPTIMIZER),
         hides_from_loss=True,
     ),
@@ -391,7 +394,7 @@ _RESUMED: Final = (
         'state["step"] * self._context.config.train.micro_batch_size',
         config={"train.micro_batch_size": 1, "train.global_batch_size": 4},
         resume=True,
-        modules="batch",
+        modules="batch|data order",
         phases=(RESUME, FORWARD),
     ),
 )

@@ -226,7 +226,7 @@ MISTAKES: Final = (
             ),
         ),
         checks=("KIT-RESUME",),
-        says="dense, tp=2, rank 1, ",
+        says="rank 1 has different values than rank 0: weight-drift",
     ),
     Mistake(
         name="gate-after-up",
