@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from ascend_run.core.config.layout import layout_of
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.prepare.config.raw import COMMAND_LINE
@@ -108,6 +110,7 @@ def make_side(
     tested = manifests_of([*question.beside, *question.enable])
     for manifest in tested.values():
         base |= settings_of(manifest, of_model=built_in)
+    small = {key for key in base if key.startswith("plugins.")}
     if built_in:
         heads = {} if _sets_head_widths(question) else _WIDE_HEADS
         base = {**MODELS[model], **heads, **_CLIPPING, "data.train": [KIT_DATASET], **base}
@@ -115,7 +118,7 @@ def make_side(
         if model == "moe" and sizes.get("tp", 1) > 1:
             sizes["sp"] = 1  # experts under tensor parallelism need it
     values = {**question.config, **layouts.settings(sizes), **PROBES}
-    return Side(
+    side = Side(
         name=name,
         world_size=world_size(sizes),
         enable=enable,
@@ -128,6 +131,17 @@ def make_side(
         steps=question.steps,
         saves=any(saves(name) for name in question.enable),
     )
+    left = {key: value for key, value in base.items() if key not in small}
+    given = attrs.evolve(side, base=left)  # the user's options may exclude those of small models
+    return given if small and not _starts(side) and _starts(given) else side
+
+
+def _starts(side: Side) -> bool:
+    try:
+        side.prepare()
+    except AscendRunError:
+        return False
+    return True
 
 
 def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> dict[str, object]:

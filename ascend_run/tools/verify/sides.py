@@ -149,10 +149,15 @@ def _with_left_out(
         [side for side in (sides.plain, sides.same_layout, sides.against) if side],
         {name: chosen.not_set for name, chosen in settings.items()},
     )
-    notes = [
-        f"set, so that a small model exercises {name}: {' '.join(chosen.chosen)}"
+    base = sides.candidate.base
+    set_here = {
+        name: [text for text in chosen.chosen if text.partition("=")[0] in base]
         for name, chosen in settings.items()
-        if chosen.chosen
+    }
+    notes = [
+        f"set, so that a small model exercises {name}: {' '.join(texts)}"
+        for name, texts in set_here.items()
+        if texts
     ]
     return attrs.evolve(sides, left_out=tuple(found), notes=(*sides.notes, *notes))
 

@@ -132,3 +132,13 @@ def test_thresholds_are_scaled_down_unless_the_user_sets_them() -> None:
     assert sides.candidate.prepare().config.plugins["swap-attention"].min_bytes == 4096
     assert not any("min_bytes" in note for note in sides.notes)
     assert sides.left_out[0].fix == "set plugins.swap-attention.min_bytes=1"
+
+
+@pytest.mark.needs_plugins("eod-reset")
+def test_settings_that_the_users_options_exclude_are_not_made() -> None:
+    """``document_length`` ends documents in place of the token."""
+    overrides = ("plugins.eod-reset.document_length=11",)
+    sides = sides_of(Question(enable=("eod-reset",), layout={}, overrides=overrides))
+    options = sides.candidate.prepare().config.plugins["eod-reset"]
+    assert (options.document_length, options.eod_token_id) == (11, None)
+    assert not any("eod_token_id" in note for note in sides.notes)
