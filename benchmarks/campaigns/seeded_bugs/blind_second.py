@@ -3,8 +3,8 @@
 Each is of a kind that users of Megatron, MindSpeed, torchtitan, transformers, PEFT or DeepSpeed
 have reported. Many are the same on every layout, need a rare input, or show only in a resumed run.
 
-In three records of resumed runs, the words of ``verify`` were added to the author's: ``data order``
-to ``batch``, and ``optimizer state`` to ``optimizer``.
+In four records of resumed runs, the words of ``verify`` were added to the author's: ``data order``
+to ``batch``, ``optimizer state`` to ``optimizer``, and ``weights`` to the module of a weight.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ _RESUMED: Final = (
         model="moe",
         config={**_BIASED_ROUTER, "model.moe_router_bias_update_rate": 0.05},
         resume=True,
-        modules=_ROUTER,
+        modules=rf"{_ROUTER}|weights",
         phases=(RESUME, FORWARD),
     ),
     Bug(

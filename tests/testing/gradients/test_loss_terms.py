@@ -38,4 +38,4 @@ def measured_twice() -> list[tuple[float, ...]]:
 
 
 def test_every_run_begins_with_the_same_buffers(gloo_pool: GlooPool) -> None:
-    assert gloo_pool.run(measured_twice, 1) == [[(1.0,), (1.0,)]]
+    assert gloo_pool.run(measured_twice, 1, timeout=300) == [[(1.0,), (1.0,)]]
