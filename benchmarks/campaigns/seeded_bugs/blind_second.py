@@ -389,9 +389,9 @@ _RESUMED: Final = (
         name="blind2-resume-counts-micro-batches-once",
         what="a resumed run continues at step * micro-batch size: it reads samples again",
         target="ascend_run.core.checkpoint.entries:Progress.load_state_dict",
-        old='self._context.consumed_samples = state["consumed_samples"]',
+        old="self._context.consumed_samples = progress.consumed_samples",
         new="self._context.consumed_samples = "
-        'state["step"] * self._context.config.train.micro_batch_size',
+        "progress.step * self._context.config.train.micro_batch_size",
         config={"train.micro_batch_size": 1, "train.global_batch_size": 4},
         resume=True,
         modules="batch|data order",

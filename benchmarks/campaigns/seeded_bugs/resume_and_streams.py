@@ -41,7 +41,7 @@ _RESUMED: Final = (
         name="resume-forgets-consumed-samples",
         what="the number of consumed samples is saved and not restored",
         target=f"{_LOADED}:Progress.load_state_dict",
-        old='self._context.consumed_samples = state["consumed_samples"]',
+        old="self._context.consumed_samples = progress.consumed_samples",
         new="pass",
         resume=True,
         modules="data order",
