@@ -22,7 +22,7 @@ BUGS: Final = (
         name="lora-without-alpha",
         what="what an adapter adds is not multiplied by alpha / r",
         target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter.__init__",
-        old="options.alpha / (math.sqrt(options.rank) if options.rslora else options.rank)",
+        old="scale_of(options.alpha, options.rank, rslora=options.rslora)",
         new="1.0",
         plugins=("lora",),
         modules=_LINEARS,

@@ -244,6 +244,6 @@ MISTAKES: Final = (
             ),
         ),
         checks=("KIT-PATCH",),
-        says="it replaces megatron.core.transformer.transformer_layer.TransformerLayer.forward",
+        says="assigned the forward of what it wraps; return a ForwardLink instead",
     ),
 )
