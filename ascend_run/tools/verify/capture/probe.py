@@ -36,6 +36,9 @@ from .taps import tapped
 
 HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """``train.precision`` -> dtype of the parameters."""
+_SEED: Final = 5
+_CHANGE: Final = 0.1
+"""Of a parameter that is constant at first, before gradients are compared with differences."""
 MakeDataset = Callable[[DryRun, int], Any]
 """(dry run, number of samples) -> the run's training samples."""
 Part = Callable[[DryRun, MakeDataset, Record, int], None]
@@ -162,8 +165,21 @@ def _watched(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: 
 
 def _by_differences(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
     forward_backward = dry_run.for_gradients(torch.float64)
+    _leave_constants(dry_run)
     dataset = make_dataset(dry_run, dry_run.context.config.train.global_batch_size)
     record.derivatives = [*parameter_derivatives(dry_run, forward_backward, dataset)]
+
+
+@torch.no_grad()
+def _leave_constants(dry_run: DryRun) -> None:
+    """Change parameters whose elements are all equal: a norm's weight of 1 hides a missing factor,
+    and a bias or an adapter of 0 a missing term."""
+    generator = torch.Generator().manual_seed(_SEED)
+    for chunk in dry_run.bundle.chunks:
+        for parameter in chunk.parameters():
+            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                change = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter += _CHANGE * change.to(parameter)
 
 
 def _drop(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
