@@ -179,7 +179,7 @@ def _leave_constants(dry_run: DryRun) -> None:
         for parameter in chunk.parameters():
             if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
                 change = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter += _CHANGE * change.to(parameter)
+                parameter.add_(_CHANGE * change.to(parameter))
 
 
 def _drop(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
