@@ -9,7 +9,7 @@ import pytest
 from ascend_run.testing.conformance import CHECKS
 from ascend_run.testing.pool import GlooPool
 from benchmarks.campaigns import kit_wrong_packages
-from benchmarks.campaigns.campaign import PASSED
+from benchmarks.campaigns.campaign import PASSED, is_full, read_result
 from benchmarks.campaigns.kit_wrong_packages import MISTAKES, found_in, verdict_on
 from benchmarks.campaigns.wrong_packages.mistake import Change, Mistake
 from benchmarks.campaigns.wrong_packages.package import right_packages
@@ -27,6 +27,14 @@ def test_there_are_twenty_mistakes_in_packages_of_each_kind() -> None:
         "family",
         "platform",
     }
+
+
+def test_the_committed_result_is_full_and_passes() -> None:
+    campaign = kit_wrong_packages.CAMPAIGN
+    result = read_result(campaign.name)
+    assert is_full(campaign, result)
+    assert campaign.passes(result["figures"], result["counts"])
+    assert result["passes"]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
