@@ -59,7 +59,7 @@ PAGES: Final = (
         names={
             "ascend_run.testing": ["TrainingRun", "run"],
             "ascend_run.testing.saved_checkpoint": ["SavedCheckpoint"],
-            "ascend_run.testing.parity": ["Parity", "ParityError"],
+            "ascend_run.testing.parity": ["Case", "Parity", "ParityError"],
             "ascend_run.testing.pool": ["GlooPool", "PoolError"],
             "ascend_run.testing.runtime": ["Trial", "RankOutcome", "Shard", "run_trial"],
             "ascend_run.testing.models": ["DENSE", "MOE", "samples"],

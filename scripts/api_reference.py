@@ -10,7 +10,9 @@ whole plugins, which are those that ``ascend-run new-plugin`` writes.
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -21,7 +23,7 @@ from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.tools.new_plugin.names import Names
 from ascend_run.tools.new_plugin.rendering import package_files
 from scripts.api_names import PAGES, Page
-from scripts.api_text import Sources, described, wrapped
+from scripts.api_text import Sources, described, prose, wrapped
 from scripts.hook_callers import callers
 
 ROOT: Final = Path(__file__).parent.parent
@@ -73,14 +75,26 @@ def _first_page(sources: Sources) -> str:
     hooks = ", ".join(f"`{name}`" for name in hook_points())
     lines.append(f"| [hooks](hooks.md) | {hooks} |\n")
     for page in PAGES:
-        names = ", ".join(f"`{name}`" for names in page.names.values() for name in names)
+        names = ", ".join(f"`{name}`" for name in listed_names(page))
         lines.append(f"| [{page.name}]({page.name}.md) | {names} |\n")
     return "".join(lines)
 
 
+def listed_names(page: Page) -> Iterator[str]:
+    """Yield the names of a page; one that several modules have, with its module's."""
+    counts = Counter(name for names in page.names.values() for name in names)
+    for module, names in page.names.items():
+        for name in names:
+            yield name if counts[name] == 1 else f"{module.rpartition('.')[2]}.{name}"
+
+
 def _hooks(sources: Sources) -> str:
     called_by = callers(ROOT / "ascend_run")
-    lines = [HOOKS]
+    docstring = sources.module("ascend_run.plugin_api.hookspecs").docstring
+    assert docstring is not None
+    # When hooks are called, and the arguments that many share.
+    *_, when, shared = inspect.cleandoc(docstring.value).split("\n\n")
+    lines = [HOOKS, f"\n{prose(when)}\n{prose(shared)}"]
     for number, (name, point) in enumerate(hook_points().items(), 1):
         facts = [f"{point.kind}", f"part: {point.point}"]
         facts += [f"claim: `{point.claim}`"] if point.claim else []

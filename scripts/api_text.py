@@ -33,7 +33,7 @@ class Sources:
         """Parse one module."""
         path = self._root / name.replace(".", "/")
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        return griffe.visit(name, file, file.read_text(encoding="utf-8"))
+        return parsed(name, file, file.read_text(encoding="utf-8"))
 
     def find(self, module: str, name: str) -> griffe.Object:
         """Return an object that a module defines."""
@@ -53,6 +53,13 @@ class Sources:
         return self.resolve(value.__module__, name)
 
 
+def parsed(name: str, file: Path, text: str) -> griffe.Module:
+    """Parse a module, with the lines that field comments are read from."""
+    lines = griffe.LinesCollection()
+    lines[file] = text.splitlines()
+    return griffe.visit(name, file, text, lines_collection=lines)
+
+
 def described(found: griffe.Object) -> str:
     """Return signature, docstring, fields and methods of an object."""
     lines = ["\n"]
@@ -64,7 +71,8 @@ def described(found: griffe.Object) -> str:
         head = f"{marks}class {found.name}{f'({bases})' if bases else ''}"
         lines.append(f"```\n{head}\n```\n\n")
     elif isinstance(found, griffe.Attribute):
-        lines.append(f"```\n{textwrap.shorten(_assignment(found), 200)}\n```\n\n")
+        code = wrapped(textwrap.shorten(_assignment(found), 200), indent="    ")
+        lines.append(f"```\n{code}\n```\n\n")
     lines.append(prose(found.docstring.value if found.docstring else ""))
     if isinstance(found, griffe.Class):
         lines += _members(found)
@@ -102,11 +110,7 @@ def _entries(body: str) -> str:
 
 def _members(found: griffe.Class) -> Iterator[str]:
     """Yield the fields of a class, and its public methods."""
-    shown = [
-        member
-        for name, member in found.members.items()
-        if (not name.startswith("_") or name == "__call__") and not _is_untold(member)
-    ]
+    shown = public_members(found)
     yield "\n"
     yield from (_field(member) for member in shown if isinstance(member, griffe.Attribute))
     for member in shown:
@@ -116,18 +120,38 @@ def _members(found: griffe.Class) -> Iterator[str]:
             yield f"```\n{signature(member)}\n```\n\n{doc}"
 
 
+def public_members(found: griffe.Class) -> list[griffe.Object | griffe.Alias]:
+    """Return the fields and methods of a class that its page shows."""
+    return [
+        member
+        for name, member in found.members.items()
+        if (not name.startswith("_") or name == "__call__") and not _is_untold(member)
+    ]
+
+
 def _is_untold(member: griffe.Object | griffe.Alias) -> bool:
-    """Whether a member is an attribute that a method sets, without a type or documentation."""
+    """Whether a member is an attribute without type and documentation, and not of an enum."""
+    parent = member.parent
+    is_enum = isinstance(parent, griffe.Class) and any("Enum" in str(b) for b in parent.bases)
     return (
         isinstance(member, griffe.Attribute)
         and member.annotation is None
-        and member.docstring is None
+        and not documentation(member)
         and "instance-attribute" in member.labels
+        and not is_enum
     )
 
 
+def documentation(member: griffe.Attribute) -> str:
+    """Return the text of a field: its docstring, or the comment ``#:`` that ends its line."""
+    if member.docstring:
+        return member.docstring.value
+    _, _, comment = (member.lines or [""])[-1].partition("  #: ")
+    return comment
+
+
 def _field(member: griffe.Attribute) -> str:
-    doc = " ".join(prose(member.docstring.value if member.docstring else "").split())
+    doc = " ".join(prose(documentation(member)).split())
     text = f"- `{_assignment(member)}`{f': {doc}' if doc else ''}"
     return wrapped(text, indent="  ") + "\n"
 

@@ -30,8 +30,8 @@ DENSE: Condition = Condition(
 class FamilyPlugin:
     """Base class of a model family's plugin; a family sets ``family`` and ``manifest``."""
 
-    family: ClassVar[ModelFamily]
-    manifest: ClassVar[Manifest]
+    family: ClassVar[ModelFamily]  #: The record of the family.
+    manifest: ClassVar[Manifest]  #: Made by ``family_manifest``.
 
     @hookimpl
     def ascend_model_family(self) -> ModelFamily:

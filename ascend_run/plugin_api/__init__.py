@@ -1,4 +1,7 @@
-"""The public API for plugin authors; import every name from here. Importing it imports no torch."""
+"""The public API for plugin authors; import every name from here. Importing it imports no torch.
+
+``help("ascend_run.reference")`` lists the pages that describe every hook, record and error.
+"""
 
 from ascend_run.types.condition import Condition
 from ascend_run.types.config import (

@@ -19,7 +19,7 @@ class AscendRunError(Exception):
         problems: Each names the plugin or option, the value, what was expected and what to do.
     """
 
-    exit_code: ClassVar[int] = 2
+    exit_code: ClassVar[int] = 2  #: Of the command.
 
     def __init__(self, headline: str, problems: Sequence[str] = ()) -> None:
         self.headline = headline
@@ -106,4 +106,4 @@ class PlatformError(AscendRunError):
 class RankFailure(AscendRunError):
     """A rank failed; carries the message of the first one that did."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = 1  #: Of the command.

@@ -37,13 +37,13 @@ class HookKind(enum.StrEnum):
 class Point(enum.StrEnum):
     """The part of a run that a hook belongs to, in the order in which a run reaches them."""
 
-    MODEL = "Model build"
-    ATTENTION = "Attention"
-    MOE = "MoE"
-    OPTIMIZER = "Optimizer"
-    CHECKPOINT = "Checkpoint"
-    COMM = "Comm"
-    RUN = "The run around them"
+    MODEL = "Model build"  #: Its modules and weights.
+    ATTENTION = "Attention"  #: Kernels, masks, sharded sequences.
+    MOE = "MoE"  #: Router, dispatcher, experts.
+    OPTIMIZER = "Optimizer"  #: Update and schedule.
+    CHECKPOINT = "Checkpoint"  #: What is saved, and where.
+    COMM = "Comm"  #: Groups and collectives.
+    RUN = "The run around them"  #: Checks, data, listeners, report.
 
 
 @attrs.frozen(kw_only=True)

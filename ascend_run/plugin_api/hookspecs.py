@@ -557,8 +557,15 @@ def ascend_after_step(context: c.RunContext) -> None:
 
 @listener()
 def ascend_after_log(context: c.RunContext, metrics: Mapping[str, c.MetricValue]) -> None:
-    """Called with the metrics of a logged step: this rank's speed and memory, and the loss over all
-    ranks. Only rank 0 writes them to the log."""
+    """Called with the metrics of a logged step. Only rank 0 writes them to the log.
+
+    Args:
+        metrics: ``step``; ``loss`` (nats per token, over all ranks), ``lr``, ``grad_norm`` (before
+            clipping); since the last log, ``tokens_per_second`` (of all ranks) and
+            ``step_seconds``; this rank's ``memory_bytes`` and ``memory_peak_bytes``;
+            ``consumed_samples``; ``expert_load``, ``aux_loss``, ``mtp_1 loss``, ``loss_scale`` and
+            ``skipped`` if the run has them; ``<group>/<name>`` of ``ascend_metrics``.
+    """
 
 
 @listener(first_user="tflops")

@@ -31,31 +31,31 @@ class Claim(enum.StrEnum):
     error.
     """
 
-    ATTENTION_KERNEL = "attention-kernel"
-    POSITION_BIAS = "position-bias"
-    CONTEXT_PARALLEL = "context-parallel"
-    EXPERTS = "experts"
+    ATTENTION_KERNEL = "attention-kernel"  #: Attention on one device.
+    POSITION_BIAS = "position-bias"  #: A bias by distance.
+    CONTEXT_PARALLEL = "context-parallel"  #: How a sequence is sharded, and its exchange.
+    EXPERTS = "experts"  #: MLPs of the experts.
     TOKEN_DISPATCHER = "token-dispatcher"
     """First: ``moe-alltoall-opt``."""
-    ROUTER = "router"
-    LINEAR_COMM = "linear-comm"
+    ROUTER = "router"  #: Selection of experts.
+    LINEAR_COMM = "linear-comm"  #: Collectives of parallel linears.
     ACTIVATION_POLICY = "activation-policy"
     """First: ``recompute-in-bubble``."""
-    SAVED_ACTIVATIONS = "saved-activations"
+    SAVED_ACTIVATIONS = "saved-activations"  #: Where they are kept until backward.
     PARAMETER_STORAGE = "parameter-storage"
     """First: ``reuse-fp32-param``."""
-    DATA_PARALLEL = "data-parallel"
-    OPTIMIZER = "optimizer"
+    DATA_PARALLEL = "data-parallel"  #: Gradient reduction.
+    OPTIMIZER = "optimizer"  #: The update of the weights.
     SCHEDULE = "schedule"
     """First: ``dualpipev``."""
     CHECKPOINT_STORE = "checkpoint-store"
     """First: ``async-save``."""
-    DATASET = "dataset"
-    TASK = "task"
-    MODEL_FAMILY = "model-family"
-    PLATFORM = "platform"
-    PLATFORM_OPS = "platform-ops"
-    NORM = "norm"
+    DATASET = "dataset"  #: The source of the samples.
+    TASK = "task"  #: What is trained.
+    MODEL_FAMILY = "model-family"  #: Keys and tensors of a model.
+    PLATFORM = "platform"  #: The device.
+    PLATFORM_OPS = "platform-ops"  #: Fused operators.
+    NORM = "norm"  #: The model's norm layers.
 
 
 class Numerics(enum.StrEnum):
@@ -72,9 +72,9 @@ class Numerics(enum.StrEnum):
 class Maturity(enum.StrEnum):
     """How mature a plugin is."""
 
-    STABLE = "stable"
-    BETA = "beta"
-    EXPERIMENTAL = "experimental"
+    STABLE = "stable"  #: Complete, and not expected to change.
+    BETA = "beta"  #: Complete; its options may change.
+    EXPERIMENTAL = "experimental"  #: It may change in any way.
 
 
 class Support(enum.StrEnum):
@@ -158,7 +158,7 @@ class Manifest:
     exercised_by: str = ""
     """What makes the plugin act in a run in which it had no effect, as part of a sentence: for the
     message of ``verify``."""
-    numerics: Numerics = Numerics.BITWISE
+    numerics: Numerics = Numerics.BITWISE  #: How it may change results.
     platforms: Mapping[str, Support] = attrs.field(factory=lambda: {DEFAULT_PLATFORM: Support.REAL})
     """Platform -> how well it is verified there; other platforms are not supported."""
     behaves_as: str = ""
@@ -172,7 +172,7 @@ class Manifest:
     """Features that it needs of the attention kernel: ``bias`` if it adds a bias."""
     level: int = attrs.field(default=2, validator=attrs.validators.in_((0, 1, 2)))
     """The bundle ``--level N`` that it belongs to."""
-    maturity: Maturity = Maturity.EXPERIMENTAL
+    maturity: Maturity = Maturity.EXPERIMENTAL  #: How mature it is.
     legacy_flags: tuple[LegacyFlag, ...] = ()
     """Flags of Megatron and MindSpeed that this plugin replaces."""
     source: str = ""

@@ -124,7 +124,8 @@ class Catalogue(Mapping[str, Candidate]):
         """
         loaded = self.load_each(names)
         if loaded.failures:
-            raise joint_refusal(loaded.failures.values())
+            headline = f"cannot load {', '.join(loaded.failures)}"
+            raise joint_refusal(loaded.failures.values(), headline=headline)
         return dict(loaded.classes)
 
     def _unknown(self, name: str) -> str:
@@ -138,13 +139,15 @@ class Catalogue(Mapping[str, Candidate]):
 
 
 def joint_refusal(
-    failures: Iterable[AscendRunError], problems: Sequence[str] = ()
+    failures: Iterable[AscendRunError],
+    problems: Sequence[str] = (),
+    headline: str = "cannot enable this set",
 ) -> AscendRunError:
     """Combine load failures and other problems of a set of plugins into one error."""
     refused = list(failures)
     load_only = not problems and all(isinstance(error, PluginLoadError) for error in refused)
     kind = PluginLoadError if load_only else PluginResolutionError
-    return kind("cannot enable this set", [*(str(error) for error in refused), *problems])
+    return kind(headline, [*(str(error) for error in refused), *problems])
 
 
 def discover() -> Catalogue:

@@ -63,6 +63,7 @@ class Case:
 
     @property
     def world_size(self) -> int:
+        """Number of ranks of the layout."""
         return world_size(self.layout)
 
     def __str__(self) -> str:

@@ -67,8 +67,8 @@ class Shard:
     """Name of the parameter in the whole model, the same in every layout."""
     tensor: Tensor | None
     """None if a parameter that requires a gradient has none."""
-    offset: tuple[int, ...]
-    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]  #: First index of the shard, per axis.
+    global_shape: tuple[int, ...]  #: Of the whole parameter.
 
 
 @attrs.frozen(kw_only=True)

@@ -23,7 +23,7 @@ _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 class SavedCheckpoint:
     """One checkpoint of a run."""
 
-    step: int
+    step: int  #: Completed optimizer steps.
     path: Path
     """Its folder."""
     tensors: Mapping[str, Tensor] = attrs.field(repr=False)

@@ -39,10 +39,10 @@ class LoggedMetrics(dict[str, tuple[Any, ...]]):
 class TrainingRun:
     """A finished run. Its folder is removed with this object."""
 
-    ranks: int
+    ranks: int  #: Number of ranks.
     first_step: int
     """1, or the step after the checkpoint that it resumed from."""
-    last_step: int
+    last_step: int  #: The last step that it trained.
     losses: tuple[float, ...]
     """Of each logged step from ``first_step`` to ``last_step``."""
     metrics: Mapping[str, tuple[Any, ...]] = attrs.field(repr=False)
@@ -120,8 +120,8 @@ def run(
         The finished run.
 
     Raises:
-        AscendRunError: The run cannot start, with all problems, as the user of a plugin sees them;
-            or it failed on a rank, with what the rank reported.
+        AscendRunError: The run cannot start, with all problems, as the user of a plugin sees them.
+        RankFailure: It failed on a rank, with what the rank reported.
     """
     from .session_pool import session_pool
 

@@ -26,22 +26,21 @@ class Mask:
     is set allows it.
     """
 
-    causal: bool = True
+    causal: bool = True  #: No key after the query.
     window: tuple[int, int] | None = None
     """Keys attended to on the left and on the right of the query's position; -1 is unbounded."""
     document_ends: tuple[int, ...] | None = None
     """Positions at which documents end; a query attends only to keys of its own document."""
-    query_start: int = 0
-    key_start: int = 0
+    query_start: int = 0  #: Position of the first query, from 0. Unit: tokens.
+    key_start: int = 0  #: Position of the first key, from 0. Unit: tokens.
 
 
 @attrs.frozen(kw_only=True)
 class Dropout:
     """Dropout on the attention probabilities, replayable in backward."""
 
-    probability: float
-    seed: int
-    """Seed of the generator that draws the mask; the same in forward and backward."""
+    probability: float  #: Share that is dropped, from 0 to below 1.
+    seed: int  #: Seed of the generator that draws the mask; the same in forward and backward.
 
 
 @attrs.frozen(kw_only=True)
@@ -53,37 +52,30 @@ class PositionBias:
     works on.
     """
 
-    slopes: Tensor
-    """One per head, [N], at least 0; a constant, without a gradient."""
-    root: bool = False
-    """Take the square root of the distance."""
+    slopes: Tensor  #: One per head, [N], at least 0; a constant, without a gradient.
+    root: bool = False  #: Take the square root of the distance.
 
 
 @attrs.frozen(kw_only=True)
 class AttentionSpec:
     """What one call of an attention kernel computes, apart from its tensors."""
 
-    scale: float
-    """Factor on ``q @ k.T`` before the softmax."""
-    mask: Mask = attrs.field(factory=Mask)
-    bias: Tensor | None = None
-    """Added to the scaled scores; broadcasts to [B, N, S_q, S_k]."""
+    scale: float  #: Factor on ``q @ k.T`` before the softmax.
+    mask: Mask = attrs.field(factory=Mask)  #: Default: causal.
+    bias: Tensor | None = None  #: Added to the scaled scores; broadcasts to [B, N, S_q, S_k].
     bias_requires_grad: bool = True
     """Whether backward returns the bias's gradient; a mask passed as a bias has none."""
-    position_bias: PositionBias | None = None
-    """Also added to the scaled scores."""
+    position_bias: PositionBias | None = None  #: Also added to the scaled scores.
     sinks: Tensor | None = None
     """One extra logit per head, [N], that takes probability and contributes no value."""
-    softcap: float | None = None
-    """``softcap * tanh(score / softcap)`` in place of the score."""
-    dropout: Dropout | None = None
+    softcap: float | None = None  #: ``softcap * tanh(score / softcap)`` in place of the score.
+    dropout: Dropout | None = None  #: On the probabilities; None: none.
 
 
 class AttentionResult(NamedTuple, Generic[Saved]):
     """What a kernel's forward returns."""
 
-    out: Tensor
-    """[S_q, B, N, E], or [T_q, N, E] packed; the dtype of q."""
+    out: Tensor  #: [S_q, B, N, E], or [T_q, N, E] packed; the dtype of q.
     lse: Tensor
     """Log of the sum of exponentials of the scaled scores, [B, N, S_q] or [N, T_q]; float32, or
     float64 for float64 inputs."""
@@ -98,16 +90,16 @@ class AttentionFeatures:
     """What a kernel supports. A run that needs an undeclared feature is rejected before it
     starts."""
 
-    window: bool = False
-    documents: bool = False
-    bias: bool = False
-    position_bias: bool = False
-    sinks: bool = False
-    softcap: bool = False
-    dropout: bool = False
-    packed: bool = False
-    unequal_lengths: bool = False
-    unequal_widths: bool = False
+    window: bool = False  #: ``Mask.window``.
+    documents: bool = False  #: ``Mask.document_ends``.
+    bias: bool = False  #: ``AttentionSpec.bias``, and its gradient.
+    position_bias: bool = False  #: ``AttentionSpec.position_bias``.
+    sinks: bool = False  #: ``AttentionSpec.sinks``, and their gradient.
+    softcap: bool = False  #: ``AttentionSpec.softcap``.
+    dropout: bool = False  #: ``AttentionSpec.dropout``.
+    packed: bool = False  #: Inputs [T, N, D], without a batch axis.
+    unequal_lengths: bool = False  #: ``S_q != S_k``.
+    unequal_widths: bool = False  #: ``D != E``: width of q and k, and of v.
 
     def __and__(self, other: AttentionFeatures) -> AttentionFeatures:
         """Features of one kernel wrapped around another: those that both support."""
@@ -133,6 +125,7 @@ class AttentionKernel(Protocol[Saved]):
     """
 
     features: AttentionFeatures
+    """What it supports; of a wrapping kernel, together with its inner one."""
     backward_reads: frozenset[str]
     """Which of ``q k v out lse`` backward reads; the others are not saved and are passed as
     None."""

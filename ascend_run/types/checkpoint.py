@@ -14,19 +14,23 @@ if TYPE_CHECKING:
 class CheckpointEntry(Protocol):
     """State that is saved and restored with a run: tensors and JSON values."""
 
-    def state_dict(self) -> Mapping[str, Any]: ...
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return name -> tensor or JSON value; called on every rank, for each checkpoint."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned, on every rank, before the first step."""
+        ...
 
 
 @attrs.frozen(kw_only=True)
 class TensorShard:
     """This rank's shard of one global tensor."""
 
-    key: str
-    tensor: Tensor
-    global_shape: tuple[int, ...]
-    offset: tuple[int, ...]
+    key: str  #: Name in the checkpoint: ``model/...``.
+    tensor: Tensor  #: [shard]: written from, loaded into.
+    global_shape: tuple[int, ...]  #: Of the whole tensor.
+    offset: tuple[int, ...]  #: First index of the shard, per axis.
     writes: bool = True
     """Exactly one of the ranks that hold the same shard writes it."""
     read: Callable[[], Tensor] | None = None

@@ -55,9 +55,9 @@ class Phase(enum.StrEnum):
 class Storage(enum.StrEnum):
     """Where activations are stored until backward."""
 
-    DEVICE = "device"
-    HOST = "host"
-    NONE = "none"
+    DEVICE = "device"  #: On the device.
+    HOST = "host"  #: Offloaded to the host.
+    NONE = "none"  #: Not saved.
 
 
 @attrs.frozen(kw_only=True)
@@ -85,10 +85,10 @@ class SavedTensor(_Named):
 class ParameterCost(_Named):
     """One rank's shard of one parameter."""
 
-    numel: int
+    numel: int  #: Elements on this rank.
     is_expert: bool = False
     """Gradients are reduced over the experts' data-parallel group (``expt_dp``), not ``dp_cp``."""
-    trained: bool = True
+    trained: bool = True  #: Whether it has a gradient.
     is_matrix: bool = True
     """Used in a matmul with every token, and so counted in FLOPs. False for norms, biases and
     embedding tables."""
@@ -106,8 +106,8 @@ class WorkingMemory(_Named):
     """A temporary buffer, such as the output of a collective or of a kernel. ``part`` may name one
     step of a backward, as ``part.step``."""
 
-    nbytes: float
-    phase: Phase
+    nbytes: float  #: Unit: bytes, on one rank.
+    phase: Phase  #: When it is allocated.
 
 
 @attrs.frozen(kw_only=True)
@@ -124,7 +124,7 @@ class Communication:
     """Calls per step and rank."""
     sent_bytes: float
     """Size of one rank's input tensors, over all calls of a step."""
-    why: str
+    why: str  #: What it is for; see above.
     overlapped: bool = False
     """Whether it is overlapped with computation; otherwise it is exposed."""
     group_size: int = 0
@@ -162,7 +162,7 @@ class Recomputation:
     """Parts that are recomputed in backward: only their input is saved, and their forward FLOPs and
     communication count twice."""
 
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  #: Names of parts: ``mlp``.
     layers: tuple[int, ...] | None = None
     """Indices in the whole model; None: all layers of this rank."""
 
@@ -171,11 +171,11 @@ class Recomputation:
 class CostChange:
     """What one plugin changes on the ranks of one pipeline stage; every field is optional."""
 
-    saved: tuple[SavedChange, ...] = ()
+    saved: tuple[SavedChange, ...] = ()  #: Changes to saved activations.
     saved_added: tuple[SavedTensor, ...] = ()
     """Saved in each of this rank's layers, or in those of ``saved_added_layers``."""
-    saved_added_layers: tuple[int, ...] | None = None
-    recomputed: tuple[Recomputation, ...] = ()
+    saved_added_layers: tuple[int, ...] | None = None  #: Indices in the whole model; None: all.
+    recomputed: tuple[Recomputation, ...] = ()  #: Parts recomputed.
     working: tuple[WorkingMemory, ...] = ()
     """Additional working memory."""
     working_removed: tuple[str, ...] = ()
@@ -188,8 +188,8 @@ class CostChange:
     """For a platform: host and device share one memory, so offloading saves none."""
     frozen: tuple[str, ...] = ()
     """Patterns of ``part.name`` of parameters that are not trained."""
-    parameters: tuple[ParameterCost, ...] = ()
-    communication: tuple[Communication, ...] = ()
+    parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.
+    communication: tuple[Communication, ...] = ()  #: Added or replaced.
     flops: float = 0.0
     """FLOPs added per step and rank; negative if fewer. Those of ``recomputed``, ``frozen`` and
     ``parameters`` are derived and must not be included."""
@@ -200,7 +200,7 @@ class PipelineStage:
     """The ranks of one pipeline stage, which all have the same estimate: the argument of
     ``ascend_cost``, with the plain model's numbers before any plugin's change."""
 
-    pp_rank: int
+    pp_rank: int  #: Its index, from 0.
     layers: tuple[int, ...]
     """Indices in the whole model of its layers; empty layer slots are not included."""
     moe_layers: frozenset[int]
@@ -231,7 +231,7 @@ class PipelineStage:
     """Weight gradients are accumulated in float32 buffers; otherwise in autograd's ``grad``."""
     saved: Mapping[int, tuple[SavedTensor, ...]] = attrs.field(factory=dict)
     """Layer -> activations that it saves for one micro-batch."""
-    parameters: tuple[ParameterCost, ...] = ()
+    parameters: tuple[ParameterCost, ...] = ()  #: One rank's shards.
 
     @property
     def layer_passes(self) -> int:

@@ -35,8 +35,8 @@ class Batch:
     model.
     """
 
-    tensors: Mapping[str, Tensor]
-    fields: Mapping[str, BatchField]
+    tensors: Mapping[str, Tensor]  #: Name -> tensor.
+    fields: Mapping[str, BatchField]  #: Name -> its axes.
     document_ends: tuple[int, ...] | None = None
     """Positions in the full sequence at which documents end, the same in every row; None for one
     document per row. Set before the sequence is sharded, and on every rank."""
@@ -60,7 +60,7 @@ class Task(Protocol):
 
     roles: Sequence[str]
     """Roles of the models that it needs; the first one is trained."""
-    batch_fields: Mapping[str, BatchField]
+    batch_fields: Mapping[str, BatchField]  #: Name of each tensor of a batch -> its axes.
 
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
         """Return the data to train and evaluate on.
@@ -103,7 +103,7 @@ class TokenBlend:
     ``loss_mask`` (float32), all [sequence].
     """
 
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...]  #: Paths without ``.bin`` and ``.idx``.
     weights: tuple[float, ...] = ()
     """Share of the samples drawn from each; empty means in proportion to their tokens."""
     documents: Mapping[str, TokenDocuments] = attrs.field(factory=dict)
@@ -133,7 +133,7 @@ class Datasets(NamedTuple):
 
     train: TokenBlend | SampleBlend | Samples | None
     """None only for a run without steps."""
-    validation: TokenBlend | SampleBlend | Samples | None
+    validation: TokenBlend | SampleBlend | Samples | None  #: None: no evaluation.
 
 
 Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 class Device(Protocol):
     """One rank's accelerator, or the CPU."""
 
-    name: str
+    name: str  #: Of the platform: ``cpu`` ...
     backend: str
     """torch.distributed's: ``gloo``, ``nccl``, ``hccl``."""
-    torch_device: torch.device
+    torch_device: torch.device  #: With its index, if any.
 
     def activate(self) -> None:
         """Make this rank's device current; called once, before any process group exists."""
@@ -33,7 +33,9 @@ class Device(Protocol):
         """Return the allocated bytes, and their peak since the last reset."""
         ...
 
-    def reset_peak_memory(self) -> None: ...
+    def reset_peak_memory(self) -> None:
+        """Set the peak to the bytes that are allocated now."""
+        ...
 
     def host_copier(self) -> HostCopier:
         """Return a channel for copies between device and host that overlap with computation."""

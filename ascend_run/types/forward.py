@@ -57,20 +57,21 @@ class ForwardLink:
 class NamedLink:
     """A link in a chain, with the name of the plugin (or tool) that added it."""
 
-    name: str
-    place: LinkPlace
-    link: ForwardLink
+    name: str  #: Of the plugin or tool.
+    place: LinkPlace  #: Its position.
+    link: ForwardLink  #: What it added.
 
 
 @attrs.frozen(eq=False)
 class ForwardChain:
     """The links of one module, innermost first, around its original forward."""
 
-    own: Forward
-    links: tuple[NamedLink, ...] = ()
+    own: Forward  #: The module's original forward.
+    links: tuple[NamedLink, ...] = ()  #: Innermost first.
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the links, innermost first."""
         return tuple(named.name for named in self.links)
 
     @property

@@ -64,14 +64,14 @@ def _steps(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
 class Layout:
     """Sizes of every parallel axis of a run, and this process's rank."""
 
-    world_size: int = 1
-    rank: int = 0
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    expt_tp: int = 1
-    vpp: int | None = None
+    world_size: int = 1  #: Ranks in all.
+    rank: int = 0  #: This process, from 0.
+    tp: int = 1  #: Tensor-parallel ranks.
+    pp: int = 1  #: Pipeline stages.
+    cp: int = 1  #: Context-parallel ranks.
+    ep: int = 1  #: Expert-parallel ranks.
+    expt_tp: int = 1  #: Tensor-parallel ranks of an expert.
+    vpp: int | None = None  #: Virtual stages in each pipeline stage; None: not interleaved.
 
     @property
     def dp(self) -> int:

@@ -29,8 +29,7 @@ class PlatformOps:
     """``(x, weight, eps)``; x any shape [..., H]."""
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
     """``(x, weight, bias, eps)``."""
-    swiglu: Callable[[Tensor], Tensor]
-    """[..., 2F] (gate, then up) -> [..., F]."""
+    swiglu: Callable[[Tensor], Tensor]  #: [..., 2F] (gate, then up) -> [..., F].
     rotary: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
     """``(x_SBND, cos_SR, sin_SR, interleaved)``: rotate the first R (width of the tables) of D."""
     split_qkv_rotary: (
@@ -69,15 +68,12 @@ class ConfigKey:
     Several keys may map to one value, and one key to several; these must then agree.
     """
 
-    hf: str
-    field: str
-    """``model.num_layers``."""
+    hf: str  #: Name of the key.
+    field: str  #: ``model.num_layers``.
     default: Any = attrs.field(factory=lambda: attrs.NOTHING)
     """Hugging Face's default for a missing key; ``attrs.NOTHING`` if the key is required."""
-    also: str = ""
-    """Another name that some folders have for it; read, and not written."""
-    nullable: bool = False
-    """Whether it may be null, independently of ``default``."""
+    also: str = ""  #: Another name that some folders have for it; read, and not written.
+    nullable: bool = False  #: Whether it may be null, independently of ``default``.
     form: str = "copy"
     """Conversion of the value: ``copy``, or one of ``prepare/hugging_face/key_forms.py``."""
 
@@ -89,8 +85,8 @@ class TensorMap:
     Names contain ``{layer}`` and, for an expert's tensors, ``{expert}``.
     """
 
-    megatron: str
-    hf: tuple[str, ...]
+    megatron: str  #: Megatron's name: ``decoder.layers.{layer}...``.
+    hf: tuple[str, ...]  #: Stored names, in the order of ``form``.
     form: str = "copy"
     """``copy``; ``qkv`` (q, k, v interleaved by key-value group; from three tensors, or from one
     with their rows concatenated); ``concat`` (concatenated along rows, gate then up);
@@ -109,16 +105,13 @@ class TensorMap:
 class ModelFamily:
     """A model family as data, for conversion in both directions."""
 
-    model_type: str
-    """Hugging Face's ``model_type``."""
-    architecture: str
-    """Hugging Face's class, for ``architectures`` on export."""
+    model_type: str  #: Hugging Face's ``model_type``.
+    architecture: str  #: Hugging Face's class, for ``architectures`` on export.
     defaults: Mapping[str, object]
     """Config values that configure Megatron's model for this family: ``model.normalization`` ..."""
-    keys: tuple[ConfigKey, ...]
-    tensors: tuple[TensorMap, ...]
-    former_architectures: tuple[str, ...] = ()
-    """Other names of the class in ``architectures``."""
+    keys: tuple[ConfigKey, ...]  #: All keys that set a value.
+    tensors: tuple[TensorMap, ...]  #: Every parameter, in any order.
+    former_architectures: tuple[str, ...] = ()  #: Other names of the class in ``architectures``.
     fixed: Mapping[str, object] = attrs.field(factory=dict)
     """HF keys that must have this value on import, and are written with it on export; of a tuple of
     equivalent values, the first is written."""

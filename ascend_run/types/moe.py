@@ -95,15 +95,15 @@ class ExpertActivation:
     With ``clamp`` the gate is at most this, and up is between its negative and itself.
     """
 
-    function: Callable[[Tensor], Tensor]
-    gated: bool = True
+    function: Callable[[Tensor], Tensor]  #: Of the gate, element by element.
+    gated: bool = True  #: Whether fc1 has gate and up.
     is_silu: bool = True
     """Whether ``function`` is SiLU."""
     fused: Callable[[Tensor], Tensor] | None = None
     """The whole activation: ``PlatformOps.swiglu`` as plugins wrapped it. None if the activation is
     not SwiGLU."""
-    clamp: float | None = None
-    offset: float = 0.0
+    clamp: float | None = None  #: Bound; None: none.
+    offset: float = 0.0  #: Added to up.
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[..., 2F] (gate, then up; [..., F] if not gated) -> [..., F]."""

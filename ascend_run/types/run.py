@@ -36,15 +36,14 @@ replaces it."""
 class ModelBundle:
     """One model of a run and its role (``policy``, ``reference``, ...)."""
 
-    role: str
+    role: str  #: ``policy``, ``reference`` ...
     chunks: list[nn.Module]
     """Megatron's virtual pipeline chunks, wrapped in DDP if the model is trained."""
-    transformer_config: TransformerConfig
-    """The Megatron TransformerConfig that it was built with."""
-    optimizer: MegatronOptimizer | None = None
+    transformer_config: TransformerConfig  #: The Megatron TransformerConfig that it was built with.
+    optimizer: MegatronOptimizer | None = None  #: None if not trained.
     optimizer_spec: OptimizerSpec | None = None
     """What ``optimizer`` was built from; its ``states`` are checkpointed."""
-    scheduler: OptimizerParamScheduler | None = None
+    scheduler: OptimizerParamScheduler | None = None  #: None if not trained.
 
     @property
     def trains(self) -> bool:
@@ -56,16 +55,13 @@ class ModelBundle:
 class RunContext:
     """The state of a run on one rank: the argument of listeners and tasks."""
 
-    config: RunConfig
-    layout: Layout
-    device: Device
-    groups: ProcessGroupCollection
-    """Megatron's ProcessGroupCollection."""
-    models: dict[str, ModelBundle] = attrs.field(factory=dict)
-    """Role -> model; may be empty."""
-    step: int = 0
-    """Completed optimizer steps."""
-    consumed_samples: int = 0
+    config: RunConfig  #: Resolved.
+    layout: Layout  #: Of the run, with this rank.
+    device: Device  #: This rank's.
+    groups: ProcessGroupCollection  #: Megatron's ProcessGroupCollection.
+    models: dict[str, ModelBundle] = attrs.field(factory=dict)  #: Role -> model; may be empty.
+    step: int = 0  #: Completed optimizer steps.
+    consumed_samples: int = 0  #: Unit: sequences since step 0.
     cache: ArrayCache = attrs.field(factory=NoCache)
     """Cache of arrays that are computed once for all ranks, such as the samples of a task."""
 
@@ -77,17 +73,18 @@ MetricValue: TypeAlias = float | Sequence[float]
 class Metrics(Protocol):
     """Values that a plugin adds to the log; called on every rank at each logged step."""
 
-    def __call__(self, context: RunContext) -> Mapping[str, MetricValue]: ...
+    def __call__(self, context: RunContext) -> Mapping[str, MetricValue]:
+        """Return name -> value of this rank; the log has rank 0's."""
+        ...
 
 
 @attrs.frozen(kw_only=True)
 class ReportPanel:
     """A chart that a plugin adds to ``report.html``."""
 
-    title: str
-    metrics: tuple[str, ...]
-    """Names in the metrics log."""
-    unit: str = ""
+    title: str  #: Its heading.
+    metrics: tuple[str, ...]  #: Names in the metrics log.
+    unit: str = ""  #: Of the values, on the axis.
 
 
 def _hashes(given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -98,20 +95,17 @@ def _hashes(given: str | Iterable[str] | None) -> tuple[str, ...]:
 class Patch:
     """Replacement of a function of another package for the duration of a run; the last resort."""
 
-    target: str
-    """``package.module:attribute.path``."""
-    replacement: Any
-    why: str
+    target: str  #: ``package.module:attribute.path``.
+    replacement: Any  #: What the target becomes; see ``wraps``.
+    why: str  #: Reason, for the log and ``plan``.
     versions: str
     """Versions of the target's distribution that the patch was checked against (PEP 440)."""
     source_hash: tuple[str, ...] = attrs.field(converter=_hashes)
     """First 16 hex digits of the SHA-256 of the target's source, a function or class: one hash, or
     one for each variant among the versions. None only for targets without Python source: values,
     modules, C functions."""
-    until: str
-    """Upstream change that makes the patch unnecessary."""
-    group: str = attrs.field()
-    """Patches that are counted together; default: the target's package."""
+    until: str  #: Upstream change that makes the patch unnecessary.
+    group: str = attrs.field()  #: Patches that are counted together; default: the target's package.
     wraps: bool = False
     """Whether ``replacement`` maps the target to its replacement, rather than being it."""
     missing_ok: bool = False

@@ -11,14 +11,23 @@ import griffe
 import pytest
 from click.testing import CliRunner
 
-from ascend_run import testing
+import ascend_run
+from ascend_run import plugin_api, testing
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.tools.new_plugin.names import Names
 from ascend_run.tools.new_plugin.rendering import package_files
 from scripts import api_reference
-from scripts.api_names import PUBLIC
-from scripts.api_reference import DOCS, EXAMPLES, MODULE, PACKAGED, ROOT, command
-from scripts.api_text import Sources, described
+from scripts.api_names import PAGES, PUBLIC
+from scripts.api_reference import (
+    DOCS,
+    EXAMPLES,
+    MODULE,
+    PACKAGED,
+    ROOT,
+    command,
+    listed_names,
+)
+from scripts.api_text import Sources, described, documentation, parsed, public_members
 from tests.support.installed import Install
 from tests.support.installed import install as install
 
@@ -55,6 +64,54 @@ def test_every_public_name_has_its_documentation() -> None:
         assert found.docstring is not None, f"{module}: {name}"
 
 
+def undocumented(found: griffe.Object) -> list[str]:
+    """The fields and methods of a class without text; ``Args`` of the class documents fields."""
+    if not isinstance(found, griffe.Class):
+        return []
+    of_class = found.docstring.value if found.docstring else ""
+    return [
+        f"{found.name}.{member.name}"
+        for member in public_members(found)
+        if f"\n    {member.name}: " not in of_class and not _text(member)
+    ]
+
+
+def _text(member: griffe.Object | griffe.Alias) -> object:
+    """Text of a field or method; that of a hook is its specification's."""
+    if isinstance(member, griffe.Attribute):
+        return documentation(member)
+    return member.docstring or member.name in hook_points()
+
+
+def test_every_field_and_method_of_a_public_record_has_text() -> None:
+    found = [undocumented(SOURCES.resolve(module, name)) for module, name in sorted(PUBLIC)]
+    assert [name for names in found for name in names] == []
+
+
+def test_lines_of_the_pages_are_short_outside_of_tables() -> None:
+    for page in DOCS.glob("*.md"):
+        lines = page.read_text().splitlines()
+        assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == [], page
+
+
+def test_hooks_describe_the_arguments_that_they_share() -> None:
+    first = (DOCS / "hooks.md").read_text().partition("\n## ")[0]
+    words = {word.strip(";,") for word in first.split()}
+    assert words >= {"`config`", "`device`", "`groups`", "`role`", "`layer_index`"}
+
+
+def test_a_name_of_two_modules_is_listed_with_its_module() -> None:
+    (testing_page,) = (page for page in PAGES if page.name == "testing")
+    listed = [*listed_names(testing_page)]
+    assert len({*listed}) == len(listed)
+    assert {"testing.run", "cli.run"} <= {*listed}
+
+
+def test_help_of_the_package_and_of_the_api_leads_to_the_reference() -> None:
+    for module in (ascend_run, plugin_api):
+        assert f'help("{MODULE}")' in str(module.__doc__)
+
+
 def test_a_record_shows_each_field_with_type_default_and_documentation() -> None:
     source = '''
 @attrs.frozen
@@ -64,6 +121,9 @@ class Record:
     size: int = attrs.field(default=3, validator=attrs.validators.ge(0))
     """Its size. Unit: bytes."""
     names: tuple[str, ...] = attrs.field(factory=tuple)
+    width: int = attrs.field(
+        default=1
+    )  #: Of ``size``.
 
     def grow(self, by: int, *, twice: bool = False) -> Record:
         """Return a larger one.
@@ -73,11 +133,13 @@ class Record:
                 larger.
         """
 '''
-    record = griffe.visit("module", Path("module.py"), source).members["Record"]
+    record = parsed("module", Path("module.py"), source).members["Record"]
     assert isinstance(record, griffe.Class)
     text = described(record)
     assert "- `size: int = 3`: Its size. Unit: bytes.\n" in text
     assert "- `names: tuple[str, ...] = tuple()`\n" in text
+    assert "- `width: int = 1`: Of `size`.\n" in text
+    assert undocumented(record) == ["Record.names"]
     assert "grow(by: int, *, twice: bool = False) -> Record" in text
     assert "- by: How much\n  larger." in text
 

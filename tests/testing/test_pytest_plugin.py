@@ -54,6 +54,13 @@ def test_one_command_collects_the_checks_of_the_plugins_it_names(
     assert collected == [*own, *(f"{name}::{code}" for name in ("gmm", "cpu") for code in CODES)]
 
 
+def test_deselected_checks_are_counted_among_the_collected(tmp_path: Path) -> None:
+    finished = run_pytest(tmp_path, "--collect-only", "--ascend-plugin=cpu", "-k", "KIT-LOAD")
+
+    expected = f"1/{len(CODES)} tests collected ({len(CODES) - 1} deselected)"
+    assert expected in finished.stdout
+
+
 def test_a_project_that_names_its_plugin_in_its_settings_keeps_its_tests(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --ascend-plugin=gmm\n")
 

@@ -16,7 +16,8 @@ def has_a_page(subject: Subject) -> Iterator[str]:
     The page is the first of these that exists: ``docs/plugins/NAME.md``,
     ``docs/plugins/GROUP/NAME.md`` or ``docs/NAME.md`` in the source tree that the plugin is
     imported from (if ``docs/plugins`` exists, the page must be in it); ``NAME.md`` or ``README.md``
-    in the plugin's package; the description (README) in its distribution's metadata.
+    in the plugin's package; ``README.md`` in the source tree; the description (README) in its
+    distribution's metadata.
     """
     name = subject.manifest.name
     text, place = _page(subject)
@@ -40,6 +41,9 @@ def _page(subject: Subject) -> tuple[str, str]:
     file = getattr(sys.modules.get(subject.plugin.__module__), "__file__", None)
     if file is not None:
         folder = Path(file).parent
+        packaged = [folder / f"{name}.md"]
+        if (folder / "__init__.py").is_file():
+            packaged.append(folder / "README.md")
         for above in () if _is_installed(folder) else folder.parents:
             docs = above / "docs"
             if not (above / "pyproject.toml").is_file():
@@ -50,10 +54,9 @@ def _page(subject: Subject) -> tuple[str, str]:
                     return page.read_text(encoding="utf-8"), str(page)
             if (docs / "plugins").is_dir():
                 return "", ""
+            # The metadata of an editable installation has the README as it was when installed.
+            packaged.append(above / "README.md")
             break
-        packaged = [folder / f"{name}.md"]
-        if (folder / "__init__.py").is_file():
-            packaged.append(folder / "README.md")
         for page in packaged:
             if page.is_file():
                 return page.read_text(encoding="utf-8"), str(page)

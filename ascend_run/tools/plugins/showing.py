@@ -127,5 +127,6 @@ def _facts(shown: Shown) -> dict[str, str]:
         "source": shown.source,
         "plugin API": str(listed.requires_api),
         "hooks": ", ".join(f"{hook} ({kind})" for hook, kind in shown.hooks.items()),
+        "hook checks": "passed" if shown.hooks and not shown.hook_problems else "",
         "import": "fails alone" if shown.import_time is None else str(shown.import_time),
     }

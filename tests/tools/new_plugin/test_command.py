@@ -49,7 +49,7 @@ def test_it_writes_a_feature_here_and_says_how_to_try_it(
 ) -> None:
     assert run(["new-plugin", "my-own"]) == 0
     headline, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert headline == "ascend-run-my-own: feature 'my-own', 10 files. Try it:"
+    assert headline == "ascend-run-my-own: feature 'my-own', 9 files. Try it:"
     assert [line.strip() for line in lines] == [
         "pip install --editable './ascend-run-my-own[test]'",
         "ascend-run plugins show my-own",

@@ -115,13 +115,13 @@ def test_it_has_what_a_package_needs(template: str) -> None:
         "README.md",
         "LICENSE",
         ".gitignore",
-        "docs/my-own.md",
         "src/ascend_run_my_own/__init__.py",
         "src/ascend_run_my_own/manifest.toml",
         "src/ascend_run_my_own/py.typed",
         "tests/test_my_own.py",
     ):
         assert PurePosixPath(path) in files
+    assert [str(path) for path in files if path.suffix == ".md"] == ["README.md"], "one user page"
     packed = project_of(files)["tool"]["setuptools"]["package-data"]["ascend_run_my_own"]
     assert packed == ["manifest.toml", "py.typed"]
     texts = [*map(str, files), *files.values()]
@@ -175,7 +175,7 @@ def test_an_import_of_a_hidden_name_is_found() -> None:
 
 
 @each
-def test_its_page_and_readme_name_commands_and_options_that_exist(template: str) -> None:
+def test_its_page_names_commands_and_options_that_exist(template: str) -> None:
     context = click.Context(program, info_name="ascend-run")
     for path, text in files_of("my-own", template).items():
         if path.suffix != ".md":

@@ -47,9 +47,11 @@ class CpuDevice:
         return self._memory.memory_bytes()
 
     def reset_peak_memory(self) -> None:
+        """Set the peak to the bytes that are allocated now."""
         self._memory.reset_peak_memory()
 
     def host_copier(self) -> SynchronousCopier:
+        """Return a channel whose copies are complete when the calls return."""
         return SynchronousCopier()
 
 
