@@ -71,14 +71,14 @@ def test_a_project_that_names_its_plugin_in_its_settings_keeps_its_tests(tmp_pat
 
 
 def test_a_failure_is_its_message_and_inapplicable_checks_are_listed(tmp_path: Path) -> None:
-    named = ("--ascend-plugin", "nowhere", "--ascend-plugin", "pretrain")
+    named = ("--ascend-plugin", "nowhere", "--ascend-plugin", "llama")
 
     finished = run_pytest(tmp_path, *named, "-k", "KIT-LOAD or KIT-BOUNDS")
 
     assert finished.returncode == 1
     assert "KIT-LOAD: nowhere does not satisfy: it can be imported" in finished.stdout
     assert "unknown plugin 'nowhere'" in finished.stdout
-    assert "KIT-BOUNDS pretrain: it has no options" in finished.stdout
+    assert "KIT-BOUNDS llama: it has no options" in finished.stdout
     assert "KIT-BOUNDS nowhere: it cannot be loaded, see KIT-LOAD" in finished.stdout
     assert "Traceback" not in finished.stdout
     assert "1 failed, 3 passed" in finished.stdout
