@@ -63,14 +63,17 @@ class _Checks:
     def __init__(self, config: pytest.Config) -> None:
         settings = dict(_setting(text) for text in config.getoption("--ascend-set"))
         self.names: list[str] = list(dict.fromkeys(config.getoption("--ascend-plugin")))
-        self.means = Means(load_runtime(), lambda: shared_pool(config), settings)
+        timeout: float = config.getoption("--ascend-timeout")
+        if not timeout > 0:
+            raise pytest.UsageError(f"--ascend-timeout {timeout:g}: expected seconds above 0")
+        self.means = Means(load_runtime(), lambda: shared_pool(config), settings, timeout)
 
     def pytest_collection_modifyitems(
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
         for name in self.names:
             subject = Subject(name, self.means)
-            checks: list[pytest.Item | pytest.Collector] = [
+            checks: list[pytest.Item] = [
                 CheckItem.from_parent(
                     session,
                     name=f"{check.code}[{name}]",
@@ -82,7 +85,7 @@ class _Checks:
             ]
             items += checks
             # pytest counts what collectors report, and subtracts what -k deselects.
-            report = pytest.CollectReport(name, "passed", None, checks)
+            report = pytest.CollectReport(name, "passed", None, [*checks])
             session.ihook.pytest_collectreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

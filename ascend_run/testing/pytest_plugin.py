@@ -35,6 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="a config key for the trials of --ascend-plugin, such as plugins.NAME.min_bytes=1",
     )
+    group.addoption(
+        "--ascend-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=100.0,
+        help="limit of each trial of --ascend-plugin; default: 100",
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ascend_run.testing.conformance import CHECKS, Check, Means, Subject
-from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.conformance.documentation import has_a_page
+from ascend_run.testing.pool import GlooPool, PoolError
 from ascend_run.testing.runtime import load_runtime
 from tests.support.fake_distributions import make_distribution
 
@@ -252,6 +255,35 @@ def own_means() -> Iterator[Means]:
 def subjects(means: Means, own_means: Means) -> dict[str, Subject]:
     """Each with the runs that its checks share."""
     return {name: Subject(name, own_means if name in LEAVING else means) for _, name, _, _ in EVERY}
+
+
+def test_a_slow_run_is_limited_and_reported_with_the_option_that_extends_it() -> None:
+    class SlowPool(GlooPool):
+        def run(self, *_: Any, timeout: float = 0.0, **__: Any) -> list[Any]:
+            raise PoolError(0, "Hang", f"still running after {timeout:g} s", "")
+
+    slow = Means(load_runtime(), SlowPool, timeout=7.0)
+    check = Check("KIT-X", "it runs", lambda subject: subject.means.job(print, 1))
+    (problem,) = check.judge(Subject("gmm", slow)).problems
+    assert "Hang: still running after 7 s; if it is only slow, raise --ascend-timeout" in problem
+
+
+def test_the_page_of_an_editable_package_is_its_readme_as_it_is_now(tmp_path: Path) -> None:
+    package = tmp_path / "src/ring"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "README.md").write_text("ring has the option every")
+    module: Any = SimpleNamespace(__file__=str(package / "__init__.py"))
+    subject: Any = SimpleNamespace(
+        manifest=SimpleNamespace(name="ring"),
+        plugin=SimpleNamespace(__module__="ring_of_readme"),
+        facts=SimpleNamespace(options=[SimpleNamespace(name=name) for name in ("every", "width")]),
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "ring_of_readme", module)
+        problems = [*has_a_page(subject)]
+    assert problems == [f"{tmp_path / 'README.md'} does not name the option 'width'"]
 
 
 def failures(subject: Subject, checks: list[Check]) -> dict[str, str]:

@@ -61,6 +61,14 @@ def test_deselected_checks_are_counted_among_the_collected(tmp_path: Path) -> No
     assert expected in finished.stdout
 
 
+def test_a_limit_that_is_not_above_0_is_refused(tmp_path: Path) -> None:
+    finished = run_pytest(tmp_path, "--ascend-plugin=cpu", "--ascend-timeout=0")
+
+    assert finished.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--ascend-timeout 0: expected seconds above 0" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
 def test_a_project_that_names_its_plugin_in_its_settings_keeps_its_tests(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --ascend-plugin=gmm\n")
 

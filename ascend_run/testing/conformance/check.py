@@ -51,7 +51,10 @@ class Check:
         except AscendRunError as error:
             return Verdict((f"its run is rejected: {error}",))
         except PoolError as error:
-            return Verdict((f"its run failed on rank {error.rank}: {error.kind}: {error.message}",))
+            slow = error.kind in ("Hang", "Start")
+            advice = "; if it is only slow, raise --ascend-timeout" if slow else ""
+            failed = f"its run failed on rank {error.rank}: {error.kind}: {error.message}{advice}"
+            return Verdict((failed,))
 
     def message(self, plugin: str, verdict: Verdict) -> str:
         """Return the error message of a failed test."""

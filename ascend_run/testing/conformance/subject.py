@@ -36,6 +36,8 @@ class Means:
     """Called only when something runs."""
     settings: Mapping[str, object] = attrs.field(factory=dict)
     """Config keys for all trials of the plugin, such as a threshold that tiny models reach."""
+    timeout: float = TRIAL_SECONDS
+    """Limit of each trial. Unit: seconds."""
     environment: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ), init=False)
     """The environment before any plugin was imported here."""
     _made: dict[str, list[RankOutcome]] = attrs.field(factory=dict, init=False)
@@ -50,7 +52,7 @@ class Means:
 
     def job(self, function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
         """Call a function on every rank of the pool and return the results by rank."""
-        return self.pool_of_ranks().run(function, world_size, *arguments, timeout=TRIAL_SECONDS)
+        return self.pool_of_ranks().run(function, world_size, *arguments, timeout=self.timeout)
 
     def examine(self, trial: Trial, world_size: int) -> Examined:
         """Plan a trial without running it; cached."""
