@@ -22,7 +22,7 @@ def put_at_offsets(chunks: Sequence[nn.Module], note: Callable[[], None]) -> Non
     block and of the MLP block is copied behind some padding. Values and gradients keep their bits.
 
     Args:
-        note: Called for each such input.
+        note: Called for each such input, except in compiled code.
     """
     for chunk in chunks:
         for layer in chunk.modules():
@@ -37,7 +37,8 @@ def put_at_offsets(chunks: Sequence[nn.Module], note: Callable[[], None]) -> Non
 def _moved(note: Callable[[], None], module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     if not given or not isinstance(given[0], Tensor):
         return given
-    note()
+    if not torch.compiler.is_compiling():  # a count would be a guard that fails in every call
+        note()
     return (_at_offset(given[0]), *given[1:])
 
 

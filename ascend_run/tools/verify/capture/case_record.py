@@ -45,7 +45,7 @@ class CaseRecord:
     skipped: int = 0
     """Steps that were skipped because of infinite gradients."""
     offsets: int = 0
-    """Inputs of modules at an offset of their storage, in the training steps."""
+    """Inputs of modules at an offset of their storage, over all parts of the run."""
 
     @classmethod
     def of_data(cls, data: Any) -> CaseRecord:

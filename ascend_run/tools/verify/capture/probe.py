@@ -87,8 +87,7 @@ def run_probes(
             at_ties = probe_inputs and part is not _by_differences
             dry_run = DryRun(hooks, context, probe_weights=at_ties, offsets=probe_inputs)
             part(dry_run, make_dataset, record, steps)
-            if part is train:
-                record.cases.offsets = dry_run.num_offsets
+            record.cases.offsets += dry_run.num_offsets
     assert record is not None
     return record
 
