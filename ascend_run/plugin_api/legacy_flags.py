@@ -36,7 +36,7 @@ class LegacyFlag:
         ...            values={"0": "whole", "2": "compressed"})
     """
 
-    flag: str = attrs.field(validator=_is_a_flag)  #: As on the command line: ``--my-flag``.
+    flag: str = attrs.field(validator=_is_a_flag)  #: One word, with its dashes.
     key: str = ENABLE
     """The config key that it sets; ``enable`` (true or false) to enable the plugin itself; empty if
     nothing needs to be set, because the flag's effect is always on."""

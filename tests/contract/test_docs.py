@@ -197,7 +197,7 @@ def test_the_options_that_it_names_exist(page: Path) -> None:
         "--list",
         "--plot",
         "--draft",
-        *("--fresh", "--limit", "--workers"),
+        *("--fresh", "--limit", "--workers", "--ascend-timeout"),
         *("--nproc-per-node", "--ntasks-per-node"),
         *("--dist-ckpt-strictness", "--finetune", "--quick-geglu"),
         *("--swiglu", "--rope-scaling", "--rope-scaling-type"),

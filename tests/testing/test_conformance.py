@@ -257,7 +257,7 @@ def subjects(means: Means, own_means: Means) -> dict[str, Subject]:
     return {name: Subject(name, own_means if name in LEAVING else means) for _, name, _, _ in EVERY}
 
 
-def test_a_slow_run_is_limited_and_reported_with_the_option_that_extends_it() -> None:
+def test_a_slow_run_names_the_option_that_extends_its_limit() -> None:
     class SlowPool(GlooPool):
         def run(self, *_: Any, timeout: float = 0.0, **__: Any) -> list[Any]:
             raise PoolError(0, "Hang", f"still running after {timeout:g} s", "")

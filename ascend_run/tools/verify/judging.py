@@ -69,11 +69,8 @@ def judge(
         found.append(compared_with_oracle(*references[0], oracle))
     own_checks, own_fault = _invariants(candidate, references[0][1], with_dropout)
     slope_checks, slope_fault = by_differences(references[0][1], references[0][0].name)
-    checks = [
-        *own_checks,
-        *slope_checks,
-        *(c for _, comparison in found for c in comparison.checks),
-    ]
+    compared_checks = (check for _, comparison in found for check in comparison.checks)
+    checks = [*own_checks, *slope_checks, *compared_checks]
     fault = _earliest([*(comparison.fault for _, comparison in found), slope_fault], own_fault)
     if fault is not None and not any((*between_runs, own_fault)):
         fault = attrs.evolve(fault, in_all_runs=True)
