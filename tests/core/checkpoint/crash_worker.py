@@ -1,7 +1,7 @@
 """Kills a save at every call it makes to the operating system, and looks at what is left.
 
-Run as a script in a process of its own: ``python crash_worker.py FOLDER``; prints one JSON object.
-Every save runs in forks of this process, one a rank, and this process itself starts no thread (a
+Run as a script in a process of its own: ``python crash_worker.py FOLDER SCENARIO`` prints one JSON
+object. Every save runs in forks of this process, one a rank, and this process itself starts no thread (a
 fork beside one that is just ending may inherit its locks). A shim between ``os`` and the kernel
 ends one rank before, after or in the middle of its n-th call. With ``power`` the crash also takes
 everything that this rank had not fsynced: files lose their contents, as after a power cut. The
@@ -213,14 +213,10 @@ SCENARIOS = {
 
 
 def main() -> None:
-    root = Path(sys.argv[1])
+    root, scenario = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # type: ignore[assignment]
-    results = {
-        name: enumerate_crashes(root / str(index), *scenario)
-        for index, (name, scenario) in enumerate(SCENARIOS.items())
-    }
-    print(json.dumps(results))
+    print(json.dumps(enumerate_crashes(root / "scratch", *SCENARIOS[scenario])))
 
 
 if __name__ == "__main__":
