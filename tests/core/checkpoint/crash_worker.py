@@ -1,11 +1,12 @@
 """Kills a save at every call it makes to the operating system, and looks at what is left.
 
 Run as a script in a process of its own: ``python crash_worker.py FOLDER SCENARIO`` prints one JSON
-object. Every save runs in forks of this process, one a rank, and this process itself starts no thread (a
-fork beside one that is just ending may inherit its locks). A shim between ``os`` and the kernel
-ends one rank before, after or in the middle of its n-th call. With ``power`` the crash also takes
-everything that this rank had not fsynced: files lose their contents, as after a power cut. The
-shim alone models the disk: no fsync goes through to it, which would take long and change nothing.
+object. Every save runs in forks of this process, one a rank, and this process itself starts no
+thread (a fork beside one that is just ending may inherit its locks). A shim between ``os`` and the
+kernel ends one rank before, after or in the middle of its n-th call. With ``power`` the crash also
+takes everything that this rank had not fsynced: files lose their contents, as after a power cut.
+The shim alone models the disk: no fsync goes through to it, which would take long and change
+nothing.
 """
 
 from __future__ import annotations
