@@ -3,8 +3,9 @@
 Each is of a kind that users of Megatron, MindSpeed, torchtitan, transformers, PEFT or DeepSpeed
 have reported. Many are the same on every layout, need a rare input, or show only in a resumed run.
 
-In four records of resumed runs, the words of ``verify`` were added to the author's: ``data order``
-to ``batch``, ``optimizer state`` to ``optimizer``, and ``weights`` to the module of a weight.
+In five records, the words of ``verify`` were added to the author's: for resumed runs ``data order``
+to ``batch``, ``optimizer state`` to ``optimizer``, and ``weights`` to the module of a weight; and
+``model`` where the patched method is the whole model's.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ _RARE: Final = (
         new="later_tokens(fields, depths, None, self.partition, self.cp_group)",
         plugins=("eod-reset",),
         config={"model.mtp_num_layers": 1, "plugins.eod-reset.document_length": 11},
-        modules=r"mtp(\.\w+)*|embedding(\.word_embeddings)?|output_layer|loss",
+        modules=r"model|mtp(\.\w+)*|embedding(\.word_embeddings)?|output_layer|loss",
         phases=(BACKWARD,),
         hides_from_loss=True,
     ),
