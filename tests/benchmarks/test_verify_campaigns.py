@@ -92,7 +92,7 @@ def test_seeded_bugs_are_found_again(case: str) -> None:
     assert outcome["loss is right"] or not BUGS[case].hides_from_loss
 
 
-@pytest.mark.parametrize("campaign", BUGGY[:1], ids=lambda campaign: campaign.name)
+@pytest.mark.parametrize("campaign", BUGGY, ids=lambda campaign: campaign.name)
 def test_bugs_that_are_said_to_leave_the_loss_right_do(campaign: Campaign) -> None:
     figures = read_result(campaign.name)["figures"]
     said = sum(BUGS[case].hides_from_loss for case in campaign.cases(0))
@@ -134,6 +134,16 @@ def test_an_outcome_counts_for_detected_place_phase_and_loss_by_itself() -> None
     assert figures["found at another place"] == {"elsewhere": "DIVERGES"}
     assert figures["found in another phase"] == {"other phase": "DIVERGES"}
     assert not verify_bugs.passes({**figures, "bugs": 60, "found": 60}, {})
+
+
+def test_the_committed_result_of_the_second_set_is_full() -> None:
+    """It misses the goal, which ``docs/verify.md`` says: 58 of 60 at the right place."""
+    campaign = verify_bugs_second.CAMPAIGN
+    result = read_result(campaign.name)
+    assert is_full(campaign, result)
+    assert campaign.passes(result["figures"], result["counts"]) is result["passes"]
+    assert result["figures"]["found"] >= 0.96 * result["cases"]
+    assert result["figures"]["found at the right place"] >= 0.92 * result["cases"]
 
 
 def test_of_the_second_set_58_of_60_are_found_at_the_right_place() -> None:
