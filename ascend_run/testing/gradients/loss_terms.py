@@ -51,7 +51,8 @@ class LossTerms:
         self._random = RandomState(tracker=get_cuda_rng_tracker())
         self._draws = self._random.state_dict()
         chunks = dry_run.bundle.chunks
-        self._buffers = [(b, b.clone()) for chunk in chunks for b in chunk.buffers()]
+        # Megatron's DistributedDataParallel has another attribute named "buffers".
+        self._buffers = [(b, b.clone()) for chunk in chunks for _, b in chunk.named_buffers()]
         modules = [module for chunk in chunks for module in chunk.modules()]
         configs = (getattr(module, "config", None) for module in modules)
         self._configs = list(

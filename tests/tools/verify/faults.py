@@ -19,9 +19,9 @@ REDUCTION = "megatron.core.distributed.finalize_model_grads"
 
 def replace(owner: Any, name: str, change: Callable[[Any], Any]) -> Undo:
     """Put what ``change`` makes of an attribute in its place."""
-    inner = getattr(owner, name)
+    held, inner = vars(owner).get(name, getattr(owner, name)), getattr(owner, name)
     setattr(owner, name, change(inner))
-    return lambda: setattr(owner, name, inner)
+    return lambda: setattr(owner, name, held)  # a static method as one
 
 
 def halve_every_gradient() -> Undo:
