@@ -204,9 +204,11 @@ def test_a_run_in_two_halves_is_the_run_in_one(
 
 def refusal_of(run: Mapping[str, Any]) -> str:
     """Return the error of a run: a job that raises it would end the pool's ranks."""
-    with pytest.raises(AscendRunError) as refused:
+    try:
         whole_run(run, ("lora",))
-    return str(refused.value)
+    except AscendRunError as error:
+        return str(error)
+    return "no error"
 
 
 def test_adapters_do_not_go_on_beside_another_base(
