@@ -18,7 +18,7 @@ MISTAKES: Final = (
             Change(
                 'return LossSum(output, tensors["loss_mask"].sum(dtype=torch.int64))',
                 'count = tensors["loss_mask"].sum(dtype=torch.int64)\n'
-                "        return LossSum(output / count, torch.ones_like(count))",
+                "        return LossSum(output / count.clamp(min=1), torch.ones_like(count))",
                 "task.py",
             ),
         ),
