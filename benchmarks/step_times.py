@@ -21,7 +21,7 @@ from .tiny_data import make_tiny_data
 
 EXAMPLES: Final = ("dense", "demo")
 LIMIT_PERCENT: Final = 30
-PARTS: Final = ("products", "memory", "operations", "communication")
+PARTS: Final = ("matmuls", "memory", "operations", "communication")
 """Of the estimate, in the note of a row."""
 _STEPS: Final = 5
 """Multiple of ``Settings.steps`` to time."""

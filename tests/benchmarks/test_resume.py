@@ -56,8 +56,8 @@ class ThisProcess:
         ),
         (
             f"{ENTRIES}:Progress.load_state_dict",
-            'state["consumed_samples"]',
-            'state["consumed_samples"] + 4',
+            "progress.consumed_samples",
+            "progress.consumed_samples + 4",
             "'consumed_samples': 20",
         ),
         (
