@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, runtime_checkable
 
 import attrs
-from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import TypeVar
 
-Saved = TypeVar("Saved", bound=tuple[object, ...], default=Any)
+    Saved = TypeVar("Saved", bound=tuple[object, ...], default=Any)
+else:  # the default is for type checkers, and Python has it from 3.13 on
+    from typing import TypeVar
+
+    Saved = TypeVar("Saved", bound=tuple[object, ...])
 """Record that a kernel's forward saves for its own backward; Any: of an unknown kernel."""
 
 

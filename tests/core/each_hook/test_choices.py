@@ -17,6 +17,7 @@ from ascend_run.ops.experts.loop_experts import loop_experts
 from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError, PositionBias
 from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 from ascend_run.plugins.platforms.cpu.operators import platform_ops
+from ascend_run.plugins.tasks.pretrain import PretrainConfig
 from ascend_run.plugins.tasks.pretrain.task import PretrainTask
 from tests.support.marking import Passing, marking_link
 from tests.support.probed_runs import built, probe, train
@@ -322,7 +323,7 @@ def test_ascend_task_says_which_models_are_trained_on_what(tmp_path: Path) -> No
     contexts: list[Any] = []
     train(
         tmp_path,
-        probe("ascend_task", lambda self: Constant(), "constant"),
+        probe("ascend_task", lambda self: Constant(PretrainConfig()), "constant"),
         probe("ascend_after_run", lambda self, context: contexts.append(context), "after"),
         values={"train.train_iters": 2},
     )

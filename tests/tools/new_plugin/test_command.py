@@ -248,7 +248,6 @@ def test_it_imports_no_torch_and_nothing_of_core() -> None:
     assert code == 0
     assert {top(name) for name in modules} <= {
         *("ascend_run", "attr", "attrs", "click", "jinja2", "markupsafe", "packaging"),
-        "typing_extensions",
         *("pluggy", "stevedore"),
     }
     assert not [name for name in modules if name.startswith("ascend_run.core.")]
