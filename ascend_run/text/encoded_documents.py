@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -17,49 +16,16 @@ import numpy as np
 from ascend_run.plugin_api import ArrayCache, Arrays, DataError
 
 from .corpus import Corpus, document_batches
-from .document_files import PREPROCESS_OPTIONS, InputFile, OptionNames, Reader, find_files
 from .indexed import dtype_for
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .document_files import InputFile
+    from .text_source import TextSource
     from .tokenizer import TextTokenizer
 
 _FORMAT: Final = 1
-
-
-@attrs.frozen(kw_only=True)
-class TextSource:
-    """A file or folder of plain text, and how to read it; the options are those of
-    ``preprocess``."""
-
-    path: str
-    format: str = "auto"
-    key: str = "text"
-    """Key of the text in a record."""
-    append_eod: bool = True
-    options: OptionNames = PREPROCESS_OPTIONS
-
-    def files(self) -> Sequence[InputFile]:
-        """Return its files.
-
-        Raises:
-            DataError: There are none, or one has an unknown suffix.
-        """
-        return find_files([Path(self.path)], self.format, self.options)
-
-    def reader(self) -> Reader:
-        """Return a reader of its documents."""
-        return Reader(self.key, options=self.options)
-
-    def problems(self) -> Sequence[str]:
-        """Read everything, and return what is wrong, one sentence each."""
-        try:
-            for _ in self.reader().read(self.files()):
-                pass
-        except DataError as error:
-            return error.problems
-        return ()
 
 
 @attrs.frozen(kw_only=True, eq=False)

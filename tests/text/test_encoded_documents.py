@@ -18,8 +18,9 @@ from ascend_run.core.data.index_cache import IndexCache
 from ascend_run.plugin_api import DataError, NoCache
 from ascend_run.text.corpus import Corpus
 from ascend_run.text.dataset_paths import is_source
-from ascend_run.text.encoded_documents import TextSource, encoded_documents
+from ascend_run.text.encoded_documents import encoded_documents
 from ascend_run.text.indexed import read_index
+from ascend_run.text.text_source import TextSource
 from ascend_run.text.tokenizer import load_tokenizer, train_tokenizer
 from ascend_run.tools.preprocess.options import PreprocessOptions
 from ascend_run.tools.preprocess.writing import preprocess

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.plugins.tasks.sft import Sft, SftConfig
+from ascend_run.text import corpus
 from ascend_run.text.chat_tokenizer import load_chat_tokenizer, read_tokenizer_config
 from ascend_run.text.indexed import read_index
 from ascend_run.text.sample_files import field_prefix
@@ -296,7 +297,7 @@ def test_worker_processes_change_no_byte(tmp_path: Path, monkeypatch: pytest.Mon
     """Of conversations and of documents; refusals of the template are reported from there too."""
     monkeypatch.setattr(samples, "_BYTES_PER_PROCESS", 1)
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 1)
-    monkeypatch.setattr(batches, "_BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(corpus, "_BATCH_DOCUMENTS", 7)
     records = [{**record, "text": f"{n} one two"} for n, record in enumerate(conversations(600))]
     source = write_lines(tmp_path / "a.jsonl", [*records, {**chat(" "), "text": "three"}])
     tokenizer = write_tokenizer(tmp_path / "t", CHATML)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from ascend_run.plugin_api import AscendRunError, DataError
 from ascend_run.text.dataset_paths import is_source
 from ascend_run.text.document_files import OptionNames
-from ascend_run.text.encoded_documents import TextSource
 from ascend_run.text.handlers.loading import key_mapping, load_handler
-from ascend_run.text.tokenizer import TextTokenizer, load_tokenizer
+from ascend_run.text.text_source import TextSource
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
+    from ascend_run.text.tokenizer import TextTokenizer
 
     from . import PretrainConfig
 
@@ -51,6 +51,8 @@ def source_tokenizer(config: RunConfig, options: PretrainConfig) -> TextTokenize
     Raises:
         DataError: None is named, or it cannot be read or has no end-of-document token.
     """
+    from ascend_run.text.tokenizer import load_tokenizer  # imports numpy, which no plan needs
+
     path = config.data.tokenizer
     if path is None:
         raise DataError(
