@@ -37,9 +37,10 @@ class Readings:
         self.wrong: dict[str, dict[str, float]] = {}
         """Check -> parameter, or ``step N`` -> error, if it is above the tolerance."""
         self.factors: dict[str, float | None] = {}
-        self.steps = len(reference[0].weights)
+        self.steps = min(len(candidate[0].weights), len(reference[0].weights))
+        """The last steps, after which both recorded weights: with ``ddp.overlap_param_gather`` a
+        run records those after its last one only."""
         self.first = len(reference[0].losses) - self.steps + 1
-        """The first step after which weights were recorded."""
 
     def checks(self, *, same_layout: bool, same_weights: bool) -> Iterator[Check]:
         """Yield every check; arguments as in ``compare``."""
@@ -56,7 +57,7 @@ class Readings:
         for step in range(self.steps):
             yield self._tensors(
                 weights_after(self.first + step),
-                _read_weights(step),
+                _read_weights(step - self.steps),
                 TRAINED,
                 FLOAT32_EPS,
                 FROM_ZERO * LEARNING_RATE * (self.first + step),
@@ -207,6 +208,7 @@ def weights_after(step: int) -> str:
 
 
 def _read_weights(index: int) -> Read:
+    """Return a reader of the weights of a step, counted from the last one, which is -1."""
     return lambda record: record.weights[index]
 
 

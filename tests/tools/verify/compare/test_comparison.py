@@ -99,6 +99,19 @@ def test_rounding_errors_of_small_updates_are_allowed() -> None:
     assert compare(candidate, from_zero(0.01), against="plain").fault is None
 
 
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_run_with_only_its_last_weights_is_compared_at_them(is_wrong: bool) -> None:
+    """As with ``ddp.overlap_param_gather``; the oracle has the weights of every step."""
+    (candidate,) = records()
+    candidate.weights = candidate.weights[1:]
+    if is_wrong:
+        candidate.weights[0][0][1, 2] *= 1.001
+    comparison = compare([candidate], records(), against="the oracle")
+    names = [check.name for check in comparison.checks if check.name.startswith("weights after")]
+    assert names == ["weights after step 2"]
+    assert (comparison.fault is not None) is is_wrong
+
+
 def changed_in_step_2(*, loss: bool, gradient: bool, weight: bool) -> list[Record]:
     (record,) = records()
     if loss:
