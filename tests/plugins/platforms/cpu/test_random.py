@@ -202,3 +202,24 @@ def test_every_draw_that_megatrons_checkpoint_recomputes_is_the_same(
     assert torch.equal(x.grad, out.detach())
     after = (torch.get_rng_state(), torch.cuda.get_rng_state())
     torch.testing.assert_close(after, states, rtol=0, atol=0)
+
+
+def test_what_is_checkpointed_inside_a_fork_is_recomputed_alike(
+    megatrons_fork: Callable[[], Any],
+) -> None:
+    """As a layer with sequence parallelism, which runs in a fork and draws a seed in it."""
+    from megatron.core.tensor_parallel import checkpoint as megatrons_checkpoint
+
+    def noisy(x: Tensor) -> Tensor:
+        factor = torch.rand(())
+        return F.dropout(x, 0.5) * x * factor
+
+    x = torch.ones(200, requires_grad=True)
+    with megatrons_fork():
+        out = megatrons_checkpoint(noisy, False, x)
+    states = (torch.get_rng_state(), torch.cuda.get_rng_state())
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2 * out.detach())
+    after = (torch.get_rng_state(), torch.cuda.get_rng_state())
+    torch.testing.assert_close(after, states, rtol=0, atol=0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -23,35 +23,38 @@ from ascend_run.plugin_api import Patch
 
 from .rows import row
 
+_MEGATRON: Final = "megatron.core.tensor_parallel.random"
+
 
 class DeviceRandom:
     """The device's random generator: separate from the default one, or swapped with it."""
 
     def __init__(self) -> None:
         self._apart = torch.Generator(device="cpu")
-        self._draws = False
+        self.draws = False
+        """Whether draws without an explicit generator use the device's state."""
 
     @property
     def generator(self) -> torch.Generator:
         """The generator that currently holds the device's state."""
-        return torch.default_generator if self._draws else self._apart
+        return torch.default_generator if self.draws else self._apart
 
     @contextlib.contextmanager
     def drawn(self, draws: bool = True) -> Iterator[None]:
         """Make draws without an explicit generator use the device's state inside this context."""
-        before = self._draws
-        self._set_draws(draws)
+        before = self.draws
+        self.set_draws(draws)
         try:
             yield
         finally:
-            self._set_draws(before)
+            self.set_draws(before)
 
-    def _set_draws(self, draws: bool) -> None:
-        if draws is not self._draws:
+    def set_draws(self, draws: bool) -> None:
+        if draws is not self.draws:
             state = torch.default_generator.get_state()
             torch.default_generator.set_state(self._apart.get_state())
             self._apart.set_state(state)
-            self._draws = draws
+            self.draws = draws
 
     def __getitem__(self, _device: object) -> torch.Generator:
         """Return ``torch.cuda.default_generators[device]``: one device, for any index."""
@@ -111,6 +114,32 @@ def _device_fork(plain: Any, random: DeviceRandom) -> Callable[..., Any]:
     return fork
 
 
+def _states_with_draws(plain: Any, random: DeviceRandom) -> Callable[[], tuple[Any, ...]]:
+    """Wrap Megatron's ``_get_all_rng_states``: also returns whether torch draws on the device."""
+
+    @functools.wraps(plain)
+    def states() -> tuple[Any, ...]:
+        draws = random.draws
+        with random.drawn(False):
+            return (*plain(), draws)
+
+    return states
+
+
+def _set_states_and_draws(plain: Any, random: DeviceRandom) -> Callable[..., None]:
+    """Wrap Megatron's ``_set_all_rng_states``. A region that is checkpointed inside a fork is
+    recomputed outside of it, and must draw from the same generators."""
+
+    @functools.wraps(plain)
+    def set_states(*states: Any) -> None:
+        *plain_states, draws = states
+        random.set_draws(False)
+        plain(*plain_states)
+        random.set_draws(draws)
+
+    return set_states
+
+
 def random_rows(random: DeviceRandom) -> tuple[Patch, ...]:
     """Return the rows; all of them share one generator."""
     functions: dict[str, object] = {
@@ -124,6 +153,7 @@ def random_rows(random: DeviceRandom) -> tuple[Patch, ...]:
         "get_rng_state_all": random.get_states,
         "set_rng_state_all": random.set_states,
     }
+    recomputed = "what is checkpointed inside a fork is recomputed outside of it"
     checkpoint = "torch's own checkpoint restores the device's randomness before it recomputes"
     why = "Megatron's RNG tracker; torch.manual_seed seeds the device too"
     return (
@@ -147,9 +177,21 @@ def random_rows(random: DeviceRandom) -> tuple[Patch, ...]:
             wraps=True,
         ),
         row(
-            "megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
+            f"{_MEGATRON}:CudaRNGStatesTracker.fork",
             functools.partial(_device_fork, random=random),
             "weights, dropout and random routing draw from the stream of their ranks",
+            wraps=True,
+        ),
+        row(
+            f"{_MEGATRON}:_get_all_rng_states",
+            functools.partial(_states_with_draws, random=random),
+            recomputed,
+            wraps=True,
+        ),
+        row(
+            f"{_MEGATRON}:_set_all_rng_states",
+            functools.partial(_set_states_and_draws, random=random),
+            recomputed,
             wraps=True,
         ),
     )

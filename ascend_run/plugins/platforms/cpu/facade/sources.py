@@ -72,6 +72,8 @@ SOURCES: Final[Mapping[str, Mapping[str, str]]] = {
     "megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork": {
         "0.16.1": "6821e1e397253d43"
     },
+    "megatron.core.tensor_parallel.random:_get_all_rng_states": {"0.16.1": "0fd22c8e723e13ee"},
+    "megatron.core.tensor_parallel.random:_set_all_rng_states": {"0.16.1": "ecfe91a8fe3d8a00"},
     "torch.nn:Module.to": {
         "2.10": "8c6863059531818a",
         "2.11": "b53b0578ca1b2992",
