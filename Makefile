@@ -98,6 +98,7 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.static_manifests --check
 	$(BIN)/python scripts/plugin_table.py --check
 	$(BIN)/python scripts/platform_table.py --check
 	$(BIN)/python scripts/hook_table.py --check

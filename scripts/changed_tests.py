@@ -47,6 +47,8 @@ ABOUT_SOURCES: Final = frozenset(
 )
 """Tests that read the source of every module, with no case of its own for a plugin."""
 SETUP: Final = "setup.cfg"
+MANIFESTS: Final = "ascend_run.manifests"
+"""The entry points of it name data, not plugins."""
 OF_SETUP: Final = ("tests/registry/", f"{CONTRACT}/test_plugins.py", f"{CONTRACT}/test_imports.py")
 """Tests of the list of plugins, by the start of their path."""
 WITHOUT_TESTS: Final = ("docs/", "changelog/", "README.md", "CHANGELOG.md", "benchmarks/results/")
@@ -146,7 +148,8 @@ class Tree:
 def _plugins(setup: Path) -> dict[str, str]:
     config = ConfigParser()
     config.read(setup, encoding="utf-8")
-    lines = "\n".join(config["options.entry_points"].values()).splitlines()
+    groups = config["options.entry_points"].items()
+    lines = "\n".join(text for group, text in groups if group != MANIFESTS).splitlines()
     points = (line.split(" = ") for line in lines if " = ascend_run.plugins." in line)
     return {name: value.partition(":")[0].replace(".", "/") for name, value in points}
 

@@ -17,7 +17,8 @@ from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.hook_kinds import PROJECT, HookKind
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import claims_of
-from ascend_run.plugin_api.manifest import Claim, EnabledPlugin
+from ascend_run.plugin_api.manifest import EnabledPlugin
+from ascend_run.types.declarations import Claim
 
 from .events import compile_event
 from .hook_errors import NamedErrors

@@ -5,7 +5,6 @@ Commands are listed by ``commands`` and imported when they are called.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from ascend_run import __version__
 
-from .commands import TRAIN, Command, commands
+from .commands import TRAIN, Command, command_named, commands
 
 
 class Program(click.Group):
@@ -25,17 +24,17 @@ class Program(click.Group):
         return [*_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command = _commands(ctx).get(cmd_name)
+        command = _command(ctx, cmd_name)
         return None if command is None else command.load()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_options = {"--help", "-h", "--version"}
         completing_first_word = ctx.resilient_parsing and not args
-        if completing_first_word or (
-            args and (args[0] in own_options or args[0] in _commands(ctx))
-        ):
+        if completing_first_word or (args and args[0] in own_options):
             return super().parse_args(ctx, args)
         if args and not args[0].startswith("-") and "=" not in args[0]:
+            if _command(ctx, args[0]):
+                return super().parse_args(ctx, args)
             raise click.UsageError(_unknown_command(args[0], _commands(ctx)), ctx)
         return super().parse_args(ctx, [TRAIN, *args])
 
@@ -69,6 +68,15 @@ class Program(click.Group):
         )
 
 
+def _command(ctx: click.Context, name: str) -> Command | None:
+    """A command, found once per command line."""
+    key = f"{__name__}.command.{name}"
+    if key not in ctx.meta:
+        ctx.meta[key] = command_named(name)
+    found: Command | None = ctx.meta[key]
+    return found
+
+
 def _commands(ctx: click.Context) -> Mapping[str, Command]:
     """The installed commands, read once per command line."""
     key = f"{__name__}.commands"
@@ -79,6 +87,8 @@ def _commands(ctx: click.Context) -> Mapping[str, Command]:
 
 
 def _unknown_command(word: str, known: Collection[str]) -> str:
+    import difflib
+
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return (

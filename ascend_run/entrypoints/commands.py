@@ -59,6 +59,15 @@ OWN: Final[Mapping[str, Command]] = {
 """Commands without an entry point."""
 
 
+def command_named(name: str) -> Command | None:
+    """Return a command; other distributions are read only if this one has none of that name."""
+    if name in OWN:
+        return OWN[name]
+    ours, _ = offers_in((GROUP,), "command", only=OWN_DISTRIBUTION)
+    found = [_command(offer) for offer in ours if offer.entry_point.name == name]
+    return found[0] if found else commands().get(name)
+
+
 def commands() -> Mapping[str, Command]:
     """Return all commands by name, sorted. A built-in command shadows others of its name; of two
     third-party commands with the same name neither is available."""

@@ -3,6 +3,7 @@
 ``help("ascend_run.reference")`` lists the pages that describe every hook, record and error.
 """
 
+from ascend_run.types.api_version import API_VERSION
 from ascend_run.types.condition import Condition
 from ascend_run.types.config import (
     CheckpointSection,
@@ -15,6 +16,7 @@ from ascend_run.types.config import (
     RunSection,
     TrainSection,
 )
+from ascend_run.types.declarations import Claim, Maturity, Numerics, Support
 from ascend_run.types.layout import Layout
 
 from .contracts import (
@@ -99,8 +101,7 @@ from .errors import (
 )
 from .hook_kinds import HookKind, Point, hookimpl
 from .legacy_flags import ANY, LegacyFlag
-from .manifest import Claim, Manifest, Maturity, Numerics, Support
-from .version import API_VERSION
+from .manifest import Manifest
 
 __all__ = [
     "ANY",

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import pluggy
 
-from .manifest import Claim
+from ascend_run.types.declarations import Claim
 
 PROJECT: Final = "ascend_run"
 
@@ -30,8 +30,7 @@ class HookKind(enum.StrEnum):
     order, so the first plugin is innermost."""
     CONTRIBUTION = "contribution"
     """All return values are merged; a duplicate key is an error that names both plugins."""
-    LISTENER = "listener"
-    """Notified of events, on every rank; returns nothing."""
+    LISTENER = "listener"  #: Notified of events, on every rank; returns nothing.
 
 
 class Point(enum.StrEnum):

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ascend_run.types.declarations import Claim
+
 from .hook_kinds import (
     PROJECT,
     HookKind,
@@ -30,7 +32,6 @@ from .hook_kinds import (
     provider,
     wrapper,
 )
-from .manifest import Claim
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

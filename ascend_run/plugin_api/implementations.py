@@ -8,9 +8,11 @@ from typing import Any
 
 import attrs
 
+from ascend_run.types.declarations import Claim
+
 from .hook_kinds import PROJECT
 from .hook_points import hook_points
-from .manifest import Claim, EnabledPlugin
+from .manifest import EnabledPlugin
 
 
 @attrs.frozen

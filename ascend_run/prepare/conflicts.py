@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.plugin_api.errors import AscendRunError, PluginResolutionError
-from ascend_run.plugin_api.manifest import Manifest, Support
+from ascend_run.plugin_api import AscendRunError, Manifest, PluginResolutionError, Support
 from ascend_run.registry.discovery import Catalogue
 from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.resolution import resolve

@@ -51,7 +51,7 @@ def check_run_data(prepared: ResolvedRun) -> None:
     Raises:
         DataError: Lists all problems of all datasets.
     """
-    from ascend_run.plugin_api.manifest import Claim
+    from ascend_run.types.declarations import Claim
 
     if prepared.config.data.train and Claim.DATASET not in prepared.resolution.owners:
         from .checks.dataset import check_data

@@ -1,14 +1,15 @@
-"""The four kinds of plugins: how each is selected, and its position in the order."""
+"""The four kinds of plugins: how each is selected, and its position in the order. No attrs."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ascend_run.plugin_api import Claim
-from ascend_run.plugin_api.implementations import claims_of
-from ascend_run.plugin_api.manifest import EnabledPlugin
+from ascend_run.types.declarations import Claim
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api.manifest import EnabledPlugin
 
 Plugin: TypeAlias = type[Any]
 """A plugin class: it has a ``manifest``, and a ``config_class`` if it has options."""
@@ -52,6 +53,8 @@ CHOSEN_WITH: Final[Mapping[Kind, str]] = {
 
 def kind_of(plugin: Plugin | EnabledPlugin) -> Kind:
     """Return the kind of a plugin, from its claims."""
+    from ascend_run.plugin_api.implementations import claims_of  # late: a listing needs no plugin
+
     claims = claims_of(plugin)
     for kind, claim in CLAIMS.items():
         if claim in claims:

@@ -151,14 +151,11 @@ def import_plugins(
     Returns:
         Name -> its class, or why it cannot be used.
     """
-    declared: dict[str, StaticManifest | None] = {}
-    results: dict[str, Plugin | PluginLoadError] = {}
-    for candidate in candidates:
-        try:
-            declared[candidate.name] = static_manifest(candidate)
-        except PluginLoadError as error:
-            results[candidate.name] = error
-    candidates = [candidate for candidate in candidates if candidate.name in declared]
+    declared = {candidate.name: static_manifest(candidate) for candidate in candidates}
+    results: dict[str, Plugin | PluginLoadError] = {
+        name: PluginLoadError(problem) for name, (_, problem) in declared.items() if problem
+    }
+    candidates = [candidate for candidate in candidates if candidate.name not in results]
     manager = _NamedPlugins(candidates)
     loaded = {extension.name: extension.plugin for extension in manager.extensions}
     for candidate in candidates:
@@ -166,7 +163,7 @@ def import_plugins(
         if problem is None:
             try:
                 problem = _unusable(candidate, loaded[candidate.name], catalogue) or _differs(
-                    candidate, declared[candidate.name], loaded[candidate.name]
+                    candidate, declared[candidate.name][0], loaded[candidate.name]
                 )
             except Exception as error:  # third-party attributes may raise anything
                 problem = f"cannot be read: {type(error).__name__}: {reason_of(error)}"
@@ -225,7 +222,7 @@ def _unusable(candidate: Candidate, plugin: Any, catalogue: Mapping[str, Candida
 
 def _differs(candidate: Candidate, declared: StaticManifest | None, plugin: Plugin) -> str | None:
     """Why a plugin is not what its static manifest declares; None if it is."""
-    differences = [] if declared is None else declared.differences(plugin.manifest)
+    differences = [] if declared is None else declared.differences(plugin)
     if not differences:
         return None
     return (

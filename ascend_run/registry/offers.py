@@ -22,12 +22,15 @@ class Offer(NamedTuple):
     version: str
 
 
-def offers_in(groups: Collection[str], kind: str) -> tuple[list[Offer], dict[str, str]]:
+def offers_in(
+    groups: Collection[str], kind: str, only: str | None = None
+) -> tuple[list[Offer], dict[str, str]]:
     """Read the entry points of every distribution on ``sys.path``; import nothing.
 
     Args:
         groups: Entry-point groups.
         kind: What their entry points are called in messages.
+        only: Read this distribution only.
 
     Returns:
         The entry points, and distributions that cannot be read -> why. A broken third-party package
@@ -35,7 +38,7 @@ def offers_in(groups: Collection[str], kind: str) -> tuple[list[Offer], dict[str
     """
     offers: list[Offer] = []
     unreadable: dict[str, str] = {}
-    for name in _offering_distributions(groups, unreadable):
+    for name in [only] if only else _offering_distributions(groups, unreadable):
         try:
             found = distribution(name)  # of several installations, the one that is imported
             _, version = _identity(found)

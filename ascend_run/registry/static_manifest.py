@@ -6,57 +6,88 @@ in a package, ``package:file``. The file has a table of that name, with fields o
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import attrs
-
-from ascend_run.plugin_api import API_VERSION, Manifest, PluginLoadError
-from ascend_run.plugin_api.version import in_api_range
+from ascend_run.types.api_version import API_VERSION, in_api_range
+from ascend_run.types.declarations import Claim, Maturity, Numerics, Support
 
 from .offers import reason_of
 
 if TYPE_CHECKING:
     from .discovery import Candidate
+    from .kinds import Plugin
 
 LARGEST_BYTES: Final = 1 << 16
+_VALUES: Final[Mapping[str, Collection[object]]] = {
+    "level": [0, 1, 2],
+    "numerics": [*Numerics],
+    "maturity": [*Maturity],
+    "platforms": [*Support],
+    "claims": [*Claim],
+}
+"""Field -> the values of it or of its items."""
+_FORMS: Final[Mapping[str, tuple[type, str]]] = {
+    "level": (int, ""),
+    "platforms": (dict, "a table, each value "),
+    "claims": (list, "a list, each item "),
+}
 
 
-@attrs.frozen(kw_only=True)
-class StaticManifest:
-    """The fields of a Manifest that a distribution declares; they have the same values there."""
+class StaticManifest(NamedTuple):
+    """The fields of a Manifest that a distribution declares; they have the same values there. None:
+    not declared."""
 
     summary: str
     requires_api: str
-    level: int = attrs.field(default=2, validator=attrs.validators.in_((0, 1, 2)))
+    level: int = 2
+    numerics: str | None = None
+    maturity: str | None = None
+    platforms: Mapping[str, str] | None = None
+    claims: tuple[str, ...] | None = None
+    """All of the plugin's claims: also those that its provider hooks imply."""
 
-    def differences(self, manifest: Manifest) -> list[str]:
-        """Return each field whose value differs from the manifest's, with both values."""
+    @classmethod
+    def of(cls, plugin: Plugin) -> StaticManifest:
+        """Return the static manifest that declares all fields of an imported plugin."""
+        from ascend_run.plugin_api.implementations import claims_of  # late: imports attrs
+
+        values = {name: getattr(plugin.manifest, name) for name in cls._fields}
+        return cls(**{**values, "claims": claims_of(plugin)})
+
+    def differences(self, plugin: Plugin) -> list[str]:
+        """Return each declared field whose value differs from the plugin's, with both values."""
         return [
-            f"{name} is {value!r} and {getattr(manifest, name)!r}"
-            for name, value in attrs.asdict(self).items()
-            if value != getattr(manifest, name)
+            f"{name} is {json.dumps(declared)} and {json.dumps(found)}"
+            for name, declared, found in zip(self._fields, self, self.of(plugin), strict=True)
+            if declared not in (None, found)
         ]
 
 
-def static_manifest(candidate: Candidate) -> StaticManifest | None:
-    """Read the static manifest of a plugin; None if its distribution has none.
+def static_manifest(candidate: Candidate) -> tuple[StaticManifest | None, str]:
+    """Read the static manifest of a plugin.
 
-    Raises:
-        PluginLoadError: It cannot be read, or requires another version of the API.
+    Returns:
+        None if its distribution has none, and why the plugin cannot be used: it is invalid, or
+        requires another version of the API.
     """
     if not candidate.manifest_file:
-        return None
+        return None, ""
     try:
-        found = _parsed(_read(candidate.manifest_file), candidate.name)
-        problem = api_problem(found.requires_api, candidate)
+        fields = _table(_read(candidate.manifest_file), candidate.name)
+        requires_api = fields.get("requires_api")
+        # First: a newer API may have other fields.
+        problem = isinstance(requires_api, str) and api_problem(requires_api, candidate)
+        found = None if problem else _checked(fields, candidate.name)
     except (OSError, ValueError, TypeError, ImportError) as error:
         place = candidate.manifest_file
-        problem = f"has a static manifest, {place}, that is invalid: {reason_of(error)}"
-    if problem:
-        raise PluginLoadError(f"'{candidate.name}' of {candidate.offered_by} {problem}")
-    return found
+        found, problem = (
+            None,
+            f"has a static manifest, {place}, that is invalid: {reason_of(error)}",
+        )
+    return found, f"'{candidate.name}' of {candidate.offered_by} {problem}" if problem else ""
 
 
 def api_problem(requires_api: str, candidate: Candidate) -> str | None:
@@ -75,7 +106,7 @@ def api_problem(requires_api: str, candidate: Candidate) -> str | None:
 
 def _read(place: str) -> str:
     """Read ``package.subpackage:file``; the top package is located, not imported."""
-    from importlib.util import find_spec  # late: few installations have static manifests
+    from importlib.util import find_spec  # late: shell completion reads no static manifest
 
     module, _, file = place.partition(":")
     top, *below = module.split(".")
@@ -91,17 +122,31 @@ def _read(place: str) -> str:
     raise ValueError("there is no such file; is it in the wheel, as package data?")
 
 
-def _parsed(text: str, name: str) -> StaticManifest:
+def _table(text: str, name: str) -> Mapping[str, Any]:
     import tomllib  # late, as above
 
-    tables = tomllib.loads(text)
-    fields: Any = tables.get(name)
+    fields: Any = tomllib.loads(text).get(name)
     if not isinstance(fields, Mapping):
         raise ValueError(f"it has no table [{name}]")
-    known = [field.name for field in attrs.fields(StaticManifest)]
+    return fields
+
+
+def _checked(fields: Mapping[str, Any], name: str) -> StaticManifest:
+    known = StaticManifest._fields
     if unknown := sorted(fields.keys() - {*known}):
         raise ValueError(f"unknown: {', '.join(unknown)}; its fields are {', '.join(known)}")
-    for text in ("summary", "requires_api"):
-        if not isinstance(found := fields.get(text), str):
-            raise ValueError(f"{text} in [{name}] is {found!r}; expected a text")
-    return StaticManifest(**fields)
+    for field in ("summary", "requires_api", *fields):
+        if expected := _misfit(field, value := fields.get(field)):
+            raise ValueError(f"{field} in [{name}] is {value!r}; expected {expected}")
+    claims = {"claims": tuple(fields["claims"])} if "claims" in fields else {}
+    return StaticManifest(**{**fields, **claims})
+
+
+def _misfit(field: str, value: Any) -> str:
+    """Return what the value of a field must be if it is not; else an empty text."""
+    form, prefix = _FORMS.get(field, (str, ""))
+    values = _VALUES.get(field)
+    items = value.values() if form is dict is type(value) else value if form is list else [value]
+    if type(value) is form and (values is None or all(item in values for item in items)):
+        return ""
+    return prefix + ("a text" if values is None else f"one of {', '.join(map(str, values))}")

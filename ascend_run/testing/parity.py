@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from ascend_run.plugin_api.manifest import Numerics
+from ascend_run.types.declarations import Numerics
 from ascend_run.types.layout import world_size
 
 from .models import MODELS, batch_of_steps, trial_layout

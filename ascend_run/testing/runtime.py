@@ -15,7 +15,8 @@ import attrs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ascend_run.plugin_api.manifest import Manifest, Numerics
+    from ascend_run.plugin_api.manifest import Manifest
+    from ascend_run.types.declarations import Numerics
 
     from .effects import CollectiveCall
     from .gradients.differences import Derivative

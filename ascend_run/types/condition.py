@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
+from .api_version import COMPARISONS
 from .config import RunConfig
-
-COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
 
 
 @attrs.frozen

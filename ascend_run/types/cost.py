@@ -42,14 +42,10 @@ import attrs
 class Phase(enum.StrEnum):
     """When working memory is allocated."""
 
-    FORWARD = "forward"
-    """During the forward of the part, once per micro-batch."""
-    LOSS = "loss"
-    """While the loss is computed, on the last pipeline stage."""
-    BACKWARD = "backward"
-    """During the backward of the part."""
-    UPDATE = "update"
-    """During the optimizer step; all activations are freed by then."""
+    FORWARD = "forward"  #: During the forward of the part, once per micro-batch.
+    LOSS = "loss"  #: While the loss is computed, on the last pipeline stage.
+    BACKWARD = "backward"  #: During the backward of the part.
+    UPDATE = "update"  #: During the optimizer step; all activations are freed by then.
 
 
 class Storage(enum.StrEnum):
@@ -77,8 +73,7 @@ class _Named:
 class SavedTensor(_Named):
     """An activation that one layer saves for backward, for one micro-batch."""
 
-    nbytes: float
-    """Unit: bytes, on one rank."""
+    nbytes: float  #: Unit: bytes, on one rank.
 
 
 @attrs.frozen(kw_only=True)
@@ -92,8 +87,7 @@ class ParameterCost(_Named):
     is_matrix: bool = True
     """Used in a matmul with every token, and so counted in FLOPs. False for norms, biases and
     embedding tables."""
-    layer: int | None = None
-    """Index in the whole model; None outside the layers."""
+    layer: int | None = None  #: Index in the whole model; None outside the layers.
     is_shared_embedding: bool = False
     """Replicated on the first and the last pipeline stage, which all-reduce its gradient."""
     sees_own_tokens: bool = False
@@ -120,17 +114,12 @@ class Communication:
     group: str
     """Axis of the layout (``tp``, ``cp``, ``ep``, ``dp``, ``dp_cp``, ``expt_dp``, ``pp``,
     ``tp_ep``, ``mp``), or a group that the plugin adds."""
-    calls: float
-    """Calls per step and rank."""
-    sent_bytes: float
-    """Size of one rank's input tensors, over all calls of a step."""
+    calls: float  #: Calls per step and rank.
+    sent_bytes: float  #: Size of one rank's input tensors, over all calls of a step.
     why: str  #: What it is for; see above.
-    overlapped: bool = False
-    """Whether it is overlapped with computation; otherwise it is exposed."""
-    group_size: int = 0
-    """Ranks of a group that is not an axis of the layout; 0 for an axis."""
-    group_stride: int = 1
-    """Distance between neighbouring ranks of such a group."""
+    overlapped: bool = False  #: Whether it is overlapped with computation; otherwise it is exposed.
+    group_size: int = 0  #: Ranks of a group that is not an axis of the layout; 0 for an axis.
+    group_stride: int = 1  #: Distance between neighbouring ranks of such a group.
     replaces: str = ""
     """For a plugin's communication: an operation of the plain model that it replaces. All of the
     plain model's communication of that operation over the group whose ``why`` matches this ``why``
@@ -142,16 +131,12 @@ class Communication:
 class SavedChange:
     """A change to activations that are saved for backward."""
 
-    tensors: tuple[str, ...]
-    """Patterns of ``part.name``."""
+    tensors: tuple[str, ...]  #: Patterns of ``part.name``.
     layers: tuple[int, ...] | None = None
     """Indices in the whole model; None: all layers of this rank."""
-    storage: Storage = Storage.DEVICE
-    """Where they are stored; ``none``: they are not saved."""
-    factor: float = 1.0
-    """Factor on their size."""
-    at_least: float = 0.0
-    """Only tensors of at least this size. Unit: bytes."""
+    storage: Storage = Storage.DEVICE  #: Where they are stored; ``none``: they are not saved.
+    factor: float = 1.0  #: Factor on their size.
+    at_least: float = 0.0  #: Only tensors of at least this size. Unit: bytes.
     ahead: int = 0
     """On the host: how many layers before their own backward they are prefetched, which is also how
     many of the last layers are never offloaded. Unit: layers."""
@@ -176,8 +161,7 @@ class CostChange:
     """Saved in each of this rank's layers, or in those of ``saved_added_layers``."""
     saved_added_layers: tuple[int, ...] | None = None  #: Indices in the whole model; None: all.
     recomputed: tuple[Recomputation, ...] = ()  #: Parts recomputed.
-    working: tuple[WorkingMemory, ...] = ()
-    """Additional working memory."""
+    working: tuple[WorkingMemory, ...] = ()  #: Additional working memory.
     working_removed: tuple[str, ...] = ()
     """Patterns of ``part.name`` of working memory that is no longer allocated."""
     buffers: Mapping[str, float] = attrs.field(factory=dict)
@@ -186,8 +170,7 @@ class CostChange:
     """Name -> bytes on the host, apart from offloaded activations."""
     host_is_device: bool = False
     """For a platform: host and device share one memory, so offloading saves none."""
-    frozen: tuple[str, ...] = ()
-    """Patterns of ``part.name`` of parameters that are not trained."""
+    frozen: tuple[str, ...] = ()  #: Patterns of ``part.name`` of parameters that are not trained.
     parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.
     communication: tuple[Communication, ...] = ()  #: Added or replaced.
     flops: float = 0.0
@@ -203,28 +186,20 @@ class PipelineStage:
     pp_rank: int  #: Its index, from 0.
     layers: tuple[int, ...]
     """Indices in the whole model of its layers; empty layer slots are not included."""
-    moe_layers: frozenset[int]
-    """Those of them that have experts."""
-    is_first: bool
-    """It holds the embedding."""
-    is_last: bool
-    """It holds the output layer and computes the loss."""
+    moe_layers: frozenset[int]  #: Those of them that have experts.
+    is_first: bool  #: It holds the embedding.
+    is_last: bool  #: It holds the output layer and computes the loss.
     tokens: int
     """Tokens of one micro-batch on this rank, as attention sees them: this rank's sequence length
     times ``train.micro_batch_size``."""
-    item_bytes: int
-    """Size of an element of an activation or a parameter. Unit: bytes."""
-    num_microbatches: int
-    """Micro-batches per step and rank."""
-    heads: int
-    """Query heads on this tensor-parallel rank."""
-    query_groups: int
-    """Key-value heads on this tensor-parallel rank."""
+    item_bytes: int  #: Size of an element of an activation or a parameter. Unit: bytes.
+    num_microbatches: int  #: Micro-batches per step and rank.
+    heads: int  #: Query heads on this tensor-parallel rank.
+    query_groups: int  #: Key-value heads on this tensor-parallel rank.
     head_width: float
     """Mean width of a key and a value of one head, which is also that of a query and an output. All
     four are equal except with latent attention."""
-    value_width: int
-    """Width of a value and of the output of one head."""
+    value_width: int  #: Width of a value and of the output of one head.
     attention_needs: frozenset[str] = frozenset()
     """Names of the ``AttentionFeatures`` that the run needs."""
     has_gradient_buffers: bool = True

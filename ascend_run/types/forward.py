@@ -29,8 +29,7 @@ class LinkPlace(enum.StrEnum):
     """Replaces the module's own forward, so it is inside all other links: ``wrap`` returns another
     implementation. Several such links are applied in resolved order, and graph boundaries treat
     them as one."""
-    AROUND = "around"
-    """Wraps the links further in; in resolved order, innermost first."""
+    AROUND = "around"  #: Wraps the links further in; in resolved order, innermost first.
     COMPILER = "compiler"
     """Wraps each group of adjacent compilable links, the innermost group together with the module's
     own forward. It compiles the group to a graph, or excludes it from the graphs of enclosing

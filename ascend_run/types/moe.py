@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 class ExpertWeights(NamedTuple):
     """MLP weights of the experts on this rank."""
 
-    fc1: Tensor
-    """[X, 2F, H]: gate rows, then up rows; [X, F, H] if the activation is not gated."""
-    fc2: Tensor
-    """[X, H, F]."""
+    fc1: Tensor  #: [X, 2F, H]: gate rows, then up rows; [X, F, H] if the activation is not gated.
+    fc2: Tensor  #: [X, H, F].
     fc1_bias: Tensor | None = None
     """[X, 2F], in the order of fc1's rows; None without biases, as the next one."""
-    fc2_bias: Tensor | None = None
-    """[X, H]."""
+    fc2_bias: Tensor | None = None  #: [X, H].
 
 
 class ExpertsKernel(Protocol):
@@ -97,8 +94,7 @@ class ExpertActivation:
 
     function: Callable[[Tensor], Tensor]  #: Of the gate, element by element.
     gated: bool = True  #: Whether fc1 has gate and up.
-    is_silu: bool = True
-    """Whether ``function`` is SiLU."""
+    is_silu: bool = True  #: Whether ``function`` is SiLU.
     fused: Callable[[Tensor], Tensor] | None = None
     """The whole activation: ``PlatformOps.swiglu`` as plugins wrapped it. None if the activation is
     not SwiGLU."""

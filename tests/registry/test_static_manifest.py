@@ -18,6 +18,7 @@ from tests.support.installed import Install, offer, offer_declared
 
 CANARY = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 DECLARED = "summary = 'a plugin named ring'\nrequires_api = '>=0,<2'\nlevel = 1"
+REQUIRED = "summary = 'x'\nrequires_api = '>=0'"
 FIELDS = "requires_api='>=0,<2', level=1"
 RING = StaticManifest(summary="a plugin named ring", requires_api=">=0,<2", level=1)
 
@@ -35,7 +36,7 @@ def problem_of(name: str) -> str:
 
 def test_it_is_read_without_importing_the_package(install: Install) -> None:
     folder = offer_declared(install, "ring", DECLARED, CANARY + plugin_source("ring", FIELDS))
-    assert static_manifest(discover()["ring"]) == RING
+    assert static_manifest(discover()["ring"]) == (RING, "")
     assert not ran(folder)
     discover().load(["ring"])
     assert ran(folder)
@@ -43,7 +44,7 @@ def test_it_is_read_without_importing_the_package(install: Install) -> None:
 
 def test_a_distribution_without_one_is_loaded(install: Install) -> None:
     offer(install, "ring")
-    assert static_manifest(discover()["ring"]) is None
+    assert static_manifest(discover()["ring"]) == (None, "")
     assert discover().load(["ring"])
 
 
@@ -56,8 +57,14 @@ def test_one_file_declares_several_plugins_in_a_subpackage(install: Install) -> 
     files = {"fake_rings/__init__.py": "raise AssertionError", "fake_rings/data/rings.toml": tables}
     install("rings", points, files)
     found = discover()
-    assert static_manifest(found["one"]) == StaticManifest(summary="1", requires_api="==0", level=2)
-    assert static_manifest(found["two"]) == StaticManifest(summary="2", requires_api=">=0", level=2)
+    assert static_manifest(found["one"]) == (
+        StaticManifest(summary="1", requires_api="==0", level=2),
+        "",
+    )
+    assert static_manifest(found["two"]) == (
+        StaticManifest(summary="2", requires_api=">=0", level=2),
+        "",
+    )
 
 
 def test_it_is_found_in_an_editable_install(
@@ -72,11 +79,11 @@ def test_it_is_found_in_an_editable_install(
             return spec_from_file_location(name, source) if source.is_file() else None
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
-    assert static_manifest(discover()["ring"]) == RING
+    assert static_manifest(discover()["ring"]) == (RING, "")
 
 
 def test_an_api_that_it_excludes_is_refused_before_the_import(install: Install) -> None:
-    declared = "summary = 'x'\nrequires_api = '>=1,<3'"
+    declared = "summary = 'x'\nrequires_api = '>=1,<3'\nfield_of_api_1 = 'y'"
     folder = offer_declared(install, "ring", declared, CANARY)
     assert problem_of("ring") == (
         "'ring' of ascend-run-ring 1.0 requires plugin API >=1,<3 and this is API 0; install a "
@@ -89,13 +96,16 @@ def test_an_api_that_it_excludes_is_refused_before_the_import(install: Install) 
     ("fields", "difference"),
     [
         ("requires_api='>=0,<2', level=2", "level is 1 and 2"),
-        ("requires_api='>=0', level=1", "requires_api is '>=0,<2' and '>=0'"),
+        ("requires_api='>=0', level=1", 'requires_api is ">=0,<2" and ">=0"'),
+        (f"{FIELDS}, claims=(Claim.NORM,)", 'claims is [] and ["norm"]'),
+        (f"{FIELDS}, platforms={{}}", 'platforms is {"cpu": "real"} and {}'),
     ],
 )
 def test_values_that_differ_from_the_manifest_are_refused(
     install: Install, fields: str, difference: str
 ) -> None:
-    offer_declared(install, "ring", DECLARED, plugin_source("ring", fields))
+    declared = f"{DECLARED}\nclaims = []\nplatforms.cpu = 'real'"
+    offer_declared(install, "ring", declared, plugin_source("ring", fields))
     assert problem_of("ring") == (
         "'ring' of ascend-run-ring 1.0 has a static manifest, fake_ring:manifest.toml, that "
         f"differs from its Manifest: {difference}; make them equal"
@@ -105,11 +115,21 @@ def test_values_that_differ_from_the_manifest_are_refused(
 @pytest.mark.parametrize(
     ("declared", "reason"),
     [
-        ("summary = 'x'\nrequires_api = '>=0'\nlevel = 9", "'level' must be in (0, 1, 2) (got 9)"),
+        (
+            "summary = 'x'\nrequires_api = '>=0'\nlevel = 9",
+            "level in [ring] is 9; expected one of 0, 1, 2",
+        ),
         ("summary = 'x'\nrequires_api = '0'", "requires_api '0' is not a range of API versions"),
         ("summary = 7\nrequires_api = '>=0'", "summary in [ring] is 7; expected a text"),
         ("summary = 'x'", "requires_api in [ring] is None; expected a text"),
         ("sumary = 'x'", "unknown: sumary; its fields are summary, requires_api, level"),
+        (f"{REQUIRED}\nlevel = true", "level in [ring] is True; expected one of 0, 1, 2"),
+        (f"{REQUIRED}\nnumerics = 'exact'", "is 'exact'; expected one of bitwise, rounding, model"),
+        (f"{REQUIRED}\nmaturity = 1", "is 1; expected one of stable, beta, experimental"),
+        (f"{REQUIRED}\nclaims = 'norm'", "is 'norm'; expected a list, each item one of attention-"),
+        (f"{REQUIRED}\nclaims = ['x']", "is ['x']; expected a list, each item one of attention-"),
+        (f"{REQUIRED}\nplatforms = {{cpu = 1}}", "is {'cpu': 1}; expected a table, each value one"),
+        (f"{REQUIRED}\nplatforms = 'cpu'", "is 'cpu'; expected a table, each value one of real,"),
         ("this is no TOML", "Expected '=' after a key"),
         (f"summary = '{'x' * LARGEST_BYTES}'", f"it has more than {LARGEST_BYTES} bytes"),
     ],

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 from ascend_run.plugin_api.error_text import show
-from ascend_run.plugin_api.manifest import Claim
+from ascend_run.types.declarations import Claim
 
 from .linear_biases import linear_biases
 from .rotary_keys import QUICK_GELU_ALPHA

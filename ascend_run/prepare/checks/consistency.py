@@ -7,8 +7,8 @@ from typing import Final
 
 from ascend_run.core.config.built_in import built_in_problems
 from ascend_run.plugin_api.error_text import around, cannot_split, divisors, one_of, show
-from ascend_run.plugin_api.manifest import Claim
 from ascend_run.types.config import FieldSection, RunConfig
+from ascend_run.types.declarations import Claim
 
 from .latent_attention import latent_problems
 from .multi_token import multi_token_problems

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Iterator
 
 from ascend_run.plugin_api.error_text import around, cannot_split, divisors, one_of
-from ascend_run.plugin_api.manifest import Claim
 from ascend_run.types.config import RunConfig
+from ascend_run.types.declarations import Claim
 from ascend_run.types.layout import Layout
 
 from .consistency import consistency_problems

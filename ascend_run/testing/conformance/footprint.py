@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api.manifest import Numerics
 from ascend_run.testing.parity import compare
 from ascend_run.testing.runtime import RankOutcome, Trial, load_runtime
+from ascend_run.types.declarations import Numerics
 
 from .check import DoesNotApply
 from .numbers import tried

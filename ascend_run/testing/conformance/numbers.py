@@ -8,10 +8,10 @@ import attrs
 
 from ascend_run.plugin_api.hook_kinds import Point
 from ascend_run.plugin_api.hook_points import hook_points
-from ascend_run.plugin_api.manifest import Numerics
 from ascend_run.testing.models import batch_of_steps
 from ascend_run.testing.parity import GRADIENT_TOLERANCE, TRAINED_STEPS, TRAINED_TOLERANCE, compare
 from ascend_run.testing.runtime import Trial
+from ascend_run.types.declarations import Numerics
 
 from .check import DoesNotApply
 from .declaration import ATTENTION_HOOKS

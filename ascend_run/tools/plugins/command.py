@@ -20,8 +20,8 @@ from ascend_run.tools.terminal.run_options import plugin_names
 def command(ctx: click.Context, as_json: bool, markdown: bool) -> None:
     """List the plugins, or show one.
 
-    Built-in plugins are listed with their manifests. Third-party plugins are listed by their static
-    manifest, name and version, since their code is not imported unless you name them.
+    Plugins are listed by their static manifest, name and version: the code of a plugin is not
+    imported unless you name it.
     """
     if ctx.invoked_subcommand is None:
         _print_list(as_json, markdown)
@@ -75,8 +75,6 @@ def _without_collections() -> Iterator[None]:
 
 def _print_list(as_json: bool, markdown: bool) -> None:
     with _without_collections():
-        import attrs
-
         from ascend_run.registry.discovery import discover
 
         from .listing import list_page, listing, markdown_table
@@ -84,7 +82,7 @@ def _print_list(as_json: bool, markdown: bool) -> None:
         catalogue = discover()
         rows = listing(catalogue)
     if as_json:
-        click.echo(json.dumps([attrs.asdict(row) for row in rows], indent=2))
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2))
     elif markdown:
         click.echo(markdown_table(rows), nl=False)
     else:

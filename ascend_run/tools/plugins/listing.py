@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
-
-import attrs
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ascend_run.tools.terminal.tables import table
 
@@ -23,16 +21,15 @@ _MARKS: Final = {"real": "", "emulated": "~", "arithmetic": "=", "schema": ":", 
 _HEADER: Final = ("name", "kind", "summary", "numerics", "maturity", "platforms", "from")
 
 
-@attrs.frozen(kw_only=True)
-class Listed:
+class Listed(NamedTuple):
     """One plugin of the list.
 
-    Fields with a default are None for a third-party plugin, whose code is not imported, except
-    those that its distribution declares in a static manifest.
+    Fields that its distribution does not declare in a static manifest are None: its code is not
+    imported.
     """
 
     name: str
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...]
     kind: str
     distribution: str
     version: str
@@ -53,19 +50,22 @@ class Listed:
 
 
 def listing(catalogue: Catalogue) -> list[Listed]:
-    """Return all plugins, the built-in ones with their manifests."""
-    ours = [name for name, candidate in catalogue.items() if candidate.first_party]
-    loaded = catalogue.load_each(ours)
+    """Return all plugins, with what their static manifests declare; imports none of them.
+
+    A built-in plugin without one is imported: the metadata of an editable installation may be
+    older than the code.
+    """
     aliases = _declared_aliases(catalogue)
     rows: list[Listed] = []
-    for name, candidate in catalogue.items():
-        plugin = loaded.classes.get(name)
-        if plugin is not None:
-            rows += [described(candidate, plugin)] if name == plugin.manifest.name else []
-        elif name in loaded.failures:
-            rows.append(_unread(candidate, broken=str(loaded.failures[name])))
-        elif candidate.manifest_file or _class_of(candidate) not in aliases:
-            rows.append(_outside(candidate, aliases.get(_class_of(candidate), ())))
+    undeclared: list[Candidate] = []
+    for candidate in catalogue.values():
+        if candidate.manifest_file:
+            rows.append(_declared(candidate, aliases[_class_of(candidate)]))
+        elif _class_of(candidate) not in aliases:
+            undeclared.append(candidate)
+    rows += _imported(catalogue, [c.name for c in undeclared if c.first_party])
+    rows += [_unread(candidate) for candidate in undeclared if not candidate.first_party]
+    rows.sort(key=lambda row: row.name)
     for name, shadows in catalogue.shadows.items():
         reason = f"'{name}' is a plugin of ascend-run; the one of"
         rows += [
@@ -80,21 +80,21 @@ def listing(catalogue: Catalogue) -> list[Listed]:
 
 def described(candidate: Candidate, plugin: Plugin) -> Listed:
     """Return the data of an imported plugin."""
-    from ascend_run.plugin_api.implementations import claims_of
+    from ascend_run.registry.static_manifest import StaticManifest
 
     manifest = plugin.manifest
-    return attrs.evolve(
-        _unread(candidate),
-        name=manifest.name,
-        aliases=manifest.aliases,
-        summary=manifest.summary,
-        requires_api=manifest.requires_api,
-        level=manifest.level,
-        numerics=str(manifest.numerics),
-        maturity=str(manifest.maturity),
-        platforms={name: str(how) for name, how in manifest.platforms.items()},
-        claims=tuple(str(claim) for claim in claims_of(plugin)),
-    )
+    names = {"name": manifest.name, "aliases": manifest.aliases}
+    return _unread(candidate)._replace(**names, **StaticManifest.of(plugin)._asdict())
+
+
+def _imported(catalogue: Catalogue, names: Sequence[str]) -> list[Listed]:
+    """Import built-in plugins and return their data, without their aliases."""
+    if not names:
+        return []
+    loaded = catalogue.load_each(names)
+    broken = [_unread(catalogue[n], broken=str(error)) for n, error in loaded.failures.items()]
+    classes = loaded.classes.items()
+    return broken + [described(catalogue[n], p) for n, p in classes if n == p.manifest.name]
 
 
 def _declared_aliases(catalogue: Catalogue) -> Mapping[tuple[str, str], Sequence[str]]:
@@ -110,23 +110,20 @@ def _class_of(candidate: Candidate) -> tuple[str, str]:
     return candidate.distribution, candidate.value
 
 
-def _outside(candidate: Candidate, aliases: Sequence[str]) -> Listed:
-    """Return the data of a third-party plugin from metadata; does not import it."""
-    from ascend_run.plugin_api.errors import PluginLoadError
+def _declared(candidate: Candidate, aliases: Sequence[str]) -> Listed:
+    """Return the data of a plugin with a static manifest; does not import it."""
     from ascend_run.registry.static_manifest import static_manifest
 
-    try:
-        declared = static_manifest(candidate)
-    except PluginLoadError as error:
-        return _unread(candidate, broken=str(error))
+    declared, problem = static_manifest(candidate)
     if declared is None:
-        return _unread(candidate)
-    return attrs.evolve(_unread(candidate), aliases=tuple(aliases), **attrs.asdict(declared))
+        return _unread(candidate, broken=problem)
+    return _unread(candidate)._replace(aliases=tuple(aliases), **declared._asdict())
 
 
 def _unread(candidate: Candidate, broken: str | None = None) -> Listed:
     return Listed(
         name=candidate.name,
+        aliases=(),
         kind=str(candidate.kind),
         distribution=candidate.distribution,
         version=candidate.version,
@@ -149,7 +146,7 @@ def list_page(rows: Sequence[Listed], unreadable: Mapping[str, str]) -> Iterator
     yield ""
     yield LEGEND
     if any(row.platforms is None for row in usable):
-        yield "'-': third-party; ascend-run plugins show NAME imports it and shows its manifest"
+        yield "'-': not declared; ascend-run plugins show NAME imports it and shows its manifest"
     problems = dict.fromkeys(row.broken for row in rows if row.broken is not None)
     if problems or unreadable:
         yield ""

@@ -73,7 +73,7 @@ def shown_values(shown: Shown) -> dict[str, Any]:
     """Return a plugin as JSON values."""
     more = attrs.asdict(shown, filter=lambda field, value: field.name != "listed")
     flags = [_translation(flag) for flag in shown.legacy_flags]
-    return attrs.asdict(shown.listed) | more | {"legacy_flags": flags}
+    return shown.listed._asdict() | more | {"legacy_flags": flags}
 
 
 def _translation(flag: LegacyFlag) -> dict[str, object]:

@@ -194,7 +194,9 @@ def test_it_is_found_and_has_not_run(installed: str, template: str) -> None:
     candidate = discover()[installed]
     assert candidate.kind is KIND_OF[WRITTEN[template][0]]
     assert candidate.distribution == f"ascend-run-{installed}"
-    assert static_manifest(candidate) is not None
+    declared, problem = static_manifest(candidate)
+    assert declared is not None
+    assert not problem
     assert candidate.value.partition(":")[0] not in sys.modules
 
 

@@ -1,14 +1,22 @@
-"""The version of the plugin API, and ranges of versions that plugins declare."""
+"""The version of the plugin API, and ranges of versions that plugins declare. No attrs."""
 
 from __future__ import annotations
 
+import operator
 import re
-from typing import Final
-
-from ascend_run.types.condition import COMPARISONS
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 API_VERSION: Final = 0
 """Provisional: hooks may still change. API 1 follows when every hook has two implementations."""
+COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 _COMPARISON: Final = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\d+)\s*")
 
 

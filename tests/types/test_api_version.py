@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ascend_run.plugin_api import Manifest
-from ascend_run.plugin_api.version import in_api_range
+from ascend_run.types.api_version import in_api_range
 
 
 @pytest.mark.parametrize(
