@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -25,16 +27,13 @@ class Implementation:
     """pluggy's options, as passed to ``hookimpl``."""
 
 
-def implementations(plugin: object) -> dict[str, Implementation]:
-    """Return hook name -> its implementation, inherited ones included; sorted by method name."""
-    found: dict[str, Implementation] = {}
-    for attribute, hook, options in _marked(plugin):
-        function = getattr(plugin, attribute)
-        static = isinstance(inspect.getattr_static(plugin, attribute), staticmethod)
-        bound = inspect.ismethod(function)
-        parameters = tuple(inspect.signature(function).parameters)
-        found[hook] = Implementation(hook, parameters[0 if static or bound else 1 :], options)
-    return found
+def implementations(plugin: object) -> Mapping[str, Implementation]:
+    """Return hook name -> its implementation, inherited ones included; sorted by method name.
+
+    Args:
+        plugin: A class, or an instance, of which no attribute is read.
+    """
+    return _of_class(plugin if isinstance(plugin, type) else type(plugin))
 
 
 def claims_of(plugin: EnabledPlugin | type[Any]) -> tuple[Claim, ...]:
@@ -43,7 +42,7 @@ def claims_of(plugin: EnabledPlugin | type[Any]) -> tuple[Claim, ...]:
 
     A platform implements provider hooks as the default, and thereby claims only ``platform``.
     """
-    hooks = {hook for _, hook, _ in _marked(plugin)}
+    hooks = implementations(plugin)
     points = hook_points().values()
     derived = [point.claim for point in points if point.claim and point.name in hooks]
     declared = plugin.manifest.claims
@@ -52,10 +51,16 @@ def claims_of(plugin: EnabledPlugin | type[Any]) -> tuple[Claim, ...]:
     return tuple(dict.fromkeys((*derived, *declared)))
 
 
-def _marked(plugin: object) -> Iterator[tuple[str, str, Mapping[str, object]]]:
-    """(attribute, hook, pluggy's options) of each implementation."""
+@lru_cache(maxsize=1024)
+def _of_class(plugin: type[Any]) -> Mapping[str, Implementation]:
+    found: dict[str, Implementation] = {}
     for attribute in sorted(dir(plugin)):
-        function = getattr(plugin, attribute, None)
-        options = getattr(function, f"{PROJECT}_impl", None)
-        if callable(function) and isinstance(options, Mapping):
-            yield attribute, options.get("specname") or attribute, options
+        held = inspect.getattr_static(plugin, attribute, None)
+        function = held.__func__ if isinstance(held, staticmethod | classmethod) else held
+        options = getattr(function, f"{PROJECT}_impl", None) if callable(function) else None
+        if isinstance(options, Mapping):
+            hook = options.get("specname") or attribute
+            parameters = tuple(inspect.signature(function).parameters)
+            unbound = parameters[0 if isinstance(held, staticmethod) else 1 :]
+            found[hook] = Implementation(hook, unbound, options)
+    return MappingProxyType(found)

@@ -19,20 +19,25 @@ Record = Mapping[str, Any]
 def read_journal(
     journal: Path, campaign: Campaign, reaches: Mapping[str, str]
 ) -> dict[str, Record]:
-    """Return case -> record, and write the journal again with these only.
+    """Return case -> record, of the present cases only.
+
+    The journal keeps the others, which may be those of a process that runs other cases. It is begun
+    again if it is that of another seed.
 
     Args:
         reaches: Every present case -> its hash, which is empty if the campaign has none.
     """
     head = {"campaign": campaign.name, "seed": campaign.seed}
-    lines = journal.read_text().splitlines() if journal.exists() else []
-    records = [record for line in lines if (record := _parsed(line)) is not None]
-    same = [{key: first.get(key) for key in head} for first in records[:1]] == [head]
-    known = {r["case"]: r for r in (records[1:] if same else []) if _stands(r, reaches)}
-    # Written again, so that what comes next does not stand behind half a line.
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    journal.write_text("".join(json.dumps(r) + "\n" for r in (head, *known.values())))
-    return known
+    text = journal.read_text() if journal.exists() else ""
+    records = [record for line in text.splitlines() if (record := _parsed(line)) is not None]
+    if [{key: first.get(key) for key in head} for first in records[:1]] != [head]:
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        journal.write_text(json.dumps(head) + "\n")
+        return {}
+    if not text.endswith("\n"):
+        with journal.open("a") as stream:
+            stream.write("\n")  # so that what comes next does not stand behind half a line
+    return {r["case"]: r for r in records[1:] if _stands(r, reaches)}
 
 
 def read_committed(path: Path, campaign: Campaign, reaches: Mapping[str, str]) -> dict[str, Record]:

@@ -80,6 +80,15 @@ def test_an_interrupted_campaign_continues(tmp_path: Path) -> None:
     assert result["cases"] == 10
 
 
+def test_cases_of_another_process_stay_in_the_journal(tmp_path: Path) -> None:
+    run(Counted(5), tmp_path)
+    run(Counted(2), tmp_path)
+    again = Counted(5)
+    run(again, tmp_path)
+
+    assert again.ran == []
+
+
 def test_cases_that_came_are_run_and_those_that_went_are_not_counted(tmp_path: Path) -> None:
     run(Counted(3), tmp_path)
     more, fewer = Counted(5), Counted(2)
