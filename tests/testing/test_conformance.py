@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ascend_run.testing.conformance import CHECKS, Check, Means, Subject
 from ascend_run.testing.conformance.documentation import has_a_page
+from ascend_run.testing.conformance.footprint import Footprint, runs_twice
+from ascend_run.testing.conformance.numbers import require_device
 from ascend_run.testing.pool import GlooPool, PoolError
-from ascend_run.testing.runtime import load_runtime
+from ascend_run.testing.runtime import RankOutcome, load_runtime
 from tests.support.fake_distributions import make_distribution
 
 SOURCES = Path(__file__).with_name("bad_plugins")
@@ -343,6 +346,39 @@ def test_whatever_a_run_leaves_is_named(own_means: Means) -> None:
         "torch.nn.modules.module._global_forward_hooks",
         "what runs at exit (atexit)",
     }
+
+
+def test_ranks_on_which_a_device_was_tried_are_not_used_again() -> None:
+    class OneRank:
+        asked = closed = 0
+
+        def run(self, *_: Any, **__: Any) -> list[str]:
+            self.asked += 1
+            return [""]
+
+        def close(self) -> None:
+            self.closed += 1
+
+    pool: Any = OneRank()
+    subject = Subject("cpu", Means(load_runtime(), lambda: pool))
+    require_device(subject)
+    require_device(subject)
+
+    assert (pool.asked, pool.closed) == (1, 1)
+
+
+def test_a_second_run_is_compared_by_the_state_of_the_optimizer_too(means: Means) -> None:
+    def ran(exp_avg: float, seed: float) -> RankOutcome:
+        held = {"optimizer/exp_avg (0,)": exp_avg, "rng/torch (0,)": seed}
+        state = {name: torch.tensor(value) for name, value in held.items()}
+        return RankOutcome(losses=(1.0,), grad_norms=(1.0,), shards=(), state=state)
+
+    first, second = ran(1.0, 2.0), ran(1.5, 2.5)
+    subject = Subject("any", means)
+    subject.once("footprint", lambda: [Footprint((), (), (), first, first, second)])
+
+    message = "in its second run, optimizer/exp_avg (0,) of the checkpoint differs on rank 0"
+    assert [*runs_twice(subject)] == [message]
 
 
 def test_no_two_bad_plugins_get_one_message(means: Means) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import attrs
 
@@ -103,9 +104,15 @@ def require_device(subject: Subject) -> None:
     """
     if subject.facts.kind != "platform":
         return
-    (missing,) = subject.means.job(device_problem, 1, subject.name)
-    if missing:
+    if missing := subject.once("device problem", partial(_device_problem, subject)):
         raise DoesNotApply(f"its device is not available: {missing}")
+
+
+def _device_problem(subject: Subject) -> str:
+    (missing,) = subject.means.job(device_problem, 1, subject.name)
+    # What the device has changed in this process would no longer differ in a later run.
+    subject.means.pool_of_ranks().close()
+    return str(missing)
 
 
 def _off(subject: Subject, scenario: Scenario, steps: int, tolerance: float) -> Iterator[str]:
