@@ -148,6 +148,16 @@ class DryRun:
         with StepEvents(self.hooks, self.context), watched or nullcontext():
             return train_step(batches, self.plan.num_microbatches)
 
+    def expert_biases(self) -> dict[str, Tensor]:
+        """Return each router's bias of the choice, which is no parameter, by name."""
+        vocab_size = self.context.config.model.vocab_size
+        found = parameter_shards(self.bundle.chunks, vocab_size, Tensor.detach)
+        return {
+            shard.name: shard.tensor
+            for shard in found
+            if shard.name.endswith(".expert_bias") and shard.tensor is not None
+        }
+
     def shards(self, read: Callable[[Tensor], Tensor | None]) -> list[ParameterShard]:
         """Return what ``read`` returns for each parameter, as shards of full tensors."""
         vocab_size = self.context.config.model.vocab_size

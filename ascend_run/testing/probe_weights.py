@@ -1,5 +1,5 @@
-"""Weights with which the router meets cases in which faults hide: ties, and experts with all or no
-tokens."""
+"""Weights with which the router meets cases in which faults hide: ties, experts with all or no
+tokens, and scores below 0."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 _ROUTER: Final = re.compile(r"decoder\.layers\.(\d+)\.mlp\.router\.weight")
+_BIAS: Final = re.compile(r".+\.mlp\.router\.expert_bias")
 _EMBEDDING: Final = "embedding.word_embeddings.weight"
 _CONSTANT: Final = 0.35
 """Of the first hidden number of every token: so large that it stays positive in the first layers,
 and so small that tokens still differ."""
 _SHARE: Final = 0.5
 """Of the constant in the score of the expert with all tokens."""
+_BELOW: Final = -1.0
+"""Added to scores between 0 and 1, which makes all of them negative and changes no choice."""
 
 
 @torch.no_grad()
@@ -29,6 +32,8 @@ def set_probe_weights(chunks: Sequence[nn.Module], vocab_size: int) -> None:
     - In the others, two experts have equal scores for every token. Their rows are equal and have a
       single element that is not zero, so their scores are one product each, whatever the order of
       the sum. For many tokens exactly one of the two is selected.
+    - The bias of the choice, if there is one, begins at -1 instead of 0. So every score is below 0,
+      and an expert that a token may not choose is found to have no score of 0 either.
 
     Ties are broken equally in every layout: the selection of a token depends only on the order of
     its own scores, and no rank splits them.
@@ -45,6 +50,8 @@ def set_probe_weights(chunks: Sequence[nn.Module], vocab_size: int) -> None:
             change = _first_column
         elif match := _ROUTER.fullmatch(shard.name):
             change = _two_ties if int(match[1]) % 2 else _all_and_none
+        elif _BIAS.fullmatch(shard.name):
+            change = _below_zero
         if change is not None:
             assert shard.tensor is not None
             change(shard.tensor)
@@ -65,3 +72,7 @@ def _two_ties(router: Tensor) -> None:
     router[:, 0] = 0.0
     router[[1, -1]] = 0.0
     router[[1, -1], 1] = _SHARE
+
+
+def _below_zero(bias: Tensor) -> None:
+    bias.fill_(_BELOW)

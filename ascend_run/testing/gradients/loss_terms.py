@@ -62,7 +62,7 @@ class LossTerms:
             cast("Any", m).take_mtp_losses for m in modules if hasattr(m, "take_mtp_losses")
         ]
         with _router_losses() as forward_only:
-            self._run(backward=False)
+            _, self.num_tokens = self._run(backward=False)
         with _router_losses() as seen:
             self._run(backward=True)
         # A recomputed layer computes its auxiliary losses in backward.
@@ -101,12 +101,16 @@ class LossTerms:
     def gradients(self) -> dict[str, Gradients]:
         """Return the gradients of each term alone: those of all terms but the main loss are the
         difference to the gradients of the main loss."""
-        with _router_losses(muted=True), self._without(_AHEAD):
-            found = {MAIN: self._gradients()}
+        found = {MAIN: self.gradients_of_main()}
         for name in self.names[1:]:
             with _router_losses(muted=name == AHEAD), self._only(name):
                 found[name] = [*map(_difference, self._gradients(), found[MAIN])]
         return found
+
+    def gradients_of_main(self) -> Gradients:
+        """Return the gradients of the main loss alone."""
+        with _router_losses(muted=True), self._without(_AHEAD):
+            return self._gradients()
 
     def _names(self, has_router_losses: bool) -> Iterator[str]:
         yield MAIN

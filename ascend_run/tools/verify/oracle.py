@@ -57,10 +57,11 @@ def oracle_record(prepared: PreparedRun, plain: Record, steps: int) -> Record:
 
     config = _with_end_of_document(prepared.config)
     weights = assemble([plain], lambda record: record.initial, trained=False).tensors
+    given = {**weights, **plain.expert_biases}
     return _record(
         weights,
-        training.gradients(config, weights, plain.first_samples),
-        [*training.steps(config, weights, plain.samples, steps)],
+        training.gradients(config, given, plain.first_samples),
+        [*training.steps(config, given, plain.samples, steps)],
     )
 
 

@@ -104,7 +104,7 @@ def shown_cases(cases: Sequence[Case]) -> Iterator[str]:
     ):
         found = [case for case in cases if case.occurred is occurred]
         if found:
-            shows_fix = occurred is False
+            shows_fix = not occurred
             names = (f"{c.name} ({c.detail})" if c.detail and shows_fix else c.name for c in found)
             yield f"{title}: {', '.join(names)}"
 

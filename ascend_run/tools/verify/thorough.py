@@ -12,12 +12,14 @@ from ascend_run.testing.models import MODELS
 from ascend_run.tools.verify.compare.verdict import Outcome, Verdict
 
 from . import layouts
-from .building import from_file
+from .building import PRECISION, from_file
 from .questions import Question
 from .sides import Sides, sides_of
 from .verifier import Verifier
 
 _SIZES: Final = (3, 4)
+_SKIPPING: Final = "fp16"
+"""The precision in which steps may be skipped."""
 _AXES: Final = ("tp", "pp", "cp", "ep", "expt_tp", "dp")
 _GOES_WITH: Final = {"tp": "sp", "pp": "vpp"}
 _SHARED_BY_THREE: Final = {
@@ -55,8 +57,8 @@ def note_on(question: Question) -> str | None:
 
 
 def verify_thoroughly(verify: Verifier, question: Question) -> Verdict:
-    """Verify a question, and the same for layouts of three and four ranks on each of its axes; of
-    the built-in models both the dense one and the one with experts.
+    """Verify a question, and the same in fp16, and for layouts of three and four ranks on each of
+    its axes; of the built-in models both the dense one and the one with experts.
 
     Returns:
         The first verdict that diverges, else the first that is not good, else the question's. Its
@@ -90,6 +92,10 @@ def _variants(question: Question, sides: Sides) -> Iterator[_Variant]:
     models = _models(question, sides)
     for model in models[1:]:
         yield _variant(question, given, model)
+    if sides.training_precision is None or sides.training_precision.name != _SKIPPING:
+        name = f"{sides.candidate.name}, {_SKIPPING}"
+        config = {**question.config, PRECISION: _SKIPPING}
+        yield _Variant(attrs.evolve(question, config=config), name)
     for axis in _AXES:
         beside = _GOES_WITH.get(axis, "")
         for size in _SIZES if given.get(axis, 1) > 1 else ():

@@ -50,6 +50,7 @@ def test_three_and_four_ranks_and_both_models_are_verified() -> None:
         for name in (
             "tp=2,sp",
             "tp=2,sp, moe",
+            "tp=2,sp, fp16",
             *("tp=3,sp, dense", "tp=3,sp, moe"),
             *("tp=4,sp, dense", "tp=4,sp, moe"),
         )
@@ -65,6 +66,7 @@ def test_the_first_bad_verdict_is_shown() -> None:
     assert verdict.question == "{'dp': 3}"
     assert verdict.notes == (
         "verified: no plugin on dp=2: within its declared numerics",
+        "verified: no plugin on dp=2, fp16: within its declared numerics",
         "verified: no plugin on dp=3, dense: DIVERGES at a (forward)",
         "verified: no plugin on dp=4, dense: within its declared numerics",
     )
@@ -73,7 +75,7 @@ def test_the_first_bad_verdict_is_shown() -> None:
 @pytest.mark.needs_plugins("gmm")
 def test_what_cannot_run_is_named_with_the_reason() -> None:
     verdict, stub = verified(Question(enable=("gmm",), layout={"ep": 2, "tp": 2}))
-    assert stub.calls[0][1:] == [{"tp": 3}, {"tp": 4}, {"ep": 3}, {"ep": 4}]
+    assert stub.calls[0][1:] == [{"ep": 2, "tp": 2}, {"tp": 3}, {"tp": 4}, {"ep": 3}, {"ep": 4}]
     refused = [note for note in verdict.notes if note.startswith("not verified: ")]
     assert any("gmm on tp=4, dense: gmm is idle where" in note for note in refused)
     assert any("gmm on ep=2,tp=2, dense: " in note for note in refused)

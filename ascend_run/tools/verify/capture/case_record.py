@@ -17,6 +17,9 @@ class Routing:
     """Number of tokens."""
     ties: int = 0
     """Tokens whose last chosen score is equal to the best one that was not chosen."""
+    below_zero: int | None = None
+    """Tokens that chose an expert by a score below 0; None if no score is, or they may
+    choose every expert."""
 
 
 @attrs.define(kw_only=True)

@@ -77,8 +77,14 @@ def _note(record: CaseRecord, name: str, router: Any, given: Any, output: Any) -
         scores = scores + router.expert_bias
     chosen = routing_map.to(torch.bool)
     worst = scores.masked_fill(~chosen, torch.inf).amin(dim=-1)
+    if router.groups is not None and not _is_softmax_of_all(router):
+        seen.below_zero = (seen.below_zero or 0) + int((worst < 0).sum())
     best = scores.masked_fill(chosen, -torch.inf).amax(dim=-1)
     seen.ties += int((worst == best).sum())
+
+
+def _is_softmax_of_all(router: Any) -> bool:
+    return bool(router.config.moe_router_pre_softmax) and not _is_sigmoid(router)
 
 
 def _is_sigmoid(router: Any) -> bool:

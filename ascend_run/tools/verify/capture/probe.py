@@ -25,12 +25,14 @@ from ascend_run.testing.dry_run import DryRun, gradient_of
 from ascend_run.testing.gradients.parameters import parameter_derivatives
 
 from .acting import Acting
+from .activation_slopes import module_with_wrong_backward
 from .cases import routing_recorded
 from .copies import stale_parameters
 from .declared import Declared
 from .masks import masks_recorded
 from .rates import watched_rates
 from .record import Record, RecordedShard
+from .skipped_step import overflowing_step
 from .step_gradients import StepGradients
 from .taps import tapped
 
@@ -148,6 +150,7 @@ def _record_initial(dry_run: DryRun, record: Record) -> None:
         for p in initial
     ]
     record.initial = [_copied(p.tensor) for p in initial]
+    record.expert_biases = {name: _copied(x) for name, x in dry_run.expert_biases().items()}
 
 
 def _watched(dry_run: DryRun, make_dataset: MakeDataset, record: Record, steps: int) -> None:
@@ -167,6 +170,8 @@ def _by_differences(dry_run: DryRun, make_dataset: MakeDataset, record: Record, 
     _leave_constants(dry_run)
     dataset = make_dataset(dry_run, dry_run.context.config.train.global_batch_size)
     record.derivatives = [*parameter_derivatives(dry_run, forward_backward, dataset)]
+    if not all(derivative.agrees for derivative in record.derivatives):
+        record.wrong_backward = module_with_wrong_backward(dry_run, forward_backward, dataset)
 
 
 @torch.no_grad()
@@ -224,10 +229,15 @@ def _train(
         float("nan") if result.grad_norm is None else result.grad_norm for result in results
     ]
     record.step_tokens = [result.num_tokens for result in results]
-    record.peaks, record.step_gradients = gradients.peaks, gradients.projections
-    record.rates = rates
+    record.peaks, record.step_gradients = gradients.peaks, [*gradients.projections]
+    record.rates = {name: [*of_steps] for name, of_steps in rates.items()}
     record.stale, record.num_masters = stale_parameters(dry_run.bundle, config.model.vocab_size)
     record.generators = generator_fingerprints()
+    if config.train.precision == "fp16":  # no other precision has a step that is skipped
+        result, record.changed_by_overflow = overflowing_step(
+            dry_run, step, dry_run.batches(make_dataset(dry_run, (steps + 1) * samples))
+        )
+        record.cases.skipped += result.skipped
     acting.finish(lambda: batches_of(steps + 1))
     record.activity = acting.activity
 

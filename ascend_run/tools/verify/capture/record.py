@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from torch import Tensor
@@ -18,6 +18,11 @@ from .mask_record import DropoutMask
 from .moments import Moments
 
 SCHEMA = 1
+SCHEDULE: Final = "the schedule"
+OF_OPTIMIZER: Final = "the optimizer's"
+"""Begin of the names of what a step changes, besides parameters."""
+_BY_NAME: Final = ("expert_biases", "first_samples", "samples")
+"""Fields of a record that are tensors by name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +54,8 @@ class Record:
     places: Sequence[RecordedShard] = ()
     """This rank's shards; the sequences of tensors below are in the same order."""
     initial: Sequence[Tensor] = ()
+    expert_biases: Mapping[str, Tensor] = attrs.field(factory=dict)
+    """``expert_bias`` of each router, at first."""
     gradients: Sequence[Tensor | None] = ()
     """float64; gradients of the mean loss over the first global batch."""
     loss: float = float("nan")
@@ -75,6 +82,9 @@ class Record:
     """Number of parameters that the optimizer has a copy of."""
     generators: Mapping[str, str] = attrs.field(factory=dict)
     """Random number generator -> fingerprint of its state after the steps."""
+    changed_by_overflow: Sequence[str] | None = None
+    """What a step changed after those of the run, whose gradients were infinite; None if there was
+    none."""
     masks: Sequence[DropoutMask] = ()
     """Of one global batch, in order."""
     activity: Activity = attrs.field(factory=Activity)
@@ -84,6 +94,8 @@ class Record:
     backward: dict[int, dict[str, Moments]] = attrs.field(factory=dict)
     derivatives: Sequence[Derivative] = ()
     """Gradients compared with differences of the loss, if they were asked for."""
+    wrong_backward: str | None = None
+    """If one of them is wrong: the module that computes a wrong gradient from a right one."""
     first_samples: Mapping[str, Tensor] = attrs.field(factory=dict)
     """Field -> [samples, S], of the global batch of the gradients; empty unless asked for."""
     samples: Mapping[str, Tensor] = attrs.field(factory=dict)
@@ -105,7 +117,8 @@ def write_record(record: Record, folder: Path) -> None:
         for index, value in enumerate(values):
             if value is not None:
                 tensors[f"{reading}/{index}"] = value.detach().cpu().contiguous()
-    for kind, fields in (("first_samples", record.first_samples), ("samples", record.samples)):
+    for kind in _BY_NAME:
+        fields: Mapping[str, Tensor] = getattr(record, kind)
         tensors |= {f"{kind}/{name}": field.contiguous() for name, field in fields.items()}
     save_file(tensors, str(folder / f"rank-{record.rank}.safetensors"))
     data = {
@@ -128,6 +141,8 @@ def write_record(record: Record, folder: Path) -> None:
                 "rates",
                 "num_masters",
                 "generators",
+                "wrong_backward",
+                "changed_by_overflow",
             )
         },
         "places": [attrs.asdict(place) for place in record.places],
@@ -183,8 +198,7 @@ def _read(folder: Path, rank: int) -> Record:
         weights=[reading(f"weights.{step}") for step in range(steps)],
         forward=_moments_of(forward),
         backward=_moments_of(backward),
-        first_samples=_below(tensors, "first_samples/"),
-        samples=_below(tensors, "samples/"),
+        **{kind: _below(tensors, f"{kind}/") for kind in _BY_NAME},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import attrs
 
@@ -12,6 +13,8 @@ from ascend_run.tools.verify.capture.case_record import MicroBatch, Routing
 from ascend_run.tools.verify.capture.record import Record
 
 from .verdict import Case
+
+_TIED: Final = "share_embeddings_and_output_weights"
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +49,7 @@ def cases(records: Sequence[Record], setting: Setting) -> Iterator[Case]:
     yield Case(
         name="tied weights over stages",
         occurred=setting.ties_weights if stages > 1 else None,
-        detail="" if setting.ties_weights else "model.share_embeddings_and_output_weights=true",
+        detail="" if setting.ties_weights or stages == 1 else f"model.{_TIED}=true",
     )
     yield Case(
         name="dropout",
@@ -56,7 +59,7 @@ def cases(records: Sequence[Record], setting: Setting) -> Iterator[Case]:
     yield Case(
         name="skipped steps",
         occurred=None if setting.skipped is None else setting.skipped > 0,
-        detail="" if setting.skipped else "optimizer.initial_loss_scale=4294967296",
+        detail="" if setting.skipped else "only fp16 skips any: train.precision=fp16",
     )
 
 
@@ -80,14 +83,23 @@ def _of_experts(routing: Mapping[str, Sequence[Routing]], setting: Setting) -> I
             full.append(name)
         if any(rank.ties for rank in ranks):
             tied.append(name)
+    below = [name for name, ranks in routing.items() if any(rank.below_zero for rank in ranks)]
+    has_groups = any(r.below_zero is not None for ranks in routing.values() for r in ranks)
     fix = "" if setting.built_in else "the built-in model (without --config, --model moe)"
+    yield Case(
+        name="experts of a group chosen by a score below 0",
+        occurred=bool(below) if has_groups else None,
+        detail=", ".join(below)
+        or ("model.moe_router_enable_expert_bias=true" if has_groups else ""),
+    )
     for name, where in (
         ("experts without tokens", empty),
         ("experts with all tokens", full),
         ("equal scores at the last chosen expert", tied),
     ):
         known = bool(where) if routing else None
-        yield Case(name=name, occurred=known, detail=", ".join(where) if where else fix)
+        detail = ", ".join(where) if where else fix
+        yield Case(name=name, occurred=known, detail=detail if routing else "")
 
 
 def _of_clipping(norms: Sequence[float], limit: float) -> Iterator[Case]:
@@ -151,7 +163,7 @@ class _Rows:
         yield Case(
             name="several documents in a row",
             occurred=several if known else None,
-            detail="" if several else "--beside eod-reset",
+            detail="" if several or not known else "--beside eod-reset",
         )
         yield self._case(
             "sequence lengths that are no power of two",

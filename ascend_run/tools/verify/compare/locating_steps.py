@@ -77,9 +77,11 @@ def _at_weights(readings: Readings, step: int, wrong: dict[str, float], *, recor
     why = f"gradients {of} are correct, weights after step {step} are not"
     worst = sorted(wrong, key=wrong.__getitem__, reverse=True)
     suspects = [*dict.fromkeys(map(owner, worst))]
-    # If most parameters are wrong, the cause is the optimizer rather than a module.
+    # Between right gradients and wrong weights there is only the optimizer: what it does wrong with
+    # several modules is no module's fault. Without the gradients, most parameters must be wrong.
     most = 2 * len(wrong) > num_trained(readings.reference)
-    if most and not any(map(math.isinf, wrong.values())):
+    several = recorded and len(suspects) > 1
+    if (most or several) and not any(map(math.isinf, wrong.values())):
         suspects.insert(0, "optimizer")
         why = f"{why}, of {len(wrong)} tensors"
     return Fault(

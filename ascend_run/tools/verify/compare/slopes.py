@@ -45,7 +45,9 @@ def by_differences(records: Sequence[Record], run: str) -> tuple[list[Check], Fa
     if not wrong:
         return [check], None
     # A wrong backward makes the gradients of all earlier modules wrong as well.
-    suspects = [*dict.fromkeys(owner(derivative.name) for derivative in reversed(wrong))]
+    found = [record.wrong_backward for record in records if record.wrong_backward]
+    owners = (owner(derivative.name) for derivative in reversed(wrong))
+    suspects = [*dict.fromkeys((*found, *owners))]
     return [check], Fault(
         phase=Phase.BACKWARD,
         module=suspects[0],

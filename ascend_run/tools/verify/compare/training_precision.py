@@ -21,6 +21,7 @@ from .comparison import compare
 from .full_tensors import Read, assemble, owner
 from .readings import SHOWN, num_microbatches, shortened
 from .replicas import replica_checks
+from .skipped_steps import skipped
 from .thresholds import HALF_PRECISION_EPS, HALF_PRECISION_FACTOR
 from .training import copied, frozen
 from .verdict import Check, Fault, Phase
@@ -44,7 +45,7 @@ def compare_in_training_precision(
         precision: ``bf16`` or ``fp16``.
         bitwise: Whether the candidate must be bitwise equal to the reference.
     """
-    found = [*replica_checks(candidate), frozen(candidate), copied(candidate)]
+    found = [*replica_checks(candidate), frozen(candidate), copied(candidate), skipped(candidate)]
     if bitwise:
         equal = compare(candidate, reference, against=against, exact=True, same_layout=True)
         found += [(check, None if check.passed else equal.fault) for check in equal.checks]

@@ -14,6 +14,7 @@ from .made_up import records
 PLAIN = Setting(has_dropout=False, ties_weights=False, skipped=None, built_in=True)
 EXPERTS = "experts without tokens"
 ALL = "experts with all tokens"
+BELOW = "experts of a group chosen by a score below 0"
 TIES = "equal scores at the last chosen expert"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from ascend_run.tools.verify.capture.projections import projections
-from ascend_run.tools.verify.capture.record import Record
+from ascend_run.tools.verify.capture.record import Record, RecordedShard
 from ascend_run.tools.verify.compare.comparison import compare
 from ascend_run.tools.verify.compare.thresholds import (
     ADAM_EPSILON,
@@ -140,6 +141,44 @@ def test_a_difference_of_a_later_batch_is_found_in_its_phase(
     assert fault is not None
     assert (fault.phase, fault.module, fault.step) == (phase, module, 2)
     assert fault.why.startswith(why)
+
+
+def five_modules(wrong: Sequence[int] = ()) -> list[Record]:
+    """A run of five modules with a weight each; some have wrong updates, but right gradients."""
+    (record,) = records()
+    weight, shape = record.initial[0], (2, 3)
+    record.places = [
+        RecordedShard(name=f"m{i}.weight", offset=(0, 0), global_shape=shape, trains=True)
+        for i in range(5)
+    ]
+    record.initial, record.gradients = [weight] * 5, [weight / 7] * 5
+    record.peaks = [0.5] * 5
+    record.step_gradients = [[projections(weight / 7, (0, 0), shape)] * 5] * 2
+    record.weights = [
+        [(weight - 0.1 * step * (1.1 if i in wrong else 1.0)).float() for i in range(5)]
+        for step in (1, 2)
+    ]
+    return [record]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "recorded", "module", "suspects"),
+    [
+        ([2], True, "m2", ()),
+        ([2, 4], True, "optimizer", ("m2", "m4")),
+        ([2, 4], False, "m2", ("m4",)),
+        ([0, 2, 4], False, "optimizer", ("m0", "m2", "m4")),
+    ],
+)
+def test_wrong_updates_of_several_modules_are_the_optimizers(
+    wrong: list[int], recorded: bool, module: str, suspects: tuple[str, ...]
+) -> None:
+    candidate = five_modules(wrong)
+    candidate[0].step_gradients = candidate[0].step_gradients if recorded else []
+    fault = compare(candidate, five_modules(), against="plain").fault
+    assert fault is not None
+    assert (fault.phase, fault.module) == (Phase.OPTIMIZER, module)
+    assert {*fault.suspects} == {*suspects}
 
 
 def test_gradients_that_were_not_recorded_are_not_said_to_be_correct() -> None:
