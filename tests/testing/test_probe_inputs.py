@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from ascend_run.ops.experts.routing import routing_scores
 from ascend_run.testing import probe_weights
 from ascend_run.testing.models import DENSE, END_OF_DOCUMENT, samples
 from ascend_run.testing.probe_offsets import put_at_offsets
@@ -70,6 +71,16 @@ def test_two_experts_tie_for_every_token_in_any_order_of_the_sum() -> None:
     assert torch.equal((x[:, order] @ router[:, order].t())[:, 1], scores[:, 1])
     ordered = scores.sort(descending=True).values
     assert int((ordered[:, 1] == ordered[:, 2]).sum()) > 10
+
+
+def test_a_bias_of_the_choice_makes_scores_negative_and_changes_no_choice() -> None:
+    logits = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
+    bias = torch.zeros(8)
+    expected = routing_scores(logits, 3, "sigmoid", False, groups=(2, 1), bias_X=bias)
+    probe_weights._below_zero(bias)
+    assert (logits.sigmoid() + bias < 0).all()
+    found = routing_scores(logits, 3, "sigmoid", False, groups=(2, 1), bias_X=bias)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 class TwoLayers(nn.Module):

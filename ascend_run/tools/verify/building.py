@@ -25,9 +25,10 @@ from .small_settings import manifests_of, saves
 
 _WIDE_HEADS: Final = {"model.kv_channels": 8}
 """Not hidden size / heads, which is 4: a formula that takes one for the other is found."""
-_CLIPPING: Final = {"optimizer.clip_grad": 3.8}
-"""Between the gradient norms of the steps of the built-in models, of which the largest are below
-twice the threshold: steps are clipped by less than half, and not at all."""
+_CLIPPING: Final[Mapping[int, float]] = {4: 3.8}
+"""Size of the global batch -> threshold between the gradient norms of the steps of the built-in
+models, of which the largest are below twice the threshold: steps are clipped by less than half, and
+not at all."""
 PRECISION: Final = "train.precision"
 EXACT: Final = "fp32"
 PROBES: Final[Mapping[str, object]] = {
@@ -113,8 +114,10 @@ def make_side(
     small = {key for key in base if key.startswith("plugins.")}
     if built_in:
         heads = {} if _sets_head_widths(question) else _WIDE_HEADS
-        base = {**MODELS[model], **heads, **_CLIPPING, "data.train": [KIT_DATASET], **base}
+        base = {**MODELS[model], **heads, "data.train": [KIT_DATASET], **base}
         base |= _fitting(base, all_sizes)
+        if (threshold := _CLIPPING.get(int(str(base["train.global_batch_size"])))) is not None:
+            base = {"optimizer.clip_grad": threshold, **base}
         if model == "moe" and sizes.get("tp", 1) > 1:
             sizes["sp"] = 1  # experts under tensor parallelism need it
     values = {**question.config, **layouts.settings(sizes), **PROBES}

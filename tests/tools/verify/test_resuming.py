@@ -179,9 +179,16 @@ def test_other_rows_have_a_step_and_no_error() -> None:
     assert (rows.worst, rows.where) == (0.0, "step 3 on rank 0")
 
 
-def test_a_stream_that_nothing_drew_from_is_not_ok() -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("torch", "torch"),
+        ("tracker.model-parallel-rng", "tracker.model-parallel-rng (tp=2,sp does)"),
+    ],
+)
+def test_a_stream_that_nothing_drew_from_is_not_ok(name: str, shown: str) -> None:
     whole, stopped, resumed = (made_up(n, range(n + 1, n + 3)) for n in (0, 0, 2))
-    stream = {"rng/rank_00000/torch (0,)": torch.zeros(2, dtype=torch.uint8)}
+    stream = {f"rng/rank_00000/{name} (0,)": torch.zeros(2, dtype=torch.uint8)}
     for record in (whole, stopped, resumed):
         record.start = attrs.evolve(record.start, tensors=stream)
         record.end = attrs.evolve(record.end, tensors=stream)
@@ -189,7 +196,7 @@ def test_a_stream_that_nothing_drew_from_is_not_ok() -> None:
     states = {check.name: check.state for check in checks}
     assert states["random streams, resumed"] == "-"
     (unused,) = [check for check in checks if check.name.startswith("unused")]
-    assert (unused.state, unused.where) == ("-", "nothing drew from torch")
+    assert (unused.state, unused.where) == ("-", f"nothing drew from {shown}")
 
 
 def test_a_step_without_rows_shows_nothing() -> None:

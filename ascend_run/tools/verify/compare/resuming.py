@@ -29,6 +29,11 @@ from .thresholds import FLOAT32_EPS, STOP
 from .verdict import Check, Fault, Phase
 
 AGAINST: Final = "the run without a stop"
+_DRAWN_ON: Final = {
+    "tracker.model-parallel-rng": "tp=2,sp",
+    "tracker.expert-parallel-rng": "ep=2",
+}
+"""Random stream -> a layout in which dropout draws from it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +83,7 @@ class _Comparison:
             check = _check(kind, [d for d in found if kind_of(d.key) == kind])
             yield attrs.evolve(check, applies=kind in held)
         if unused:
-            names = ", ".join(dict.fromkeys(unused.values()))
+            names = ", ".join(map(_with_layout, dict.fromkeys(unused.values())))
             check = _check("unused random streams", [])
             yield attrs.evolve(check, applies=False, where=f"nothing drew from {names}")
 
@@ -101,6 +106,12 @@ class _Comparison:
         if others:
             why += f"; {'; '.join(others[:3])}"
         return _fault("state in no checkpoint", why, [line.split()[0] for line in others])
+
+
+def _with_layout(stream: str) -> str:
+    """Add the layout that draws from a stream to its name."""
+    layout = _DRAWN_ON.get(stream)
+    return stream if layout is None else f"{stream} ({layout} does)"
 
 
 def _end(run: ResumedRun) -> RunState:

@@ -8,6 +8,7 @@ import pytest
 from ascend_run.tools.verify.capture.case_record import CaseRecord, MicroBatch, Routing
 from ascend_run.tools.verify.capture.record import Record
 from ascend_run.tools.verify.compare.cases import Setting, cases
+from ascend_run.tools.verify.table import shown_cases
 
 from .made_up import records
 
@@ -96,6 +97,23 @@ def test_cases_of_experts_are_found_over_all_ranks(
     seen = [CaseRecord(routing={"r": Routing(tokens=t, total=8, ties=ties)}) for t in tokens]
     known = found(run(*seen))
     assert {name for name in (EXPERTS, ALL, TIES) if known[name]} == expected
+
+
+@pytest.mark.parametrize(
+    ("below", "occurred"), [((None, None), None), ((0, 0), False), ((0, 3), True)]
+)
+def test_scores_below_0_are_a_case_of_groups(
+    below: tuple[int | None, ...], occurred: bool | None
+) -> None:
+    seen = [CaseRecord(routing={"r": Routing(tokens=[4, 4], below_zero=n)}) for n in below]
+    assert found(run(*seen))[BELOW] is occurred
+
+
+def test_a_precision_without_skipped_steps_names_the_one_that_has_them() -> None:
+    (case,) = [c for c in cases(run(CaseRecord()), PLAIN) if c.name == "skipped steps"]
+    assert [*shown_cases([case])] == [
+        "not applicable: skipped steps (only fp16 skips any: train.precision=fp16)"
+    ]
 
 
 def test_what_a_run_cannot_have_is_not_applicable() -> None:
