@@ -68,7 +68,7 @@ FILE_SECONDS: Final = 3600.0
 @click.option(
     "--thorough",
     is_flag=True,
-    help="Also verify layouts of three and four ranks, and both built-in models.",
+    help="Also verify layouts of three and four ranks, fp16, and both built-in models.",
 )
 @click.option(
     "--timeout",

@@ -50,7 +50,7 @@ def module_with_wrong_backward(
     links: dict[nn.Module, NamedLink] = {}
     for chunk in dry_run.bundle.chunks:
         for name, module in named_modules(unwrapped(chunk), dry_run.bundle.transformer_config, 0):
-            link = ForwardLink(wrap=partial(points.wrap, name), compilable=False)
+            link = ForwardLink(wrap=partial(points.wrap, name), compilable=True)
             links[module] = NamedLink(name="slopes", place=LinkPlace.AROUND, link=link)
     with torch.compiler.set_stance("force_eager"), linked(links):
         points.records = True

@@ -39,21 +39,21 @@ def overflowing_step(
 @contextmanager
 def _infinite_gradients(dry_run: DryRun) -> Iterator[None]:
     optimizer: Any = dry_run.bundle.optimizer
-    inner = optimizer.prepare_grads
+    inner = optimizer.step
 
-    def prepare_grads() -> bool:
+    def step() -> Any:
         if dry_run.context.layout.coordinate("pp") == 0:
             for chunk in dry_run.bundle.chunks:
                 for parameter in chunk.parameters():
                     if (gradient := gradient_of(parameter)) is not None and gradient.numel():
                         gradient[(0,) * gradient.ndim] = torch.inf
-        return bool(inner())
+        return inner()
 
-    optimizer.prepare_grads = prepare_grads
+    optimizer.step = step
     try:
         yield
     finally:
-        del optimizer.prepare_grads  # which uncovers the method
+        optimizer.step = inner
 
 
 def _held(dry_run: DryRun) -> Iterator[tuple[str, Any]]:
@@ -67,8 +67,9 @@ def _held(dry_run: DryRun) -> Iterator[tuple[str, Any]]:
         if held.regions
     }
     for item in stepped_parameters(bundle.optimizer):
+        name = names.get(id(item.parameter), "a parameter")
         for state, value in item.inner.state[item.stepped].items():
-            yield f"{OF_OPTIMIZER} {state} of {names[id(item.parameter)]}", _copied(value)
+            yield f"{OF_OPTIMIZER} {state} of {name}", _copied(value)
     if bundle.scheduler is not None:
         yield SCHEDULE, dict(bundle.scheduler.state_dict())
 
