@@ -59,7 +59,7 @@ def cases(records: Sequence[Record], setting: Setting) -> Iterator[Case]:
     yield Case(
         name="skipped steps",
         occurred=None if setting.skipped is None else setting.skipped > 0,
-        detail="" if setting.skipped else "only fp16 skips any: train.precision=fp16",
+        detail="only fp16 skips any: train.precision=fp16" if setting.skipped is None else "",
     )
 
 
@@ -85,13 +85,13 @@ def _of_experts(routing: Mapping[str, Sequence[Routing]], setting: Setting) -> I
             tied.append(name)
     below = [name for name, ranks in routing.items() if any(rank.below_zero for rank in ranks)]
     has_groups = any(r.below_zero is not None for ranks in routing.values() for r in ranks)
-    fix = "" if setting.built_in else "the built-in model (without --config, --model moe)"
+    bias = "model.moe_router_enable_expert_bias=true" if has_groups else ""
     yield Case(
         name="experts of a group chosen by a score below 0",
         occurred=bool(below) if has_groups else None,
-        detail=", ".join(below)
-        or ("model.moe_router_enable_expert_bias=true" if has_groups else ""),
+        detail=", ".join(below) or bias,
     )
+    fix = "" if setting.built_in else "the built-in model (without --config, --model moe)"
     for name, where in (
         ("experts without tokens", empty),
         ("experts with all tokens", full),
