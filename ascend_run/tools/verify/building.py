@@ -116,8 +116,8 @@ def make_side(
         heads = {} if _sets_head_widths(question) else _WIDE_HEADS
         base = {**MODELS[model], **heads, "data.train": [KIT_DATASET], **base}
         base |= _fitting(base, all_sizes)
-        if (threshold := _CLIPPING.get(int(str(base["train.global_batch_size"])))) is not None:
-            base = {"optimizer.clip_grad": threshold, **base}
+        samples = int(str(base["train.global_batch_size"]))
+        base = {"optimizer.clip_grad": _CLIPPING.get(samples, _CLIPPING[4]), **base}
         if model == "moe" and sizes.get("tp", 1) > 1:
             sizes["sp"] = 1  # experts under tensor parallelism need it
     values = {**question.config, **layouts.settings(sizes), **PROBES}
