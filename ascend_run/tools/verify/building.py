@@ -25,7 +25,7 @@ from .small_settings import manifests_of, saves
 
 _WIDE_HEADS: Final = {"model.kv_channels": 8}
 """Not hidden size / heads, which is 4: a formula that takes one for the other is found."""
-_CLIPPING: Final[Mapping[int, float]] = {4: 3.8}
+_CLIPPING: Final[Mapping[int, float]] = {4: 3.8, 8: 3.1, 12: 3.125, 16: 2.57}
 """Size of the global batch -> threshold between the gradient norms of the steps of the built-in
 models, of which the largest are below twice the threshold: steps are clipped by less than half, and
 not at all."""
