@@ -186,6 +186,7 @@ def _read(folder: Path, rank: int) -> Record:
     forward, backward = data.pop("forward"), data.pop("backward")
     derivatives = [Derivative(**derivative) for derivative in data.pop("derivatives")]
     masks = [DropoutMask(**mask) for mask in data.pop("masks")]
+    by_name: dict[str, Any] = {kind: _below(tensors, f"{kind}/") for kind in _BY_NAME}
     return Record(
         **data,
         masks=masks,
@@ -198,7 +199,7 @@ def _read(folder: Path, rank: int) -> Record:
         weights=[reading(f"weights.{step}") for step in range(steps)],
         forward=_moments_of(forward),
         backward=_moments_of(backward),
-        **{kind: _below(tensors, f"{kind}/") for kind in _BY_NAME},
+        **by_name,
     )
 
 
