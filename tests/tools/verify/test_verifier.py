@@ -303,8 +303,8 @@ def test_a_wrong_plugin_is_found(verify: Verifier, plugin: type, phase: Phase, m
 @pytest.mark.parametrize(
     ("plugin", "model", "module", "why"),
     [
-        (gradients.ForgetsTheCap, "dense", "1.self_attention.linear_qkv", "the gradient of the "),
-        (gradients.DetachesTheRouter, "moe", "1.mlp.router", "decoder.layers.1.mlp.router.weight"),
+        (gradients.ForgetsTheCap, "dense", "self_attention.core_attention", "the gradient of the "),
+        (gradients.DetachesTheRouter, "moe", "mlp.router", "decoder.layers.1.mlp.router.weight"),
     ],
     ids=["forgets-the-cap", "detaches-the-router"],
 )
@@ -317,7 +317,7 @@ def test_a_wrong_gradient_of_both_runs_is_found(
     assert [check.name for check in verdict.checks if not check.passed] == [slopes.NAME]
     assert verdict.fault is not None
     assert verdict.fault.phase is Phase.BACKWARD
-    assert verdict.fault.module == f"decoder.layers.{module}"
+    assert verdict.fault.module == f"decoder.layers.1.{module}"
     assert verdict.fault.why.startswith(why)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import partial
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -17,14 +17,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ascend_run.core.checkpoint.regions import unwrapped
-from ascend_run.core.model.forward_chain import linked
 from ascend_run.core.train.step import ForwardBackward
-from ascend_run.plugin_api import ForwardLink, LinkPlace
 from ascend_run.testing.dry_run import DryRun
 from ascend_run.testing.gradients.differences import Derivative, direction, slopes
 from ascend_run.testing.gradients.loss_terms import MAIN, LossTerms
 from ascend_run.types.data import Samples
-from ascend_run.types.forward import Forward, NamedLink
 
 from .taps import named_modules
 
@@ -47,12 +44,11 @@ def module_with_wrong_backward(
     """
     terms = LossTerms(dry_run, forward_backward, [next(dry_run.batches(dataset))])
     points = _Points()
-    links: dict[nn.Module, NamedLink] = {}
-    for chunk in dry_run.bundle.chunks:
-        for name, module in named_modules(unwrapped(chunk), dry_run.bundle.transformer_config, 0):
-            link = ForwardLink(wrap=partial(points.wrap, name), compilable=True)
-            links[module] = NamedLink(name="slopes", place=LinkPlace.AROUND, link=link)
-    with torch.compiler.set_stance("force_eager"), linked(links):
+    with torch.compiler.set_stance("force_eager"), ExitStack() as hooks:
+        for chunk in dry_run.bundle.chunks:
+            model = unwrapped(chunk)
+            for name, module in named_modules(model, dry_run.bundle.transformer_config, 0):
+                points.hook(name, module, hooks)
         points.records = True
         terms.gradients_of_main()
         points.records = False
@@ -107,12 +103,20 @@ class _Points:
     moves: dict[_Point, Tensor] = attrs.field(factory=dict)
     """What is added to an activation, in its next forward."""
 
-    def wrap(self, name: str, inner: Forward) -> Forward:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self._passed(name, "in", (args, kwargs))
-            return self._passed(name, "out", inner(*args, **kwargs))
+    def hook(self, name: str, module: nn.Module, hooks: ExitStack) -> None:
+        """Add hooks outside of those that a module has, whose backward is then its own."""
 
-        return forward
+        # The output layer's are also called by its model, without arguments.
+        def before(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+            return self._passed(name, "in", (args, kwargs))
+
+        def after(module: nn.Module, args: Any, output: Any) -> Any:
+            return self._passed(name, "out", output)
+
+        hooks.enter_context(
+            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        )
+        hooks.enter_context(module.register_forward_hook(after))
 
     def _passed(self, name: str, kind: str, given: Any) -> Any:
         if not self.records and not self.moves:
