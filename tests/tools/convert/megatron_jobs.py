@@ -23,11 +23,36 @@ from .megatron_files import (
     ROPE,
     VALUE,
     VOCABULARY,
+    WIDTH,
 )
 
 
-def build(*, tp: int, pp: int, ep: int, tied: bool, latent: str) -> Any:
-    """Build this rank's stage; the process groups must exist."""
+def of_gpt_oss() -> dict[str, Any]:
+    """The options with which Megatron has biases of experts and attention sinks."""
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+    return {
+        "num_query_groups": GROUPS,
+        "kv_channels": WIDTH,
+        "moe_ffn_hidden_size": FFN,
+        "expert_tensor_parallel_size": 1,
+        "add_bias_linear": True,
+        "add_qkv_bias": True,
+        "softmax_type": "learnable",
+        "window_size": (4, 0),
+        "window_attn_skip_freq": 2,
+        "activation_func": quick_gelu,
+        "activation_func_clamp_value": 7.0,
+        "glu_linear_offset": 1.0,
+    }
+
+
+def build(*, tp: int, pp: int, ep: int, expert_tp: int | None, tied: bool, latent: str) -> Any:
+    """Build this rank's stage; the process groups must exist.
+
+    Args:
+        expert_tp: Not None: with biases of experts, as gpt-oss has them.
+    """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import (
@@ -41,9 +66,11 @@ def build(*, tp: int, pp: int, ep: int, tied: bool, latent: str) -> Any:
     )
     from megatron.core.transformer.identity_op import IdentityOp
 
-    experts = EXPERTS if ep > 1 or latent else None
+    experts = EXPERTS if ep > 1 or latent or expert_tp else None
     of_kind: dict[str, Any] = {"num_query_groups": GROUPS}
-    if latent:
+    if expert_tp:
+        of_kind = of_gpt_oss()
+    elif latent:
         of_kind = {
             "multi_latent_attention": True,
             "qk_layernorm": True,
@@ -57,26 +84,28 @@ def build(*, tp: int, pp: int, ep: int, tied: bool, latent: str) -> Any:
             "moe_ffn_hidden_size": FFN,
             "moe_shared_expert_intermediate_size": FFN,
         }
-    config = (MLATransformerConfig if latent else TransformerConfig)(
-        **of_kind,
-        num_layers=4,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        ffn_hidden_size=FFN,
-        num_moe_experts=experts,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        expert_model_parallel_size=ep,
-        moe_token_dispatcher_type="alltoall",
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        normalization="RMSNorm",
-        use_cpu_initialization=True,
-        perform_initialization=False,
-        pipeline_dtype=torch.float32,
-        cuda_graph_scope=[],
-    )
+    options: dict[str, Any] = {
+        "num_layers": 4,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "ffn_hidden_size": FFN,
+        "num_moe_experts": experts,
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "expert_model_parallel_size": ep,
+        "moe_token_dispatcher_type": "alltoall",
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "normalization": "RMSNorm",
+        "use_cpu_initialization": True,
+        "perform_initialization": False,
+        "pipeline_dtype": torch.float32,
+        "cuda_graph_scope": [],
+    }
+    config = (MLATransformerConfig if latent else TransformerConfig)(**{**options, **of_kind})
+    if expert_tp:  # the config refuses 2 with biases; the modules and their shards do not
+        config.expert_tensor_parallel_size = expert_tp
     if latent:
         layers = get_gpt_decoder_block_spec(
             config, use_transformer_engine=False, normalization="RMSNorm"
@@ -108,6 +137,7 @@ def load_and_save(
     tp: int,
     pp: int,
     ep: int,
+    expert_tp: int | None,
     tied: bool,
     latent: str,
 ) -> None:
@@ -130,8 +160,9 @@ def load_and_save(
             tensor_model_parallel_size=tp,
             pipeline_model_parallel_size=pp,
             expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=expert_tp,
         )
-        model = build(tp=tp, pp=pp, ep=ep, tied=tied, latent=latent)
+        model = build(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, tied=tied, latent=latent)
         name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
         name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}" if pp > 1 else ""
         name += f"_{parallel_state.get_expert_model_parallel_rank():03d}" if ep > 1 else ""
@@ -158,7 +189,7 @@ def load_and_save(
             {"model": model.sharded_state_dict(), "args": args, "iteration": 7},
             f"{target}/torch_dist",
         )
-        again = build(tp=tp, pp=pp, ep=ep, tied=tied, latent=latent)
+        again = build(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, tied=tied, latent=latent)
         sharded = {"model": again.sharded_state_dict()}
         # The states of Transformer Engine, which have no counterpart in other formats, are missing.
         found = dist_checkpointing.load(sharded, distributed, strict=StrictHandling.LOG_ALL)

@@ -11,13 +11,10 @@ import torch
 
 from ascend_run.core.hugging_face.json_files import read_hf_config
 from ascend_run.entrypoints.cli import run
-from ascend_run.plugin_api import CheckpointError, RunConfig
-from ascend_run.tools.convert.formats.parameter_shards import require_known
 from ascend_run.tools.convert.model_config import load_family
 from tests.plugins.models.cases import BY_NAME, FAMILIES, Family
 from tests.plugins.models.published import BUFFERS, publish
 from tests.support.family_checks import stored
-from tests.support.tiny_configs import model_fields, parallel_fields
 
 FORMATS: Final = ("ascend-run", "mp-rank", "torch-dist")
 PAGE: Final = Path(__file__).parents[3] / "docs" / "convert.md"
@@ -101,15 +98,3 @@ def test_a_family_returns_or_is_refused_as_the_page_says(
 def test_the_page_lists_families_and_gives_reasons() -> None:
     assert {*REFUSED} < {*BY_NAME}
     assert all(REFUSED.values())
-
-
-def test_biases_of_experts_are_refused_as_not_converted() -> None:
-    """Megatron has them, unlike the norm of the embedding."""
-    config = RunConfig(model=model_fields(), parallel=parallel_fields())
-    names = ["decoder.layers.0.mlp.experts.fc1_bias", "embedding.layernorm.weight"]
-    with pytest.raises(CheckpointError) as caught:
-        require_known(["decoder.layers.0.mlp.experts.fc1", *names], config, "torch_dist")
-    assert [*caught.value.problems] == [
-        f"parameter {names[0]} is a bias of experts, which is not converted yet",
-        f"parameter {names[1]} does not exist in Megatron's GPTModel",
-    ]

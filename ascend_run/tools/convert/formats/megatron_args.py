@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
@@ -64,6 +65,13 @@ _SPARSE: Final = (
     "moe_router_topk_scaling_factor",
     "moe_sparsemixer_eps",
 )
+_BIASES_OF_SPARSE: Final = (
+    "add_qkv_bias",
+    "add_linear_proj_bias",
+    "add_router_bias",
+    "add_expert_bias",
+)
+"""What ``add_bias_linear`` adds to layers with experts."""
 _RENAMED: Final = {
     "norm_epsilon": "layernorm_epsilon",
     "swiglu": "gated_linear_unit",
@@ -127,6 +135,10 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
         flags = [int(n % frequency == 0) for n in range(slots)] if every else frequency
         kept_flags = [flags[n] for n in range(slots) if n not in empty]
         values["moe_layer_freq"] = kept_flags if 0 in kept_flags else 1
+    if args.get("num_experts") and args.get("add_bias_linear"):
+        values |= {"add_bias_linear": False, **dict.fromkeys(_BIASES_OF_SPARSE, True)}
+        if isinstance(values.get("moe_layer_freq"), list):  # some layers are dense
+            values["add_mlp_bias"] = True
     grouped = args.get("group_query_attention", args.get("num_query_groups") is not None)
     values["num_query_groups"] = (
         args["num_query_groups"] if grouped else args["num_attention_heads"]
@@ -175,6 +187,7 @@ def make_args(
     slots = model.num_layers + len(options.noop_layers)
     vpp = 2 if options.schedules_method == DUALPIPEV else options.vpp
     if model.num_moe_experts:
+        values["add_bias_linear"] = linear_biases(model).experts  # all or none, or not written
         sparse = iter([int(n in moe_layers(model)) for n in range(model.num_layers)])
         empty = {*options.noop_layers}
         values["moe_layer_freq"] = [0 if n in empty else next(sparse) for n in range(slots)]

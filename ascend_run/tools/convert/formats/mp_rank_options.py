@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.plugin_api.errors import LayoutError
 from ascend_run.types.config import RunConfig
 
@@ -14,6 +16,9 @@ from .expert_shards import ExpertNames
 from .latent_attention import require_adjacent_pairs
 from .megatron_names import Names
 from .shard_layout import LayoutOptions
+
+_NOT_IN_LEGACY: Final = re.compile(r"\.(shared_experts\.|softmax_offset$|router\.bias$)")
+_EXPERT_BIAS: Final = re.compile(r"\.mlp\.experts\.fc[12]_bias$")
 
 
 @attrs.frozen(kw_only=True)
@@ -78,6 +83,31 @@ def _expert_names(names: Names, *, grouped: bool, legacy: bool) -> ExpertNames:
         return ExpertNames.SEQUENTIAL
     engine = names is Names.TRANSFORMER_ENGINE and not legacy
     return ExpertNames.NUMBERED if engine else ExpertNames.GROUPED
+
+
+def for_biases_of_experts(options: MpRankOptions, config: RunConfig) -> MpRankOptions:
+    """Return options whose experts are whole where they have biases, unless a size is named.
+
+    Source: megatron-core 0.16, ``TransformerConfig.__post_init__``: "Bias in Moe is only supported
+    when ETP==1".
+    """
+    layout = options.layout
+    if not linear_biases(config.model).experts or layout.expert_tp or layout.moe_tp_extend_ep:
+        return options
+    return attrs.evolve(options, layout=attrs.evolve(layout, expert_tp=1))
+
+
+def unwritable(name: str, options: MpRankOptions) -> str | None:
+    """Return why files of these options cannot have a parameter of ours; None if they can."""
+    if options.names is Names.LEGACY and _NOT_IN_LEGACY.search(name):
+        return f"parameter {name} does not exist in megatron.legacy; use mp-rank"
+    if options.experts is ExpertNames.GROUPED and _EXPERT_BIAS.search(name):
+        return (
+            f"parameter {name}: experts in weight1 and weight2 have no biases; leave out "
+            "--moe-grouped-gemm, or name it with --transformer-impl transformer_engine and "
+            "without --moe-use-legacy-grouped-gemm"
+        )
+    return None
 
 
 def require_latent(options: MpRankOptions, config: RunConfig) -> None:

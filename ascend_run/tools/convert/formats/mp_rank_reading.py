@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import attrs
 from torch import Tensor
 
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.core.hugging_face.parameter_rows import (
     EMBEDDING,
@@ -19,7 +19,13 @@ from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.differences import difference
 from ascend_run.types.config import RunConfig
 
-from .expert_shards import is_expert_name, join_experts, num_fc2_elements
+from .expert_shards import (
+    expert_part,
+    is_expert_name,
+    is_replicated,
+    join_experts,
+    num_fc2_elements,
+)
 from .mp_rank_files import MpRankFiles, chunk_slots
 from .parameter_shards import LAYER, Split, expected_shape, join, stored_split
 from .qkv_order import FIRST_ORDERED, in_current_order, require_plain_heads
@@ -98,7 +104,7 @@ class _Reader:
 
     def names(self) -> Iterator[tuple[str, int, int, str]]:
         """Yield (global name, stage, chunk, name in the file) of each parameter, in model order."""
-        number = 0
+        number, has_router_bias = 0, linear_biases(self.config.model).router
         for stage, chunk, slots in chunk_slots(self.files):
             numbers = {slot: number + n for n, slot in enumerate(slots)}
             number += len(slots)
@@ -110,13 +116,14 @@ class _Reader:
                     continue
                 at = f"decoder.layers.{numbers[int(match[1])]}."
                 inner = match[2]
-                if inner == _ROUTER_BIAS and not self._first(stage)[chunk][local].any():
+                unused = inner == _ROUTER_BIAS and not has_router_bias
+                if unused and not self._first(stage)[chunk][local].any():
                     continue
                 if not is_expert_name(inner):
                     yield at + inner, stage, chunk, local
                     continue
-                for part in ("fc1", "fc2"):
-                    if (name := f"{at}mlp.experts.{part}") not in seen:
+                for part in ("fc1", "fc2", expert_part(inner)):
+                    if part and (name := f"{at}mlp.experts.{part}") not in seen:
                         seen.add(name)
                         yield name, stage, chunk, local
 
@@ -166,10 +173,11 @@ class _Reader:
             tensors: list[Mapping[str, Tensor]] = [
                 _inner_experts(self.files.ranks[rank][chunk], int(match[1])) for rank in held
             ]
-            parts = self._expert_tp(tensors)
+            part_name = name.rpartition(".")[2]
+            parts = 1 if is_replicated(part_name) else self._expert_tp(tensors)
             if len(held) == parts:
                 continue
-            for inner in filter(_part_of(name).fullmatch, tensors[0]):
+            for inner in (n for n in tensors[0] if expert_part(n) == part_name):
                 for part in range(parts):
                     yield f"decoder.layers.{match[1]}.{inner}", held[part::parts]
 
@@ -228,7 +236,7 @@ class _Reader:
         held: list[list[Mapping[str, Tensor]]],
         convert: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """Read ``fc1`` or ``fc2`` of all experts of a layer."""
+        """Read a part of all experts of a layer: ``fc1``, ``fc2``, or bias of either."""
         model = self.config.model
         stacked = join_experts(
             part,
@@ -262,12 +270,6 @@ def _inner_experts(chunk: Mapping[str, Tensor], slot: int) -> dict[str, Tensor]:
         for name, tensor in chunk.items()
         if name.startswith(f"{prefix}mlp.experts.")
     }
-
-
-def _part_of(name: str) -> re.Pattern[str]:
-    """Return a pattern of the names of one expert parameter, ``...fc1`` or ``...fc2``."""
-    part = name.rpartition(".")[2]
-    return re.compile(rf"mlp\.experts\.(.*linear_{part}\..*|weight{part[-1]})")
 
 
 def _rows(tensor: Tensor) -> int:

@@ -22,13 +22,13 @@ from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.tools.convert.new_folder import new_folder
 from ascend_run.tools.convert.write_queue import write_queue
 
-from .expert_shards import ExpertNames, split_experts
+from .expert_shards import ExpertNames, is_replicated, split_experts
 from .latent_attention import with_mindspeed_modules
 from .megatron_args import make_args
 from .megatron_names import Names, head_copy, nested, theirs
 from .model_source import ModelSource, Progress
 from .mp_rank_files import FILE_NAME, TRACKER
-from .mp_rank_options import MpRankOptions, require_latent
+from .mp_rank_options import MpRankOptions, for_biases_of_experts, require_latent, unwritable
 from .parameter_shards import (
     EXPERTS,
     LAYER,
@@ -97,9 +97,9 @@ class _Writer:
         model = source.config.model
         self.source = source
         self.config = source.config
-        self.options = options
+        self.options = for_biases_of_experts(options, self.config)
         self.layout: ShardLayout = shard_layout(
-            options.layout, model.num_layers, model.num_moe_experts
+            self.options.layout, model.num_layers, model.num_moe_experts
         )
         self.sparse = moe_layers(model)
         multiple = options.make_vocab_size_divisible_by or model.make_vocab_size_divisible_by
@@ -120,8 +120,8 @@ class _Writer:
         """
         unknown, uneven = [], []
         for name, header in self.source.headers.items():
-            if self.options.names is Names.LEGACY and ".shared_experts." in name:
-                unknown.append(f"parameter {name} does not exist in megatron.legacy; use mp-rank")
+            if problem := unwritable(name, self.options):
+                unknown.append(problem)
             if (of_experts := EXPERTS.fullmatch(name)) is not None:
                 if problem := self._uneven_experts(of_experts[1], header):
                     uneven.append(problem)
@@ -233,9 +233,11 @@ class _Writer:
         )
 
     def _uneven_experts(self, part: str, header: Tensor) -> str | None:
-        """Return what is wrong with dividing the width of experts."""
-        gated = part == "fc1" and self.config.model.gated_linear_unit
-        rows = header.shape[1] if part == "fc1" else header.shape[2]
+        """Return what is wrong with dividing the width of experts; None if nothing is."""
+        if is_replicated(part):
+            return None
+        gated = part != "fc2" and self.config.model.gated_linear_unit
+        rows = header.shape[2] if part == "fc2" else header.shape[1]
         width = rows // 2 if gated else rows
         if width % self.layout.expert_tp:
             return f"experts of width {width} are not divisible by tp={self.layout.expert_tp}"

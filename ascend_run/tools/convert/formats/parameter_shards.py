@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.core.hugging_face.parameter_rows import VOCABULARY_PARAMETERS
 from ascend_run.plugin_api.errors import CheckpointError
+from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
 
 LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-EXPERTS: Final = re.compile(r"decoder\.layers\.\d+\.mlp\.experts\.(fc1|fc2)")
-
-_EXPERT_BIAS: Final = re.compile(rf"{EXPERTS.pattern}_bias")
+EXPERTS: Final = re.compile(r"decoder\.layers\.\d+\.mlp\.experts\.(fc[12](?:_bias)?)")
 
 
 class Split(StrEnum):
@@ -53,6 +53,8 @@ _REPLICATED: Final = re.compile(
     r"|mlp\.(linear_fc2\.bias|router\.(weight|expert_bias)|shared_experts\.gate_weight)"
     r"|(input|pre_mlp)_layernorm\.(weight|bias)"
 )
+_SINKS: Final = "self_attention.core_attention.softmax_offset"
+_ROUTER_BIAS: Final = "mlp.router.bias"
 _REPLICATED_OUTSIDE: Final = frozenset(
     {
         "embedding.position_embeddings.weight",
@@ -70,14 +72,35 @@ def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
         CheckpointError: Lists all problems.
     """
     unknown = [
-        f"parameter {name} is a bias of experts, which is not converted yet"
-        if _EXPERT_BIAS.fullmatch(name)
-        else f"parameter {name} does not exist in Megatron's GPTModel"
+        f"parameter {name} does not exist in Megatron's GPTModel"
         for name in names
         if EXPERTS.fullmatch(name) is None and split_of(name, config) is None
     ]
+    unknown += _bias_problems(config)
     if unknown:
         raise CheckpointError(f"this model cannot be written as {target}", unknown)
+
+
+def _bias_problems(config: RunConfig) -> list[str]:
+    """Return why Megatron has no model with these biases: one switch adds all those of a layer."""
+    model, biases = config.model, linear_biases(config.model)
+    if not (biases.router or biases.experts):
+        return []
+    has = {
+        "add_qkv_bias": biases.qkv,
+        "add_linear_proj_bias": biases.proj,
+        "add_router_bias": biases.router,
+        "add_expert_bias": biases.experts,
+    }
+    if len(moe_layers(model)) < model.num_layers:
+        has["add_mlp_bias"] = biases.mlp
+    lacking = ", ".join(f"model.{name}" for name, value in has.items() if not value)
+    others = ", ".join(f"model.{name}" for name, value in has.items() if value)
+    problem = (
+        f"{lacking}=false with {others}=true: Megatron adds the biases of attention, router and "
+        "experts together, with --add-bias-linear"
+    )
+    return [problem] if lacking else []
 
 
 def split_of(name: str, config: RunConfig, *, engine: bool = False) -> Split | None:
@@ -95,6 +118,10 @@ def split_of(name: str, config: RunConfig, *, engine: bool = False) -> Split | N
     inner = LAYER.fullmatch(name)
     rest = inner[2] if inner else ""
     if config.model.multi_latent_attention and rest == _LATENT_QKV:
+        return Split.NONE
+    if rest == _SINKS and config.model.softmax_type == "learnable":
+        return Split.ROWS
+    if rest == _ROUTER_BIAS and linear_biases(config.model).router:
         return Split.NONE
     if _DOWN.fullmatch(rest):
         return Split.NONE if engine else Split.ROWS
@@ -172,6 +199,7 @@ def expected_shape(name: str, config: RunConfig) -> tuple[int, ...] | None:
     shapes: dict[str, tuple[int, ...]] = {
         "mlp.linear_fc1": (ffn * (2 if model.gated_linear_unit else 1), hidden),
         "mlp.linear_fc2": (hidden, ffn),
+        _SINKS.rpartition(".")[0]: (model.num_attention_heads,),
         **(_latent_shapes(config) if model.multi_latent_attention else _attention_shapes(config)),
     }
     module, _, kind = rest.rpartition(".")

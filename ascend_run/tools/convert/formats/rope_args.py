@@ -43,7 +43,11 @@ def rope_values(args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     factor = None if latent else args.get("rotary_seq_len_interpolation_factor")
     if factor not in (None, 1):
         found.append({"type": "linear", "factor": float(factor)})
-    problems: list[str] = []
+    problems = [
+        f"{name} is {show(args[name])}: the numbers of its yarn are not in the args"
+        for name, value in (("enable_gpt_oss", True), ("position_embedding_type", "yarn"))
+        if args.get(name) == value
+    ]
     if (kind := args.get("rope_scaling_type")) is not None:
         if kind in PARAMETERS:
             found.append({"type": kind, **_parameters(kind, args, problems)})

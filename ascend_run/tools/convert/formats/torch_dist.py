@@ -33,7 +33,7 @@ from .megatron_args import make_args
 from .megatron_names import Names, ours, theirs
 from .model_source import ModelSource, Progress
 from .mp_rank_files import TRACKER
-from .parameter_shards import LAYER, expected_shape, require_known
+from .parameter_shards import EXPERTS, LAYER, expected_shape, require_known
 from .safe_pickle import load_bytes
 from .shard_layout import LayoutOptions
 from .torch_dist_index import INDEX, IndexedTensor, read_index
@@ -43,7 +43,7 @@ COMMON: Final = "common.pt"
 _FILE: Final = "__0_0.distcp"
 _STACKED: Final = re.compile(r"decoder\.layers\.(?!\d)(.+)")
 _MODEL: Final = ("embedding.", "decoder.", "output_layer.")
-_EXPERTS: Final = re.compile(r"mlp\.experts\.experts\.linear_(fc[12])\.weight")
+_EXPERTS: Final = re.compile(r"mlp\.experts\.experts\.linear_(fc[12])\.(weight|bias)")
 
 
 @attrs.frozen
@@ -231,7 +231,8 @@ def _our_name(name: str) -> str:
     name = ours(name)
     match = LAYER.fullmatch(name)
     if match is not None and (experts := _EXPERTS.fullmatch(match[2])):
-        return f"decoder.layers.{match[1]}.mlp.experts.{experts[1]}"
+        bias = "_bias" if experts[2] == "bias" else ""
+        return f"decoder.layers.{match[1]}.mlp.experts.{experts[1]}{bias}"
     return name
 
 
@@ -254,7 +255,9 @@ def _stored_name(name: str, config: RunConfig, names: Names) -> tuple[str, int |
     elif not latent:
         inner = re.sub(r"^input_layernorm\.", "self_attention.linear_qkv.layer_norm_", inner)
         inner = re.sub(r"^pre_mlp_layernorm\.", "mlp.linear_fc1.layer_norm_", inner)
-    inner = re.sub(r"mlp\.experts\.(fc[12])", r"mlp.experts.experts.linear_\1.weight", inner)
+    if (experts := EXPERTS.fullmatch(name)) is not None:
+        linear, _, bias = experts[1].partition("_")
+        inner = f"mlp.experts.experts.linear_{linear}.{bias or 'weight'}"
     sparse = model.num_moe_experts and model.moe_layer_freq != 1
     if sparse:
         return f"decoder.layers.{match[1]}.{inner}", None
