@@ -173,3 +173,15 @@ def test_copies_of_a_bias_that_differ_are_refused(
     assert convert("--to", "hf", folder, tmp_path / "out") == 2
     where = "decoder.layers.2.mlp.experts.fc2_bias differs between mp_rank_00 and mp_rank_01"
     assert where in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("hf")
+def test_a_router_bias_of_zero_is_kept(tmp_path: Path) -> None:
+    """It is left out only where the model has none."""
+    folder = tmp_path / "megatron"
+    assert convert("--to", "mp-rank", tmp_path / "hf", folder) == 0
+    state, file = stored_rank(folder, "mp_rank_00")
+    state["model"]["decoder.layers.2.mlp.router.bias"].zero_()
+    torch.save(state, file)
+    assert convert("--to", "hf", folder, tmp_path / "out") == 0
+    assert not stored(tmp_path / "out")["model.layers.2.mlp.router.bias"].any()

@@ -28,6 +28,7 @@ PLAIN_ARGS = {
     "softmax_type": "vanilla",
 }
 SPARSE_ARGS = {"num_experts": 4, "moe_router_topk_scaling_factor": None}
+BIASES = {f"add_{kind}_bias": True for kind in ("qkv", "linear_proj", "router", "expert")}
 LATENT_ARGS = {"multi_latent_attention": True, "kv_channels": 4, "rotary_scaling_factor": 1.0}
 
 
@@ -93,6 +94,11 @@ LATENT_ARGS = {"multi_latent_attention": True, "kv_channels": 4, "rotary_scaling
             },
         ),
         ({**SPARSE_ARGS, "moe_router_topk_scaling_factor": 1.0}, {"num_moe_experts": 4}),
+        ({**SPARSE_ARGS, "add_bias_linear": True}, {"add_bias_linear": False, **BIASES}),
+        (
+            {**SPARSE_ARGS, "add_bias_linear": True, "moe_layer_freq": [0, 1]},
+            {**BIASES, "add_mlp_bias": True},
+        ),
         ({"squared_relu": True}, {"activation": "squared_relu"}),
         ({"apply_layernorm_1p": True}, {"layernorm_zero_centered_gamma": True}),
         ({"softmax_type": "learnable"}, {"softmax_type": "learnable"}),
@@ -140,6 +146,8 @@ def test_args_that_change_the_model_are_read(
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
+        ({"enable_gpt_oss": True}, "enable_gpt_oss is true: the numbers of its yarn are not"),
+        ({"position_embedding_type": "yarn"}, "position_embedding_type is 'yarn': the numbers"),
         ({"rope_scaling_type": "plm"}, "rope_scaling_type is 'plm'"),
         ({"rope_scaling_type": "llama3"}, "without low_freq_factor"),
         ({"rope_scaling_type": "longrope", "short_factor": "1,2"}, "'1,2', not a list"),
