@@ -98,7 +98,7 @@ def for_biases_of_experts(options: MpRankOptions, config: RunConfig) -> MpRankOp
 
 
 def unwritable(name: str, options: MpRankOptions) -> str | None:
-    """Return why files of these options cannot have a parameter of ours; None if they can."""
+    """Return why files of these options cannot have a parameter; None if they can."""
     if options.names is Names.LEGACY and _NOT_IN_LEGACY.search(name):
         return f"parameter {name} does not exist in megatron.legacy; use mp-rank"
     if options.experts is ExpertNames.GROUPED and _EXPERT_BIAS.search(name):
