@@ -97,6 +97,7 @@ check: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/third_party_*/src
 	$(BIN)/lint-imports
 	$(BIN)/python -m scripts.static_manifests --check
 	$(BIN)/python scripts/plugin_table.py --check

@@ -11,7 +11,7 @@ from ascend_run.registry.static_manifest import StaticManifest, static_manifest
 from scripts.static_manifests import ROOT, SETUP, command, static_manifests
 
 CATALOGUE = discover()
-CLASSES = CATALOGUE.load(name for name, found in CATALOGUE.items() if found.first_party)
+CLASSES = {name: found.entry_point.load() for name, found in CATALOGUE.items() if found.first_party}
 CANONICAL = [name for name, plugin in CLASSES.items() if name == plugin.manifest.name]
 
 

@@ -34,7 +34,9 @@ class Meter:
             for field in attrs.fields(PlatformOps)
             if callable(function := getattr(operators, field.name))
         }
-        counted = {name: self._counted(name, function) for name, function in there.items()}
+        counted: dict[str, Any] = {
+            name: self._counted(name, function) for name, function in there.items()
+        }
         return attrs.evolve(operators, **counted)
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

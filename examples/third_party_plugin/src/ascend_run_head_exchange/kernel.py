@@ -57,12 +57,10 @@ class HeadExchangeKernel(AttentionKernel[Saved]):
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> AttentionResult[Saved]:
         copies = 1 if k.shape[HEADS] % self.group.size() == 0 else q.shape[HEADS] // k.shape[HEADS]
-        inside = [
-            self._to_heads(x)
-            for x in (q, k.repeat_interleave(copies, HEADS), v.repeat_interleave(copies, HEADS))
-        ]
-        out, lse, inner_saved = self.inner.forward(*inside, self._inside(spec))
-        named = dict(zip(_NAMES, (*inside, out, lse), strict=True))
+        k, v = (x.repeat_interleave(copies, HEADS) for x in (k, v))
+        q, k, v = (self._to_heads(x) for x in (q, k, v))
+        out, lse, inner_saved = self.inner.forward(q, k, v, self._inside(spec))
+        named = dict(zip(_NAMES, (q, k, v, out, lse), strict=True))
         kept = {name: named[name] for name in _NAMES if name in self.inner.backward_reads}
         return AttentionResult(
             self._to_sequence(out),
@@ -81,11 +79,9 @@ class HeadExchangeKernel(AttentionKernel[Saved]):
         saved: Saved,
         spec: AttentionSpec,
     ) -> tuple[Tensor, ...]:
+        q, k, v, out, lse = (saved.kept.get(name) for name in _NAMES)
         dq, dk, dv, *extras = self.inner.backward(
-            self._to_heads(dout),
-            *(saved.kept.get(name) for name in _NAMES),
-            saved.inner,
-            self._inside(spec),
+            self._to_heads(dout), q, k, v, out, lse, saved.inner, self._inside(spec)
         )
         copies = (-1, saved.copies)
         dk, dv = (self._to_sequence(x).unflatten(HEADS, copies).sum(HEADS) for x in (dk, dv))
