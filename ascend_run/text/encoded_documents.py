@@ -87,6 +87,8 @@ def _encode(
     dtype = dtype_for(tokenizer.vocab_size)
     ids: list[NDArray[Any]] = []
     for batch in document_batches(corpus.read()):
+        if corpus.reader.problems:  # raised at the end of the files
+            continue
         encoded = tokenizer.encoder.encode([document.text for document, _ in batch])
         ids += [np.concatenate((each, end)).astype(dtype) for each in encoded]
     if not ids:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import attrs
 
 from ascend_run.plugin_api import DataError
 
 from .document_files import PREPROCESS_OPTIONS, InputFile, OptionNames, Reader, find_files
+
+_CHECKED_DOCUMENTS: Final = 100
+"""A wrong key or format is in all rows, so these show it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,10 +42,14 @@ class TextSource:
         return Reader(self.key, options=self.options)
 
     def problems(self) -> Sequence[str]:
-        """Read everything, and return what is wrong, one sentence each."""
+        """Read the first documents, and return what is wrong, one sentence each.
+
+        Rows after them are checked where all of them are read: ``encoded_documents``.
+        """
+        reader = self.reader()
         try:
-            for _ in self.reader().read(self.files()):
+            for _ in islice(reader.read(self.files()), _CHECKED_DOCUMENTS):
                 pass
         except DataError as error:
             return error.problems
-        return ()
+        return reader.problems

@@ -172,6 +172,18 @@ def test_data_that_cannot_be_used_are_refused_before_any_rank_starts(workplace: 
     assert not (workplace / "runs" / "foreign").exists()
 
 
+def test_a_late_row_that_cannot_be_used_is_refused_before_the_first_step(workplace: Path) -> None:
+    """Found where all text is read: by the rank that encodes it."""
+    rows = [*(f'{{"text": "text {n}"}}' for n in range(150)), '{"body": "no text"}']
+    (workplace / "late.jsonl").write_text("\n".join(rows))
+    words = ["--config", "run.toml", "data.train=late.jsonl", "run.output_dir=runs/late"]
+    code, errors = finish(start(workplace, *words))
+    assert code == 2
+    assert "error: this run cannot start:\n  pretrain: late.jsonl:151: expected text" in errors
+    assert "Traceback" not in errors
+    assert readings(workplace, "late") == []
+
+
 def test_a_failed_save_ends_the_run_and_keeps_earlier_checkpoints(
     workplace: Path, saved: Path
 ) -> None:

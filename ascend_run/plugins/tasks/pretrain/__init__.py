@@ -62,10 +62,14 @@ class Pretrain:
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        from .sources import source_problems
+        from ascend_run.text.dataset_paths import is_source
 
-        found = source_problems(config, self.config)
-        return [*_data_problems(config), *(f"pretrain: {problem}" for problem in found)]
+        problems = [*_data_problems(config)]
+        if any(map(is_source, (*config.data.train, *config.data.validation))):
+            from .sources import source_problems  # imports the readers of text
+
+            problems += [f"pretrain: {p}" for p in source_problems(config, self.config)]
+        return problems
 
     @hookimpl
     def ascend_task(self) -> Task:

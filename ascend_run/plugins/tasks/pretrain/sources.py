@@ -12,7 +12,8 @@ from ascend_run.text.handlers.loading import key_mapping, load_handler
 from ascend_run.text.text_source import TextSource
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api import RunConfig
+    from ascend_run.plugin_api import ArrayCache, RunConfig
+    from ascend_run.text.encoded_documents import EncodedDocuments
     from ascend_run.text.tokenizer import TextTokenizer
 
     from . import PretrainConfig
@@ -68,8 +69,36 @@ def source_tokenizer(config: RunConfig, options: PretrainConfig) -> TextTokenize
     return tokenizer
 
 
+def read_sources(
+    config: RunConfig, options: PretrainConfig, cache: ArrayCache
+) -> Mapping[str, EncodedDocuments]:
+    """Return the documents of all text that ``[data]`` names, by name.
+
+    Raises:
+        DataError: A source or the tokenizer cannot be used; lists the bad rows of all sources.
+    """
+    from ascend_run.text.encoded_documents import encoded_documents  # imports numpy
+
+    sources = text_sources(config, options)
+    tokenizer = source_tokenizer(config, options) if sources else None
+    found: dict[str, EncodedDocuments] = {}
+    problems: list[str] = []
+    for name, source in sources.items():
+        assert tokenizer is not None
+        try:
+            found[name] = encoded_documents(source, tokenizer, cache)
+        except DataError as error:
+            problems += error.problems or [error.headline]
+    if problems:
+        raise DataError("this run cannot start", [f"pretrain: {problem}" for problem in problems])
+    return found
+
+
 def source_problems(config: RunConfig, options: PretrainConfig) -> Iterator[str]:
-    """Yield everything that is wrong with the text that ``[data]`` names; reads all of it."""
+    """Yield what is wrong with the text that ``[data]`` names; reads its first documents.
+
+    Bad rows after them are found by ``read_sources``, before the first step.
+    """
     try:
         sources = text_sources(config, options)
         if sources:

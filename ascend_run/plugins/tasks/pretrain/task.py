@@ -19,9 +19,8 @@ from ascend_run.plugin_api import (
     TokenDocuments,
 )
 from ascend_run.plugins.tasks import next_token_loss
-from ascend_run.text.encoded_documents import encoded_documents
 
-from .sources import source_tokenizer, text_sources
+from .sources import read_sources
 
 if TYPE_CHECKING:
     from . import PretrainConfig
@@ -50,18 +49,13 @@ class PretrainTask:
             DataError: A source or the tokenizer cannot be used.
         """
         data = context.config.data
-        sources = text_sources(context.config, self.options)
-        tokenizer = source_tokenizer(context.config, self.options) if sources else None
-        documents: dict[str, TokenDocuments] = {}
-        for name, source in sources.items():
-            assert tokenizer is not None
-            encoded = encoded_documents(source, tokenizer, context.cache)
-            documents[name] = encoded
+        documents = read_sources(context.config, self.options, context.cache)
+        for name, encoded in documents.items():
             if context.layout.rank == 0:
                 structlog.get_logger().info("pretrain.source", name=name, **encoded.report)
 
         def blend(names: tuple[str, ...], weights: tuple[float, ...]) -> TokenBlend:
-            read = {name: documents[name] for name in names if name in documents}
+            read: dict[str, TokenDocuments] = {n: documents[n] for n in names if n in documents}
             return TokenBlend(prefixes=names, weights=weights, documents=read)
 
         return Datasets(

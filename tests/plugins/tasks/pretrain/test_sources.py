@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import attrs
 import pytest
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import Layout, RunConfig
+from ascend_run.plugin_api import DataError, Layout, NoCache, RunConfig
 from ascend_run.plugins.tasks.pretrain import Pretrain, PretrainConfig
+from ascend_run.plugins.tasks.pretrain.sources import read_sources
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.text.tokenizer import train_tokenizer
@@ -105,6 +108,48 @@ def test_bad_rows_of_all_sources_are_named_with_their_files(
     mapped = PretrainConfig(map_keys=("text=body",))
     (tmp_path / "lines.jsonl").write_text('{"body": "b"}\n')
     assert problems(mapped, train=names[:1], tokenizer=tokenizer) == []
+
+
+def test_rows_after_the_first_are_checked_where_all_are_read(
+    tmp_path: Path, sources: list[Path]
+) -> None:
+    """Each with its file and row, of all sources in one message, as the check has them."""
+    bad, good = '{"body": "b"}\n', "".join(f'{{"text": "text {n}"}}\n' for n in range(200))
+    for source in sources[:2]:
+        source.with_suffix(".jsonl").write_text(f"{good}{bad}{good}{bad}")
+    names = tuple(str(source.with_suffix(".jsonl")) for source in sources[:2])
+    data = {"train": names, "tokenizer": str(tmp_path / "tokenizer.json")}
+    assert problems(**data) == []
+    config = RunConfig(model=model_fields(), parallel=parallel_fields(), data=DataSection(**data))
+    with pytest.raises(DataError) as refusal:
+        read_sources(config, PretrainConfig(), NoCache())
+    where = [
+        problem.partition(" expected text under key 'text'")[0]
+        for problem in refusal.value.problems
+    ]
+    assert where == [f"pretrain: {name}:{row}:" for name in names for row in (201, 402)]
+    Path(names[0]).write_text(f"{bad}{good}")
+    (first,) = problems(**data)
+    assert refusal.value.problems[0] == first.replace(":1: ", ":201: ")
+
+
+def test_a_check_of_token_files_imports_no_reader_of_text(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from ascend_run.plugin_api import RunConfig\n"
+        "from ascend_run.plugins.tasks.pretrain import Pretrain, PretrainConfig\n"
+        "from ascend_run.types.config import DataSection\n"
+        "from tests.support.tiny_configs import model_fields, parallel_fields\n"
+        "config = RunConfig(model=model_fields(), parallel=parallel_fields(),\n"
+        "                   data=DataSection(train=(sys.argv[1],)))\n"
+        "assert len(Pretrain(PretrainConfig()).ascend_check(config)) == int(sys.argv[2])\n"
+        "print('ascend_run.text.document_files' in sys.modules)"
+    )
+    (tmp_path / "a.txt").write_text("text")
+    for name, count, imported in (("a", "0", "False"), ("a.txt", "1", "True")):
+        words = [sys.executable, "-c", program, str(tmp_path / name), count]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.strip() == imported
 
 
 def test_options_that_text_needs_are_named(tmp_path: Path, sources: list[Path]) -> None:
