@@ -92,10 +92,12 @@ class GlooPool:
 
     Args:
         preload: Module that every process imports when it starts.
+        limit_factor: Multiplies the limit of every job, for a machine that does other work too.
     """
 
-    def __init__(self, preload: str = "") -> None:
+    def __init__(self, preload: str = "", *, limit_factor: float = 1.0) -> None:
         self._preload = preload
+        self._limit_factor = limit_factor
         self._workers: list[_Worker] = []
         self._num_ready = 0
         self._folder: Path | None = None
@@ -135,6 +137,7 @@ class GlooPool:
         """
         if function.__module__ == "__main__" or "<" in function.__qualname__:
             raise ValueError(f"{function.__qualname__} cannot be imported by another process")
+        timeout *= self._limit_factor
         self._ensure(world_size, max(START_SECONDS, timeout))
         self._jobs += 1
         job = Job(

@@ -28,7 +28,7 @@ from .records import packed, read_committed, read_journal
 
 JOURNALS: Final = FOLDER.parents[1] / "build/campaigns"
 Advance = Callable[[int, int], None]
-"""Told after each case: cases done, and how many of them did not pass."""
+"""Called after each case with the cases done, and how many of them did not pass."""
 
 
 def run_campaign(
@@ -175,15 +175,15 @@ def _progress(name: str, total: int) -> Iterator[Advance]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    told = time.monotonic()
+    shown = time.monotonic()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
 
         def advance(done: int, failed: int) -> None:
-            nonlocal told
+            nonlocal shown
             progress.update(task, completed=done, description=f"{failed} not passed")
-            if not console.is_terminal and time.monotonic() - told > 60:
-                told = time.monotonic()
+            if not console.is_terminal and time.monotonic() - shown > 60:
+                shown = time.monotonic()
                 console.print(f"{name}: {done} of {total}, {failed} not passed")
 
         yield advance

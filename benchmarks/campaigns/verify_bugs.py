@@ -20,9 +20,8 @@ from ascend_run.tools.verify.ranks import PoolRanks
 
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
-from .seeded_bugs import blind, blind_second
 from .seeded_bugs.bug import Bug
-from .seeded_bugs.faults import BUGS, FIRST
+from .seeded_bugs.faults import BUGS, BY_OTHERS, FIRST
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.capture.record import Record
@@ -90,7 +89,7 @@ def run(case: str) -> Outcome:
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
-    unread = {bug.name for bug in (*blind.BUGS, *blind_second.BUGS)}
+    unread = {bug.name for bug in BY_OTHERS}
     return {
         **_figures(outcomes),
         BLIND: _figures({name: outcome for name, outcome in outcomes.items() if name in unread}),

@@ -23,7 +23,7 @@ from benchmarks.campaigns import (
 from benchmarks.campaigns.campaign import PASSED, Campaign, is_full, read_result, sample
 from benchmarks.campaigns.features import features
 from benchmarks.campaigns.removal import FEATURES
-from benchmarks.campaigns.seeded_bugs import blind, blind_second
+from benchmarks.campaigns.seeded_bugs import blind, blind_second, blind_second_states
 from benchmarks.campaigns.seeded_bugs.bug import Bug
 from benchmarks.campaigns.seeded_bugs.faults import BUGS
 from benchmarks.campaigns.seeded_bugs.mutation import mutated, resolve
@@ -81,7 +81,7 @@ def test_the_number_of_bugs_and_of_blind_bugs_meets_the_goal() -> None:
     second, thirty."""
     assert all(len(campaign.cases(0)) >= 60 for campaign in BUGGY)
     assert len(blind.BUGS) >= 20
-    assert len(blind_second.BUGS) >= 30
+    assert len(blind_second.BUGS) + len(blind_second_states.BUGS) >= 30
 
 
 @pytest.mark.usefixtures("ranks")

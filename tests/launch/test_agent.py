@@ -46,7 +46,7 @@ def finish(process: Forked) -> tuple[int, str]:
 
 
 def finish_with_notes(process: Forked) -> tuple[int, str, list[Any]]:
-    """The same, and what the launcher told: failures, and whether rank 0 was here."""
+    """The same, and what the launcher passed on: failures, and whether rank 0 was here."""
     try:
         output, errors = process.communicate(timeout=60)
     finally:

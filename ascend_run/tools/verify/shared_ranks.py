@@ -37,7 +37,7 @@ _ADVICE: Final = {
     "Hang": "; if it is only slow, give it more with --timeout",
     "Start": " with --timeout",
 }
-"""Kind of a rank's failure -> how the user goes on."""
+"""Kind of a rank's failure -> what its message advises."""
 _COMPARISON: Final = "ascend_run.tools.verify.compare.comparison"
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from . import (
     blind,
     blind_second,
+    blind_second_states,
     both_sides,
     context,
     experts,
@@ -25,8 +26,17 @@ from .mutation import mutated
 
 FIRST: Final = (context, tensor, pipeline, experts, others, blind)
 """Modules of the bugs of the campaign ``verify-bugs``."""
-SECOND: Final = (both_sides, not_exercised, resume_and_streams, from_zero, blind_second)
+SECOND: Final = (
+    both_sides,
+    not_exercised,
+    resume_and_streams,
+    from_zero,
+    blind_second,
+    blind_second_states,
+)
 """Modules of the bugs of the campaign ``verify-bugs-second``."""
+BY_OTHERS: Final = (*blind.BUGS, *blind_second.BUGS, *blind_second_states.BUGS)
+"""Those by authors who had not read ``verify``."""
 BUGS: Final[Mapping[str, Bug]] = {
     bug.name: bug for module in (*FIRST, *SECOND) for bug in module.BUGS
 }

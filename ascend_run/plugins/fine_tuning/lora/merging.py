@@ -33,8 +33,8 @@ _ADAPTER: Final = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 def merge_folders(base: Path, adapter: Path, target: Path) -> int:
     """Write ``base`` with ``W + scale * B A`` for every adapted W.
 
-    Every other file of the base is copied. Matmuls and sums are computed in float64 and rounded
-    once, to the base's dtype.
+    Every other file of the base is copied. Matmuls and sums are computed in float64 and converted
+    to the base's dtype; for bf16 and fp16, torch rounds them to float32 first.
 
     Args:
         target: Must not exist, or be empty; written beside and renamed when complete.
