@@ -23,8 +23,7 @@ class Implementation:
 
     hook: str
     arguments: tuple[str, ...]
-    options: Mapping[str, object]
-    """pluggy's options, as passed to ``hookimpl``."""
+    options: Mapping[str, object]  #: pluggy's options, as passed to ``hookimpl``.
 
 
 def implementations(plugin: object) -> Mapping[str, Implementation]:

@@ -29,8 +29,7 @@ class HookOwners:
     hook: str
     kind: HookKind
     point: Point
-    owners: tuple[str, ...]
-    """In the order in which they are called or applied."""
+    owners: tuple[str, ...]  #: In the order in which they are called or applied.
     why: str
 
 
@@ -39,8 +38,7 @@ class ForwardLinks:
     """The chain around the forward of one kind of module, as declared in manifests."""
 
     module: str
-    links: tuple[str, ...]
-    """Plugins, innermost first."""
+    links: tuple[str, ...]  #: Plugins, innermost first.
     compilers: tuple[str, ...]
     """Plugins that compile groups of adjacent links, or exclude them from graphs."""
 

@@ -17,8 +17,7 @@ class Offer(NamedTuple):
     """One entry point and its distribution."""
 
     entry_point: EntryPoint
-    distribution: str
-    """Normalized."""
+    distribution: str  #: Normalized.
     version: str
 
 

@@ -29,10 +29,8 @@ _KIND_ORDER = list(Kind)
 class Resolution:
     """A set of plugins that can run together."""
 
-    order: tuple[Plugin, ...]
-    """Innermost first."""
-    owners: Mapping[Claim, str]
-    """Claim -> the plugin that owns it."""
+    order: tuple[Plugin, ...]  #: Innermost first.
+    owners: Mapping[Claim, str]  #: Claim -> the plugin that owns it.
     inner: Mapping[str, Mapping[str, str]]
     """Plugin -> each plugin that is declared to be further in -> that declaration, as a
     sentence."""

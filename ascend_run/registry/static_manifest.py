@@ -6,9 +6,9 @@ in a package, ``package:file``. The file has a table of that name, with fields o
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ascend_run.types.api_version import API_VERSION, in_api_range
@@ -59,6 +59,8 @@ class StaticManifest(NamedTuple):
 
     def differences(self, plugin: Plugin) -> list[str]:
         """Return each declared field whose value differs from the plugin's, with both values."""
+        import json  # late, as above
+
         return [
             f"{name} is {json.dumps(declared)} and {json.dumps(found)}"
             for name, declared, found in zip(self._fields, self, self.of(plugin), strict=True)
@@ -112,10 +114,8 @@ def _read(place: str) -> str:
     top, *below = module.split(".")
     spec = find_spec(top)
     for folder in (spec and spec.submodule_search_locations) or ():
-        path = os.path.join(folder, *below, file)
-        if os.path.isfile(path):
-            with open(path, "rb") as stream:
-                content = stream.read(LARGEST_BYTES + 1)
+        with suppress(FileNotFoundError), open(os.path.join(folder, *below, file), "rb") as stream:
+            content = stream.read(LARGEST_BYTES + 1)
             if len(content) > LARGEST_BYTES:
                 raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
             return content.decode()

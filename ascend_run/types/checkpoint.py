@@ -31,8 +31,7 @@ class TensorShard:
     tensor: Tensor  #: [shard]: written from, loaded into.
     global_shape: tuple[int, ...]  #: Of the whole tensor.
     offset: tuple[int, ...]  #: First index of the shard, per axis.
-    writes: bool = True
-    """Exactly one of the ranks that hold the same shard writes it."""
+    writes: bool = True  #: Exactly one of the ranks that hold the same shard writes it.
     read: Callable[[], Tensor] | None = None
     """If given, ``tensor`` is on the device ``meta``, and this returns it when it is written."""
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 class BatchField:
     """Axes of one named tensor of a batch, and whether it is sharded."""
 
-    axes: tuple[str, ...]
-    """Name of each axis: ``batch``, ``sequence``, or the plugin's own."""
+    axes: tuple[str, ...]  #: Name of each axis: ``batch``, ``sequence``, or the plugin's own.
     replicated: bool = False
     """Replicated on every context-parallel rank, although it has a ``sequence`` axis."""
 
@@ -49,17 +48,14 @@ class Batch:
 class LossSum:
     """A loss before averaging."""
 
-    sum: Tensor
-    """Scalar, differentiable."""
-    count: Tensor
-    """Scalar, integer: number of tokens (or samples) in the sum on this rank."""
+    sum: Tensor  #: Scalar, differentiable.
+    count: Tensor  #: Scalar, integer: number of tokens (or samples) in the sum on this rank.
 
 
 class Task(Protocol):
     """What is trained: models, data and forward step."""
 
-    roles: Sequence[str]
-    """Roles of the models that it needs; the first one is trained."""
+    roles: Sequence[str]  #: Roles of the models that it needs; the first one is trained.
     batch_fields: Mapping[str, BatchField]  #: Name of each tensor of a batch -> its axes.
 
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
@@ -122,17 +118,14 @@ class Samples(Protocol):
 class SampleBlend:
     """Map-style datasets of a task, from which core draws samples in the given shares."""
 
-    datasets: tuple[Samples, ...]
-    """Each with as many items as the blend."""
-    weights: tuple[float, ...]
-    """Share of the samples drawn from each; above 0."""
+    datasets: tuple[Samples, ...]  #: Each with as many items as the blend.
+    weights: tuple[float, ...]  #: Share of the samples drawn from each; above 0.
 
 
 class Datasets(NamedTuple):
     """The data of a task."""
 
-    train: TokenBlend | SampleBlend | Samples | None
-    """None only for a run without steps."""
+    train: TokenBlend | SampleBlend | Samples | None  #: None only for a run without steps.
     validation: TokenBlend | SampleBlend | Samples | None  #: None: no evaluation.
 
 

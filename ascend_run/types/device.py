@@ -13,8 +13,7 @@ class Device(Protocol):
     """One rank's accelerator, or the CPU."""
 
     name: str  #: Of the platform: ``cpu`` ...
-    backend: str
-    """torch.distributed's: ``gloo``, ``nccl``, ``hccl``."""
+    backend: str  #: torch.distributed's: ``gloo``, ``nccl``, ``hccl``.
     torch_device: torch.device  #: With its index, if any.
 
     def activate(self) -> None:

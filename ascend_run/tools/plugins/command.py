@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,6 +50,8 @@ def show_command(name: str, as_json: bool) -> int:
     Checks its hooks, and times its import in a new process. The exit code is 1 if a check of its
     hooks finds a problem.
     """
+    import json
+
     from ascend_run.registry.discovery import discover
 
     from .showing import show_page, shown_plugin, shown_values
@@ -82,6 +83,8 @@ def _print_list(as_json: bool, markdown: bool) -> None:
         catalogue = discover()
         rows = listing(catalogue)
     if as_json:
+        import json  # late: the table needs neither this nor attrs
+
         click.echo(json.dumps([row._asdict() for row in rows], indent=2))
     elif markdown:
         click.echo(markdown_table(rows), nl=False)

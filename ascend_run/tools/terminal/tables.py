@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 _GAP = "  "
@@ -35,7 +34,7 @@ def table(
 
 def _lines(row: Sequence[str], widths: Sequence[int], flexible: int | None) -> Iterator[str]:
     cells = [
-        textwrap.wrap(cell, widths[column]) or [""] if column == flexible else [cell]
+        _wrapped(cell, widths[column]) if column == flexible else [cell]
         for column, cell in enumerate(row)
     ]
     for number in range(max(len(cell) for cell in cells)):
@@ -44,3 +43,11 @@ def _lines(row: Sequence[str], widths: Sequence[int], flexible: int | None) -> I
             for cell, width in zip(cells, widths, strict=True)
         )
         yield _GAP.join(line).rstrip()
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    if len(cell) <= width and cell.isprintable():
+        return [cell]
+    import textwrap  # late: few cells are wrapped
+
+    return textwrap.wrap(cell, width) or [""]
