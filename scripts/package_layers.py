@@ -33,12 +33,20 @@ LEVELS: Final = (
     ("prepare", "launch"),
     ("core", "registry", "plugins"),
     ("families", "text", "ops"),
-    ("plugin_api",),
+    ("plugin_api", "reference"),
     ("types",),
 )
-"""From top to bottom; imports only point down."""
+"""From top to bottom; imports only point down. Each package is on one level."""
 WIDTH, HEIGHT, GAP, MARGIN = 170, 46, 40, 20
-COLUMN: Final = {"registry": 0, "launch": 2, "plugins": 3, "families": 1, "text": 2, "ops": 3}
+COLUMN: Final = {
+    "registry": 0,
+    "launch": 2,
+    "plugins": 3,
+    "families": 1,
+    "text": 2,
+    "ops": 3,
+    "reference": 3,
+}
 """Where a layer does not stand in the middle column, 1."""
 
 
@@ -54,7 +62,11 @@ class PackageLayers:
 
     @classmethod
     def measure(cls, root: Path) -> PackageLayers:
-        """Read the package's files."""
+        """Read the package's files.
+
+        Raises:
+            ClickException: A package is on no level.
+        """
         modules = read_modules(root, ["ascend_run"])
         lines: Counter[str] = Counter()
         for file, module in modules.items():
@@ -66,6 +78,9 @@ class PackageLayers:
             if _layer(file) != _layer(other)
         )
         layers = {layer for level in LEVELS for layer in level}
+        if unknown := {layer for layer in lines if not layer.endswith(".py")} - layers:
+            named = ", ".join(sorted(unknown))
+            raise click.ClickException(f"{named}: on no level of package_layers.py; see LEVELS")
         return cls(
             {layer: lines[layer] for layer in layers},
             {pair: n for pair, n in imports.items() if layers.issuperset(pair)},

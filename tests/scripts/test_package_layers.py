@@ -85,3 +85,9 @@ def test_a_page_with_an_arrow_of_no_import_fails_the_check(root: Path) -> None:
 def test_other_numbers_of_lines_leave_the_page_valid(root: Path) -> None:
     write(root, "types/config.py", "WIDTH = 1\nHEIGHT = 2\n")
     assert run(root, "--check") == (0, "")
+
+
+def test_a_package_on_no_level_is_refused(root: Path) -> None:
+    write(root, "extras/more.py", "MORE = 1\n")
+    code, output = run(root, "--check")
+    assert (code, "extras: on no level of package_layers.py" in output) == (1, True)
