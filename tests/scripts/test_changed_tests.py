@@ -12,7 +12,10 @@ from scripts.changed_tests import ABOUT_SOURCES, ROOT, Tree, reached_tests
 FILES = {
     "setup.cfg": "[options.entry_points]\nascend_run.plugins =\n"
     "    wide = ascend_run.plugins.operators.wide:Wide\n"
-    "    family = ascend_run.plugins.models.family:Family\n",
+    "    family = ascend_run.plugins.models.family:Family\n"
+    "ascend_run.manifests =\n"
+    "    wide = ascend_run.plugins.operators.wide:manifest.toml\n"
+    "    family = ascend_run.plugins.models:family.toml\n",
     "ascend_run/core/__init__.py": "",
     "ascend_run/core/low.py": "",
     "ascend_run/core/high.py": "def later():\n    from .low import thing\n",
