@@ -26,6 +26,7 @@ FILES = {
     "ascend_run/plugins/operators/wide/work.py": "from ascend_run.ops import table\n",
     "ascend_run/plugins/operators/wide/table.json": "{}",
     "ascend_run/plugins/models/family.py": "",
+    "ascend_run/plugins/models/other.py": "",
     "ascend_run/tools/preset/__init__.py": "",
     "ascend_run/tools/preset/records/family.toml": "",
     "scripts/words.py": "",
@@ -65,6 +66,7 @@ PLUGIN = "ascend_run/plugins/operators/wide"
         (["ascend_run/ops/product.py"], [IMPORTS, GROUP, WIDE], ["wide"]),
         (["ascend_run/plugins/operators/__init__.py"], [IMPORTS, NAMED, GROUP, WIDE], ["wide"]),
         (["ascend_run/plugins/models/family.py"], [IMPORTS, FAMILIES], ["family"]),
+        (["ascend_run/plugins/models/other.py"], [IMPORTS], []),
         (["ascend_run/tools/preset/records/family.toml"], [PRESET], []),
         (["scripts/words.toml"], ["tests/scripts/test_words.py"], []),
         (
