@@ -17,7 +17,7 @@ from ascend_run.plugin_api import AscendRunError, Numerics
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.prepare.config.raw import RawConfig, RawValue
-from ascend_run.prepare.prepare import PreparedRun, prepare_raw
+from ascend_run.prepare.prepare import PreparedRun, prepare_rank, prepare_raw
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.explanation import idle
 from ascend_run.registry.hooks import hook_problems
@@ -83,8 +83,9 @@ class KitRuntime:
 
         from .trial_work import TrialWork
 
-        with rank_environment(dist.get_rank(), dist.get_world_size()):
-            prepared = _prepare(trial, dist.get_world_size())
+        rank, size = dist.get_rank(), dist.get_world_size()
+        with rank_environment(rank, size):
+            prepared = _prepare(trial, size) if rank == 0 else prepare_rank(raw_config(trial), size)
             with (
                 self._watched(trial) as listeners,
                 prepared_rank(prepared.run_request()) as (hooks, context),

@@ -1,21 +1,20 @@
 """Gloo ranks that live for the whole test session.
 
-Importing torch and Megatron costs seconds per rank; a job on running ranks costs milliseconds.
+Importing torch and Megatron costs seconds; a job on running ranks costs milliseconds, and so do new
+ranks, which are forks of a process that has imported them.
 """
 
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
 import pickle
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +25,7 @@ import attrs
 from ascend_run.core.rank.failures import Failure as RankReport
 from ascend_run.launch.failures import silent_failure
 
+from .rank_processes import ForkServers, RankProcess, fork_servers, state_of_caller
 from .worker import Failure, Job
 
 START_SECONDS: Final = 180.0
@@ -39,8 +39,6 @@ _HANG: Final = "Timeout ("
 """Heading of the stacks that a rank's watchdog (faulthandler) prints."""
 _STACKS_SECONDS: Final = 0.5
 """Time for the watchdogs of the other ranks, which were started at the same time."""
-_WORKER: Final = "ascend_run.testing.worker"
-_SERVE: Final = f"from {_WORKER} import serve; serve"
 
 
 class PoolError(Exception):
@@ -69,16 +67,17 @@ class PoolError(Exception):
 
 @attrs.frozen
 class _Worker:
-    process: subprocess.Popen[bytes]
+    process: RankProcess
     connection: Connection
     log: Path
 
     def log_tail(self) -> str:
-        """Return the end of the log; of a rank that hung, its stacks, innermost calls first."""
+        """Return the end of the log; of a rank that hung, its stacks, innermost calls first; of one
+        that could not be started, what its server has printed."""
         with self.log.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - _STACKS_BYTES))
-            text = stream.read().decode(errors="replace")
+            text = stream.read().decode(errors="replace") or self.process.server_log()
         _, heading, stacks = text.rpartition(_HANG)
         return (heading + stacks)[:LOG_TAIL_BYTES] if heading else text[-LOG_TAIL_BYTES:]
 
@@ -93,13 +92,23 @@ class GlooPool:
     Args:
         preload: Module that every process imports when it starts.
         limit_factor: Multiplies the limit of every job, for a machine that does other work too.
+        servers: Processes to fork the ranks from; default: those of the pytest session, else own
+            ones, which live until the pool is closed.
     """
 
-    def __init__(self, preload: str = "", *, limit_factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        preload: str = "",
+        *,
+        limit_factor: float = 1.0,
+        servers: ForkServers | None = None,
+    ) -> None:
         self._preload = preload
         self._limit_factor = limit_factor
+        self._given, self._servers = servers, servers
+        self._closing = ExitStack()
         self._workers: list[_Worker] = []
-        self._num_ready = 0
+        self._num_ready = self._num_restarts = 0
         self._folder: Path | None = None
         self._jobs = 0
 
@@ -159,7 +168,7 @@ class GlooPool:
         except BaseException:
             # After an interrupt, such as a test's time limit, the next job would receive the
             # replies of this one.
-            self.close()
+            self._end_ranks()
             raise
 
     def start(self, count: int) -> None:
@@ -168,10 +177,15 @@ class GlooPool:
 
     def close(self) -> None:
         """End all processes and remove their files; the pool can be used again."""
-        for worker in self._workers:
+        self._end_ranks()
+        self._closing.close()
+        self._servers = self._given
+
+    def _end_ranks(self) -> None:
+        for rank, worker in enumerate(self._workers):
             worker.connection.close()
-            worker.process.kill()
-            worker.process.wait()
+            worker.process.kill(wait=rank < self._num_ready)
+        self._num_restarts += bool(self._workers)
         self._workers.clear()
         self._num_ready = 0
         if self._folder is not None:
@@ -186,7 +200,7 @@ class GlooPool:
         while waiting:
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
-                self.close()
+                self._end_ranks()
                 hung = sorted(waiting.values())
                 raise _first_of(failures) or PoolError(
                     hung[0], "Hang", f"no reply from ranks {hung}", ""
@@ -199,7 +213,7 @@ class GlooPool:
                 except (EOFError, ConnectionResetError):
                     # The other ranks would only report a lost connection.
                     death = self._death(rank, team, timeout)
-                    self.close()
+                    self._end_ranks()
                     raise death from None
                 if isinstance(reply, Failure):
                     failures[rank] = reply
@@ -207,12 +221,12 @@ class GlooPool:
                 else:
                     results[rank] = reply
         if failed := _first_of(failures):
-            self.close()
+            self._end_ranks()
             raise failed
         return results
 
     def _death(self, rank: int, team: list[_Worker], timeout: float) -> PoolError:
-        code = team[rank].process.wait(GRACE_SECONDS)
+        code = team[rank].process.exit_code(GRACE_SECONDS)
         log = team[rank].log_tail()
         if _HANG not in log:
             how = silent_failure(rank, code, time.time()).summary
@@ -231,24 +245,18 @@ class GlooPool:
         for rank in range(self._num_ready, count):
             remaining = max(0.0, deadline - time.monotonic())
             if failed := _start_failure(rank, self._workers[rank], remaining, seconds):
-                self.close()
+                self._end_ranks()
                 raise failed
             self._num_ready += 1
 
     def _spawn(self, rank: int) -> _Worker:
-        ours, theirs = multiprocessing.Pipe()
+        if self._servers is None:
+            self._servers = self._closing.enter_context(fork_servers())
         log = self._scratch() / f"rank-{rank}.log"
-        with theirs, log.open("wb") as stream:
-            process = subprocess.Popen(
-                # -P keeps modules in the current folder from shadowing libraries.
-                [sys.executable, "-P", "-c", f"{_SERVE}({theirs.fileno()}, {self._preload!r})"],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env=_environment(),
-            )
-        return _Worker(process, ours, log)
+        start, seed = state_of_caller(self._preload), rank + self._num_restarts
+        with log.open("wb") as stream:
+            process, connection = self._servers.start(start, stream, seed)
+        return _Worker(process, connection, log)
 
     def _scratch(self) -> Path:
         """Folder of the logs and the rendezvous files."""
@@ -273,7 +281,7 @@ def _start_failure(rank: int, worker: _Worker, remaining: float, limit: float) -
             assert worker.connection.recv_bytes() == b"ready"
             return None
     except (EOFError, ConnectionResetError):
-        code = worker.process.wait(GRACE_SECONDS)
+        code = worker.process.exit_code(GRACE_SECONDS)
         how = silent_failure(rank, code, time.time()).summary
         return PoolError(rank, "Death", f"the process {how} while it started", worker.log_tail())
     message = (
@@ -281,13 +289,3 @@ def _start_failure(rank: int, worker: _Worker, remaining: float, limit: float) -
         "timeout"
     )
     return PoolError(rank, "Start", message, worker.log_tail())
-
-
-def _environment() -> dict[str, str]:
-    """Environment of a rank: one thread, the loopback interface, the caller's ``sys.path``."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    if "lo" in {name for _, name in socket.if_nameindex()}:
-        # Without it gloo resolves the host name, which may have no address.
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return environment

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .session_pool import SESSION_POOL
+from .session_pool import SESSION_POOL, SESSION_SERVERS
 
 if TYPE_CHECKING:
     from .parity import Parity
     from .pool import GlooPool
+    from .rank_processes import ForkServers
 
 _POOL = pytest.StashKey["GlooPool"]()
+_SERVERS = pytest.StashKey["ForkServers"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,13 +48,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    token = SESSION_POOL.set(lambda: shared_pool(config))
-    config.add_cleanup(lambda: SESSION_POOL.reset(token))
+    servers = SESSION_SERVERS.set(lambda: _shared_servers(config))
+    config.add_cleanup(lambda: SESSION_SERVERS.reset(servers))
+    config.add_cleanup(lambda: _close_servers(config))
+    pool = SESSION_POOL.set(lambda: shared_pool(config))
+    config.add_cleanup(lambda: SESSION_POOL.reset(pool))
     if config.getoption("--ascend-plugin"):
         # Imported late, since most projects do not need the checks.
         from .conformance_items import configure
 
         configure(config)
+
+
+def _shared_servers(config: pytest.Config) -> ForkServers:
+    if _SERVERS not in config.stash:
+        from .rank_processes import ForkServers
+
+        config.stash[_SERVERS] = ForkServers()
+    return config.stash[_SERVERS]
+
+
+def _close_servers(config: pytest.Config) -> None:
+    if _SERVERS in config.stash:
+        config.stash[_SERVERS].close()
 
 
 def shared_pool(config: pytest.Config) -> GlooPool:

@@ -1,4 +1,5 @@
-"""The pool of ranks of the running pytest session, for functions that take no fixture."""
+"""The pool of ranks of the running pytest session, and what all pools of it share, for functions
+that take no fixture."""
 
 from __future__ import annotations
 
@@ -10,9 +11,14 @@ from ascend_run.plugin_api.errors import ConfigError
 
 if TYPE_CHECKING:
     from .pool import GlooPool
+    from .rank_processes import ForkServers
 
 SESSION_POOL: ContextVar[Callable[[], GlooPool] | None] = ContextVar("session_pool", default=None)
 """Returns the session's pool; None outside of pytest. Set by ``pytest_plugin``."""
+SESSION_SERVERS: ContextVar[Callable[[], ForkServers] | None] = ContextVar(
+    "session_servers", default=None
+)
+"""Returns the processes that all ranks of the session are forked from; None outside of pytest."""
 
 
 def session_pool() -> GlooPool:

@@ -1,7 +1,7 @@
 """One rank of the pool: runs jobs from a pipe until the pipe is closed.
 
-Started by ``pool``, which passes one end of the pipe as a file descriptor. Output goes to the
-rank's log; results and errors are sent through the pipe.
+Started by ``fork_server`` with one end of the pipe. Output goes to the rank's log; results and
+errors are sent through the pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,6 +30,26 @@ from ascend_run.core.rank.failures import describe_failure
 _MANY_THREADS = 40
 """Each process group has three threads, one of which polls a hundred times per second, and a
 model's reference cycles keep the groups of finished jobs alive until they are collected."""
+
+
+@attrs.frozen(kw_only=True)
+class Start:
+    """What a rank takes over from the process of its pool, as it is when the rank is started."""
+
+    environment: Mapping[str, str]
+    search_path: tuple[str, ...]
+    """The caller's ``sys.path``."""
+    folder: str
+    """Working directory."""
+    preload: str
+    """Module to import before the rank is ready; empty: none."""
+
+    def apply(self) -> None:
+        """Set them in this process."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.path[:] = self.search_path
+        os.chdir(self.folder)
 
 
 @attrs.frozen(kw_only=True)
@@ -138,7 +158,7 @@ def run_job(job: Job) -> Any:
         os.environ.update(environment)
 
 
-def reply_to(job: Job) -> bytes:
+def reply_to(job: Job, *, is_first: bool) -> bytes:
     """Run a job and return its pickled result or Failure."""
     try:
         result = run_job(job)
@@ -148,7 +168,6 @@ def reply_to(job: Job) -> bytes:
         reply = pickle.dumps(result)
     # The frames of an exception may hold process groups. Collecting them closes their connections,
     # so that peers that wait in a collective fail at once.
-    is_first = not gc.get_freeze_count()
     if is_first or isinstance(result, Failure) or _num_threads() > _MANY_THREADS:
         gc.collect()
         if is_first:
@@ -168,28 +187,36 @@ def _num_threads() -> int:
     return int(psutil.Process().num_threads())
 
 
-def serve(descriptor: int, preload: str = "") -> None:
-    """Run the jobs that are received through an open pipe, until the pool closes its end.
-
-    Args:
-        preload: Module to import before the rank is ready.
-    """
-    import torch
-
+def serve(descriptor: int) -> None:
+    """Run the jobs that are received through an open pipe, until the pool closes its end. The first
+    message is a Start."""
     connection = Connection(descriptor)
-    torch.set_num_threads(1)
-    if preload:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Megatron's, about each missing optional library
-            importlib.import_module(preload)
+    try:
+        start: Start = pickle.loads(connection.recv_bytes())
+    except EOFError:  # the pool has been closed in the meantime
+        return
+    start.apply()
+    _import(start.preload)
     connection.send_bytes(b"ready")
+    is_first = True
     while True:
         try:
             job: Job = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
         _start_watchdog(job.timeout)
-        reply = reply_to(job)
+        reply = reply_to(job, is_first=is_first)
+        is_first = False
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
         connection.send_bytes(reply)
+
+
+def _import(preload: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if preload:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron's, about each missing optional library
+            importlib.import_module(preload)

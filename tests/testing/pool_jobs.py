@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 
+import attrs
+import numpy as np
 import torch
 from torch import distributed
 
@@ -17,6 +21,34 @@ def sum_of_ranks() -> tuple[int, int, float]:
 
 def process_id() -> int:
     return os.getpid()
+
+
+@attrs.frozen
+class Origin:
+    """What a rank has from the process that it is a fork of, or has not."""
+
+    parent: int
+    hash_of_text: int
+    draw_of_numpy: float
+    interrupts: bool
+    """Whether SIGINT raises KeyboardInterrupt."""
+
+
+def origin() -> Origin:
+    return Origin(
+        parent=os.getppid(),
+        hash_of_text=hash("a text"),
+        draw_of_numpy=np.random.random(),
+        interrupts=signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    )
+
+
+def command_line() -> str:
+    return " ".join(sys.orig_argv)
+
+
+def surroundings() -> tuple[str, str, int]:
+    return os.getcwd(), os.environ["OMP_NUM_THREADS"], torch.get_num_threads()
 
 
 def in_a_new_group() -> int:

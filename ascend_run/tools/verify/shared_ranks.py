@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ import attrs
 from ascend_run.launch.failures import summarize
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.testing.pool import GlooPool, PoolError
+from ascend_run.testing.rank_processes import fork_servers
 from ascend_run.types.config import DEFAULT_PLATFORM
 
 from . import rank_jobs
@@ -70,6 +72,8 @@ class SharedRanks(Ranks):
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._teams: dict[frozenset[tuple[str, str]], _Team] = {}
+        self._closing = ExitStack()
+        self._servers = self._closing.enter_context(fork_servers())
         self._launched = LaunchedRanks()
 
     def __enter__(self) -> SharedRanks:
@@ -84,6 +88,7 @@ class SharedRanks(Ranks):
         for team in self._teams.values():
             team.pool.close()
         self._teams.clear()
+        self._closing.close()
 
     def start(self, sides: Sequence[Side]) -> None:
         """Start the ranks of these runs; meanwhile import what compares the runs."""
@@ -91,7 +96,7 @@ class SharedRanks(Ranks):
             if _can_share(side):
                 with environment_of(side.prepare(), side.world_size) as variables:
                     if (key := _key(variables)) not in self._teams:
-                        self._teams[key] = _Team(GlooPool(rank_jobs.PRELOAD))
+                        self._teams[key] = self._team()
                         self._teams[key].pool.start(side.world_size)
         importlib.import_module(_COMPARISON)
 
@@ -143,12 +148,16 @@ class SharedRanks(Ranks):
 
     def _pool_of(self, side: Side, variables: Mapping[str, str]) -> GlooPool:
         enabled = frozenset(side.enable)
-        team = self._teams.setdefault(_key(variables), _Team(GlooPool(rank_jobs.PRELOAD)))
+        team = self._teams.setdefault(_key(variables), self._team())
         if not team.plugins <= enabled and not side.only_steps:
             team.pool.close()
             team.plugins = frozenset()
         team.plugins |= enabled
         return team.pool
+
+    def _team(self) -> _Team:
+        """Return a new team, whose ranks are started when they are needed."""
+        return _Team(GlooPool(rank_jobs.PRELOAD, servers=self._servers))
 
 
 def _can_share(side: Side) -> bool:
