@@ -7,6 +7,7 @@ One copy lacks all features.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -44,7 +45,8 @@ PLAIN = (
     *("aquila", "baichuan", "baichuan2", "bloom", "internlm2", "internlm3"),
 )
 """Families whose tiny models need no options."""
-PLUGINS = {name: plugin.manifest for name, plugin in CATALOGUE.load(OURS).items()}
+CLASSES = CATALOGUE.load(OURS)
+PLUGINS = {name: plugin.manifest for name, plugin in CLASSES.items()}
 
 
 def removals() -> dict[str, tuple[str, ...]]:
@@ -89,17 +91,17 @@ def copy_without(folder: Path, names: Sequence[str]) -> None:
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
-def together(names: Sequence[str], family: str) -> list[str]:
-    """Of these, as many as may run at once, in their order."""
-    chosen: list[str] = []
-    for name in names:
-        if not runs_by_default(name, family):
+@functools.cache
+def together(removed: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the features that are left, as many as may run at once, in their order."""
+    chosen: tuple[str, ...] = ()
+    family = family_beside(removed)
+    for name in FEATURES:
+        if name in removed or not runs_by_default(name, family):
             continue
-        try:
-            resolve((*chosen, name), CATALOGUE.load((*chosen, name)))
-        except AscendRunError:
-            continue
-        chosen.append(name)
+        with contextlib.suppress(AscendRunError):
+            resolve((*chosen, name), {one: CLASSES[one] for one in (*chosen, name)})
+            chosen = (*chosen, name)
     return chosen
 
 
@@ -136,9 +138,7 @@ def tiny_run(family: str) -> list[str]:
 
 
 def commands(names: Sequence[str]) -> dict[str, list[str]]:
-    family = family_beside(names)
-    run = tiny_run(family)
-    left = together([name for name in FEATURES if name not in names], family)
+    run, left = tiny_run(family_beside(names)), together((*names,))
     asked = {
         "list": ["plugins", "--json"],
         "plan": ["plan", "--json", *run, *(["--enable", ",".join(left)] if left else [])],
@@ -207,8 +207,7 @@ def test_a_run_with_all_that_is_left_is_planned(
     result = results[removed]["commands"]["plan"]
     assert result["code"] == 0, result["err"]
     planned = {plugin["name"] for plugin in json.loads(result["out"])["plugins"]}
-    left = [name for name in FEATURES if name not in REMOVED[removed]]
-    assert {*together(left, family_beside(REMOVED[removed]))} <= planned
+    assert {*together(REMOVED[removed])} <= planned
     assert not planned & {*REMOVED[removed]}
 
 
