@@ -32,7 +32,7 @@ from .worker import Start
 NUM_SEEDS: Final = 2
 """Servers for each environment."""
 _MOST_SERVERS: Final = 3 * NUM_SEEDS
-"""More are only kept while they have ranks. Each takes about 300 MB."""
+"""More are only kept while they have ranks. Each holds about 340 MB of memory."""
 _REPLY_SECONDS: Final = 60.0
 """Time for a server that still imports, on a loaded machine."""
 _LOG_BYTES: Final = 4000
@@ -159,9 +159,14 @@ class ForkServer:
 
 
 class ForkServers:
-    """Servers for ranks of several environments, started when they are needed."""
+    """Servers for ranks of several environments, started when they are needed.
 
-    def __init__(self) -> None:
+    Args:
+        preloaded: Modules that each imports.
+    """
+
+    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
+        self._preloaded = preloaded
         self._servers: dict[tuple[frozenset[tuple[str, str]], int], ForkServer] = {}
         self._lock = threading.Lock()
 
@@ -186,7 +191,7 @@ class ForkServers:
                 server = None
             if server is None:
                 self._make_room()
-                server = ForkServer(start.environment)
+                server = ForkServer(start.environment, self._preloaded)
             self._servers[key] = server  # the one used last comes last
             return server.start(start, log)
 

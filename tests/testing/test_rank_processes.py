@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import attrs
@@ -59,11 +60,13 @@ def server() -> Iterator[ForkServer]:
 
 
 def test_neighbours_and_restarted_ranks_have_other_hashes_of_the_same_two_servers() -> None:
-    with GlooPool() as pool, GlooPool() as other:
+    with closing(ForkServers(("torch", "numpy"))) as servers, GlooPool("", servers) as pool:
         first = pool.run(pool_jobs.origin, 3)
         with pytest.raises(PoolError):
             pool.run(pool_jobs.fail_on, 3, 1)
-        again, beside = pool.run(pool_jobs.origin, 3), other.run(pool_jobs.origin, 3)
+        again = pool.run(pool_jobs.origin, 3)
+        with GlooPool("", servers) as other:
+            beside = other.run(pool_jobs.origin, 3)
     assert first[0].parent == first[2].parent != first[1].parent
     assert first[0].hash_of_text == first[2].hash_of_text != first[1].hash_of_text
     assert [one.parent for one in again] == [first[rank].parent for rank in (1, 0, 1)]
@@ -88,12 +91,12 @@ def test_a_variable_that_a_library_may_read_has_a_server_of_its_own(
 ) -> None:
     made: list[dict[str, str]] = []
 
-    def started(environment: dict[str, str]) -> ForkServer:
+    def started(environment: dict[str, str], preloaded: tuple[str, ...]) -> ForkServer:
         made.append(environment)
-        return ForkServer(environment, ())
+        return ForkServer(environment, preloaded)
 
     monkeypatch.setattr(f"{ForkServers.__module__}.ForkServer", started)
-    servers = ForkServers()
+    servers = ForkServers(())
     with (tmp_path / "log").open("wb") as log:
         for name, value in (("", ""), ("OMP_NUM_THREADS", "5"), (UNREAD, "1"), ("", "")):
             with monkeypatch.context() as patch:
