@@ -35,6 +35,8 @@ _MOST_SERVERS: Final = 3 * NUM_SEEDS
 """More are only kept while they have ranks. Each holds about 340 MB of memory."""
 _REPLY_SECONDS: Final = 60.0
 """Time for a server that still imports, on a loaded machine."""
+_END_SECONDS: Final = 5.0
+"""Time for a server that has closed its socket to end."""
 _LOG_BYTES: Final = 4000
 _SET_LATER: Final = frozenset({"PYTHONPATH", "PYTEST_CURRENT_TEST", "OMP_NUM_THREADS"})
 """Variables that a rank may be given after its imports. All others may be read by a library when it
@@ -49,7 +51,7 @@ class RankProcess:
     _number: int
 
     def exit_code(self, seconds: float) -> int:
-        """Wait until it has ended, and kill it after this time.
+        """Wait until it has ended, and kill it after this time. To be called once.
 
         Returns:
             Its exit code as in subprocess; the server's if that has ended before.
@@ -116,30 +118,33 @@ class ForkServer:
         ours, theirs = Pipe()
         number = next(self._numbers)
         # If the server has ended, the pipe has no other end: the pool finds a rank that has died.
+        self._alive.add(number)
         with theirs, contextlib.suppress(ConnectionError):
             files = [theirs.fileno(), log.fileno()]
             socket.send_fds(self._socket, [REQUEST.pack(number, 0.0)], files)
-            self._alive.add(number)
         with contextlib.suppress(ConnectionError):
             ours.send_bytes(pickle.dumps(start))
         return RankProcess(self, number), ours
 
     def end(self, number: int, seconds: float, *, wait: bool = True) -> int:
         """Wait until a rank has ended, and kill it after this time; see ``RankProcess``."""
-        if number in self._alive:
-            self._alive.discard(number)
-            with self._lock, contextlib.suppress(ConnectionError, TimeoutError):
-                self._socket.send(REQUEST.pack(number, seconds))
-                if not wait:
-                    return 0
-                self._socket.settimeout(seconds + _REPLY_SECONDS)
-                # Replies that were not waited for come first.
-                while reply := self._socket.recv(REPLY.size):
-                    replied, code = REPLY.unpack(reply)
-                    if replied == number:
-                        return int(code)
-        code = self._process.poll()
-        return -signal.SIGKILL if code is None else code
+        if number not in self._alive:
+            return 0  # it has been ended before
+        self._alive.discard(number)
+        with self._lock, contextlib.suppress(ConnectionError, TimeoutError):
+            self._socket.send(REQUEST.pack(number, seconds))
+            if not wait:
+                return 0
+            self._socket.settimeout(seconds + _REPLY_SECONDS)
+            # Replies that were not waited for come first.
+            while reply := self._socket.recv(REPLY.size):
+                replied, code = REPLY.unpack(reply)
+                if replied == number:
+                    return int(code)
+        try:  # its end of the socket is closed before it has ended
+            return self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
 
     def log(self) -> str:
         """Return what it has printed."""
