@@ -60,12 +60,12 @@ def server() -> Iterator[ForkServer]:
 
 
 def test_neighbours_and_restarted_ranks_have_other_hashes_of_the_same_two_servers() -> None:
-    with closing(ForkServers(("torch", "numpy"))) as servers, GlooPool("", servers) as pool:
+    with closing(ForkServers(("torch", "numpy"))) as servers, GlooPool(servers=servers) as pool:
         first = pool.run(pool_jobs.origin, 3)
         with pytest.raises(PoolError):
             pool.run(pool_jobs.fail_on, 3, 1)
         again = pool.run(pool_jobs.origin, 3)
-        with GlooPool("", servers) as other:
+        with GlooPool(servers=servers) as other:
             beside = other.run(pool_jobs.origin, 3)
     assert first[0].parent == first[2].parent != first[1].parent
     assert first[0].hash_of_text == first[2].hash_of_text != first[1].hash_of_text
