@@ -56,6 +56,15 @@ _OF_THEIR_OWN: Final = (
         prompt="Assistant:",
         assistant="{content}{eos}\n",
     ),
+    NamedTemplate(  # answers are in the channel "final" of the harmony format
+        name="gpt_oss",
+        prefix="",
+        system="<|start|>system<|message|>{content}<|end|>",
+        user="<|start|>user<|message|>{content}<|end|>",
+        prompt="<|start|>assistant<|channel|>final<|message|>",
+        assistant="{content}<|end|>",
+        default_system="You are ChatGPT, a large language model trained by OpenAI.",
+    ),
     NamedTemplate(
         name="magistral",
         system="[SYSTEM_PROMPT]{content}[/SYSTEM_PROMPT]",
@@ -84,9 +93,11 @@ def reference_templates(own: Mapping[str, NamedTemplate]) -> Iterator[NamedTempl
     yield like("chatml", "chatml_de", "Du bist ein freundlicher und hilfsbereiter KI-Assistent.")
     yield like("minicpm", "cpm")
     yield like("deepseek2", "deepseek2-lite")
+    yield like("glm4", "glm4_moe")
     yield like("empty", "hunyuan", _HELPFUL)
     yield like("internlm2", "intern2")
     yield attrs.evolve(own["yi"], name="plm", default_system=_HELPFUL)
+    yield like("qwen", "qwen_lf", f"You are Qwen, created by Alibaba Cloud. {_HELPFUL}")
     yield like("qwen-math", "qwen_math_r1", own["qwen-math"].default_system)
     yield attrs.evolve(
         own["qwen"], name="qwen_r1", user=f"<|im_start|>user\n{_R1}{{content}}<|im_end|>\n"

@@ -36,9 +36,11 @@ REFERENCE: Final = (
     *("empty", "trl", "qwen", "qwen_r1", "qwen_math_r1", "llama3", "mistral", "mixtral", "gemma"),
     *("magistral", "llama2", "alpaca", "deepseek2", "deepseek2-lite", "minicpm3", "baichuan2"),
     *("deepseek3", "intern2", "hunyuan", "qwen3", "bailing_mini", "plm", "aquila"),
+    *("glm4_moe", "qwen_lf", "gpt_oss"),
 )
-"""``--prompt-type`` of MindSpeed-LLM, configs/finetune/templates.json of its commit 501538c, and
-aquila."""
+"""``--prompt-type`` of MindSpeed-LLM, configs/finetune/templates.json of its commit 501538c, aquila,
+and the three that its later list has beside them."""
+_GLM4 = "[gMASK]<sop><|system|>\nS<|user|>\nU1<|assistant|>\nA1<|user|>\nU2<|assistant|>\nA2"
 _GLM3 = "<|system|>\n S<|user|>\n U1<|assistant|>\n A1<|user|>\n U2<|assistant|>\n A2"
 _R1 = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves "
@@ -96,7 +98,13 @@ GOLDEN: Final = {
         "<s><start_of_turn>user\nS\n\nU1<end_of_turn>\n<start_of_turn>model\nA1<end_of_turn>\n"
         "<start_of_turn>user\nU2<end_of_turn>\n<start_of_turn>model\nA2<end_of_turn>\n"
     ),
-    "glm4": ("[gMASK]<sop><|system|>\nS<|user|>\nU1<|assistant|>\nA1<|user|>\nU2<|assistant|>\nA2"),
+    "glm4": _GLM4,
+    "glm4_moe": _GLM4,
+    "gpt_oss": (
+        "<|start|>system<|message|>S<|end|><|start|>user<|message|>U1<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>A1<|end|><|start|>user<|message|>U2<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>A2<|end|>"
+    ),
     "granite3": (
         "<|start_of_role|>system<|end_of_role|>S</s>\n<|start_of_role|>user<|end_of_role|>U1</s>\n"
         "<|start_of_role|>assistant<|end_of_role|>A1</s>\n"
@@ -146,6 +154,7 @@ GOLDEN: Final = {
     "qwen": _IM,
     "qwen-math": _IM,
     "qwen3": _IM,
+    "qwen_lf": _IM,
     "qwen_math_r1": _IM,
     "qwen_r1": _IM.replace("user\n", f"user\n{_R1}"),
     "starchat": (
@@ -175,7 +184,7 @@ def test_every_template_has_a_golden_text() -> None:
 
 
 def test_every_template_of_the_reference_is_there_by_its_name() -> None:
-    assert len({*REFERENCE}) == 31
+    assert len({*REFERENCE}) == 34
     assert {*REFERENCE} - NAMED.keys() == set()
 
 
@@ -225,6 +234,10 @@ def test_a_default_system_message_is_for_conversations_without_one() -> None:
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     assert template("qwen").render(CHAT[1:2]) == system + user
     assert template("qwen3").render(CHAT[1:2]) == user
+    named = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    assert template("qwen_lf").render(CHAT[1:2]) == f"<|im_start|>system\n{named}<|im_end|>\n{user}"
+    system = "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI."
+    assert template("gpt_oss").render(CHAT[1:2]).startswith(f"{system}<|end|><|start|>user")
     assert template("gemma").render(CHAT[1:2]).startswith("<s><start_of_turn>user\nU1<end_of")
 
 
