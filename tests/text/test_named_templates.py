@@ -38,8 +38,8 @@ REFERENCE: Final = (
     *("deepseek3", "intern2", "hunyuan", "qwen3", "bailing_mini", "plm", "aquila"),
     *("glm4_moe", "qwen_lf", "gpt_oss"),
 )
-"""``--prompt-type`` of MindSpeed-LLM, configs/finetune/templates.json of its commit 501538c, aquila,
-and the three that its later list has beside them."""
+"""``--prompt-type`` of MindSpeed-LLM, configs/finetune/templates.json of its commit 501538c,
+aquila, and the three that its later list has beside them."""
 _GLM4 = "[gMASK]<sop><|system|>\nS<|user|>\nU1<|assistant|>\nA1<|user|>\nU2<|assistant|>\nA2"
 _GLM3 = "<|system|>\n S<|user|>\n U1<|assistant|>\n A1<|user|>\n U2<|assistant|>\n A2"
 _R1 = (
