@@ -28,8 +28,9 @@ from ascend_run.core.rank.failures import Failure as RankReport
 from ascend_run.core.rank.failures import describe_failure
 
 _MANY_THREADS = 40
-"""Each process group has three threads, one of which polls a hundred times per second, and a
-model's reference cycles keep the groups of finished jobs alive until they are collected."""
+"""Threads of process groups after which the garbage of finished jobs is collected. Each group has
+three, one of which polls a hundred times per second, and a model's reference cycles keep its groups
+alive."""
 
 
 @attrs.frozen(kw_only=True)
@@ -158,7 +159,36 @@ def run_job(job: Job) -> Any:
         os.environ.update(environment)
 
 
-def reply_to(job: Job, *, is_first: bool) -> bytes:
+class Garbage:
+    """The garbage of finished jobs.
+
+    What outlives a job, such as modules and what torch.compile has compiled, is not searched again
+    in later collections, which would otherwise take up to a second each, also those of a job.
+    """
+
+    def __init__(self) -> None:
+        self._lasting_threads: int | None = None
+        """Threads after the last collection: those of compilers and libraries last."""
+
+    def collect(self, *, failed: bool) -> None:
+        """Call after each job.
+
+        Args:
+            failed: The frames of an exception may hold process groups. Collecting them closes their
+                connections, so that peers that wait in a collective fail at once.
+        """
+        lasting = self._lasting_threads
+        if lasting is not None and not failed and _num_threads() <= lasting + _MANY_THREADS:
+            return
+        gc.collect()
+        if lasting is not None and _num_threads() > lasting + _MANY_THREADS:
+            gc.unfreeze()  # what was alive in an earlier collection may be garbage now
+            gc.collect()
+        gc.freeze()
+        self._lasting_threads = _num_threads()
+
+
+def reply_to(job: Job, garbage: Garbage) -> bytes:
     """Run a job and return its pickled result or Failure."""
     try:
         result = run_job(job)
@@ -166,12 +196,7 @@ def reply_to(job: Job, *, is_first: bool) -> bytes:
     except Exception as error:  # it could not be imported, or its result not be pickled
         result = Failure.of(error, job.rank)
         reply = pickle.dumps(result)
-    # The frames of an exception may hold process groups. Collecting them closes their connections,
-    # so that peers that wait in a collective fail at once.
-    if is_first or isinstance(result, Failure) or _num_threads() > _MANY_THREADS:
-        gc.collect()
-        if is_first:
-            gc.freeze()  # skip the objects of torch and Megatron in further collections
+    garbage.collect(failed=isinstance(result, Failure))
     return reply
 
 
@@ -198,15 +223,14 @@ def serve(descriptor: int) -> None:
     start.apply()
     _import(start.preload)
     connection.send_bytes(b"ready")
-    is_first = True
+    garbage = Garbage()
     while True:
         try:
             job: Job = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
         _start_watchdog(job.timeout)
-        reply = reply_to(job, is_first=is_first)
-        is_first = False
+        reply = reply_to(job, garbage)
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
         connection.send_bytes(reply)
