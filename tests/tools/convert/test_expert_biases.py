@@ -12,11 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.plugin_api import RunConfig
-from ascend_run.plugin_api.errors import CheckpointError
-from ascend_run.tools.convert.formats.parameter_shards import require_known
 from tests.support.family_checks import stored
-from tests.support.tiny_configs import model_fields, parallel_fields
 
 from .biased_files import BiasedRank, biased_hugging_face
 from .megatron_files import EXPERTS
@@ -124,15 +120,21 @@ def test_what_these_files_cannot_have(
     assert not (tmp_path / "out").exists()
 
 
-def test_biases_that_megatron_cannot_tell_apart() -> None:
-    own = {"add_expert_bias": True, "add_router_bias": True, "add_bias_linear": False}
-    fields = {"num_moe_experts": 2, **own}
-    config = RunConfig(model=model_fields(fields), parallel=parallel_fields())
-    with pytest.raises(CheckpointError) as caught:
-        require_known([], config, "torch_dist")
-    (problem,) = caught.value.problems
-    assert problem.startswith("model.add_qkv_bias, model.add_linear_proj_bias=false with ")
-    assert "--add-bias-linear" in problem
+@pytest.mark.usefixtures("hf")
+def test_one_option_for_all_biases_is_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``add_bias_linear`` beside the options of each kind, which the args say instead of it."""
+    assert convert("--to", "ascend-run", tmp_path / "hf", tmp_path / "run") == 0
+    file = tmp_path / "run" / "config.toml"
+    text = file.read_text()
+    assert "add_bias_linear = false" in text
+    file.write_text(text.replace("add_bias_linear = false", "add_bias_linear = true"))
+    capsys.readouterr()
+    command = ("--to", "torch-dist", "--verify", "tensors", "--json")
+    assert convert(*command, tmp_path / "run", tmp_path / "out") == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings["different"] == settings["not_stated"] == {}
 
 
 @pytest.mark.usefixtures("hf")

@@ -26,6 +26,7 @@ PLAIN_ARGS = {
     "num_experts": None,
     "moe_router_score_function": "softmax",
     "softmax_type": "vanilla",
+    "add_bias_linear": False,
 }
 SPARSE_ARGS = {"num_experts": 4, "moe_router_topk_scaling_factor": None}
 BIASES = {f"add_{kind}_bias": True for kind in ("qkv", "linear_proj", "router", "expert")}
@@ -99,6 +100,7 @@ LATENT_ARGS = {"multi_latent_attention": True, "kv_channels": 4, "rotary_scaling
             {**SPARSE_ARGS, "add_bias_linear": True, "moe_layer_freq": [0, 1]},
             {**BIASES, "add_mlp_bias": True},
         ),
+        ({"add_dense_bias": True}, {"add_linear_proj_bias": True, "add_bias_linear": False}),
         ({"squared_relu": True}, {"activation": "squared_relu"}),
         ({"apply_layernorm_1p": True}, {"layernorm_zero_centered_gamma": True}),
         ({"softmax_type": "learnable"}, {"softmax_type": "learnable"}),

@@ -474,8 +474,8 @@ def test_the_step_of_a_named_iteration_is_compared(
         ("mp-rank", "bloom", "embedding.layernorm.weight does not"),
         ("torch-dist", "bloom", "embedding.layernorm.weight does not"),
         ("mp-rank-legacy", "deepseek_v2", "megatron.legacy has no multi-latent attention"),
-        ("mp-rank", "minicpm3", "rotates pairs that are adjacent"),
-        ("torch-dist", "minicpm3", "rotates pairs that are adjacent"),
+        ("mp-rank", "minicpm3", "latent_layernorm_epsilon=1e-06 with model.layernorm_epsilon=0.01"),
+        ("torch-dist", "minicpm3", "latent_rotary_interleaved=false: it rotates adjacent pairs"),
         ("mp-rank-legacy", "qwen2_moe", "shared_experts.linear_fc1.weight does not"),
     ],
 )

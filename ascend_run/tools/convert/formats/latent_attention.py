@@ -33,17 +33,35 @@ _HALVES: Final = {
 }
 
 
-def require_adjacent_pairs(config: RunConfig) -> None:
-    """Check that Megatron's latent attention rotates the pairs of this model.
+def require_megatron_attention(config: RunConfig) -> None:
+    """Check that Megatron's own latent attention computes this model.
+
+    Source: megatron-core 0.16, ``MLASelfAttention`` and ``_apply_rotary_pos_emb_bshd``.
 
     Raises:
-        CheckpointError: Its pairs are half the rotated part apart.
+        CheckpointError: Lists all problems.
     """
     model = config.model
-    if model.multi_latent_attention and not model.latent_rotary_interleaved:
+    if not model.multi_latent_attention:
+        return
+    problems = []
+    own = model.latent_layernorm_epsilon
+    if own is not None and own != model.layernorm_epsilon:
+        problems.append(
+            f"model.latent_layernorm_epsilon={own} with "
+            f"model.layernorm_epsilon={model.layernorm_epsilon}: its norms of latents have the "
+            "epsilon of the other norms"
+        )
+    if not model.latent_rotary_interleaved:
+        problems.append(
+            "model.latent_rotary_interleaved=false: it rotates adjacent pairs, and those of this "
+            "model are half the rotated part apart"
+        )
+    if problems:
         raise CheckpointError(
-            "Megatron's latent attention rotates pairs that are adjacent, and those of this model "
-            "are half the rotated part apart; use --to mp-rank --mla-qkv-concat, for MindSpeed"
+            "Megatron's latent attention does not compute this model; use --to mp-rank "
+            "--mla-qkv-concat, for MindSpeed",
+            problems,
         )
 
 

@@ -72,6 +72,8 @@ _BIASES_OF_SPARSE: Final = (
     "add_expert_bias",
 )
 """What ``add_bias_linear`` adds to layers with experts."""
+_DENSE_BIAS: Final = "add_dense_bias"
+"""MindSpeed's option for the bias of the attention's output projection alone."""
 _RENAMED: Final = {
     "norm_epsilon": "layernorm_epsilon",
     "swiglu": "gated_linear_unit",
@@ -139,6 +141,8 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
         values |= {"add_bias_linear": False, **dict.fromkeys(_BIASES_OF_SPARSE, True)}
         if isinstance(values.get("moe_layer_freq"), list):  # some layers are dense
             values["add_mlp_bias"] = True
+    if args.get(_DENSE_BIAS):
+        values["add_linear_proj_bias"] = True
     grouped = args.get("group_query_attention", args.get("num_query_groups") is not None)
     values["num_query_groups"] = (
         args["num_query_groups"] if grouped else args["num_attention_heads"]
@@ -186,8 +190,12 @@ def make_args(
         values[name] = model_value(config, name)
     slots = model.num_layers + len(options.noop_layers)
     vpp = 2 if options.schedules_method == DUALPIPEV else options.vpp
+    biases = linear_biases(model)
+    all_biases = biases.experts if model.num_moe_experts else biases.mlp  # or it is not written
+    values["add_bias_linear"] = all_biases
+    if biases.proj and not all_biases:
+        values[_DENSE_BIAS] = True
     if model.num_moe_experts:
-        values["add_bias_linear"] = linear_biases(model).experts  # all or none, or not written
         sparse = iter([int(n in moe_layers(model)) for n in range(model.num_layers)])
         empty = {*options.noop_layers}
         values["moe_layer_freq"] = [0 if n in empty else next(sparse) for n in range(slots)]

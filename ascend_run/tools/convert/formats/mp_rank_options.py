@@ -13,7 +13,7 @@ from ascend_run.plugin_api.errors import LayoutError
 from ascend_run.types.config import RunConfig
 
 from .expert_shards import ExpertNames
-from .latent_attention import require_adjacent_pairs
+from .latent_attention import require_megatron_attention
 from .megatron_names import Names
 from .shard_layout import LayoutOptions
 
@@ -123,7 +123,7 @@ def require_latent(options: MpRankOptions, config: RunConfig) -> None:
             "--mla-qkv-concat and --mla-mm-split are for models with multi-latent attention"
         )
     if not options.mla_qkv_concat:
-        require_adjacent_pairs(config)
+        require_megatron_attention(config)
     if options.names is Names.LEGACY and latent:
         raise LayoutError(
             "megatron.legacy has no multi-latent attention; use mp-rank instead of mp-rank-legacy"

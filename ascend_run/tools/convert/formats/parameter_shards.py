@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ascend_run.core.config.linear_biases import linear_biases
+from ascend_run.core.config.rotary_keys import QUICK_GELU_ALPHA
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.core.hugging_face.parameter_rows import VOCABULARY_PARAMETERS
 from ascend_run.plugin_api.errors import CheckpointError
@@ -76,31 +77,42 @@ def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
         for name in names
         if EXPERTS.fullmatch(name) is None and split_of(name, config) is None
     ]
-    unknown += _bias_problems(config)
+    unknown += _bias_problems(config) + _activation_problems(config)
     if unknown:
         raise CheckpointError(f"this model cannot be written as {target}", unknown)
 
 
 def _bias_problems(config: RunConfig) -> list[str]:
-    """Return why Megatron has no model with these biases: one switch adds all those of a layer."""
+    """Return why Megatron has no model with these biases.
+
+    ``--add-bias-linear`` adds all those of a layer, ``--add-qkv-bias`` those of queries, keys and
+    values, and MindSpeed's ``--add-dense-bias`` that of the attention's output projection.
+    """
     model, biases = config.model, linear_biases(config.model)
-    if not (biases.router or biases.experts):
-        return []
-    has = {
-        "add_qkv_bias": biases.qkv,
-        "add_linear_proj_bias": biases.proj,
-        "add_router_bias": biases.router,
-        "add_expert_bias": biases.experts,
-    }
+    has = {"add_qkv_bias": biases.qkv, "add_linear_proj_bias": biases.proj}
+    of_mlp: dict[str, bool] = {}
+    if model.num_moe_experts:
+        of_mlp = {"add_router_bias": biases.router, "add_expert_bias": biases.experts}
     if len(moe_layers(model)) < model.num_layers:
-        has["add_mlp_bias"] = biases.mlp
+        of_mlp["add_mlp_bias"] = biases.mlp
+    has |= of_mlp
     lacking = ", ".join(f"model.{name}" for name, value in has.items() if not value)
     others = ", ".join(f"model.{name}" for name, value in has.items() if value)
     problem = (
-        f"{lacking}=false with {others}=true: Megatron adds the biases of attention, router and "
-        "experts together, with --add-bias-linear"
+        f"{lacking}=false with {others}=true: Megatron adds the biases of attention, MLP, router "
+        "and experts together, with --add-bias-linear"
     )
-    return [problem] if lacking else []
+    return [problem] if lacking and any(of_mlp.values()) else []
+
+
+def _activation_problems(config: RunConfig) -> list[str]:
+    """Return why Megatron does not have the activation."""
+    alpha = config.model.quick_gelu_alpha
+    problem = (
+        f"model.quick_gelu_alpha={alpha}: Megatron's quick GELU has the factor "
+        f"{QUICK_GELU_ALPHA}, and no option for another"
+    )
+    return [] if alpha == QUICK_GELU_ALPHA else [problem]
 
 
 def split_of(name: str, config: RunConfig, *, engine: bool = False) -> Split | None:

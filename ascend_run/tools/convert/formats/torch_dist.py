@@ -28,7 +28,7 @@ from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.tools.convert.new_folder import new_folder
 from ascend_run.types.config import RunConfig
 
-from .latent_attention import require_adjacent_pairs
+from .latent_attention import require_megatron_attention
 from .megatron_args import make_args
 from .megatron_names import Names, ours, theirs
 from .model_source import ModelSource, Progress
@@ -156,9 +156,9 @@ def write_torch_dist(
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 
+    require_megatron_attention(source.config)
     source.require_complete("a torch_dist checkpoint")
     require_known(source.headers, source.config, "a torch_dist checkpoint")
-    require_adjacent_pairs(source.config)
     iteration = max(source.step, 1)
     with new_folder(target, 0o755) as beside:
         folder = beside / f"iter_{iteration:07d}"

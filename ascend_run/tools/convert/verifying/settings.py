@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api.error_text import show
@@ -25,6 +26,16 @@ from ascend_run.types.config import RunConfig
 _ARGS: Final = "args: "
 _WITHOUT_OPTION: Final = frozenset({"activation"})
 """Megatron's command line has no gated GELU: args with ``swiglu`` say SiLU."""
+
+_BIASES: Final = {
+    "add_bias_linear": None,  # the default of the others
+    "add_qkv_bias": "qkv",
+    "add_linear_proj_bias": "proj",
+    "add_mlp_bias": "mlp",
+    "add_router_bias": "router",
+    "add_expert_bias": "experts",
+}
+"""Option -> the linears whose bias it adds."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +108,19 @@ def _effect(config: RunConfig, name: str) -> Any:
         return sorted(moe_layers(config.model))
     if name == "window_attn_skip_freq":
         return [layer_window(config.model, layer) for layer in range(config.model.num_layers)]
+    if name in _BIASES:
+        return _bias_effect(config, _BIASES[name])
     value = model_value(config, name)
     if name == "moe_router_topk_scaling_factor":
         return value or 1.0
     return [*value] if isinstance(value, tuple) else value
+
+
+def _bias_effect(config: RunConfig, linears: str | None) -> bool:
+    """Return whether a layer of the model has this bias."""
+    model = config.model
+    if linears in ("router", "experts") and not model.num_moe_experts:
+        return False
+    if linears == "mlp" and len(moe_layers(model)) == model.num_layers:
+        return False
+    return linears is not None and bool(getattr(linear_biases(model), linears))
