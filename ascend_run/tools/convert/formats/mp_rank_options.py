@@ -92,7 +92,8 @@ def for_biases_of_experts(options: MpRankOptions, config: RunConfig) -> MpRankOp
     when ETP==1".
     """
     layout = options.layout
-    if not linear_biases(config.model).experts or layout.expert_tp or layout.moe_tp_extend_ep:
+    has_biases = config.model.num_moe_experts and linear_biases(config.model).experts
+    if not has_biases or layout.expert_tp or layout.moe_tp_extend_ep:
         return options
     return attrs.evolve(options, layout=attrs.evolve(layout, expert_tp=1))
 
