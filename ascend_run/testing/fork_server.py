@@ -1,9 +1,10 @@
 """A process that has imported torch and Megatron, and from which ranks are forked.
 
 Started by ``rank_processes``. It does nothing but import, so there is no thread, process group or
-device context that a fork would break. Where an import starts a thread, or there is an accelerator,
-ranks are new interpreters instead: Megatron counts devices when it is imported, and what has asked
-a driver for them cannot hand them to a fork.
+device context that a fork would break. Where an import starts a thread, there is an accelerator, or
+the system is not Linux, ranks are new interpreters instead: Megatron counts devices when it is
+imported, what has asked a driver for them cannot hand them to a fork, and macOS's own libraries do
+not work in forks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def serve_requests(descriptor: int, preloaded: Sequence[str] = PRELOADED) -> Non
     Returns in each forked rank too, at its end, so that a rank ends like any process.
 
     Args:
-        descriptor: Socket of the requests; messages keep their bounds.
+        descriptor: Socket of the requests, a stream of messages of one size.
         preloaded: Modules to import.
     """
     # Ctrl-C reaches all processes of a terminal; this one ends with the one that started it.
@@ -61,7 +62,7 @@ def serve_requests(descriptor: int, preloaded: Sequence[str] = PRELOADED) -> Non
 
 def _can_fork(modules: Sequence[str]) -> bool:
     """Import modules; return whether ranks can be forks of this process then."""
-    if os.environ.get(PLATFORM_VARIABLE, "cpu") != "cpu":
+    if sys.platform != "linux" or os.environ.get(PLATFORM_VARIABLE, "cpu") != "cpu":
         return False
     gc.disable()  # imports leave little garbage, and collections take a second
     with warnings.catch_warnings():

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,8 +83,8 @@ class ForkServer:
     def __init__(
         self, environment: Mapping[str, str], preloaded: Sequence[str] = PRELOADED
     ) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._log = os.memfd_create("log of a fork server")
+        self._socket, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with the server
         module = fork_server.__name__
         call = f"serve_requests({theirs.fileno()}, {tuple(preloaded)!r})"
         with theirs:
@@ -137,7 +138,7 @@ class ForkServer:
                 return 0
             self._socket.settimeout(seconds + _REPLY_SECONDS)
             # Replies that were not waited for come first.
-            while reply := self._socket.recv(REPLY.size):
+            while reply := self._socket.recv(REPLY.size, socket.MSG_WAITALL):
                 replied, code = REPLY.unpack(reply)
                 if replied == number:
                     return int(code)
@@ -149,7 +150,7 @@ class ForkServer:
     def log(self) -> str:
         """Return what it has printed."""
         # Not by a seek, which would move the place where the process writes.
-        return os.pread(self._log, _LOG_BYTES, 0).decode(errors="replace")
+        return os.pread(self._log.fileno(), _LOG_BYTES, 0).decode(errors="replace")
 
     def close(self) -> None:
         """End it and its ranks."""
@@ -160,7 +161,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        os.close(self._log)
+        self._log.close()
 
 
 class ForkServers:

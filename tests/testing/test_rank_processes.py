@@ -15,6 +15,7 @@ import attrs
 import psutil
 import pytest
 
+from ascend_run.testing import fork_server
 from ascend_run.testing.pool import GlooPool, PoolError
 from ascend_run.testing.rank_processes import ForkServer, ForkServers, state_of_caller
 from ascend_run.testing.runtime import PLATFORM_VARIABLE
@@ -164,3 +165,14 @@ def test_ranks_are_new_interpreters_on_an_accelerator(monkeypatch: pytest.Monkey
     assert "fork_server" in psutil.Process(found.parent).cmdline()[-1]
     assert "fork_server" not in again
     assert found.interrupts
+
+
+@pytest.mark.parametrize(("system", "forks"), [("linux", True), ("darwin", False)])
+def test_ranks_are_forks_on_linux_only(
+    system: str, forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(os, "listdir", lambda path: [path])  # one thread
+    for name in ("disable", "enable", "freeze"):
+        monkeypatch.setattr(fork_server.gc, name, lambda: None)
+    assert fork_server._can_fork(()) is forks
