@@ -60,7 +60,7 @@ def server() -> Iterator[ForkServer]:
     server.close()
 
 
-def test_neighbours_and_restarted_ranks_have_other_hashes_of_the_same_two_servers() -> None:
+def test_neighbours_and_restarted_ranks_have_other_hashes() -> None:
     with closing(ForkServers(("torch", "numpy"))) as servers, GlooPool(servers=servers) as pool:
         first = pool.run(pool_jobs.origin, 3)
         with pytest.raises(PoolError):
