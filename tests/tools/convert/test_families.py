@@ -18,8 +18,8 @@ from tests.support.family_checks import stored
 
 FORMATS: Final = ("ascend-run", "mp-rank", "torch-dist")
 _CHANGES: Final = {"deepseek_v3": {"rms_norm_eps": 1e-6}}
-"""Family -> options with which Megatron computes it. Its norms of latents have this epsilon, whatever
-the config says, and Megatron has one for all norms."""
+"""Family -> options with which Megatron computes it. Its norms of latents have this epsilon,
+whatever the config says, and Megatron has one for all norms."""
 PAGE: Final = Path(__file__).parents[3] / "docs" / "convert.md"
 
 
