@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import Router as MegatronRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from ascend_run.core.config.built_in import router_problems
+from ascend_run.ops.experts.gating import wide_linear
 from ascend_run.ops.experts.routing import routing_scores, sparse_mixer
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api.errors import ConfigError
@@ -88,8 +88,7 @@ class Router(MegatronRouter):
         wide = torch.promote_types(input.dtype, torch.float32)
         if self.config.moe_router_dtype == "fp64":
             wide = torch.float64
-        bias = None if self.bias is None else self.bias.to(wide)
-        return F.linear(input.to(wide), self.weight.to(wide), bias)
+        return wide_linear(input, self.weight, self.bias, wide)
 
     def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[S, B, H] -> weights [T, X] (0 if not selected) and the routing map [T, X]."""

@@ -28,7 +28,6 @@ from .parameters import rank_parameters, trains_output
 from .recompute import recompute_as_configured
 from .saved import (
     gather_buffer,
-    hidden_bytes,
     layer_saved,
     mtp_saved,
     rotary_bytes,
@@ -223,16 +222,7 @@ def _plain(
     communication += traffic.between_stages(layout, sizes, rank.pp_rank, num_chunks)
     return Ledger(
         saved={
-            n: [
-                Saved(
-                    part=t.part,
-                    name=t.name,
-                    nbytes=t.nbytes,
-                    # The router casts its input to float32.
-                    entry_bytes=hidden_bytes(sizes) if t.key == "router.input" else None,
-                )
-                for t in rank.saved[n]
-            ]
+            n: [Saved(part=t.part, name=t.name, nbytes=t.nbytes) for t in rank.saved[n]]
             for n in layers
         },
         steps={n: steps[n in moe] for n in layers},

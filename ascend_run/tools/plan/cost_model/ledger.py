@@ -33,8 +33,6 @@ class Saved:
     """On the host: how many layers before its own backward it is prefetched."""
     again: int | None = None
     """If recomputed: the layer at whose backward its forward is recomputed."""
-    entry_bytes: float | None = None
-    """Bytes saved instead of it if the part is recomputed from it, if that is narrower."""
 
     @property
     def key(self) -> str:
@@ -108,10 +106,6 @@ class Ledger:
             for layer in group:
                 inside = [t for t in self.saved[layer] if _matches(t.part, parts)]
                 first = inside[0] if inside and layer == group[0] else None
-                if first is not None and first.entry_bytes is not None:
-                    entry = Saved(part=first.part, name="entry", nbytes=first.entry_bytes)
-                    self.saved[layer].append(entry)
-                    first = None
                 for tensor in inside:
                     if tensor is not first and tensor.storage is not Storage.NONE:
                         tensor.storage, tensor.again = Storage.NONE, group[-1]

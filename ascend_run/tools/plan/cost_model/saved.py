@@ -32,13 +32,13 @@ def layer_saved(
         "mlp_norm": _norm(config, sizes) if before else (),
     }
     if moe:
+        if sizes.shared_ffn:
+            parts["shared_experts"] = _feed_forward(sizes, sizes.shared_ffn)
         parts |= {
             "router": _router(sizes),
             "dispatcher": _dispatcher(config, layout, sizes),
             "experts": _experts(config, sizes),
         }
-        if sizes.shared_ffn:
-            parts["shared_experts"] = _feed_forward(sizes, sizes.shared_ffn)
     else:
         parts["mlp"] = (*_feed_forward(sizes, sizes.ffn), ("dropped", _dropped(config, sizes)))
     parts["mlp_bda"] = _output_norm(config, sizes) if after else ()
@@ -210,8 +210,8 @@ def _activation(sizes: Sizes, rows: float, width: int) -> Iterator[tuple[str, fl
 
 
 def _router(sizes: Sizes) -> Iterator[tuple[str, float]]:
-    # Always in float32; if that is the model's dtype, it is the norm's output.
-    yield "input", sizes.shared_tokens * sizes.hidden * _WIDE
+    if not sizes.shared_ffn:  # whose input it is too
+        yield "input", hidden_bytes(sizes)
     by_expert = sizes.all_experts * (3 * _WIDE + 2)
     by_choice = sizes.topk * (_INDEX + 2 * _WIDE)
     yield "scores", sizes.shared_tokens * (by_expert + by_choice)

@@ -58,6 +58,7 @@ CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "gradients added in the product": (("matmul-add",), {}),
 }
 EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
+    "shared experts": ((), {"model.moe_shared_expert_intermediate_size": 24}),
     "deterministic experts": (("deterministic",), {}),
     "experts and attention in blocks": (
         ("flash-attention",),
