@@ -18,6 +18,7 @@ from ascend_run.plugin_api.errors import CheckpointError, ConfigError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.latent_attention import with_megatron_modules
 from ascend_run.tools.convert.formats.megatron_args import model_values
+from ascend_run.tools.convert.formats.megatron_switches import require_stated
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.formats.mp_rank_files import (
     TRACKER,
@@ -278,4 +279,6 @@ def _config_of_megatron(
             f"{folder} does not say which model family it is of; name it with --family, or the "
             "config with --config"
         )
-    return config_of_values(options.family, model_values(args, str(folder)), "its args")
+    model = config_of_values(options.family, model_values(args, str(folder)), "its args")
+    require_stated(model.config, args, str(folder))
+    return model

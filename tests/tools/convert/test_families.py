@@ -35,9 +35,7 @@ def of_the_page() -> dict[str, list[str]]:
 
 REFUSED: Final = of_the_page()
 OF_A_SHARED_MODEL_TYPE: Final = [
-    family.name
-    for family in FAMILIES
-    if load_family(family.name).model_type != family.name and family.name not in REFUSED
+    family.name for family in FAMILIES if load_family(family.name).model_type != family.name
 ]
 
 
@@ -72,7 +70,7 @@ def test_a_target_says_which_family_of_a_model_type_it_is(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = folder_of(BY_NAME[name], tmp_path / "theirs")
-    for format_ in FORMATS:
+    for format_ in FORMATS if name not in REFUSED else FORMATS[:1]:
         target = tmp_path / format_
         verify = ("--verify", "tensors", "--family", name)
         assert convert("--to", format_, *verify, theirs, target) == 0

@@ -10,6 +10,7 @@ import pytest
 from ascend_run.plugin_api import RunConfig
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.latent_attention import require_megatron_attention
+from ascend_run.tools.convert.formats.megatron_switches import require_stated
 from ascend_run.tools.convert.formats.parameter_shards import require_known
 from tests.plugins.models.cases import BY_NAME
 from tests.support.family_checks import stored
@@ -46,6 +47,13 @@ def config_of(fields: Mapping[str, object]) -> RunConfig:
             {"activation": "quick_gelu", "quick_gelu_alpha": 1.5},
             "model.quick_gelu_alpha=1.5: Megatron's quick GELU has the factor 1.702, and no option",
         ),
+        ({"scale_embedding": True}, "model.scale_embedding=true multiplies embeddings by the "),
+        ({"embedding_multiplier": 12.0}, "model.embedding_multiplier=12.0 multiplies embeddings; "),
+        ({"residual_multiplier": 0.22}, "model.residual_multiplier=0.22 multiplies the output of "),
+        ({"logits_scaling": 8.0}, "model.logits_scaling=8.0 divides the logits; Megatron's GPT"),
+        ({"normalize_output_rows": True}, "model.normalize_output_rows=true divides the rows of "),
+        ({"final_logit_softcapping": 30.0}, "model.final_logit_softcapping=30.0 caps the logits; "),
+        ({"attn_logit_softcapping": 50.0}, "model.attn_logit_softcapping=50.0 caps the attention "),
     ],
 )
 def test_a_switch_that_megatron_lacks_is_named(fields: Mapping[str, object], problem: str) -> None:
@@ -68,6 +76,7 @@ def test_a_switch_that_megatron_lacks_is_named(fields: Mapping[str, object], pro
         {**SPARSE, **OF_ATTENTION},
         {**SPARSE, "add_bias_linear": True},
         {"activation": "quick_gelu"},
+        {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
     ],
 )
 def test_switches_that_megatron_or_mindspeed_has(fields: Mapping[str, object]) -> None:
@@ -94,6 +103,50 @@ def test_latent_attention_of_megatron_has_these_switches(
         require_megatron_attention(config)
     assert len(caught.value.problems) == len(problems)
     assert all(map(str.startswith, caught.value.problems, problems))
+
+
+def test_every_factor_of_a_model_is_named_and_nothing_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"embedding_multiplier": 3.0, "residual_multiplier": 1.0, "logits_scaling": 0.5}
+    BY_NAME["granite"].model(**changes).save_pretrained(tmp_path / "hf")  # type: ignore[operator]
+    assert convert("--to", "torch-dist", tmp_path / "hf", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "this model cannot be written as a torch_dist checkpoint; use --to hf or" in said
+    named = [name for name in changes if f"model.{name}=" in said]
+    assert named == ["embedding_multiplier", "logits_scaling"]
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_factors_of_one_are_written(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    factors = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    model = BY_NAME["granite"].model(**dict.fromkeys(factors, 1.0))
+    model.save_pretrained(folder)  # type: ignore[operator]
+    assert convert("--to", "mp-rank", "--verify", "logits", folder, tmp_path / "out") == 0
+    assert convert("--to", "hf", tmp_path / "out", tmp_path / "back") == 0
+    check_equal(stored(tmp_path / "back"), stored(folder))
+
+
+def test_args_that_do_not_say_what_a_family_adds_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of Megatron say nothing of the factor on Gemma's embedding; ours of earlier did."""
+    BY_NAME["llama"].model().save_pretrained(tmp_path / "hf")  # type: ignore[operator]
+    assert convert("--to", "mp-rank", tmp_path / "hf", tmp_path / "out") == 0
+    (tmp_path / "out" / "config.toml").unlink()
+    assert convert("--to", "hf", "--family", "gemma", tmp_path / "out", tmp_path / "back") == 2
+    said = capsys.readouterr().err
+    assert "with --config" in said
+    assert "model.scale_embedding=true multiplies embeddings" in said
+    assert not (tmp_path / "back").exists()
+
+    config = config_of({"scale_embedding": True, "logits_scaling": 2.0})
+    require_stated(config, {"scale_embedding": True, "logits_scaling": 2.0}, "files")
+    with pytest.raises(CheckpointError) as caught:
+        require_stated(config, {"scale_embedding": True, "logits_scaling": None}, "files")
+    (found,) = caught.value.problems
+    assert found.startswith("model.logits_scaling=2.0 divides the logits")
 
 
 @pytest.mark.parametrize("words", ["mp-rank --tp 2", "torch-dist"])

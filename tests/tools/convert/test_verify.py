@@ -201,8 +201,8 @@ def test_settings_without_an_option_are_named(
     hugging_face(tmp_path / "hf")
     assert convert("--from-hf", tmp_path / "hf", tmp_path / "run") == 0
     file = tmp_path / "run" / "config.toml"
-    text = re.sub(r"(?m)^(activation|residual_multiplier) = .*\n", "", file.read_text())
-    more = '[model]\nactivation = "gelu_tanh"\nresidual_multiplier = 0.5\n'
+    text = re.sub(r"(?m)^(activation|softmax_scale) = .*\n", "", file.read_text())
+    more = '[model]\nactivation = "gelu_tanh"\nsoftmax_scale = 0.5\n'
     file.write_text(text.replace("[model]\n", more))
     words = ("--to", "mp-rank", "--verify", "logits", tmp_path / "run")
     capsys.readouterr()
@@ -210,7 +210,7 @@ def test_settings_without_an_option_are_named(
     out = capsys.readouterr().out
     line = "not in the target, whose default is another: args: model.activation"
     assert f"{line} ('gelu_tanh' and 'silu')" in out
-    assert "residual_multiplier" not in out  # the args have it under its own name
+    assert "softmax_scale" not in out  # the args have it under its own name
     assert convert(*words, "--json", tmp_path / "again") == 0
     found = json.loads(capsys.readouterr().out)["settings"]
     assert found["different"] == {}

@@ -62,9 +62,9 @@ def write_mp_rank(
         CheckpointError: A parameter is missing, or Megatron has no such parameter.
         StorageError: The target is not empty or cannot be written.
     """
-    require_latent(options, source.config)
     source.require_complete("Megatron's mp_rank_* files")
     require_known(source.headers, source.config, "mp_rank_* files")
+    require_latent(options, source.config)
     if options.mla_qkv_concat:
         built = with_mindspeed_modules(
             source.headers, source.read, source.config, mm_split=options.mla_mm_split

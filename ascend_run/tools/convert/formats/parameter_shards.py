@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ascend_run.core.config.linear_biases import linear_biases
-from ascend_run.core.config.rotary_keys import QUICK_GELU_ALPHA
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.core.hugging_face.parameter_rows import VOCABULARY_PARAMETERS
 from ascend_run.plugin_api.errors import CheckpointError
-from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
+
+from .megatron_switches import switch_problems
 
 LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERTS: Final = re.compile(r"decoder\.layers\.\d+\.mlp\.experts\.(fc[12](?:_bias)?)")
@@ -66,8 +66,8 @@ _REPLICATED_OUTSIDE: Final = frozenset(
 
 
 def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
-    """Check that these parameters can be written: Megatron's GPTModel has them, and their shards
-    are known.
+    """Check that Megatron's GPTModel has these parameters, with known shards, and computes the same
+    with them.
 
     Raises:
         CheckpointError: Lists all problems.
@@ -77,42 +77,10 @@ def require_known(names: Iterable[str], config: RunConfig, target: str) -> None:
         for name in names
         if EXPERTS.fullmatch(name) is None and split_of(name, config) is None
     ]
-    unknown += _bias_problems(config) + _activation_problems(config)
-    if unknown:
-        raise CheckpointError(f"this model cannot be written as {target}", unknown)
-
-
-def _bias_problems(config: RunConfig) -> list[str]:
-    """Return why Megatron has no model with these biases.
-
-    ``--add-bias-linear`` adds all those of a layer, ``--add-qkv-bias`` those of queries, keys and
-    values, and MindSpeed's ``--add-dense-bias`` that of the attention's output projection.
-    """
-    model, biases = config.model, linear_biases(config.model)
-    has = {"add_qkv_bias": biases.qkv, "add_linear_proj_bias": biases.proj}
-    of_mlp: dict[str, bool] = {}
-    if model.num_moe_experts:
-        of_mlp = {"add_router_bias": biases.router, "add_expert_bias": biases.experts}
-    if len(moe_layers(model)) < model.num_layers:
-        of_mlp["add_mlp_bias"] = biases.mlp
-    has |= of_mlp
-    lacking = ", ".join(f"model.{name}" for name, value in has.items() if not value)
-    others = ", ".join(f"model.{name}" for name, value in has.items() if value)
-    problem = (
-        f"{lacking}=false with {others}=true: Megatron adds the biases of attention, MLP, router "
-        "and experts together, with --add-bias-linear"
-    )
-    return [problem] if lacking and any(of_mlp.values()) else []
-
-
-def _activation_problems(config: RunConfig) -> list[str]:
-    """Return why Megatron does not have the activation."""
-    alpha = config.model.quick_gelu_alpha
-    problem = (
-        f"model.quick_gelu_alpha={alpha}: Megatron's quick GELU has the factor "
-        f"{QUICK_GELU_ALPHA}, and no option for another"
-    )
-    return [] if alpha == QUICK_GELU_ALPHA else [problem]
+    if unknown := unknown + switch_problems(config):
+        raise CheckpointError(
+            f"this model cannot be written as {target}; use --to hf or --to ascend-run", unknown
+        )
 
 
 def split_of(name: str, config: RunConfig, *, engine: bool = False) -> Split | None:

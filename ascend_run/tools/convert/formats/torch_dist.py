@@ -156,9 +156,9 @@ def write_torch_dist(
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 
-    require_megatron_attention(source.config)
     source.require_complete("a torch_dist checkpoint")
     require_known(source.headers, source.config, "a torch_dist checkpoint")
+    require_megatron_attention(source.config)
     iteration = max(source.step, 1)
     with new_folder(target, 0o755) as beside:
         folder = beside / f"iter_{iteration:07d}"
