@@ -1,4 +1,4 @@
-"""The MoE router: scores, top-k and auxiliary losses, in float32 or wider.
+"""The MoE router: its parameters, and its losses in backward, in float32 or wider.
 
 Megatron's own router always computes softmax in float32. For losses that are sums over tokens it
 weights auxiliary losses by the tokens of one context-parallel rank, so that they shrink as ranks
@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import Router as MegatronRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from ascend_run.core.config.built_in import router_problems
+from ascend_run.ops.experts.balancing import balance_scores, balancing_loss, z_loss
 from ascend_run.ops.experts.gating import wide_linear
 from ascend_run.ops.experts.routing import routing_scores, sparse_mixer
 from ascend_run.ops.tensor_marks import mark
@@ -26,7 +26,7 @@ from ascend_run.plugin_api.errors import ConfigError
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-# T tokens on this rank, X experts of the full model
+# S tokens of a sequence and T of all on this rank, B micro-batch, X experts of the full model
 
 
 def _check_supported(config: TransformerConfig) -> None:
@@ -45,8 +45,7 @@ class Router(MegatronRouter):
         has_bias: Whether the linear has a bias.
         sparsemixer_eps: Select experts by ``sparse_mixer`` with this threshold.
 
-    Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5);
-    groups, arXiv:2405.04434 (section 2.1.2); expert bias, arXiv:2408.15664.
+    Source: ``ops.experts.routing`` and ``ops.experts.balancing``; expert bias, arXiv:2408.15664.
 
     Raises:
         ConfigError: An option is set that Megatron's router supports and this one does not.
@@ -80,7 +79,6 @@ class Router(MegatronRouter):
             zeros_X = torch.zeros(self.weight.shape[0], dtype=torch.float32)
             has_bias = config.moe_router_enable_expert_bias
             self.register_buffer(name, zeros_X if has_bias else None, persistent=is_saved)
-        self.tokens_routed: Tensor | None = None
         self.aux_losses: Tensor | None = None
 
     def gating(self, input: Tensor) -> Tensor:
@@ -96,70 +94,52 @@ class Router(MegatronRouter):
         return self.routing(self.gating(input))
 
     def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        logits_TX = self._with_z_loss(logits.flatten(0, -2))
-        if self.sparsemixer_eps is None:
-            weights, chosen = routing_scores(
-                logits_TX,
-                self.topk,
-                self.config.moe_router_score_function,
-                self.config.moe_router_pre_softmax,
-                groups=self.groups,
-                bias_X=self.expert_bias,
-            )
-        else:
-            weights, chosen = sparse_mixer(logits_TX, self.topk, self.sparsemixer_eps)
+        logits_SBX = self._with_z_loss(logits)
+        probs_TX, routing_map = self._select(logits_SBX.flatten(0, 1))
         if self.config.moe_router_topk_scaling_factor:
-            weights = weights * self.config.moe_router_topk_scaling_factor
-        probs_TX = torch.zeros_like(logits_TX).scatter(1, chosen, weights)
-        routing_map = torch.zeros_like(logits_TX, dtype=torch.bool).scatter(1, chosen, True)
-        if self._takes_gradients():  # counts once, even if the layer is recomputed
-            self._count(routing_map)
-        return self._with_aux_loss(probs_TX, logits_TX, routing_map), routing_map
+            probs_TX = probs_TX * self.config.moe_router_topk_scaling_factor
+        if not self._takes_gradients():
+            return probs_TX, routing_map
+        if self.expert_bias is not None and self.weight.requires_grad:  # a frozen router keeps it
+            with torch.no_grad():  # counts once, even if the layer is recomputed
+                self.local_tokens_per_expert += routing_map.sum(dim=0)
+        return self._with_aux_loss(probs_TX, logits_SBX, routing_map), routing_map
 
-    def _with_z_loss(self, logits_TX: Tensor) -> Tensor:
+    def _select(self, logits_TX: Tensor) -> tuple[Tensor, Tensor]:
+        if self.sparsemixer_eps is not None:
+            return sparse_mixer(logits_TX, self.topk, self.sparsemixer_eps)
+        return routing_scores(
+            logits_TX,
+            self.topk,
+            self.config.moe_router_score_function,
+            self.config.moe_router_pre_softmax,
+            groups=self.groups,
+            bias_X=self.expert_bias,
+        )
+
+    def _with_z_loss(self, logits: Tensor) -> Tensor:
         coefficient = self.config.moe_z_loss_coeff
         if not coefficient or not self._takes_gradients():
-            return logits_TX
-        z_loss = logits_TX.logsumexp(dim=-1).square().sum() * coefficient
-        out: Tensor = MoEAuxLossAutoScaler.apply(logits_TX, z_loss)
+            return logits
+        out: Tensor = MoEAuxLossAutoScaler.apply(logits, z_loss(logits) * coefficient)
         return out
 
-    def _with_aux_loss(self, probs_TX: Tensor, logits_TX: Tensor, routing_map: Tensor) -> Tensor:
+    def _with_aux_loss(self, probs_TX: Tensor, logits_SBX: Tensor, routing_map: Tensor) -> Tensor:
         """Attach this rank's part of ``num_tokens * coefficient * X * sum_i f_i P_i``."""
         coefficient = self.config.moe_aux_loss_coeff
-        if (
-            self.config.moe_router_load_balancing_type != "aux_loss"
-            or not coefficient
-            or not self._takes_gradients()
-        ):
+        if self.config.moe_router_load_balancing_type != "aux_loss" or not coefficient:
             return probs_TX
-        if self.config.moe_router_score_function == "sigmoid":
-            scores_TX = logits_TX.sigmoid()
-            scores_TX = scores_TX / (scores_TX.sum(dim=-1, keepdim=True) + 1e-20)
-        else:
-            scores_TX = logits_TX.softmax(dim=-1)
-        # The fractions f are over the full sequence: reduce over all ranks that share it.
-        tokens_X = routing_map.sum(dim=0).to(scores_TX.dtype)
-        dist.all_reduce(tokens_X, group=self.tp_cp_group)
-        fraction_X = tokens_X / tokens_X.sum()
-        num_tokens = tokens_X.sum() / self.topk
-        num_experts = scores_TX.shape[1]
         assert not isinstance(coefficient, list)  # see router_problems
-        aux_loss = coefficient * num_experts * (fraction_X * scores_TX.sum(dim=0)).sum()
-        self._add_to_log(aux_loss.detach() / num_tokens)
-        out: Tensor = MoEAuxLossAutoScaler.apply(probs_TX, aux_loss)
+        scores_SBX = balance_scores(logits_SBX, self.config.moe_router_score_function)
+        chosen_SBX = routing_map.view_as(scores_SBX)
+        loss, num_selections = balancing_loss(scores_SBX, chosen_SBX, self.tp_cp_group)
+        loss = loss * coefficient
+        self._add_to_log(loss.detach() * self.topk / num_selections)
+        out: Tensor = MoEAuxLossAutoScaler.apply(probs_TX, loss)
         return out
 
     def _takes_gradients(self) -> bool:
         return self.training and torch.is_grad_enabled()
-
-    def take_counts(self) -> Tensor:
-        """Return and reset the count of this rank's training tokens per expert: ``[X]``."""
-        counts, self.tokens_routed = self.tokens_routed, None
-        if counts is None:
-            weight_XH = self.weight
-            return torch.zeros(weight_XH.shape[0], dtype=torch.int64, device=weight_XH.device)
-        return counts
 
     def take_aux_losses(self) -> Tensor:
         """Return and reset this rank's sum and number of balancing losses, one per micro-batch.
@@ -174,10 +154,3 @@ class Router(MegatronRouter):
     def _add_to_log(self, aux_loss: Tensor) -> None:
         one = torch.stack((aux_loss.double(), torch.ones_like(aux_loss, dtype=torch.float64)))
         self.aux_losses = one if self.aux_losses is None else self.aux_losses + one
-
-    @torch.no_grad()
-    def _count(self, routing_map: Tensor) -> None:
-        counts = routing_map.sum(dim=0)
-        self.tokens_routed = counts if self.tokens_routed is None else self.tokens_routed + counts
-        if self.expert_bias is not None and self.weight.requires_grad:  # a frozen router keeps it
-            self.local_tokens_per_expert += counts

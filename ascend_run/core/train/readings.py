@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.model.expert_load import ExpertLoad
 from ascend_run.core.model.gpt import GPT
 from ascend_run.core.model.router import Router
 from ascend_run.plugin_api import contracts as c
@@ -25,6 +26,7 @@ class Readings:
         self.hooks = hooks
         self.plugin_metrics = hooks.merge_named("ascend_metrics", context=context)
         modules = [module for chunk in step.bundle.chunks for module in chunk.modules()]
+        self.loads = ExpertLoad.of(step.bundle.chunks)
         self.routers = [module for module in modules if isinstance(module, Router)]
         self.models = [module for module in modules if isinstance(module, GPT)]
         self.start()
@@ -82,8 +84,10 @@ class Readings:
         # Tokens per expert, sum of the aux losses of all routers and micro-batches, number of these
         # losses. A pipeline stage may have no router.
         summary = torch.zeros(num_experts + 2, dtype=torch.float64, device=device)
+        for load in self.loads:
+            if (tokens := load.take()) is not None:
+                summary[:num_experts] += tokens
         for router in self.routers:
-            summary[:num_experts] += router.take_counts()
             summary[num_experts:] += router.take_aux_losses()
         for group in (groups.tp_dp_cp, groups.pp):
             dist.all_reduce(summary, group=group)

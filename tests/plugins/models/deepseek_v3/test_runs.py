@@ -31,6 +31,7 @@ EXPERTS = {"parallel.expert_model_parallel_size": 2}
 
 def biases_of_steps(values: Values, steps: int) -> list[tuple[Tensor, Tensor]]:
     """Return this rank's tokens of each expert and the bias after the step. A job for the pool."""
+    from ascend_run.core.model.expert_load import ExpertLoad
     from ascend_run.core.model.router import Router
     from ascend_run.testing.dry_run import DryRun
 
@@ -41,11 +42,12 @@ def biases_of_steps(values: Values, steps: int) -> list[tuple[Tensor, Tensor]]:
         step, batches = dry_run.train_step(), dry_run.batches(samples(values, 4 * steps))
         modules = dry_run.bundle.chunks[0].modules()
         (router,) = (module for module in modules if isinstance(module, Router))
+        load = ExpertLoad(router)
         for _ in range(steps):
             dry_run.step(step, batches)
             assert router.expert_bias is not None
             assert router.expert_bias.dtype is torch.float32
-            found.append((router.take_counts(), router.expert_bias.clone()))
+            found.append((load.take(), router.expert_bias.clone()))
     return found
 
 

@@ -1,0 +1,45 @@
+"""Count the tokens of each expert, for a router of any class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from torch import Tensor, nn
+
+# X experts of the full model
+
+
+class ExpertLoad:
+    """Count the training tokens that a router sends to each expert, from now on.
+
+    Args:
+        router: A module that returns weights and a routing map [T, X], as Megatron's routers do.
+    """
+
+    def __init__(self, router: nn.Module) -> None:
+        self.tokens_X: Tensor | None = None
+        router.register_forward_hook(self._add)
+
+    @classmethod
+    def of(cls, chunks: Iterable[nn.Module]) -> list[ExpertLoad]:
+        """Return a count for every layer with experts."""
+        modules = (module for chunk in chunks for module in chunk.modules())
+        return [
+            cls(cast("nn.Module", module.router))
+            for module in modules
+            if isinstance(module, MoELayer)
+        ]
+
+    def take(self) -> Tensor | None:
+        """Return and reset this rank's count, ``[X]``; None if no token was routed."""
+        tokens_X, self.tokens_X = self.tokens_X, None
+        return tokens_X
+
+    def _add(self, router: nn.Module, _: object, output: tuple[Tensor, Tensor]) -> None:
+        # The first forward of a recomputed layer is without gradients, so that it counts once.
+        if router.training and torch.is_grad_enabled():
+            counts_X = output[1].sum(dim=0)
+            self.tokens_X = counts_X if self.tokens_X is None else self.tokens_X + counts_X

@@ -1,0 +1,44 @@
+"""Losses of the router: sums over the tokens of one rank, whatever the number of ranks.
+
+Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5).
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+# S tokens of a sequence on this rank, B micro-batch, X experts
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """Return ``sum of logsumexp(logits) ** 2`` over tokens; ``logits``: [..., X]."""
+    return logits.logsumexp(dim=-1).square().sum()
+
+
+def balance_scores(logits: Tensor, score_function: str) -> Tensor:
+    """Return each token's scores of all experts, whose sum is 1: [..., X]."""
+    if score_function == "sigmoid":
+        scores = logits.sigmoid()
+        return scores / (scores.sum(dim=-1, keepdim=True) + 1e-20)
+    return logits.softmax(dim=-1)
+
+
+def balancing_loss(
+    scores_SBX: Tensor, chosen_SBX: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """Return this rank's part of ``num_tokens * X * sum_i f_i P_i``, and all ranks' selections.
+
+    f_i is the fraction of selections that are of expert i, over the full sequences; P_i the mean
+    of its scores. The parts of all ranks that share the sequences add up to the loss.
+
+    Args:
+        scores_SBX: Of ``balance_scores``.
+        chosen_SBX: Whether a token selects an expert.
+        group: The ranks that share the sequences.
+    """
+    tokens_X = chosen_SBX.sum(dim=(0, 1)).to(scores_SBX.dtype)
+    dist.all_reduce(tokens_X, group=group)
+    fraction_X = tokens_X / tokens_X.sum()
+    loss = scores_SBX.shape[-1] * (fraction_X * scores_SBX.sum(dim=(0, 1))).sum()
+    return loss, tokens_X.sum()
