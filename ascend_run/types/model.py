@@ -5,7 +5,7 @@ Shape letters: see ``ascend_run.plugin_api.contracts``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
@@ -40,7 +40,7 @@ class PlatformOps:
     kernel; None if splitting and then calling ``rotary`` is as fast."""
     matmul: Callable[..., Tensor] | None = None
     """Matrix multiplication, with the arguments of ``torch.mm``; None for ``torch.mm``."""
-    grouped_matmul: Callable[[Sequence[int], torch.device], GroupedGemm] | None = None
+    grouped_matmul: Callable[[Any, torch.device], GroupedGemm] | None = None
     """Grouped matmul, built from the number of rows of each group; None for
     ``ops.experts.grouped_matmul``, which is made of torch operations."""
     attention_kernels: Mapping[str, Callable[..., AttentionKernel]] = attrs.field(factory=dict)

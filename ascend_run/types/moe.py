@@ -6,7 +6,7 @@ Shape letters: see ``ascend_run.plugin_api.contracts``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
 
@@ -31,7 +31,7 @@ class ExpertsKernel(Protocol):
     def __call__(
         self,
         tokens_TH: Tensor,
-        tokens_per_expert: Sequence[int],
+        tokens_per_expert: Any,
         probs_T: Tensor,
         weights: ExpertWeights,
         activation: ExpertActivation,
@@ -42,7 +42,8 @@ class ExpertsKernel(Protocol):
 
         Args:
             tokens_TH: Sorted by expert: the first ``tokens_per_expert[0]`` belong to expert 0.
-            tokens_per_expert: X counts on the host, which sum to T. If one is 0, the expert's
+            tokens_per_expert: X counts, which sum to T: a list on the host; an int64 tensor on the
+                device for a kernel with ``counts_on_device = True``. If one is 0, the expert's
                 weights receive a gradient of zeros.
             probs_T: Routing probability of each token; applied before fc2, as in Megatron, and to
                 its bias.
@@ -61,7 +62,8 @@ class GroupedGemm(Protocol):
     def __init__(self, counts: Sequence[int], device: torch.device) -> None:
         """
         Args:
-            counts: Rows of each group, on the host; any may be 0.
+            counts: Rows of each group, any of which may be 0: on the host, or an int64 tensor on
+                the device, which is not read if the class has ``counts_on_device = True``.
         """
 
     def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:

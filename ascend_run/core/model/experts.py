@@ -54,6 +54,7 @@ class Experts(MegatronModule):
         self.num_local_experts = num_local_experts
         self.groups = pg_collection
         self.compute = assembly.experts_kernel
+        self.counts_on_device = getattr(self.compute, "counts_on_device", False)
         activation = c.ExpertActivation(
             function=config.activation_func,
             gated=config.gated_linear_unit,
@@ -94,7 +95,11 @@ class Experts(MegatronModule):
         permuted_probs: Tensor,
     ) -> tuple[Tensor, None]:
         """[T, H], counts [X], [T] -> ([T, H], None for the bias)."""
-        counts = tokens_per_expert.tolist()
+        counts: list[int] | Tensor
+        if self.counts_on_device:
+            counts = tokens_per_expert.to(self.fc1.device, non_blocking=True)
+        else:
+            counts = tokens_per_expert.tolist()
         weights = c.ExpertWeights(self.fc1, self.fc2, self.fc1_bias, self.fc2_bias)
         out = self.compute(
             permuted_local_hidden_states, counts, permuted_probs, weights, self.activation

@@ -7,7 +7,7 @@ are recomputed in backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -18,7 +18,16 @@ from ascend_run.ops.autograd_function import Function
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.types.moe import GroupedGemm
 
-from .grouped_matmul import GROUPS, Backend, MakeGroups, choose
+from .grouped_matmul import (
+    GROUPS,
+    ROW_BYTES,
+    Backend,
+    Counts,
+    MakeGroups,
+    choose,
+    native_takes,
+    on_host,
+)
 from .quantised_matmul import spread
 
 # T tokens sorted by expert, H hidden size, F expert width, X experts
@@ -30,7 +39,7 @@ tensors fit in a core's L2 cache."""
 
 def expert_mlp(
     tokens_TH: Tensor,
-    counts: Sequence[int],
+    counts: Counts,
     probs_T: Tensor,
     fc1: Tensor,
     fc2: Tensor,
@@ -48,7 +57,8 @@ def expert_mlp(
 
     Args:
         tokens_TH: Sorted by expert.
-        counts: Tokens of each expert, on the host.
+        counts: Tokens of each expert, on the host; or on the device, where they stay if the backend
+            is a platform's own that accepts that, or torch's grouped GEMM supports the operands.
         probs_T: Any floating dtype; cast to that of the tokens.
         fc1: [X, 2F, H], gate rows before up rows; [X, F, H] if not gated.
         fc2: [X, H, F].
@@ -68,7 +78,13 @@ def expert_mlp(
     """
     if backend is None:
         widths = (*fc1.shape[1:], *fc2.shape[1:])
-        backend = choose(counts, tokens_TH.device, tokens_TH.dtype, widths)
+        if isinstance(counts, Tensor) and native_takes(
+            tokens_TH.device.type, tokens_TH.dtype, widths
+        ):
+            backend = "grouped_mm"
+        else:
+            counts = on_host(counts)
+            backend = choose(counts, tokens_TH.device, tokens_TH.dtype, widths)
     if fused is not None:
         activation: SwiGlu | AutogradActivation = AutogradActivation(fused, gated=False)
     else:
@@ -92,14 +108,14 @@ class _ExpertMlp(Function):
         fc2: Tensor,
         fc1_bias: Tensor | None,
         fc2_bias: Tensor | None,
-        counts: Sequence[int],
+        counts: Counts,
         groups: GroupedGemm,
         activation: SwiGlu | AutogradActivation,
         accumulate: bool,
     ) -> Tensor:
         hidden = groups.matmul(tokens_TH, fc1.transpose(1, 2))
         if fc1_bias is not None:
-            hidden += spread(fc1_bias, counts)
+            hidden += _spread(fc1_bias, counts, hidden)
         probs_T1 = probs_T.to(hidden.dtype).unsqueeze(-1)
         act_TF = hidden.new_empty(hidden.shape[0], fc2.shape[2])
         kept = hidden.new_empty(act_TF.shape if activation.keeps else (act_TF.shape[0], 0))
@@ -112,7 +128,7 @@ class _ExpertMlp(Function):
         ctx.save_for_backward(read_TH, probs_T, fc1, fc2, fc2_bias, hidden, kept)
         out_TH = groups.matmul(act_TF, fc2.transpose(1, 2))
         if fc2_bias is not None:
-            out_TH += spread(fc2_bias, counts) * probs_T1
+            out_TH += _spread(fc2_bias, counts, out_TH) * probs_T1
         return out_TH
 
     @staticmethod
@@ -135,9 +151,10 @@ class _ExpertMlp(Function):
                 dprobs=dprobs_T1[rows],
             )
         if fc2_bias is not None:
-            dprobs_T1 += (dy_TH * spread(fc2_bias, counts)).sum(dim=-1, keepdim=True)
-        dfc1_bias = _sums(dhidden, counts) if needs_biases[0] else None
-        dfc2_bias = _sums(dy_TH * probs_T1, counts) if needs_biases[1] else None
+            biases_TH = _spread(fc2_bias, counts, dy_TH)
+            dprobs_T1 += (dy_TH * biases_TH).sum(dim=-1, keepdim=True)
+        dfc1_bias = _sums(dhidden, counts, groups) if needs_biases[0] else None
+        dfc2_bias = _sums(dy_TH * probs_T1, counts, groups) if needs_biases[1] else None
         accumulate = ctx.accumulate
         dfc2 = _weight_gradient(groups, fc2, dy_TH, act_TF, accumulate) if needs_fc2 else None
         del dact_TF, act_TF
@@ -147,9 +164,22 @@ class _ExpertMlp(Function):
         return (dtokens, dprobs, dfc1, dfc2, dfc1_bias, dfc2_bias, *(None,) * 4)
 
 
-def _sums(rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return the sum of the rows of each expert: [T, ...] -> [X, ...]."""
-    return torch.stack([part.sum(dim=0) for part in rows.split([*counts])])
+def _spread(biases: Tensor, counts: Counts, rows: Tensor) -> Tensor:
+    """Repeat each expert's bias for each of its rows, without synchronising."""
+    if not isinstance(counts, Tensor):
+        return spread(biases, counts)
+    return biases.repeat_interleave(counts, dim=0, output_size=rows.shape[0])
+
+
+def _sums(rows: Tensor, counts: Counts, groups: GroupedGemm) -> Tensor:
+    """Return the sum of the rows of each expert: [T, N] -> [X, N].
+
+    With counts on the device it is a grouped GEMM with ones, in columns that fill ROW_BYTES.
+    """
+    if not isinstance(counts, Tensor):
+        return torch.stack([part.sum(dim=0) for part in rows.split([*counts])])
+    ones = rows.new_ones(rows.shape[0], ROW_BYTES // rows.itemsize)
+    return groups.outer(rows, ones)[..., 0]
 
 
 def _weight_gradient(

@@ -1,7 +1,9 @@
 """Grouped GEMM: each group of rows has its own matrix.
 
-Rows are sorted by group and the counts are host integers, so that dispatch and slicing never
-synchronise with the device. Source: the grouped GEMM of MegaBlocks, arXiv:2211.15841, section 5.
+Rows are sorted by group. Counts are host integers; implementations that need no slices also take
+them as a tensor on the device. Either way nothing synchronises with the device.
+
+Source: the grouped GEMM of MegaBlocks, arXiv:2211.15841, section 5.
 """
 
 from __future__ import annotations
@@ -33,13 +35,23 @@ PADDING_TOLERATED: Final = 1.1
 """A batched GEMM computes C rows for every group; beyond this ratio a grouped one is faster."""
 
 
+Counts = Sequence[int] | Tensor
+"""Rows of each group: on the host, or an int64 tensor [X] on the device."""
+
+
+def on_host(counts: Counts) -> list[int]:
+    """Return the counts as integers; reading a tensor synchronises with its device."""
+    entries: list[int] = counts.tolist() if isinstance(counts, Tensor) else list(counts)
+    return entries
+
+
 class LoopGroups:
     """One GEMM per group, written into the output; any dtype, exact in float64."""
 
     mm = staticmethod(torch.mm)
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
-        self.counts = list(counts)
+    def __init__(self, counts: Counts, device: torch.device) -> None:
+        self.counts = on_host(counts)
 
     def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
         y_TN = x_TK.new_empty(x_TK.shape[0], matrices_XKN.shape[2])
@@ -79,7 +91,12 @@ class WideGroups(LoopGroups):
 class NativeGroups:
     """torch's grouped GEMM: one call; operands must be contiguous."""
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+    counts_on_device = True
+
+    def __init__(self, counts: Counts, device: torch.device) -> None:
+        if isinstance(counts, Tensor):
+            self.ends = counts.cumsum(0, dtype=torch.int32)
+            return
         self.ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32).to(
             device, non_blocking=True
         )
@@ -97,7 +114,8 @@ class NativeGroups:
 class PaddedGroups:
     """One batched GEMM over groups padded to the largest; a view if they are equal."""
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+    def __init__(self, counts: Counts, device: torch.device) -> None:
+        counts = on_host(counts)
         self.num_groups, self.rows = len(counts), max(counts)
         self.places: Tensor | None = None
         if min(counts) < self.rows:
@@ -127,7 +145,7 @@ class PaddedGroups:
         return x.view(self.num_groups, self.rows, x.shape[1])
 
 
-MakeGroups = Callable[[Sequence[int], torch.device], GroupedGemm]
+MakeGroups = Callable[[Counts, torch.device], GroupedGemm]
 GROUPS: Final[dict[Backend, MakeGroups]] = {
     "grouped_mm": NativeGroups,
     "bmm": PaddedGroups,

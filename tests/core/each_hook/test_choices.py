@@ -230,6 +230,23 @@ def test_ascend_experts_compute_on_the_kernels_own_parameters(tmp_path: Path) ->
     assert run.readings()[0]["loss"] == plain.readings()[0]["loss"]
 
 
+def test_ascend_experts_may_take_the_counts_on_the_device(tmp_path: Path) -> None:
+    class Experts:
+        counts_on_device = True
+
+        def __call__(self, tokens: Tensor, counts: Tensor, *rest: Any) -> Tensor:
+            assert isinstance(counts, Tensor)
+            assert (counts.dtype, counts.device) == (torch.int64, tokens.device)
+            seen.append(counts.tolist())
+            return loop_experts(tokens, seen[-1], *rest)
+
+    seen: list[list[int]] = []
+    run = train(tmp_path, probe("ascend_experts", lambda self: Experts()), model="moe")
+    assert [sum(counts) for counts in seen] == [32, 32]
+    plain = train(tmp_path / "plain", model="moe")
+    assert run.readings()[0]["loss"] == plain.readings()[0]["loss"]
+
+
 @pytest.mark.parametrize("wraps", [False, True], ids=["plain output", "wrapped output"])
 def test_the_loss_uses_hidden_states_or_a_wrapped_output_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wraps: bool

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ascend_run.ops.experts.expert_mlp import CACHE_ELEMENTS, expert_mlp
 from ascend_run.ops.experts.grouped_matmul import Backend
+from ascend_run.testing.effects import count_operations
 
 H, WIDTH = 8, 16
 COUNTS = [5, 0, 1, 7]
@@ -152,6 +153,47 @@ def test_a_rank_without_tokens_still_gives_gradients_of_zeros() -> None:
     for weight in inputs[2:]:
         assert weight.grad is not None
         assert not weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "chosen"),
+    [
+        (torch.float32, None, "_grouped_mm"),
+        (torch.bfloat16, None, "_grouped_mm"),
+        (torch.bfloat16, "grouped_mm", "_grouped_mm"),
+        (torch.float64, None, "mm"),  # torch cannot group these: the counts are read
+    ],
+    ids=str,
+)
+def test_counts_on_the_device_give_the_results_of_counts_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, backend: Backend | None, chosen: str
+) -> None:
+    reads, read = [], Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda x: reads.append(x) or read(x))
+    inputs, dy = leaves(COUNTS, gated=True, dtype=dtype)
+    biases = [torch.randn(4, 2 * WIDTH), torch.randn(4, H)]
+    inputs += [bias.to(dtype).requires_grad_() for bias in biases]
+    results = []
+    for counts in (COUNTS, torch.tensor(COUNTS)):
+        with count_operations() as seen:
+            host = "grouped_mm" if chosen == "_grouped_mm" else "loop"
+            out = expert_mlp(
+                inputs[0],
+                counts,
+                *inputs[1:],
+                backend=backend if isinstance(counts, Tensor) else host,
+            )
+            results.append([out.detach(), *torch.autograd.grad(out, inputs, dy)])
+        if isinstance(counts, Tensor):
+            assert seen[chosen] >= 6
+            assert seen["_local_scalar_dense"] == 0
+            assert len(reads) == (0 if chosen == "_grouped_mm" else 1)
+    *expected, fc1_bias, fc2_bias = results[0]
+    *found, fc1_sums, fc2_sums = results[1]
+    assert all(torch.equal(result, right) for result, right in zip(found, expected, strict=True))
+    for result, right in ((fc1_sums, fc1_bias), (fc2_sums, fc2_bias)):
+        assert error(result, right) <= 16 * torch.finfo(dtype).eps
+        assert not result[1].any()
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["own dtype", "wider"])

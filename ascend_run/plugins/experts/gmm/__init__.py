@@ -9,6 +9,7 @@ import attrs
 from ascend_run.plugin_api import (
     Condition,
     CostChange,
+    Device,
     ExpertsKernel,
     LegacyFlag,
     Manifest,
@@ -112,7 +113,9 @@ class Gmm:
         return grouped_cost(rank, gated=gated, swiglu=is_swiglu(config.model))
 
     @hookimpl
-    def ascend_experts(self, config: RunConfig, ops: PlatformOps) -> ExpertsKernel | None:
+    def ascend_experts(
+        self, config: RunConfig, device: Device, ops: PlatformOps
+    ) -> ExpertsKernel | None:
         if not config.model.num_moe_experts:
             return None
         from .kernel import GroupedExperts
@@ -121,4 +124,5 @@ class Gmm:
         return GroupedExperts(
             ops.grouped_matmul if backend == "auto" else backend,
             accumulate=self.config.gradient_accumulation_fusion,
+            device=device.torch_device,
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,8 @@ from ascend_run.plugin_api import Claim, Numerics, RunConfig
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.experts.gmm import BACKENDS, Gmm, GmmConfig
-from ascend_run.plugins.platforms.cpu.operators import platform_ops
+from ascend_run.plugins.experts.gmm.kernel import GroupedExperts
+from ascend_run.plugins.platforms.cpu.operators import platform_ops, with_wide_matmuls
 from ascend_run.testing.effects import count_operations
 from ascend_run.types.config import TrainSection
 from tests.support.tiny_configs import model_fields, parallel_fields
@@ -41,10 +45,17 @@ def config(
     )
 
 
-def kernel(backend: str = "auto") -> c.ExpertsKernel:
-    answer = Gmm(GmmConfig(backend=backend)).ascend_experts(config=config(), ops=platform_ops())
-    assert answer is not None
+def kernel(backend: str = "auto", device: str = "cpu") -> GroupedExperts:
+    answer = asked(Gmm(GmmConfig(backend=backend)), config(), device)
+    assert isinstance(answer, GroupedExperts)
     return answer
+
+
+def asked(
+    plugin: Gmm, run: RunConfig, device: str = "cpu", ops: c.PlatformOps | None = None
+) -> c.ExpertsKernel | None:
+    where: Any = SimpleNamespace(torch_device=torch.device(device))
+    return plugin.ascend_experts(config=run, device=where, ops=ops or platform_ops())
 
 
 def inputs(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
@@ -68,7 +79,7 @@ def test_it_is_idle_exactly_where_there_are_no_experts() -> None:
     assert Gmm.manifest.idle is not None
     for experts in (None, 0, 4):
         run = config(experts=experts)
-        answer = Gmm(GmmConfig()).ascend_experts(config=run, ops=platform_ops())
+        answer = asked(Gmm(GmmConfig()), run)
         assert Gmm.manifest.idle.holds(run) == (answer is None) == (not experts)
 
 
@@ -144,9 +155,23 @@ def test_biases_and_a_clamp_are_the_built_in_loop_bit_for_bit(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_counts_are_host_integers_and_nothing_reads_them_from_the_device(backend: str) -> None:
+def test_no_value_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
     (tokens, probs, fc1, fc2), dy = inputs(torch.bfloat16)
+    experts = kernel(backend)
+    counts: Any = torch.tensor(COUNTS) if experts.counts_on_device else tuple(COUNTS)
     with count_operations() as seen:
-        out = kernel(backend)(tokens, tuple(COUNTS), probs, c.ExpertWeights(fc1, fc2), SWIGLU)
+        out = experts(tokens, counts, probs, c.ExpertWeights(fc1, fc2), SWIGLU)
         out.backward(dy)
+    assert experts.counts_on_device is (backend == "grouped_mm")
+    assert seen["_grouped_mm"] == (6 if backend in ("grouped_mm", "auto") else 0)
     assert seen["_local_scalar_dense"] == 0
+
+
+def test_counts_stay_on_the_device_where_the_backend_takes_them_there() -> None:
+    assert kernel("auto", "cuda").counts_on_device
+    assert not kernel("loop", "cuda").counts_on_device
+    assert not kernel("bmm", "cuda").counts_on_device
+    wide = asked(Gmm(GmmConfig()), config(), ops=with_wide_matmuls(platform_ops()))
+    assert isinstance(wide, GroupedExperts)
+    assert not wide.counts_on_device
