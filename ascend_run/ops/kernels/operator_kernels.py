@@ -100,10 +100,9 @@ def in_form(operator: str, form: str) -> Callable[..., Any]:
     if form == "liger":
         kernel = getattr(importlib.import_module("ascend_run.ops.kernels.liger"), operator)
     else:
-        # Isolated graphs, so that another run in this process neither reuses them nor exhausts
-        # their limit. torch's overloads lack these options.
-        options: dict[str, Any] = {"recompile_limit": 16, "isolate_recompiles": True}
-        kernel = torch.compile(plain, **options)
+        from .own_graphs import with_own_graphs
+
+        kernel = with_own_graphs(plain, limit=16)
 
     @functools.wraps(plain)
     def run(*args: Any) -> Any:

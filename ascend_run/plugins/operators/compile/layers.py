@@ -20,6 +20,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from ascend_run.ops.kernels.own_graphs import with_own_graphs
 from ascend_run.plugin_api import ForwardLink, chain_of
 from ascend_run.types.forward import Forward
 
@@ -39,16 +40,13 @@ class LayerCompiler:
     def __init__(self, options: CompileConfig) -> None:
         self._regions = options.regions
         self._before = _counts()
-        # One compiled function for all layers, so that they share graphs; isolated, so that another
-        # run in this process neither reuses them nor counts against their limit.
-        # torch's overloads do not name these options.
-        own: dict[str, Any] = {"recompile_limit": options.max_graphs, "isolate_recompiles": True}
-        self._run = torch.compile(
+        # One compiled function for all layers, so that they share graphs.
+        self._run = with_own_graphs(
             _call,
+            limit=options.max_graphs,
             mode=None if options.mode == "default" else options.mode,
             dynamic={"auto": None, "yes": True, "no": False}[options.dynamic],
             fullgraph=options.fullgraph,
-            **own,
         )
 
     def links(self, layer: nn.Module) -> dict[str, ForwardLink]:

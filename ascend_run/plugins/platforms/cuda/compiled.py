@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from ascend_run.ops.kernels.own_graphs import with_own_graphs
+
 _Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
@@ -21,9 +23,7 @@ def compiled(form: _Form, backend: str = "inductor") -> _Form:
 
     @functools.cache
     def graph() -> Callable[..., Any]:
-        # torch's overloads do not name these options.
-        options: dict[str, Any] = {"recompile_limit": 16, "isolate_recompiles": True}
-        return torch.compile(form, backend=backend, fullgraph=True, **options)
+        return with_own_graphs(form, limit=16, backend=backend, fullgraph=True)
 
     @functools.wraps(form)
     def run(*args: Any, **kwargs: Any) -> Any:
