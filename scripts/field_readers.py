@@ -35,9 +35,10 @@ _READERS: Final[Mapping[str, str]] = {
         beta_fast beta_slow mscale original_max_position_embeddings rope_type rotary_scaling_factor
     """,
     "ascend_run.core.model.router": """
-        moe_aux_loss_coeff moe_router_dtype moe_router_enable_expert_bias moe_router_group_topk
-        moe_router_load_balancing_type moe_router_num_groups moe_router_pre_softmax
-        moe_router_score_function moe_router_topk moe_router_topk_scaling_factor moe_z_loss_coeff
+        moe_aux_loss_coeff moe_input_jitter_eps moe_router_dtype moe_router_enable_expert_bias
+        moe_router_force_load_balancing moe_router_group_topk moe_router_load_balancing_type
+        moe_router_num_groups moe_router_pre_softmax moe_router_score_function moe_router_topk
+        moe_router_topk_scaling_factor moe_z_loss_coeff
     """,
     "ascend_run.core.model.spec": """
         fp32_residual_connection multi_latent_attention qk_l2_norm qk_layernorm
@@ -62,8 +63,8 @@ _READERS: Final[Mapping[str, str]] = {
         moe_token_dispatcher_type
     """,
     "megatron.core.transformer.moe.router": """
-        moe_enable_routing_replay moe_expert_capacity_factor moe_input_jitter_eps
-        moe_pad_expert_input_to_capacity moe_router_force_load_balancing moe_token_drop_policy
+        moe_enable_routing_replay moe_expert_capacity_factor moe_pad_expert_input_to_capacity
+        moe_token_drop_policy
     """,
     "megatron.core.transformer.transformer_block": """
         account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split

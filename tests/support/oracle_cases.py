@@ -45,6 +45,7 @@ CASES: Final[Mapping[str, OracleCase]] = {
             "model.moe_router_enable_expert_bias": True,
             "model.moe_router_bias_update_rate": 0.01,
             "model.moe_z_loss_coeff": 0.01,
+            "model.moe_router_load_balancing_type": "seq_aux_loss",
             "model.moe_aux_loss_coeff": 0.02,
             "model.moe_shared_expert_gate": True,
             "model.mtp_num_layers": 2,
@@ -118,6 +119,15 @@ CASES: Final[Mapping[str, OracleCase]] = {
             "model.activation_func_clamp_value": 0.3,
             "model.glu_linear_offset": 1.0,
             "model.moe_sparsemixer_eps": 0.2,
+            "model.init_method_std": 0.2,
+        },
+    ),
+    "sinkhorn": OracleCase(
+        model="moe",
+        config={
+            "model.moe_router_load_balancing_type": "sinkhorn",
+            "model.moe_aux_loss_coeff": 0.0,
+            "model.moe_router_pre_softmax": True,
             "model.init_method_std": 0.2,
         },
     ),

@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
     from ascend_run.types.config import FieldSection, RunConfig
 
-_ROUTER_NOT_DONE: Final = (
-    "moe_enable_routing_replay",
-    "moe_expert_capacity_factor",
-    "moe_input_jitter_eps",
-    "moe_router_force_load_balancing",
-    "moe_router_topk_limited_devices",
-)
-"""Options that Megatron's router supports and the built-in one does not."""
-_BALANCING: Final = ("aux_loss", "none")
+_ROUTER_NOT_DONE: Final = {
+    "moe_enable_routing_replay": "nothing here records a routing to replay",
+    "moe_expert_capacity_factor": "the built-in router drops no token",
+    "moe_router_topk_limited_devices": "set model.moe_router_num_groups in its place",
+}
+"""Options that Megatron's router supports and the built-in one does not, with the reason."""
+_BALANCING: Final = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
 
 
 def built_in_problems(config: RunConfig, claimed: Collection[Claim]) -> Iterator[str]:
@@ -74,6 +72,8 @@ def _activation_problems(model: FieldSection) -> Iterator[str]:
 def _sparsemixer_problems(model: FieldSection, claimed: Collection[Claim]) -> Iterator[str]:
     shown = f"model.moe_sparsemixer_eps={show(model.moe_sparsemixer_eps)}"
     if model.moe_sparsemixer_eps is None:
+        if model.moe_sparsemixer_sampling:
+            yield "model.moe_sparsemixer_sampling=true needs model.moe_sparsemixer_eps"
         return
     if Claim.ROUTER in claimed:
         yield f"{shown} is of the built-in router; leave it out, or the plugin that replaces that"
@@ -81,6 +81,11 @@ def _sparsemixer_problems(model: FieldSection, claimed: Collection[Claim]) -> It
         yield (
             f"{shown} needs model.moe_router_score_function=softmax, and no "
             "model.moe_router_num_groups"
+        )
+    if model.moe_router_force_load_balancing or model.moe_router_load_balancing_type == "sinkhorn":
+        yield (
+            f"{shown} selects experts itself; leave out model.moe_router_force_load_balancing and "
+            "the balancing sinkhorn, or this"
         )
 
 
@@ -112,12 +117,37 @@ def experts_problems(model: FieldSection, expert_tp: int) -> Iterator[str]:
 def router_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
     """Yield problems of the built-in router."""
     way_out = f"leave it out, or add a plugin that claims '{Claim.ROUTER}'"
-    for name in _ROUTER_NOT_DONE:
+    for name, why in _ROUTER_NOT_DONE.items():
         if value := getattr(model, name):
-            yield f"model.{name}={show(value)} is not served by the built-in router; {way_out}"
+            shown = f"model.{name}={show(value)}"
+            yield f"{shown} is not served by the built-in router: {why}; {way_out}"
     balancing = model.moe_router_load_balancing_type
     if balancing not in _BALANCING:
         yield (
             f"model.moe_router_load_balancing_type={show(balancing)} is not served by the built-in "
-            f"router; use {' or '.join(_BALANCING)}, or add a plugin that claims '{Claim.ROUTER}'"
+            "router, whose loss is of one kind and does not depend on other micro-batches; use "
+            f"{', '.join(_BALANCING)}, or add a plugin that claims '{Claim.ROUTER}'"
+        )
+    elif balancing == "sinkhorn":
+        yield from _sinkhorn_problems(model)
+
+
+def _sinkhorn_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
+    shown = "model.moe_router_load_balancing_type='sinkhorn'"
+    for name in ("moe_aux_loss_coeff", "moe_router_num_groups", "moe_router_enable_expert_bias"):
+        if value := getattr(model, name):
+            yield f"{shown} does not go with model.{name}={show(value)}; leave one of them out"
+    # Megatron's weights with Sinkhorn, whatever these two options are.
+    by_sigmoid = model.moe_router_topk == 1
+    if (model.moe_router_score_function == "sigmoid") != by_sigmoid or not (
+        by_sigmoid or model.moe_router_pre_softmax
+    ):
+        yield (
+            f"{shown} weighs a single expert by a sigmoid, and several by a softmax over all; with "
+            f"model.moe_router_topk={model.moe_router_topk} set "
+            + (
+                "model.moe_router_score_function=sigmoid"
+                if by_sigmoid
+                else "model.moe_router_score_function=softmax and model.moe_router_pre_softmax=true"
+            )
         )

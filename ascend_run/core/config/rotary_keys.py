@@ -90,6 +90,8 @@ class ModelSwitchKeys(RotaryScalingKeys):
     moe_sparsemixer_eps: float | None = attrs.field(default=None, validator=_above_0)
     """Select a token's experts one after the other, each weighed by a softmax over those whose
     logit is near the best (SparseMixer); twice this is the largest relative distance."""
+    moe_sparsemixer_sampling: bool = False
+    """Draw SparseMixer's experts from that softmax in training, else select the best."""
     quick_gelu_alpha: float = attrs.field(
         default=QUICK_GELU_ALPHA, validator=attrs.validators.gt(0)
     )

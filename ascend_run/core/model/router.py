@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from ascend_run.core.config.built_in import router_problems
 from ascend_run.ops.experts.balancing import balance_scores, balancing_loss, z_loss
 from ascend_run.ops.experts.gating import wide_linear
-from ascend_run.ops.experts.routing import routing_scores, sparse_mixer
+from ascend_run.ops.experts.routing import largest, routing_scores, sparse_mixer
+from ascend_run.ops.experts.routing_noise import evenly_selected, jittered
+from ascend_run.ops.experts.sinkhorn import sinkhorn_bias
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api.errors import ConfigError
 
@@ -36,7 +38,7 @@ def _check_supported(config: TransformerConfig) -> None:
 
 
 class Router(MegatronRouter):
-    """Top-k router for ``moe_router_load_balancing_type`` aux_loss or none.
+    """Top-k router, for every ``moe_router_load_balancing_type`` but ``global_aux_loss``.
 
     With ``moe_router_enable_expert_bias`` Megatron adds ``moe_router_bias_update_rate`` to the bias
     of each expert below the mean load of a step, over all ranks, and subtracts it above.
@@ -44,8 +46,9 @@ class Router(MegatronRouter):
     Args:
         has_bias: Whether the linear has a bias.
         sparsemixer_eps: Select experts by ``sparse_mixer`` with this threshold.
+        samples: Draw its experts in training.
 
-    Source: ``ops.experts.routing`` and ``ops.experts.balancing``; expert bias, arXiv:2408.15664.
+    Source: those of ``ops.experts``; expert bias, arXiv:2408.15664.
 
     Raises:
         ConfigError: An option is set that Megatron's router supports and this one does not.
@@ -63,6 +66,7 @@ class Router(MegatronRouter):
         pg_collection: ProcessGroupCollection | None = None,
         has_bias: bool = False,
         sparsemixer_eps: float | None = None,
+        samples: bool = False,
     ) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         _check_supported(config)
@@ -72,6 +76,7 @@ class Router(MegatronRouter):
             self.bias = nn.Parameter(bias_X)
             mark(self.bias, sequence_parallel=config.sequence_parallel)
         self.topk, self.sparsemixer_eps = config.moe_router_topk, sparsemixer_eps
+        self.samples = samples
         groups, kept = config.moe_router_num_groups, config.moe_router_group_topk
         self.groups = (groups, kept) if groups and kept else None
         for name, is_saved in (("expert_bias", True), ("local_tokens_per_expert", False)):
@@ -91,6 +96,9 @@ class Router(MegatronRouter):
     def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[S, B, H] -> weights [T, X] (0 if not selected) and the routing map [T, X]."""
         assert padding_mask is None, "padded tokens are not routed apart yet"
+        if (eps := self.config.moe_input_jitter_eps) and self.training:
+            wide = torch.promote_types(input.dtype, torch.float32)
+            input = jittered(input.to(wide), eps, self._generator())
         return self.routing(self.gating(input))
 
     def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,15 +115,38 @@ class Router(MegatronRouter):
 
     def _select(self, logits_TX: Tensor) -> tuple[Tensor, Tensor]:
         if self.sparsemixer_eps is not None:
-            return sparse_mixer(logits_TX, self.topk, self.sparsemixer_eps)
+            generator = self._generator() if self.samples and self.training else None
+            return sparse_mixer(logits_TX, self.topk, self.sparsemixer_eps, generator)
+        chosen_TX = None
+        if self.config.moe_router_force_load_balancing:
+            chosen_TX = evenly_selected(*logits_TX.shape, self.topk, logits_TX.device)
+        elif self.config.moe_router_load_balancing_type == "sinkhorn" and self.training:
+            bias_X = sinkhorn_bias(logits_TX, self.tp_cp_group)
+            chosen_TX = largest(logits_TX.detach() + bias_X, self.topk)
+        return self._scores(logits_TX, self.expert_bias, chosen_TX)
+
+    def _scores(
+        self, logits_TX: Tensor, bias_X: Tensor | None, chosen_TX: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         return routing_scores(
             logits_TX,
             self.topk,
             self.config.moe_router_score_function,
             self.config.moe_router_pre_softmax,
             groups=self.groups,
-            bias_X=self.expert_bias,
+            bias_X=bias_X,
+            chosen_TX=chosen_TX,
         )
+
+    def _generator(self) -> torch.Generator:
+        """Return a generator of this rank's own draws.
+
+        Its seed is drawn from torch's CPU generator, which recomputation restores and which is
+        equal on all ranks of a pipeline stage. All of them hold different tokens.
+        """
+        group = self.tp_dp_cp_group
+        seed = (int(torch.randint(2**62, ())) * group.size() + group.rank()) % 2**62
+        return torch.Generator(device=self.weight.device).manual_seed(seed)
 
     def _with_z_loss(self, logits: Tensor) -> Tensor:
         coefficient = self.config.moe_z_loss_coeff
@@ -125,14 +156,23 @@ class Router(MegatronRouter):
         return out
 
     def _with_aux_loss(self, probs_TX: Tensor, logits_SBX: Tensor, routing_map: Tensor) -> Tensor:
-        """Attach this rank's part of ``num_tokens * coefficient * X * sum_i f_i P_i``."""
-        coefficient = self.config.moe_aux_loss_coeff
-        if self.config.moe_router_load_balancing_type != "aux_loss" or not coefficient:
+        """Attach this rank's part of the balancing loss times the number of tokens."""
+        kind, coefficient = (
+            self.config.moe_router_load_balancing_type,
+            self.config.moe_aux_loss_coeff,
+        )
+        if kind not in ("aux_loss", "seq_aux_loss") or not coefficient:
             return probs_TX
         assert not isinstance(coefficient, list)  # see router_problems
+        if self.expert_bias is not None:  # the scores themselves are to be balanced
+            routing_map = self._scores(logits_SBX.detach().flatten(0, 1), None)[1]
         scores_SBX = balance_scores(logits_SBX, self.config.moe_router_score_function)
-        chosen_SBX = routing_map.view_as(scores_SBX)
-        loss, num_selections = balancing_loss(scores_SBX, chosen_SBX, self.tp_cp_group)
+        loss, num_selections = balancing_loss(
+            scores_SBX,
+            routing_map.view_as(scores_SBX),
+            self.tp_cp_group,
+            by_sequence=kind == "seq_aux_loss",
+        )
         loss = loss * coefficient
         self._add_to_log(loss.detach() * self.topk / num_selections)
         out: Tensor = MoEAuxLossAutoScaler.apply(probs_TX, loss)

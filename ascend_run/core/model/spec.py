@@ -102,6 +102,7 @@ def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
                 Router,
                 has_bias=linear_biases(assembly.model).router,
                 sparsemixer_eps=assembly.model.moe_sparsemixer_eps,
+                samples=assembly.model.moe_sparsemixer_sampling,
             ),
             experts=ModuleSpec(module=Experts, params={"assembly": assembly}),
             shared_experts=ModuleSpec(

@@ -139,8 +139,6 @@ def _built_in_arguments(config: RunConfig, chosen: Mapping[str, Any]) -> dict[st
         arguments["moe_token_dispatcher_type"] = model.moe_token_dispatcher_type
         width = chosen.get("moe_ffn_hidden_size", chosen.get("ffn_hidden_size"))
         arguments["moe_ffn_hidden_size"] = width
-        if not chosen.get("moe_aux_loss_coeff"):
-            arguments["moe_router_load_balancing_type"] = "none"
     if model.multi_latent_attention:
         # None means that queries have no latent; Megatron's default differs.
         arguments["q_lora_rank"] = model.q_lora_rank

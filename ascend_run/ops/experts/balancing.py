@@ -1,6 +1,7 @@
 """Losses of the router: sums over the tokens of one rank, whatever the number of ranks.
 
-Source: load balancing, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5).
+Source: load balancing, arXiv:2101.03961 (equation 4); of each sequence, arXiv:2412.19437 (equation
+17); z-loss, arXiv:2202.08906 (equation 5).
 """
 
 from __future__ import annotations
@@ -25,20 +26,26 @@ def balance_scores(logits: Tensor, score_function: str) -> Tensor:
 
 
 def balancing_loss(
-    scores_SBX: Tensor, chosen_SBX: Tensor, group: dist.ProcessGroup
+    scores_SBX: Tensor,
+    chosen_SBX: Tensor,
+    group: dist.ProcessGroup,
+    *,
+    by_sequence: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return this rank's part of ``num_tokens * X * sum_i f_i P_i``, and all ranks' selections.
 
-    f_i is the fraction of selections that are of expert i, over the full sequences; P_i the mean
+    f_i is the fraction of selections that are of expert i, over all full sequences; P_i the mean
     of its scores. The parts of all ranks that share the sequences add up to the loss.
 
     Args:
         scores_SBX: Of ``balance_scores``.
         chosen_SBX: Whether a token selects an expert.
         group: The ranks that share the sequences.
+        by_sequence: Compute the loss of each sequence alone and add them up.
     """
-    tokens_X = chosen_SBX.sum(dim=(0, 1)).to(scores_SBX.dtype)
-    dist.all_reduce(tokens_X, group=group)
-    fraction_X = tokens_X / tokens_X.sum()
-    loss = scores_SBX.shape[-1] * (fraction_X * scores_SBX.sum(dim=(0, 1))).sum()
-    return loss, tokens_X.sum()
+    over = (0,) if by_sequence else (0, 1)
+    tokens_BX = chosen_SBX.sum(dim=over, keepdim=True).to(scores_SBX.dtype)
+    dist.all_reduce(tokens_BX, group=group)
+    fraction_BX = tokens_BX / tokens_BX.sum(dim=-1, keepdim=True)
+    loss = scores_SBX.shape[-1] * (fraction_BX * scores_SBX.sum(dim=over, keepdim=True)).sum()
+    return loss, tokens_BX.sum()

@@ -35,6 +35,7 @@ def routing_scores(
     *,
     groups: tuple[int, int] | None = None,
     bias_X: Tensor | None = None,
+    chosen_TX: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return each token's weights [T, X], and whether it selects an expert [T, X].
 
@@ -46,6 +47,7 @@ def routing_scores(
         groups: Number of groups of experts, and how many of them a token may select from. A group
             is scored by its best expert (DeepSeek-V2), with ``sigmoid`` by the sum of its two best.
         bias_X: Added to the scores for the selection, not to the weights (DeepSeek-V3).
+        chosen_TX: The selection, if it is not by score.
     """
     is_sigmoid = score_function == "sigmoid"
     scores_TX = logits_TX
@@ -53,10 +55,11 @@ def routing_scores(
         scores_TX = logits_TX.sigmoid()
     elif pre_softmax:
         scores_TX = logits_TX.softmax(dim=-1)
-    ranked_TX = scores_TX.detach() if bias_X is None else scores_TX.detach() + bias_X
-    if groups is not None:
-        ranked_TX = _within_groups(ranked_TX, *groups, best=2 if is_sigmoid else 1)
-    chosen_TX = largest(ranked_TX, topk)
+    if chosen_TX is None:
+        ranked_TX = scores_TX.detach() if bias_X is None else scores_TX.detach() + bias_X
+        if groups is not None:
+            ranked_TX = _within_groups(ranked_TX, *groups, best=2 if is_sigmoid else 1)
+        chosen_TX = largest(ranked_TX, topk)
     index_TK = _indices(chosen_TX, topk)
     weights_TK = scores_TX.gather(-1, index_TK)
     if is_sigmoid and topk > 1:
@@ -86,25 +89,44 @@ def _within_groups(scores_TX: Tensor, num_groups: int, topk: int, best: int) -> 
     return within.flatten(1)
 
 
-def sparse_mixer(logits_TX: Tensor, topk: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Return weights [T, X] and selection [T, X] of SparseMixer, without its sampling.
+def sparse_mixer(
+    logits_TX: Tensor, topk: int, eps: float, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return weights [T, X] and selection [T, X] of SparseMixer.
 
     The experts are selected one after the other by their logits. A weight is the expert's share of
     a softmax over those left whose distance from the best is at most ``2 eps`` of the larger of its
     logit and their own magnitude.
 
-    Source: arXiv:2409.12136, section 2.2, and ``sparsemixer`` of Phi-3.5-MoE's published code,
-    which in training draws from the softmax.
+    Args:
+        generator: Draw each expert from that softmax, as in training. The weight of an expert that
+            is not the best is a third of its share in three of four draws, which makes the share's
+            gradient an estimate of third order (Heun) of the selection's.
+
+    Source: arXiv:2409.12136, section 2.2, and ``sparsemixer`` of Phi-3.5-MoE's published code.
     """
     plain_TX, left_TX = logits_TX.detach(), logits_TX
     weights_TX = torch.zeros_like(logits_TX)
     chosen_TX = torch.zeros_like(logits_TX, dtype=torch.bool)
     for _ in range(topk):
         best_T1 = left_TX.detach().amax(dim=-1, keepdim=True)
-        index_T1 = _indices(largest(left_TX.detach(), 1), 1)
+        index_T1 = best = _indices(largest(left_TX.detach(), 1), 1)
         distance_TX = (best_T1 - plain_TX) / torch.maximum(plain_TX.abs(), best_T1)
-        shares_TX = left_TX.masked_fill(distance_TX > 2 * eps, -torch.inf).softmax(dim=-1)
-        weights_TX = weights_TX.scatter(-1, index_T1, shares_TX.gather(-1, index_T1))
+        near_TX = left_TX.masked_fill(distance_TX > 2 * eps, -torch.inf)
+        if generator is not None:
+            index_T1 = _drawn(near_TX.detach(), generator)
+        share_T1 = near_TX.softmax(dim=-1).gather(-1, index_T1)
+        if generator is not None:
+            whole_T1 = torch.empty_like(best_T1).uniform_(generator=generator) > 0.75
+            is_third_T1 = ~(whole_T1 | (index_T1 == best))
+            share_T1 = share_T1 - share_T1.detach() * is_third_T1 * (2 / 3)
+        weights_TX = weights_TX.scatter(-1, index_T1, share_T1)
         left_TX = left_TX.scatter(-1, index_T1, -torch.inf)
         chosen_TX = chosen_TX.scatter(-1, index_T1, True)
     return weights_TX, chosen_TX
+
+
+def _drawn(logits_TX: Tensor, generator: torch.Generator) -> Tensor:
+    """Return an expert of each token, drawn from the logits' softmax: [T, 1]."""
+    draws_TX = torch.empty_like(logits_TX).exponential_(generator=generator)
+    return _indices(largest(logits_TX - draws_TX.log(), 1), 1)

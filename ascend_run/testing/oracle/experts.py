@@ -3,8 +3,8 @@
 Sources: arXiv:1701.06538; top-k then softmax, arXiv:2401.04088; softmax then top-k and balancing
 loss, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5); groups of experts,
 arXiv:2405.04434 (section 2.1.2); sigmoid scores, arXiv:2412.19437 (equations 12 to 16); bias of the
-choice, arXiv:2408.15664; SparseMixer without its sampling, arXiv:2409.12136 (section 2.2); shared
-experts, arXiv:2401.06066.
+choice, arXiv:2408.15664; SparseMixer without its sampling, arXiv:2409.12136 (section 2.2);
+Sinkhorn's iteration, arXiv:1306.0895; shared experts, arXiv:2401.06066.
 """
 
 # shapes: see the package
@@ -48,11 +48,11 @@ class Router(nn.Module):
         """Return the weights [T, X], 0 for experts that are not chosen, and which are chosen."""
         model = self.model
         logit_TX = plus_bias(x_BSH.flatten(0, 1) @ self.weight.t(), self.bias)
-        share_TX = logit_TX.softmax(dim=-1)
+        score_TX, share_TX = logit_TX, logit_TX.softmax(dim=-1)
         if model.moe_router_score_function == "sigmoid":
             score_TX = logit_TX.sigmoid()
             share_TX = _normalized(score_TX)
-            chosen_TX = self._chosen(score_TX)
+            chosen_TX = self._chosen(score_TX, logit_TX, self.expert_bias)
             weight_TX = score_TX.masked_fill(~chosen_TX, 0)
             weight_TX = _normalized(weight_TX) if model.moe_router_topk > 1 else weight_TX
         elif model.moe_sparsemixer_eps is not None:
@@ -60,21 +60,27 @@ class Router(nn.Module):
                 logit_TX, model.moe_router_topk, model.moe_sparsemixer_eps
             )
         elif model.moe_router_pre_softmax:  # over all experts, else over the chosen ones
-            chosen_TX = self._chosen(share_TX)
+            chosen_TX = self._chosen(share_TX, logit_TX, self.expert_bias)
             weight_TX = share_TX.masked_fill(~chosen_TX, 0)
         else:
-            chosen_TX = self._chosen(logit_TX)
+            chosen_TX = self._chosen(logit_TX, logit_TX, self.expert_bias)
             weight_TX = logit_TX.masked_fill(~chosen_TX, -torch.inf).softmax(dim=-1)
-        self.loss = self._balancing_loss(share_TX, chosen_TX) + self._z_loss(logit_TX)
+        # With a bias, the scores themselves are balanced: what they would choose without it.
+        wanted_TX = (
+            chosen_TX if self.expert_bias is None else self._chosen(score_TX, logit_TX, None)
+        )
+        self.loss = self._balancing_loss(share_TX, wanted_TX, len(x_BSH)) + self._z_loss(logit_TX)
         self.load_X = self.load_X + chosen_TX.sum(dim=0)
         return weight_TX * (model.moe_router_topk_scaling_factor or 1.0), chosen_TX
 
     @torch.no_grad()
-    def _chosen(self, score_TX: Tensor) -> Tensor:
+    def _chosen(self, score_TX: Tensor, logit_TX: Tensor, bias_X: Tensor | None) -> Tensor:
         """Return the K best experts of each token, within its best groups of experts."""
         model = self.model
-        if self.expert_bias is not None:
-            score_TX = score_TX + self.expert_bias
+        if model.moe_router_load_balancing_type == "sinkhorn":
+            score_TX = _doubly_scaled(logit_TX)
+        if bias_X is not None:
+            score_TX = score_TX + bias_X
         if model.moe_router_num_groups and model.moe_router_group_topk:
             score_TGx = score_TX.unflatten(-1, (model.moe_router_num_groups, -1))
             # A group is as good as its best expert, or as its two best with sigmoid scores.
@@ -86,20 +92,27 @@ class Router(nn.Module):
             score_TX = score_TGx.masked_fill(outside_TG[..., None], -torch.inf).flatten(1)
         return _best(score_TX, model.moe_router_topk)
 
-    def _balancing_loss(self, share_TX: Tensor, chosen_TX: Tensor) -> Tensor:
+    def _balancing_loss(self, share_TX: Tensor, chosen_TX: Tensor, rows: int) -> Tensor:
         """Return ``T * coefficient * X * sum_i f_i P_i`` of a micro-batch's T tokens.
 
         f is the share of choices that fall on an expert, P its mean share of the scores. The loss
-        of a micro-batch counts once for each of its tokens, as in Megatron.
+        of a micro-batch counts once for each of its tokens, as in Megatron; by sequence, it is the
+        mean of those of its sequences.
         """
-        model = self.model
-        if model.moe_router_load_balancing_type != "aux_loss" or not model.moe_aux_loss_coeff:
-            return share_TX.new_zeros(())
-        tokens, experts = share_TX.shape
-        fraction_X = chosen_TX.to(share_TX).sum(dim=0) / chosen_TX.sum()
-        loss = experts * (fraction_X * share_TX.mean(dim=0)).sum()
-        out: Tensor = tokens * model.moe_aux_loss_coeff * loss
-        return out
+        kind, coefficient = (
+            self.model.moe_router_load_balancing_type,
+            self.model.moe_aux_loss_coeff,
+        )
+        loss = share_TX.new_zeros(())
+        if kind not in ("aux_loss", "seq_aux_loss") or not coefficient:
+            return loss
+        sequences = rows if kind == "seq_aux_loss" else 1
+        for share, chosen in zip(
+            share_TX.chunk(sequences), chosen_TX.chunk(sequences), strict=True
+        ):
+            fraction_X = chosen.to(share).sum(dim=0) / chosen.sum()
+            loss = loss + share.shape[1] * (fraction_X * share.mean(dim=0)).sum() / sequences
+        return len(share_TX) * coefficient * loss
 
     def _z_loss(self, logit_TX: Tensor) -> Tensor:
         """Return ``T * coefficient * mean(logsumexp(logits) ** 2)``."""
@@ -136,9 +149,23 @@ def _sparse_mixer(logit_TX: Tensor, count: int, epsilon: float) -> tuple[Tensor,
 
 
 def _best(score_TX: Tensor, count: int) -> Tensor:
-    """Return whether each entry is among the ``count`` largest of its row."""
-    index_TK = score_TX.topk(count, dim=-1).indices
-    return torch.zeros_like(score_TX, dtype=torch.bool).scatter(1, index_TK, True)
+    """Return whether each entry is among the ``count`` largest of its row, of equal ones the first
+    of them."""
+    index_TX = score_TX.sort(dim=-1, descending=True, stable=True).indices
+    return torch.zeros_like(score_TX, dtype=torch.bool).scatter(1, index_TX[:, :count], True)
+
+
+def _doubly_scaled(logit_TX: Tensor) -> Tensor:
+    """Return ``exp(logits)`` with rows and columns multiplied so that every token has one share,
+    and every expert the same number of shares; Sinkhorn's iteration, to a mean change of 1e-4."""
+    power_TX = logit_TX.exp()
+    factor_X = torch.ones_like(power_TX[0])
+    change = torch.inf
+    while change > 1e-4:
+        scaled_TX = power_TX / (power_TX @ factor_X)[:, None]
+        before_X, factor_X = factor_X, 1 / (factor_X.numel() * scaled_TX.mean(dim=0))
+        change = float((factor_X / before_X).log().abs().mean())
+    return scaled_TX * factor_X
 
 
 class Experts(nn.Module):

@@ -59,7 +59,8 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
         moe_enable_deepep moe_enable_routing_replay moe_grouped_gemm moe_layer_recompute
         moe_pad_expert_input_to_capacity moe_per_layer_logging moe_permute_fusion
         moe_router_force_load_balancing moe_router_fusion moe_router_padding_for_fp8
-        moe_router_padding_for_quantization moe_token_dropping moe_use_legacy_grouped_gemm
+        moe_router_padding_for_quantization
+        moe_sparsemixer_sampling moe_token_dropping moe_use_legacy_grouped_gemm
         persist_layer_norm qk_clip test_mode tp_only_amax_red use_fused_weighted_squared_relu
         use_inference_optimized_layers use_kitchen use_kitchen_attention use_te_activation_func
         """,
@@ -118,7 +119,8 @@ def unknown(config: RunConfig) -> Iterator[str]:
         if (value := config.model[name]) != only:
             yield f"model.{name}={value}"
     balancing = config.model.moe_router_load_balancing_type
-    if config.model.num_moe_experts and balancing not in ("aux_loss", "none"):
+    known = ("aux_loss", "seq_aux_loss", "sinkhorn", "none")
+    if config.model.num_moe_experts and balancing not in known:
         yield f"model.moe_router_load_balancing_type={balancing}"
     if "lora" in config.enable and (dropout := config.plugins["lora"].dropout):
         yield f"plugins.lora.dropout={dropout}"

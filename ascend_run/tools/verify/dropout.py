@@ -16,7 +16,14 @@ from .questions import Side
 
 HIDDEN: Final = "model.hidden_dropout"
 ATTENTION: Final = "model.attention_dropout"
-DROPOUT: Final = (HIDDEN, ATTENTION)
+_NOISE: Final[Mapping[str, object]] = {
+    "model.moe_input_jitter_eps": None,
+    "model.moe_router_force_load_balancing": False,
+    "model.moe_sparsemixer_sampling": False,
+}
+"""Options by which a router draws or goes by a token's place on its rank -> values without."""
+WITHOUT_DRAWS: Final[Mapping[str, object]] = {HIDDEN: 0.0, ATTENTION: 0.0, **_NOISE}
+"""The same of every option that makes a step depend on the layout by design."""
 _PROBABILITY: Final = 0.2
 _CHOICES: Final[Sequence[Mapping[str, float]]] = (
     {HIDDEN: _PROBABILITY, ATTENTION: _PROBABILITY},
@@ -26,8 +33,8 @@ _CHOICES: Final[Sequence[Mapping[str, float]]] = (
 
 
 def without_dropout(side: Side) -> Side:
-    """Return the same run without dropout."""
-    return attrs.evolve(side, values={**side.values, **dict.fromkeys(DROPOUT, 0.0)})
+    """Return the same run without dropout, and with routers that go by the logits alone."""
+    return attrs.evolve(side, values={**side.values, **WITHOUT_DRAWS})
 
 
 def with_dropout(side: Side) -> Side:
@@ -51,6 +58,12 @@ def has_dropout(side: Side) -> bool:
     """Return whether the model of a run has dropout."""
     model = side.prepare().config.model
     return bool(model.hidden_dropout or model.attention_dropout)
+
+
+def has_noise(side: Side) -> bool:
+    """Return whether the routers of a run do not go by the logits alone."""
+    config = side.prepare().config
+    return any(config.model[name.removeprefix("model.")] for name in _NOISE)
 
 
 def probabilities(side: Side) -> dict[str, float]:

@@ -13,7 +13,7 @@ from ascend_run.tools.verify.compare.thresholds import LOSS_SCALE
 
 from . import layouts
 from .building import EXACT, PRECISION, find_candidate, from_file, make_side, names_family
-from .dropout import has_dropout, with_dropout, without_dropout
+from .dropout import has_dropout, has_noise, with_dropout, without_dropout
 from .left_out import LeftOut, MakeSide, is_same_run, left_out
 from .oracle import what_the_oracle_lacks
 from .questions import Question, Side
@@ -112,7 +112,7 @@ def sides_of(question: Question) -> Sides:
         notes=(),
     )
     built_in = model if question.file is None else None
-    notes = _notes(sides, refused, models, drops=dropout, built_in=built_in)
+    notes = _notes(sides, dropping, refused, models, built_in=built_in)
 
     def without_one(name: str, enable: tuple[str, ...]) -> Side:
         return without_dropout(side(name, enable, sizes, model))
@@ -173,14 +173,19 @@ def _same_layout(with_dropout: Side) -> tuple[Side | None, str]:
 
 
 def _notes(
-    sides: Sides, refused: str, models: tuple[str, ...], *, drops: bool, built_in: str | None
+    sides: Sides,
+    dropping: Side,
+    refused: str,
+    models: tuple[str, ...],
+    *,
+    built_in: str | None,
 ) -> Iterator[str]:
     """What the comparison can and cannot show.
 
     Args:
+        dropping: The candidate with its dropout and noise.
         refused: Why the candidate's layout cannot run without the plugins; empty if it can.
         models: Plugins that change the model by design.
-        drops: Whether the model has dropout.
         built_in: The built-in model, if no config file is given.
     """
     if refused:
@@ -196,8 +201,10 @@ def _notes(
             f"{', '.join(models)} changes the model by design; it is compared with the same model "
             "on one rank"
         )
-    if drops and sides.with_dropout is None:
+    if has_dropout(dropping) and sides.with_dropout is None:
         yield "compared without dropout, as no other run draws the same masks in this layout"
+    if has_noise(dropping):
+        yield "compared with routers that go by the logits alone; the others depend on the layout"
     if built_in is not None:
         yield f"model: the built-in '{built_in}' with random data; use --config for your model"
     references = (sides.plain, sides.same_layout, sides.against)

@@ -146,6 +146,144 @@ def test_evaluation_adds_no_loss() -> None:
         assert not module.take_aux_losses().any()
 
 
+def test_the_loss_of_each_sequence_adds_the_gradient_of_its_formula() -> None:
+    """The mean over two sequences of what the balancing loss of each alone is."""
+    coefficient = 0.3
+    with router(
+        moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=coefficient
+    ) as module:
+        x = tokens()
+        probs, routing_map = module(x)
+        (gradient,) = torch.autograd.grad(0 * probs.sum(), module.weight)
+        losses = []
+        for sequence in range(2):
+            scores = softmax(x[:, sequence] @ module.weight.t())
+            chosen = routing_map.view(16, 2, EXPERTS)[:, sequence]
+            fractions = chosen.double().mean(dim=0) / TOPK
+            losses.append(EXPERTS * (fractions * scores.mean(dim=0)).sum())
+        loss = coefficient * sum(losses) / 2
+        (right,) = torch.autograd.grad(loss * 32, module.weight)
+        torch.testing.assert_close(gradient, right, **EXACT)
+        mean, count = module.take_aux_losses().tolist()
+        assert (mean, count) == (pytest.approx(float(loss), rel=1e-12), 1.0)
+
+
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
+def test_beside_a_bias_the_loss_counts_the_selection_without_it(kind: str) -> None:
+    """As equation 18 of arXiv:2412.19437: the bias balances tokens, the loss balances scores."""
+    with router(
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_load_balancing_type=kind,
+        moe_aux_loss_coeff=1.0,
+    ) as module:
+        module.expert_bias[0] = 2.0
+        x = tokens()[:, :1]
+        probs, routing_map = module(x)
+        assert routing_map[:, 0].all()
+        (gradient,) = torch.autograd.grad(0 * probs.sum(), module.weight)
+        scores = 1 / (1 + (-x.flatten(0, 1) @ module.weight.t()).exp())
+        best = torch.tensor(rows_of_the_largest(scores))
+        counts = torch.bincount(best.flatten(), minlength=EXPERTS).double()
+        assert not torch.equal(counts, routing_map.sum(dim=0).double())
+        shares = scores / scores.sum(dim=-1, keepdim=True)
+        loss = EXPERTS * (counts / counts.sum() * shares.sum(dim=0)).sum()
+        (right,) = torch.autograd.grad(loss, module.weight)
+        torch.testing.assert_close(gradient, right, **EXACT)
+
+
+SINKHORN = {
+    "moe_router_load_balancing_type": "sinkhorn",
+    "moe_aux_loss_coeff": 0.0,
+    "moe_router_pre_softmax": True,
+}
+
+
+def test_sinkhorn_selects_in_training_and_weighs_by_the_softmax() -> None:
+    with router(**SINKHORN) as module, torch.no_grad():
+        module.weight[0] += 0.5 * module.weight[1]
+        x = tokens() + 0.3
+        logits = x.flatten(0, 1) @ module.weight.t()
+        weights, routing_map = module(x)
+        plain = softmax(logits)
+        assert torch.equal(weights, weights * routing_map)
+        torch.testing.assert_close(weights, plain * routing_map, **EXACT)
+        # Scaled to equal sums of columns, and of rows last.
+        plan = plain
+        for _ in range(3000):
+            plan = plan / plan.sum(dim=0)
+            plan = plan / plan.sum(dim=1, keepdim=True)
+        wanted = rows_of_the_largest(plan)
+        assert [sorted(row) for row in wanted] == [
+            row.nonzero().flatten().tolist() for row in routing_map
+        ]
+        assert wanted != rows_of_the_largest(logits)
+        module.eval()
+        _, evaluated = module(x)
+        assert [sorted(row) for row in rows_of_the_largest(logits)] == [
+            row.nonzero().flatten().tolist() for row in evaluated
+        ]
+
+
+def test_forced_balance_loads_all_experts_equally_and_keeps_the_weights_formula() -> None:
+    with router(moe_router_force_load_balancing=True, moe_aux_loss_coeff=0.0) as module:
+        x = tokens()
+        weights, routing_map = module(x)
+        assert routing_map.sum(dim=0).tolist() == [32 * TOPK // EXPERTS] * EXPERTS
+        assert routing_map.sum(dim=1).tolist() == [TOPK] * 32
+        logits = x.flatten(0, 1) @ module.weight.t()
+        wanted = torch.zeros_like(logits)
+        rows = [softmax(row[chosen]) for row, chosen in zip(logits, routing_map, strict=True)]
+        wanted = wanted.masked_scatter(routing_map, torch.cat(rows))
+        torch.testing.assert_close(weights, wanted, **EXACT)
+        factors = torch.linspace(0.5, 2.0, weights.numel(), dtype=torch.float64).view_as(weights)
+        (gradient,) = torch.autograd.grad((weights * factors).sum(), module.weight)
+        (right,) = torch.autograd.grad((wanted * factors).sum(), module.weight)
+        torch.testing.assert_close(gradient, right, **EXACT)
+
+
+def test_jitter_scales_the_input_of_the_router_in_training_alone() -> None:
+    with router(moe_input_jitter_eps=0.2, moe_aux_loss_coeff=0.0) as module:
+        seen: list[Tensor] = []
+        module.routing = lambda logits: seen.append(logits)
+        with torch.no_grad():
+            module.weight.zero_()
+            module.weight[:, 3] = 1.0  # the logits are one element of the input
+        x = tokens().requires_grad_()
+        state = torch.get_rng_state()
+        module(x)
+        module(x)
+        torch.set_rng_state(state)  # as recomputation does
+        module(x)
+        module.eval()
+        module(x)
+        plain = x[..., 3:4].expand(-1, -1, EXPERTS)
+        first, second, again, evaluated = seen
+        assert torch.equal(again, first)
+        assert not torch.equal(second, first)
+        torch.testing.assert_close(evaluated, plain, **EXACT)
+        noise = (first / plain)[..., 0].flatten()
+        assert 0.8 <= noise.min() < 0.85
+        assert 1.15 < noise.max() < 1.2
+        assert len(noise.unique()) == 32
+        (gradient,) = torch.autograd.grad(first[..., 0].sum(), x)
+        torch.testing.assert_close(gradient[..., 3].flatten(), noise, **EXACT)
+
+
+def test_sparse_mixer_draws_in_training_alone() -> None:
+    with router(
+        moe_sparsemixer_eps=0.3, moe_sparsemixer_sampling=True, moe_aux_loss_coeff=0.0
+    ) as module:
+        logits = torch.tensor([2.0, 1.9, 1.8, -3.0], dtype=torch.float64).expand(400, 1, 4)
+        _, drawn = module.routing(logits)
+        module.eval()
+        _, best = module.routing(logits)
+    assert best.sum(dim=0).tolist() == [400, 400, 0, 0]
+    assert drawn.sum(dim=1).tolist() == [2] * 400
+    assert drawn[:, 2].sum() > 100
+    assert not drawn[:, 3].any()  # it is not near the best
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_bias_of_a_frozen_router_counts_no_token(frozen: bool) -> None:
     """Megatron moves a bias by these counts, and adapters do not hold it."""
@@ -179,11 +317,11 @@ def test_logits_are_taken_in_the_widest_dtype(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("moe_router_load_balancing_type", "seq_aux_loss"),
-        ("moe_router_load_balancing_type", "sinkhorn"),
-        ("moe_input_jitter_eps", 0.1),
+        ("moe_router_load_balancing_type", "global_aux_loss"),
+        ("moe_router_load_balancing_type", ["aux_loss", "seq_aux_loss"]),
+        ("moe_router_load_balancing_type", "sinkhorn"),  # with a balancing loss
+        ("moe_enable_routing_replay", True),
         ("moe_expert_capacity_factor", 1.0),
-        ("moe_router_force_load_balancing", True),
     ],
 )
 def test_what_this_router_does_not_do_is_refused(name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ascend_run.ops.experts.routing import largest, routing_scores, sparse_mixer
+from ascend_run.ops.experts.routing_noise import evenly_selected
 
 EXACT = {"rtol": 1e-12, "atol": 1e-14}
 
@@ -120,3 +121,46 @@ def test_sparse_mixer_weighs_each_expert_among_those_near_the_best(eps: float) -
     ours, plain = (torch.autograd.grad((w * factors).sum(), logits)[0] for w in (weights, wanted))
     assert plain.any()
     torch.testing.assert_close(ours, plain, **EXACT)
+
+
+def test_drawn_experts_of_sparse_mixer_follow_its_softmax() -> None:
+    """One expert a token: drawn by its share; a third of it is the weight in three of four draws of
+    one that is not the best; the gradient is that of the share."""
+    row = rows_of([[1.0, 0.9, 0.5, -2.0, 0.95]])
+    logits = row.expand(20000, 5).clone().requires_grad_()
+    draw = torch.Generator().manual_seed(3)
+    weights, chosen = sparse_mixer(logits, 1, 0.2, draw)
+    near = row.masked_fill(rows_of([[0, 0, 1, 1, 0]]).bool(), -torch.inf)  # 0.5 is 0.5 away
+    shares = near.exp() / near.exp().sum()
+    torch.testing.assert_close(chosen.double().mean(dim=0), shares[0], rtol=0.0, atol=0.02)
+    factor = (weights / shares)[chosen]
+    index = chosen.double().argmax(dim=-1)
+    torch.testing.assert_close(factor[index == 0], torch.ones_like(factor[index == 0]), **EXACT)
+    others = factor[index != 0]
+    third = (others - 1 / 3).abs() < 1e-12
+    torch.testing.assert_close(others[~third], torch.ones_like(others[~third]), **EXACT)
+    assert float(third.double().mean()) == pytest.approx(0.75, abs=0.02)
+    (gradient,) = torch.autograd.grad(weights.sum(), logits)
+    own = torch.nn.functional.one_hot(index, 5).double()
+    share = (own * shares).sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(gradient, share * (own - shares), **EXACT)
+
+
+def test_drawn_experts_of_sparse_mixer_are_different_and_reproducible() -> None:
+    logits = torch.randn(300, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    first, second, other = (
+        sparse_mixer(logits, 3, 0.5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert first[1].sum(dim=-1).tolist() == [3] * 300
+    assert torch.equal(first[1], second[1])
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[1], other[1])
+    assert torch.equal(first[0] > 0, first[1])
+
+
+@pytest.mark.parametrize(("tokens", "experts", "topk"), [(12, 8, 2), (7, 5, 3), (1, 4, 4)])
+def test_even_selections_differ_by_one_token_at_most(tokens: int, experts: int, topk: int) -> None:
+    chosen = evenly_selected(tokens, experts, topk)
+    assert chosen.sum(dim=1).tolist() == [topk] * tokens
+    loads = chosen.sum(dim=0).tolist()
+    assert max(loads) - min(loads) <= 1
