@@ -355,9 +355,9 @@ _BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
     ("values", "claims", "sentence"),
     [
         (
-            {"model__moe_router_load_balancing_type": "seq_aux_loss"},
+            {"model__moe_router_load_balancing_type": "global_aux_loss"},
             {Claim.ROUTER},
-            "model.moe_router_load_balancing_type='seq_aux_loss' is not served by the built-in",
+            "model.moe_router_load_balancing_type='global_aux_loss' is not served by the built-in",
         ),
         (
             {"model__moe_router_load_balancing_type": "no_such"},
@@ -367,7 +367,7 @@ _BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
         (
             {"model__moe_expert_capacity_factor": 1.5},
             {Claim.ROUTER},
-            "model.moe_expert_capacity_factor=1.5 is not served by the built-in router",
+            "is not served by the built-in router: the built-in router drops no token; leave it",
         ),
         (
             {"model__add_bias_linear": True, "model__moe_shared_expert_intermediate_size": 8},
@@ -427,3 +427,46 @@ def test_sparse_mixer_needs_the_built_in_router_and_a_softmax() -> None:
     assert "model.moe_sparsemixer_eps=0.01 needs model.moe_router_score_function=softmax" in problem
     (problem,) = consistency_problems(config_with(model__moe_sparsemixer_eps=0.01))
     assert "model.moe_sparsemixer_eps=0.01 needs experts" in problem
+    (problem,) = consistency_problems(
+        config_with(**eps, model__moe_router_force_load_balancing=True)
+    )
+    assert "model.moe_sparsemixer_eps=0.01 selects experts itself" in problem
+    (problem,) = consistency_problems(
+        config_with(**_BUILT_IN, model__moe_sparsemixer_sampling=True)
+    )
+    assert "model.moe_sparsemixer_sampling=true needs model.moe_sparsemixer_eps" in problem
+
+
+_SINKHORN = {
+    **_BUILT_IN,
+    "model__moe_router_load_balancing_type": "sinkhorn",
+    "model__moe_router_pre_softmax": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"model__moe_aux_loss_coeff": 0.1}, "model.moe_aux_loss_coeff=0.1; leave one of them"),
+        ({"model__moe_router_num_groups": 2}, "model.moe_router_num_groups=2; leave one of them"),
+        (
+            {"model__moe_router_pre_softmax": False},
+            "set model.moe_router_score_function=softmax and model.moe_router_pre_softmax=true",
+        ),
+        (
+            {"model__moe_router_score_function": "sigmoid"},
+            "set model.moe_router_score_function=softmax and model.moe_router_pre_softmax=true",
+        ),
+        (
+            {"model__moe_router_topk": 1},
+            "with model.moe_router_topk=1 set model.moe_router_score_function=sigmoid",
+        ),
+    ],
+)
+def test_sinkhorn_needs_the_weights_that_megatron_has_with_it(
+    values: dict[str, Any], sentence: str
+) -> None:
+    assert consistency_problems(config_with(**_SINKHORN)) == []
+    (problem,) = consistency_problems(config_with(**{**_SINKHORN, **values}))
+    assert sentence in problem
+    assert consistency_problems(config_with(**{**_SINKHORN, **values}), {Claim.ROUTER}) == []

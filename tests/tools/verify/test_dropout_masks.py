@@ -93,6 +93,24 @@ def test_a_model_with_masks_of_its_own_keeps_its_probabilities() -> None:
     assert probabilities(side) == {"hidden": 0.05, ATTENTION: 0.0}
 
 
+def test_routers_are_compared_without_what_depends_on_the_layout() -> None:
+    noise: dict[str, Any] = {
+        "moe_input_jitter_eps": 0.1,
+        "moe_router_force_load_balancing": True,
+        "moe_sparsemixer_sampling": True,
+    }
+    values = {f"model.{name}": value for name, value in noise.items()}
+    del values["model.moe_router_force_load_balancing"]
+    values["model.moe_sparsemixer_eps"] = 0.1
+    sides = sides_of(Question(model="moe", layout={"dp": 2}, config=values))
+    assert "compared with routers that go by the logits alone" in "\n".join(sides.notes)
+    for side in (sides.candidate, sides.plain):
+        model = side.prepare().config.model
+        assert not any(model[name] for name in noise)
+    plain = sides_of(Question(model="moe", layout={"dp": 2}))
+    assert "routers" not in "\n".join(plain.notes)
+
+
 def made_up(*digests: str, **changed: Any) -> list[Record]:
     """One rank with a mask of attention for each digest."""
     mask = DropoutMask(
