@@ -119,7 +119,7 @@ class Router(MegatronRouter):
             return sparse_mixer(logits_TX, self.topk, self.sparsemixer_eps, generator)
         chosen_TX = None
         if self.config.moe_router_force_load_balancing:
-            chosen_TX = evenly_selected(*logits_TX.shape, self.topk, logits_TX.device)
+            chosen_TX = evenly_selected(logits_TX, self.topk)
         elif self.config.moe_router_load_balancing_type == "sinkhorn" and self.training:
             bias_X = sinkhorn_bias(logits_TX, self.tp_cp_group)
             chosen_TX = largest(logits_TX.detach() + bias_X, self.topk)

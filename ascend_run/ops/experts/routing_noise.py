@@ -16,13 +16,12 @@ def jittered(x: Tensor, eps: float, generator: torch.Generator) -> Tensor:
     return x * torch.empty_like(x).uniform_(1 - eps, 1 + eps, generator=generator)
 
 
-def evenly_selected(
-    num_tokens: int, num_experts: int, topk: int, device: torch.device | None = None
-) -> Tensor:
+def evenly_selected(logits_TX: Tensor, topk: int) -> Tensor:
     """Return a selection [T, X] in which the loads of two experts differ by one token at most.
 
     A token takes the experts that follow those of the token before it.
     """
-    places = torch.arange(num_tokens * topk, device=device).view(num_tokens, topk)
-    empty_TX = torch.zeros(num_tokens, num_experts, dtype=torch.bool, device=device)
+    num_tokens, num_experts = logits_TX.shape
+    places = torch.arange(num_tokens * topk, device=logits_TX.device).view(num_tokens, topk)
+    empty_TX = torch.zeros_like(logits_TX, dtype=torch.bool)
     return empty_TX.scatter(1, places % num_experts, True)

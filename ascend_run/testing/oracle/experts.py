@@ -112,7 +112,8 @@ class Router(nn.Module):
         ):
             fraction_X = chosen.to(share).sum(dim=0) / chosen.sum()
             loss = loss + share.shape[1] * (fraction_X * share.mean(dim=0)).sum() / sequences
-        return len(share_TX) * coefficient * loss
+        weighted: Tensor = len(share_TX) * coefficient * loss
+        return weighted
 
     def _z_loss(self, logit_TX: Tensor) -> Tensor:
         """Return ``T * coefficient * mean(logsumexp(logits) ** 2)``."""

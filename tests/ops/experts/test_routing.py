@@ -160,7 +160,7 @@ def test_drawn_experts_of_sparse_mixer_are_different_and_reproducible() -> None:
 
 @pytest.mark.parametrize(("tokens", "experts", "topk"), [(12, 8, 2), (7, 5, 3), (1, 4, 4)])
 def test_even_selections_differ_by_one_token_at_most(tokens: int, experts: int, topk: int) -> None:
-    chosen = evenly_selected(tokens, experts, topk)
+    chosen = evenly_selected(torch.zeros(tokens, experts), topk)
     assert chosen.sum(dim=1).tolist() == [topk] * tokens
     loads = chosen.sum(dim=0).tolist()
     assert max(loads) - min(loads) <= 1
