@@ -34,6 +34,7 @@ class DeepseekV2(FamilyPlugin):
             # normalized to a sum of 1.
             **EXPERT_DEFAULTS,
             "model.moe_router_pre_softmax": True,
+            "model.moe_router_load_balancing_type": "seq_aux_loss",  # as the authors' training
             "model.moe_router_topk_scaling_factor": 1.0,
         },
         keys=(
@@ -62,7 +63,7 @@ class DeepseekV2(FamilyPlugin):
             "qk_head_dim",
             "output_router_logits",
             "pretraining_tp",
-            "seq_aux",
+            "seq_aux",  # neither; model.moe_router_load_balancing_type does
         ),
         without=("self_attention.", "mlp."),
         tensors=(*latent_tensors(), *deepseek_expert_tensors()),

@@ -35,8 +35,8 @@ class DeepseekV3(FamilyPlugin):
             "model.moe_router_score_function": "sigmoid",
             "model.moe_router_enable_expert_bias": True,
             "model.moe_router_topk_scaling_factor": 2.5,
-            # The bias balances the experts.
-            "model.moe_router_load_balancing_type": "none",
+            # The bias balances the experts; the authors' coefficient is 0.0001.
+            "model.moe_router_load_balancing_type": "seq_aux_loss",
             "model.moe_aux_loss_coeff": 0.0,
         },
         keys=(

@@ -1,8 +1,9 @@
 """Phi-3.5-MoE: SparseMixer's router, LayerNorm, biases of attention and output layer, longrope.
 
 Experts are selected as in evaluation, in training, too, with the gradient of the selected ones'
-softmax. What the authors' training draws is left out: the expert from its softmax, and the noise on
-the router's input (``input_jitter_noise``).
+softmax. ``model.moe_sparsemixer_sampling`` draws them from it in training, as the authors do. Their
+noise on the input of a layer's router and experts (``input_jitter_noise``) is left out;
+``model.moe_input_jitter_eps`` is of the router's input alone.
 """
 
 from __future__ import annotations

@@ -90,6 +90,41 @@ def test_logits_and_every_gradient_are_those_of_transformers(
         check_oracle(reference, family.values)
 
 
+NUM_EXPERTS: Final[Mapping[str, str]] = {
+    "deepseek_v2": "n_routed_experts",
+    "deepseek_v3": "n_routed_experts",
+    "gpt_oss": "num_local_experts",
+    "grok1": "num_experts",
+    "minicpm_moe": "num_local_experts",
+    "mixtral": "num_local_experts",
+    "phimoe": "num_local_experts",
+    "qwen2_moe": "num_experts",
+    "qwen3_moe": "num_experts",
+}
+"""Family -> its key of the number of experts."""
+
+
+def test_every_family_with_experts_has_a_number_of_them() -> None:
+    assert {family.name for family in FAMILIES if family.experts} == NUM_EXPERTS.keys()
+
+
+@pytest.mark.parametrize("count", [3, 128])
+@pytest.mark.parametrize("name", NUM_EXPERTS)
+def test_any_number_of_experts_is_that_of_transformers(
+    name: str, count: int, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Logits and every gradient: of few experts, and of so many that most have no token."""
+    family = BY_NAME[name]
+    changes: dict[str, Any] = {**next(iter(family.variants.values())), NUM_EXPERTS[name]: count}
+    if count == 3:
+        changes |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    if not name.startswith("deepseek"):
+        changes = {key: value for key, value in changes.items() if "group" not in key}
+    reference = reference_of(family, changes, tmp_path / "theirs")
+    overrides = [f"{key}={value}" for key, value in family.values.items()]
+    check_one_rank(reference, gloo_pool, overrides)
+
+
 @pytest.mark.exhaustive(by=lambda case: [case[0].name, *case[1]])
 def test_config_and_weights_return_bit_for_bit(
     case: tuple[Family, dict[str, Any]], reference: Reference, tmp_path: Path
