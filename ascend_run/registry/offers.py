@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
-from importlib.metadata import Distribution, EntryPoint, distribution, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import NamedTuple
 
 OWN_DISTRIBUTION = "ascend-run"
@@ -37,10 +38,19 @@ def offers_in(
     """
     offers: list[Offer] = []
     unreadable: dict[str, str] = {}
-    for name in [only] if only else _offering_distributions(groups, unreadable):
+    installed: set[str] = set()
+    for found in distributions(name=only):
+        name = ""
         try:
-            found = distribution(name)  # of several installations, the one that is imported
-            _, version = _identity(found)
+            if (installed_as := _installed_name(found)) in installed:
+                continue  # of several installations, the first is imported
+            installed.add(installed_as)
+            text = found.read_text("entry_points.txt") or ""
+            if not any(group in text for group in groups):
+                continue
+            name, version = _identity(found)
+            if name != installed_as:
+                raise ValueError(f"they are in the folder of {installed_as!a}")
             for entry_point in found.entry_points:
                 if entry_point.group not in groups:
                     continue
@@ -52,8 +62,10 @@ def offers_in(
                     continue
                 offers.append(Offer(entry_point=entry_point, distribution=name, version=version))
         except Exception as error:  # third-party metadata may be broken in any way
-            unreadable[name] = f"its entry points cannot be read: {_named(error)}"
-    return offers, unreadable
+            what = "entry points" if name else "metadata"
+            where = name or str(getattr(found, "_path", found))
+            unreadable[where] = f"its {what} cannot be read: {_named(error)}"
+    return sorted(offers, key=lambda offer: offer.distribution), dict(sorted(unreadable.items()))
 
 
 def normalised(distribution_name: str) -> str:
@@ -61,19 +73,13 @@ def normalised(distribution_name: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution_name).lower()
 
 
-def _offering_distributions(groups: Collection[str], unreadable: dict[str, str]) -> list[str]:
-    """Normalized names of the distributions whose entry points mention one of the groups."""
-    names: set[str] = set()
-    for found in distributions():
-        try:
-            text = found.read_text("entry_points.txt") or ""
-            if any(group in text for group in groups):
-                names.add(_identity(found)[0])
-        except Exception as error:  # as above
-            unreadable[str(getattr(found, "_path", found))] = (
-                f"its metadata cannot be read: {_named(error)}"
-            )
-    return sorted(names)
+def _installed_name(found: Distribution) -> str:
+    """Return the name by which ``importlib.metadata.distribution`` finds it: its folder's, if that
+    has one; its metadata is not read then."""
+    stem, suffix = os.path.splitext(os.path.basename(str(getattr(found, "_path", ""))))
+    if suffix in (".dist-info", ".egg-info"):
+        return normalised(stem.partition("-")[0])
+    return _identity(found)[0]
 
 
 def _identity(found: Distribution) -> tuple[str, str]:

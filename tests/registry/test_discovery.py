@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ def test_a_package_cannot_pass_for_ours_by_its_module_name_alone(install: Instal
     assert not discover()["sly"].first_party
 
 
+def test_a_package_cannot_pass_for_ours_by_the_name_in_its_metadata(install: Install) -> None:
+    folder = install("sly", {"ascend_run.plugins": {"sly": "ascend_run.plugins.sly:Plugin"}})
+    (folder / "sly-1.0.dist-info/METADATA").write_text("Name: ascend-run\nVersion: 1.0\n")
+
+    found = discover()
+
+    assert "sly" not in found
+    assert "they are in the folder of 'sly'" in found.unreadable["ascend-run"]
+
+
 def test_a_name_offered_by_two_distributions_is_refused_naming_both(install: Install) -> None:
     points = {"ascend_run.plugins": {"ring": "fake_ring:Plugin"}}
     install("ring-one", points, {"fake_ring.py": plugin_source("ring")}, version="1.5")
@@ -98,6 +109,32 @@ def test_the_importable_of_two_installed_distributions_counts(
 
     assert found["ring"].value == "new:Plugin"
     assert found["ring"].version == "2.0"
+
+
+def test_an_installation_without_plugins_hides_another_of_its_name(install: Install) -> None:
+    install("ring-one", {"ascend_run.plugins": {"ring": "old:Plugin"}}, version="1.0")
+    install("Ring_One", {}, version="2.0")
+
+    found = discover()
+
+    assert "ring" not in found
+    assert not found.unreadable
+
+
+def test_the_metadata_of_a_distribution_is_read_once(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = install("ring-one", {"ascend_run.plugins": {"ring": "old:Plugin"}})
+    read: list[str] = []
+    original = PathDistribution.read_text
+
+    def recording(self: PathDistribution, filename: str) -> str | None:
+        read.extend([filename] if Path(str(self.locate_file(""))) == folder else [])
+        return original(self, filename)
+
+    monkeypatch.setattr(PathDistribution, "read_text", recording)
+    assert "ring" in discover()
+    assert read.count("METADATA") == 1
 
 
 def test_unreadable_metadata_stops_no_other_plugin(install: Install) -> None:
