@@ -5,16 +5,23 @@ Nothing is shared with the package: names and shards are made here, with plain i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from .megatron_files import EXPERTS, FFN, GROUPS, HEADS, HIDDEN, VOCABULARY, WIDTH
+from .megatron_files import (
+    EXPERTS,
+    FFN,
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    VOCABULARY,
+    WIDTH,
+    write_hugging_face,
+)
 
 
 def biased_hugging_face(folder: Path) -> dict[str, Tensor]:
@@ -45,23 +52,19 @@ def biased_hugging_face(folder: Path) -> dict[str, Tensor]:
         hf[f"{at}mlp.experts.gate_up_proj_bias"] = random(EXPERTS, 2 * FFN)
         hf[f"{at}mlp.experts.down_proj"] = random(EXPERTS, FFN, HIDDEN)
         hf[f"{at}mlp.experts.down_proj_bias"] = random(EXPERTS, HIDDEN)
-    config = {
-        "model_type": "gpt_oss",
-        "architectures": ["GptOssForCausalLM"],
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": 4,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS,
-        "head_dim": WIDTH,
-        "num_local_experts": EXPERTS,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 256,
-        "sliding_window": 5,
-        "swiglu_limit": 0.8,
-        "tie_word_embeddings": False,
-        "rope_scaling": {
+    return write_hugging_face(
+        folder,
+        "gpt_oss",
+        hf,
+        num_key_value_heads=GROUPS,
+        head_dim=WIDTH,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=2,
+        max_position_embeddings=256,
+        sliding_window=5,
+        swiglu_limit=0.8,
+        tie_word_embeddings=False,
+        rope_scaling={
             "rope_type": "yarn",
             "factor": 4.0,
             "original_max_position_embeddings": 64,
@@ -69,11 +72,7 @@ def biased_hugging_face(folder: Path) -> dict[str, Tensor]:
             "beta_slow": 1.0,
             "truncate": False,
         },
-    }
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(hf, folder / "model.safetensors", metadata={"format": "pt"})
-    return hf
+    )
 
 
 @attrs.frozen(kw_only=True)

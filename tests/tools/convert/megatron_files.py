@@ -79,21 +79,37 @@ def hugging_face(
             ):
                 hf[f"{at}block_sparse_moe.experts.{n}.{part}.weight"] = random(*shape)
     kind = "deepseek_v2" if latent else "mixtral" if experts else "llama"
-    config = {
-        "model_type": kind,
-        "architectures": [f"{kind.title().replace('_', '')}ForCausalLM"],
+    return write_hugging_face(
+        folder,
+        kind,
+        hf,
+        num_key_value_heads=HEADS if latent else groups,
+        tie_word_embeddings=tied,
+        **({"num_local_experts": EXPERTS} if experts and not latent else {}),
+        **(latent_config(latent) if latent else {}),
+    )
+
+
+def write_hugging_face(
+    folder: Path, kind: str, hf: dict[str, Tensor], **config: object
+) -> dict[str, Tensor]:
+    """Write a folder of four layers with the sizes above; return its tensors.
+
+    Args:
+        kind: The ``model_type``.
+        config: Further keys of ``config.json``.
+    """
+    sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": FFN,
         "num_hidden_layers": 4,
         "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS if latent else groups,
-        "tie_word_embeddings": tied,
-        **({"num_local_experts": EXPERTS} if experts and not latent else {}),
-        **(latent_config(latent) if latent else {}),
     }
+    names = [f"{kind.title().replace('_', '')}ForCausalLM"]
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    text = json.dumps({"model_type": kind, "architectures": names, **sizes, **config})
+    (folder / "config.json").write_text(text)
     save_file(hf, folder / "model.safetensors", metadata={"format": "pt"})
     return hf
 

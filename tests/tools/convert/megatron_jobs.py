@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import attrs
 import torch
 
 from tests.plugins.platforms.cpu.megatron_training import megatron_on_the_cpu
@@ -47,12 +48,22 @@ def of_gpt_oss() -> dict[str, Any]:
     }
 
 
-def build(*, tp: int, pp: int, ep: int, expert_tp: int | None, tied: bool, latent: str) -> Any:
-    """Build this rank's stage; the process groups must exist.
+@attrs.frozen(kw_only=True)
+class Case:
+    """A tiny model, and its layout over four ranks."""
 
-    Args:
-        expert_tp: Not None: with biases of experts, as gpt-oss has them.
-    """
+    tp: int
+    pp: int = 1
+    ep: int = 1
+    expert_tp: int | None = None
+    """Not None: with biases of experts, as gpt-oss has them."""
+    tied: bool = False
+    latent: str = ""
+    """As in ``megatron_files.hugging_face``."""
+
+
+def build(case: Case) -> Any:
+    """Build this rank's stage; the process groups must exist."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import (
@@ -66,11 +77,11 @@ def build(*, tp: int, pp: int, ep: int, expert_tp: int | None, tied: bool, laten
     )
     from megatron.core.transformer.identity_op import IdentityOp
 
-    experts = EXPERTS if ep > 1 or latent or expert_tp else None
+    experts = EXPERTS if case.ep > 1 or case.latent or case.expert_tp else None
     of_kind: dict[str, Any] = {"num_query_groups": GROUPS}
-    if expert_tp:
+    if case.expert_tp:
         of_kind = of_gpt_oss()
-    elif latent:
+    elif case.latent:
         of_kind = {
             "multi_latent_attention": True,
             "qk_layernorm": True,
@@ -90,9 +101,9 @@ def build(*, tp: int, pp: int, ep: int, expert_tp: int | None, tied: bool, laten
         "num_attention_heads": HEADS,
         "ffn_hidden_size": FFN,
         "num_moe_experts": experts,
-        "tensor_model_parallel_size": tp,
-        "pipeline_model_parallel_size": pp,
-        "expert_model_parallel_size": ep,
+        "tensor_model_parallel_size": case.tp,
+        "pipeline_model_parallel_size": case.pp,
+        "expert_model_parallel_size": case.ep,
         "moe_token_dispatcher_type": "alltoall",
         "add_bias_linear": False,
         "gated_linear_unit": True,
@@ -103,10 +114,10 @@ def build(*, tp: int, pp: int, ep: int, expert_tp: int | None, tied: bool, laten
         "pipeline_dtype": torch.float32,
         "cuda_graph_scope": [],
     }
-    config = (MLATransformerConfig if latent else TransformerConfig)(**{**options, **of_kind})
-    if expert_tp:  # the config refuses 2 with biases; the modules and their shards do not
-        config.expert_tensor_parallel_size = expert_tp
-    if latent:
+    config = (MLATransformerConfig if case.latent else TransformerConfig)(**{**options, **of_kind})
+    if case.expert_tp:  # the config refuses 2 with biases; the modules and their shards do not
+        config.expert_tensor_parallel_size = case.expert_tp
+    if case.latent:
         layers = get_gpt_decoder_block_spec(
             config, use_transformer_engine=False, normalization="RMSNorm"
         )
@@ -124,7 +135,7 @@ def build(*, tp: int, pp: int, ep: int, expert_tp: int | None, tied: bool, laten
             max_sequence_length=32,
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=tied,
+            share_embeddings_and_output_weights=case.tied,
             position_embedding_type="rope",
         )
 
@@ -133,13 +144,7 @@ def load_and_save(
     source: str,
     target: str,
     distributed: str,
-    *,
-    tp: int,
-    pp: int,
-    ep: int,
-    expert_tp: int | None,
-    tied: bool,
-    latent: str,
+    case: Case,
 ) -> None:
     """Load ``mp_rank_*`` files strictly, and save them again in both of Megatron's formats.
 
@@ -157,24 +162,24 @@ def load_and_save(
         from megatron.core.transformer.enums import AttnBackend
 
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tp,
-            pipeline_model_parallel_size=pp,
-            expert_model_parallel_size=ep,
-            expert_tensor_parallel_size=expert_tp,
+            tensor_model_parallel_size=case.tp,
+            pipeline_model_parallel_size=case.pp,
+            expert_model_parallel_size=case.ep,
+            expert_tensor_parallel_size=case.expert_tp,
         )
-        model = build(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, tied=tied, latent=latent)
+        model = build(case)
         name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
-        name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}" if pp > 1 else ""
-        name += f"_{parallel_state.get_expert_model_parallel_rank():03d}" if ep > 1 else ""
+        name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}" if case.pp > 1 else ""
+        name += f"_{parallel_state.get_expert_model_parallel_rank():03d}" if case.ep > 1 else ""
         loaded = torch.load(Path(source, name, "model_optim_rng.pt"), weights_only=False)
         model.load_state_dict(loaded["model"], strict=True)
         state = model.state_dict_for_save_checkpoint()
         folder = Path(target, name)
         folder.mkdir(parents=True, exist_ok=True)
         args = Namespace(
-            tensor_model_parallel_size=tp,
-            pipeline_model_parallel_size=pp,
-            expert_model_parallel_size=ep,
+            tensor_model_parallel_size=case.tp,
+            pipeline_model_parallel_size=case.pp,
+            expert_model_parallel_size=case.ep,
             params_dtype=torch.float32,
             attention_backend=AttnBackend.auto,
             model_type=ModelType.encoder_or_decoder,
@@ -189,7 +194,7 @@ def load_and_save(
             {"model": model.sharded_state_dict(), "args": args, "iteration": 7},
             f"{target}/torch_dist",
         )
-        again = build(tp=tp, pp=pp, ep=ep, expert_tp=expert_tp, tied=tied, latent=latent)
+        again = build(case)
         sharded = {"model": again.sharded_state_dict()}
         # The states of Transformer Engine, which have no counterpart in other formats, are missing.
         found = dist_checkpointing.load(sharded, distributed, strict=StrictHandling.LOG_ALL)

@@ -17,34 +17,26 @@ from .test_mp_rank import check_equal, convert
 
 @pytest.mark.timeout(400)  # four ranks import Megatron
 @pytest.mark.parametrize(
-    ("tp", "pp", "ep", "expert_tp", "tied", "latent"),
+    "case",
     [
-        (2, 2, 1, None, True, ""),
-        (2, 1, 2, None, False, ""),
-        (2, 2, 1, None, False, "queries"),
-        (2, 2, 2, 1, False, ""),
-        (2, 1, 2, 2, False, ""),
+        jobs.Case(tp=2, pp=2, tied=True),
+        jobs.Case(tp=2, ep=2),
+        jobs.Case(tp=2, pp=2, latent="queries"),
+        jobs.Case(tp=2, pp=2, ep=2, expert_tp=1),
+        jobs.Case(tp=2, ep=2, expert_tp=2),
     ],
     ids=["dense", "experts", "latent", "biases", "biases-expert-tp"],
 )
-def test_files_are_those_of_megatron(
-    tp: int,
-    pp: int,
-    ep: int,
-    expert_tp: int | None,
-    tied: bool,
-    latent: str,
-    tmp_path: Path,
-    gloo_pool: GlooPool,
-) -> None:
+def test_files_are_those_of_megatron(case: jobs.Case, tmp_path: Path, gloo_pool: GlooPool) -> None:
     """Strictly loaded on four ranks; the files that Megatron saves give the first model again."""
-    experts = ep > 1 or bool(latent)
+    experts = case.ep > 1 or bool(case.latent)
     folder = tmp_path / "hf"
-    if expert_tp:
+    if case.expert_tp:
         hf = biased_hugging_face(folder)
     else:
-        hf = hugging_face(folder, experts=experts, tied=tied, latent=latent)
-    given = {"tp": tp, "pp": pp, "ep": ep if ep > 1 else None, "expert-tp": expert_tp}
+        hf = hugging_face(folder, experts=experts, tied=case.tied, latent=case.latent)
+    ep = case.ep if case.ep > 1 else None
+    given = {"tp": case.tp, "pp": case.pp, "ep": ep, "expert-tp": case.expert_tp}
     sizes = [f"--{name}={size}" for name, size in given.items() if size]
     assert convert("--to", "mp-rank", *sizes, tmp_path / "hf", tmp_path / "ours") == 0
     assert convert("--to", "torch-dist", tmp_path / "hf", tmp_path / "dist") == 0
@@ -55,12 +47,7 @@ def test_files_are_those_of_megatron(
         str(tmp_path / "ours" / iteration),
         str(theirs),
         str(tmp_path / "dist" / iteration),
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        expert_tp=expert_tp,
-        tied=tied,
-        latent=latent,
+        case,
         timeout=300.0,
     )
     config = ("--config", tmp_path / "hf" / "config.json")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from ascend_run.ops.linear.peft_settings import changed_settings
 from ascend_run.plugin_api import CheckpointError
 
 from .targets import PEFT_NAMES
@@ -22,25 +23,6 @@ if TYPE_CHECKING:
 CONFIG_FILE: Final = "adapter_config.json"
 TENSOR_FILE: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
-
-_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "fan_in_fan_out": (False,),
-    "use_dora": (False,),
-    "use_qalora": (False,),
-    "lora_bias": (False,),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layer_replication": (None,),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "alora_invocation_tokens": (None,),
-    # Other values change the base too.
-    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
-}
-"""Keys that change what an adapter computes -> the values that make it a plain LoRA."""
 
 _TENSOR: Final = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.lora_([AB])\.weight")
 
@@ -92,12 +74,14 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
 
 def neutral_problems(found: StoredAdapter) -> Iterator[str]:
     """Yield the settings that make a stored adapter more than ``B A`` beside a weight."""
-    for key, neutral in _NEUTRAL.items():
-        if key in found.config and found.config[key] not in neutral:
-            yield (
-                f"plugins.lora.load: {found.folder} has {key}={found.config[key]!r}; only "
-                f"{neutral[0]!r} is supported"
-            )
+    changed = changed_settings(found.config)
+    if found.config.get("fan_in_fan_out"):
+        changed["fan_in_fan_out"] = False
+    for key, neutral in changed.items():
+        yield (
+            f"plugins.lora.load: {found.folder} has {key}={found.config[key]!r}; only {neutral!r} "
+            "is supported"
+        )
     for key in ("r", "lora_alpha"):
         if not isinstance(found.config.get(key), int | float):
             yield f"plugins.lora.load: {found.folder} has no {key} in {CONFIG_FILE}"

@@ -26,6 +26,7 @@ from ascend_run.core.hugging_face.parameter_rows import (
     stored_shapes,
 )
 from ascend_run.ops.linear.low_rank import low_rank_update, scale_of
+from ascend_run.ops.linear.peft_settings import changed_settings
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.model_source import ModelSource
@@ -35,22 +36,6 @@ from .merging import Update, merged
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
 _NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-_PLAIN: Final[Mapping[str, tuple[object, ...]]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "use_dora": (None, False),
-    "use_qalora": (None, False),
-    "lora_bias": (None, False),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layer_replication": (None,),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "alora_invocation_tokens": (None,),
-    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
-}
-"""Keys that change what an adapter computes -> values with which it is ``W + scale * B A``."""
 
 
 def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> ModelSource:
@@ -104,9 +89,8 @@ class _Adapter:
 
     def problems(self) -> Iterator[str]:
         """Yield why it is not ``B A`` beside weights."""
-        for key, plain in _PLAIN.items():
-            if key in self.config and self.config[key] not in plain:
-                yield f"{key} is {show(self.config[key])}; only {show(plain[-1])} can be merged"
+        for key, neutral in changed_settings(self.config).items():
+            yield f"{key} is {show(self.config[key])}; only {show(neutral)} can be merged"
         if type(rank := self.config.get("r")) is not int or rank < 1:
             yield f"r is {show(rank)}, not a rank"
         alpha = self.config.get("lora_alpha")

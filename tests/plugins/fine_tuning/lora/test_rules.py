@@ -114,6 +114,7 @@ def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
         ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern={'q_proj': 2}"),
         ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa'"),
         ({"peft_type": "LOHA"}, "has peft_type='LOHA'"),
+        ({"fan_in_fan_out": True}, "has fan_in_fan_out=True; only False is supported"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(
@@ -121,6 +122,11 @@ def test_an_adapter_of_another_kind_is_refused(
 ) -> None:
     (told,) = problems({"load": write_header(tmp_path, **config)})
     assert expected in told
+
+
+def test_settings_that_are_null_change_nothing(tmp_path: Path) -> None:
+    keys = ("use_dora", "modules_to_save", "init_lora_weights", "fan_in_fan_out")
+    assert problems({"load": write_header(tmp_path, **dict.fromkeys(keys))}) == []
 
 
 def test_an_adapter_of_other_parts_says_which_to_target(tmp_path: Path) -> None:
