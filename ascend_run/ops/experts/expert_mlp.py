@@ -122,7 +122,9 @@ class _ExpertMlp(Function):
         for rows in _row_blocks(act_TF):
             activation.forward(hidden[rows], probs_T1[rows], out=act_TF[rows], kept=kept[rows])
         ctx.counts, ctx.groups = counts, groups
-        ctx.activation, ctx.accumulate = activation, accumulate
+        ctx.activation = activation
+        # Not unpacked from what is saved: hooks on saved tensors would lose their ``main_grad``.
+        ctx.accumulated = (fc1, fc2) if accumulate else (None, None)
         # The tokens are only needed for the gradient of a weight.
         read_TH = tokens_TH if ctx.needs_input_grad[2] else None
         ctx.save_for_backward(read_TH, probs_T, fc1, fc2, fc2_bias, hidden, kept)
@@ -155,10 +157,10 @@ class _ExpertMlp(Function):
             dprobs_T1 += (dy_TH * biases_TH).sum(dim=-1, keepdim=True)
         dfc1_bias = _sums(dhidden, counts, groups) if needs_biases[0] else None
         dfc2_bias = _sums(dy_TH * probs_T1, counts, groups) if needs_biases[1] else None
-        accumulate = ctx.accumulate
-        dfc2 = _weight_gradient(groups, fc2, dy_TH, act_TF, accumulate) if needs_fc2 else None
+        own_fc1, own_fc2 = ctx.accumulated
+        dfc2 = _weight_gradient(groups, own_fc2, dy_TH, act_TF) if needs_fc2 else None
         del dact_TF, act_TF
-        dfc1 = _weight_gradient(groups, fc1, dhidden, tokens_TH, accumulate) if needs_fc1 else None
+        dfc1 = _weight_gradient(groups, own_fc1, dhidden, tokens_TH) if needs_fc1 else None
         dtokens = groups.matmul(dhidden, fc1) if needs_tokens else None
         dprobs = dprobs_T1.squeeze(-1).to(probs_T.dtype)
         return (dtokens, dprobs, dfc1, dfc2, dfc1_bias, dfc2_bias, *(None,) * 4)
@@ -183,19 +185,22 @@ def _sums(rows: Tensor, counts: Counts, groups: GroupedGemm) -> Tensor:
 
 
 def _weight_gradient(
-    groups: GroupedGemm, weight: Tensor, a_TN: Tensor, b_TK: Tensor, accumulate: bool
+    groups: GroupedGemm, accumulated: Tensor | None, a_TN: Tensor, b_TK: Tensor
 ) -> Tensor:
     """Return the gradient of a weight, or an empty tensor if it was added to ``main_grad``.
+
+    Args:
+        accumulated: The weight, if its gradient is accumulated.
 
     Megatron's data parallelism reads the mark and then drops the tensor without adding it; the
     tensor's presence signals that the gradient is ready.
     """
-    main_grad: Tensor | None = getattr(weight, "main_grad", None) if accumulate else None
-    if main_grad is None:
+    main_grad: Tensor | None = getattr(accumulated, "main_grad", None)
+    if accumulated is None or main_grad is None:
         return groups.outer(a_TN, b_TK)
     groups.add_outer(main_grad, a_TN, b_TK)
-    mark(weight, grad_added_to_main_grad=True)
-    return torch.empty_like(weight)
+    mark(accumulated, grad_added_to_main_grad=True)
+    return torch.empty_like(accumulated)
 
 
 def _row_blocks(x: Tensor) -> Iterator[slice]:

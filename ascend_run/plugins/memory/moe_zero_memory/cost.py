@@ -1,0 +1,138 @@
+"""Saved activations, repeated communication and repeated matmuls. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ascend_run.plugin_api import (
+    Communication,
+    CostChange,
+    Layout,
+    Phase,
+    PipelineStage,
+    RunConfig,
+    SavedChange,
+    Storage,
+    WorkingMemory,
+)
+
+_COMPUTED: Final = ("hidden", "activated", "product", "clamped", "sigmoid")
+_WIDE: Final = 4
+_INDEX: Final = 8
+
+
+def memory_cost(
+    config: RunConfig,
+    layout: Layout,
+    rank: PipelineStage,
+    *,
+    layers: Sequence[int],
+    keeping: Sequence[int],
+) -> CostChange:
+    """Return the change for some of a rank's layers with experts.
+
+    Args:
+        layers: Layers whose experts, shared ones included, are recomputed.
+        keeping: Those of them that keep the tokens of the experts.
+    """
+    sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[layers[0]]}
+    dropping = tuple(layer for layer in layers if layer not in keeping)
+    computed = [f"{part}.{name}" for part in ("experts", "shared_experts") for name in _COMPUTED]
+    saved = [
+        SavedChange(
+            tensors=(*computed, "experts.weighted"), layers=tuple(layers), storage=Storage.NONE
+        ),
+        SavedChange(tensors=("experts.input",), layers=dropping, storage=Storage.NONE),
+    ]
+    working = [
+        WorkingMemory(
+            part=part,
+            name="recomputed",
+            nbytes=sum(sizes.get(f"{part}.{name}", 0.0) for name in names),
+            phase=Phase.BACKWARD,
+        )
+        for part, names in (
+            ("experts", (*_COMPUTED, "weighted", *(["input"] if dropping else []))),
+            ("shared_experts", _COMPUTED),
+        )
+    ]
+    runs = len(dropping) * rank.num_microbatches
+    communication = [*_dispatch(config, layout, sizes, rank, runs)] if runs else []
+    communication += _shared(config, layout, sizes, len(layers) * rank.num_microbatches)
+    return CostChange(
+        saved=tuple(saved),
+        working=tuple(w for w in working if w.nbytes),
+        communication=tuple(communication),
+        flops=sum(_flops(config, layout, rank, layer, sizes) for layer in layers),
+    )
+
+
+def _dispatch(
+    config: RunConfig, layout: Layout, sizes: dict[str, float], rank: PipelineStage, runs: int
+) -> Iterator[Communication]:
+    """The way to the experts, once more."""
+    model = config.model
+    tokens = sizes["experts.input"] / layout.expt_tp
+    rows = tokens / (model.hidden_size * rank.item_bytes)
+    own, experts = rows / model.moe_router_topk, model.num_moe_experts
+    if model.moe_token_dispatcher_type == "allgather":
+        if layout.ep * layout.expt_tp > 1:
+            hidden = tokens / model.moe_router_topk
+            for name, nbytes in (
+                ("choices", own * experts),
+                ("weights", own * experts * _WIDE),
+                ("tokens", hidden),
+            ):
+                yield _repeated("all_gather", "tp_ep", runs, nbytes, name)
+        return
+    if layout.ep > 1:
+        yield _repeated("all_to_all", "ep", runs, tokens, "tokens")
+        yield _repeated("all_to_all", "ep", runs, rows * _WIDE, "weights")
+    if layout.ep > 1 or layout.expt_tp > 1:
+        yield _repeated("all_gather", "tp_ep", runs, experts * _INDEX, "counts")
+    if layout.expt_tp > 1:
+        yield _repeated("all_gather", "expt_tp", runs, tokens, "tokens of one expert")
+        yield _repeated("all_gather", "expt_tp", runs, rows * _WIDE, "weights of one expert")
+
+
+def _shared(
+    config: RunConfig, layout: Layout, sizes: dict[str, float], runs: int
+) -> Iterator[Communication]:
+    """The gathering of the shared experts' input; their output too, if a gate reads it."""
+    own = sizes.get("shared_experts.input")
+    if own is None or layout.tp == 1:
+        return
+    scattered = config.parallel.sequence_parallel
+    if scattered:
+        yield _repeated("all_gather", "tp", runs, own, "input of the shared experts")
+    if config.model.moe_shared_expert_gate:
+        operation, factor = ("reduce_scatter", layout.tp) if scattered else ("all_reduce", 1)
+        yield _repeated(operation, "tp", runs, own * factor, "output of the shared experts")
+
+
+def _repeated(operation: str, group: str, runs: int, nbytes: float, what: str) -> Communication:
+    return Communication(
+        operation=operation,
+        group=group,
+        calls=runs,
+        sent_bytes=runs * nbytes,
+        why=f"experts, recomputed: {what}",
+    )
+
+
+def _flops(
+    config: RunConfig, layout: Layout, rank: PipelineStage, layer: int, sizes: dict[str, float]
+) -> float:
+    """The matmuls of the experts, shared ones included, once more."""
+    model = config.model
+    held = model.num_moe_experts / layout.ep
+    rows: dict[str, float] = {
+        "experts": sizes["experts.input"] / (model.hidden_size * rank.item_bytes) / held,
+        "shared_experts": rank.tokens,
+    }
+    return sum(
+        2 * p.numel * rows[p.part] * rank.num_microbatches
+        for p in rank.parameters
+        if p.layer == layer and p.part in rows and p.is_matrix
+    )
