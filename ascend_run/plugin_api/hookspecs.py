@@ -300,7 +300,7 @@ def ascend_router(
     """
 
 
-@wrapper(point=Point.MOE, first_user="moe-alltoall-opt")
+@wrapper(point=Point.MOE)
 def ascend_token_dispatcher(
     config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
 ) -> c.Wrapper[MoETokenDispatcher] | None:

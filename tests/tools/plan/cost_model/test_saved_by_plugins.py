@@ -60,6 +60,7 @@ CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
 EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "shared experts": ((), {"model.moe_shared_expert_intermediate_size": 24}),
     "deterministic experts": (("deterministic",), {}),
+    "a fused permutation of tokens": (("moe-permute-fusion",), {}),
     "experts and attention in blocks": (
         ("flash-attention",),
         {"plugins.flash-attention.kernel": "blocks"},

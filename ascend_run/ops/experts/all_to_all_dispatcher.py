@@ -1,0 +1,189 @@
+"""The all-to-all token dispatcher, with the stages of Megatron's MoETokenDispatcher.
+
+Each rank sends copies of its tokens to the ranks of their experts, and gets the outputs back. The
+counts are gathered while the copies are made, and read on the host once.
+
+With ``overlap`` an all-to-all is waited for where its result is used: the experts' order of the
+received rows, and shared experts (``moe_shared_expert_overlap``), are computed behind it; in
+backward, what autograd runs in between (see ``token_exchange``).
+
+Source: Megatron-LM's MoEAlltoAllTokenDispatcher; MindSpeed, ``moe_permutation_async_comm``.
+"""
+
+# T tokens of this rank, K experts of a token, R = T * K rows sent, Q rows received, X experts, x
+# experts of this rank, E expert-parallel ranks, P expert tensor-parallel ranks, H hidden size
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from .token_copies import FUSED, INDEXED, Permutation, copies_of, inverse_of, reorder
+from .token_exchange import Exchange, gather_rows, scatter_rows
+
+
+@attrs.frozen(eq=False)
+class ReceivedRows:
+    """Numbers of the rows that this rank's experts get, on the host."""
+
+    sent: list[int]
+    """To each expert-parallel rank."""
+    received: list[int]
+    """From each expert-parallel rank."""
+    gathered: list[int]
+    """Of each expert tensor-parallel rank, after the all-to-all."""
+    chunks_PEx: Tensor
+    """From each rank to each local expert, in the order in which they arrive; int64."""
+
+
+class AllToAllDispatcher:
+    """A token dispatcher instead of Megatron's.
+
+    Args:
+        inner: Megatron's MoEAlltoAllTokenDispatcher, or another one of these; its settings are
+            taken over.
+        overlap: Wait for an all-to-all where its result is used.
+        fused: Permute with ``FusedPermutation``.
+    """
+
+    def __init__(self, inner: Any, *, overlap: bool = False, fused: bool = False) -> None:
+        self.config, self.shared_experts = inner.config, inner.shared_experts
+        self.ep_group, self.tp_group = inner.ep_group, inner.tp_group
+        self.tp_ep_group = inner.tp_ep_group
+        self.local_expert_indices = inner.local_expert_indices
+        self.overlap = overlap or getattr(inner, "overlap", False)
+        self.fused = fused or getattr(inner, "fused", False)
+        self.permutation: Permutation = FUSED if self.fused else INDEXED
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether experts are on several ranks."""
+        return bool(self.tp_ep_group.size() > 1)
+
+    def dispatch_preprocess(
+        self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[..., H], [T, X], [T, X] -> [R, H], [R]."""
+        self.hidden_shape, self.probs_dtype = hidden_states.shape, probs.dtype
+        self.counts_X = routing_map.sum(dim=0)
+        if self.exchanges:
+            sizes = (self.ep_group.size(), self.tp_group.size(), len(self.counts_X))
+            self.counts_EPX = self.counts_X.new_empty(sizes)
+            flat = self.counts_EPX.flatten()
+            self.gathering = dist.all_gather_into_tensor(
+                flat, self.counts_X, group=self.tp_ep_group, async_op=True
+            )
+        if self.shared_experts is not None:
+            self.shared_experts.pre_forward_comm(hidden_states)
+        tokens_TH = hidden_states.view(-1, self.hidden_shape[-1])
+        copies = copies_of(routing_map, self.config.moe_router_topk)
+        rows_RH = self.permutation.permute(tokens_TH, copies)
+        probs_R = self.permutation.permute_probs(probs, copies)
+        self.copies = copies
+        return rows_RH, probs_R
+
+    def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Send the copies to the ranks of their experts."""
+        if self.exchanges:
+            self.gathering.wait()
+            self.received = self._received()
+        there = [self._exchange(back=False) for _ in range(2)]
+        self.under_way: list[Exchange | None] = there if self.overlap else [None, None]
+        rows, probs = map(self._started, (rows_RH, probs_R), there)
+        return rows, probs
+
+    def dispatch_postprocess(
+        self, rows_RH: Tensor, probs_R: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this rank's rows sorted by expert [Q, H], the counts [x] and probabilities [Q]."""
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc1_forward_and_act()
+        self.order = self._order(rows_RH.device) if self.exchanges else None
+        rows, probs = map(_finished, (rows_RH, probs_R), self.under_way)
+        if not self.exchanges:
+            return rows, self.counts_X, probs
+        rows, probs = (self._gather(part) for part in (rows, probs))
+        if self.order is not None:
+            rows, probs = (reorder(part, *self.order) for part in (rows, probs))
+        return rows, self.received.chunks_PEx.sum(dim=(0, 1)), probs
+
+    def combine_preprocess(self, rows_QH: Tensor) -> Tensor:
+        """Return the experts' outputs to the order in which their tokens arrived."""
+        if self.order is not None:
+            order, inverse = self.order
+            rows_QH, self.order = reorder(rows_QH, inverse, order), None
+        if self.exchanges and self.tp_group.size() > 1:
+            wide = rows_QH.to(self.probs_dtype)  # partial sums are added in the routing's dtype
+            summed = scatter_rows(wide, self.received.gathered, self.tp_group)
+            rows_QH = summed.to(rows_QH.dtype)
+        return rows_QH
+
+    def token_combine(self, rows_QH: Tensor) -> Tensor:
+        """Send the outputs back."""
+        back = self._exchange(back=True)
+        self.under_way = [back if self.overlap else None]
+        return self._started(rows_QH, back)
+
+    def combine_postprocess(self, rows_RH: Tensor) -> Tensor:
+        """Sum the outputs of each token, in the shape of the hidden states."""
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc2_forward()
+            self.shared_experts.post_forward_comm()
+        rows_RH, self.under_way = _finished(rows_RH, *self.under_way), []
+        out_TH = self.permutation.unpermute(rows_RH, self.copies)
+        out = out_TH.view(self.hidden_shape)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts.get_output()
+        return out
+
+    def _received(self) -> ReceivedRows:
+        """Read the counts of all ranks on the host."""
+        counts_EPX = self.counts_EPX.cpu()
+        tp_rank, (first, *_) = self.tp_group.rank(), self.local_expert_indices
+        local = slice(first, first + len(self.local_expert_indices))
+        own_X = counts_EPX[self.ep_group.rank(), tp_rank]
+        chunks_PEx = counts_EPX[:, :, local].transpose(0, 1).contiguous()
+        return ReceivedRows(
+            sent=own_X.view(self.ep_group.size(), -1).sum(dim=1).tolist(),
+            received=chunks_PEx[tp_rank].sum(dim=1).tolist(),
+            gathered=chunks_PEx.sum(dim=(1, 2)).tolist(),
+            chunks_PEx=chunks_PEx,
+        )
+
+    def _exchange(self, *, back: bool) -> Exchange | None:
+        """Return the all-to-all to the experts or back; None if all of them are here."""
+        if self.ep_group.size() == 1:
+            return None
+        there, here = self.received.sent, self.received.received
+        return Exchange(self.ep_group, *((here, there) if back else (there, here)))
+
+    def _started(self, rows: Tensor, exchange: Exchange | None) -> Tensor:
+        if exchange is None:
+            return rows
+        started = exchange.start(rows)
+        return started if self.overlap else exchange.finish(started)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        if self.tp_group.size() == 1:
+            return rows
+        return gather_rows(rows, self.received.gathered, self.tp_group)
+
+    def _order(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Return the permutation from the order of arrival to that of experts, and its inverse;
+        None with one expert."""
+        chunks_PEx = self.received.chunks_PEx
+        num_local = chunks_PEx.shape[2]
+        if num_local == 1:
+            return None
+        expert_PEx = torch.arange(num_local).expand_as(chunks_PEx)
+        expert_Q = expert_PEx.flatten().repeat_interleave(chunks_PEx.flatten())
+        order = expert_Q.argsort(stable=True).to(device, non_blocking=True)
+        return order, inverse_of(order)
+
+
+def _finished(rows: Tensor, exchange: Exchange | None) -> Tensor:
+    return rows if exchange is None else exchange.finish(rows)

@@ -1,0 +1,70 @@
+"""What the token dispatchers of ``ops`` change of a run's cost. No torch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ascend_run.types.condition import Condition
+from ascend_run.types.config import RunConfig
+from ascend_run.types.cost import Communication, CostChange, PipelineStage, SavedChange
+from ascend_run.types.layout import Layout
+
+ALL_TO_ALL: Final = Condition(
+    "model.moe_token_dispatcher_type",
+    "==",
+    "alltoall",
+    why="it replaces the all-to-all dispatcher",
+    fix="set model.moe_token_dispatcher_type=alltoall",
+)
+NO_EXPERTS: Final = Condition(
+    "model.num_moe_experts",
+    "<=",
+    0,
+    why="there are no experts",
+    fix="set model.num_moe_experts",
+)
+"""When a dispatcher is idle."""
+_INDEX: Final = 8
+_PLAIN: Final = 12
+"""Bytes of a row in ``dispatcher.indices`` of the plain model."""
+_BY_EXPERT: Final = 5
+"""Bytes of each expert of a token in ``router.scores`` that only Megatron's dispatcher saves: its
+weights and choices in the order of the experts."""
+
+
+def saved_indices(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange | None:
+    """Return the change of the saved indices, or None without experts.
+
+    One more index of a row on its own rank, and two on that of its expert, if that has several.
+    """
+    experts = config.model.num_moe_experts
+    if not rank.moe_layers or experts is None:
+        return None
+    sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[min(rank.moe_layers)]}
+    sorts = layout.ep * layout.expt_tp > 1 and experts > layout.ep
+    more = (3 if sorts else 1) * _INDEX
+    tokens = sizes["dispatcher.indices"] / _PLAIN / config.model.moe_router_topk
+    less = tokens * experts * _BY_EXPERT / sizes["router.scores"]
+    changes = {"dispatcher.indices": 1 + more / _PLAIN, "router.scores": 1 - less}
+    return CostChange(
+        saved=tuple(SavedChange(tensors=(name,), factor=f) for name, f in changes.items())
+    )
+
+
+def overlapped(config: RunConfig) -> tuple[Communication, ...]:
+    """Return the all-to-alls, overlapped if there are shared experts to compute behind them."""
+    if not config.model.moe_shared_expert_overlap:
+        return ()
+    return tuple(
+        Communication(
+            operation="all_to_all",
+            group="ep",
+            calls=1.0,
+            sent_bytes=1.0,
+            why=f"experts, {direction}: {what}",
+            overlapped=True,
+            replaces="all_to_all",
+        )
+        for direction in ("forward", "backward")
+        for what in ("tokens", "weights")
+    )

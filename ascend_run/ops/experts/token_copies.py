@@ -1,0 +1,168 @@
+"""Copies of tokens for their experts, sorted by expert, and the sum of each token's copies.
+
+A copy is found from both ends: by row, which token it is of; by token, in which rows its copies
+are. The fused permutation reads whichever it needs: both directions, and the backward of both, are
+gathers. A row that is summed is read where it is, without a second tensor of copies, and no two
+rows are added with atomic operations. Nothing synchronises with the device, as there are T * K
+rows.
+
+Source: Megatron-LM's ``moe_permute_fusion``, whose kernels are those of Transformer Engine.
+"""
+
+# T tokens, K experts of a token (top-k), R = T * K rows, X experts, H hidden size
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import attrs
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from ascend_run.ops.autograd_function import Function
+
+
+@attrs.frozen(eq=False)
+class Copies:
+    """Where the copies of tokens are, sorted by expert, and within an expert by token."""
+
+    token_R: Tensor  #: The token of each row; int64, as the others.
+    choice_R: Tensor  #: Each row's entry in the flattened [T, X].
+    row_TK: Tensor  #: The rows of each token, in the order of its experts.
+    num_experts: int
+
+
+def copies_of(routing_map_TX: Tensor, topk: int) -> Copies:
+    """Return the copies of a routing map in which every token has ``topk`` experts."""
+    num_tokens, num_experts = routing_map_TX.shape
+    by_expert = routing_map_TX.t().contiguous()
+    expert_R, token_R = torch.nonzero_static(by_expert, size=num_tokens * topk).unbind(1)
+    row_TK = token_R.argsort(stable=True).view(num_tokens, topk)
+    return Copies(token_R, token_R * num_experts + expert_R, row_TK, num_experts)
+
+
+class Permutation(Protocol):
+    """How copies are made and summed; all three are differentiable."""
+
+    def permute(self, tokens_TH: Tensor, copies: Copies) -> Tensor:
+        """Copy each token to its rows: [T, H] -> [R, H]."""
+        ...
+
+    def permute_probs(self, probs_TX: Tensor, copies: Copies) -> Tensor:
+        """Return the probability of each row: [T, X] -> [R]."""
+        ...
+
+    def unpermute(self, rows_RH: Tensor, copies: Copies) -> Tensor:
+        """Sum the rows of each token: [R, H] -> [T, H]."""
+        ...
+
+
+class IndexedPermutation:
+    """Rows are selected and added by index, with autograd's backward."""
+
+    def permute(self, tokens_TH: Tensor, copies: Copies) -> Tensor:
+        return tokens_TH.index_select(0, copies.token_R)
+
+    def permute_probs(self, probs_TX: Tensor, copies: Copies) -> Tensor:
+        return probs_TX.flatten().index_select(0, copies.choice_R)
+
+    def unpermute(self, rows_RH: Tensor, copies: Copies) -> Tensor:
+        zeros_TH = rows_RH.new_zeros(copies.row_TK.shape[0], rows_RH.shape[1])
+        return zeros_TH.index_add(0, copies.token_R, rows_RH)
+
+
+class FusedPermutation:
+    """Both directions, and the backward of both, only gather."""
+
+    def permute(self, tokens_TH: Tensor, copies: Copies) -> Tensor:
+        out: Tensor = _Permute.apply(tokens_TH, copies.token_R, copies.row_TK)
+        return out
+
+    def permute_probs(self, probs_TX: Tensor, copies: Copies) -> Tensor:
+        out: Tensor = _PermuteProbs.apply(probs_TX, copies.choice_R)
+        return out
+
+    def unpermute(self, rows_RH: Tensor, copies: Copies) -> Tensor:
+        out: Tensor = _Unpermute.apply(rows_RH, copies.choice_R, copies.row_TK, copies.num_experts)
+        return out
+
+
+INDEXED: Final[Permutation] = IndexedPermutation()
+FUSED: Final[Permutation] = FusedPermutation()
+
+
+def reorder(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """Return ``rows[order]``, of a permutation and its inverse; its backward gathers."""
+    out: Tensor = _Reorder.apply(rows, order, inverse)
+    return out
+
+
+def inverse_of(order: Tensor) -> Tensor:
+    """Return the inverse of a permutation."""
+    places = torch.arange(order.shape[0], device=order.device)
+    return torch.empty_like(order).index_copy_(0, order, places)
+
+
+def _sum(rows_RH: Tensor, row_TK: Tensor) -> Tensor:
+    if row_TK.shape[1] == 1 or row_TK.shape[0] == 0:
+        return rows_RH.index_select(0, row_TK.flatten())
+    return F.embedding_bag(row_TK, rows_RH.detach().contiguous(), mode="sum")
+
+
+class _Permute(Function):
+    @staticmethod
+    def forward(ctx: Any, tokens_TH: Tensor, token_R: Tensor, row_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(row_TK)
+        return tokens_TH.index_select(0, token_R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, drows_RH: Tensor) -> tuple[Tensor, None, None]:
+        (row_TK,) = ctx.saved_tensors
+        return _sum(drows_RH, row_TK), None, None
+
+
+class _Unpermute(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows_RH: Tensor, choice_R: Tensor, row_TK: Tensor, num_experts: int
+    ) -> Tensor:
+        ctx.save_for_backward(choice_R)
+        ctx.num_experts = num_experts
+        return _sum(rows_RH, row_TK)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dtokens_TH: Tensor) -> tuple[Tensor, None, None, None]:
+        (choice_R,) = ctx.saved_tensors
+        return dtokens_TH.index_select(0, choice_R // ctx.num_experts), None, None, None
+
+
+class _PermuteProbs(Function):
+    @staticmethod
+    def forward(ctx: Any, probs_TX: Tensor, choice_R: Tensor) -> Tensor:
+        ctx.save_for_backward(choice_R)
+        ctx.shape = probs_TX.shape
+        return probs_TX.flatten().index_select(0, choice_R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dprobs_R: Tensor) -> tuple[Tensor, None]:
+        (choice_R,) = ctx.saved_tensors
+        dprobs = dprobs_R.new_zeros(ctx.shape.numel()).index_copy_(0, choice_R, dprobs_R)
+        return dprobs.view(ctx.shape), None
+
+
+class _Reorder(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return drows.index_select(0, inverse), None, None

@@ -1,0 +1,231 @@
+"""The all-to-all dispatcher on a rank, against sums over each token's experts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.ops.experts import token_exchange
+from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.testing.effects import Collectives, count_collectives
+from tests.support.cpu_facade import cpu_facade
+
+X, H, F = 4, 6, 8
+"""Experts, hidden size, width of the experts."""
+
+
+def _draw(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _groups(ep: int, tp: int) -> tuple[Any, Any, Any]:
+    """Return this rank's groups of experts, of tensors of an expert, and of both."""
+    size = ep * tp  # ranks of one expert are neighbours
+    made: list[Any] = [None, None]
+    for axis, lists in enumerate(
+        (
+            [[t + tp * e for e in range(ep)] for t in range(tp)],
+            [[t + tp * e for t in range(tp)] for e in range(ep)],
+        )
+    ):
+        for ranks in lists:
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                made[axis] = group
+    return made[0], made[1], dist.new_group(list(range(size)))
+
+
+def routing(kind: str, rank: int, tokens: int, topk: int) -> Tensor:
+    chosen = torch.zeros(tokens, X, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(rank)
+    for token in range(tokens):
+        experts = {
+            "spread": torch.randperm(X, generator=generator)[:topk],
+            "first": torch.arange(topk),
+            "last empty": torch.randperm(X - 1, generator=generator)[:topk],
+        }[kind]
+        chosen[token, experts] = True
+    return chosen
+
+
+class SharedExpert:
+    """In Megatron's parts; ``log`` has the order of what happens."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.first, self.second = (_draw(H, H, seed=seed).requires_grad_() for seed in (70, 71))
+
+    def pre_forward_comm(self, x: Tensor) -> None:
+        self.x = x
+
+    def linear_fc1_forward_and_act(self) -> None:
+        self.hidden = _logged((self.x @ self.first).tanh(), self.log, "fc1")
+
+    def linear_fc2_forward(self) -> None:
+        self.out = _logged(self.hidden @ self.second, self.log, "fc2")
+
+    def post_forward_comm(self) -> None:
+        pass
+
+    def get_output(self) -> Tensor:
+        return self.out
+
+    def plain(self, x: Tensor) -> Tensor:
+        return (x @ self.first).tanh() @ self.second
+
+
+class _Logged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, log: list[str], name: str) -> Tensor:
+        ctx.log, ctx.name = log, name
+        log.append(name)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None]:
+        ctx.log.append(f"d{ctx.name}")
+        return dx, None, None
+
+
+def _logged(x: Tensor, log: list[str], name: str) -> Tensor:
+    out: Tensor = _Logged.apply(x, log, name)
+    return out
+
+
+def _experts(rows: Tensor, counts: Tensor, probs: Tensor, fc1: Tensor, fc2: Tensor) -> Tensor:
+    parts = zip(rows.split(counts.tolist()), probs.split(counts.tolist()), fc1, fc2, strict=True)
+    return torch.cat([((x @ a).tanh() * p[:, None]) @ b for x, p, a, b in parts])
+
+
+Result = tuple[dict[str, float], list[str], Collectives, tuple[int, ...]]
+
+
+def dispatch_all(ep: int, tp: int, overlap: bool, fused: bool) -> list[dict[str, float]]:
+    """Return the errors of every routing, number of experts of a token, and with shared experts."""
+    with cpu_facade():  # gloo gathers no uneven rows
+        groups = _groups(ep, tp)
+        return [
+            _dispatch(groups, kind, topk, overlap, fused, shared)[0]
+            for kind in ("spread", "first", "last empty")
+            for topk in (1, 2)
+            for shared in (False, True)
+        ]
+
+
+def dispatch(ep: int, tp: int, kind: str, overlap: bool, shared: bool) -> Result:
+    """Return the largest error of the output and of each gradient, the order of events, the
+    collectives, and the rows of (sent, received, most of a rank of the same experts)."""
+    with cpu_facade():
+        return _dispatch(_groups(ep, tp), kind, 2, overlap, True, shared)
+
+
+def _dispatch(
+    groups: tuple[Any, Any, Any], kind: str, topk: int, overlap: bool, fused: bool, shared: bool
+) -> Result:
+    rank, tokens = dist.get_rank(), 5
+    log: list[str] = []
+    ep_group, tp_group, both = groups
+    ep, tp = ep_group.size(), tp_group.size()
+    local = X // ep
+    inner = SimpleNamespace(
+        config=SimpleNamespace(moe_router_topk=topk),
+        shared_experts=SharedExpert(log) if shared else None,
+        ep_group=ep_group,
+        tp_group=tp_group,
+        tp_ep_group=both,
+        local_expert_indices=list(range(ep_group.rank() * local, (ep_group.rank() + 1) * local)),
+    )
+    dispatcher = AllToAllDispatcher(inner, overlap=overlap, fused=fused)
+    assert AllToAllDispatcher(dispatcher).overlap is overlap
+    x = _draw(tokens, 1, H, seed=100 + rank).requires_grad_()
+    chosen = routing(kind, rank, tokens, topk)
+    probs = (_draw(tokens, X, seed=200 + rank).abs() * chosen).requires_grad_()
+    full = (_draw(X, H, F, seed=1), _draw(X, F, H, seed=2))
+    mine = slice(inner.local_expert_indices[0], inner.local_expert_indices[-1] + 1)
+    width = slice(tp_group.rank() * F // tp, (tp_group.rank() + 1) * F // tp)
+    fc1 = full[0][mine, :, width].clone().requires_grad_()
+    fc2 = full[1][mine, width].clone().requires_grad_()
+    dy = _draw(tokens, 1, H, seed=300 + rank)
+
+    issue, wait = token_exchange.Exchange.issue, token_exchange.Exchange.wait
+
+    def logged_issue(self: Any, *args: Any) -> Tensor:
+        log.append("issue")
+        return issue(self, *args)
+
+    def logged_wait(self: Any) -> None:
+        log.append("wait")
+        wait(self)
+
+    token_exchange.Exchange.issue = logged_issue  # type: ignore[method-assign]
+    token_exchange.Exchange.wait = logged_wait  # type: ignore[method-assign]
+    try:
+        with count_collectives() as seen:
+            rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
+            rows, weights = dispatcher.token_dispatch(rows, weights)
+            rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
+            rows = _logged(_experts(rows, counts, weights, fc1, fc2), log, "experts")
+            rows = dispatcher.combine_preprocess(rows)
+            rows = dispatcher.token_combine(rows)
+            out = dispatcher.combine_postprocess(rows)
+            out.backward(dy)
+    finally:
+        token_exchange.Exchange.issue = issue  # type: ignore[method-assign]
+        token_exchange.Exchange.wait = wait  # type: ignore[method-assign]
+    received = getattr(dispatcher, "received", None)
+    sizes = (tokens * topk, sum(received.received), max(received.gathered)) if received else ()
+    errors = _errors(inner, x, probs, out, (fc1, fc2), full, (mine, width), kind, topk)
+    return errors, log, seen, sizes
+
+
+def _errors(
+    inner: Any,
+    x: Tensor,
+    probs: Tensor,
+    out: Tensor,
+    weights: tuple[Tensor, Tensor],
+    full: tuple[Tensor, Tensor],
+    shards: tuple[slice, slice],
+    kind: str,
+    topk: int,
+) -> dict[str, float]:
+    """Compare with sums over the experts of each token, of all ranks for weights."""
+    first, second = (part.clone().requires_grad_() for part in full)
+    shared, own = inner.shared_experts, dist.get_rank()
+    reference = SharedExpert([])
+    results: dict[str, tuple[Any, Any]] = {}
+    for rank in range(dist.get_world_size()):
+        chosen = routing(kind, rank, x.shape[0], topk)
+        its_x = _draw(*x.shape, seed=100 + rank).requires_grad_()
+        its_probs = (_draw(*probs.shape, seed=200 + rank).abs() * chosen).requires_grad_()
+        rows = []
+        for token, experts in enumerate(chosen):
+            total = torch.zeros(H, dtype=torch.float64)
+            for expert in experts.nonzero().flatten().tolist():
+                hidden = (its_x[token, 0] @ first[expert]).tanh() * its_probs[token, expert]
+                total = total + hidden @ second[expert]
+            rows.append(total)
+        y = torch.stack(rows).unsqueeze(1)
+        if shared is not None and rank == own:
+            y = y + reference.plain(its_x)
+        y.backward(_draw(*x.shape, seed=300 + rank))
+        if rank == own:
+            results = {"out": (out, y), "x": (x.grad, its_x.grad)}
+            results["probs"] = (probs.grad, its_probs.grad)
+    if shared is not None:
+        results["shared fc1"] = (shared.first.grad, reference.first.grad)
+        results["shared fc2"] = (shared.second.grad, reference.second.grad)
+    mine, width = shards
+    assert first.grad is not None
+    assert second.grad is not None
+    results["fc1"] = (weights[0].grad, first.grad[mine, :, width])
+    results["fc2"] = (weights[1].grad, second.grad[mine, width])
+    return {
+        name: ((found - right).abs().max() / right.abs().max().clamp(min=1e-300)).item()
+        for name, (found, right) in results.items()
+    }

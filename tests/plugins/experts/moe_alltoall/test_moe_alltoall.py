@@ -1,0 +1,73 @@
+"""Runs with overlapped all-to-alls against the run without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ascend_run.plugin_api import AscendRunError, Claim
+from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugins.experts.moe_alltoall import MoeAlltoall
+from ascend_run.testing.models import MOE
+from ascend_run.testing.parity import Parity
+from ascend_run.testing.pool import GlooPool
+from tests.support.communication import differences
+from tests.support.costs import planned
+from tests.support.needed_plugins import case
+from tests.support.tiny_options import planned_with
+
+NAME = "moe-alltoall"
+SHARED = {"model.moe_shared_expert_intermediate_size": 24}
+OVERLAPPED = {**SHARED, "model.moe_shared_expert_overlap": True}
+EXPERTS_ON_TWO = {"parallel.expert_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("beside", "layout", "config"),
+    [
+        ((), {"dp": 2, "ep": 2}, SHARED),
+        ((), {"dp": 2, "ep": 2}, {**OVERLAPPED, "model.moe_shared_expert_gate": True}),
+        ((), {"tp": 2, "ep": 2}, OVERLAPPED),
+        ((), {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2}, OVERLAPPED),
+        ((), {"dp": 4, "ep": 4}, {"model.num_moe_experts": 32}),
+        case(("moe-permute-fusion",), {"pp": 2, "dp": 2, "ep": 2}, OVERLAPPED),
+        case(("gmm", "moe-permute-fusion"), {"dp": 2, "ep": 2}, OVERLAPPED),
+    ],
+    ids=str,
+)
+def test_it_keeps_loss_gradients_and_weights(
+    parity: Parity, beside: tuple[str, ...], layout: dict[str, int], config: dict[str, Any]
+) -> None:
+    """The campaign ``together`` has every layout and every pair."""
+    parity(NAME, beside=beside, model="moe", layout=layout, config=config)
+
+
+def test_recomputed_layers_are_dispatched_again(parity: Parity) -> None:
+    recomputed = {
+        "model.recompute_granularity": "selective",
+        "model.recompute_modules": ["moe"],
+    }
+    parity(NAME, model="moe", layout={"dp": 2, "ep": 2}, config=recomputed)
+
+
+def test_it_claims_the_dispatcher_and_is_idle_with_all_experts_on_a_rank() -> None:
+    assert claims_of(MoeAlltoall) == (Claim.TOKEN_DISPATCHER,)
+    assert {*planned_with(NAME).plan.idle} == {NAME}
+    with pytest.raises(AscendRunError, match="moe_token_dispatcher_type=alltoall"):
+        planned_with(NAME, "model.moe_token_dispatcher_type=allgather")
+
+
+@pytest.mark.parametrize("config", [SHARED, OVERLAPPED], ids=["shared", "overlapped"])
+def test_communication_matches_the_cost_model(gloo_pool: GlooPool, config: dict[str, Any]) -> None:
+    longer = {"data.seq_length": 64, "model.num_moe_experts": 16}  # more than a few numbers
+    values = {**MOE, **longer, **config, **EXPERTS_ON_TWO}
+    assert differences(gloo_pool, values, (NAME,)) == []
+
+
+def test_all_to_alls_are_overlapped_if_shared_experts_are() -> None:
+    for config, hidden in ((SHARED, False), (OVERLAPPED, True)):
+        _, (cost,) = planned({**MOE, **config, **EXPERTS_ON_TWO}, (NAME,), 2)
+        found = [c.overlapped for c in cost.communication if c.operation == "all_to_all"]
+        assert len(found) == 4
+        assert {*found} == {hidden}
