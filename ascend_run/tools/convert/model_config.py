@@ -21,8 +21,13 @@ from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 from ascend_run.types.config import RunConfig
 
+from .formats.megatron_args import model_values
+
 _KEPT: Final = ("data.seq_length",)
 """Settings outside of ``[model]`` that belong to a model."""
+_OF_ALL: Final = "model.add_bias_linear"
+_OF_EACH: Final = tuple(f"model.add_{kind}_bias" for kind in ("qkv", "linear_proj", "mlp"))
+"""What it adds to a layer without experts."""
 
 
 @attrs.frozen
@@ -96,6 +101,17 @@ def of_values(family_name: str, values: Mapping[str, object], origin: str) -> Mo
     return ModelConfig(
         family, _resolved({key: RawValue(v, origin) for key, v in given.items()}, family)
     )
+
+
+def config_of_args(family_name: str, args: Mapping[str, Any], where: str) -> ModelConfig:
+    """Read the command line that a file of Megatron stores.
+
+    Its ``--add-bias-linear`` becomes the biases of each kind for a family that has a key for each.
+    """
+    values = model_values(args, where)
+    if values.get(_OF_ALL) and not load_family(family_name).defaults.get(_OF_ALL):
+        values |= {_OF_ALL: False, **dict.fromkeys(_OF_EACH, True)}
+    return of_values(family_name, values, "its args")
 
 
 def load_family(name: str) -> ModelFamily:

@@ -17,7 +17,6 @@ from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.latent_attention import with_megatron_modules
-from ascend_run.tools.convert.formats.megatron_args import model_values
 from ascend_run.tools.convert.formats.megatron_switches import require_stated
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.formats.mp_rank_files import (
@@ -39,8 +38,13 @@ from .adapters.run_adapters import (
     with_run_adapters,
     without_adapters,
 )
-from .model_config import ModelConfig, config_of_file, config_of_hf, config_of_run
-from .model_config import of_values as config_of_values
+from .model_config import (
+    ModelConfig,
+    config_of_args,
+    config_of_file,
+    config_of_hf,
+    config_of_run,
+)
 
 
 class Format(StrEnum):
@@ -279,6 +283,6 @@ def _config_of_megatron(
             f"{folder} does not say which model family it is of; name it with --family, or the "
             "config with --config"
         )
-    model = config_of_values(options.family, model_values(args, str(folder)), "its args")
+    model = config_of_args(options.family, args, str(folder))
     require_stated(model.config, args, str(folder))
     return model

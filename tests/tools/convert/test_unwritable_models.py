@@ -149,15 +149,18 @@ def test_args_that_do_not_say_what_a_family_adds_are_refused(
     assert found.startswith("model.logits_scaling=2.0 divides the logits")
 
 
+@pytest.mark.parametrize("mlp_bias", [False, True])
 @pytest.mark.parametrize("words", ["mp-rank --tp 2", "torch-dist"])
-def test_a_bias_of_the_output_projection_alone_returns(words: str, tmp_path: Path) -> None:
-    """By MindSpeed's option: the args alone build the same model."""
+def test_biases_return_from_the_args_alone(words: str, mlp_bias: bool, tmp_path: Path) -> None:
+    """Those of attention alone by MindSpeed's option, all by Megatron's."""
     folder = tmp_path / "hf"
-    BY_NAME["llama"].model(attention_bias=True).save_pretrained(folder)  # type: ignore[operator]
+    model = BY_NAME["llama"].model(attention_bias=True, mlp_bias=mlp_bias)
+    model.save_pretrained(folder)  # type: ignore[operator]
     command = ("--to", *words.split(), "--verify", "logits")
     assert convert(*command, folder, tmp_path / "out") == 0
     (tmp_path / "out" / "config.toml").unlink()
     assert convert("--to", "hf", "--family", "llama", tmp_path / "out", tmp_path / "back") == 0
     want = stored(folder)
     assert want["model.layers.0.self_attn.o_proj.bias"].any()
+    assert ("model.layers.0.mlp.up_proj.bias" in want) is mlp_bias
     check_equal(stored(tmp_path / "back"), want)

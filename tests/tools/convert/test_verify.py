@@ -6,6 +6,7 @@ import json
 import os
 import re
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ascend_run.tools.convert.differences import difference
 from ascend_run.tools.convert.formats.model_source import ModelSource
+from ascend_run.tools.convert.model_config import ModelConfig
 from tests.support.family_checks import stored
 
 from .megatron_files import VOCABULARY, Files, hugging_face
@@ -147,12 +149,12 @@ def test_logits_from_the_targets_own_args_are_compared(
     from ascend_run.tools.convert import opening
 
     hugging_face(tmp_path / "hf")
-    plain = opening.model_values
+    plain = opening.config_of_args
 
-    def wrong(*arguments: Any) -> dict[str, object]:
-        return plain(*arguments) | {"model.rotary_base": 10001.0}
+    def wrong(family: str, args: Mapping[str, Any], where: str) -> ModelConfig:
+        return plain(family, {**args, "rotary_base": 10001.0}, where)
 
-    monkeypatch.setattr(opening, "model_values", wrong)
+    monkeypatch.setattr(opening, "config_of_args", wrong)
     words = ("--to", form, "--verify", "logits", "--json", tmp_path / "hf", tmp_path / "out")
     assert convert(*words) == 1
     out, err = capsys.readouterr()

@@ -17,10 +17,10 @@ from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.plugin_api.expert_layers import moe_layers
-from ascend_run.tools.convert.formats.megatron_args import make_args, model_values
+from ascend_run.tools.convert.formats.megatron_args import make_args
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.formats.shard_layout import LayoutOptions
-from ascend_run.tools.convert.model_config import ModelConfig, of_values
+from ascend_run.tools.convert.model_config import ModelConfig, config_of_args
 from ascend_run.types.config import RunConfig
 
 _ARGS: Final = "args: "
@@ -91,7 +91,7 @@ def _of_args(source: ModelSource, target: ModelSource) -> dict[str, tuple[str, b
 
 
 def _read(args: Mapping[str, Any], model: ModelSource) -> ModelConfig:
-    return of_values(model.family_name, model_values(args, str(model.folder)), "its args")
+    return config_of_args(model.family_name, args, str(model.folder))
 
 
 def _unequal(source: RunConfig, target: RunConfig) -> Iterator[tuple[str, str]]:
