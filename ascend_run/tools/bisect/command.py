@@ -12,9 +12,8 @@ from pathlib import Path
 import click
 
 from ascend_run.tools.terminal.run_options import (
+    compared_model_options,
     complete_feature_list,
-    complete_platform,
-    complete_task,
     split_names,
 )
 
@@ -28,18 +27,7 @@ from ascend_run.tools.terminal.run_options import (
     shell_complete=complete_feature_list,
     help="Feature plugins to search, instead of two runs.",
 )
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Config file with your model and data; default: a tiny built-in model.",
-)
-@click.option(
-    "--model", type=click.Choice(["dense", "moe"]), help="Built-in model; default: as needed."
-)
-@click.option("--platform", metavar="NAME", shell_complete=complete_platform, help="Device.")
-@click.option("--task", metavar="NAME", shell_complete=complete_task, help="What to train.")
+@compared_model_options
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1.0),

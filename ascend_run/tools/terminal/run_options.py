@@ -120,6 +120,35 @@ def run_options(command: F) -> F:
         ),
         click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]..."),
     ]
+    return _decorated(command, decorators)
+
+
+def compared_model_options(command: F) -> F:
+    """Add the options ``file``, ``model``, ``platform`` and ``task`` to a command that compares
+    runs, of a tiny built-in model by default."""
+    decorators = [
+        click.option(
+            "--config",
+            "file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Config file with your model and data; default: a tiny built-in model.",
+        ),
+        click.option(
+            "--model",
+            type=click.Choice(["dense", "moe"]),
+            help="Built-in model; default: as needed.",
+        ),
+        click.option(
+            "--platform", metavar="NAME", shell_complete=complete_platform, help="Device."
+        ),
+        click.option("--task", metavar="NAME", shell_complete=complete_task, help="What to train."),
+    ]
+    return _decorated(command, decorators)
+
+
+def _decorated(command: F, decorators: Sequence[Callable[[F], F]]) -> F:
+    """Apply decorators that are listed as they would stand above the command."""
     for decorate in reversed(decorators):
         command = decorate(command)
     return command

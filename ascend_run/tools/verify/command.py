@@ -14,9 +14,8 @@ import attrs
 import click
 
 from ascend_run.tools.terminal.run_options import (
+    compared_model_options,
     complete_feature_list,
-    complete_platform,
-    complete_task,
     split_names,
 )
 
@@ -48,18 +47,7 @@ FILE_SECONDS: Final = 3600.0
     help="Features that are also enabled in the reference run of the same layout.",
 )
 @click.option("--against", metavar="LAYOUT", help="Another layout to compare with.")
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Config file with your model and data; default: a tiny built-in model.",
-)
-@click.option(
-    "--model", type=click.Choice(["dense", "moe"]), help="Built-in model; default: as needed."
-)
-@click.option("--platform", metavar="NAME", shell_complete=complete_platform, help="Device.")
-@click.option("--task", metavar="NAME", shell_complete=complete_task, help="What to train.")
+@compared_model_options
 @click.option(
     "--resume",
     is_flag=True,
