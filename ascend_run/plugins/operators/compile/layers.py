@@ -69,7 +69,11 @@ class LayerCompiler:
         return links
 
     def _graph(self, forward: Forward) -> Forward:
-        return partial(self._run, forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            named = {name: _as_new(value) for name, value in kwargs.items()}
+            return self._run(forward, *map(_as_new, args), **named)
+
+        return run
 
     def _whole(self, part: nn.Module, forward: Forward) -> Forward:
         """Compile a part if every module in it can be compiled."""
@@ -80,6 +84,22 @@ class LayerCompiler:
         """Return the graphs compiled and the graph breaks since this run was built."""
         now = _counts()
         return {name: float(now[name] - self._before[name]) for name in now}
+
+
+def _as_new(value: Any) -> Any:
+    """Return a contiguous tensor with the strides of a new one.
+
+    Graphs are compiled for strides, also for those that do not matter, of axes with one element:
+    with one sample, those of the embedding's output are not those of a layer's.
+    """
+    if not isinstance(value, Tensor) or not value.is_contiguous():
+        return value
+    size = value.numel()
+    for length, stride in zip(value.shape, value.stride(), strict=True):
+        size //= max(1, length)
+        if stride != size:
+            return value.flatten().view(value.shape)
+    return value
 
 
 def _counts() -> dict[str, int]:
