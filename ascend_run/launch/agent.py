@@ -107,7 +107,7 @@ class _RankAgent(LocalElasticAgent):
     """
 
     def __init__(self, *, grace_seconds: int, on_failure: OnFailure, **arguments: Any) -> None:
-        super().__init__(start_method="spawn", shutdown_timeout=grace_seconds, **arguments)
+        super().__init__(start_method="spawn", **arguments)
         self._on_failure = on_failure
         self.failures: list[Failure] = []
         self._grace_seconds = grace_seconds

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ascend_run.launch import agent
 from tests.support import launch_driver
 from tests.support.forked import Forked
 
@@ -105,6 +106,25 @@ def test_a_rank_that_fails_is_named_and_a_rank_that_hangs_is_ended(folder: Path)
     assert (code, lines[0]) == (1, f"error: rank 1: {FRAME}")
     assert lines[-1] == "ValueError: the bug of rank 1"
     assert errors.count(FRAME) == 1
+
+
+def test_torchs_agent_is_given_what_older_torch_takes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def older(
+        self: Any,
+        spec: Any,
+        logs_specs: Any,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = 300,
+        log_line_prefix_template: str | None = None,
+    ) -> None:  # torch 2.11's
+        given.update(spec=spec, logs_specs=logs_specs, start_method=start_method)
+
+    monkeypatch.setattr(agent.LocalElasticAgent, "__init__", older)
+    own = {"grace_seconds": 1, "on_failure": lambda text, lost: None}
+    agent._RankAgent(spec="spec", logs_specs="logs", **own)
+    assert given == {"spec": "spec", "logs_specs": "logs", "start_method": "spawn"}
 
 
 def test_a_refusal_on_a_rank_has_no_traceback_and_the_users_exit_code(folder: Path) -> None:
