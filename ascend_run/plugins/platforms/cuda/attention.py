@@ -177,7 +177,7 @@ class _Rectangles:
             padded = F.pad(lse, (0, -lse.shape[-1] % LSE_MULTIPLE), value=torch.inf)
             none = torch.empty((), dtype=torch.int64, device=q.device)
             dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-                *(dout, q, k, v, self._bias(q, k, part), out, padded, none, none, 0.0),
+                *(dout, q, k, v, self._bias(q, k, part), _by_rows(out), padded, none, none, 0.0),
                 [True, True, True, False],
                 causal,
                 scale=scale,
@@ -191,6 +191,14 @@ def _aligned(x: Tensor) -> Tensor:
     missing = -x.shape[-1] % WIDTH_MULTIPLE
     x = F.pad(x, (0, missing)) if missing else x
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _by_rows(out: Tensor) -> Tensor:
+    """Store the heads of a query one after the other, as the memory-efficient kernel writes them.
+
+    In half precisions its backward reads them so, whatever the strides are.
+    """
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _repeated(x_BGJD: Tensor, q: Tensor) -> Tensor:
