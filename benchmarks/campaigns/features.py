@@ -14,6 +14,7 @@ from ascend_run.registry.resolution import Resolution, resolve
 
 OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
+    "plugins.moe-adaptive-recompute.scale": 0.5,  # and its routing is balanced
     "plugins.noop-layers.layers": [1],
     "plugins.lora.export": False,
     "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer

@@ -13,6 +13,7 @@ CHANGE_NONE: Final = {
     "alibi": "it declares the need of a bias, and the platform answers for its kernel",
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
+    "moe-adaptive-recompute": "plan assumes a balanced routing, which exceeds no threshold",
     "noop-layers": "core leaves the empty places that it names out of each stage",
     "rotary": "every kernel keeps the tables alone, and gives tensors of one size",
     "tensorboard": "it writes what is logged anyway",

@@ -42,6 +42,8 @@ class _Call:
 
     layer: Callable[[], object]
     """Repeats it."""
+    num_tokens: int
+    """Of this rank, in the layer's input."""
     routing: Any = None
     """What the router returned, detached."""
 
@@ -50,8 +52,9 @@ class MoeRecompute:
     """The recomputation of one layer.
 
     Args:
-        choose: Returns what the experts save, for the tokens of each expert on this rank; called in
-            each forward that takes gradients.
+        choose: Returns what the experts save, from the number of tokens of each expert on this rank
+            and the number of this rank's tokens in the layer's input; called in each forward that
+            takes gradients.
         random_state: Returns the present state of the random generators.
         shared: Whether what the shared experts would save is recomputed as well.
     """
@@ -59,13 +62,13 @@ class MoeRecompute:
     def __init__(
         self,
         module: nn.Module,
-        choose: Callable[[Tensor], Saves],
+        choose: Callable[[Tensor, int], Saves],
         random_state: Callable[[], RandomState],
         *,
         shared: bool,
     ) -> None:
         self._module, self._choose, self._random_state = module, choose, random_state
-        self._shared = shared and getattr(module, _SHARED, None) is not None
+        self._shared = shared
         self._call: _Call | None = None
         self._repeated: tuple[_Call, Callable[..., None]] | None = None
         """The forward that is being repeated, and what its experts do then."""
@@ -73,7 +76,7 @@ class MoeRecompute:
     def links(self) -> dict[str, ForwardLink]:
         """Return the links around the layer and its submodules, by name."""
         wraps = {"": self._layer, "router": self._router, "experts": self._experts}
-        if self._shared:
+        if getattr(self._module, _SHARED, None) is not None:
             wraps[_SHARED] = self._shared_experts
         return {name: ForwardLink(wrap=wrap, compilable=False) for name, wrap in wraps.items()}
 
@@ -81,7 +84,8 @@ class MoeRecompute:
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return inner(hidden, *args, **kwargs)
-            self._call = _Call(partial(inner, hidden.detach(), *args, **kwargs))
+            repeat = partial(inner, hidden.detach(), *args, **kwargs)
+            self._call = _Call(repeat, hidden.shape[:-1].numel())
             try:
                 return inner(hidden, *args, **kwargs)
             finally:
@@ -105,7 +109,7 @@ class MoeRecompute:
             if self._repeated is not None:
                 return self._repeated[1](tokens_TH, probs_T)
             call = self._call
-            saves = Saves.ALL if call is None else self._choose(counts)
+            saves = Saves.ALL if call is None else self._choose(counts, call.num_tokens)
             if call is None or saves is Saves.ALL:
                 return inner(tokens_TH, counts, probs_T)
             again = partial(
@@ -145,7 +149,7 @@ class MoeRecompute:
         def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self._repeated is not None:
                 return hidden  # never read: the repeated forward ends before
-            if self._call is None:
+            if self._call is None or not self._shared:
                 return inner(hidden, *args, **kwargs)
             tensors = ((hidden.detach(), hidden.requires_grad),)
             again = partial(

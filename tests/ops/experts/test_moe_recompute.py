@@ -95,7 +95,7 @@ def no_draws() -> RandomState:
 def recomputing(saves: Saves) -> Layer:
     torch.manual_seed(0)
     layer = Layer()
-    links = MoeRecompute(layer, lambda _: saves, no_draws, shared=True).links()
+    links = MoeRecompute(layer, lambda *_: saves, no_draws, shared=True).links()
     install(
         layer,
         {

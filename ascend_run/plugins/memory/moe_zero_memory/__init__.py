@@ -153,7 +153,7 @@ class MoeZeroMemory:
         keeps = self._keeps_tokens(config, groups.expt_tp.size(), at)
         saves = Saves.TOKENS if keeps else Saves.NOTHING
 
-        def choose(_: object) -> Saves:
+        def choose(*_: object) -> Saves:
             return saves
 
         def wrap(module: nn.Module) -> dict[str, ForwardLink]:
