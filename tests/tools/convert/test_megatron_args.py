@@ -95,6 +95,22 @@ LATENT_ARGS = {"multi_latent_attention": True, "kv_channels": 4, "rotary_scaling
             },
         ),
         ({**SPARSE_ARGS, "moe_router_topk_scaling_factor": 1.0}, {"num_moe_experts": 4}),
+        (
+            {**SPARSE_ARGS, "moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 1},
+            {
+                "num_moe_experts": 4,
+                "moe_router_topk": 1,
+                "moe_router_score_function": "sigmoid",
+            },
+        ),
+        (
+            {**SPARSE_ARGS, "moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 2},
+            {
+                "num_moe_experts": 4,
+                "moe_router_topk": 2,
+                "moe_router_pre_softmax": True,
+            },
+        ),
         ({**SPARSE_ARGS, "add_bias_linear": True}, {"add_bias_linear": False, **BIASES}),
         (
             {**SPARSE_ARGS, "add_bias_linear": True, "moe_layer_freq": [0, 1]},

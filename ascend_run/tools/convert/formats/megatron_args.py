@@ -130,6 +130,8 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
         values.pop("kv_channels", None)
     if values.get("moe_router_topk_scaling_factor") == 1.0:  # as if there were none
         del values["moe_router_topk_scaling_factor"]
+    if args.get("num_experts") and args.get("moe_router_load_balancing_type") == "sinkhorn":
+        values |= _weights_with_sinkhorn(args)
     empty, slots = empty_slots(args), args["num_layers"]
     values["num_layers"] = slots - len(empty)
     if (frequency := values.get("moe_layer_freq")) is not None:
@@ -150,6 +152,14 @@ def model_values(args: Mapping[str, Any], where: str) -> dict[str, object]:
     untied = args.get("untie_embeddings_and_output_weights", False)
     values["share_embeddings_and_output_weights"] = not untied
     return {f"model.{name}": value for name, value in values.items()}
+
+
+def _weights_with_sinkhorn(args: Mapping[str, Any]) -> dict[str, object]:
+    """Return the weights of a router of Megatron that balances by Sinkhorn, whatever its options
+    say: a sigmoid of a single expert, or shares of a softmax over all."""
+    if args.get("moe_router_topk", 2) == 1:
+        return {"moe_router_score_function": "sigmoid"}
+    return {"moe_router_score_function": "softmax", "moe_router_pre_softmax": True}
 
 
 def _switches() -> dict[str, object]:
