@@ -23,6 +23,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
 CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     "alibi": {"model.position_embedding_type": "none"},
     "hybrid-adaptive-cp": {"data.seq_length": 32},  # sixteen parts beside two tensor ranks
+    "moe-allgather": {"model.moe_token_dispatcher_type": "allgather"},
     "noop-layers": {"model.num_layers": 3},
     "unaligned-ulysses": {
         "model.num_attention_heads": 6,

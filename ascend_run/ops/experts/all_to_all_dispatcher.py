@@ -23,7 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from .token_copies import FUSED, INDEXED, Permutation, copies_of, inverse_of, reorder
-from .token_exchange import Exchange, gather_rows, scatter_rows
+from .token_exchange import AllToAll, Exchange, gather_rows, scatter_rows
 
 
 @attrs.frozen(eq=False)
@@ -159,7 +159,7 @@ class AllToAllDispatcher:
         if self.ep_group.size() == 1:
             return None
         there, here = self.received.sent, self.received.received
-        return Exchange(self.ep_group, *((here, there) if back else (there, here)))
+        return AllToAll(self.ep_group, *((here, there) if back else (there, here)))
 
     def _started(self, rows: Tensor, exchange: Exchange | None) -> Tensor:
         if exchange is None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from ascend_run.types.condition import Condition
 from ascend_run.types.config import RunConfig
-from ascend_run.types.cost import Communication, CostChange, PipelineStage, SavedChange
+from ascend_run.types.cost import Communication, CostChange, PipelineStage, SavedChange, SavedTensor
 from ascend_run.types.layout import Layout
 
 ALL_TO_ALL: Final = Condition(
@@ -15,6 +15,13 @@ ALL_TO_ALL: Final = Condition(
     "alltoall",
     why="it replaces the all-to-all dispatcher",
     fix="set model.moe_token_dispatcher_type=alltoall",
+)
+ALL_GATHER: Final = Condition(
+    "model.moe_token_dispatcher_type",
+    "==",
+    "allgather",
+    why="it replaces the all-gather dispatcher",
+    fix="set model.moe_token_dispatcher_type=allgather",
 )
 NO_EXPERTS: Final = Condition(
     "model.num_moe_experts",
@@ -67,4 +74,41 @@ def overlapped(config: RunConfig) -> tuple[Communication, ...]:
         )
         for direction in ("forward", "backward")
         for what in ("tokens", "weights")
+    )
+
+
+def gathered(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange | None:
+    """Return the change by gathering K experts of a token, int32, and their weights, instead of a
+    flag and a weight of all X; None without experts."""
+    experts, topk = config.model.num_moe_experts, config.model.moe_router_topk
+    if not rank.moe_layers or experts is None:
+        return None
+    ranks = layout.ep * layout.expt_tp
+    saved = {tensor.key: tensor.nbytes for tensor in rank.saved[min(rank.moe_layers)]}
+    changes = {"dispatcher.indices": 1 + 2 * _INDEX / _PLAIN, "dispatcher.chosen": 1 / 6}
+    tokens = saved["dispatcher.indices"] / _PLAIN / topk
+    if ranks == 1:
+        changes["router.scores"] = 1 - tokens * experts * _BY_EXPERT / saved["router.scores"]
+    own = tokens * (topk + ranks) * _INDEX  # experts of own tokens, first rows of all tokens
+    smaller = [
+        ("all_gather", "forward: choices", 4 * topk / experts),
+        ("all_gather", "forward: weights", topk / experts),
+        ("reduce_scatter", "backward: weights", topk / experts),
+    ]
+    return CostChange(
+        saved=tuple(SavedChange(tensors=(n,), factor=factor) for n, factor in changes.items()),
+        saved_added=(SavedTensor(part="dispatcher", name="choices", nbytes=own),),
+        saved_added_layers=tuple(sorted(rank.moe_layers)),
+        communication=tuple(
+            Communication(
+                operation=operation,
+                group="tp_ep",
+                calls=1.0,
+                sent_bytes=factor,
+                why=f"experts, {what}",
+                replaces=operation,
+            )
+            for operation, what, factor in smaller
+            if ranks > 1
+        ),
     )

@@ -38,7 +38,8 @@ def copies_of(routing_map_TX: Tensor, topk: int) -> Copies:
     """Return the copies of a routing map in which every token has ``topk`` experts."""
     num_tokens, num_experts = routing_map_TX.shape
     by_expert = routing_map_TX.t().contiguous()
-    expert_R, token_R = torch.nonzero_static(by_expert, size=num_tokens * topk).unbind(1)
+    pairs_R2 = torch.nonzero_static(by_expert, size=num_tokens * topk)
+    expert_R, token_R = (column.clone() for column in pairs_R2.unbind(1))  # saved one by one
     row_TK = token_R.argsort(stable=True).view(num_tokens, topk)
     return Copies(token_R, token_R * num_experts + expert_R, row_TK, num_experts)
 
@@ -69,8 +70,8 @@ class IndexedPermutation:
         return probs_TX.flatten().index_select(0, copies.choice_R)
 
     def unpermute(self, rows_RH: Tensor, copies: Copies) -> Tensor:
-        zeros_TH = rows_RH.new_zeros(copies.row_TK.shape[0], rows_RH.shape[1])
-        return zeros_TH.index_add(0, copies.token_R, rows_RH)
+        out: Tensor = _AddByIndex.apply(rows_RH, copies.token_R, copies.row_TK.shape[0])
+        return out
 
 
 class FusedPermutation:
@@ -109,6 +110,22 @@ def _sum(rows_RH: Tensor, row_TK: Tensor) -> Tensor:
     if row_TK.shape[1] == 1 or row_TK.shape[0] == 0:
         return rows_RH.index_select(0, row_TK.flatten())
     return F.embedding_bag(row_TK, rows_RH.detach().contiguous(), mode="sum")
+
+
+class _AddByIndex(Function):
+    """index_add to zeros; that of autograd would save the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_RH: Tensor, token_R: Tensor, num_tokens: int) -> Tensor:
+        ctx.save_for_backward(token_R)
+        zeros_TH = rows_RH.new_zeros(num_tokens, rows_RH.shape[1])
+        return zeros_TH.index_add_(0, token_R, rows_RH)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dtokens_TH: Tensor) -> tuple[Tensor, None, None]:
+        (token_R,) = ctx.saved_tensors
+        return dtokens_TH.index_select(0, token_R), None, None
 
 
 class _Permute(Function):

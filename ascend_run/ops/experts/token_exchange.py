@@ -1,4 +1,4 @@
-"""Exchange of rows between ranks whose backward is asynchronous, too.
+"""Collectives of rows whose backward is asynchronous, too.
 
 ``start`` issues a collective and ``finish`` waits for it; what runs in between is overlapped. In
 backward ``finish`` issues the reverse collective and ``start`` waits for it. Autograd runs what was
@@ -9,6 +9,7 @@ computed in between, in backward too, in between: its nodes are newer than that 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,22 +20,16 @@ from torch.autograd.function import once_differentiable
 from ascend_run.ops.autograd_function import Function
 
 
-class Exchange:
-    """One all-to-all of rows, and its reverse in backward.
+class Exchange(ABC):
+    """One collective of rows, and its reverse in backward."""
 
-    Args:
-        sent, received: Rows to and from each rank.
-    """
-
-    def __init__(
-        self, group: dist.ProcessGroup, sent: Sequence[int], received: Sequence[int]
-    ) -> None:
-        self.group, self.sent, self.received = group, list(sent), list(received)
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
         self.pending: dist.Work | None = None
         self.gradient: Tensor | None = None
 
     def start(self, rows: Tensor) -> Tensor:
-        """Issue the all-to-all of [R, ...]. The result [Q, ...] is only for ``finish``."""
+        """Issue the collective of [R, ...]. The result [Q, ...] is only for ``finish``."""
         out: Tensor = _Start.apply(rows, self)
         return out
 
@@ -43,13 +38,9 @@ class Exchange:
         out: Tensor = _Finish.apply(rows, self)
         return out
 
-    def issue(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Issue one direction."""
-        arriving = rows.new_empty(sum(received), *rows.shape[1:])
-        self.pending = dist.all_to_all_single(
-            arriving, rows.contiguous(), received, sent, group=self.group, async_op=True
-        )
-        return arriving
+    @abstractmethod
+    def issue(self, rows: Tensor, *, back: bool) -> Tensor:
+        """Issue one direction, set ``pending``, and return where the rows arrive."""
 
     def wait(self) -> None:
         """Wait for the direction that was issued last."""
@@ -58,11 +49,59 @@ class Exchange:
         self.pending = None
 
 
+class AllToAll(Exchange):
+    """Rows to and from each rank; backward: the same the other way.
+
+    Args:
+        sent, received: Numbers of rows.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, sent: Sequence[int], received: Sequence[int]
+    ) -> None:
+        super().__init__(group)
+        self.sent, self.received = list(sent), list(received)
+
+    def issue(self, rows: Tensor, *, back: bool) -> Tensor:
+        sent, received = self.sent, self.received
+        if back:
+            sent, received = received, sent
+        arriving = rows.new_empty(sum(received), *rows.shape[1:])
+        self.pending = dist.all_to_all_single(
+            arriving, rows.contiguous(), received, sent, group=self.group, async_op=True
+        )
+        return arriving
+
+
+class AllGather(Exchange):
+    """All-gather along the rows, as many from each rank; backward: reduce-scatter."""
+
+    def issue(self, rows: Tensor, *, back: bool) -> Tensor:
+        return (self._scatter if back else self._gather)(rows.contiguous())
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        arriving = rows.new_empty(rows.shape[0] * self.group.size(), *rows.shape[1:])
+        self.pending = dist.all_gather_into_tensor(arriving, rows, group=self.group, async_op=True)
+        return arriving
+
+    def _scatter(self, rows: Tensor) -> Tensor:
+        arriving = rows.new_empty(rows.shape[0] // self.group.size(), *rows.shape[1:])
+        self.pending = dist.reduce_scatter_tensor(arriving, rows, group=self.group, async_op=True)
+        return arriving
+
+
+class ReduceScatter(AllGather):
+    """Reduce-scatter along the rows; backward: all-gather."""
+
+    def issue(self, rows: Tensor, *, back: bool) -> Tensor:
+        return super().issue(rows, back=not back)
+
+
 class _Start(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
         ctx.exchange = exchange
-        return exchange.issue(rows, exchange.sent, exchange.received)
+        return exchange.issue(rows, back=False)
 
     @staticmethod
     @once_differentiable
@@ -85,7 +124,7 @@ class _Finish(Function):
     def backward(ctx: Any, dreceived: Tensor) -> tuple[Tensor, None]:
         exchange: Exchange = ctx.exchange
         dreceived = dreceived.contiguous()
-        exchange.gradient = exchange.issue(dreceived, exchange.received, exchange.sent)
+        exchange.gradient = exchange.issue(dreceived, back=True)
         return dreceived, None  # kept until it is sent; ``start`` has the gradient
 
 

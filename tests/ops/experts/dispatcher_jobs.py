@@ -1,7 +1,8 @@
-"""The all-to-all dispatcher on a rank, against sums over each token's experts."""
+"""The token dispatchers on a rank, against sums over each token's experts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ascend_run.ops.experts import token_exchange
+from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.token_exchange import AllGather, AllToAll, Exchange
 from ascend_run.testing.effects import Collectives, count_collectives
 from tests.support.cpu_facade import cpu_facade
 
@@ -105,27 +107,54 @@ def _experts(rows: Tensor, counts: Tensor, probs: Tensor, fc1: Tensor, fc2: Tens
 Result = tuple[dict[str, float], list[str], Collectives, tuple[int, ...]]
 
 
-def dispatch_all(ep: int, tp: int, overlap: bool, fused: bool) -> list[dict[str, float]]:
+Build = Callable[[Any], Any]
+"""Of a dispatcher, from what it takes over of Megatron's."""
+
+
+def all_to_all(overlap: bool, fused: bool) -> Build:
+    def build(inner: Any) -> AllToAllDispatcher:
+        made = AllToAllDispatcher(inner, overlap=overlap, fused=fused)
+        again = AllToAllDispatcher(made)
+        assert (again.overlap, again.fused) == (overlap, fused)
+        return again
+
+    return build
+
+
+def all_errors(ep: int, tp: int, build: Build, with_shared: bool) -> list[dict[str, float]]:
     """Return the errors of every routing, number of experts of a token, and with shared experts."""
     with cpu_facade():  # gloo gathers no uneven rows
         groups = _groups(ep, tp)
         return [
-            _dispatch(groups, kind, topk, overlap, fused, shared)[0]
+            _dispatch(groups, kind, topk, build, shared)[0]
             for kind in ("spread", "first", "last empty")
             for topk in (1, 2)
-            for shared in (False, True)
+            for shared in {False, with_shared}
         ]
+
+
+def errors_of_all_to_all(ep: int, tp: int, overlap: bool, fused: bool) -> list[dict[str, float]]:
+    return all_errors(ep, tp, all_to_all(overlap, fused), with_shared=True)
+
+
+def errors_of_all_gather(ep: int, tp: int) -> list[dict[str, float]]:
+    return all_errors(ep, tp, AllGatherDispatcher, with_shared=False)
 
 
 def dispatch(ep: int, tp: int, kind: str, overlap: bool, shared: bool) -> Result:
     """Return the largest error of the output and of each gradient, the order of events, the
     collectives, and the rows of (sent, received, most of a rank of the same experts)."""
     with cpu_facade():
-        return _dispatch(_groups(ep, tp), kind, 2, overlap, True, shared)
+        return _dispatch(_groups(ep, tp), kind, 2, all_to_all(overlap, True), shared)
+
+
+def dispatch_gathered(ep: int, tp: int, kind: str) -> Result:
+    with cpu_facade():
+        return _dispatch(_groups(ep, tp), kind, 2, AllGatherDispatcher, False)
 
 
 def _dispatch(
-    groups: tuple[Any, Any, Any], kind: str, topk: int, overlap: bool, fused: bool, shared: bool
+    groups: tuple[Any, Any, Any], kind: str, topk: int, build: Build, shared: bool
 ) -> Result:
     rank, tokens = dist.get_rank(), 5
     log: list[str] = []
@@ -140,8 +169,7 @@ def _dispatch(
         tp_ep_group=both,
         local_expert_indices=list(range(ep_group.rank() * local, (ep_group.rank() + 1) * local)),
     )
-    dispatcher = AllToAllDispatcher(inner, overlap=overlap, fused=fused)
-    assert AllToAllDispatcher(dispatcher).overlap is overlap
+    dispatcher = build(inner)
     x = _draw(tokens, 1, H, seed=100 + rank).requires_grad_()
     chosen = routing(kind, rank, tokens, topk)
     probs = (_draw(tokens, X, seed=200 + rank).abs() * chosen).requires_grad_()
@@ -152,18 +180,7 @@ def _dispatch(
     fc2 = full[1][mine, width].clone().requires_grad_()
     dy = _draw(tokens, 1, H, seed=300 + rank)
 
-    issue, wait = token_exchange.Exchange.issue, token_exchange.Exchange.wait
-
-    def logged_issue(self: Any, *args: Any) -> Tensor:
-        log.append("issue")
-        return issue(self, *args)
-
-    def logged_wait(self: Any) -> None:
-        log.append("wait")
-        wait(self)
-
-    token_exchange.Exchange.issue = logged_issue  # type: ignore[method-assign]
-    token_exchange.Exchange.wait = logged_wait  # type: ignore[method-assign]
+    undo = _log_exchanges(log)
     try:
         with count_collectives() as seen:
             rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
@@ -175,12 +192,33 @@ def _dispatch(
             out = dispatcher.combine_postprocess(rows)
             out.backward(dy)
     finally:
-        token_exchange.Exchange.issue = issue  # type: ignore[method-assign]
-        token_exchange.Exchange.wait = wait  # type: ignore[method-assign]
+        undo()
     received = getattr(dispatcher, "received", None)
     sizes = (tokens * topk, sum(received.received), max(received.gathered)) if received else ()
     errors = _errors(inner, x, probs, out, (fc1, fc2), full, (mine, width), kind, topk)
     return errors, log, seen, sizes
+
+
+def _log_exchanges(log: list[str]) -> Callable[[], None]:
+    """Log each issue and wait; returns what undoes that."""
+    kept = [(AllToAll, "issue"), (AllGather, "issue"), (Exchange, "wait")]
+    plain = [getattr(kind, name) for kind, name in kept]
+
+    def logged(method: Any, name: str) -> Any:
+        def call(self: Any, *args: Any, **more: Any) -> Any:
+            log.append(name)
+            return method(self, *args, **more)
+
+        return call
+
+    for (kind, name), method in zip(kept, plain, strict=True):
+        setattr(kind, name, logged(method, name))
+
+    def undo() -> None:
+        for (kind, name), method in zip(kept, plain, strict=True):
+            setattr(kind, name, method)
+
+    return undo
 
 
 def _errors(

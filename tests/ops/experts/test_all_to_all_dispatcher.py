@@ -18,7 +18,7 @@ def test_output_and_every_gradient_are_those_of_each_token(
     gloo_pool: GlooPool, ep: int, tp: int, overlap: bool, fused: bool
 ) -> None:
     """Of inputs, probabilities, experts and shared experts; ranks without tokens included."""
-    for found in gloo_pool.run(jobs.dispatch_all, ep * tp, ep, tp, overlap, fused):
+    for found in gloo_pool.run(jobs.errors_of_all_to_all, ep * tp, ep, tp, overlap, fused):
         for errors in found:
             assert max(errors.values()) <= 1e-10, errors
 

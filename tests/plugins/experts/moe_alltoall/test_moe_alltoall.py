@@ -15,6 +15,7 @@ from ascend_run.testing.pool import GlooPool
 from tests.support.communication import differences
 from tests.support.costs import planned
 from tests.support.needed_plugins import case
+from tests.support.saved_tensors import expected_bytes, saved_bytes
 from tests.support.tiny_options import planned_with
 
 NAME = "moe-alltoall"
@@ -71,3 +72,12 @@ def test_all_to_alls_are_overlapped_if_shared_experts_are() -> None:
         found = [c.overlapped for c in cost.communication if c.operation == "all_to_all"]
         assert len(found) == 4
         assert {*found} == {hidden}
+
+
+def test_saved_indices_are_in_the_memory_estimate(gloo_pool: GlooPool) -> None:
+    """Together on both ranks, since the routing decides how much each saves."""
+    values = {**MOE, **EXPERTS_ON_TWO, "train.global_batch_size": 2}
+    runs = [((), values), ((NAME,), values)]
+    measured = [plugin - plain for plain, plugin in gloo_pool.run(saved_bytes, 2, runs)]
+    plain, plugin = (expected_bytes(planned(config, names, 2)[1][0]) for names, config in runs)
+    assert sum(measured) == 2 * (plugin - plain)

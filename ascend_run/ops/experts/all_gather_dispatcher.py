@@ -1,0 +1,182 @@
+"""The all-gather token dispatcher, with the stages of Megatron's MoETokenDispatcher.
+
+Each rank gathers the tokens of all ranks, computes its own experts for those that chose them, and
+the outputs are reduce-scattered. Gathered are, in this order, each token's experts, their weights,
+and the hidden states: while these arrive, the rows of this rank's experts are found and counted.
+Megatron's gathers the choices and weights of all experts, K of which are not zero.
+
+Rows are copied and summed by gathers in both directions, as in ``token_copies``; a token may have
+any number of experts on this rank.
+
+Source: Megatron-LM's MoEAllGatherTokenDispatcher; MindSpeed, ``moe_permutation_async_comm``.
+"""
+
+# T tokens of this rank, G of all ranks, K experts of a token, X experts, x experts of this rank,
+# R rows of these, M = T * K, H hidden size
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from ascend_run.ops.autograd_function import Function
+
+from .token_exchange import AllGather, Exchange, ReduceScatter
+
+
+class AllGatherDispatcher:
+    """A token dispatcher instead of Megatron's.
+
+    Args:
+        inner: Megatron's MoEAllGatherTokenDispatcher, whose settings are taken over.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.config, self.group = inner.config, inner.tp_ep_group
+        self.shared_experts = None
+        experts = inner.local_expert_indices
+        self.first, self.num_local = experts[0], len(experts)
+
+    def dispatch_preprocess(
+        self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[..., H], [T, X], [T, X] -> [T, H], [T, K]."""
+        self.hidden_shape = hidden_states.shape
+        (num_tokens, num_experts), topk = probs.shape, self.config.moe_router_topk
+        token_M, expert_M = torch.nonzero_static(routing_map, size=num_tokens * topk).unbind(1)
+        self.expert_TK = expert_M.to(torch.int32).view(num_tokens, topk)
+        weights_TK = _select(probs, token_M * num_experts + expert_M).view(num_tokens, topk)
+        return hidden_states.view(-1, self.hidden_shape[-1]), weights_TK
+
+    def token_dispatch(self, tokens_TH: Tensor, weights_TK: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather the experts, weights and tokens of all ranks."""
+        self.under_way: list[Exchange] = []
+        self.experts_GK = self.expert_TK
+        if self.group.size() == 1:
+            return tokens_TH, weights_TK
+        self.experts_GK = self.expert_TK.new_empty(
+            self.group.size() * self.expert_TK.shape[0], self.expert_TK.shape[1]
+        )
+        self.choosing = dist.all_gather_into_tensor(
+            self.experts_GK, self.expert_TK, group=self.group, async_op=True
+        )
+        weighting, moving = AllGather(self.group), AllGather(self.group)
+        self.under_way = [moving, weighting]
+        weights_GK = weighting.start(weights_TK)
+        return moving.start(tokens_TH), weights_GK
+
+    def dispatch_postprocess(
+        self, tokens_GH: Tensor, weights_GK: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this rank's rows sorted by expert [R, H], the counts [x] and weights [R]."""
+        if self.under_way:
+            self.choosing.wait()
+        counts_x, choice_R = self._rows()
+        self.token_R = choice_R // weights_GK.shape[1]
+        self.row_R = self.token_R.argsort(stable=True)
+        num_tokens = weights_GK.shape[0]
+        rows_G = torch.bincount(self.token_R, minlength=num_tokens)
+        self.start_G = rows_G.cumsum(0) - rows_G
+        if self.under_way:
+            moving, weighting = self.under_way
+            weights_GK = weighting.finish(weights_GK)
+            tokens_GH = moving.finish(tokens_GH)
+        self.probs_dtype = weights_GK.dtype
+        rows_RH = _Permute.apply(tokens_GH, self.token_R, self.row_R, self.start_G)
+        return rows_RH, counts_x, _select(weights_GK, choice_R)
+
+    def combine_preprocess(self, rows_RH: Tensor) -> Tensor:
+        """Sum this rank's outputs of each token, in the dtype of the weights."""
+        self.out_dtype = rows_RH.dtype
+        wide = rows_RH if self.group.size() == 1 else rows_RH.to(self.probs_dtype)
+        out: Tensor = _Unpermute.apply(wide, self.token_R, self.row_R, self.start_G)
+        return out
+
+    def token_combine(self, out_GH: Tensor) -> Tensor:
+        """Reduce-scatter the sums of all ranks."""
+        if self.group.size() == 1:
+            return out_GH
+        exchange = ReduceScatter(self.group)
+        self.under_way = [exchange]
+        return exchange.start(out_GH)
+
+    def combine_postprocess(self, out_TH: Tensor) -> Tensor:
+        """Return them in the shape of the hidden states."""
+        if self.group.size() > 1:
+            (exchange,) = self.under_way
+            out_TH = exchange.finish(out_TH).to(self.out_dtype)
+        return out_TH.view(self.hidden_shape)
+
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """Return the counts of the local experts, and for each row the index of its choice in the
+        flattened [G, K], sorted by expert and then by token."""
+        expert_M = self.experts_GK.flatten().to(torch.int64) - self.first
+        is_local = (expert_M >= 0) & (expert_M < self.num_local)
+        choice_R = is_local.nonzero().squeeze(1)
+        expert_R = expert_M.index_select(0, choice_R)
+        order = expert_R.argsort(stable=True)
+        counts_x = torch.bincount(expert_R, minlength=self.num_local)
+        return counts_x, choice_R.index_select(0, order)
+
+
+def _sum(rows_RH: Tensor, row_R: Tensor, start_G: Tensor) -> Tensor:
+    """Sum the rows of each token; 0 for a token without rows."""
+    if not row_R.shape[0] or not start_G.shape[0]:
+        return rows_RH.new_zeros(start_G.shape[0], rows_RH.shape[1])
+    return F.embedding_bag(row_R, rows_RH.detach().contiguous(), start_G, mode="sum")
+
+
+class _Permute(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tokens_GH: Tensor, token_R: Tensor, row_R: Tensor, start_G: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(row_R, start_G)
+        return tokens_GH.index_select(0, token_R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, drows_RH: Tensor) -> tuple[Tensor, None, None, None]:
+        return _sum(drows_RH, *ctx.saved_tensors), None, None, None
+
+
+class _Unpermute(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows_RH: Tensor, token_R: Tensor, row_R: Tensor, start_G: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(token_R)
+        return _sum(rows_RH, row_R, start_G)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout_GH: Tensor) -> tuple[Tensor, None, None, None]:
+        (token_R,) = ctx.saved_tensors
+        return dout_GH.index_select(0, token_R), None, None, None
+
+
+class _Select(Function):
+    """Entries of a matrix by flat index, each at most once; saves the index alone."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, choice_R: Tensor) -> Tensor:
+        ctx.save_for_backward(choice_R)
+        ctx.shape = weights.shape
+        return weights.flatten().index_select(0, choice_R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dweights_R: Tensor) -> tuple[Tensor, None]:
+        (choice_R,) = ctx.saved_tensors
+        zeros = dweights_R.new_zeros(ctx.shape.numel())
+        return zeros.index_copy_(0, choice_R, dweights_R).view(ctx.shape), None
+
+
+def _select(weights: Tensor, choice_R: Tensor) -> Tensor:
+    out: Tensor = _Select.apply(weights, choice_R)
+    return out

@@ -1,0 +1,45 @@
+"""The all-gather dispatcher on ranks: results, order of events, and communication volume."""
+
+from __future__ import annotations
+
+import pytest
+
+from ascend_run.testing.pool import GlooPool
+
+from . import dispatcher_jobs as jobs
+
+TOKENS, TOPK, ITEM, INDEX = 5, 2, 8, 4
+"""Of a rank; bytes of float64 and of int32."""
+
+
+@pytest.mark.parametrize(("ep", "tp"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)])
+def test_output_and_every_gradient_are_those_of_each_token(
+    gloo_pool: GlooPool, ep: int, tp: int
+) -> None:
+    """Of inputs, probabilities and experts; ranks without tokens included."""
+    for found in gloo_pool.run(jobs.errors_of_all_gather, ep * tp, ep, tp):
+        for errors in found:
+            assert max(errors.values()) <= 1e-10, errors
+
+
+def test_weights_and_tokens_are_gathered_at_once_and_waited_for_after_sorting(
+    gloo_pool: GlooPool,
+) -> None:
+    for _, log, *_ in gloo_pool.run(jobs.dispatch_gathered, 2, 2, 1, "spread"):
+        assert log == [
+            *("issue", "issue", "wait", "wait", "experts", "issue", "wait"),
+            *("issue", "wait", "dexperts", "issue", "issue", "wait", "wait"),
+        ]
+
+
+@pytest.mark.parametrize(("ep", "tp"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("kind", ["spread", "first"])
+def test_communication_volume_equals_its_formula(
+    gloo_pool: GlooPool, kind: str, ep: int, tp: int
+) -> None:
+    """It does not depend on the routing."""
+    tokens, weights = TOKENS * jobs.H * ITEM, TOKENS * TOPK * ITEM
+    for _, _, seen, _ in gloo_pool.run(jobs.dispatch_gathered, ep * tp, ep, tp, kind):
+        assert seen.sent_bytes["_allgather_base_"] == TOKENS * TOPK * INDEX + weights + 2 * tokens
+        assert seen.sent_bytes["_reduce_scatter_base_"] == ep * tp * (2 * tokens + weights)
+        assert sum(seen.calls.values()) == 7
