@@ -27,6 +27,9 @@ CHUNK_BYTES: Final = 64 * 2**20
 """Logits held at a time. Larger chunks accumulate the weight's gradient less often."""
 ROW_BYTES: Final = 2 * 2**20
 """Logits per softmax call, in float32: what fits in a core's caches."""
+DEVICE_CHUNK_BYTES: Final = 256 * 2**20
+DEVICE_ROW_BYTES: Final = 128 * 2**20
+"""The same on a device, which small kernels leave idle while the host launches the next."""
 
 
 def linear_cross_entropy(
@@ -139,7 +142,7 @@ class _Labels:
         wide, num_tokens = mask_T.dtype, logits_CV.shape[0]
         size = num_tokens  # one set of collectives per chunk
         if self.group is None:
-            size = max(1, ROW_BYTES // (wide.itemsize * logits_CV.shape[1]))
+            size = _rows(logits_CV, ROW_BYTES, DEVICE_ROW_BYTES, wide, logits_CV.shape[1])
         total = mask_T.new_zeros(())
         for begin in range(0, num_tokens, size):
             part = logits_CV[begin : begin + size]
@@ -149,6 +152,14 @@ class _Labels:
             if logits is not part:
                 part.copy_(logits)
         return total
+
+
+def _rows(
+    like: Tensor, on_processor: int, on_device: int, dtype: torch.dtype, num_columns: int
+) -> int:
+    """Return how many rows of logits in this dtype fit into the bytes, at least one."""
+    num_bytes = on_processor if like.device.type == "cpu" else on_device
+    return max(1, num_bytes // (dtype.itemsize * num_columns))
 
 
 def _dtypes(like: Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
@@ -185,7 +196,7 @@ class _LinearCrossEntropy(Function):
         mask_T = mask_T.to(wide)
         num_tokens, num_rows = hidden_TH.shape[0], weight_VH.shape[0]
         labels = _Labels(labels_T, num_rows, tp_group)
-        size = max(1, CHUNK_BYTES // (dtype.itemsize * labels.max_rows))
+        size = _rows(hidden_TH, CHUNK_BYTES, DEVICE_CHUNK_BYTES, dtype, labels.max_rows)
         buffer_CV = hidden_TH.new_empty((min(size, num_tokens), num_rows))
         loss = mask_T.new_zeros(())
         factor_VH = weight_VH.to(kept) if wants_hidden else None

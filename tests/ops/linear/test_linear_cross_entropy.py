@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_run.ops.linear import linear_cross_entropy as module
 from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
@@ -163,6 +165,34 @@ def test_a_second_backward_of_a_kept_graph_gives_the_same() -> None:
     first = torch.autograd.grad(3 * loss, [hidden, weight], retain_graph=True)
     second = torch.autograd.grad(3 * loss, [hidden, weight])
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+class Softmaxes(TorchDispatchMode):
+    """Records the shape of every softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function._opname in ("softmax", "_softmax"):
+            self.shapes.append(tuple(args[0].shape))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("device", "shapes"), [("cpu", [(16, 2**15)] * 4), ("meta", [(64, 2**15)])], ids=str
+)
+def test_a_device_is_not_kept_waiting_for_small_softmaxes(
+    device: str, shapes: list[tuple[int, ...]]
+) -> None:
+    hidden, weight = (torch.ones(size, 8, device=device) for size in (64, 2**15))
+    labels = torch.zeros(64, dtype=torch.int64, device=device)
+    with Softmaxes() as seen:
+        linear_cross_entropy(hidden.bfloat16(), weight.bfloat16(), labels, labels.bool())
+    assert seen.shapes == shapes
 
 
 def test_inputs_are_left_as_they_were() -> None:

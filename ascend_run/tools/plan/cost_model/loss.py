@@ -10,15 +10,16 @@ from ascend_run.types.layout import Layout
 
 from .sizes import Sizes
 
-_CHUNK_BYTES = 64 * 2**20
-_ROW_BYTES = 2 * 2**20
+_CHUNK_BYTES = {True: 64 * 2**20, False: 256 * 2**20}
+_ROW_BYTES = {True: 2 * 2**20, False: 128 * 2**20}
+"""Whether the ranks compute on a processor -> bytes."""
 _WIDE = 4
 
 
 def saved_by_loss(config: RunConfig, sizes: Sizes, *, trains: bool) -> tuple[float, float]:
     """Bytes of the gradients of the hidden state and, where it is trained, of the weight."""
     item, rows = _gradient_item(config, sizes), sizes.valid_vocab
-    chunked = sizes.tokens > _chunk(sizes)
+    chunked = sizes.tokens > _chunk(config, sizes)
     return (
         sizes.tokens * sizes.hidden * item,
         rows * sizes.hidden * (_WIDE if chunked else item) if trains else 0.0,
@@ -32,7 +33,7 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
         trains: Whether the output layer's weight is trained.
     """
     item, rows = _gradient_item(config, sizes), sizes.valid_vocab
-    chunk = min(_chunk(sizes), sizes.tokens)
+    chunk = min(_chunk(config, sizes), sizes.tokens)
     logits = chunk * rows * sizes.item_bytes
     if item != sizes.item_bytes or config.model.final_logit_softcapping is not None:
         logits += chunk * rows * item
@@ -40,7 +41,8 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     wide = 0
     if item < _WIDE:
         # The ranks of a vocabulary take their softmax in step, a whole chunk at once.
-        block = chunk if layout.tp > 1 else min(chunk, max(1, _ROW_BYTES // (_WIDE * rows)))
+        num_bytes = _ROW_BYTES[config.platform == "cpu"]
+        block = chunk if layout.tp > 1 else min(chunk, max(1, num_bytes // (_WIDE * rows)))
         # A block's is there until the next one's has been made.
         wide = block * rows * _WIDE * (1 if block == chunk else 2)
     first = chunk == sizes.tokens
@@ -55,9 +57,10 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     return max(softmax, logits + hidden + matmul) + output + gathered + small
 
 
-def _chunk(sizes: Sizes) -> int:
+def _chunk(config: RunConfig, sizes: Sizes) -> int:
     """Tokens whose logits are held at once."""
-    return max(1, _CHUNK_BYTES // (sizes.item_bytes * sizes.valid_vocab))
+    num_bytes = _CHUNK_BYTES[config.platform == "cpu"]
+    return max(1, num_bytes // (sizes.item_bytes * sizes.valid_vocab))
 
 
 def _gradient_item(config: RunConfig, sizes: Sizes) -> int:
