@@ -32,7 +32,7 @@ from ascend_run.plugin_api import (
 
 KERNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "cpu": ("fused", "blocks"),
-    "cuda": ("flash", "efficient", "blocks"),
+    "cuda": ("fused", "flash", "efficient", "blocks"),
     "npu": ("v1", "v2", "blocks"),
 }
 """Platform -> names of its kernels, its default first."""
@@ -43,8 +43,9 @@ class FlashAttentionConfig:
     """Options, set by ``plugins.flash-attention.<field>=<value>``."""
 
     kernel: str = "auto"
-    """Which kernel: ``fused`` on cpu, ``flash`` or ``efficient`` on cuda, ``v1`` or ``v2`` on npu;
-    ``blocks`` (exact blocks of torch operations) everywhere; ``auto`` is the platform's default."""
+    """Which kernel: ``fused`` on cpu; ``fused`` (cuDNN's where it is faster), ``flash`` or
+    ``efficient`` on cuda; ``v1`` or ``v2`` on npu; ``blocks`` (exact blocks of torch operations)
+    everywhere; ``auto`` is the platform's default."""
     layout: Literal["auto", "SBH", "BSH", "BSND", "BNSD"] = "auto"
     """Layout of q, k and v in a call of the NPU's operator; ``auto`` is SBH, which needs no
     transpose."""

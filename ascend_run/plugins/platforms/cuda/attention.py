@@ -1,8 +1,9 @@
 """Attention on CUDA with those fused kernels of torch that return the log-sum-exp.
 
-FlashAttention-2 takes half precisions with a full or causal mask; the memory-efficient kernel takes
-float32 too, and any mask as a bias, which is how a band is passed. float64 and modified scores
-(biases, softcap, dropout) run in exact blocks.
+FlashAttention-2 takes half precisions with a full or causal mask, and so does cuDNN, which is
+faster on Hopper and Blackwell; the memory-efficient kernel takes float32 too, and any mask as a
+bias, which is how a band is passed. float64 and modified scores (biases, softcap, dropout) run in
+exact blocks.
 """
 
 # S queries, J keys, B batch, N query heads, G key-value heads, D width of q, k and v
@@ -24,8 +25,15 @@ from ascend_run.plugin_api import AttentionFeatures, AttentionKernel, AttentionR
 
 HALF: Final = (torch.bfloat16, torch.float16)
 FLASH_WIDEST: Final = 256
+CUDNN_WIDEST: Final = 128
+CUDNN_MULTIPLE: Final = 128
+"""cuDNN prepares a plan for each pair of lengths. Those of sequences and of a ring's blocks repeat
+and are multiples of this; those of documents are not."""
+CUDNN_OLDEST: Final = 91501
+"""The first version that torch itself prefers."""
+CUDNN_CAPABILITIES: Final = (9, 10)
 WIDTH_MULTIPLE: Final = 8
-"""Both kernels read heads in steps of 16 bytes."""
+"""All kernels read heads in steps of 16 bytes."""
 BIAS_MULTIPLE: Final = 16
 """Rows of the memory-efficient kernel's bias start at multiples of this many entries."""
 LSE_MULTIPLE: Final = 32
@@ -35,6 +43,7 @@ LSE_MULTIPLE: Final = 32
 class Fused(enum.Enum):
     """torch's fused kernels."""
 
+    CUDNN = enum.auto()
     FLASH = enum.auto()
     EFFICIENT = enum.auto()
 
@@ -46,6 +55,13 @@ def choose(dtype: torch.dtype, width: int, shape: Shape) -> Fused:
     return Fused.EFFICIENT
 
 
+def prefers_cudnn(device: torch.device) -> bool:
+    """Return whether cuDNN's kernel is the fastest of this device, as torch decides it."""
+    if device.type != "cuda" or (torch.backends.cudnn.version() or 0) < CUDNN_OLDEST:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in CUDNN_CAPABILITIES
+
+
 class FusedCudaAttention(AttentionKernel[tuple[()]]):
     """The attention kernel of the CUDA platform.
 
@@ -54,8 +70,9 @@ class FusedCudaAttention(AttentionKernel[tuple[()]]):
     log-sum-exp of -inf (or the sink) and no gradient.
 
     Args:
-        flash: Use FlashAttention-2 if it supports the rectangle.
-        in_blocks: Use neither fused kernel.
+        cudnn: Use cuDNN's kernel if the device prefers it and it supports the rectangle.
+        flash: Use cuDNN's kernel or FlashAttention-2 if it supports the rectangle.
+        in_blocks: Use no fused kernel.
         masks: Shared masks of bands; default: built for each call.
     """
 
@@ -63,10 +80,15 @@ class FusedCudaAttention(AttentionKernel[tuple[()]]):
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
     def __init__(
-        self, *, flash: bool = True, in_blocks: bool = False, masks: SharedBands | None = None
+        self,
+        *,
+        cudnn: bool = True,
+        flash: bool = True,
+        in_blocks: bool = False,
+        masks: SharedBands | None = None,
     ) -> None:
         self.in_blocks = in_blocks
-        self._rectangles = _Rectangles(flash=flash, masks=masks)
+        self._rectangles = _Rectangles(cudnn=cudnn, flash=flash, masks=masks)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
@@ -104,8 +126,10 @@ class _Rectangles:
     sequence_axis = 2
     band_block = BAND_BLOCK
 
-    def __init__(self, *, flash: bool, masks: SharedBands | None = None) -> None:
-        self._flash = flash
+    def __init__(
+        self, *, flash: bool, cudnn: bool = False, masks: SharedBands | None = None
+    ) -> None:
+        self._flash, self._cudnn = flash, cudnn
         self._band = blockwise_attention.band if masks is None else masks.of
 
     def _bias(self, q: Tensor, k: Tensor, part: Rectangle) -> Tensor | None:
@@ -117,8 +141,16 @@ class _Rectangles:
         band = padded[:, :columns].copy_(self._band(part, q))
         return band.expand(*q.shape[:2], rows, columns)
 
-    def _runs_flash(self, q: Tensor, part: Rectangle) -> bool:
-        return self._flash and choose(q.dtype, q.shape[-1], part.shape) is Fused.FLASH
+    def _kernel(self, q: Tensor, part: Rectangle) -> Fused:
+        chosen = choose(q.dtype, q.shape[-1], part.shape)
+        if chosen is Fused.EFFICIENT or not self._flash:
+            return Fused.EFFICIENT
+        # cuDNN's backward adds in any order.
+        is_free = self._cudnn and not torch.are_deterministic_algorithms_enabled()
+        fits = q.shape[-1] <= CUDNN_WIDEST and not (
+            part.num_queries % CUDNN_MULTIPLE or part.num_keys % CUDNN_MULTIPLE
+        )
+        return Fused.CUDNN if is_free and fits and prefers_cudnn(q.device) else Fused.FLASH
 
     def cut(self, part: Rectangle) -> Sequence[Rectangle]:
         """Split a causal rectangle into a square and the queries below, which see all keys.
@@ -139,7 +171,13 @@ class _Rectangles:
         width = q.shape[-1]
         q, k, v = (_aligned(t) for t in (q, k, v))
         causal = part.shape is Shape.CAUSAL
-        if self._runs_flash(q, part):
+        kernel = self._kernel(q, part)
+        if kernel is Fused.CUDNN:
+            out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+                q, k, v, None, True, 0.0, causal, scale=scale
+            )
+            lse = lse.reshape(q.shape[:3])
+        elif kernel is Fused.FLASH:
             out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
                 q, k, v, 0.0, causal, scale=scale
             )
@@ -164,18 +202,23 @@ class _Rectangles:
         width, groups = q.shape[-1], k.shape[1]
         dout, q, k, v, out = (_aligned(t) for t in (dout, q, k, v, out))
         causal = part.shape is Shape.CAUSAL
-        if self._runs_flash(q, part):
-            # Without dropout the random state is unused; the lengths are those of the tensors.
-            none = torch.empty(0, dtype=torch.int64, device=q.device)
+        kernel, lengths = self._kernel(q, part), (q.shape[2], k.shape[2])
+        # Without dropout the random state is unused; the lengths are those of the tensors.
+        none = torch.empty((), dtype=torch.int64, device=q.device)
+        if kernel is Fused.CUDNN:
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                *(dout, q, k, v, out, lse.unsqueeze(-1), none, none, None, None, None),
+                *(*lengths, 0.0, causal),
+                scale=scale,
+            )
+        elif kernel is Fused.FLASH:
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-                *(dout, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal),
-                *(none, none),
+                *(dout, q, k, v, out, lse, None, None, *lengths, 0.0, causal, none, none),
                 scale=scale,
             )
         else:
             k, v = (_repeated(t, q) for t in (k, v))
             padded = F.pad(lse, (0, -lse.shape[-1] % LSE_MULTIPLE), value=torch.inf)
-            none = torch.empty((), dtype=torch.int64, device=q.device)
             dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
                 *(dout, q, k, v, self._bias(q, k, part), _by_rows(out), padded, none, none, 0.0),
                 [True, True, True, False],

@@ -25,7 +25,8 @@ def platform_ops() -> PlatformOps:
         swiglu=swiglu,
         rotary=rotary,
         attention_kernels={
-            "flash": FusedCudaAttention,
+            "fused": FusedCudaAttention,
+            "flash": partial(FusedCudaAttention, cudnn=False),
             "efficient": partial(FusedCudaAttention, flash=False),
             "blocks": partial(FusedCudaAttention, in_blocks=True),
         },

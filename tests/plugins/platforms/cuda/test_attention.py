@@ -20,6 +20,7 @@ from ascend_run.plugins.platforms.cuda.attention import Fused, FusedCudaAttentio
 from tests.support.attention_problems import PROBLEMS, Problem, assert_same, check, run_kernel
 
 KERNEL = FusedCudaAttention()
+CUDNN = "_scaled_dot_product_cudnn_attention"
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
 
 CANCELS = ("bias-of-queries",)
@@ -41,6 +42,8 @@ class Calls(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         stand_ins = {
+            CUDNN: self.cudnn,
+            f"{CUDNN}_backward": self.cudnn_backward,
             FLASH: self.flash,
             f"{FLASH}_backward": self.flash_backward,
             EFFICIENT: self.efficient,
@@ -51,6 +54,29 @@ class Calls(TorchDispatchMode):
             return function(*args, **(kwargs or {}))
         self.seen[name] += 1
         return stand_ins[name](*args, **kwargs)
+
+    def cudnn(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: None,
+        wants_lse: bool,
+        p: float = 0.0,
+        causal: bool = False,
+        *,
+        scale: float,
+    ) -> Any:
+        assert wants_lse
+        out, lse = self.forward(q, k, v, bias, causal, scale)
+        return out, lse.unsqueeze(-1), None, None, q.shape[2], k.shape[2], None, None, None
+
+    def cudnn_backward(self, *tensors: Any, scale: float) -> Any:
+        dout, q, k, v, out, lse, _, _, *nothing, lengths_q, lengths_k, _, causal = tensors
+        assert nothing == [None] * 3
+        assert (lengths_q, lengths_k) == (q.shape[2], k.shape[2])
+        assert lse.shape == (*q.shape[:3], 1)
+        return self.backward(dout, q, k, v, out, lse.squeeze(-1), None, causal, scale)
 
     def flash(
         self, q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False, *, scale: float
@@ -181,6 +207,69 @@ def test_fused_operators_are_given_what_makes_the_formula(
         assert not calls.seen[FLASH]
     elif name == "causal":
         assert set(calls.seen) == {FLASH, f"{FLASH}_backward"}
+
+
+LONG = {
+    "causal": Problem(queries=256, keys=256),
+    "one-head-of-keys": Problem(queries=128, keys=256, groups=1, heads_per_group=3),
+    "not-causal": Problem(queries=128, keys=256, mask=Mask(causal=False)),
+    "narrow-values": Problem(queries=128, keys=128, value_width=3),
+    "more-queries": Problem(queries=256, keys=128),
+}
+
+
+@pytest.fixture
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "prefers_cudnn", lambda device: True)
+
+
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("name", LONG)
+def test_cudnn_is_given_what_makes_the_formula(name: str, calls: Calls) -> None:
+    leaves, spec = LONG[name].draw(torch.bfloat16)
+    exact = [leaf.detach().double() for leaf in leaves]
+    shape = (*leaves[0].shape[:3], leaves[2].shape[-1])
+    dout = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    got = run_kernel(KERNEL, leaves, spec, dout)
+    assert_same(got, run_kernel(KERNEL, exact, spec, dout.double()), 3e-2)
+    assert {*calls.seen} == {CUDNN, f"{CUDNN}_backward"}
+
+
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize(
+    ("problem", "options", "operator"),
+    [
+        (Problem(queries=128, keys=128), {}, CUDNN),
+        (Problem(queries=128, keys=128), {"cudnn": False}, FLASH),
+        (Problem(queries=128, keys=128), {"flash": False}, EFFICIENT),
+        (Problem(queries=128, keys=130, mask=Mask(causal=False)), {}, FLASH),
+        (Problem(queries=120, keys=128, mask=Mask(causal=False)), {}, FLASH),
+        (Problem(queries=128, keys=128, width=136), {}, FLASH),
+        (Problem(queries=128, keys=128, mask=Mask(window=(9, 0))), {}, EFFICIENT),
+    ],
+    ids=str,
+)
+def test_cudnn_runs_where_it_is_wanted_and_its_plans_repeat(
+    problem: Problem, options: dict[str, bool], operator: str, calls: Calls
+) -> None:
+    leaves, spec = problem.draw(torch.bfloat16)
+    FusedCudaAttention(**options).forward(*(leaf.detach() for leaf in leaves), spec)
+    assert {*calls.seen} == {operator}
+
+
+@pytest.mark.usefixtures("_hopper")
+def test_a_deterministic_run_does_not_use_cudnn(calls: Calls) -> None:
+    leaves, spec = Problem(queries=128, keys=128).draw(torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        KERNEL.forward(*(leaf.detach() for leaf in leaves), spec)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert {*calls.seen} == {FLASH}
+
+
+def test_a_processor_does_not_prefer_cudnn() -> None:
+    assert not attention.prefers_cudnn(torch.device("cpu"))
 
 
 def test_a_causal_rectangle_is_cut_to_a_square_and_the_rest() -> None:
