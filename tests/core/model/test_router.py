@@ -225,7 +225,7 @@ def test_sinkhorn_selects_in_training_and_weighs_by_the_softmax() -> None:
         ]
 
 
-def test_forced_balance_loads_all_experts_equally_and_keeps_the_weights_formula() -> None:
+def test_forced_balance_loads_all_experts_equally() -> None:
     with router(moe_router_force_load_balancing=True, moe_aux_loss_coeff=0.0) as module:
         x = tokens()
         weights, routing_map = module(x)
