@@ -564,8 +564,9 @@ def ascend_after_log(context: c.RunContext, metrics: Mapping[str, c.MetricValue]
         metrics: ``step``; ``loss`` (nats per token, over all ranks), ``lr``, ``grad_norm`` (before
             clipping); since the last log, ``tokens_per_second`` (of all ranks) and
             ``step_seconds``; this rank's ``memory_bytes`` and ``memory_peak_bytes``;
-            ``consumed_samples``; ``expert_load``, ``aux_loss``, ``mtp_1 loss``, ``loss_scale`` and
-            ``skipped`` if the run has them; ``<group>/<name>`` of ``ascend_metrics``.
+            ``consumed_samples``; ``expert_load``, ``expert_load_by_layer``, ``aux_loss``,
+            ``mtp_1 loss``, ``loss_scale``, ``skipped`` if the run has them; ``<group>/<name>`` of
+            ``ascend_metrics``.
     """
 
 

@@ -66,8 +66,9 @@ class RunContext:
     """Cache of arrays that are computed once for all ranks, such as the samples of a task."""
 
 
-MetricValue: TypeAlias = float | Sequence[float]
-"""One value of a logged step: a number (``loss``) or a list of numbers (``expert_load``)."""
+MetricValue: TypeAlias = float | Sequence[float] | Sequence[Sequence[float]]
+"""One value of a logged step: a number (``loss``), a list of numbers (``expert_load``), or a list
+of lists (``expert_load_by_layer``)."""
 
 
 class Metrics(Protocol):

@@ -17,9 +17,11 @@ class ExpertLoad:
 
     Args:
         router: A module that returns weights and a routing map [T, X], as Megatron's routers do.
+        layer: Index in the whole model, from 0.
     """
 
-    def __init__(self, router: nn.Module) -> None:
+    def __init__(self, router: nn.Module, layer: int = 0) -> None:
+        self.layer = layer
         self.tokens_X: Tensor | None = None
         router.register_forward_hook(self._add)
 
@@ -28,7 +30,7 @@ class ExpertLoad:
         """Return a count for every layer with experts."""
         modules = (module for chunk in chunks for module in chunk.modules())
         return [
-            cls(cast("nn.Module", module.router))
+            cls(cast("nn.Module", module.router), cast("int", module.layer_number) - 1)
             for module in modules
             if isinstance(module, MoELayer)
         ]

@@ -77,24 +77,31 @@ class Readings:
 
     def _expert_readings(self) -> dict[str, object]:
         """Return each expert's share of the tokens since the last line, over layers and ranks."""
-        num_experts = self.step.bundle.transformer_config.num_moe_experts
-        if num_experts is None:
+        config = self.step.bundle.transformer_config
+        if (num_experts := config.num_moe_experts) is None:
             return {}
+        layers = config.num_layers + (config.mtp_num_layers or 0)
         groups, device = self.context.groups, self.context.device.torch_device
-        # Tokens per expert, sum of the aux losses of all routers and micro-batches, number of these
-        # losses. A pipeline stage may have no router.
-        summary = torch.zeros(num_experts + 2, dtype=torch.float64, device=device)
+        # Tokens per layer and expert, sum of the aux losses of all routers and micro-batches, their
+        # number. A pipeline stage may have no router.
+        summary = torch.zeros(layers * num_experts + 2, dtype=torch.float64, device=device)
+        tokens_LX = summary[:-2].view(layers, num_experts)
         for load in self.loads:
             if (tokens := load.take()) is not None:
-                summary[:num_experts] += tokens
+                tokens_LX[load.layer] += tokens
         for router in self.routers:
-            summary[num_experts:] += router.take_aux_losses()
+            summary[-2:] += router.take_aux_losses()
         for group in (groups.tp_dp_cp, groups.pp):
             dist.all_reduce(summary, group=group)
-        *counts, aux_loss, num_losses = summary.tolist()
+        aux_loss, num_losses = summary[-2:].tolist()
         readings: dict[str, object] = {}
-        if total := sum(counts):
-            readings["expert_load"] = [count / total for count in counts]
+        if total := float(tokens_LX.sum()):
+            readings["expert_load"] = (tokens_LX.sum(dim=0) / total).tolist()
+            by_layer = (tokens_LX / tokens_LX.sum(dim=1, keepdim=True)).tolist()
+            readings["expert_load_by_layer"] = [
+                [round(share, 5) for share in load if share == share]  # NaN without experts
+                for load in by_layer
+            ]
         if num_losses:
             # Each rank holds the aux loss of its part of the sequence only.
             readings["aux_loss"] = aux_loss / num_losses * groups.tp_cp.size()

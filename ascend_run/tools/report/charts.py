@@ -10,7 +10,7 @@ import attrs
 from ascend_run.core.log.json_values import number
 from ascend_run.tools.pages.run_folder import RunData
 
-from .series import LoadMap, Series, load_map, series_of
+from .series import LayerLoads, LoadMap, Series, layer_loads, load_map, series_of
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +70,9 @@ STANDARD: Final = (
     Curve(id="aux_loss", title="Auxiliary loss", metrics=(("aux_loss", "load balance"),)),
     Curve(id="loss_scale", title="Loss scale", metrics=(("loss_scale", "scale"),), noisy=False),
 )
-_NO_CURVE: Final = frozenset({"step", "time", "consumed_samples", "expert_load", "skipped"})
+_NO_CURVE: Final = frozenset(
+    {"step", "time", "consumed_samples", "expert_load", "expert_load_by_layer", "skipped"}
+)
 _MEASURED_NOW_AND_THEN: Final = frozenset({"eval_loss"})
 
 
@@ -115,6 +117,8 @@ class Heat:
     run: int
     name: str
     load: LoadMap
+    layers: LayerLoads | None
+    """The load of each layer, if it was logged."""
 
 
 def charts_of(runs: Sequence[RunData]) -> list[Chart]:
@@ -141,8 +145,12 @@ def charts_of(runs: Sequence[RunData]) -> list[Chart]:
 
 def heats_of(runs: Sequence[RunData]) -> list[Heat]:
     """Return the expert load of every run with experts."""
-    loads = [(i, run.name, load_map(run.metrics.records)) for i, run in enumerate(runs)]
-    return [Heat(run=i, name=name, load=load) for i, name, load in loads if load is not None]
+    loads = [(i, run, load_map(run.metrics.records)) for i, run in enumerate(runs)]
+    return [
+        Heat(run=i, name=run.name, load=load, layers=layer_loads(run.metrics.records))
+        for i, run, load in loads
+        if load is not None
+    ]
 
 
 def payload(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[Heat]) -> Any:
@@ -152,6 +160,9 @@ def payload(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[He
         "marks": [mark for i, run in enumerate(runs) for mark in _marks(i, run)],
         "charts": {chart.curve.id: _chart(chart, len(runs)) for chart in charts},
         "heats": {f"load-{heat.run}": _heat(heat) for heat in heats},
+        "layers": {
+            f"load-{heat.run}": _layers(heat.layers) for heat in heats if heat.layers is not None
+        },
     }
 
 
@@ -236,6 +247,17 @@ def _heat(heat: Heat) -> Any:
         "edges": heat.load.edges,
         "shares": [[_rounded(share) for share in column] for column in heat.load.shares],
         "perColumn": heat.load.readings_per_column,
+    }
+
+
+def _layers(loads: LayerLoads) -> Any:
+    return {
+        "edges": loads.edges,
+        "layers": loads.layers,
+        "shares": [
+            [[float(f"{share:.3g}") for share in layer] for layer in period]
+            for period in loads.shares
+        ],
     }
 
 

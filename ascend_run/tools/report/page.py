@@ -21,12 +21,28 @@ from ascend_run.tools.pages.run_folder import RunData
 from .blend import blend_section
 from .charts import Chart, Heat, charts_of, heats_of, payload
 from .headline import comparison, headline
+from .series import LayerLoads
 from .summary import Summary, summarize, utc
-from .tables import config_section, curve_table, difference_section, heat_table, warnings_section
+from .tables import (
+    config_section,
+    curve_table,
+    difference_section,
+    heat_table,
+    layers_table,
+    warnings_section,
+)
 
 _SHORT_CURVE: Final = 100
 """Curves with fewer points are not smoothed."""
-SCRIPTS: Final = ("format.js", "scale.js", "plot.js", "line_chart.js", "heat_map.js", "page.js")
+SCRIPTS: Final = (
+    "format.js",
+    "scale.js",
+    "plot.js",
+    "line_chart.js",
+    "heat_map.js",
+    "layer_map.js",
+    "page.js",
+)
 
 
 def write_report(runs: Sequence[RunData], target: Path) -> list[Summary]:
@@ -107,7 +123,10 @@ def _curves(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[He
     narrow = [chart for chart in charts if not chart.curve.main]
     alone = narrow[-1] if len(narrow) % 2 else None  # in the last row of two
     plots = [_figure(chart, names, wide=chart is alone) for chart in charts]
-    plots += [_heat_figure(heat, several=len(runs) > 1) for heat in heats]
+    for heat in heats:
+        plots.append(_heat_figure(heat, several=len(runs) > 1))
+        if heat.layers is not None:
+            plots.append(_layers_figure(heat, heat.layers, several=len(runs) > 1))
     return section(
         "curves",
         "Curves",
@@ -158,6 +177,19 @@ def _heat_figure(heat: Heat, *, several: bool) -> Markup:
         element("div", class_="plot heat", data_heat=f"load-{heat.run}"),
         element("p", note, class_="note") if note else None,
         heat_table(heat),
+        class_="wide",
+    )
+
+
+def _layers_figure(heat: Heat, loads: LayerLoads, *, several: bool) -> Markup:
+    title = f"Expert load by layer: {heat.name}" if several else "Expert load by layer"
+    unit = element("small", "share of the layer's tokens, relative to balance")
+    return element(
+        "figure",
+        element("figcaption", element("h3", title, " ", unit)),
+        element("div", class_="plot heat", data_layers=f"load-{heat.run}"),
+        element("p", "At the step of the cursor in the other plots; else the last.", class_="note"),
+        layers_table(loads),
         class_="wide",
     )
 

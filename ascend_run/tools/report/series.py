@@ -103,6 +103,57 @@ def load_map(records: Iterable[Mapping[str, Any]], columns: int = 160) -> LoadMa
     )
 
 
+@attrs.frozen(kw_only=True)
+class LayerLoads:
+    """Share of each layer's tokens that each of its experts processed, over the steps."""
+
+    edges: tuple[int, ...]
+    """First step of each period, and the end of the last one."""
+    layers: tuple[int, ...]
+    """Layers with experts, from 0."""
+    shares: tuple[tuple[tuple[float, ...], ...], ...]
+    """For each period and layer, the mean share of each expert."""
+
+
+def layer_loads(records: Iterable[Mapping[str, Any]], cells: int = 200_000) -> LayerLoads | None:
+    """Return the expert load of each layer; None if no step has it.
+
+    Args:
+        cells: Maximum number of shares in all; there are so many fewer periods.
+    """
+    rows: list[tuple[int, dict[int, list[float]]]] = []
+    for record in records:
+        if (loads := _lists(record.get("expert_load_by_layer"))) is not None:
+            rows.append((record["step"], {at: load for at, load in enumerate(loads) if load}))
+    shape = {at: len(load) for at, load in rows[-1][1].items()} if rows else {}
+    if not shape:
+        return None
+    rows = [row for row in rows if {at: len(load) for at, load in row[1].items()} == shape]
+    periods = max(1, min(160, cells // sum(shape.values())))
+    size = max(1, math.ceil(len(rows) / periods))
+    groups = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return LayerLoads(
+        edges=(*(group[0][0] for group in groups), rows[-1][0] + 1),
+        layers=tuple(shape),
+        shares=tuple(
+            tuple(
+                tuple(_mean(shares) for shares in zip(*(row[1][at] for row in group), strict=True))
+                for at in shape
+            )
+            for group in groups
+        ),
+    )
+
+
+def _lists(value: object) -> list[list[float]] | None:
+    """Return lists of finite numbers; None if it is anything else."""
+    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
+        return None
+    numbers = [[number(item) for item in row] for row in value]
+    known = [[x for x in row if x is not None and math.isfinite(x)] for row in numbers]
+    return known if [*map(len, known)] == [*map(len, numbers)] else None
+
+
 def _mean(values: Sequence[float]) -> float:
     largest = max(map(abs, values))
     if largest == 0.0:

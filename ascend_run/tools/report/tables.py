@@ -10,6 +10,7 @@ from ascend_run.tools.pages.run_folder import RunData
 from ascend_run.tools.pages.run_records import LogEvent
 
 from .charts import Chart, Heat, Line
+from .series import LayerLoads
 from .summary import utc
 
 _ROWS_OF_CURVE: Final = 25
@@ -95,6 +96,20 @@ def heat_table(heat: Heat) -> Markup:
     ]
     head = ("step", *(f"expert {i}" for i in experts))
     return details("Values as a table", table(head, rows))
+
+
+def layers_table(loads: LayerLoads) -> Markup:
+    """Fullest expert of each layer at some steps."""
+    rows = []
+    for i in _spread(len(loads.shares)):
+        fullest = [max(range(len(layer)), key=layer.__getitem__) for layer in loads.shares[i]]
+        cells = [
+            f"expert {expert}: {100 * layer[expert]:.1f} %"
+            for expert, layer in zip(fullest, loads.shares[i], strict=True)
+        ]
+        rows.append([f"{loads.edges[i]:,}", *cells])
+    head = ("step", *(f"layer {layer}" for layer in loads.layers))
+    return details("Fullest experts as a table", table(head, rows))
 
 
 def _spread(count: int) -> list[int]:

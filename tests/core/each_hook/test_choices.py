@@ -208,11 +208,11 @@ def test_ascend_router_is_the_class_of_every_router(tmp_path: Path) -> None:
             logits_TX = logits.flatten(0, -2)
             chosen = torch.zeros_like(logits_TX, dtype=torch.bool)
             chosen[:, :2] = True
-            self._count(chosen)
             return logits_TX.softmax(-1) * chosen, chosen
 
     run = train(tmp_path, probe("ascend_router", lambda self: FirstExpert), model="moe")
     assert run.readings()[0]["expert_load"] == [0.5, 0.5, 0.0, 0.0]
+    assert run.readings()[0]["expert_load_by_layer"] == [[0.5, 0.5, 0.0, 0.0]] * 2
 
 
 def test_ascend_experts_compute_on_the_kernels_own_parameters(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def force(run: Training, chosen: tuple[int, int]) -> None:
     """Send every token to two experts."""
     (chunk,) = run.bundle.chunks
     for layer in chunk.module.decoder.layers:
+        if not hasattr(layer.mlp, "router"):
+            continue
         gating = layer.mlp.router.gating
 
         def forced(x: Tensor, gating: Any = gating) -> Tensor:
@@ -108,7 +110,30 @@ def test_the_load_of_a_forced_router_is_where_it_was_forced() -> None:
     with training(MOE) as run:
         readings = readings_of(run)
         force(run, (1, 3))
-        assert readings.collect(run.step())["expert_load"] == [0.0, 0.5, 0.0, 0.5]
+        line = readings.collect(run.step())
+        assert line["expert_load"] == [0.0, 0.5, 0.0, 0.5]
+        assert line["expert_load_by_layer"] == [[0.0, 0.5, 0.0, 0.5]] * 2
+
+
+def test_the_load_of_each_layer_is_its_own(gloo_pool: GlooPool) -> None:
+    """In a pipeline whose second stage has other experts to itself, and a first layer without."""
+    stages = {
+        "model.num_layers": 4,
+        "model.moe_layer_freq": [0, 1, 1, 1],
+        "parallel.pipeline_model_parallel_size": 2,
+    }
+    for line in gloo_pool.run(load_of_stages, 2, {**MOE, **stages}):
+        first, second = [0.5, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.0]
+        assert line["expert_load_by_layer"] == [[], first, second, second]
+        assert line["expert_load"] == pytest.approx([1 / 2, 1 / 6, 1 / 3, 0.0])
+
+
+def load_of_stages(values: Values) -> dict[str, Any]:
+    """Job: the line of one step, with routers forced by stage."""
+    with training(values) as run:
+        readings = readings_of(run)
+        force(run, (0, 1) if run.context.layout.rank == 0 else (0, 2))
+        return dict(readings.collect(run.step()))
 
 
 def load_and_loss(values: Values, force_by_rank: bool) -> tuple[dict[str, Any], list[Any]]:

@@ -54,7 +54,8 @@ def test_a_stopped_run_resumes_bitwise(gloo_pool: GlooPool, tmp_path: Path, kind
 
 def _flat(line: dict[str, Any]) -> dict[str, float]:
     loads = {f"load {index}": load for index, load in enumerate(line.get("expert_load", ()))}
-    return {**{key: value for key, value in line.items() if key != "expert_load"}, **loads}
+    lists = ("expert_load", "expert_load_by_layer")
+    return {**{key: value for key, value in line.items() if key not in lists}, **loads}
 
 
 MOVED = {

@@ -187,6 +187,7 @@ def readings(step: int, random_state: random.Random, total: int = 400) -> dict[s
         "memory_peak_bytes": 1_390_000_000 + min(step, 60) * 1_500_000,
         "consumed_samples": 8 * step,
         "expert_load": [share / sum(skew) for share in skew],
+        "expert_load_by_layer": [[], *[[share / sum(skew) for share in skew]] * 3],
         "aux_loss": 1.02 + 0.4 * math.exp(-8 * progress) + random_state.gauss(0, 0.006),
         "swap-attention/host_bytes": 96_000_000 + int(4e6 * math.sin(step / 20)),
     }

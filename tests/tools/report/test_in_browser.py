@@ -71,6 +71,27 @@ def test_every_curve_is_drawn_with_its_points(open_run: OpenRun) -> None:
     }
     assert all(long for _, _, long in drawn)
     assert page.evaluate("document.querySelectorAll('[data-heat] path').length") > 5
+    assert page.evaluate("document.querySelectorAll('[data-layers] path').length") > 2
+
+
+def test_the_load_of_layers_is_that_at_the_cursor(open_run: OpenRun, tmp_path: Path) -> None:
+    lines = [
+        {
+            "step": step,
+            "loss": 1.0,
+            "expert_load": [0.5, 0.5],
+            "expert_load_by_layer": [[], [0.5, 0.5], [step / 10, 1 - step / 10]],
+        }
+        for step in range(1, 10)
+    ]
+    page = open_run(write_run(tmp_path / "layers", lines=lines))
+    reading = "document.querySelector('[data-layers] .legend').innerText"
+    assert page.evaluate(reading) == "step 9: expert 0 of layer 2 at 1.8 times its balanced share"
+    page.evaluate("document.querySelector('[data-heat] svg').focus()")
+    page.key("Home")
+    page.key("ArrowRight")
+    assert page.evaluate(reading) == "step 2: expert 1 of layer 2 at 1.6 times its balanced share"
+    quiet(page)
 
 
 def test_the_curve_passes_through_the_values(open_run: OpenRun, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_the_page_shows_every_part_of_the_run(tmp_path: Path) -> None:
         "torch 2.13.0",
         "finished",
         "Expert load",
+        "Expert load by layer",
         "swap-attention",
         "demo.toml:7",
         "Transformer Engine is not installed",
@@ -210,7 +211,8 @@ json_values = st.recursive(
 @given(
     plan=st.fixed_dictionaries(dict.fromkeys(PLAN, json_values)),
     line=st.dictionaries(
-        st.sampled_from(["step", "loss", "event", "expert_load", "time"]), json_values
+        st.sampled_from(["step", "loss", "event", "expert_load", "expert_load_by_layer", "time"]),
+        json_values,
     ),
 )
 def test_no_shape_of_the_files_keeps_the_page_from_coming(

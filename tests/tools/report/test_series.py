@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_run.tools.report.series import POINTS, load_map, reduce_points, series_of
+from ascend_run.tools.report.series import (
+    POINTS,
+    layer_loads,
+    load_map,
+    reduce_points,
+    series_of,
+)
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -89,3 +95,20 @@ def test_expert_load_with_gaps_or_another_size_is_left_out() -> None:
     assert load is not None
     assert load.shares == ((0.5, 0.5),)
     assert load_map([{"step": 1, "loss": 1.0}]) is None
+
+
+def test_loads_of_layers_are_averaged_over_periods() -> None:
+    """Layers without experts are left out, and so are broken readings."""
+    broken = [[[0.5]], "none", [[0.5, "NaN"], [1.0], [0.25, 0.75]], [1.0]]
+    records = [{"step": 0, "expert_load_by_layer": value} for value in broken]
+    records += [
+        {"step": s, "expert_load_by_layer": [[], [s % 2, 1 - s % 2], [0.25, 0.75]]}
+        for s in range(1, 9)
+    ]
+    loads = layer_loads(records, cells=8)
+    assert loads is not None
+    assert loads.layers == (1, 2)
+    assert loads.shares == (((0.5, 0.5), (0.25, 0.75)),) * 2
+    assert loads.edges == (1, 5, 9)
+    without = [{"step": 1, "loss": 1.0}, {"step": 2, "expert_load_by_layer": [[]]}]
+    assert layer_loads(without) is None

@@ -113,6 +113,8 @@ def _scalars(readings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if name == "step":
             continue
         if isinstance(value, list | tuple):
+            if any(isinstance(item, list | tuple) for item in value):
+                continue  # of every layer and expert: too many tags
             yield from ((f"{name}/{i}", float(item)) for i, item in enumerate(value))
         elif value is not None and not isinstance(value, str):
             yield name, float(value)

@@ -21,6 +21,9 @@ function addPlots() {
   for (const host of all('[data-heat]')) {
     new HeatMap(host, data.heats[host.dataset.heat], host.closest('figure').querySelector('h3').textContent);
   }
+  for (const host of all('[data-layers]')) {
+    new LayerMap(host, data.layers[host.dataset.layers], host.closest('figure').querySelector('h3').textContent);
+  }
 }
 
 function toggle(button) {
