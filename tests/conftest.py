@@ -2,9 +2,15 @@ import pytest
 
 from tests.support import exhaustive, needed_plugins
 from tests.support.exhaustive import pytest_addoption, pytest_report_collectionfinish
+from tests.support.lacking import pytest_pyfunc_call
 from tests.support.session import pytest_configure
 
-__all__ = ["pytest_addoption", "pytest_configure", "pytest_report_collectionfinish"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_pyfunc_call",
+    "pytest_report_collectionfinish",
+]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,10 @@ from ascend_run.plugin_api import Numerics
 from ascend_run.testing import parity as module
 from ascend_run.testing.parity import Case, Parity, require_devices
 from ascend_run.testing.runtime import PLATFORM_VARIABLE
+from tests.support.lacking import lacking
+
+NO_GPU = "platform cuda: rank 1 of this machine has no GPU; torch sees 1"
+NPU_ALONE = "'npu-kernels' does not run on platform 'cuda'"
 
 
 class Ran(Exception):
@@ -63,3 +67,20 @@ def test_parity_asks_before_it_starts_ranks() -> None:
         parity.outcomes(Case(plugins=("any",), layout={"cp": 2}))
     with pytest.raises(Ran):
         parity.outcomes(Case(plugins=("any",)))
+
+
+@pytest.mark.parametrize(
+    ("message", "platform", "reason"),
+    [
+        (f"PoolError: rank 1: PlatformError: {NO_GPU}; start fewer", "cuda", NO_GPU),
+        (f"PoolError: rank 1: PlatformError: {NO_GPU}; start fewer", "cpu", None),
+        (NO_GPU.replace("sees 1", "sees 0"), "cuda", None),
+        (f"cannot enable this set:\n  {NPU_ALONE}; it runs on: cpu", "cuda", NPU_ALONE),
+        (NPU_ALONE.replace("cuda", "npu"), "npu", None),
+        ("'gmm' does not run on platform 'cuda'", "cuda", None),
+    ],
+)
+def test_only_what_machine_or_platform_lack_is_skipped(
+    message: str, platform: str, reason: str | None
+) -> None:
+    assert lacking(message, platform) == reason

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ascend_run.ops.autograd_function import Function
+from ascend_run.ops.elementwise.rms_norm import plain_rms_norm
 from ascend_run.ops.elementwise.rotary import plain_rotary, plain_split_qkv_rotary, split_qkv
 
 # Statistics and matmuls in float32, rounded once, as in the torch implementation.
@@ -25,7 +26,9 @@ _CASTING = "gemma"
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """Implement PlatformOps.rms_norm. The gradient is not written in place of its upstream
-    gradient, which a residual may still need."""
+    gradient, which a residual may still need. float64, which the kernel lacks, uses torch."""
+    if x.dtype is torch.float64:
+        return plain_rms_norm(x, weight_H, eps)
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     out: Tensor = LigerRMSNormFunction.apply(x, weight_H, eps, 0.0, _CASTING, False)

@@ -138,3 +138,9 @@ def test_what_can_be_had_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel, platform in (("auto", "npu"), ("torch", "npu"), ("compile", "cpu")):
         assert kernels.problems("swiglu", kernel, platform) == []
     assert kernels.problems("swiglu", "liger", "cuda") == []
+
+
+def test_ligers_norm_leaves_float64_to_torch() -> None:
+    x, weight = torch.randn(3, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    got = kernels.in_form("rms_norm", "liger")(x, weight, EPS)
+    torch.testing.assert_close(got, rms_norm(x, weight), rtol=1e-12, atol=1e-12)
