@@ -27,6 +27,8 @@ import attrs
 from ascend_run.core.rank.failures import Failure as RankReport
 from ascend_run.core.rank.failures import describe_failure
 
+from .compiling_in_turn import compile_in_turn
+
 _MANY_THREADS = 40
 """Threads of process groups after which the garbage of finished jobs is collected. Each group has
 three, one of which polls a hundred times per second, and a model's reference cycles keep its groups
@@ -222,6 +224,7 @@ def serve(descriptor: int) -> None:
         return
     start.apply()
     _import(start.preload)
+    compile_in_turn()
     connection.send_bytes(b"ready")
     garbage = Garbage()
     while True:
