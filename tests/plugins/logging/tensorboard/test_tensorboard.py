@@ -81,6 +81,7 @@ def test_lists_flags_and_missing_values(tmp_path: Path) -> None:
     line = {
         "step": 3,
         "expert_load": [0.25, 0.75],
+        "expert_load_by_layer": [[], [0.25, 0.75]],
         "skipped": True,
         "loss_scale": None,
         "comment": "text",
