@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from torch import nn
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.core.model.expert_load import ExpertLoad
 from ascend_run.core.model.gpt import GPT
 from ascend_run.core.model.router import Router
+from ascend_run.ops.experts.expert_load import ExpertLoad
 from ascend_run.plugin_api import contracts as c
 
 from .step import StepResult, TrainStep
@@ -26,7 +29,10 @@ class Readings:
         self.hooks = hooks
         self.plugin_metrics = hooks.merge_named("ascend_metrics", context=context)
         modules = [module for chunk in step.bundle.chunks for module in chunk.modules()]
-        self.loads = ExpertLoad.of(step.bundle.chunks)
+        layers = [module for module in modules if isinstance(module, MoELayer)]
+        self.loads = [
+            ExpertLoad(cast("nn.Module", x.router), cast("int", x.layer_number) - 1) for x in layers
+        ]
         self.routers = [module for module in modules if isinstance(module, Router)]
         self.models = [module for module in modules if isinstance(module, GPT)]
         self.start()

@@ -31,8 +31,8 @@ EXPERTS = {"parallel.expert_model_parallel_size": 2}
 
 def biases_of_steps(values: Values, steps: int) -> list[tuple[Tensor, Tensor]]:
     """Return this rank's tokens of each expert and the bias after the step. A job for the pool."""
-    from ascend_run.core.model.expert_load import ExpertLoad
     from ascend_run.core.model.router import Router
+    from ascend_run.ops.experts.expert_load import ExpertLoad
     from ascend_run.testing.dry_run import DryRun
 
     found = []

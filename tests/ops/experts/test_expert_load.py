@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ascend_run.core.model.expert_load import ExpertLoad
-from ascend_run.testing.models import MOE
-from tests.support.small_runs import standing_model
+from ascend_run.ops.experts.expert_load import ExpertLoad
 
 
 class ByPosition(nn.Module):
@@ -39,14 +37,3 @@ def test_evaluation_and_forwards_without_gradients_count_nothing() -> None:
     router.eval()
     router(torch.ones(7, 2))
     assert load.take() is None
-
-
-def test_every_layer_with_experts_has_a_count() -> None:
-    with standing_model({**MOE, "model.num_layers": 3, "model.moe_layer_freq": [1, 0, 1]}) as model:
-        loads = ExpertLoad.of([model])
-        x = torch.ones(5, 1, 32, dtype=torch.float64)
-        model.decoder.layers[2].mlp.router(x)
-    first, last = (load.take() for load in loads)
-    assert first is None
-    assert last is not None
-    assert int(last.sum()) == 5 * 2

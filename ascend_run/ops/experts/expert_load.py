@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
-
 import torch
-from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor, nn
 
 # X experts of the full model
@@ -24,16 +20,6 @@ class ExpertLoad:
         self.layer = layer
         self.tokens_X: Tensor | None = None
         router.register_forward_hook(self._add)
-
-    @classmethod
-    def of(cls, chunks: Iterable[nn.Module]) -> list[ExpertLoad]:
-        """Return a count for every layer with experts."""
-        modules = (module for chunk in chunks for module in chunk.modules())
-        return [
-            cls(cast("nn.Module", module.router), cast("int", module.layer_number) - 1)
-            for module in modules
-            if isinstance(module, MoELayer)
-        ]
 
     def take(self) -> Tensor | None:
         """Return and reset this rank's count, ``[X]``; None if no token was routed."""
