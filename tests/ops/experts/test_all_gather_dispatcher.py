@@ -22,7 +22,7 @@ def test_output_and_every_gradient_are_those_of_each_token(
             assert max(errors.values()) <= 1e-10, errors
 
 
-def test_weights_and_tokens_are_gathered_at_once_and_waited_for_after_sorting(
+def test_tokens_are_gathered_at_once_and_waited_for_after_sorting(
     gloo_pool: GlooPool,
 ) -> None:
     for _, log, *_ in gloo_pool.run(jobs.dispatch_gathered, 2, 2, 1, "spread"):

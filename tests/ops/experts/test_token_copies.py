@@ -66,7 +66,7 @@ def test_rows_and_sums_and_their_gradients_are_those_of_each_copy(
         torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
 
 
-def test_the_fused_permutation_adds_nothing_by_index_and_copies_no_row_twice() -> None:
+def test_the_fused_permutation_adds_nothing_by_index_nor_copies_twice() -> None:
     chosen = routing("spread", 3)
     copies = copies_of(chosen, 3)
     tokens = torch.randn(T, H, requires_grad=True)

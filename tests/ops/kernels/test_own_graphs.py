@@ -51,7 +51,7 @@ def test_further_variants_run_uncompiled(
 
 
 @pytest.mark.parametrize("is_older", [False, True])
-def test_another_function_of_the_same_code_has_graphs_of_its_own_where_torch_can(
+def test_another_function_of_the_same_code_has_graphs_of_its_own(
     monkeypatch: pytest.MonkeyPatch, is_older: bool
 ) -> None:
     if is_older:
