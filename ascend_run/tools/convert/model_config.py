@@ -11,7 +11,8 @@ import attrs
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.json_files import read_hf_config, read_object
 from ascend_run.plugin_api.contracts import ModelFamily
-from ascend_run.plugin_api.errors import ConfigError, PluginResolutionError
+from ascend_run.plugin_api.error_text import show
+from ascend_run.plugin_api.errors import CheckpointError, ConfigError, PluginResolutionError
 from ascend_run.prepare.config.loading import ResolvedConfig, build_config
 from ascend_run.prepare.config.printing import render_toml
 from ascend_run.prepare.config.raw import RawConfig, RawValue
@@ -19,12 +20,14 @@ from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
+from ascend_run.testing.oracle.known import ALIBI_FAMILIES
 from ascend_run.types.config import RunConfig
 
-from .formats.megatron_args import model_values
+from .formats.megatron_args import ALIBI, model_values
 
 _KEPT: Final = ("data.seq_length",)
 """Settings outside of ``[model]`` that belong to a model."""
+_POSITIONS: Final = "model.position_embedding_type"
 _OF_ALL: Final = "model.add_bias_linear"
 _OF_EACH: Final = tuple(f"model.add_{kind}_bias" for kind in ("qkv", "linear_proj", "mlp"))
 """What it adds to a layer without experts."""
@@ -107,8 +110,21 @@ def config_of_args(family_name: str, args: Mapping[str, Any], where: str) -> Mod
     """Read the command line that a file of Megatron stores.
 
     Its ``--add-bias-linear`` becomes the biases of each kind for a family that has a key for each.
+
+    Raises:
+        CheckpointError: It cannot be read, or has ALiBi and the family does not, or the reverse.
     """
     values = model_values(args, where)
+    if (values.get(_POSITIONS) == ALIBI) != (family_name in ALIBI_FAMILIES):
+        has = "has" if family_name in ALIBI_FAMILIES else "does not have"
+        raise CheckpointError(
+            f"{where} has args with position_embedding_type="
+            f"{show(values.get(_POSITIONS))}, but the model family {family_name} {has} ALiBi; "
+            "name another family with --family, or the run's config.toml or a Hugging Face "
+            "config.json with --config"
+        )
+    if values.get(_POSITIONS) == ALIBI:
+        values[_POSITIONS] = "none"
     if values.get(_OF_ALL) and not load_family(family_name).defaults.get(_OF_ALL):
         values |= {_OF_ALL: False, **dict.fromkeys(_OF_EACH, True)}
     return of_values(family_name, values, "its args")

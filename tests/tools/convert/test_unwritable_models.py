@@ -54,6 +54,7 @@ def config_of(fields: Mapping[str, object]) -> RunConfig:
         ({"normalize_output_rows": True}, "model.normalize_output_rows=true divides the rows of "),
         ({"final_logit_softcapping": 30.0}, "model.final_logit_softcapping=30.0 caps the logits; "),
         ({"attn_logit_softcapping": 50.0}, "model.attn_logit_softcapping=50.0 caps the attention "),
+        ({"log_n_scaling_length": 64}, "model.log_n_scaling_length=64 multiplies queries beyond "),
     ],
 )
 def test_a_switch_that_megatron_lacks_is_named(fields: Mapping[str, object], problem: str) -> None:

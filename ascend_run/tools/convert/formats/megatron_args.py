@@ -12,6 +12,7 @@ from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.prepare.hugging_face.neutral_fields import neutral_fields
+from ascend_run.testing.oracle.known import ALIBI_FAMILIES
 from ascend_run.types.config import RunConfig
 
 from .rope_args import rope_args, rope_values
@@ -74,6 +75,8 @@ _BIASES_OF_SPARSE: Final = (
 """What ``add_bias_linear`` adds to layers with experts."""
 _DENSE_BIAS: Final = "add_dense_bias"
 """MindSpeed's option for the bias of the attention's output projection alone."""
+ALIBI: Final = "alibi"
+"""MindSpeed's value of ``position_embedding_type``; Megatron has none for ALiBi."""
 _RENAMED: Final = {
     "norm_epsilon": "layernorm_epsilon",
     "swiglu": "gated_linear_unit",
@@ -193,6 +196,8 @@ def make_args(
     values |= {option: _plain(model[field]) for option, field in _RENAMED.items()}
     values |= {n: _plain(model[n]) for n, value in _switches().items() if model[n] != value}
     values |= rope_args(config)
+    if model.family in ALIBI_FAMILIES:
+        values["position_embedding_type"] = ALIBI
     values["squared_relu"] = model.activation == "squared_relu"
     if model.activation == "quick_gelu" and model.gated_linear_unit:
         values |= {"quick_geglu": True, "swiglu": False}

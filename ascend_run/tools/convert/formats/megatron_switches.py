@@ -25,6 +25,8 @@ _LACKING: Final = {
     "ColumnParallelLinear does not",
     "final_logit_softcapping": "caps the logits; Megatron's GPTModel has no cap",
     "attn_logit_softcapping": "caps the attention scores; Megatron's SelfAttention has no cap",
+    "log_n_scaling_length": "multiplies queries beyond this position by a ratio of logarithms; "
+    "Megatron's SelfAttention does not",
 }
 """Field of ``[model]`` -> what it does beyond Megatron. Source: megatron-core 0.16."""
 
