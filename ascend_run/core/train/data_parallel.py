@@ -33,9 +33,15 @@ class LocalGradients(_BaseDataParallel):
         """No-op: there is no communication to wait for."""
 
     def scale_gradients(self, scaling_factor: float | Tensor) -> None:
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, scaling_factor)
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+        for dtype, gradients in by_dtype.items():
+            factor = scaling_factor
+            if isinstance(factor, Tensor) and factor.device.type != "cpu":
+                factor = factor.to(dtype)  # a kernel per gradient rounds it too
+            torch._foreach_mul_(gradients, factor)
 
     def zero_grad_buffer(self) -> None:
         for parameter in self.module.parameters():

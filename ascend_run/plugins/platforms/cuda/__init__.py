@@ -43,7 +43,9 @@ class Cuda:
     def ascend_patches(self) -> Sequence[Patch]:
         from ascend_run.plugins.platforms import transformer_engine_patches
 
-        return transformer_engine_patches()
+        from .many_tensors import patches
+
+        return (*transformer_engine_patches(), *patches())
 
     @hookimpl
     def ascend_attention_kernel(self, ops: PlatformOps) -> AttentionKernel:
