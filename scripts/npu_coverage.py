@@ -27,7 +27,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ PACKAGE: Final = ROOT / "ascend_run/plugins/platforms/npu"
 OUTPUT: Final = ROOT / "tests/plugins/platforms/npu/code_paths.json"
 CACHE: Final = ROOT / "build/npu_coverage"
 DONE: Final = "done"
+EXIT_SECONDS: Final = 60.0
+"""Time for a rank to write its coverage."""
 TESTS: Final = tuple(
     f"tests/plugins/platforms/npu/{name}.py"
     for name in (
@@ -151,25 +153,43 @@ def measure() -> dict[str, Any]:
     for test, folder in zip(TESTS, folders, strict=True):
         if (folder / DONE).exists():
             continue
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        what = ["-m", "pytest", "-q", "-p", "scripts.npu_coverage", "-p", "no:cacheprovider", test]
-        if _coverage(folder, "run", *what) != 0:
-            sys.exit(f"{test} failed; it must pass first")
+        run_test(test, folder)
         (folder / DONE).touch()
-    report = CACHE / "report.json"
-    _coverage(CACHE, "combine", "-q", "--keep", *map(str, folders))
-    _coverage(CACHE, "json", "-q", "-o", str(report))
+    return report_of(folders, CACHE)
+
+
+def run_test(test: str, folder: Path, source: Path = PACKAGE) -> None:
+    """Run a test file, and store its coverage of a source folder, also on ranks, in a new folder.
+
+    Raises:
+        SystemExit: A test failed, or pytest itself.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    what = ["-m", "pytest", "-q", "-p", "scripts.npu_coverage", "-p", "no:cacheprovider", test]
+    code = _coverage(folder, source, "run", *what)
+    if code == 1:
+        sys.exit(f"{test} failed; it must pass first")
+    if code:
+        sys.exit(f"pytest ended with exit code {code} in {test}")
+
+
+def report_of(folders: Sequence[Path], into: Path, source: Path = PACKAGE) -> dict[str, Any]:
+    """Return the report of coverage that was stored in several folders."""
+    report = into / "report.json"
+    _coverage(into, source, "combine", "-q", "--keep", *map(str, folders))
+    _coverage(into, source, "json", "-q", "-o", str(report))
     found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     return found
 
 
-def _coverage(folder: Path, *words: str) -> int:
+def _coverage(folder: Path, source: Path, *words: str) -> int:
     """Run a command of coverage on the data in a folder."""
     settings = folder / "settings"
     settings.write_text(
+        # Ranks are forks of processes that are measured, and inherit the tracer.
         "[run]\nbranch = true\nparallel = true\npatch = subprocess\n"
-        f"data_file = {folder / 'data'}\nsource = {PACKAGE}\nomit = */proof/*\n",
+        f"data_file = {folder / 'data'}\nsource = {source}\nomit = */proof/*\n",
         encoding="utf-8",
     )
     (command, *rest) = words
@@ -187,11 +207,9 @@ def pytest_configure() -> None:
     def close(self: GlooPool) -> None:
         for worker in self._workers:
             worker.connection.close()
-        for worker in self._workers:
-            try:
-                worker.process.wait(30)
-            except subprocess.TimeoutExpired:
-                print(f"{worker.process.pid} does not exit", file=sys.stderr)
+        for rank, worker in enumerate(self._workers):
+            if code := worker.process.exit_code(EXIT_SECONDS):
+                print(f"rank {rank} has not written its coverage: exit {code}", file=sys.stderr)
         at_once(self)
 
     # Patched in this process only: a rank that is killed does not write its coverage.
