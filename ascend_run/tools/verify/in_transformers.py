@@ -15,6 +15,7 @@ from ascend_run.core.hugging_face.parameter_rows import parameter_sources
 from ascend_run.plugin_api.contracts import ModelFamily, TensorShard
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.testing.hugging_face.reference import reference_of
+from ascend_run.testing.hugging_face.ties import TiesByIndex
 from ascend_run.testing.hugging_face.widened import computing_in
 from ascend_run.tools.convert.exporting import export_hf
 from ascend_run.types.config import RunConfig
@@ -29,6 +30,9 @@ def gradients_of(
 ) -> tuple[float, dict[str, Tensor]]:
     """Return transformers' mean loss and its gradients, by our names; 0 where there is none.
 
+    Of experts with equal scores it selects those of lower index, as our routers do: otherwise its
+    selection would be any of them.
+
     Args:
         folder: Empty; gets the model, and the gradients instead of weights.
         weights: Every parameter of the full model, by Megatron's name.
@@ -38,7 +42,7 @@ def gradients_of(
     """
     stored = _with_buffers(family, config, weights)
     export_hf(folder / "exported", family, config, stored.items())
-    with _quiet():
+    with _quiet(), TiesByIndex():
         reference = reference_of(_opened(folder / "exported"), folder, samples)
     found = {name: torch.empty_like(weight) for name, weight in stored.items()}
     shards = [

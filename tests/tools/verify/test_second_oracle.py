@@ -11,6 +11,7 @@ import torch
 
 from ascend_run.plugin_api import ModelFamily
 from ascend_run.prepare.prepare import PreparedRun
+from ascend_run.testing.hugging_face.ties import TiesByIndex
 from ascend_run.testing.models import samples
 from ascend_run.testing.oracle.model import GPT
 from ascend_run.tools.convert.model_config import load_family
@@ -43,11 +44,34 @@ LACKING: Final = frozenset(
 """Families that transformers has no class of; a family of each other name is compared."""
 
 
-def record_of(prepared: PreparedRun) -> Record:
-    """Return what the comparison reads of a plain run: random weights, and samples."""
+ROUTER: Final = ".mlp.router.weight"
+WITH_EXPERTS: Final = (
+    "deepseek",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "mixtral",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+)
+"""Names of families with experts that transformers has."""
+
+
+def record_of(prepared: PreparedRun, ties: bool = False) -> Record:
+    """Return what the comparison reads of a plain run: random weights, and samples.
+
+    Args:
+        ties: The experts' scores are one product each, and those of all but the first are equal.
+    """
     config = prepared.config
     torch.manual_seed(1)
     weights = {n: 0.3 * torch.randn_like(p) for n, p in GPT(config).named_parameters()}
+    for name in weights:
+        if ties and name.endswith((ROUTER, ROUTER.replace("weight", "bias"))):
+            weights[name][1:] = weights[name][1]
+        if ties and name.endswith(ROUTER):
+            weights[name][:, 1:] = 0.0
     places = [
         RecordedShard(name=n, offset=(0,) * w.ndim, global_shape=tuple(w.shape), trains=True)
         for n, w in weights.items()
@@ -86,6 +110,34 @@ def test_a_family_is_compared_or_said_to_be_unknown(name: str) -> None:
         return
     assert [check.state for check in found.checks] == ["-"]
     assert "not compared with transformers: transformers" in found.note
+
+
+def test_families_with_experts_are_those_with_a_router() -> None:
+    routed = {name for name in FAMILIES if tiny_run(name).config.model.num_moe_experts}
+    assert routed - LACKING == {*WITH_EXPERTS}
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_equal_scores_are_selected_by_index_in_transformers(name: str) -> None:
+    """Most tokens have equal scores of an expert that is selected and one that is not."""
+    prepared = tiny_run(name)
+    assert_equal(compare_with_transformers(prepared, record_of(prepared, ties=True)))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_topk_selects_equal_entries_by_index(dim: int, largest: bool) -> None:
+    torch.manual_seed(0)
+    distinct = torch.randperm(60).double().view(6, 10).requires_grad_()
+    expected = torch.topk(distinct, 3, dim, largest)
+    with TiesByIndex():
+        found = torch.topk(distinct, k=3, dim=dim, largest=largest, sorted=False)
+        of_equal = torch.zeros(6, 100).topk(3, dim=-1).indices
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    weights = torch.rand_like(found.values)
+    of_both = [torch.autograd.grad((x.values * weights).sum(), distinct) for x in (found, expected)]
+    assert torch.equal(*(gradient for (gradient,) in of_both))
+    assert (of_equal == torch.arange(3)).all()
 
 
 @pytest.mark.needs_plugins("lora", "eod-reset")
