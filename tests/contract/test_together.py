@@ -14,6 +14,7 @@ import pytest
 
 from ascend_run.testing.parity import Parity
 from benchmarks.campaigns import feature_sets, together
+from benchmarks.campaigns import features as campaign_features
 from benchmarks.campaigns.campaign import PASSED
 from benchmarks.campaigns.features import OPTIONS, features
 from tests.support.exhaustive import covering
@@ -33,6 +34,7 @@ def drawn() -> list[str]:
     layouts takes half a minute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feature_sets, "LAYOUTS", LAYOUTS)
+        patch.setattr(campaign_features, "YOUNGER", ())
         patch.setattr(together, "all_sets", feature_sets.all_sets.__wrapped__)
         cases = [json.loads(case) for case in together.cases(together.CAMPAIGN.seed)]
     for asked in cases:
