@@ -162,16 +162,13 @@ def run_test(test: str, folder: Path, source: Path = PACKAGE) -> None:
     """Run a test file, and store its coverage of a source folder, also on ranks, in a new folder.
 
     Raises:
-        SystemExit: A test failed, or pytest itself.
+        SystemExit: A test failed, or the end of its ranks.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     what = ["-m", "pytest", "-q", "-p", "scripts.npu_coverage", "-p", "no:cacheprovider", test]
-    code = _coverage(folder, source, "run", *what)
-    if code == 1:
-        sys.exit(f"{test} failed; it must pass first")
-    if code:
-        sys.exit(f"pytest ended with exit code {code} in {test}")
+    if _coverage(folder, source, "run", *what) != 0:
+        sys.exit(f"{test} or the end of its ranks failed; both must pass first")
 
 
 def report_of(folders: Sequence[Path], into: Path, source: Path = PACKAGE) -> dict[str, Any]:
