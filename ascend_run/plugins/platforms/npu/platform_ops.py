@@ -137,29 +137,37 @@ class NpuGroups:
     """Implement PlatformOps.grouped_matmul.
 
     The operator's result for groups without rows is not documented: it is not called if all groups
-    are empty, and its output for an empty group is zeroed.
+    are empty, and its output for an empty group is zeroed, also where the host does not know which
+    groups are.
     """
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
-        ends = torch.tensor([*accumulate(counts)], dtype=torch.int64)
-        self.ends_X = ends.to(device, non_blocking=True)
-        self.num_rows = sum(counts)
-        self.empty = [group for group, count in enumerate(counts) if count == 0]
+    counts_on_device = True
+
+    def __init__(self, counts: Sequence[int] | Tensor, device: torch.device) -> None:
+        self.counts = counts
+        if isinstance(counts, Tensor):
+            self.ends_X = counts.cumsum(0)
+        else:
+            ends = torch.tensor([*accumulate(counts)], dtype=torch.int64)
+            self.ends_X = ends.to(device, non_blocking=True)
 
     def matmul(self, x_TK: Tensor, matrices_XKN: Tensor) -> Tensor:
-        if self.num_rows == 0:
+        if x_TK.shape[0] == 0:
             return x_TK.new_empty(0, matrices_XKN.shape[2])
         return operators.grouped_matmul(x_TK.contiguous(), matrices_XKN, self.ends_X)
 
     def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
-        if self.num_rows == 0:
+        if a_TN.shape[0] == 0:
             return a_TN.new_zeros(len(self.ends_X), a_TN.shape[1], b_TK.shape[1])
         products = operators.grouped_outer(a_TN.contiguous().t(), b_TK.contiguous(), self.ends_X)
-        for group in self.empty:
-            products[group].zero_()
+        if isinstance(self.counts, Tensor):
+            return products.masked_fill_((self.counts == 0)[:, None, None], 0.0)
+        for product, count in zip(products, self.counts, strict=True):
+            if count == 0:
+                product.zero_()
         return products
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        if self.num_rows == 0:
+        if a_TN.shape[0] == 0:
             return
         forms.groups.grouped_matmul_add_(sum_XNK, a_TN, b_TK, self.ends_X, cumulative=True)

@@ -43,6 +43,10 @@ def groups() -> None:
     test_forms.test_grouped_products((3, 0, 4, 2), True)
 
 
+def experts(*, on_device: bool) -> None:
+    test_platform_ops.test_experts_by_grouped_products_follow_the_formula((3, 0, 1, 2), on_device)
+
+
 def feed_forward() -> None:
     test_forms.test_feed_forwards(None, "relu")
 
@@ -71,9 +75,15 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "groups of the table: an empty one is not cleared": Mistake(
         "ascend_run.plugins.platforms.npu.platform_ops:NpuGroups.outer",
-        "for group in self.empty:",
-        "for group in ():",
-        lambda: test_platform_ops.test_experts_by_grouped_products_follow_the_formula((3, 0, 1, 2)),
+        "if count == 0:",
+        "if count == -1:",
+        lambda: experts(on_device=False),
+    ),
+    "groups of the table, counted on the device: an empty one is not cleared": Mistake(
+        "ascend_run.plugins.platforms.npu.platform_ops:NpuGroups.outer",
+        "(self.counts == 0)",
+        "(self.counts == -1)",
+        lambda: experts(on_device=True),
     ),
     "rotary: the gradient turns the same way": Mistake(
         "ascend_run.plugins.platforms.npu.platform_ops:_Rotary.backward",

@@ -85,9 +85,13 @@ def test_rotary_follows_the_formula(interleaved: bool, width: int) -> None:
     )
 
 
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("counts", [(3, 0, 1, 2), (0, 0, 5, 0), (0, 0, 0, 0)], ids=str)
-def test_experts_by_grouped_products_follow_the_formula(counts: tuple[int, ...]) -> None:
+def test_experts_by_grouped_products_follow_the_formula(
+    counts: tuple[int, ...], on_device: bool
+) -> None:
     """Forward and backward, for any experts without tokens."""
+    given = torch.tensor(counts) if on_device else counts
     experts = [number for number, count in enumerate(counts) for _ in range(count)]
 
     def formula(x: Tensor, probs: Tensor, fc1: Tensor, fc2: Tensor) -> Tensor:
@@ -97,7 +101,7 @@ def test_experts_by_grouped_products_follow_the_formula(counts: tuple[int, ...])
 
     assert_same(
         lambda x, probs, fc1, fc2: expert_mlp(
-            x, counts, probs, fc1, fc2, backend=OPS.grouped_matmul
+            x, given, probs, fc1, fc2, backend=OPS.grouped_matmul
         ),
         formula,
         *(draw(sum(counts), 8), draw(sum(counts)), draw(4, 12, 8), draw(4, 8, 6)),
