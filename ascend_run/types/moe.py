@@ -59,7 +59,7 @@ class GroupedGemm(Protocol):
     """Grouped matmuls over rows that are partitioned into groups; not differentiable.
     ``ops.experts.grouped_matmul`` is the reference implementation."""
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+    def __init__(self, counts: Sequence[int] | Tensor, device: torch.device) -> None:
         """
         Args:
             counts: Rows of each group, any of which may be 0: on the host, or an int64 tensor on
