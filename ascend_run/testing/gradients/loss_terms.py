@@ -7,6 +7,7 @@ value 0: both change gradients, but not the reported loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
@@ -17,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ascend_run.core.checkpoint.entries import RandomState
+from ascend_run.core.model.router import Router
 from ascend_run.core.train.step import ForwardBackward
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.dry_run import DryRun, gradient_of
@@ -58,6 +60,11 @@ class LossTerms:
         self._configs = list(
             {id(x): x for x in configs if isinstance(x, TransformerConfig)}.values()
         )
+        self._sparse_mixers = [
+            module
+            for module in modules
+            if isinstance(module, Router) and module.sparsemixer_eps is not None
+        ]
         self._depth_losses: list[Callable[[], Tensor | None]] = [
             cast("Any", m).take_mtp_losses for m in modules if hasattr(m, "take_mtp_losses")
         ]
@@ -111,6 +118,27 @@ class LossTerms:
         """Return the gradients of the main loss alone."""
         with _router_losses(muted=True), self._without(_AHEAD):
             return self._gradients()
+
+    def reached_among_near_experts(self) -> frozenset[int]:
+        """Return the indices of the parameter shards to which the main loss gives a gradient if
+        SparseMixer counts all experts as near the best; none if no router is SparseMixer's.
+
+        At its own threshold, no other expert may be near the selected ones, of any token. Their
+        weights are 1 then, and the router rightly gets no gradient.
+        """
+        if not self._sparse_mixers:
+            return frozenset()
+        thresholds = [router.sparsemixer_eps for router in self._sparse_mixers]
+        try:
+            for router in self._sparse_mixers:
+                router.sparsemixer_eps = math.inf
+            found = self.gradients_of_main()
+        finally:
+            for router, eps in zip(self._sparse_mixers, thresholds, strict=True):
+                router.sparsemixer_eps = eps
+        return frozenset(
+            index for index, gradient in enumerate(found) if gradient is not None and gradient.any()
+        )
 
     def _names(self, has_router_losses: bool) -> Iterator[str]:
         yield MAIN

@@ -45,6 +45,8 @@ class _Moved:
     gradients: Mapping[str, Tensor | None]
     """By term of the loss."""
     draw: int = 0
+    is_reached: bool = False
+    """Whether the main loss reaches it if SparseMixer counts all experts as near the best."""
 
     @property
     def along(self) -> Tensor:
@@ -89,8 +91,14 @@ def parameter_derivatives(
         return
     gradients, shards = terms.gradients(), dry_run.shards(Tensor.detach)
     chosen = _of_first_and_last_layers(shards)
+    reached = terms.reached_among_near_experts()
     moved = [
-        _Moved(shard.name, shard.tensor, {term: gradients[term][index] for term in terms.names})
+        _Moved(
+            shard.name,
+            shard.tensor,
+            {term: gradients[term][index] for term in terms.names},
+            is_reached=index in reached,
+        )
         for index, shard in enumerate(shards)
         if shard.name in chosen and shard.trains and shard.tensor is not None
     ]
@@ -147,6 +155,7 @@ def _measured(group: Sequence[_Moved], terms: LossTerms) -> list[Derivative]:
         for tensor, before, _ in held:
             tensor.copy_(before)
     expected = [one.slopes() for one in group]
+    needs_main = terms.needs_main and group[0].is_masked() and not group[0].is_reached
     name = group[0].name if len(group) == 1 else f"{group[0].name} and {len(group) - 1} others"
     return [
         Derivative(
@@ -156,7 +165,7 @@ def _measured(group: Sequence[_Moved], terms: LossTerms) -> list[Derivative]:
             slope=slope.value,
             bound=slope.bound,
             is_measured=slope.is_measured,
-            is_required=term == MAIN and terms.needs_main and group[0].is_masked(),
+            is_required=term == MAIN and needs_main,
         )
         for term, slope in zip(terms.names, found, strict=True)
     ]

@@ -321,6 +321,31 @@ def test_a_wrong_gradient_of_both_runs_is_found(
     assert verdict.fault.why.startswith(why)
 
 
+def _problems_of_sparse_mixer(pool: GlooPool, *enable: str) -> tuple[str, ...]:
+    """Return which gradients seem wrong by differences, if no token of the last router has an
+    expert near the selected ones."""
+    config, name = {"model.family": "phimoe"}, "decoder.layers.1.mlp.router.weight"
+    plain = sides_of(Question(enable=enable, layout={}, model="moe", config=config)).plain
+    records = PoolRanks(pool)(plain)
+    of_main = {x.name: x for x in records[0].derivatives if x.of == "the main loss"}
+    assert of_main[name].is_measured
+    assert (of_main[name].gradient, of_main[name].slope) == (0.0, 0.0)
+    (check,), _ = slopes.by_differences(records, plain.name)
+    return check.details
+
+
+def test_a_router_whose_experts_all_have_the_weight_1_is_right(gloo_pool: GlooPool) -> None:
+    assert _problems_of_sparse_mixer(gloo_pool) == ()
+
+
+def test_a_detached_sparse_mixer_is_found(gloo_pool: GlooPool) -> None:
+    plugin = gradients.DetachesTheRouter
+    with offered(plugin):
+        found = _problems_of_sparse_mixer(gloo_pool, plugin.manifest.name)
+    problem = "gets no gradient from the main loss, only from auxiliary losses"
+    assert f"decoder.layers.1.mlp.router.weight {problem}" in found
+
+
 def test_references_are_made_once_and_a_planted_fault_is_undone(gloo_pool: GlooPool) -> None:
     made = []
 
