@@ -126,6 +126,7 @@ def _match(
     problems = [f"{name} is missing" for name in sorted(expected - stored.names)]
     buffers = re.compile("|".join((_COMPUTED, *family.buffers)))
     extra = {name for name in stored.names - expected if not buffers.fullmatch(name)}
+    extra -= {name for name in extra if 0 in stored.shape(name)}  # of no shared experts
     if depths := num_stored_depths(stored.names, family, config):
         if config.model.mtp_num_layers is None:
             problems.append(

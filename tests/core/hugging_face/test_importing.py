@@ -168,6 +168,16 @@ def test_buffers_that_old_checkpoints_hold_are_passed_over(tmp_path: Path) -> No
     assert not any(shard.tensor.isnan().any() for shard in shards)
 
 
+def test_empty_tensors_are_passed_over(tmp_path: Path) -> None:
+    """transformers stores them for DeepSeek's shared experts where a model has none."""
+    hf, name = SPARSE.hf_tensors(), "model.layers.0.mlp.shared_experts.{}_proj.weight"
+    extra = {name.format("up"): torch.ones(0, 8), name.format("down"): torch.ones(8, 0)}
+    SPARSE.write(tmp_path, hf | extra)
+    shards = full_shards(SPARSE.parameters(hf))
+    load_hf_weights(tmp_path, SPARSE.family, SPARSE.run_config(), shards)
+    assert not any(shard.tensor.isnan().any() for shard in shards)
+
+
 def test_a_tied_output_layer_may_be_stored_where_it_is_the_embedding(tmp_path: Path) -> None:
     tied = TinyModel(tied=True)
     hf = tied.hf_tensors()
