@@ -10,12 +10,13 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.config.layout import layout_of
-from ascend_run.plugin_api import AscendRunError
+from ascend_run.plugin_api import AscendRunError, ModelFamily
 from ascend_run.prepare.config.raw import COMMAND_LINE
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.prepare import prepare_raw
 from ascend_run.testing.models import MODELS
 from ascend_run.testing.small_settings import settings_of
+from ascend_run.tools.convert.model_config import load_family
 from ascend_run.tools.verify.compare.thresholds import ADAM_EPSILON, LEARNING_RATE, WARMUP
 from ascend_run.types.layout import world_size
 
@@ -25,6 +26,9 @@ from .small_settings import manifests_of, saves
 
 _WIDE_HEADS: Final = {"model.kv_channels": 8}
 """Not hidden size / heads, which is 4: a formula that takes one for the other is found."""
+_EXPERTS: Final = "model.num_moe_experts"
+_LATENT: Final = "model.multi_latent_attention"
+_QUERY_GROUPS: Final = "model.num_query_groups"
 _CLIPPING: Final[Mapping[int, float]] = {4: 3.8, 8: 3.1, 12: 3.125, 16: 2.57}
 """Size of the global batch -> threshold between the gradient norms of the steps of the built-in
 models, of which the largest are below twice the threshold: steps are clipped by less than half, and
@@ -79,7 +83,7 @@ def find_candidate(
     if question.file is not None or question.model is not None:
         model = question.model or "dense"
         return model, side(name, enabled, sizes, model)
-    needs_experts = sizes.get("ep", 1) > 1 or "expt_tp" in sizes
+    needs_experts = sizes.get("ep", 1) > 1 or "expt_tp" in sizes or _has_experts(question)
     first: AscendRunError | None = None
     for model in ("moe",) if needs_experts else ("dense", "moe"):
         candidate: Side = side(name, enabled, sizes, model)
@@ -116,6 +120,8 @@ def make_side(
         heads = {} if _sets_head_widths(question) else _WIDE_HEADS
         base = {**MODELS[model], **heads, "data.train": [KIT_DATASET], **base}
         base |= _fitting(base, all_sizes)
+        if _has_latent_attention(question):
+            del base[_QUERY_GROUPS]  # each head has its own key
         samples = int(str(base["train.global_batch_size"]))
         base = {"optimizer.clip_grad": _CLIPPING.get(samples, _CLIPPING[4]), **base}
         if model == "moe" and sizes.get("tp", 1) > 1:
@@ -170,14 +176,39 @@ def _fitting(model: Mapping[str, Any], all_sizes: list[Mapping[str, int]]) -> di
 def _sets_head_widths(question: Question) -> bool:
     """Return whether the question's settings may choose the widths of heads: those of another
     family, or of multi-latent attention."""
-    return not _settings(question).isdisjoint(("model.family", "model.multi_latent_attention"))
+    return not _given(question).keys().isdisjoint(("model.family", _LATENT))
+
+
+def _has_experts(question: Question) -> bool:
+    """Return whether the question's family is one of models with experts."""
+    family = _family(question)
+    return family is not None and any(key.field == _EXPERTS for key in family.keys)
+
+
+def _has_latent_attention(question: Question) -> bool:
+    """Return whether the question's family or settings choose multi-latent attention."""
+    family = _family(question)
+    default = family is not None and bool(family.defaults.get(_LATENT))
+    return bool(_given(question).get(_LATENT, default))
+
+
+def _family(question: Question) -> ModelFamily | None:
+    """Return the family that is set for a built-in model; None if there is none of this name, which
+    planning the run reports."""
+    name = _given(question).get("model.family")
+    try:
+        return load_family(name) if isinstance(name, str) else None
+    except AscendRunError:
+        return None
 
 
 def names_family(question: Question) -> bool:
     """Return whether the user chose the model's family."""
-    chosen = _settings(question) & {"model.family", "model.hf_path"}
+    chosen = _given(question).keys() & {"model.family", "model.hf_path"}
     return question.file is not None or bool(chosen)
 
 
-def _settings(question: Question) -> set[str]:
-    return {*read_raw(None, question.overrides).values, *question.config}
+def _given(question: Question) -> dict[str, Any]:
+    """Return the question's settings, as config key -> value."""
+    read = read_raw(None, question.overrides).values
+    return {**{key: raw.value for key, raw in read.items()}, **question.config}

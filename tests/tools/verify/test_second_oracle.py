@@ -124,6 +124,16 @@ def test_equal_scores_are_selected_by_index_in_transformers(name: str) -> None:
     assert_equal(compare_with_transformers(prepared, record_of(prepared, ties=True)))
 
 
+@pytest.mark.parametrize("name", ["deepseek", "deepseek_v2", "deepseek_v3"])
+def test_a_built_in_model_of_latent_attention_is_compared(name: str) -> None:
+    """It has experts, and no shared ones, of which transformers has empty tensors."""
+    sides = sides_of(Question(layout={}, overrides=(f"model.family={name}",)))
+    assert sides.has_second_oracle
+    model = (prepared := sides.plain.prepare()).config.model
+    assert (model.num_moe_experts, model.moe_shared_expert_intermediate_size) == (4, None)
+    assert_equal(compared(prepared))
+
+
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("dim", [0, -1])
 def test_topk_selects_equal_entries_by_index(dim: int, largest: bool) -> None:
