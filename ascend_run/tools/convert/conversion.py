@@ -14,6 +14,7 @@ from ascend_run.plugin_api.errors import CheckpointError, StorageError
 from .formats.model_source import ModelSource, Progress
 from .new_folder import partial_folder, publish, refuse_taken, require_outside
 from .opening import Format, SourceOptions, open_model, recognised
+from .position_biases import require_no_bias
 from .verifying.comparison import Comparison, compare_tensors
 from .verifying.settings import Settings, compare_settings
 
@@ -64,6 +65,7 @@ def convert(request: Conversion, progress: Progress) -> Converted:
         for folder in (model.folder, request.options.adapter, request.options.base):
             if folder is not None:
                 require_outside(request.target, folder)
+        _require_no_bias(request, model)
         if request.verify is None:
             _write(request.target, request, model, progress)
             return Converted(model)
@@ -92,6 +94,7 @@ def _convert_adapters(request: Conversion, progress: Progress) -> Converted:
         )
     adapters = open_run_adapters(request.source, request.options)
     require_outside(request.target, adapters.model.folder)
+    _require_no_bias(request, adapters.model)
     if request.verify is None:
         write_peft(request.target, adapters, progress)
         return Converted(adapters.model)
@@ -104,6 +107,12 @@ def _convert_adapters(request: Conversion, progress: Progress) -> Converted:
         if done.is_equal:
             publish(written, request.target)
     return done
+
+
+def _require_no_bias(request: Conversion, model: ModelSource) -> None:
+    """Check that the target's format has the position biases of the source's features."""
+    if request.target_format != Format.ASCEND_RUN:
+        require_no_bias(model.config, model.folder, request.target_format)
 
 
 @contextmanager

@@ -18,12 +18,14 @@ from ascend_run.prepare.config.printing import render_toml
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
+from ascend_run.prepare.prepare import options_of
 from ascend_run.registry.discovery import discover
-from ascend_run.registry.kinds import Kind
+from ascend_run.registry.kinds import Kind, Plugin
 from ascend_run.testing.oracle.known import ALIBI_FAMILIES
 from ascend_run.types.config import RunConfig
 
 from .formats.megatron_args import ALIBI, model_values
+from .position_biases import has_unnamed_bias, plugins_with_bias
 
 _KEPT: Final = ("data.seq_length",)
 """Settings outside of ``[model]`` that belong to a model."""
@@ -61,19 +63,24 @@ class ModelConfig:
 
 
 def config_of_run(file: Path, family_name: str | None) -> ModelConfig:
-    """Read the model's part of a run's config."""
+    """Read the model's part of a run's config: ``[model]``, and the features that add a position
+    bias, with their options."""
     raw = read_raw(file)
     name = family_name or raw.family
     family = load_family(name)
+    biased = plugins_with_bias(raw.enable, file)
+    sections = ("model.", *(f"plugins.{plugin}." for plugin in biased))
     # The folder of the initial weights does not matter here, and may not exist any more.
     kept = {
         key: given
         for key, given in raw.values.items()
-        if (key.startswith("model.") and key != "model.hf_path") or key in _KEPT
+        if (key.startswith(sections) and key != "model.hf_path") or key in _KEPT
     }
     if name != raw.family or "model.family" not in kept:
         kept["model.family"] = RawValue(name, "--family" if family_name else str(file))
-    return ModelConfig(family, _resolved(kept, family))
+    if biased:
+        kept["enable"] = RawValue([*biased], str(file))
+    return ModelConfig(family, _resolved(kept, family, biased))
 
 
 def config_of_hf(
@@ -114,6 +121,11 @@ def config_of_args(family_name: str, args: Mapping[str, Any], where: str) -> Mod
     Raises:
         CheckpointError: It cannot be read, or has ALiBi and the family does not, or the reverse.
     """
+    if has_unnamed_bias(family_name):
+        raise CheckpointError(
+            f"{where} has args, which cannot say the position bias of the model family "
+            f"{family_name}; name the run's config.toml or a Hugging Face config.json with --config"
+        )
     values = model_values(args, where)
     if (values.get(_POSITIONS) == ALIBI) != (family_name in ALIBI_FAMILIES):
         has = "has" if family_name in ALIBI_FAMILIES else "does not have"
@@ -162,5 +174,8 @@ def _known_family(model_type: object, file: Path) -> str:
     )
 
 
-def _resolved(given: Mapping[str, RawValue], family: ModelFamily) -> ResolvedConfig:
-    return build_config(RawConfig(values=given), {}, family.defaults, ())
+def _resolved(
+    given: Mapping[str, RawValue], family: ModelFamily, features: Mapping[str, Plugin] | None = None
+) -> ResolvedConfig:
+    options = {name: options_of(plugin) for name, plugin in (features or {}).items()}
+    return build_config(RawConfig(values=given), options, family.defaults, (*options,))

@@ -11,7 +11,11 @@ from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.prepare.hugging_face.neutral_fields import neutral_fields
+from ascend_run.testing.oracle.known import ALIBI_FAMILIES
+from ascend_run.tools.convert.position_biases import has_unnamed_bias
 from ascend_run.types.config import RunConfig
+
+from .megatron_args import ALIBI
 
 _LACKING: Final = {
     "scale_embedding": "multiplies embeddings by the square root of hidden_size; Megatron's "
@@ -33,7 +37,12 @@ _LACKING: Final = {
 
 def switch_problems(config: RunConfig) -> list[str]:
     """Return why Megatron would compute something else with this model's weights."""
-    return [*_lacking(config).values(), *_bias_problems(config), *_activation_problems(config)]
+    return [
+        *_lacking(config).values(),
+        *_position_problems(config),
+        *_bias_problems(config),
+        *_activation_problems(config),
+    ]
 
 
 def require_stated(config: RunConfig, args: Mapping[str, Any], where: str) -> None:
@@ -60,6 +69,16 @@ def _lacking(config: RunConfig) -> dict[str, str]:
         for name, what in _LACKING.items()
         if config.model[name] != neutral[name]
     }
+
+
+def _position_problems(config: RunConfig) -> list[str]:
+    """Return why Megatron's args have no value for the positions."""
+    family = config.model.family
+    problem = (
+        f"model family {family} adds a position bias to the attention scores; Megatron's args have "
+        f"no value for it: position_embedding_type={ALIBI} stands for {', '.join(ALIBI_FAMILIES)}"
+    )
+    return [problem] if has_unnamed_bias(family) else []
 
 
 def _bias_problems(config: RunConfig) -> list[str]:
