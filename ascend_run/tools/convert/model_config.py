@@ -24,7 +24,7 @@ from ascend_run.registry.kinds import Kind, Plugin
 from ascend_run.testing.oracle.known import ALIBI_FAMILIES
 from ascend_run.types.config import RunConfig
 
-from .formats.megatron_args import ALIBI, model_values
+from .formats.megatron_args import ALIBI, ALIBI_TYPE, LINEAR_ALIBI, POSITIONS, model_values
 from .position_biases import has_unnamed_bias, plugins_with_bias
 
 _KEPT: Final = ("data.seq_length",)
@@ -119,27 +119,43 @@ def config_of_args(family_name: str, args: Mapping[str, Any], where: str) -> Mod
     Its ``--add-bias-linear`` becomes the biases of each kind for a family that has a key for each.
 
     Raises:
-        CheckpointError: It cannot be read, or has ALiBi and the family does not, or the reverse.
+        CheckpointError: It cannot be read, or has other positions than the family.
     """
-    if has_unnamed_bias(family_name):
-        raise CheckpointError(
-            f"{where} has args, which cannot say the position bias of the model family "
-            f"{family_name}; name the run's config.toml or a Hugging Face config.json with --config"
-        )
     values = model_values(args, where)
-    if (values.get(_POSITIONS) == ALIBI) != (family_name in ALIBI_FAMILIES):
-        has = "has" if family_name in ALIBI_FAMILIES else "does not have"
+    if problem := _position_problem(family_name, args):
         raise CheckpointError(
-            f"{where} has args with position_embedding_type="
-            f"{show(values.get(_POSITIONS))}, but the model family {family_name} {has} ALiBi; "
-            "name another family with --family, or the run's config.toml or a Hugging Face "
-            "config.json with --config"
+            f"{where} has args {problem} the run's config.toml or a Hugging Face config.json with "
+            "--config"
         )
     if values.get(_POSITIONS) == ALIBI:
         values[_POSITIONS] = "none"
     if values.get(_OF_ALL) and not load_family(family_name).defaults.get(_OF_ALL):
         values |= {_OF_ALL: False, **dict.fromkeys(_OF_EACH, True)}
     return of_values(family_name, values, "its args")
+
+
+def _position_problem(family: str, args: Mapping[str, Any]) -> str:
+    """Return why a family cannot have the positions of the args, and what to name in their place;
+    empty if it can."""
+    if has_unnamed_bias(family):
+        return f"which cannot say the position bias of the model family {family}; name"
+    kind, alibi = args.get("position_embedding_type"), args.get(ALIBI_TYPE)
+    if (kind == ALIBI) != (family in ALIBI_FAMILIES):
+        has = "has" if family in ALIBI_FAMILIES else "does not have"
+        return (
+            f"with position_embedding_type={show(kind)}, but the model family {family} {has} "
+            "ALiBi; name another family with --family, or"
+        )
+    if kind == ALIBI and alibi not in LINEAR_ALIBI:
+        known = ", ".join(map(show, LINEAR_ALIBI))
+        return (
+            f"with {ALIBI_TYPE}={show(alibi)}, and model families have the ALiBi of {known} only: "
+            "a slope times the distance; name"
+        )
+    if "position_embedding_type" in args and kind not in (*POSITIONS, ALIBI):
+        known = ", ".join(POSITIONS)
+        return f"with position_embedding_type={show(kind)}, and only {known} are known; name"
+    return ""
 
 
 def load_family(name: str) -> ModelFamily:

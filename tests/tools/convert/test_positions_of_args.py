@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.megatron_args import make_args
 from ascend_run.tools.convert.formats.mp_rank_files import open_mp_rank
@@ -87,6 +88,43 @@ def test_args_of_other_positions_than_the_family_are_refused(
     with pytest.raises(CheckpointError) as caught:
         config_of_args(family, args, "here")
     assert f"here has args with position_embedding_type{problem}" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["mrope", "relative", "yarn", "roped", "", None, 3])
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_positions_that_are_not_known_are_refused(family: str, kind: object) -> None:
+    args = args_of(family, position_embedding_type=kind)
+    with pytest.raises(CheckpointError) as caught:
+        config_of_args(family, args, "here")
+    told = str(caught.value)
+    if kind == "yarn" and family == "llama":
+        assert "position_embedding_type is 'yarn': the numbers of its yarn are not in" in told
+    else:
+        assert f"here has args with position_embedding_type={show(kind)}, and only rope, " in told
+
+
+def test_args_without_positions_have_those_of_the_family() -> None:
+    args = {**args_of("gpt2")}
+    del args["position_embedding_type"]
+    found = config_of_args("gpt2", args, "here").config.model
+    assert found.position_embedding_type == "learned_absolute"
+
+
+@pytest.mark.parametrize("kind", [None, 0, 2])
+def test_linear_alibi_is_read_whatever_computes_it(kind: int | None) -> None:
+    args = args_of("baichuan_13b", alibi_fusion_attn_type=kind)
+    assert config_of_args("baichuan_13b", args, "here").config.model.num_layers == 1
+
+
+@pytest.mark.parametrize("kind", [1, 3, "2"])
+def test_another_alibi_is_refused_by_its_value(kind: object) -> None:
+    args = args_of("baichuan_13b", alibi_fusion_attn_type=kind)
+    with pytest.raises(CheckpointError, match="a slope times the distance; name") as caught:
+        config_of_args("baichuan_13b", args, "here")
+    told = f"here has args with alibi_fusion_attn_type={show(kind)}, and model families have the "
+    assert told in str(caught.value)
+    positions = {"alibi_fusion_attn_type": kind, "position_embedding_type": "rope"}
+    assert config_of_args("llama", args_of("llama", **positions), "here")  # of no effect there
 
 
 def test_args_of_another_family_need_a_config(

@@ -77,6 +77,12 @@ _DENSE_BIAS: Final = "add_dense_bias"
 """MindSpeed's option for the bias of the attention's output projection alone."""
 ALIBI: Final = "alibi"
 """MindSpeed's value of ``position_embedding_type``; Megatron has none for ALiBi."""
+ALIBI_TYPE: Final = "alibi_fusion_attn_type"
+"""MindSpeed's option of how ALiBi is computed; 3: by the square root of the distance."""
+LINEAR_ALIBI: Final = (None, 0, 2)
+"""Its values by which a slope multiplies the distance itself."""
+POSITIONS: Final = ("rope", "learned_absolute", "none")
+"""The values of ``position_embedding_type`` that have the same name here."""
 _RENAMED: Final = {
     "norm_epsilon": "layernorm_epsilon",
     "swiglu": "gated_linear_unit",
