@@ -28,7 +28,7 @@ _WIDE_HEADS: Final = {"model.kv_channels": 8}
 """Not hidden size / heads, which is 4: a formula that takes one for the other is found."""
 _EXPERTS: Final = "model.num_moe_experts"
 _LATENT: Final = "model.multi_latent_attention"
-_QUERY_GROUPS: Final = "model.num_query_groups"
+QUERY_GROUPS: Final = "model.num_query_groups"
 _CLIPPING: Final[Mapping[int, float]] = {4: 3.8, 8: 3.1, 12: 3.125, 16: 2.57}
 """Size of the global batch -> threshold between the gradient norms of the steps of the built-in
 models, of which the largest are below twice the threshold: steps are clipped by less than half, and
@@ -120,8 +120,8 @@ def make_side(
         heads = {} if _sets_head_widths(question) else _WIDE_HEADS
         base = {**MODELS[model], **heads, "data.train": [KIT_DATASET], **base}
         base |= _fitting(base, all_sizes)
-        if _has_latent_attention(question):
-            del base[_QUERY_GROUPS]  # each head has its own key
+        if has_latent_attention(question):
+            del base[QUERY_GROUPS]  # each head has its own key
         samples = int(str(base["train.global_batch_size"]))
         base = {"optimizer.clip_grad": _CLIPPING.get(samples, _CLIPPING[4]), **base}
         if model == "moe" and sizes.get("tp", 1) > 1:
@@ -185,7 +185,7 @@ def _has_experts(question: Question) -> bool:
     return family is not None and any(key.field == _EXPERTS for key in family.keys)
 
 
-def _has_latent_attention(question: Question) -> bool:
+def has_latent_attention(question: Question) -> bool:
     """Return whether the question's family or settings choose multi-latent attention."""
     family = _family(question)
     default = family is not None and bool(family.defaults.get(_LATENT))

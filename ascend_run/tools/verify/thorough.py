@@ -12,7 +12,7 @@ from ascend_run.testing.models import MODELS
 from ascend_run.tools.verify.compare.verdict import Outcome, Verdict
 
 from . import layouts
-from .building import PRECISION, from_file
+from .building import PRECISION, QUERY_GROUPS, from_file, has_latent_attention
 from .questions import Question
 from .sides import Sides, sides_of
 from .verifier import Verifier
@@ -25,7 +25,7 @@ _GOES_WITH: Final = {"tp": "sp", "pp": "vpp"}
 _SHARED_BY_THREE: Final = {
     "model.hidden_size": 48,
     "model.num_attention_heads": 12,
-    "model.num_query_groups": 3,
+    QUERY_GROUPS: 3,
     "data.seq_length": 24,
 }
 _FOR_THREE: Final[Mapping[str, Mapping[str, object]]] = {
@@ -121,6 +121,8 @@ def _variant(
     settings: Mapping[str, Any] | None = None,
 ) -> _Variant:
     given = {word.partition("=")[0].strip() for word in question.overrides}
+    if has_latent_attention(question):
+        given.add(QUERY_GROUPS)  # each head has its own key
     fitting = {key: value for key, value in (settings or {}).items() if key not in given}
     name = f"{', '.join(question.enable) or 'no plugin'} on {layouts.shown(layout)}"
     return _Variant(

@@ -72,6 +72,16 @@ def test_the_first_bad_verdict_is_shown() -> None:
     )
 
 
+@pytest.mark.needs_plugins("minicpm3")
+@pytest.mark.parametrize("word", ["model.family=minicpm3", "model.multi_latent_attention=true"])
+def test_three_ranks_share_a_model_of_latent_attention(word: str) -> None:
+    """Each head has its own key, so that no number of groups is set."""
+    question = Question(layout={"tp": 2, "sp": 1}, model="dense", overrides=(word,))
+    verdict, stub = verified(question)
+    assert not [note for note in verdict.notes if note.startswith("not verified: ")]
+    assert {"tp": 3, "sp": 1} in stub.calls
+
+
 @pytest.mark.needs_plugins("gmm")
 def test_what_cannot_run_is_named_with_the_reason() -> None:
     verdict, stub = verified(Question(enable=("gmm",), layout={"ep": 2, "tp": 2}))
