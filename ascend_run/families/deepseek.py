@@ -51,14 +51,17 @@ def deepseek_expert_keys(
 
 
 def group_keys(num_groups: int | None, kept: int | None) -> tuple[ConfigKey, ...]:
-    """Return the keys of the groups of experts and of how many a token selects, with defaults."""
-    return (
-        ConfigKey(
-            hf="n_group", field="model.moe_router_num_groups", default=num_groups, nullable=True
-        ),
-        ConfigKey(
-            hf="topk_group", field="model.moe_router_group_topk", default=kept, nullable=True
-        ),
+    """Return the keys of the groups of experts and of how many a token selects, with defaults.
+
+    A class with a default number of groups has no model without: one group is written then.
+    """
+    form = "groups" if num_groups else "copy"
+    return tuple(
+        ConfigKey(hf=hf, field=f"model.moe_router_{name}", default=value, nullable=True, form=form)
+        for hf, name, value in (
+            ("n_group", "num_groups", num_groups),
+            ("topk_group", "group_topk", kept),
+        )
     )
 
 

@@ -42,6 +42,12 @@ def widths(shared: int | None, config: RunConfig) -> int:
     return int(count)
 
 
+def num_groups(given: int | None, config: RunConfig) -> int:
+    """Return the number of groups of experts, or of those that a token selects from, by default all
+    of them: one group of all experts selects as none."""
+    return given or config.model.moe_router_num_groups or 1
+
+
 def kept_groups(method: str, values: Mapping[str, Any]) -> Any:
     """Return the groups of experts that a ``topk_method`` keeps; None if it ignores groups.
 

@@ -10,7 +10,7 @@
 ``layer_types``: ``sliding_attention`` or ``full_attention`` of each layer; ours is a flag of each.
 ``inverse_square_root``: ours is 1 / sqrt of theirs. ``softmax_scale``: theirs is never null.
 ``over_depth``: ours is theirs over the square root of the number of layers.
-``base_width``: a hidden size; ours is the model's over it.
+``base_width``: a hidden size; ours is the model's over it. ``groups``: theirs is never null.
 ``doubled``: ours is half of theirs. ``head_width``: null is the hidden size over the heads.
 ``rope_ratio``: the rotary base in multiples of 10000. ``reciprocal``: ours is 1 over theirs.
 ``topk_method``: ``greedy`` ignores groups of experts; ours is null then.
@@ -145,6 +145,7 @@ _FORMS: Final[Mapping[str, _Form]] = {
         lambda ratio, values: 10000.0 * ratio,
         lambda base, config: float(_whole(base / 10000.0)),
     ),
+    "groups": _Form(lambda count, values: count, expert_keys.num_groups),
     "topk_method": _Form(
         expert_keys.kept_groups,
         lambda kept, config: "group_limited_greedy" if kept else "greedy",

@@ -82,7 +82,7 @@ def sizes(family: ModelFamily) -> dict[str, Any]:
         field = key.field.removeprefix("model.")
         if key.form == "copy" and field in of_field:
             found.setdefault(key.hf, of_field[field])
-        elif key.form == "copy" and field in _GROUPS and key.default is not None:
+        elif key.form in ("copy", "groups") and field in _GROUPS and key.default is not None:
             found.setdefault(key.hf, _GROUPS[field])
         elif key.form in _FORMED:
             found.setdefault(key.hf, _FORMED[key.form])

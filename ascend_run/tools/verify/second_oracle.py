@@ -45,8 +45,6 @@ _OWN_LOSSES: Final = {
     "mtp_num_layers": None,
 }
 """Fields of losses that transformers does not add, or adds in another form."""
-_GROUPS: Final = "moe_router_num_groups"
-_KEPT_GROUPS: Final = "moe_router_group_topk"
 _OF_OLD_LENGTHS: Final = ("phimoe",)
 """Families whose class in transformers takes the short factors of longrope at every length."""
 
@@ -84,7 +82,7 @@ def compare_with_transformers(prepared: PreparedRun, plain: Record) -> FamilyCom
         plain: Its record on one rank, with its samples.
     """
     family = load_family(prepared.config.model.family)
-    config = _of_family(prepared.config, family)
+    config = _of_family(prepared.config)
     if lacking := what_transformers_lacks(prepared.config, family):
         check = Check(name="gradients", against=TRANSFORMERS, passed=True, applies=False)
         return FamilyComparison(checks=(check,), note=f"not compared with transformers: {lacking}")
@@ -113,22 +111,15 @@ def what_transformers_lacks(config: RunConfig, family: ModelFamily) -> str:
     if is_longrope and family.model_type in _OF_OLD_LENGTHS:
         return f"its {family.architecture} takes longrope's short factors at every length"
     try:
-        config_to_hf(family, _of_family(config, family))
+        config_to_hf(family, _of_family(config))
     except ConfigError as error:
         return f"{error.headline}: {error.problems[0]}"
     return ""
 
 
-def _of_family(config: RunConfig, family: ModelFamily) -> RunConfig:
-    """Return the config of the family's model alone.
-
-    A class with a default number of groups of experts computes no model without groups; then one
-    group of all experts, which selects the same, is compared.
-    """
+def _of_family(config: RunConfig) -> RunConfig:
+    """Return the config of the family's model alone."""
     model = {**config.model, **_OWN_LOSSES}
-    if any(key.field == f"model.{_GROUPS}" and key.default for key in family.keys):
-        groups = model[_GROUPS] or 1
-        model |= {_GROUPS: groups, _KEPT_GROUPS: model[_KEPT_GROUPS] or groups}
     return attrs.evolve(config, model=FieldSection(model), enable=(), task="pretrain")
 
 

@@ -27,6 +27,8 @@ _ARGS: Final = "args: "
 _WITHOUT_OPTION: Final = frozenset({"activation"})
 """Megatron's command line has no gated GELU: args with ``swiglu`` say SiLU."""
 
+_GROUPS: Final = ("moe_router_num_groups", "moe_router_group_topk")
+"""Of all groups of experts, a token selects as if there were none."""
 _BIASES: Final = {
     "add_bias_linear": None,  # the default of the others
     "add_qkv_bias": "qkv",
@@ -63,7 +65,7 @@ def compare_settings(source: ModelSource, target: ModelSource, *, of_run: bool) 
     """
     different: dict[str, str] = {}
     not_stated: dict[str, str] = {}
-    for name, text in _unequal(source.config, target.config):
+    for name, text in unequal(source.config, target.config):
         (different if of_run or name in target.stated else not_stated)[f"model.{name}"] = text
     if target.args:
         for name, (text, is_lacking) in _of_args(source, target).items():
@@ -82,11 +84,11 @@ def _of_args(source: ModelSource, target: ModelSource) -> dict[str, tuple[str, b
         found = _read(target.args, target)
     except AscendRunError as problem:
         return {"all": ("; ".join(problem.problems or (problem.headline,)), False)}
-    lacking = dict(_unequal(source.config, described.config))
+    lacking = dict(unequal(source.config, described.config))
     without_option = (set(source.config.model) - described.stated) | _WITHOUT_OPTION
     return {
         f"model.{name}": (text, lacking.get(name) == text and name in without_option)
-        for name, text in _unequal(source.config, found.config)
+        for name, text in unequal(source.config, found.config)
     }
 
 
@@ -94,7 +96,7 @@ def _read(args: Mapping[str, Any], model: ModelSource) -> ModelConfig:
     return config_of_args(model.family_name, args, str(model.folder))
 
 
-def _unequal(source: RunConfig, target: RunConfig) -> Iterator[tuple[str, str]]:
+def unequal(source: RunConfig, target: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield (field, both values) of the fields whose effect differs."""
     for name in source.model:
         one, other = _effect(source, name), _effect(target, name)
@@ -110,6 +112,9 @@ def _effect(config: RunConfig, name: str) -> Any:
         return [layer_window(config.model, layer) for layer in range(config.model.num_layers)]
     if name in _BIASES:
         return _bias_effect(config, _BIASES[name])
+    if name in _GROUPS:
+        groups = tuple(config.model[field] for field in _GROUPS)
+        return groups if all(groups) and groups[0] > groups[1] else None
     value = model_value(config, name)
     if name == "moe_router_topk_scaling_factor":
         return value or 1.0
