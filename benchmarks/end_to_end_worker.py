@@ -38,6 +38,7 @@ def ascend_run(given: Setting, *enable: str) -> Step:
 SYSTEMS: Final[Mapping[str, Callable[[Setting], Step]]] = {
     "ascend-run": ascend_run,
     "ascend-run-compiled": lambda given: ascend_run(given, "compile"),
+    "ascend-run-experts": lambda given: ascend_run(given, "gmm", "moe-permute-fusion"),
     "ascend-run-fused": lambda given: ascend_run(given, "rms-norm", "swiglu", "rotary"),
     "megatron-local": peer_steps.megatron_local,
     "litgpt": peer_steps.litgpt,

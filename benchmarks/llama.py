@@ -1,4 +1,4 @@
-"""The Llamas of the end-to-end comparisons: their shapes, weights, data and FLOPs."""
+"""The models of the end-to-end comparisons: their shapes, weights, data and FLOPs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {"bf16": torch.bfloat16, "fp32": torc
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """A Llama without grouped queries, biases and tied embeddings, and the batch it trains on."""
+    """A Llama without grouped queries, biases and tied embeddings, and the batch it trains on.
+
+    With experts each of its MLPs is a mixture of them, as in Mixtral.
+    """
 
     layers: int
     hidden: int
@@ -24,15 +27,24 @@ class Shape:
     vocab: int
     seq_length: int
     micro_batch: int
+    experts: int = 0
+    topk: int = 0
+    """Experts of a token."""
 
     @property
     def tokens(self) -> int:
         """Tokens per step."""
         return self.micro_batch * self.seq_length
 
-    def num_parameters(self) -> int:
-        """Number of parameters: both embeddings, the norms, and the layers' matrices."""
-        matrices = 4 * self.hidden**2 + 3 * self.hidden * self.ffn
+    def num_parameters(self, *, active: bool = False) -> int:
+        """Number of parameters: both embeddings, the norms, and the layers' matrices.
+
+        Args:
+            active: Of the experts, only those of one token.
+        """
+        mlps = (self.topk if active else self.experts) or 1
+        mlp = mlps * 3 * self.hidden * self.ffn + self.experts * self.hidden
+        matrices = 4 * self.hidden**2 + mlp
         norms = (2 * self.layers + 1) * self.hidden
         return 2 * self.vocab * self.hidden + self.layers * matrices + norms
 
@@ -46,8 +58,11 @@ class Shape:
         """
         attention = self.layers * self.seq_length * self.hidden
         if causal:
-            return 6.0 * (self.num_parameters() - self.vocab * self.hidden) + 6.0 * attention
-        return 6.0 * self.num_parameters() + 12.0 * attention
+            return (
+                6.0 * (self.num_parameters(active=True) - self.vocab * self.hidden)
+                + 6.0 * attention
+            )
+        return 6.0 * self.num_parameters(active=True) + 12.0 * attention
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
@@ -59,9 +74,18 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "1.3b": Shape(
         layers=24, hidden=2048, ffn=5504, heads=16, vocab=32000, seq_length=2048, micro_batch=8
     ),
-    # Only for a test of all systems; its speed is not reported.
+    # 42.2M of 174M parameters are active.
+    "64-experts": Shape(
+        layers=6, hidden=512, ffn=256, heads=8, vocab=16384, seq_length=1024, micro_batch=1,
+        experts=64, topk=8,
+    ),
+    # Only for a test of all systems; their speed is not reported.
     "tiny": Shape(
         layers=2, hidden=64, ffn=176, heads=2, vocab=512, seq_length=64, micro_batch=2
+    ),
+    "tiny-experts": Shape(
+        layers=2, hidden=64, ffn=32, heads=2, vocab=512, seq_length=64, micro_batch=2,
+        experts=8, topk=2,
     ),
 }  # fmt: skip
 
@@ -75,7 +99,10 @@ def batch(shape: Shape, step: int, device: str = "cpu") -> tuple[Tensor, Tensor]
 
 
 def weights(shape: Shape) -> dict[str, Tensor]:
-    """Return all parameters in float32, with Megatron's names (local layer spec, no biases)."""
+    """Return all parameters in float32, with our names.
+
+    They are those of Megatron's local layer spec without biases, but that ours stacks experts.
+    """
     generator = torch.Generator().manual_seed(1234)
     hidden = shape.hidden
 
@@ -90,9 +117,18 @@ def weights(shape: Shape) -> dict[str, Tensor]:
             f"{prefix}.self_attention.linear_qkv.weight": normal(3 * hidden, hidden),
             f"{prefix}.self_attention.linear_proj.weight": normal(hidden, hidden),
             f"{prefix}.pre_mlp_layernorm.weight": torch.ones(hidden),
-            f"{prefix}.mlp.linear_fc1.weight": normal(2 * shape.ffn, hidden),
-            f"{prefix}.mlp.linear_fc2.weight": normal(hidden, shape.ffn),
         }
+        if shape.experts:
+            state |= {
+                f"{prefix}.mlp.router.weight": normal(shape.experts, hidden),
+                f"{prefix}.mlp.experts.fc1": normal(shape.experts, 2 * shape.ffn, hidden),
+                f"{prefix}.mlp.experts.fc2": normal(shape.experts, hidden, shape.ffn),
+            }
+        else:
+            state |= {
+                f"{prefix}.mlp.linear_fc1.weight": normal(2 * shape.ffn, hidden),
+                f"{prefix}.mlp.linear_fc2.weight": normal(hidden, shape.ffn),
+            }
     state["decoder.final_layernorm.weight"] = torch.ones(hidden)
     state["output_layer.weight"] = normal(shape.vocab, hidden)
     return state

@@ -12,8 +12,16 @@ from benchmarks import llama
 
 def overrides(shape: llama.Shape, precision: str) -> list[str]:
     """Return the model of the comparison as config values."""
+    experts = [
+        f"model.num_moe_experts={shape.experts}",
+        f"model.moe_router_topk={shape.topk}",
+        f"model.moe_ffn_hidden_size={shape.ffn}",
+        "model.moe_router_load_balancing_type=none",
+        "model.rotary_base=10000",
+    ]
     return [
-        "model.family=llama",
+        *(experts if shape.experts else ()),
+        f"model.family={'mixtral' if shape.experts else 'llama'}",
         f"model.num_layers={shape.layers}",
         f"model.hidden_size={shape.hidden}",
         f"model.ffn_hidden_size={shape.ffn}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -44,7 +45,7 @@ def litgpt(given: Setting, *, compiled: bool = False) -> Step:
 
 
 def transformers(given: Setting, *, compiled: bool = False) -> Step:
-    """transformers' model class with torch's attention kernel."""
+    """transformers' model class with torch's attention kernel, and with its grouped experts."""
     model = _transformers_model(given)
     call: Any = torch.compile(model) if compiled else model
     return _step(given, model, lambda tokens, labels: _cross_entropy(call(tokens).logits, labels))
@@ -64,16 +65,23 @@ def transformers_liger(given: Setting) -> Step:
 
 
 def _transformers_model(given: Setting) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
     shape = given.shape
-    config = LlamaConfig(
+    experts = {
+        "num_local_experts": shape.experts, "num_experts_per_tok": shape.topk,
+        "experts_implementation": "grouped_mm", "sliding_window": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }  # fmt: skip
+    make_config: Any = partial(MixtralConfig, **experts) if shape.experts else LlamaConfig
+    config = make_config(
         vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.ffn,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
         max_position_embeddings=shape.seq_length, rms_norm_eps=1e-5, use_cache=False,
         attn_implementation="sdpa",
     )  # fmt: skip
-    model: nn.Module = LlamaForCausalLM(config)
+    model: nn.Module = (MixtralForCausalLM if shape.experts else LlamaForCausalLM)(config)
     model.load_state_dict(peer_weights.transformers_weights(shape))
     # Parameters alone, as transformers itself does: the rotary frequencies stay float32.
     for parameter in model.parameters():
@@ -82,27 +90,37 @@ def _transformers_model(given: Setting) -> nn.Module:
 
 
 def megatron_local(given: Setting) -> Step:
-    """Megatron's local layer spec with the minimal facade that runs it on a CPU."""
-    from .minimal_facade import single_rank_megatron
+    """Megatron's local layer spec with the minimal facade that runs it on a CPU.
 
-    with single_rank_megatron():
+    Its experts are computed one after the other.
+    """
+    from .minimal_facade import megatron_on_the_cpu
+
+    with megatron_on_the_cpu():
         from megatron.core.models.gpt import GPTModel
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
         from megatron.core.transformer import TransformerConfig
 
     shape = given.shape
+    experts: dict[str, Any] = {
+        "num_moe_experts": shape.experts, "moe_router_topk": shape.topk,
+        "moe_ffn_hidden_size": shape.ffn, "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",
+    }  # fmt: skip
     config = TransformerConfig(
         num_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
         ffn_hidden_size=shape.ffn, gated_linear_unit=True, activation_func=F.silu,
         add_bias_linear=False, normalization="RMSNorm", layernorm_epsilon=1e-5, hidden_dropout=0.0,
         attention_dropout=0.0, use_cpu_initialization=True, params_dtype=given.dtype,
         bias_activation_fusion=False, masked_softmax_fusion=False,
+        **(experts if shape.experts else {}),
     )  # fmt: skip
+    spec = get_gpt_layer_local_spec(num_experts=shape.experts or None, normalization="RMSNorm")
     model = GPTModel(
-        config, get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=shape.vocab,
+        config, spec, vocab_size=shape.vocab,
         max_sequence_length=shape.seq_length, position_embedding_type="rope",
     )  # fmt: skip
-    model.load_state_dict(llama.weights(shape), strict=False)
+    model.load_state_dict(peer_weights.megatron_weights(shape), strict=False)
     model.to(given.dtype)
     mask = torch.ones(1, 1, shape.seq_length, shape.seq_length).tril() < 0.5
     positions = torch.arange(shape.seq_length).expand(shape.micro_batch, -1)
