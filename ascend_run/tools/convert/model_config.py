@@ -13,22 +13,25 @@ from ascend_run.core.hugging_face.json_files import read_hf_config, read_object
 from ascend_run.plugin_api.contracts import ModelFamily
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError, PluginResolutionError
+from ascend_run.plugin_api.implementations import implementations
 from ascend_run.prepare.config.loading import ResolvedConfig, build_config
 from ascend_run.prepare.config.printing import render_toml
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
-from ascend_run.prepare.prepare import options_of
+from ascend_run.prepare.prepare import instances, options_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind, Plugin
 from ascend_run.testing.oracle.known import ALIBI_FAMILIES
 from ascend_run.types.config import RunConfig
 
+from .empty_slots import values_without
 from .formats.megatron_args import ALIBI, ALIBI_TYPE, LINEAR_ALIBI, POSITIONS, model_values
 from .position_biases import has_unnamed_bias, plugins_with_bias
 
 _KEPT: Final = ("data.seq_length",)
 """Settings outside of ``[model]`` that belong to a model."""
+_EMPTY_LAYERS: Final = "ascend_empty_layers"
 _POSITIONS: Final = "model.position_embedding_type"
 _OF_ALL: Final = "model.add_bias_linear"
 _OF_EACH: Final = tuple(f"model.add_{kind}_bias" for kind in ("qkv", "linear_proj", "mlp"))
@@ -66,10 +69,41 @@ def config_of_run(file: Path, family_name: str | None) -> ModelConfig:
     """Read the model's part of a run's config: ``[model]``, and the features that add a position
     bias, with their options."""
     raw = read_raw(file)
+    return _of_run(raw, file, family_name, plugins_with_bias(raw.enable, file), {})
+
+
+def without_empty_slots(model: ModelConfig, file: Path, family_name: str | None) -> ModelConfig:
+    """Return the config of a run's model without the layer slots that its features leave empty.
+
+    Args:
+        model: The config with them, as ``config_of_run`` returns it.
+    """
+    raw = read_raw(file)
+    features = {
+        name: plugin
+        for name, plugin in discover().load_each(raw.enable).classes.items()
+        if _EMPTY_LAYERS in implementations(plugin)
+    }
+    config = _of_run(raw, file, family_name, features, {}).config
+    hooks = Hooks(instances(features.values(), config))
+    empty = hooks.collect(_EMPTY_LAYERS, key=str, config=config)
+    if not empty:
+        return model
+    changes = {k: RawValue(v, str(file)) for k, v in values_without(config.model, empty).items()}
+    return _of_run(raw, file, family_name, plugins_with_bias(raw.enable, file), changes)
+
+
+def _of_run(
+    raw: RawConfig,
+    file: Path,
+    family_name: str | None,
+    features: Mapping[str, Plugin],
+    changes: Mapping[str, RawValue],
+) -> ModelConfig:
+    """Resolve ``[model]`` of a run, with these features and changes."""
     name = family_name or raw.family
     family = load_family(name)
-    biased = plugins_with_bias(raw.enable, file)
-    sections = ("model.", *(f"plugins.{plugin}." for plugin in biased))
+    sections = ("model.", *(f"plugins.{plugin}." for plugin in features))
     # The folder of the initial weights does not matter here, and may not exist any more.
     kept = {
         key: given
@@ -78,9 +112,9 @@ def config_of_run(file: Path, family_name: str | None) -> ModelConfig:
     }
     if name != raw.family or "model.family" not in kept:
         kept["model.family"] = RawValue(name, "--family" if family_name else str(file))
-    if biased:
-        kept["enable"] = RawValue([*biased], str(file))
-    return ModelConfig(family, _resolved(kept, family, biased))
+    if features:
+        kept["enable"] = RawValue([*features], str(file))
+    return ModelConfig(family, _resolved({**kept, **changes}, family, features))
 
 
 def config_of_hf(

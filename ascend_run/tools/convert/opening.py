@@ -38,12 +38,14 @@ from .adapters.run_adapters import (
     with_run_adapters,
     without_adapters,
 )
+from .empty_slots import count_layers
 from .model_config import (
     ModelConfig,
     config_of_args,
     config_of_file,
     config_of_hf,
     config_of_run,
+    without_empty_slots,
 )
 
 
@@ -177,6 +179,8 @@ def open_run(path: Path, options: SourceOptions) -> OpenedRun:
     found = CheckpointSource.find(path, options.step, options.config)
     model = config_of_run(found.config, options.family)
     opened = open_checkpoint(found)
+    if count_layers(opened.headers) < model.config.model.num_layers:
+        model = without_empty_slots(model, found.config, options.family)
     source = ModelSource(
         family=model.family,
         config=model.config,
