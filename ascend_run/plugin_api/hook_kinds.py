@@ -74,14 +74,9 @@ def provider(
     *, point: Point, claim: Claim, torch_free: bool = False, first_user: str | None = None
 ) -> Callable[[F], F]:
     """Mark a hook that exactly one plugin implements, and thereby owns."""
+    kind = HookKind.PROVIDER
     return _mark(
-        HookMarks(
-            kind=HookKind.PROVIDER,
-            point=point,
-            claim=claim,
-            torch_free=torch_free,
-            first_user=first_user,
-        )
+        HookMarks(kind=kind, point=point, claim=claim, torch_free=torch_free, first_user=first_user)
     )
 
 

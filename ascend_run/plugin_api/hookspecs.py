@@ -53,6 +53,15 @@ __all__ = ["PROJECT", "HookKind", "hookimpl"]
 
 
 @contribution(point=Point.RUN, torch_free=True)
+def ascend_defaults(config: RunConfig) -> Mapping[str, object]:
+    """Return defaults that follow from the plugin's options: config key -> value.
+
+    When: once the config is read, before it is checked. What the model family, a Hugging Face
+    folder or the user sets takes precedence; ``ascend_check`` can compare.
+    """
+
+
+@contribution(point=Point.RUN, torch_free=True)
 def ascend_check(config: RunConfig, layout: Layout) -> Sequence[str]:
     """Check that the plugin supports this run.
 
@@ -289,7 +298,7 @@ def ascend_sequence_partition(config: RunConfig) -> c.SequencePartition | None:
     """
 
 
-@provider(point=Point.MOE, claim=Claim.ROUTER, first_user="moe-tp-extend-ep")
+@provider(point=Point.MOE, claim=Claim.ROUTER, first_user="moe-routing-replay")
 def ascend_router(
     config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
 ) -> RouterBuilder | None:

@@ -234,14 +234,11 @@ def _stubs(classes: Mapping[str, Plugin]) -> dict[str, Plugin]:
     A missing requirement is a problem of its own, not a conflict.
     """
     plugins = {p.manifest.name: p for p in classes.values()}
-    platforms = dict.fromkeys(
-        (n for n, p in plugins.items() if kind_of(p) is Kind.PLATFORM), Support.REAL
-    )
+    platforms = (n for n, p in plugins.items() if kind_of(p) is Kind.PLATFORM)
+    real = dict.fromkeys(platforms, Support.REAL)
     required = {r for p in plugins.values() for r in p.manifest.requires if isinstance(r, str)}
     return {
-        name: type(
-            "StandIn", (), {"manifest": Manifest(name=name, summary="", platforms=platforms)}
-        )
+        name: type("StandIn", (), {"manifest": Manifest(name=name, summary="", platforms=real)})
         for name in sorted(required - {*classes})
     }
 

@@ -59,13 +59,11 @@ def choose_members(
     """
     classes, left_out = _ours(catalogue)
     named = {plugin.manifest.name for plugin in catalogue.load_each(enabled).classes.values()}
-    disabled_names = {
-        plugin.manifest.name for plugin in catalogue.load_each(disabled).classes.values()
-    }
+    off = {plugin.manifest.name for plugin in catalogue.load_each(disabled).classes.values()}
     wanted = sorted(
         name for name, p in classes.items() if p.manifest.level <= level and name not in named
     )
-    left_out |= {name: "disabled by name" for name in wanted if name in disabled_names}
+    left_out |= {name: "disabled by name" for name in wanted if name in off}
     for name in wanted:
         if name not in left_out and classes[name].manifest.numerics is Numerics.MODEL:
             left_out[name] = "it changes the model's result; name it with --enable if you want that"

@@ -6,6 +6,7 @@ Training, ``plan`` and the conformance kit all use this, so the plan shows what 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,20 +272,24 @@ def _resolve(raw: RawConfig, catalogue: Catalogue) -> Resolution:
 def _build_config(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
     family = _family(resolution)
     hf_values: Mapping[str, object] = {}
-    if raw.hf_path is not None:
-        # Read only by runs that start from a Hugging Face folder.
+    if raw.hf_path is not None:  # imported only by runs that start from a Hugging Face folder
         from ascend_run.core.hugging_face.json_files import read_hf_config
 
         from .hugging_face.config_keys import config_from_hf
 
         hf_values = config_from_hf(family, read_hf_config(raw.hf_path))
-    return build_config(
+    build = partial(
+        build_config,
         raw,
         {plugin.manifest.name: options_of(plugin) for plugin in resolution.order},
         family.defaults,
         resolution.of_kind(Kind.FEATURE),
         hf_values=hf_values,
     )
+    resolved = build()
+    hooks = Hooks(instances(resolution.order, resolved.config))
+    defaults = hooks.merge_named("ascend_defaults", config=resolved.config)
+    return build(plugin_defaults=defaults) if defaults else resolved
 
 
 def _family(resolution: Resolution) -> Any:

@@ -86,10 +86,8 @@ def _experts(config: RunConfig) -> Iterator[str]:
     model = config.model
     experts = model.num_moe_experts
     if experts is None:
-        if model.moe_ffn_hidden_size is not None:
-            yield (
-                f"model.moe_ffn_hidden_size={model.moe_ffn_hidden_size} needs model.num_moe_experts"
-            )
+        if (width := model.moe_ffn_hidden_size) is not None:
+            yield f"model.moe_ffn_hidden_size={width} needs model.num_moe_experts"
         return
     if model.moe_router_topk > experts:
         yield (
@@ -112,19 +110,17 @@ def _frequency(model: FieldSection, name: str) -> Iterator[str]:
 
 
 def _router(model: FieldSection) -> Iterator[str]:
-    softmax_after = (
-        model.moe_router_score_function == "softmax" and not model.moe_router_pre_softmax
-    )
+    score = model.moe_router_score_function
+    softmax_after = score == "softmax" and not model.moe_router_pre_softmax
     sinkhorn = model.moe_router_load_balancing_type == "sinkhorn"
     if model.moe_router_topk == 1 and softmax_after and not sinkhorn:
         yield (
             "model.moe_router_topk=1 leaves a softmax over one value, which has no gradient; set "
             "model.moe_router_pre_softmax=true"
         )
-    if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
-        yield (
-            "model.moe_router_enable_expert_bias=true needs model.moe_router_score_function=sigmoid"
-        )
+    if model.moe_router_enable_expert_bias and score != "sigmoid":
+        needed = "model.moe_router_score_function=sigmoid"
+        yield f"model.moe_router_enable_expert_bias=true needs {needed}"
     groups, chosen = model.moe_router_num_groups, model.moe_router_group_topk
     if chosen and not groups:
         yield f"model.moe_router_group_topk={chosen} needs model.moe_router_num_groups"
@@ -158,9 +154,8 @@ def _balancing(model: FieldSection) -> Iterator[str]:
     known = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
     for kind in kinds if isinstance(kinds, tuple) else [kinds]:
         if kind not in known:
-            yield (
-                f"model.moe_router_load_balancing_type={kind!r}: expected one of {', '.join(known)}"
-            )
+            named = f"model.moe_router_load_balancing_type={kind!r}"
+            yield f"{named}: expected one of {', '.join(known)}"
 
 
 def _recompute(config: RunConfig) -> Iterator[str]:

@@ -105,11 +105,8 @@ def _uneven_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _listed_problems(config: RunConfig) -> Iterator[str]:
-    layout = config.model.pipeline_model_parallel_layout
-    pp, vpp = (
-        config.parallel.pipeline_model_parallel_size,
-        config.parallel.virtual_pipeline_model_parallel_size,
-    )
+    layout, parallel = config.model.pipeline_model_parallel_layout, config.parallel
+    pp, vpp = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size
     stages = listed_stages(layout)
     kinds: Sequence[str] = [kind for stage in stages for kind in stage]
     if unknown := sorted(set(kinds) - set(LETTERS.values())):

@@ -33,8 +33,8 @@ class ResolvedConfig:
     origins: Mapping[str, str]
     """Maps a key such as ``model.num_layers`` to its origin.
 
-    Origins are ``default``, ``Megatron's default``, ``plugin default``, ``family 'llama'``,
-    ``checkpoints/llama/config.json``, ``demo.toml:12`` or ``command line``.
+    Origins are ``default``, ``Megatron's default``, ``plugin default``, ``plugin 'name'``, ``family
+    'llama'``, ``checkpoints/llama/config.json``, ``demo.toml:12`` or ``command line``.
     """
 
 
@@ -45,11 +45,12 @@ def build_config(
     enable: tuple[str, ...],
     *,
     hf_values: Mapping[str, object] | None = None,
+    plugin_defaults: Mapping[str, tuple[str, object]] | None = None,
 ) -> ResolvedConfig:
     """Resolve all values and check each on its own.
 
-    Later layers override earlier ones: defaults, ``family_defaults``, ``hf_values``, what the user
-    wrote. Consistency between values is checked by ``run_problems``.
+    Later layers override earlier ones: defaults, ``plugin_defaults``, ``family_defaults``,
+    ``hf_values``, what the user wrote. ``run_problems`` checks consistency between values.
 
     Args:
         option_classes: Maps each active plugin (feature, platform, task, family) to its options
@@ -57,6 +58,7 @@ def build_config(
         family_defaults: Values of the model's family, keyed like ``model.normalization``.
         enable: Canonical names of feature plugins in resolved order.
         hf_values: Values from the ``config.json`` in ``model.hf_path``, keyed alike.
+        plugin_defaults: What ``ascend_defaults`` returns: key -> (plugin, value).
 
     Raises:
         ConfigError: Lists every unknown key, wrong type and value out of bounds.
@@ -64,7 +66,7 @@ def build_config(
     options = all_options(option_classes)
     problems = list(raw.problems)
     problems += _unknown_keys(raw, options, option_classes, enable)
-    given = _given(raw, family_defaults, hf_values or {})
+    given = _given(raw, family_defaults, hf_values or {}, plugin_defaults or {})
     problems += [
         f"{key}: the installed Megatron has no such option ({given[key].origin})"
         for key in given.keys() - options.keys() - raw.values.keys()
@@ -97,10 +99,14 @@ def build_config(
 
 
 def _given(
-    raw: RawConfig, family_defaults: Mapping[str, object], hf_values: Mapping[str, object]
+    raw: RawConfig,
+    family_defaults: Mapping[str, object],
+    hf_values: Mapping[str, object],
+    plugin_defaults: Mapping[str, tuple[str, object]],
 ) -> dict[str, RawValue]:
     family, hf = f"family {raw.family!r}", f"{raw.hf_path}/config.json"
     return {
+        **{key: RawValue(value, f"plugin '{p}'") for key, (p, value) in plugin_defaults.items()},
         **{key: RawValue(value, family) for key, value in family_defaults.items()},
         **{key: RawValue(value, hf) for key, value in hf_values.items()},
         **({"model.family": RawValue(raw.family, hf)} if raw.hf_path else {}),

@@ -69,12 +69,7 @@ def build_plan(
         environment=hooks.merge(
             "ascend_environment", config=config, local_world_size=config.run.nproc
         ),
-        patching=tuple(
-            name
-            for owners in explained
-            if owners.hook == "ascend_patches"
-            for name in owners.owners
-        ),
+        patching=tuple(n for o in explained if o.hook == "ascend_patches" for n in o.owners),
         panels=tuple(hooks.collect("ascend_report", lambda panel: panel.title)),
         origins=dict(resolved.origins),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,6 +20,7 @@ from ascend_run.core.patches import source_hash
 from ascend_run.entrypoints.cli import run as command_line
 from ascend_run.plugin_api import ConfigError, HookError, Patch, PlatformError
 from ascend_run.plugins.platforms.cpu.device import CpuDevice
+from ascend_run.prepare.handed_over import HandedOver
 from ascend_run.testing.pool import GlooPool
 from tests.support.fake_distributions import plugin_source
 from tests.support.installed import Install, offer
@@ -27,6 +29,62 @@ from tests.support.probed_runs import built, prepare, probe, train
 from tests.support.tokens import write_tokens
 
 from . import jobs
+
+FILLING = """
+    @hookimpl
+    def ascend_defaults(self, config):
+        return {
+            "model.kv_channels": config.model.num_attention_heads,
+            "model.hidden_size": 1,
+            "model.normalization": "LayerNorm",
+        }
+"""
+
+
+def test_ascend_defaults_fill_what_neither_the_family_nor_the_user_sets(
+    install: Install, tmp_path: Path
+) -> None:
+    offer(install, "filling", plugin_source("filling") + FILLING)
+    prepared = prepare(tmp_path, {"enable": ["filling"]})
+    model, origins = prepared.config.model, prepared.plan.origins
+    assert (model.kv_channels, model.hidden_size, model.normalization) == (8, 32, "RMSNorm")
+    assert origins["model.kv_channels"] == "plugin 'filling'"
+    assert origins["model.hidden_size"] == "the test"
+    assert origins["model.normalization"] == "family 'llama'"
+    handed = HandedOver.of(prepared).run_request()
+    assert handed.config == prepared.config  # the ranks do not call it again
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"model.nothing": 1}, r"model.nothing: .* no such option \(plugin 'filling'\)"),
+        ({"model.kv_channels": -1}, r"kv_channels=-1 must be above 0 \(plugin 'filling'\)"),
+    ],
+    ids=["unknown", "out of bounds"],
+)
+def test_ascend_defaults_are_checked_like_any_value(
+    install: Install, tmp_path: Path, values: dict[str, int], problem: str
+) -> None:
+    hook = f"\n    @hookimpl\n    def ascend_defaults(self):\n        return {values}\n"
+    offer(install, "filling", plugin_source("filling") + hook)
+    with pytest.raises(ConfigError) as refused:
+        prepare(tmp_path, {"enable": ["filling"]})
+    (found,) = refused.value.problems
+    assert re.search(problem, found)
+
+
+def test_ascend_defaults_of_two_plugins_for_one_key_are_an_error(
+    install: Install, tmp_path: Path
+) -> None:
+    for name in ("filling", "refilling"):
+        offer(install, name, plugin_source(name) + FILLING)
+    with pytest.raises(HookError, match="ascend_defaults") as refused:
+        prepare(tmp_path, {"enable": ["filling", "refilling"]})
+    assert all(
+        "'filling'" in problem and "'refilling'" in problem for problem in refused.value.problems
+    )
+
 
 CHECKING = """
     @hookimpl
