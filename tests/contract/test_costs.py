@@ -14,8 +14,10 @@ CHANGE_NONE: Final = {
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
     "moe-adaptive-recompute": "plan assumes a balanced routing, which exceeds no threshold",
+    "moe-tp-extend-ep": "it sets the sizes of the experts' grid, from which plan counts",
     "noop-layers": "core leaves the empty places that it names out of each stage",
     "rotary": "every kernel keeps the tables alone, and gives tensors of one size",
+    "shared-experts": "it sets fields of the model, from which plan counts",
     "tensorboard": "it writes what is logged anyway",
 }
 """``tests/tools/plan/cost_model/test_kept_by_plugins.py`` measures where there is something."""

@@ -20,6 +20,7 @@ OTHER_MEANING = {
     "compile": "Python's and re's function",
     "rms-norm": "the operator of that name in the platform's table",
     "rotary": "the operator of that name, and the part of the model that it serves",
+    "shared-experts": "Megatron's submodule of a layer with experts",
     "swiglu": "the operator of that name, and Megatron's option",
 }
 """Name -> what else it means in code that does not mean the plugin."""
