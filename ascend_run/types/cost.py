@@ -109,8 +109,8 @@ class Communication:
     """Collectives or sends of one operation over one process group in one step."""
 
     operation: str
-    """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast`` or
-    ``send``."""
+    """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``reduce``
+    or ``send``."""
     group: str
     """Axis of the layout (``tp``, ``cp``, ``ep``, ``dp``, ``dp_cp``, ``expt_dp``, ``pp``,
     ``tp_ep``, ``mp``), or a group that the plugin adds."""

@@ -26,7 +26,8 @@ class ExpertWeights(NamedTuple):
 
 
 class ExpertsKernel(Protocol):
-    """The MLPs of all local experts, applied to the tokens dispatched to them."""
+    """The MLPs of all local experts, applied to the tokens dispatched to them. One with
+    ``accumulate = True`` adds the gradient of a weight that has a ``main_grad`` to that."""
 
     def __call__(
         self,

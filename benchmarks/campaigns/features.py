@@ -15,6 +15,7 @@ from ascend_run.registry.resolution import Resolution, resolve
 OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
     "plugins.moe-adaptive-recompute.scale": 0.5,  # and its routing is balanced
+    "plugins.hot-experts.num_experts": 2,  # all of a rank's
     "plugins.noop-layers.layers": [1],
     "plugins.lora.export": False,
     "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
@@ -47,7 +48,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = ("moe-tp-extend-ep", "shared-experts")
+YOUNGER: Final[Sequence[str]] = ("hot-experts", "moe-tp-extend-ep", "shared-experts")
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has
 (``tests/contract/test_together.py``) and in the pairs of their own suites."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from .token_copies import FUSED, INDEXED, Permutation, copies_of, inverse_of, reorder
+from .token_copies import FUSED, INDEXED, Copies, Permutation, copies_of, inverse_of, reorder
 from .token_exchange import AllToAll, Exchange, gather_rows, scatter_rows
 
 
@@ -80,7 +80,7 @@ class AllToAllDispatcher:
         if self.shared_experts is not None:
             self.shared_experts.pre_forward_comm(hidden_states)
         tokens_TH = hidden_states.view(-1, self.hidden_shape[-1])
-        copies = copies_of(routing_map, self.config.moe_router_topk)
+        copies = self._copies(routing_map)
         rows_RH = self.permutation.permute(tokens_TH, copies)
         probs_R = self.permutation.permute_probs(probs, copies)
         self.copies = copies
@@ -89,8 +89,10 @@ class AllToAllDispatcher:
     def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
         """Send the copies to the ranks of their experts."""
         if self.exchanges:
-            self.gathering.wait()
-            self.received = self._received()
+            self.received = self._received(self._counts())
+        return self._send(rows_RH, probs_R)
+
+    def _send(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
         there = [self._exchange(back=False) for _ in range(2)]
         self.under_way: list[Exchange | None] = there if self.overlap else [None, None]
         rows, probs = map(self._started, (rows_RH, probs_R), there)
@@ -134,15 +136,26 @@ class AllToAllDispatcher:
             self.shared_experts.linear_fc2_forward()
             self.shared_experts.post_forward_comm()
         rows_RH, self.under_way = _finished(rows_RH, *self.under_way), []
-        out_TH = self.permutation.unpermute(rows_RH, self.copies)
-        out = out_TH.view(self.hidden_shape)
+        out = self._sum(rows_RH).view(self.hidden_shape)
         if self.shared_experts is not None:
             out = out + self.shared_experts.get_output()
         return out
 
-    def _received(self) -> ReceivedRows:
+    def _copies(self, routing_map: Tensor) -> Copies:
+        """Return the copies in the order in which they are sent."""
+        return copies_of(routing_map, self.config.moe_router_topk)
+
+    def _sum(self, rows_RH: Tensor) -> Tensor:
+        """Sum the outputs of each token."""
+        return self.permutation.unpermute(rows_RH, self.copies)
+
+    def _counts(self) -> Tensor:
         """Read the counts of all ranks on the host."""
-        counts_EPX = self.counts_EPX.cpu()
+        self.gathering.wait()
+        return self.counts_EPX.cpu()
+
+    def _received(self, counts_EPX: Tensor) -> ReceivedRows:
+        """Return the rows of each rank, of the numbers of rows that each one sends."""
         tp_rank, (first, *_) = self.tp_group.rank(), self.local_expert_indices
         local = slice(first, first + len(self.local_expert_indices))
         own_X = counts_EPX[self.ep_group.rank(), tp_rank]

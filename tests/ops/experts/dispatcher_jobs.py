@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 from ascend_run.ops.experts.token_exchange import AllGather, AllToAll, Exchange
 from ascend_run.testing.effects import Collectives, count_collectives
+from ascend_run.types.moe import ExpertWeights
 from tests.support.cpu_facade import cpu_facade
 
 X, H, F = 4, 6, 8
@@ -25,7 +26,7 @@ def _draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _groups(ep: int, tp: int) -> tuple[Any, Any, Any]:
+def groups_of(ep: int, tp: int) -> tuple[Any, Any, Any]:
     """Return this rank's groups of experts, of tensors of an expert, and of both."""
     size = ep * tp  # ranks of one expert are neighbours
     made: list[Any] = [None, None]
@@ -99,9 +100,36 @@ def _logged(x: Tensor, log: list[str], name: str) -> Tensor:
     return out
 
 
-def _experts(rows: Tensor, counts: Tensor, probs: Tensor, fc1: Tensor, fc2: Tensor) -> Tensor:
-    parts = zip(rows.split(counts.tolist()), probs.split(counts.tolist()), fc1, fc2, strict=True)
+class HeldExperts:
+    """The experts of a rank, as its module has them; [x, H, F] and [x, F, H]."""
+
+    fc1_bias = fc2_bias = activation = None
+    counts_on_device = False
+
+    def __init__(self, fc1: Tensor, fc2: Tensor) -> None:
+        self.fc1, self.fc2 = fc1, fc2
+        self.compute = _compute
+
+    def forward(self, rows: Tensor, counts: Tensor, probs: Tensor) -> tuple[Tensor, None]:
+        weights = ExpertWeights(self.fc1, self.fc2)
+        return self.compute(rows, counts.tolist(), probs, weights, self.activation), None
+
+
+def _compute(
+    rows: Tensor, counts: Sequence[int], probs: Tensor, weights: ExpertWeights, _: object
+) -> Tensor:
+    parts = zip(
+        rows.split([*counts]), probs.split([*counts]), weights.fc1, weights.fc2, strict=True
+    )
     return torch.cat([((x @ a).tanh() * p[:, None]) @ b for x, p, a, b in parts])
+
+
+Experts = Callable[[HeldExperts, Any], Any]
+"""Of the forward of a rank's experts, from them and the group of their ranks."""
+
+
+def _own(held: HeldExperts, _: object) -> Any:
+    return held.forward
 
 
 Result = tuple[dict[str, float], list[str], Collectives, tuple[int, ...]]
@@ -124,9 +152,9 @@ def all_to_all(overlap: bool, fused: bool) -> Build:
 def all_errors(ep: int, tp: int, build: Build, with_shared: bool) -> list[dict[str, float]]:
     """Return the errors of every routing, number of experts of a token, and with shared experts."""
     with cpu_facade():  # gloo gathers no uneven rows
-        groups = _groups(ep, tp)
+        groups = groups_of(ep, tp)
         return [
-            _dispatch(groups, kind, topk, build, shared)[0]
+            dispatched(groups, kind, topk, build, shared)[0]
             for kind in ("spread", "first", "last empty")
             for topk in (1, 2)
             for shared in {False, with_shared}
@@ -145,16 +173,21 @@ def dispatch(ep: int, tp: int, kind: str, overlap: bool, shared: bool) -> Result
     """Return the largest error of the output and of each gradient, the order of events, the
     collectives, and the rows of (sent, received, most of a rank of the same experts)."""
     with cpu_facade():
-        return _dispatch(_groups(ep, tp), kind, 2, all_to_all(overlap, True), shared)
+        return dispatched(groups_of(ep, tp), kind, 2, all_to_all(overlap, True), shared)
 
 
 def dispatch_gathered(ep: int, tp: int, kind: str) -> Result:
     with cpu_facade():
-        return _dispatch(_groups(ep, tp), kind, 2, AllGatherDispatcher, False)
+        return dispatched(groups_of(ep, tp), kind, 2, AllGatherDispatcher, False)
 
 
-def _dispatch(
-    groups: tuple[Any, Any, Any], kind: str, topk: int, build: Build, shared: bool
+def dispatched(
+    groups: tuple[Any, Any, Any],
+    kind: str,
+    topk: int,
+    build: Build,
+    shared: bool,
+    experts: Experts = _own,
 ) -> Result:
     rank, tokens = dist.get_rank(), 5
     log: list[str] = []
@@ -179,6 +212,7 @@ def _dispatch(
     fc1 = full[0][mine, :, width].clone().requires_grad_()
     fc2 = full[1][mine, width].clone().requires_grad_()
     dy = _draw(tokens, 1, H, seed=300 + rank)
+    compute = experts(HeldExperts(fc1, fc2), ep_group)
 
     undo = _log_exchanges(log)
     try:
@@ -186,7 +220,7 @@ def _dispatch(
             rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
             rows, weights = dispatcher.token_dispatch(rows, weights)
             rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
-            rows = _logged(_experts(rows, counts, weights, fc1, fc2), log, "experts")
+            rows = _logged(compute(rows, counts, weights)[0], log, "experts")
             rows = dispatcher.combine_preprocess(rows)
             rows = dispatcher.token_combine(rows)
             out = dispatcher.combine_postprocess(rows)

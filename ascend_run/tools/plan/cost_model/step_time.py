@@ -108,6 +108,8 @@ def communication_time(layout: Layout, collective: Communication, device: CostDe
         "all_gather": (size - 1, rounds),
         "reduce_scatter": ((size - 1) / size, rounds),
         "all_to_all": ((size - 1) / size, 1),
+        "broadcast": (1.0, rounds),
+        "reduce": (1.0, rounds),
     }.get(collective.operation, (1.0, 1))
     return (
         collective.sent_bytes * on_the_wire / bandwidth + collective.calls * hops * device.latency

@@ -1,0 +1,118 @@
+"""Dispatch with replicas of hot experts on a rank, against sums over each token's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.hot_dispatcher import HotDispatcher
+from ascend_run.ops.experts.hot_experts import HotExperts
+from ascend_run.ops.experts.hot_replicas import Replication, replica_link
+from tests.support.cpu_facade import cpu_facade
+
+from .dispatcher_jobs import HeldExperts, dispatched, groups_of, routing
+
+
+@attrs.frozen
+class Outcome:
+    """A dispatch on one rank."""
+
+    errors: Mapping[str, float]
+    """Of the output and of each gradient."""
+    choice: HotExperts
+    sent: int
+    """Rows sent to experts, to this rank's own included."""
+    received: int
+    computed: Sequence[int]
+    """Rows of this rank's experts, and of replicas."""
+    calls: Mapping[str, int]
+    sent_bytes: Mapping[str, int]
+    log: Sequence[str]
+    """Order of events of replicas and of experts."""
+
+
+def outcomes(
+    ep: int, runs: Sequence[tuple[str, int, int]], *, overlap: bool = False, shared: bool = False
+) -> list[Outcome]:
+    """Return the outcome of each run: a routing, the experts of a token, and the hot experts."""
+    with cpu_facade():
+        groups = groups_of(ep, 1)
+        return [_outcome(groups, *run, overlap, shared) for run in runs]
+
+
+def _outcome(
+    groups: tuple[Any, Any, Any], kind: str, topk: int, num_hot: int, overlap: bool, shared: bool
+) -> Outcome:
+    choices: list[HotExperts] = []
+    made: list[HotDispatcher] = []
+    computed: list[int] = []
+    log: list[str] = []
+
+    def build(inner: Any) -> HotDispatcher:
+        plain = AllToAllDispatcher(inner, overlap=overlap, fused=overlap)
+        made.append(HotDispatcher(plain, num_hot, choices.append))
+        return made[0]
+
+    def experts(held: HeldExperts, group: dist.ProcessGroup) -> Any:
+        kernel = held.compute
+
+        def compute(rows: Tensor, *rest: Any) -> Tensor:
+            name = "replicas" if computed else "own"
+            computed.append(len(rows))
+            out: Tensor = _Logged.apply(kernel(rows, *rest), log, name)
+            return out
+
+        held.compute = compute
+        return replica_link(held, group).wrap(held.forward)  # type: ignore[arg-type]
+
+    plain = {name: getattr(Replication, name) for name in ("broadcast", "reduce", "wait")}
+    for name, method in plain.items():
+        setattr(Replication, name, _logged(method, log, name))
+    try:
+        found = dispatched(groups, kind, topk, build, shared, experts)
+    finally:
+        for name, method in plain.items():
+            setattr(Replication, name, method)
+    received = made[0].received
+    return Outcome(
+        errors=found[0],
+        choice=choices[0],
+        sent=sum(received.sent),
+        received=sum(received.received),
+        computed=computed,
+        calls=dict(found[2].calls),
+        sent_bytes=dict(found[2].sent_bytes),
+        log=log,
+    )
+
+
+class _Logged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, log: list[str], name: str) -> Tensor:
+        ctx.log, ctx.name = log, name
+        log.append(name)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None]:
+        ctx.log.append(f"d{ctx.name}")
+        return dx, None, None
+
+
+def _logged(method: Any, log: list[str], name: str) -> Any:
+    def call(self: Any, *args: Any) -> Any:
+        log.append(name)
+        return method(self, *args)
+
+    return call
+
+
+def counts_of(ep: int, kind: str, topk: int, tokens: int = 5) -> list[list[int]]:
+    """Return the rows that each rank has for each expert."""
+    return [routing(kind, rank, tokens, topk).sum(0).tolist() for rank in range(ep)]

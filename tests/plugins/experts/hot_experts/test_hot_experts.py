@@ -1,0 +1,158 @@
+"""Runs with replicated experts against the run without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from ascend_run.plugin_api import AscendRunError
+from ascend_run.testing.models import MOE
+from ascend_run.testing.parity import Parity
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import Trial, run_trial
+from tests.support.costs import planned
+from tests.support.moe_memory import steps
+from tests.support.needed_plugins import case
+from tests.support.tiny_options import planned_with
+
+NAME: Final = "hot-experts"
+NUMBER: Final = "plugins.hot-experts.num_experts"
+FUSED: Final = "plugins.gmm.gradient_accumulation_fusion"
+SHARED: Final = {"model.moe_shared_expert_intermediate_size": 24}
+OVERLAPPED: Final = {**SHARED, "model.moe_shared_expert_overlap": True}
+EP: Final = {"parallel.expert_model_parallel_size": 2}
+LAYERS, GLOBAL_BATCH = 2, 4
+
+
+@pytest.mark.parametrize(
+    ("beside", "layout", "config", "number"),
+    [
+        ((), {"dp": 2, "ep": 2}, SHARED, 1),
+        ((), {"dp": 2, "ep": 2}, {"model.add_bias_linear": True}, 2),
+        ((), {"dp": 4, "ep": 4}, {"model.num_moe_experts": 8}, 2),
+        ((), {"tp": 2, "ep": 2}, OVERLAPPED, 2),
+        ((), {"pp": 2, "dp": 2, "ep": 2}, {}, 2),
+        case(("gmm",), {"dp": 2, "ep": 2}, {}, 2),
+        case(("gmm",), {"dp": 4, "ep": 4}, {"model.num_moe_experts": 8}, 2),
+        case(("moe-alltoall", "moe-permute-fusion"), {"dp": 2, "ep": 2}, OVERLAPPED, 2),
+        case(("moe-zero-memory",), {"dp": 2, "ep": 2}, {}, 2),
+    ],
+    ids=str,
+)
+def test_it_keeps_loss_gradients_and_weights(
+    parity: Parity,
+    beside: tuple[str, ...],
+    layout: dict[str, int],
+    config: dict[str, Any],
+    number: int,
+) -> None:
+    """Over several micro-batches, each with its own choice. The campaign ``together`` has every
+    layout and every pair."""
+    options = {NUMBER: number, FUSED: True}
+    ranks = parity(NAME, beside=beside, model="moe", layout=layout, config=config, options=options)
+    weights = 4 if "model.add_bias_linear" in config else 2
+    forwards = GLOBAL_BATCH // layout.get("dp", 1) * LAYERS // layout.get("pp", 1)
+    for outcome in ranks:
+        replicas = outcome.metrics["hot-experts/replicas"]
+        assert outcome.collectives.get("reduce_", 0) == forwards * replicas * weights
+        assert 1 <= outcome.metrics["hot-experts/after"] <= outcome.metrics["hot-experts/before"]
+    assert any(outcome.collectives["reduce_"] for outcome in ranks)
+
+
+@pytest.mark.parametrize("beside", [(), case(("gmm",))], ids=["loop", "gmm"])
+def test_all_tokens_may_have_one_expert(gloo_pool: GlooPool, beside: Any) -> None:
+    """Two steps in float32; the experts of the second rank, and one of the first, are empty."""
+    values = {
+        **MOE,
+        **EP,
+        "model.family": "qwen3_moe",
+        "model.moe_router_topk": 1,
+        "model.moe_router_score_function": "sigmoid",
+        "model.moe_router_enable_expert_bias": True,
+        "model.moe_router_bias_update_rate": 0.0,
+    }
+    runs = [(beside, values), ((*beside, NAME), {**values, NUMBER: 2})]
+    for plain, found in gloo_pool.run(steps, 2, runs, 1):
+        assert [load > 0 for load in found.loads] == [True, False, False, False]
+        assert found.weights.keys() == plain.weights.keys()
+        torch.testing.assert_close(found.losses, plain.losses, rtol=1e-5, atol=0)
+        for name, weight in plain.weights.items():
+            error = (found.weights[name] - weight).abs().max() / weight.abs().max()
+            assert error <= 1e-5, name
+
+
+def test_checkpoints_are_those_of_a_run_without_it(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """A run resumes with replicas from a checkpoint that was made without, and saves the same
+    tensors of weights and optimizer."""
+    values = {**MOE, **EP, "checkpoint.save_interval": 1}
+    runs = [((), "plain", 1), ((), "plain", 2), ((), "resumed", 1), ((NAME,), "resumed", 2)]
+    options = {NUMBER: 2}
+    made = [
+        gloo_pool.run(
+            run_trial,
+            2,
+            Trial(
+                plugins=plugins,
+                config={**values, **(options if plugins else {})},
+                steps=number,
+                checkpoints=str(tmp_path / folder),
+            ),
+        )
+        for plugins, folder, number in runs
+    ]
+    for plain, resumed in zip(made[1], made[3], strict=True):
+        assert resumed.state.keys() == plain.state.keys()
+        for key, tensor in plain.state.items():
+            torch.testing.assert_close(resumed.state[key], tensor, rtol=1e-4, atol=1e-6, msg=key)
+
+
+def test_what_cannot_be_replicated_is_refused_in_one_message() -> None:
+    settings = (
+        "model.num_moe_experts=4",
+        "model.moe_router_topk=2",
+        "parallel.expert_model_parallel_size=2",
+        "parallel.tensor_model_parallel_size=2",
+        "parallel.expert_tensor_parallel_size=2",
+        "parallel.sequence_parallel=true",
+    )
+    with pytest.raises(AscendRunError) as refused:
+        planned_with(NAME, *settings, ranks=4)
+    (line,) = [line for line in str(refused.value).splitlines() if "hot-experts:" in line]
+    assert "num_experts=3 is more than the 2 experts of a rank; use at most 2" in line
+    assert "expert_tensor_parallel_size=2 shards the experts" in line
+
+
+def test_it_is_idle_with_all_experts_on_a_rank() -> None:
+    assert {*planned_with(NAME).plan.idle} == {NAME}
+    with pytest.raises(AscendRunError, match="moe_token_dispatcher_type=alltoall"):
+        planned_with(NAME, "model.moe_token_dispatcher_type=allgather")
+
+
+@pytest.mark.parametrize("config", [{}, {"model.add_bias_linear": True}], ids=["plain", "biases"])
+def test_communication_of_replicas_matches_the_plan(
+    gloo_pool: GlooPool, config: dict[str, Any]
+) -> None:
+    """``plan`` counts as many replicas as there may be; a forward may need fewer."""
+    most = 2
+    values = {**MOE, **EP, **config, "model.num_moe_experts": 8, NUMBER: most}
+    _, (cost,) = planned(values, (NAME,), 2)
+    sent = {c.operation: c.sent_bytes for c in cost.communication if "replicas" in c.why}
+    numbers = 3 * 32 * 48 + (2 * 48 + 32 if config else 0)  # of one expert
+    forwards = LAYERS * GLOBAL_BATCH // 2
+    assert sent == dict.fromkeys(("broadcast", "reduce"), forwards * most * numbers * 4)
+    trial = Trial(plugins=(NAME,), config=values, steps=1)
+    for outcome in gloo_pool.run(run_trial, 2, trial):
+        replicas = outcome.metrics["hot-experts/replicas"]
+        assert outcome.sent_bytes["reduce_"] == sent["reduce"] * replicas / most > 0
+
+
+def test_replicas_are_in_the_memory_estimate() -> None:
+    values = {**MOE, **EP, "model.num_moe_experts": 8, NUMBER: 2}
+    _, (cost,) = planned(values, (NAME,), 2)
+    (added,) = cost.changes[NAME].saved_added
+    assert added.nbytes == 2 * 3 * 32 * 48 * 4
+    (working,) = cost.changes[NAME].working
+    assert working.nbytes == 3 * added.nbytes
