@@ -31,6 +31,15 @@ from .position_biases import has_unnamed_bias, plugins_with_bias
 
 _KEPT: Final = ("data.seq_length",)
 """Settings outside of ``[model]`` that belong to a model."""
+_OF_A_RUN: Final = (
+    "model.hf_path",  # the folder of the initial weights, which may not exist any more
+    "model.pipeline_model_parallel_layout",
+    "model.num_layers_in_first_pipeline_stage",
+    "model.num_layers_in_last_pipeline_stage",
+    "model.account_for_embedding_in_pipeline_split",
+    "model.account_for_loss_in_pipeline_split",
+)
+"""Settings of ``[model]`` that do not: where a run starts, and its pipeline stages."""
 _EMPTY_LAYERS: Final = "ascend_empty_layers"
 _POSITIONS: Final = "model.position_embedding_type"
 _OF_ALL: Final = "model.add_bias_linear"
@@ -104,11 +113,10 @@ def _of_run(
     name = family_name or raw.family
     family = load_family(name)
     sections = ("model.", *(f"plugins.{plugin}." for plugin in features))
-    # The folder of the initial weights does not matter here, and may not exist any more.
     kept = {
         key: given
         for key, given in raw.values.items()
-        if (key.startswith(sections) and key != "model.hf_path") or key in _KEPT
+        if (key.startswith(sections) and key not in _OF_A_RUN) or key in _KEPT
     }
     if name != raw.family or "model.family" not in kept:
         kept["model.family"] = RawValue(name, "--family" if family_name else str(file))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ascend_run.tools.convert.differences import difference
 from ascend_run.tools.convert.formats.model_source import ModelSource
-from ascend_run.tools.convert.model_config import ModelConfig
+from ascend_run.tools.convert.model_config import ModelConfig, config_of_run
 from tests.support.family_checks import stored
 
 from .megatron_files import VOCABULARY, Files, hugging_face
@@ -305,3 +305,31 @@ def test_an_unreadable_source_is_not_reported_as_the_target(
     message = refused(capsys, tmp_path / "files", "--config", f"{tmp_path}/hf/config.json")
     assert f"{tmp_path}/files/iter_0000005 cannot be read: Input/output error" in message
     assert "embedding.word_embeddings.weight" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pipeline_model_parallel_layout", '"Et|tttL"'),
+        ("num_layers_in_first_pipeline_stage", "1"),
+        ("num_layers_in_last_pipeline_stage", "1"),
+        ("account_for_embedding_in_pipeline_split", "true"),
+        ("account_for_loss_in_pipeline_split", "true"),
+    ],
+)
+def test_pipeline_stages_of_a_run_are_not_of_its_model(
+    field: str, value: str, tmp_path: Path
+) -> None:
+    """Without them the model can be built on one rank, for its logits."""
+    hugging_face(tmp_path / "hf")
+    assert convert("--to", "ascend-run", tmp_path / "hf", tmp_path / "run") == 0
+    file = tmp_path / "run" / "config.toml"
+    text = file.read_text()
+    staged = text.replace("\n[model]", f"\n[model]\n{field} = {value}")
+    file.write_text(staged)
+    found = config_of_run(file, None).config.model
+    file.write_text(text)
+    assert found == config_of_run(file, None).config.model
+    file.write_text(staged)
+    verify = ("--verify", "logits") if field == "num_layers_in_first_pipeline_stage" else ()
+    assert convert("--to", "ascend-run", *verify, tmp_path / "run", tmp_path / "out") == 0
