@@ -74,7 +74,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "1.3b": Shape(
         layers=24, hidden=2048, ffn=5504, heads=16, vocab=32000, seq_length=2048, micro_batch=8
     ),
-    # 42.2M of 174M parameters are active.
+    # 42.1M of 174M parameters are active.
     "64-experts": Shape(
         layers=6, hidden=512, ffn=256, heads=8, vocab=16384, seq_length=1024, micro_batch=1,
         experts=64, topk=8,

@@ -8,6 +8,7 @@ Source: the grouped GEMM of MegaBlocks, arXiv:2211.15841, section 5.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal
@@ -31,8 +32,15 @@ ROW_BYTES: Final = 16
 MANY_GROUPS: Final = 16
 """From this many groups on, the overhead of one call a group is noticeable, and a batched GEMM is
 faster if possible."""
-PADDING_TOLERATED: Final = 1.1
-"""A batched GEMM computes C rows for every group; beyond this ratio a grouped one is faster."""
+PADDING_TOLERATED: Final = {
+    2: ((16.0, 2.0), (32.0, 1.25), (math.inf, 1.0)),
+    4: ((16.0, 1.25),),
+}
+"""By bytes of an element: up to this mean of the groups' rows, a batched GEMM of groups padded to C
+rows is faster on the CPU if C is at most so many times the mean. ``python -m
+benchmarks.grouped_products`` measures it; see docs/plugins/experts/gmm.md."""
+BALANCED: Final = 1.1
+"""The same ratio elsewhere, for any mean."""
 
 
 Counts = Sequence[int] | Tensor
@@ -171,21 +179,24 @@ def choose(
 ) -> Backend:
     """Return the fastest backend for these shapes; measured, see docs/plugins/experts/gmm.md.
 
-    On the CPU a loop of float32 GEMMs is as fast as any, while in half precision the GEMMs are
-    short enough for the overhead of separate calls to matter.
+    On the CPU a batched GEMM saves the overhead of separate calls, which matters for groups of few
+    rows, and costs the padding.
     """
-    total, largest = sum(counts), max(counts, default=0)
+    total, largest, on_cpu = sum(counts), max(counts, default=0), device.type == "cpu"
     if total == 0:
         return "loop"
-    half = dtype in (torch.bfloat16, torch.float16)
-    balanced = largest * len(counts) <= PADDING_TOLERATED * total
-    if device.type == "cpu" and not half:
-        return "loop"
-    if device.type == "cpu" and balanced and len(counts) >= MANY_GROUPS:
+    mean = total / len(counts)
+    if on_cpu and len(counts) >= MANY_GROUPS and largest <= mean * _padding(dtype, mean):
         return "bmm"
-    if native_takes(device.type, dtype, widths):
+    if not (on_cpu and dtype is torch.float32) and native_takes(device.type, dtype, widths):
         return "grouped_mm"
-    return "bmm" if balanced and device.type != "cpu" else "loop"
+    return "bmm" if not on_cpu and largest <= BALANCED * mean else "loop"
+
+
+def _padding(dtype: torch.dtype, mean: float) -> float:
+    """Return what ``PADDING_TOLERATED`` has for this mean; 0 if it has nothing."""
+    table = PADDING_TOLERATED.get(dtype.itemsize, ())
+    return next((padding for rows, padding in table if mean <= rows), 0.0)
 
 
 class _GroupedMatmul(Function):

@@ -121,6 +121,42 @@ def test_equal_groups_are_batched_without_a_copy() -> None:
     assert groups._pad(x).data_ptr() == x.data_ptr()
 
 
+def counts_with(rows: int, largest: int, groups: int = 64) -> list[int]:
+    """Return counts with this mean and this largest one."""
+    share, more = divmod(rows * groups - largest, groups - 1)
+    return [*[share] * (groups - 1 - more), *[share + 1] * more, largest]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "most", "beyond"),
+    [
+        (torch.bfloat16, 16, 32, "grouped_mm"),
+        (torch.float16, 4, 8, "grouped_mm"),
+        (torch.bfloat16, 17, 21, "grouped_mm"),
+        (torch.bfloat16, 32, 40, "grouped_mm"),
+        (torch.bfloat16, 33, 33, "grouped_mm"),
+        (torch.bfloat16, 256, 256, "grouped_mm"),
+        (torch.float32, 16, 20, "loop"),
+    ],
+    ids=str,
+)
+def test_a_batched_gemm_is_chosen_up_to_the_measured_padding(
+    dtype: torch.dtype, rows: int, most: int, beyond: Backend
+) -> None:
+    for largest, expected in ((most, "bmm"), (most + 1, beyond)):
+        counts = counts_with(rows, largest)
+        assert (sum(counts), max(counts)) == (64 * rows, largest)
+        assert choose(counts, CPU, dtype, (512, 256)) == expected
+    few = counts_with(rows, rows, groups=15)
+    assert choose(few, CPU, dtype, (512, 256)) == beyond
+
+
+@pytest.mark.parametrize("rows", [17, 32, 128])
+def test_many_rows_in_float32_are_multiplied_group_by_group(rows: int) -> None:
+    assert choose([rows] * 64, CPU, torch.float32, (512, 256)) == "loop"
+    assert choose([8] * 64, CPU, torch.float64, (512, 256)) == "loop"
+
+
 BALANCED, SKEWED = [32] * 64, [1024] + [16] * 63
 
 
