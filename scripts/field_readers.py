@@ -43,6 +43,9 @@ _READERS: Final[Mapping[str, str]] = {
     "ascend_run.core.model.spec": """
         fp32_residual_connection multi_latent_attention qk_l2_norm qk_layernorm
     """,
+    "ascend_run.ops.experts.token_dropping": """
+        moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy
+    """,
     "megatron.core.distributed.finalize_model_grads": "moe_router_bias_update_rate",
     "megatron.core.models.common.embeddings.language_model_embedding": """
         clone_scatter_output_in_embedding
@@ -62,10 +65,7 @@ _READERS: Final[Mapping[str, str]] = {
         moe_shared_expert_gate moe_shared_expert_intermediate_size moe_shared_expert_overlap
         moe_token_dispatcher_type
     """,
-    "megatron.core.transformer.moe.router": """
-        moe_enable_routing_replay moe_expert_capacity_factor moe_pad_expert_input_to_capacity
-        moe_token_drop_policy
-    """,
+    "megatron.core.transformer.moe.router": "moe_enable_routing_replay",
     "megatron.core.transformer.transformer_block": """
         account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
         distribute_saved_activations hidden_size layernorm_epsilon num_layers

@@ -62,6 +62,7 @@ from ascend_run.types.moe import ExpertActivation as ExpertActivation
 from ascend_run.types.moe import ExpertsKernel as ExpertsKernel
 from ascend_run.types.moe import ExpertWeights as ExpertWeights
 from ascend_run.types.moe import GroupedGemm as GroupedGemm
+from ascend_run.types.moe import TokenDispatcher as TokenDispatcher
 from ascend_run.types.optimizer import OptimizerSpec as OptimizerSpec
 from ascend_run.types.optimizer import OptimizerState as OptimizerState
 from ascend_run.types.run import Metrics as Metrics

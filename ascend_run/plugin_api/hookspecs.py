@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe.moe_layer import RouterBuilder
-    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
     from torch import nn
 
     from ascend_run.types.config import RunConfig
@@ -312,7 +311,7 @@ def ascend_router(
 @wrapper(point=Point.MOE)
 def ascend_token_dispatcher(
     config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
-) -> c.Wrapper[MoETokenDispatcher] | None:
+) -> c.Wrapper[c.TokenDispatcher] | None:
     """Wrap one MoE layer's token dispatcher (Megatron's six-stage MoETokenDispatcher).
 
     When: once per layer with experts, after the model's modules are built.
@@ -574,8 +573,8 @@ def ascend_after_log(context: c.RunContext, metrics: Mapping[str, c.MetricValue]
             clipping); since the last log, ``tokens_per_second`` (of all ranks) and
             ``step_seconds``; this rank's ``memory_bytes`` and ``memory_peak_bytes``;
             ``consumed_samples``; ``expert_load``, ``expert_load_by_layer``, ``aux_loss``,
-            ``mtp_1 loss``, ``loss_scale``, ``skipped`` if the run has them; ``<group>/<name>`` of
-            ``ascend_metrics``.
+            ``mtp_1 loss``, ``dropped_share``, ``loss_scale``, ``skipped`` if the run has them;
+            ``<group>/<name>`` of ``ascend_metrics``.
     """
 
 

@@ -18,27 +18,21 @@ class Device(Protocol):
 
     def activate(self) -> None:
         """Make this rank's device current; called once, before any process group exists."""
-        ...
 
     def deactivate(self) -> None:
         """Undo what ``activate`` changed in this process."""
-        ...
 
     def synchronize(self) -> None:
         """Wait for all queued kernels."""
-        ...
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return the allocated bytes, and their peak since the last reset."""
-        ...
 
     def reset_peak_memory(self) -> None:
         """Set the peak to the bytes that are allocated now."""
-        ...
 
     def host_copier(self) -> HostCopier:
         """Return a channel for copies between device and host that overlap with computation."""
-        ...
 
 
 class HostCopier(Protocol):
@@ -46,17 +40,13 @@ class HostCopier(Protocol):
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """Start a copy to the host; the result may be read after ``wait_host``."""
-        ...
 
     def wait_host(self) -> None:
         """Make the compute stream wait for every started ``to_host``, after which the sources may
         be overwritten or freed."""
-        ...
 
     def to_device(self, host: Tensor, out: Tensor) -> None:
         """Start a copy from the host into ``out``."""
-        ...
 
     def wait_device(self) -> None:
         """Make the compute stream wait for every started ``to_device``."""
-        ...

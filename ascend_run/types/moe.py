@@ -53,7 +53,20 @@ class ExpertsKernel(Protocol):
         Returns:
             [T, H], differentiable in tokens, probs, weights and biases.
         """
-        ...
+
+
+class TokenDispatcher(Protocol):
+    """The stages of Megatron's ``MoETokenDispatcher``, in the order in which they are called."""
+
+    config: Any
+    shared_experts: Any  #: Computed between the stages, or None.
+
+    def dispatch_preprocess(self, x: Tensor, routing_map: Tensor, probs: Tensor, /) -> Any: ...
+    def token_dispatch(self, tokens: Tensor, probs: Tensor, /) -> Any: ...
+    def dispatch_postprocess(self, tokens: Tensor, probs: Tensor, /) -> Any: ...
+    def combine_preprocess(self, rows: Tensor, /) -> Any: ...
+    def token_combine(self, rows: Tensor, /) -> Any: ...
+    def combine_postprocess(self, rows: Tensor, /) -> Any: ...
 
 
 class GroupedGemm(Protocol):
@@ -73,7 +86,6 @@ class GroupedGemm(Protocol):
         Returns:
             [T, N].
         """
-        ...
 
     def outer(self, a_TN: Tensor, b_TK: Tensor) -> Tensor:
         """Compute ``a.T @ b`` over the rows of each group.
@@ -81,11 +93,9 @@ class GroupedGemm(Protocol):
         Returns:
             [X, N, K]; zeros for an empty group.
         """
-        ...
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
         """Add ``outer`` in place to an accumulator, which may have a wider dtype."""
-        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -150,3 +150,27 @@ CASES: Final[Mapping[str, OracleCase]] = {
 }
 """Name -> a case. Together they move every option that the oracle reads, but those of scalings of
 rotary positions and of fine-tuning data, which have tests of their own."""
+
+DROPPING: Final[Mapping[str, OracleCase]] = {
+    "by weight": OracleCase(
+        model="moe",
+        config={
+            "model.add_expert_bias": True,
+            "model.moe_expert_capacity_factor": 0.8,
+            "model.moe_pad_expert_input_to_capacity": True,
+            "model.init_method_std": 0.2,
+            "train.micro_batch_size": 2,
+        },
+    ),
+    "by position": OracleCase(
+        model="moe",
+        config={
+            "model.moe_router_score_function": "sigmoid",
+            "model.moe_router_enable_expert_bias": True,
+            "model.moe_expert_capacity_factor": 0.8,
+            "model.moe_token_drop_policy": "position",
+            "train.micro_batch_size": 2,
+        },
+    ),
+}
+"""Experts that drop tokens."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _ROUTER_NOT_DONE: Final = {
     "moe_enable_routing_replay": "nothing here records a routing to replay",
-    "moe_expert_capacity_factor": "the built-in router drops no token",
     "moe_router_topk_limited_devices": "set model.moe_router_num_groups in its place",
 }
 """Options that Megatron's router supports and the built-in one does not, with the reason."""
@@ -121,6 +120,7 @@ def router_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
         if value := getattr(model, name):
             shown = f"model.{name}={show(value)}"
             yield f"{shown} is not served by the built-in router: {why}; {way_out}"
+    yield from _capacity_problems(model)
     balancing = model.moe_router_load_balancing_type
     if balancing not in _BALANCING:
         yield (
@@ -132,9 +132,29 @@ def router_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
         yield from _sinkhorn_problems(model)
 
 
+def _capacity_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
+    factor, pads = model.moe_expert_capacity_factor, model.moe_pad_expert_input_to_capacity
+    most = (model.num_moe_experts or 0) / model.moe_router_topk
+    shown = f"model.moe_expert_capacity_factor={show(factor)}"
+    if factor is None:
+        if pads or model.moe_token_drop_policy != "probs":
+            yield (
+                "model.moe_pad_expert_input_to_capacity and model.moe_token_drop_policy need "
+                "model.moe_expert_capacity_factor"
+            )
+    elif factor <= 0:
+        yield f"{shown} drops every token; use a positive number, or leave it out to drop none"
+    elif pads and factor >= most:
+        yield (
+            f"{shown} pads every expert to all tokens; use less than {most:g}, the number of "
+            "experts by model.moe_router_topk, or model.moe_pad_expert_input_to_capacity=false"
+        )
+
+
 def _sinkhorn_problems(model: FieldSection | TransformerConfig) -> Iterator[str]:
     shown = "model.moe_router_load_balancing_type='sinkhorn'"
-    for name in ("moe_aux_loss_coeff", "moe_router_num_groups", "moe_router_enable_expert_bias"):
+    names = ("aux_loss_coeff", "router_num_groups", "router_enable_expert_bias")
+    for name in (f"moe_{name}" for name in (*names, "expert_capacity_factor")):
         if value := getattr(model, name):
             yield f"{shown} does not go with model.{name}={show(value)}; leave one of them out"
     # Megatron's weights with Sinkhorn, whatever these two options are.

@@ -22,6 +22,7 @@ from ascend_run.ops.experts.gating import wide_linear
 from ascend_run.ops.experts.routing import largest, routing_scores, sparse_mixer
 from ascend_run.ops.experts.routing_noise import evenly_selected, jittered
 from ascend_run.ops.experts.sinkhorn import sinkhorn_bias
+from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api.errors import ConfigError
 
@@ -77,6 +78,7 @@ class Router(MegatronRouter):
             mark(self.bias, sequence_parallel=config.sequence_parallel)
         self.topk, self.sparsemixer_eps = config.moe_router_topk, sparsemixer_eps
         self.samples = samples
+        self.dropping = token_dropping(config)
         groups, kept = config.moe_router_num_groups, config.moe_router_group_topk
         self.groups = (groups, kept) if groups and kept else None
         for name, is_saved in (("expert_bias", True), ("local_tokens_per_expert", False)):
@@ -103,15 +105,18 @@ class Router(MegatronRouter):
 
     def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits_SBX = self._with_z_loss(logits)
-        probs_TX, routing_map = self._select(logits_SBX.flatten(0, 1))
+        probs_TX, selected_TX = self._select(logits_SBX.flatten(0, 1))
         if self.config.moe_router_topk_scaling_factor:
             probs_TX = probs_TX * self.config.moe_router_topk_scaling_factor
+        routing_map = selected_TX
+        if self.dropping is not None:
+            probs_TX, routing_map = self.dropping(probs_TX, selected_TX)
         if not self._takes_gradients():
             return probs_TX, routing_map
         if self.expert_bias is not None and self.weight.requires_grad:  # a frozen router keeps it
             with torch.no_grad():  # counts once, even if the layer is recomputed
-                self.local_tokens_per_expert += routing_map.sum(dim=0)
-        return self._with_aux_loss(probs_TX, logits_SBX, routing_map), routing_map
+                self.local_tokens_per_expert += selected_TX.sum(dim=0)
+        return self._with_aux_loss(probs_TX, logits_SBX, selected_TX), routing_map
 
     def _select(self, logits_TX: Tensor) -> tuple[Tensor, Tensor]:
         if self.sparsemixer_eps is not None:
@@ -155,7 +160,7 @@ class Router(MegatronRouter):
         out: Tensor = MoEAuxLossAutoScaler.apply(logits, z_loss(logits) * coefficient)
         return out
 
-    def _with_aux_loss(self, probs_TX: Tensor, logits_SBX: Tensor, routing_map: Tensor) -> Tensor:
+    def _with_aux_loss(self, probs_TX: Tensor, logits_SBX: Tensor, selected_TX: Tensor) -> Tensor:
         """Attach this rank's part of the balancing loss times the number of tokens."""
         kind, coefficient = (
             self.config.moe_router_load_balancing_type,
@@ -165,11 +170,11 @@ class Router(MegatronRouter):
             return probs_TX
         assert not isinstance(coefficient, list)  # see router_problems
         if self.expert_bias is not None:  # the scores themselves are to be balanced
-            routing_map = self._scores(logits_SBX.detach().flatten(0, 1), None)[1]
+            selected_TX = self._scores(logits_SBX.detach().flatten(0, 1), None)[1]
         scores_SBX = balance_scores(logits_SBX, self.config.moe_router_score_function)
         loss, num_selections = balancing_loss(
             scores_SBX,
-            routing_map.view_as(scores_SBX),
+            selected_TX.view_as(scores_SBX),
             self.tp_cp_group,
             by_sequence=kind == "seq_aux_loss",
         )

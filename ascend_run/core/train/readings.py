@@ -88,18 +88,19 @@ class Readings:
             return {}
         layers = config.num_layers + (config.mtp_num_layers or 0)
         groups, device = self.context.groups, self.context.device.torch_device
-        # Tokens per layer and expert, sum of the aux losses of all routers and micro-batches, their
-        # number. A pipeline stage may have no router.
-        summary = torch.zeros(layers * num_experts + 2, dtype=torch.float64, device=device)
-        tokens_LX = summary[:-2].view(layers, num_experts)
+        # Tokens per layer and expert, dropped selections, sum of the aux losses of all routers and
+        # micro-batches, their number. A pipeline stage may have no router.
+        summary = torch.zeros(layers * num_experts + 3, dtype=torch.float64, device=device)
+        tokens_LX = summary[:-3].view(layers, num_experts)
         for load in self.loads:
             if (tokens := load.take()) is not None:
                 tokens_LX[load.layer] += tokens
+            summary[-3] += load.take_dropped()
         for router in self.routers:
             summary[-2:] += router.take_aux_losses()
         for group in (groups.tp_dp_cp, groups.pp):
             dist.all_reduce(summary, group=group)
-        aux_loss, num_losses = summary[-2:].tolist()
+        dropped, aux_loss, num_losses = summary[-3:].tolist()
         readings: dict[str, object] = {}
         if total := float(tokens_LX.sum()):
             readings["expert_load"] = (tokens_LX.sum(dim=0) / total).tolist()
@@ -108,6 +109,8 @@ class Readings:
                 [round(share, 5) for share in load if share == share]  # NaN without experts
                 for load in by_layer
             ]
+            if config.moe_expert_capacity_factor is not None:
+                readings["dropped_share"] = dropped / total
         if num_losses:
             # Each rank holds the aux loss of its part of the sequence only.
             readings["aux_loss"] = aux_loss / num_losses * groups.tp_cp.size()

@@ -6,7 +6,7 @@ and the hidden states: while these arrive, the rows of this rank's experts are f
 Megatron's gathers the choices and weights of all experts, K of which are not zero.
 
 Rows are copied and summed by gathers in both directions, as in ``token_copies``; a token may have
-any number of experts on this rank.
+any number of experts on this rank, and fewer than K in all if experts dropped it.
 
 Source: Megatron-LM's MoEAllGatherTokenDispatcher; MindSpeed, ``moe_permutation_async_comm``.
 """
@@ -47,11 +47,26 @@ class AllGatherDispatcher:
     ) -> tuple[Tensor, Tensor]:
         """[..., H], [T, X], [T, X] -> [T, H], [T, K]."""
         self.hidden_shape = hidden_states.shape
+        tokens_TH = hidden_states.view(-1, self.hidden_shape[-1])
+        if self.config.moe_expert_capacity_factor is not None:
+            return tokens_TH, self._kept(routing_map, probs)
         (num_tokens, num_experts), topk = probs.shape, self.config.moe_router_topk
         token_M, expert_M = torch.nonzero_static(routing_map, size=num_tokens * topk).unbind(1)
         self.expert_TK = expert_M.to(torch.int32).view(num_tokens, topk)
         weights_TK = _select(probs, token_M * num_experts + expert_M).view(num_tokens, topk)
-        return hidden_states.view(-1, self.hidden_shape[-1]), weights_TK
+        return tokens_TH, weights_TK
+
+    def _kept(self, routing_map: Tensor, probs: Tensor) -> Tensor:
+        """Return the weights [T, K] of experts that did not drop the token; the others are expert
+        -1, of weight 0."""
+        num_experts = routing_map.shape[1]
+        last_X = torch.arange(num_experts, 0, -1, device=probs.device, dtype=torch.float32)
+        ranks_TK, expert_TK = (routing_map * last_X).topk(self.config.moe_router_topk, dim=-1)
+        is_kept_TK = ranks_TK > 0
+        self.expert_TK = expert_TK.masked_fill(~is_kept_TK, -1).to(torch.int32)
+        token_T1 = torch.arange(0, routing_map.numel(), num_experts, device=probs.device)[:, None]
+        weights_TK = _select(probs, (token_T1 + expert_TK).flatten()).view_as(expert_TK)
+        return weights_TK * is_kept_TK
 
     def token_dispatch(self, tokens_TH: Tensor, weights_TK: Tensor) -> tuple[Tensor, Tensor]:
         """Gather the experts, weights and tokens of all ranks."""

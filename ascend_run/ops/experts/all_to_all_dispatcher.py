@@ -1,7 +1,8 @@
 """The all-to-all token dispatcher, with the stages of Megatron's MoETokenDispatcher.
 
 Each rank sends copies of its tokens to the ranks of their experts, and gets the outputs back. The
-counts are gathered while the copies are made, and read on the host once.
+counts are gathered while the copies are made, and read on the host once. If experts are padded to
+their capacity, all counts are known, and nothing is read.
 
 With ``overlap`` an all-to-all is waited for where its result is used: the experts' order of the
 received rows, and shared experts (``moe_shared_expert_overlap``), are computed behind it; in
@@ -10,8 +11,9 @@ backward, what autograd runs in between (see ``token_exchange``).
 Source: Megatron-LM's MoEAlltoAllTokenDispatcher; MindSpeed, ``moe_permutation_async_comm``.
 """
 
-# T tokens of this rank, K experts of a token, R = T * K rows sent, Q rows received, X experts, x
-# experts of this rank, E expert-parallel ranks, P expert tensor-parallel ranks, H hidden size
+# T tokens of this rank, K experts of a token, R rows sent (T * K, if no token is dropped), Q rows
+# received, X experts, x experts of this rank, E expert-parallel ranks, P expert tensor-parallel
+# ranks, H hidden size, C capacity of an expert
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from .token_copies import FUSED, INDEXED, Copies, Permutation, copies_of, inverse_of, reorder
+from .capacity import expert_capacity
+from .token_copies import (
+    FUSED,
+    INDEXED,
+    Copies,
+    Permutation,
+    copies_of,
+    inverse_of,
+    reorder,
+    uneven_copies_of,
+)
 from .token_exchange import AllToAll, Exchange, gather_rows, scatter_rows
 
 
@@ -58,6 +70,7 @@ class AllToAllDispatcher:
         self.overlap = overlap or getattr(inner, "overlap", False)
         self.fused = fused or getattr(inner, "fused", False)
         self.permutation: Permutation = FUSED if self.fused else INDEXED
+        self.capacity: int | None = None
 
     @property
     def exchanges(self) -> bool:
@@ -69,8 +82,12 @@ class AllToAllDispatcher:
     ) -> tuple[Tensor, Tensor]:
         """[..., H], [T, X], [T, X] -> [R, H], [R]."""
         self.hidden_shape, self.probs_dtype = hidden_states.shape, probs.dtype
-        self.counts_X = routing_map.sum(dim=0)
-        if self.exchanges:
+        self.capacity = self._capacity(routing_map)
+        if self.capacity is None:
+            self.counts_X = routing_map.sum(dim=0)
+        else:
+            self.counts_X = torch.full((routing_map.shape[1],), self.capacity)
+        if self.exchanges and self.capacity is None:
             sizes = (self.ep_group.size(), self.tp_group.size(), len(self.counts_X))
             self.counts_EPX = self.counts_X.new_empty(sizes)
             flat = self.counts_EPX.flatten()
@@ -111,6 +128,9 @@ class AllToAllDispatcher:
         rows, probs = (self._gather(part) for part in (rows, probs))
         if self.order is not None:
             rows, probs = (reorder(part, *self.order) for part in (rows, probs))
+        elif self.capacity is not None:
+            sizes = (-1, len(self.local_expert_indices), self.capacity)
+            rows, probs = (_swapped(part, *sizes) for part in (rows, probs))
         return rows, self.received.chunks_PEx.sum(dim=(0, 1)), probs
 
     def combine_preprocess(self, rows_QH: Tensor) -> Tensor:
@@ -118,6 +138,8 @@ class AllToAllDispatcher:
         if self.order is not None:
             order, inverse = self.order
             rows_QH, self.order = reorder(rows_QH, inverse, order), None
+        elif self.exchanges and self.capacity is not None:
+            rows_QH = _swapped(rows_QH, len(self.local_expert_indices), -1, self.capacity)
         if self.exchanges and self.tp_group.size() > 1:
             wide = rows_QH.to(self.probs_dtype)  # partial sums are added in the routing's dtype
             summed = scatter_rows(wide, self.received.gathered, self.tp_group)
@@ -141,16 +163,29 @@ class AllToAllDispatcher:
             out = out + self.shared_experts.get_output()
         return out
 
+    def _capacity(self, routing_map: Tensor) -> int | None:
+        """Return how many rows every expert gets from every rank; None if that differs."""
+        if not self.config.moe_pad_expert_input_to_capacity:
+            return None
+        (num_tokens, num_experts), topk = routing_map.shape, self.config.moe_router_topk
+        factor = self.config.moe_expert_capacity_factor
+        return expert_capacity(num_tokens, num_experts, topk, factor)
+
     def _copies(self, routing_map: Tensor) -> Copies:
         """Return the copies in the order in which they are sent."""
-        return copies_of(routing_map, self.config.moe_router_topk)
+        if self.config.moe_expert_capacity_factor is None:
+            return copies_of(routing_map, self.config.moe_router_topk)
+        # Without padding, the number of rows is read on the host.
+        return uneven_copies_of(routing_map, int(self.counts_X.sum()))
 
     def _sum(self, rows_RH: Tensor) -> Tensor:
         """Sum the outputs of each token."""
         return self.permutation.unpermute(rows_RH, self.copies)
 
     def _counts(self) -> Tensor:
-        """Read the counts of all ranks on the host."""
+        """Return the counts of all ranks on the host."""
+        if self.capacity is not None:
+            return self.counts_X.expand(self.ep_group.size(), self.tp_group.size(), -1)
         self.gathering.wait()
         return self.counts_EPX.cpu()
 
@@ -187,10 +222,10 @@ class AllToAllDispatcher:
 
     def _order(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Return the permutation from the order of arrival to that of experts, and its inverse;
-        None with one expert."""
+        None with one expert, or with as many rows from each rank to each."""
         chunks_PEx = self.received.chunks_PEx
         num_local = chunks_PEx.shape[2]
-        if num_local == 1:
+        if num_local == 1 or self.capacity is not None:
             return None
         expert_PEx = torch.arange(num_local).expand_as(chunks_PEx)
         expert_Q = expert_PEx.flatten().repeat_interleave(chunks_PEx.flatten())
@@ -200,3 +235,11 @@ class AllToAllDispatcher:
 
 def _finished(rows: Tensor, exchange: Exchange | None) -> Tensor:
     return rows if exchange is None else exchange.finish(rows)
+
+
+def _swapped(rows: Tensor, outer: int, inner: int, capacity: int) -> Tensor:
+    """Return [outer * inner * C, ...] as [inner * outer * C, ...]; one of them may be -1."""
+    if capacity == 0:
+        return rows
+    out: Tensor = rows.unflatten(0, (outer, inner, capacity)).transpose(0, 1).flatten(0, 2)
+    return out

@@ -23,6 +23,20 @@ ALL_GATHER: Final = Condition(
     why="it replaces the all-gather dispatcher",
     fix="set model.moe_token_dispatcher_type=allgather",
 )
+NOT_PADDED: Final = Condition(
+    "model.moe_pad_expert_input_to_capacity",
+    "==",
+    False,
+    why="it gathers the experts that a token selected, and padding adds others",
+    fix="set model.moe_pad_expert_input_to_capacity=false",
+)
+NO_CAPACITY: Final = Condition(
+    "model.moe_expert_capacity_factor",
+    "<=",
+    0,
+    why="an expert with a capacity is no busier than that",
+    fix="leave model.moe_expert_capacity_factor out",
+)
 NO_EXPERTS: Final = Condition(
     "model.num_moe_experts",
     "<=",
@@ -39,23 +53,43 @@ _BY_EXPERT: Final = 5
 weights and choices in the order of the experts."""
 
 
-def saved_indices(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange | None:
+def saved_indices(
+    config: RunConfig, layout: Layout, rank: PipelineStage, *, fused: bool = False
+) -> CostChange | None:
     """Return the change of the saved indices, or None without experts.
 
-    One more index of a row on its own rank, and two on that of its expert, if that has several.
+    One more index of a row on its own rank, and two on that of its expert, if that has several; no
+    more of padded experts.
+
+    Args:
+        fused: With ``FusedPermutation``, which has the first row of each token if tokens have
+            different numbers of rows.
     """
     experts = config.model.num_moe_experts
     if not rank.moe_layers or experts is None:
         return None
+    tokens = own_tokens(config, layout, rank)
+    added: tuple[SavedTensor, ...] = ()
+    if fused and config.model.moe_expert_capacity_factor:
+        added = (SavedTensor(part="dispatcher", name="first_rows", nbytes=tokens * _INDEX),)
+    layers = tuple(sorted(rank.moe_layers))
+    if config.model.moe_pad_expert_input_to_capacity:
+        return CostChange(saved_added=added, saved_added_layers=layers)
     sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[min(rank.moe_layers)]}
     sorts = layout.ep * layout.expt_tp > 1 and experts > layout.ep
     more = (3 if sorts else 1) * _INDEX
-    tokens = sizes["dispatcher.indices"] / _PLAIN / config.model.moe_router_topk
     less = tokens * experts * _BY_EXPERT / sizes["router.scores"]
     changes = {"dispatcher.indices": 1 + more / _PLAIN, "router.scores": 1 - less}
     return CostChange(
-        saved=tuple(SavedChange(tensors=(name,), factor=f) for name, f in changes.items())
+        saved=tuple(SavedChange(tensors=(name,), factor=f) for name, f in changes.items()),
+        saved_added=added,
+        saved_added_layers=layers,
     )
+
+
+def own_tokens(config: RunConfig, layout: Layout, rank: PipelineStage) -> int:
+    """Return the tokens of a micro-batch that this rank dispatches."""
+    return rank.tokens // layout.tp if config.parallel.sequence_parallel else rank.tokens
 
 
 def overlapped(config: RunConfig) -> tuple[Communication, ...]:
@@ -86,10 +120,12 @@ def gathered(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChan
     ranks = layout.ep * layout.expt_tp
     saved = {tensor.key: tensor.nbytes for tensor in rank.saved[min(rank.moe_layers)]}
     changes = {"dispatcher.indices": 1 + 2 * _INDEX / _PLAIN, "dispatcher.chosen": 1 / 6}
-    tokens = saved["dispatcher.indices"] / _PLAIN / topk
+    tokens = own_tokens(config, layout, rank)
     if ranks == 1:
         changes["router.scores"] = 1 - tokens * experts * _BY_EXPERT / saved["router.scores"]
     own = tokens * (topk + ranks) * _INDEX  # experts of own tokens, first rows of all tokens
+    if config.model.moe_expert_capacity_factor:
+        own += tokens * topk  # which of them kept the token
     smaller = [
         ("all_gather", "forward: choices", 4 * topk / experts),
         ("all_gather", "forward: weights", topk / experts),

@@ -3,13 +3,14 @@
 A copy is found from both ends: by row, which token it is of; by token, in which rows its copies
 are. The fused permutation reads whichever it needs: both directions, and the backward of both, are
 gathers. A row that is summed is read where it is, without a second tensor of copies, and no two
-rows are added with atomic operations. Nothing synchronises with the device, as there are T * K
-rows.
+rows are added with atomic operations. Nothing synchronises with the device, as the number of rows
+is known: T * K, or what an expert's capacity makes of it.
 
 Source: Megatron-LM's ``moe_permute_fusion``, whose kernels are those of Transformer Engine.
 """
 
-# T tokens, K experts of a token (top-k), R = T * K rows, X experts, H hidden size
+# T tokens, K experts of a token (top-k), R rows (T * K unless tokens are dropped or added), X
+# experts, H hidden size
 
 from __future__ import annotations
 
@@ -30,18 +31,42 @@ class Copies:
 
     token_R: Tensor  #: The token of each row; int64, as the others.
     choice_R: Tensor  #: Each row's entry in the flattened [T, X].
-    row_TK: Tensor  #: The rows of each token, in the order of its experts.
+    row_TK: Tensor
+    """The rows of each token, in the order of its experts; [R] with ``first_T``."""
     num_experts: int
+    first_T: Tensor | None = None
+    """Where a token's rows begin in ``row_TK``, if tokens have different numbers of them."""
+
+    @property
+    def num_tokens(self) -> int:
+        return (self.row_TK if self.first_T is None else self.first_T).shape[0]
 
 
 def copies_of(routing_map_TX: Tensor, topk: int) -> Copies:
     """Return the copies of a routing map in which every token has ``topk`` experts."""
     num_tokens, num_experts = routing_map_TX.shape
-    by_expert = routing_map_TX.t().contiguous()
-    pairs_R2 = torch.nonzero_static(by_expert, size=num_tokens * topk)
-    expert_R, token_R = (column.clone() for column in pairs_R2.unbind(1))  # saved one by one
+    token_R, choice_R = _by_expert(routing_map_TX, num_tokens * topk)
     row_TK = token_R.argsort(stable=True).view(num_tokens, topk)
-    return Copies(token_R, token_R * num_experts + expert_R, row_TK, num_experts)
+    return Copies(token_R, choice_R, row_TK, num_experts)
+
+
+def uneven_copies_of(routing_map_TX: Tensor, num_rows: int) -> Copies:
+    """Return the copies of a routing map in which tokens have any number of experts.
+
+    Args:
+        num_rows: How many they have together.
+    """
+    token_R, choice_R = _by_expert(routing_map_TX, num_rows)
+    rows_T = routing_map_TX.sum(dim=1)
+    row_R, first_T = token_R.argsort(stable=True), rows_T.cumsum(0) - rows_T
+    return Copies(token_R, choice_R, row_R, routing_map_TX.shape[1], first_T)
+
+
+def _by_expert(routing_map_TX: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return ``token_R`` and ``choice_R``."""
+    pairs_R2 = torch.nonzero_static(routing_map_TX.t().contiguous(), size=num_rows)
+    expert_R, token_R = (column.clone() for column in pairs_R2.unbind(1))  # saved one by one
+    return token_R, token_R * routing_map_TX.shape[1] + expert_R
 
 
 class Permutation(Protocol):
@@ -70,7 +95,7 @@ class IndexedPermutation:
         return probs_TX.flatten().index_select(0, copies.choice_R)
 
     def unpermute(self, rows_RH: Tensor, copies: Copies) -> Tensor:
-        out: Tensor = _AddByIndex.apply(rows_RH, copies.token_R, copies.row_TK.shape[0])
+        out: Tensor = _AddByIndex.apply(rows_RH, copies.token_R, copies.num_tokens)
         return out
 
 
@@ -78,7 +103,7 @@ class FusedPermutation:
     """Both directions, and the backward of both, only gather."""
 
     def permute(self, tokens_TH: Tensor, copies: Copies) -> Tensor:
-        out: Tensor = _Permute.apply(tokens_TH, copies.token_R, copies.row_TK)
+        out: Tensor = _Permute.apply(tokens_TH, copies.token_R, copies.row_TK, copies.first_T)
         return out
 
     def permute_probs(self, probs_TX: Tensor, copies: Copies) -> Tensor:
@@ -86,7 +111,9 @@ class FusedPermutation:
         return out
 
     def unpermute(self, rows_RH: Tensor, copies: Copies) -> Tensor:
-        out: Tensor = _Unpermute.apply(rows_RH, copies.choice_R, copies.row_TK, copies.num_experts)
+        out: Tensor = _Unpermute.apply(
+            rows_RH, copies.choice_R, copies.row_TK, copies.first_T, copies.num_experts
+        )
         return out
 
 
@@ -106,10 +133,12 @@ def inverse_of(order: Tensor) -> Tensor:
     return torch.empty_like(order).index_copy_(0, order, places)
 
 
-def _sum(rows_RH: Tensor, row_TK: Tensor) -> Tensor:
-    if row_TK.shape[1] == 1 or row_TK.shape[0] == 0:
+def _sum(rows_RH: Tensor, row_TK: Tensor, first_T: Tensor | None) -> Tensor:
+    if first_T is None and (row_TK.shape[1] == 1 or row_TK.shape[0] == 0):
         return rows_RH.index_select(0, row_TK.flatten())
-    return F.embedding_bag(row_TK, rows_RH.detach().contiguous(), mode="sum")
+    if first_T is not None and not row_TK.shape[0]:
+        return rows_RH.new_zeros(first_T.shape[0], rows_RH.shape[1])
+    return F.embedding_bag(row_TK, rows_RH.detach().contiguous(), first_T, mode="sum")
 
 
 class _AddByIndex(Function):
@@ -130,31 +159,37 @@ class _AddByIndex(Function):
 
 class _Permute(Function):
     @staticmethod
-    def forward(ctx: Any, tokens_TH: Tensor, token_R: Tensor, row_TK: Tensor) -> Tensor:
-        ctx.save_for_backward(row_TK)
+    def forward(
+        ctx: Any, tokens_TH: Tensor, token_R: Tensor, row_TK: Tensor, first_T: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(row_TK, first_T)
         return tokens_TH.index_select(0, token_R)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, drows_RH: Tensor) -> tuple[Tensor, None, None]:
-        (row_TK,) = ctx.saved_tensors
-        return _sum(drows_RH, row_TK), None, None
+    def backward(ctx: Any, drows_RH: Tensor) -> tuple[Tensor, None, None, None]:
+        return _sum(drows_RH, *ctx.saved_tensors), None, None, None
 
 
 class _Unpermute(Function):
     @staticmethod
     def forward(
-        ctx: Any, rows_RH: Tensor, choice_R: Tensor, row_TK: Tensor, num_experts: int
+        ctx: Any,
+        rows_RH: Tensor,
+        choice_R: Tensor,
+        row_TK: Tensor,
+        first_T: Tensor | None,
+        num_experts: int,
     ) -> Tensor:
         ctx.save_for_backward(choice_R)
         ctx.num_experts = num_experts
-        return _sum(rows_RH, row_TK)
+        return _sum(rows_RH, row_TK, first_T)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dtokens_TH: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, dtokens_TH: Tensor) -> tuple[Tensor, None, None, None, None]:
         (choice_R,) = ctx.saved_tensors
-        return dtokens_TH.index_select(0, choice_R // ctx.num_experts), None, None, None
+        return dtokens_TH.index_select(0, choice_R // ctx.num_experts), None, None, None, None
 
 
 class _PermuteProbs(Function):

@@ -3,14 +3,16 @@
 Sources: arXiv:1701.06538; top-k then softmax, arXiv:2401.04088; softmax then top-k and balancing
 loss, arXiv:2101.03961 (equation 4); z-loss, arXiv:2202.08906 (equation 5); groups of experts,
 arXiv:2405.04434 (section 2.1.2); sigmoid scores, arXiv:2412.19437 (equations 12 to 16); bias of the
-choice, arXiv:2408.15664; SparseMixer without its sampling, arXiv:2409.12136 (section 2.2);
-Sinkhorn's iteration, arXiv:1306.0895; shared experts, arXiv:2401.06066.
+choice, arXiv:2408.15664; capacity, arXiv:2101.03961 (equation 3); SparseMixer without its sampling,
+arXiv:2409.12136 (section 2.2); Sinkhorn's iteration, arXiv:1306.0895; shared experts,
+arXiv:2401.06066.
 """
 
 # shapes: see the package
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -71,7 +73,31 @@ class Router(nn.Module):
         )
         self.loss = self._balancing_loss(share_TX, wanted_TX, len(x_BSH)) + self._z_loss(logit_TX)
         self.load_X = self.load_X + chosen_TX.sum(dim=0)
+        if model.moe_expert_capacity_factor:
+            chosen_TX = self._within_capacity(chosen_TX, weight_TX.detach(), len(x_BSH))
+            weight_TX = weight_TX * chosen_TX
         return weight_TX * (model.moe_router_topk_scaling_factor or 1.0), chosen_TX
+
+    def _within_capacity(self, chosen_TX: Tensor, weight_TX: Tensor, rows: int) -> Tensor:
+        """Return the choices that their experts serve: those of the heaviest, or of the first
+        tokens, and with padding of the first others. Tokens are numbered by position and then by
+        sequence."""
+        tokens, experts = chosen_TX.shape
+        mean = tokens * self.model.moe_router_topk / experts
+        capacity = math.ceil(mean * self.model.moe_expert_capacity_factor)
+        number_T = torch.arange(tokens).view(rows, -1)
+        number_T = (number_T % number_T.shape[1] * rows + number_T // number_T.shape[1]).flatten()
+        served_TX = torch.zeros_like(chosen_TX)
+        for expert in range(experts):
+            mine = chosen_TX[:, expert].nonzero().flatten().tolist()
+            mine.sort(key=number_T.tolist().__getitem__)
+            if self.model.moe_token_drop_policy == "probs":
+                mine.sort(key=(-weight_TX[:, expert]).tolist().__getitem__)
+            if self.model.moe_pad_expert_input_to_capacity:
+                others = (~chosen_TX[:, expert]).nonzero().flatten().tolist()
+                mine += sorted(others, key=number_T.tolist().__getitem__)
+            served_TX[mine[:capacity], expert] = True
+        return served_TX
 
     @torch.no_grad()
     def _chosen(self, score_TX: Tensor, logit_TX: Tensor, bias_X: Tensor | None) -> Tensor:

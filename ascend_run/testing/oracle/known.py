@@ -38,7 +38,7 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
         cp_comm_type dsa_indexer_head_dim dsa_indexer_loss_coeff
         dsa_indexer_n_heads dsa_indexer_topk experimental_attention_variant fp4
         fp4_quantizer_factory fp8 fp8_quantizer_factory linear_attention_freq mamba_num_heads
-        moe_expert_capacity_factor moe_input_jitter_eps moe_latent_size
+        moe_input_jitter_eps moe_latent_size
         moe_router_topk_limited_devices mrope_section no_rope_freq symmetric_ar_type
         """,
     ),
@@ -57,7 +57,7 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
         inference_rng_tracker init_model_with_meta_device is_hybrid_model log_max_attention_logit
         masked_softmax_fusion memory_efficient_layer_norm moe_apply_probs_on_input
         moe_enable_deepep moe_enable_routing_replay moe_grouped_gemm moe_layer_recompute
-        moe_pad_expert_input_to_capacity moe_per_layer_logging moe_permute_fusion
+        moe_per_layer_logging moe_permute_fusion
         moe_router_force_load_balancing moe_router_fusion moe_router_padding_for_fp8
         moe_router_padding_for_quantization
         moe_sparsemixer_sampling moe_token_dropping moe_use_legacy_grouped_gemm
@@ -94,7 +94,6 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
     ("most_recent", "fp8_amax_compute_algo"),
     ("none", "cuda_graph_impl"),
     ("nvfp4", "fp4_recipe"),
-    ("probs", "moe_token_drop_policy"),
     ("sdpa", "kitchen_attention_backend"),
     ("transformer_engine", "transformer_impl"),
 )

@@ -22,7 +22,14 @@ _NOISE: Final[Mapping[str, object]] = {
     "model.moe_sparsemixer_sampling": False,
 }
 """Options by which a router draws or goes by a token's place on its rank -> values without."""
-WITHOUT_DRAWS: Final[Mapping[str, object]] = {HIDDEN: 0.0, ATTENTION: 0.0, **_NOISE}
+_CAPACITY: Final[Mapping[str, object]] = {
+    "model.moe_expert_capacity_factor": None,
+    "model.moe_pad_expert_input_to_capacity": False,
+    "model.moe_token_drop_policy": "probs",
+}
+"""The same of options by which experts drop tokens of each rank apart: equal on one rank."""
+_DRAWS: Final[Mapping[str, object]] = {HIDDEN: 0.0, ATTENTION: 0.0, **_NOISE}
+WITHOUT_DRAWS: Final[Mapping[str, object]] = {**_DRAWS, **_CAPACITY}
 """The same of every option that makes a step depend on the layout by design."""
 _PROBABILITY: Final = 0.2
 _CHOICES: Final[Sequence[Mapping[str, float]]] = (
@@ -32,9 +39,14 @@ _CHOICES: Final[Sequence[Mapping[str, float]]] = (
 )
 
 
-def without_dropout(side: Side) -> Side:
-    """Return the same run without dropout, and with routers that go by the logits alone."""
-    return attrs.evolve(side, values={**side.values, **WITHOUT_DRAWS})
+def without_dropout(side: Side, *, one_rank: bool = False) -> Side:
+    """Return the same run without dropout, and with routers that go by the logits alone.
+
+    Args:
+        one_rank: All runs that are compared have one rank, so that experts may drop tokens.
+    """
+    values = _DRAWS if one_rank else WITHOUT_DRAWS
+    return attrs.evolve(side, values={**side.values, **values})
 
 
 def with_dropout(side: Side) -> Side:
@@ -60,10 +72,11 @@ def has_dropout(side: Side) -> bool:
     return bool(model.hidden_dropout or model.attention_dropout)
 
 
-def has_noise(side: Side) -> bool:
+def has_noise(side: Side, *, one_rank: bool) -> bool:
     """Return whether the routers of a run do not go by the logits alone."""
-    config = side.prepare().config
-    return any(config.model[name.removeprefix("model.")] for name in _NOISE)
+    model = side.prepare().config.model
+    drops = bool(model.moe_expert_capacity_factor) and not one_rank
+    return drops or any(model[name.removeprefix("model.")] for name in _NOISE)
 
 
 def probabilities(side: Side) -> dict[str, float]:

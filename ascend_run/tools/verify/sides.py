@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -81,8 +82,9 @@ def sides_of(question: Question) -> Sides:
     numerics = {name: plugin.manifest.numerics for name, plugin in plugins.items()}
     models = tuple(name for name in enabled if numerics[name] is Numerics.MODEL)
     dropout = has_dropout(dropping)
-    candidate = without_dropout(dropping)
-    plain = without_dropout(side("the plain model on one rank", models, {}, model))
+    undrawn = partial(without_dropout, one_rank=dropping.world_size == 1 and not other)
+    candidate = undrawn(dropping)
+    plain = undrawn(side("the plain model on one rank", models, {}, model))
     plain = attrs.evolve(plain, by_differences=True)
     unknown = what_the_oracle_lacks(plain.prepare())
     without = tuple(dict.fromkeys((*beside, *models)))
@@ -115,7 +117,7 @@ def sides_of(question: Question) -> Sides:
     notes = _notes(sides, dropping, refused, models, built_in=built_in)
 
     def without_one(name: str, enable: tuple[str, ...]) -> Side:
-        return without_dropout(side(name, enable, sizes, model))
+        return undrawn(side(name, enable, sizes, model))
 
     sides = attrs.evolve(sides, notes=tuple(notes))
     return _with_left_out(sides, question, plugins, prepared.idle, without_one)
@@ -203,7 +205,7 @@ def _notes(
         )
     if has_dropout(dropping) and sides.with_dropout is None:
         yield "compared without dropout, as no other run draws the same masks in this layout"
-    if has_noise(dropping):
+    if has_noise(dropping, one_rank=sides.candidate.world_size == 1 and sides.against is None):
         yield "compared with routers that go by the logits alone; the others depend on the layout"
     if built_in is not None:
         yield f"model: the built-in '{built_in}' with random data; use --config for your model"

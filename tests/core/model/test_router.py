@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ascend_run.core.model.router import Router
+from ascend_run.ops.experts.expert_load import ExpertLoad
 from ascend_run.plugin_api import ConfigError
 from ascend_run.testing.models import MOE
 from tests.support.small_runs import standing_model
@@ -314,6 +315,32 @@ def test_logits_are_taken_in_the_widest_dtype(
         assert torch.equal(logits, x.to(wide) @ module.weight.to(wide).t())
 
 
+@pytest.mark.parametrize("pads", [False, True])
+def test_dropped_tokens_count_for_balance_and_load(pads: bool) -> None:
+    """Bias, balancing loss and load are of what the tokens select."""
+    options = {
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_load_balancing_type": "aux_loss",
+    }
+    capacity = {"moe_expert_capacity_factor": 0.5, "moe_pad_expert_input_to_capacity": pads}
+    seen = []
+    for more in ({}, capacity):
+        with router(**options, **more) as module:
+            load = ExpertLoad(module)
+            _, routing_map = module(tokens())
+            seen.append([module.local_tokens_per_expert.tolist(), module.take_aux_losses()])
+            tokens_X, dropped = load.take(), int(load.take_dropped())
+            assert tokens_X is not None
+            assert tokens_X.tolist() == seen[-1][0]
+    assert seen[0][0] == seen[1][0]
+    torch.testing.assert_close(seen[0][1], seen[1][1], rtol=0, atol=0)
+    loads, kept = routing_map.sum(dim=0).tolist(), [min(8, int(n)) for n in tokens_X]
+    assert loads == ([8] * EXPERTS if pads else kept)
+    assert dropped == 64 - sum(kept)
+    assert dropped > 0
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -321,7 +348,7 @@ def test_logits_are_taken_in_the_widest_dtype(
         ("moe_router_load_balancing_type", ["aux_loss", "seq_aux_loss"]),
         ("moe_router_load_balancing_type", "sinkhorn"),  # with a balancing loss
         ("moe_enable_routing_replay", True),
-        ("moe_expert_capacity_factor", 1.0),
+        ("moe_expert_capacity_factor", 0.0),
     ],
 )
 def test_what_this_router_does_not_do_is_refused(name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -38,6 +39,16 @@ ROUTERS: Final[dict[str, dict[str, Any]]] = {
     "in turn": {
         "moe_router_force_load_balancing": True,
         "moe_router_load_balancing_type": "aux_loss",
+        **SIGMOID,
+    },
+    "dropped by weight": {
+        "moe_expert_capacity_factor": 0.6,
+        "moe_router_load_balancing_type": "aux_loss",
+    },
+    "dropped by position": {
+        "moe_expert_capacity_factor": 0.6,
+        "moe_token_drop_policy": "position",
+        "moe_router_load_balancing_type": "seq_aux_loss",
         **SIGMOID,
     },
     "sparse mixer": {
@@ -107,6 +118,18 @@ def weights_of(row: Tensor, chosen: list[int], options: dict[str, Any]) -> Tenso
     )
 
 
+def kept_share(weights_TX: Tensor, options: dict[str, Any]) -> Tensor:
+    """1 for the tokens that an expert keeps, else 0; weights that differ by rounding are equal."""
+    rows, kept = weights_TX.detach().round(decimals=9).tolist(), torch.zeros_like(weights_TX)
+    capacity = math.ceil(len(rows) * 2 / len(rows[0]) * options["moe_expert_capacity_factor"])
+    for expert in range(len(rows[0])):
+        mine = [token for token, row in enumerate(rows) if row[expert] > 0]
+        if "moe_token_drop_policy" not in options:
+            mine.sort(key=lambda token, e=expert: (-rows[token][e], token))
+        kept[mine[:capacity], expert] = 1
+    return kept
+
+
 def reference(
     x_SBH: Tensor, weight_XH: Tensor, bias_X: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
@@ -140,7 +163,10 @@ def reference(
         counts, shares = counts.sum(dim=0, keepdim=True), shares.sum(dim=0, keepdim=True)
     for count, share in zip(counts, shares, strict=True):
         loss = loss + 0.3 * experts * (count / count.sum() * share).sum()
-    return torch.stack(weights), loss
+    weights_TX = torch.stack(weights)
+    if "moe_expert_capacity_factor" in options:
+        weights_TX = weights_TX * kept_share(weights_TX, options)
+    return weights_TX, loss
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -172,4 +198,4 @@ def test_weights_losses_and_every_gradient_follow_the_formulas(name: str, case: 
     if case == "experts without tokens":
         assert int((loads == 0).sum()) > 0
     if case == "all tokens on one expert" and "in turn" not in name:
-        assert int(loads[4]) == 10
+        assert int(loads[4]) == (2 if "dropped" in name else 10)

@@ -44,6 +44,12 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "moe_router_enable_expert_bias": True,
         **SIGMOID,
     },
+    "capacity": {"moe_expert_capacity_factor": 0.6, "moe_aux_loss_coeff": 0.3},
+    "capacity that every expert fills": {
+        "moe_expert_capacity_factor": 0.25,
+        "moe_pad_expert_input_to_capacity": True,
+        **NO_LOSS,
+    },
     "z-loss": {"moe_z_loss_coeff": 0.1, **NO_LOSS},
     "sinkhorn": {
         "moe_router_load_balancing_type": "sinkhorn",

@@ -21,7 +21,7 @@ X, H, F = 4, 6, 8
 """Experts, hidden size, width of the experts."""
 
 
-def _draw(*shape: int, seed: int) -> Tensor:
+def draw(*shape: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -61,15 +61,15 @@ class SharedExpert:
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
-        self.first, self.second = (_draw(H, H, seed=seed).requires_grad_() for seed in (70, 71))
+        self.first, self.second = (draw(H, H, seed=seed).requires_grad_() for seed in (70, 71))
 
     def pre_forward_comm(self, x: Tensor) -> None:
         self.x = x
 
-    def linear_fc1_forward_and_act(self) -> None:
+    def linear_fc1_forward_and_act(self, *_: Tensor) -> None:
         self.hidden = _logged((self.x @ self.first).tanh(), self.log, "fc1")
 
-    def linear_fc2_forward(self) -> None:
+    def linear_fc2_forward(self, *_: Tensor) -> None:
         self.out = _logged(self.hidden @ self.second, self.log, "fc2")
 
     def post_forward_comm(self) -> None:
@@ -195,7 +195,11 @@ def dispatched(
     ep, tp = ep_group.size(), tp_group.size()
     local = X // ep
     inner = SimpleNamespace(
-        config=SimpleNamespace(moe_router_topk=topk),
+        config=SimpleNamespace(
+            moe_router_topk=topk,
+            moe_expert_capacity_factor=None,
+            moe_pad_expert_input_to_capacity=False,
+        ),
         shared_experts=SharedExpert(log) if shared else None,
         ep_group=ep_group,
         tp_group=tp_group,
@@ -203,18 +207,18 @@ def dispatched(
         local_expert_indices=list(range(ep_group.rank() * local, (ep_group.rank() + 1) * local)),
     )
     dispatcher = build(inner)
-    x = _draw(tokens, 1, H, seed=100 + rank).requires_grad_()
+    x = draw(tokens, 1, H, seed=100 + rank).requires_grad_()
     chosen = routing(kind, rank, tokens, topk)
-    probs = (_draw(tokens, X, seed=200 + rank).abs() * chosen).requires_grad_()
-    full = (_draw(X, H, F, seed=1), _draw(X, F, H, seed=2))
+    probs = (draw(tokens, X, seed=200 + rank).abs() * chosen).requires_grad_()
+    full = (draw(X, H, F, seed=1), draw(X, F, H, seed=2))
     mine = slice(inner.local_expert_indices[0], inner.local_expert_indices[-1] + 1)
     width = slice(tp_group.rank() * F // tp, (tp_group.rank() + 1) * F // tp)
     fc1 = full[0][mine, :, width].clone().requires_grad_()
     fc2 = full[1][mine, width].clone().requires_grad_()
-    dy = _draw(tokens, 1, H, seed=300 + rank)
+    dy = draw(tokens, 1, H, seed=300 + rank)
     compute = experts(HeldExperts(fc1, fc2), ep_group)
 
-    undo = _log_exchanges(log)
+    undo = log_exchanges(log)
     try:
         with count_collectives() as seen:
             rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
@@ -233,7 +237,7 @@ def dispatched(
     return errors, log, seen, sizes
 
 
-def _log_exchanges(log: list[str]) -> Callable[[], None]:
+def log_exchanges(log: list[str]) -> Callable[[], None]:
     """Log each issue and wait; returns what undoes that."""
     kept = [(AllToAll, "issue"), (AllGather, "issue"), (Exchange, "wait")]
     plain = [getattr(kind, name) for kind, name in kept]
@@ -273,8 +277,8 @@ def _errors(
     results: dict[str, tuple[Any, Any]] = {}
     for rank in range(dist.get_world_size()):
         chosen = routing(kind, rank, x.shape[0], topk)
-        its_x = _draw(*x.shape, seed=100 + rank).requires_grad_()
-        its_probs = (_draw(*probs.shape, seed=200 + rank).abs() * chosen).requires_grad_()
+        its_x = draw(*x.shape, seed=100 + rank).requires_grad_()
+        its_probs = (draw(*probs.shape, seed=200 + rank).abs() * chosen).requires_grad_()
         rows = []
         for token, experts in enumerate(chosen):
             total = torch.zeros(H, dtype=torch.float64)
@@ -285,7 +289,7 @@ def _errors(
         y = torch.stack(rows).unsqueeze(1)
         if shared is not None and rank == own:
             y = y + reference.plain(its_x)
-        y.backward(_draw(*x.shape, seed=300 + rank))
+        y.backward(draw(*x.shape, seed=300 + rank))
         if rank == own:
             results = {"out": (out, y), "x": (x.grad, its_x.grad)}
             results["probs"] = (probs.grad, its_probs.grad)

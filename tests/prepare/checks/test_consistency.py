@@ -365,9 +365,41 @@ _BUILT_IN = {"model__add_bias_linear": False, "model__num_moe_experts": 4}
             "model.moe_router_load_balancing_type='no_such' is not served by the built-in",
         ),
         (
-            {"model__moe_expert_capacity_factor": 1.5},
+            {"model__moe_enable_routing_replay": True},
             {Claim.ROUTER},
-            "is not served by the built-in router: the built-in router drops no token; leave it",
+            "is not served by the built-in router: nothing here records a routing to replay; leave",
+        ),
+        (
+            {"model__moe_expert_capacity_factor": 0.0},
+            {Claim.ROUTER},
+            "model.moe_expert_capacity_factor=0.0 drops every token; use a positive number",
+        ),
+        (
+            {"model__moe_pad_expert_input_to_capacity": True},
+            {Claim.ROUTER},
+            "model.moe_token_drop_policy need model.moe_expert_capacity_factor",
+        ),
+        (
+            {"model__moe_token_drop_policy": "position"},
+            {Claim.ROUTER},
+            "model.moe_token_drop_policy need model.moe_expert_capacity_factor",
+        ),
+        (
+            {
+                "model__moe_expert_capacity_factor": 2.0,
+                "model__moe_pad_expert_input_to_capacity": True,
+            },
+            {Claim.ROUTER},
+            "model.moe_expert_capacity_factor=2.0 pads every expert to all tokens; use less than 2",
+        ),
+        (
+            {
+                "model__moe_expert_capacity_factor": 1.5,
+                "model__moe_router_load_balancing_type": "sinkhorn",
+                "model__moe_router_pre_softmax": True,
+            },
+            {Claim.ROUTER},
+            "'sinkhorn' does not go with model.moe_expert_capacity_factor=1.5; leave one of them",
         ),
         (
             {"model__add_bias_linear": True, "model__moe_shared_expert_intermediate_size": 8},

@@ -77,6 +77,7 @@ RUNS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
             **MOE,
             **_SHARED,
             "model.recompute_granularity": "selective",
+            "model.moe_expert_capacity_factor": 1.5,
             **trial_layout({"ep": 2}),
         },
     ),
@@ -92,7 +93,6 @@ ROUTERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "moe_router_enable_expert_bias": True,
         "moe_router_load_balancing_type": "none",
     },
-    "capacity": {"moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True},
 }
 
 

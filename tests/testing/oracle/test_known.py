@@ -15,7 +15,7 @@ from ascend_run.testing.oracle import training
 from ascend_run.testing.oracle.known import NO_EFFECT, UNKNOWN, unknown
 from ascend_run.testing.oracle.model import GPT
 from ascend_run.types.config import FieldSection, RunConfig
-from tests.support.oracle_cases import CASES
+from tests.support.oracle_cases import CASES, DROPPING
 from tests.support.small_runs import prepare
 
 LONGROPE: Mapping[str, Any] = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 2.5]}
@@ -43,7 +43,7 @@ def recorded() -> Iterator[set[str]]:
 
 
 def configs() -> Iterator[RunConfig]:
-    for case in CASES.values():
+    for case in (*CASES.values(), *DROPPING.values()):
         yield prepare({**MODELS[case.model], **case.config}, case.enable).config
     for parameters in SCALINGS:
         given = {"factor": 2.0, **parameters}

@@ -98,6 +98,8 @@ def test_routers_are_compared_without_what_depends_on_the_layout() -> None:
         "moe_input_jitter_eps": 0.1,
         "moe_router_force_load_balancing": True,
         "moe_sparsemixer_sampling": True,
+        "moe_expert_capacity_factor": 1.5,
+        "moe_pad_expert_input_to_capacity": True,
     }
     values = {f"model.{name}": value for name, value in noise.items()}
     del values["model.moe_router_force_load_balancing"]
@@ -109,6 +111,14 @@ def test_routers_are_compared_without_what_depends_on_the_layout() -> None:
         assert not any(model[name] for name in noise)
     plain = sides_of(Question(model="moe", layout={"dp": 2}))
     assert "routers" not in "\n".join(plain.notes)
+
+
+def test_experts_drop_tokens_where_all_runs_have_one_rank() -> None:
+    capacity = {"model.moe_expert_capacity_factor": 1.5}
+    sides = sides_of(Question(model="moe", layout={}, config=capacity))
+    assert "routers" not in "\n".join(sides.notes)
+    for side in (sides.candidate, sides.plain):
+        assert side.prepare().config.model.moe_expert_capacity_factor == 1.5
 
 
 def made_up(*digests: str, **changed: Any) -> list[Record]:

@@ -20,7 +20,7 @@ from ascend_run.tools.verify.sides import sides_of
 from ascend_run.tools.verify.table import next_steps
 from benchmarks.campaigns.seeded_bugs import both_sides, faults
 from benchmarks.campaigns.seeded_bugs.bug import Bug
-from tests.support.oracle_cases import CASES, OracleCase
+from tests.support.oracle_cases import CASES, DROPPING, OracleCase
 
 from . import faults as faults_of_runs
 
@@ -58,6 +58,17 @@ def test_a_plain_run_agrees_with_the_oracle(gloo_pool: GlooPool, case: OracleCas
     shown = {m.module for m in found.modules if m.forward is not None}
     assert shown >= {"embedding", "decoder.layers.1", "decoder.final_layernorm", "model"}
     assert shown >= {f"decoder.layers.1.{name}" for name in MAIN}
+
+
+@pytest.mark.parametrize("case", DROPPING.values(), ids=DROPPING)
+def test_a_run_that_drops_tokens_agrees_with_the_oracle(
+    gloo_pool: GlooPool, case: OracleCase
+) -> None:
+    question = Question(layout={}, model=case.model, config=case.config)
+    found, trace, wanted = compared(gloo_pool, question)
+    assert [check for check in found.checks if not check.passed] == []
+    assert modules.first_forward(trace, wanted, MODULE) is None
+    assert modules.first_backward(trace, wanted, MODULE) is None
 
 
 @pytest.mark.exhaustive(by=lambda bug: bug.phases)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ascend_run.ops.experts.dispatcher_cost import ALL_TO_ALL
+from ascend_run.ops.experts.dispatcher_cost import ALL_TO_ALL, NO_CAPACITY
 from ascend_run.plugin_api import (
     Condition,
     CostChange,
@@ -32,7 +32,6 @@ from .cost import replica_cost
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
     from torch import nn
 
     from ascend_run.ops.experts.hot_experts import HotExperts as Choice
@@ -60,7 +59,7 @@ class HotExperts:
     manifest = Manifest(
         name="hot-experts",
         summary="replicate the busiest experts on all ranks, chosen in each forward",
-        requires=(ALL_TO_ALL,),
+        requires=(ALL_TO_ALL, NO_CAPACITY),
         conflicts={
             "moe-adaptive-recompute": "each rank decides alone whether its experts are recomputed, "
             "and all ranks exchange replicas; use moe-zero-memory"
@@ -118,13 +117,13 @@ class HotExperts:
         return replica_cost(config, layout, rank, self.config.num_experts)
 
     @hookimpl
-    def ascend_token_dispatcher(self, config: RunConfig) -> c.Wrapper[MoETokenDispatcher] | None:
+    def ascend_token_dispatcher(self, config: RunConfig) -> c.Wrapper[c.TokenDispatcher] | None:
         if config.parallel.expert_model_parallel_size == 1:
             return None
         from ascend_run.ops.experts.hot_dispatcher import HotDispatcher
 
         number, seen = self.config.num_experts, self._choices.append
-        return lambda inner: HotDispatcher(inner, number, seen)  # type: ignore[return-value]
+        return lambda inner: HotDispatcher(inner, number, seen)
 
     @hookimpl
     def ascend_moe_layer(

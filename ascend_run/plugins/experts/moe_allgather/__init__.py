@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.experts.dispatcher_cost import ALL_GATHER, NO_EXPERTS, gathered
+from ascend_run.ops.experts.dispatcher_cost import ALL_GATHER, NO_EXPERTS, NOT_PADDED, gathered
 from ascend_run.plugin_api import (
     Claim,
     CostChange,
@@ -19,8 +19,6 @@ from ascend_run.plugin_api import (
 )
 
 if TYPE_CHECKING:
-    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
-
     from ascend_run.plugin_api import contracts as c
 
 
@@ -37,7 +35,7 @@ class MoeAllgather:
         name="moe-allgather",
         summary="gather a token's own experts alone, and sort while the tokens arrive",
         claims=(Claim.TOKEN_DISPATCHER,),
-        requires=(ALL_GATHER,),
+        requires=(ALL_GATHER, NOT_PADDED),
         conflicts={
             "moe-permute-fusion": "that permutes for the all-to-all dispatcher; enable one of them"
         },
@@ -57,7 +55,7 @@ class MoeAllgather:
         return gathered(config, layout, rank)
 
     @hookimpl
-    def ascend_token_dispatcher(self) -> c.Wrapper[MoETokenDispatcher]:
+    def ascend_token_dispatcher(self) -> c.Wrapper[c.TokenDispatcher]:
         from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 
-        return lambda inner: AllGatherDispatcher(inner)  # type: ignore[return-value]
+        return lambda inner: AllGatherDispatcher(inner)

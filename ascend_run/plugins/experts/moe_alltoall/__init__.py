@@ -27,8 +27,6 @@ from ascend_run.plugin_api import (
 )
 
 if TYPE_CHECKING:
-    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
-
     from ascend_run.plugin_api import contracts as c
 
 
@@ -66,9 +64,9 @@ class MoeAlltoall:
         return change and attrs.evolve(change, communication=overlapped(config))
 
     @hookimpl
-    def ascend_token_dispatcher(self, config: RunConfig) -> c.Wrapper[MoETokenDispatcher] | None:
+    def ascend_token_dispatcher(self, config: RunConfig) -> c.Wrapper[c.TokenDispatcher] | None:
         if config.parallel.expert_model_parallel_size == 1:
             return None
         from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 
-        return lambda inner: AllToAllDispatcher(inner, overlap=True)  # type: ignore[return-value]
+        return lambda inner: AllToAllDispatcher(inner, overlap=True)

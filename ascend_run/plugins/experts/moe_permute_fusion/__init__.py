@@ -19,8 +19,6 @@ from ascend_run.plugin_api import (
 )
 
 if TYPE_CHECKING:
-    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
-
     from ascend_run.plugin_api import contracts as c
 
 
@@ -50,10 +48,10 @@ class MoePermuteFusion:
     def ascend_cost(
         self, config: RunConfig, layout: Layout, rank: PipelineStage
     ) -> CostChange | None:
-        return saved_indices(config, layout, rank)
+        return saved_indices(config, layout, rank, fused=True)
 
     @hookimpl
-    def ascend_token_dispatcher(self) -> c.Wrapper[MoETokenDispatcher]:
+    def ascend_token_dispatcher(self) -> c.Wrapper[c.TokenDispatcher]:
         from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 
-        return lambda inner: AllToAllDispatcher(inner, fused=True)  # type: ignore[return-value]
+        return lambda inner: AllToAllDispatcher(inner, fused=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ascend_run.ops.experts.dispatcher_cost import own_tokens
 from ascend_run.plugin_api import (
     Communication,
     CostChange,
@@ -75,10 +76,10 @@ def _dispatch(
     model = config.model
     tokens = sizes["experts.input"] / layout.expt_tp
     rows = tokens / (model.hidden_size * rank.item_bytes)
-    own, experts = rows / model.moe_router_topk, model.num_moe_experts
+    own, experts = own_tokens(config, layout, rank), model.num_moe_experts
     if model.moe_token_dispatcher_type == "allgather":
         if layout.ep * layout.expt_tp > 1:
-            hidden = tokens / model.moe_router_topk
+            hidden = own * model.hidden_size * rank.item_bytes
             for name, nbytes in (
                 ("choices", own * experts),
                 ("weights", own * experts * _WIDE),
@@ -89,7 +90,7 @@ def _dispatch(
     if layout.ep > 1:
         yield _repeated("all_to_all", "ep", runs, tokens, "tokens")
         yield _repeated("all_to_all", "ep", runs, rows * _WIDE, "weights")
-    if layout.ep > 1 or layout.expt_tp > 1:
+    if not model.moe_pad_expert_input_to_capacity and (layout.ep > 1 or layout.expt_tp > 1):
         yield _repeated("all_gather", "tp_ep", runs, experts * _INDEX, "counts")
     if layout.expt_tp > 1:
         yield _repeated("all_gather", "expt_tp", runs, tokens, "tokens of one expert")

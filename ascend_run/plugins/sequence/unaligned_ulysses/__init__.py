@@ -55,6 +55,12 @@ class UnalignedUlysses(ContextParallelPlugin[UnalignedUlyssesConfig]):
                 f"parallel.context_parallel_size={cp}; use at most {heads // tp}"
             )
         length, unit = config.data.seq_length, UnevenParts.of(config).unit
+        if config.model.moe_pad_expert_input_to_capacity and length % (unit * cp):
+            yield (
+                "unaligned-ulysses: model.moe_pad_expert_input_to_capacity=true needs as many "
+                f"tokens on every rank, and data.seq_length={length} is not a multiple of "
+                f"{unit * cp}; set it to false"
+            )
         if length // unit < cp:
             each = (
                 "a position"

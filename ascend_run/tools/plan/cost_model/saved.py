@@ -35,7 +35,7 @@ def layer_saved(
         if sizes.shared_ffn:
             parts["shared_experts"] = _feed_forward(sizes, sizes.shared_ffn)
         parts |= {
-            "router": _router(sizes),
+            "router": _router(config, sizes),
             "dispatcher": _dispatcher(config, layout, sizes),
             "experts": _experts(config, sizes),
         }
@@ -209,18 +209,26 @@ def _activation(sizes: Sizes, rows: float, width: int) -> Iterator[tuple[str, fl
         yield "sigmoid", one
 
 
-def _router(sizes: Sizes) -> Iterator[tuple[str, float]]:
+def _router(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
     if not sizes.shared_ffn:  # whose input it is too
         yield "input", hidden_bytes(sizes)
-    by_expert = sizes.all_experts * (3 * _WIDE + 2)
+    # What experts keep; with padding, weights and choices are not saved in the order of experts.
+    capacity = int(sizes.drops) - (_WIDE + 1) * _is_padded(config, sizes)
+    by_expert = sizes.all_experts * (3 * _WIDE + 2 + capacity)
     by_choice = sizes.topk * (_INDEX + 2 * _WIDE)
     yield "scores", sizes.shared_tokens * (by_expert + by_choice)
 
 
 def _dispatcher(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[tuple[str, float]]:
-    yield "indices", sizes.expert_tokens * (_INDEX + _WIDE)
+    indices = 2 if _is_padded(config, sizes) else 1
+    yield "indices", sizes.expert_tokens * (indices * _INDEX + _WIDE)
     # With gathered tokens: indices and weights of those for this rank's experts.
     yield "chosen", gathered_tokens(config, layout, sizes) * sizes.experts * (_WIDE + 2)
+
+
+def _is_padded(config: RunConfig, sizes: Sizes) -> bool:
+    """Return whether a dispatcher relies on padded experts."""
+    return sizes.pads and config.model.moe_token_dispatcher_type != "allgather"
 
 
 def _experts(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:

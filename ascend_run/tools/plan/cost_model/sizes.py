@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.core.config.latent_attention import head_widths
 from ascend_run.core.config.vocabulary import padded_vocab_size
+from ascend_run.ops.experts.capacity import dispatched_rows
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
@@ -58,6 +59,12 @@ class Sizes:
     """Local experts; 0 if the model has none."""
     all_experts: int
     topk: int
+    expert_tokens: int
+    """Copies of this rank's tokens that are dispatched to experts, with balanced routing."""
+    drops: bool
+    """Experts drop tokens."""
+    pads: bool
+    """Every expert is padded to its capacity."""
     gated: bool
     activation: str
     glu_copies: int
@@ -104,11 +111,6 @@ class Sizes:
         return 2 if self.gated else 1
 
     @property
-    def expert_tokens(self) -> int:
-        """Copies of this rank's tokens that are dispatched to experts."""
-        return self.shared_tokens * self.topk
-
-    @property
     def expert_rows(self) -> int:
         """Rows that this rank's experts process with balanced routing, including those gathered
         for expert tensor parallelism."""
@@ -124,6 +126,7 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
     # For an uneven sequence partition, those of the rank with the longest shard.
     tokens = math.ceil(config.data.seq_length / layout.cp) * config.train.micro_batch_size
     ffn, widths = _ffn(model), head_widths(model)
+    shared_tokens = tokens // tp if config.parallel.sequence_parallel else tokens
     latent = bool(model.multi_latent_attention)
     item_bytes = ITEM_BYTES[config.train.precision]
     return Sizes(
@@ -147,12 +150,15 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
         experts=(model.num_moe_experts or 0) // layout.ep,
         all_experts=model.num_moe_experts or 0,
         topk=model.moe_router_topk if model.num_moe_experts else 0,
+        drops=bool(model.num_moe_experts and model.moe_expert_capacity_factor),
+        pads=bool(model.moe_pad_expert_input_to_capacity),
+        expert_tokens=dispatched_rows(model, shared_tokens) if model.num_moe_experts else 0,
         gated=bool(model.gated_linear_unit),
         activation=model.activation,
         glu_copies=2 if model.activation_func_clamp_value else int(bool(model.glu_linear_offset)),
         sequence=config.data.seq_length,
         tokens=tokens,
-        shared_tokens=tokens // tp if config.parallel.sequence_parallel else tokens,
+        shared_tokens=shared_tokens,
         micro_batch=config.train.micro_batch_size,
         mtp_layers=range(model.num_layers, model.num_layers + (model.mtp_num_layers or 0)),
         num_microbatches=max(

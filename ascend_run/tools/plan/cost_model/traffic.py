@@ -136,7 +136,7 @@ def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iter
     if layout.ep > 1:
         yield volume("all_to_all", "ep", 2 * runs, tokens, f"{why}: tokens")
         yield volume("all_to_all", "ep", runs, weights, f"{why}: weights")
-    if forward and (layout.ep > 1 or layout.expt_tp > 1):
+    if forward and not sizes.pads and (layout.ep > 1 or layout.expt_tp > 1):
         counts = sizes.all_experts * _INDEX
         yield volume("all_gather", "tp_ep", runs, counts, f"{why}: counts")
     if layout.expt_tp > 1:

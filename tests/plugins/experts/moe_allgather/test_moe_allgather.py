@@ -28,6 +28,7 @@ GATHER = {"model.moe_token_dispatcher_type": "allgather"}
         ((), {}, {}),
         ((), {"dp": 2, "ep": 2}, {"model.moe_shared_expert_intermediate_size": 24}),
         ((), {"tp": 2, "ep": 2}, {}),
+        ((), {"dp": 2, "ep": 2}, {"model.moe_expert_capacity_factor": 0.8}),
         ((), {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2}, {}),
         case(("gmm",), {"dp": 4, "ep": 4}, {"model.num_moe_experts": 32}),
     ],
@@ -60,6 +61,9 @@ def test_it_claims_the_dispatcher_and_is_idle_without_experts() -> None:
     with pytest.raises(AscendRunError, match=gather):
         planned_with(NAME)
     assert {*MoeAllgather.manifest.conflicts} == {"moe-permute-fusion"}
+    padded = (gather, "model.moe_expert_capacity_factor=1.0")
+    with pytest.raises(AscendRunError, match="moe_pad_expert_input_to_capacity=false"):
+        planned_with(NAME, *padded, "model.moe_pad_expert_input_to_capacity=true")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

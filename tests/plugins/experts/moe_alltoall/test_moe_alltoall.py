@@ -21,6 +21,8 @@ from tests.support.tiny_options import planned_with
 NAME = "moe-alltoall"
 SHARED = {"model.moe_shared_expert_intermediate_size": 24}
 OVERLAPPED = {**SHARED, "model.moe_shared_expert_overlap": True}
+DROPS = {"model.moe_expert_capacity_factor": 0.8}
+PADS = {**DROPS, "model.moe_pad_expert_input_to_capacity": True}
 EXPERTS_ON_TWO = {"parallel.expert_model_parallel_size": 2}
 
 
@@ -32,6 +34,8 @@ EXPERTS_ON_TWO = {"parallel.expert_model_parallel_size": 2}
         ((), {"tp": 2, "ep": 2}, OVERLAPPED),
         ((), {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2}, OVERLAPPED),
         ((), {"dp": 4, "ep": 4}, {"model.num_moe_experts": 32}),
+        ((), {"dp": 2, "ep": 2}, {**OVERLAPPED, **DROPS}),
+        ((), {"pp": 2, "dp": 2, "ep": 2}, {**OVERLAPPED, **PADS}),
         case(("moe-permute-fusion",), {"pp": 2, "dp": 2, "ep": 2}, OVERLAPPED),
         case(("gmm", "moe-permute-fusion"), {"dp": 2, "ep": 2}, OVERLAPPED),
     ],
@@ -40,7 +44,8 @@ EXPERTS_ON_TWO = {"parallel.expert_model_parallel_size": 2}
 def test_it_keeps_loss_gradients_and_weights(
     parity: Parity, beside: tuple[str, ...], layout: dict[str, int], config: dict[str, Any]
 ) -> None:
-    """The campaign ``together`` has every layout and every pair."""
+    """The campaign ``together`` has every layout and every pair. Tensor parallelism changes which
+    tokens are dropped; ``tests/ops/experts/test_routed_layer.py`` has it."""
     parity(NAME, beside=beside, model="moe", layout=layout, config=config)
 
 
@@ -59,7 +64,9 @@ def test_it_claims_the_dispatcher_and_is_idle_with_all_experts_on_a_rank() -> No
         planned_with(NAME, "model.moe_token_dispatcher_type=allgather")
 
 
-@pytest.mark.parametrize("config", [SHARED, OVERLAPPED], ids=["shared", "overlapped"])
+@pytest.mark.parametrize(
+    "config", [SHARED, OVERLAPPED, PADS], ids=["shared", "overlapped", "padded"]
+)
 def test_communication_matches_the_cost_model(gloo_pool: GlooPool, config: dict[str, Any]) -> None:
     longer = {"data.seq_length": 64, "model.num_moe_experts": 16}  # more than a few numbers
     values = {**MOE, **longer, **config, **EXPERTS_ON_TWO}
@@ -74,9 +81,14 @@ def test_all_to_alls_are_overlapped_if_shared_experts_are() -> None:
         assert {*found} == {hidden}
 
 
-def test_saved_indices_are_in_the_memory_estimate(gloo_pool: GlooPool) -> None:
+@pytest.mark.parametrize("factor", [None, 1.0], ids=str)
+def test_saved_indices_are_in_the_memory_estimate(
+    gloo_pool: GlooPool, factor: float | None
+) -> None:
     """Together on both ranks, since the routing decides how much each saves."""
     values = {**MOE, **EXPERTS_ON_TWO, "train.global_batch_size": 2}
+    if factor is not None:
+        values |= {**PADS, "model.moe_expert_capacity_factor": factor}
     runs = [((), values), ((NAME,), values)]
     measured = [plugin - plain for plain, plugin in gloo_pool.run(saved_bytes, 2, runs)]
     plain, plugin = (expected_bytes(planned(config, names, 2)[1][0]) for names, config in runs)

@@ -18,6 +18,10 @@ from tests.support.tiny_options import planned_with
 
 LAYERS, MICRO_BATCHES = 2, 4
 NAME = "moe-permute-fusion"
+PADS = {
+    "model.moe_expert_capacity_factor": 0.8,
+    "model.moe_pad_expert_input_to_capacity": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +30,8 @@ NAME = "moe-permute-fusion"
         ((), {}, {}),
         ((), {"dp": 2, "ep": 2}, {"model.num_moe_experts": 32}),
         ((), {"tp": 2, "expt_tp": 2}, {}),
+        ((), {}, {"model.moe_expert_capacity_factor": 0.8}),
+        case(("gmm", "moe-adaptive-recompute"), {"dp": 2, "ep": 2}, PADS),
         ((), {"tp": 2, "dp": 2, "ep": 2}, {"model.moe_shared_expert_intermediate_size": 24}),
         case(("gmm",), {"dp": 2, "ep": 2}, {"model.moe_router_topk": 3}),
     ],

@@ -56,6 +56,15 @@ def test_gradients_and_weights_are_those_of_the_plain_run(parity: Parity, level:
     assert outcome.operations["silu"] == 2 * MICRO_BATCHES * LAYERS * (EXPERTS + 1)
 
 
+def test_tokens_of_padded_experts_are_dispatched_again(parity: Parity) -> None:
+    pads = {
+        "model.moe_expert_capacity_factor": 0.8,
+        "model.moe_pad_expert_input_to_capacity": True,
+    }
+    layout = {"dp": 2, "ep": 2}
+    parity("moe-zero-memory", model="moe", layout=layout, options={LEVEL: 1}, config=pads)
+
+
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_no_bit_changes_in_half_precision_with_dropout(

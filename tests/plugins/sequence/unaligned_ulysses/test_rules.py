@@ -13,14 +13,28 @@ from tests.support.tiny_configs import model_fields, parallel_fields
 PLUGIN = UnalignedUlysses(UnalignedUlyssesConfig())
 
 
-def problems(*, heads: int = 10, tp: int = 1, cp: int = 4, pp: int = 1, length: int) -> list[str]:
+def problems(
+    *,
+    heads: int = 10,
+    tp: int = 1,
+    cp: int = 4,
+    pp: int = 1,
+    length: int,
+    pads: bool = False,
+) -> list[str]:
     sizes = {
         "context_parallel_size": cp,
         "tensor_model_parallel_size": tp,
         "sequence_parallel": tp > 1,
     }
     config = RunConfig(
-        model=model_fields({"num_attention_heads": heads, "num_layers": 2}),
+        model=model_fields(
+            {
+                "num_attention_heads": heads,
+                "num_layers": 2,
+                "moe_pad_expert_input_to_capacity": pads,
+            }
+        ),
         parallel=parallel_fields(sizes),
         data=DataSection(seq_length=length),
     )
@@ -42,6 +56,12 @@ def test_what_cannot_be_shared_is_refused_with_the_values_that_can() -> None:
     (length,) = problems(length=6, tp=2)
     assert "data.seq_length=6" in length
     assert "use at least 8" in length
+
+
+def test_padded_experts_need_as_many_tokens_on_every_rank() -> None:
+    (found,) = problems(length=18, pads=True)
+    assert "data.seq_length=18 is not a multiple of 4; set it to false" in found
+    assert problems(length=20, pads=True) == []
 
 
 def test_the_first_ranks_hold_one_unit_more() -> None:

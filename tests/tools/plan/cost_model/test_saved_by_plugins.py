@@ -15,6 +15,13 @@ from tests.support.saved_tensors import expected_bytes, saved_bytes
 _HALF: Final = {"train.precision": "bf16", "train.global_batch_size": 2}
 _WHOLE: Final = {"train.global_batch_size": 2}
 _WIDE_STREAM: Final = {"model.fp32_residual_connection": True}
+_NONE_DROPPED: Final = {"model.moe_expert_capacity_factor": 9.0}
+_GATHERED: Final = {"model.moe_token_dispatcher_type": "allgather"}
+_PADDED: Final = {
+    "model.moe_expert_capacity_factor": 1.0,
+    "model.moe_pad_expert_input_to_capacity": True,
+}
+"""As many rows as the model without a capacity has."""
 _NO_POSITIONS: Final = {"model.position_embedding_type": "none"}
 
 CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
@@ -61,6 +68,11 @@ EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "shared experts": ((), {"model.moe_shared_expert_intermediate_size": 24}),
     "deterministic experts": (("deterministic",), {}),
     "a fused permutation of tokens": (("moe-permute-fusion",), {}),
+    "experts that may drop": ((), _NONE_DROPPED),
+    "a fused permutation of as many": (("moe-permute-fusion",), _NONE_DROPPED),
+    "padded experts": ((), _PADDED),
+    "padded experts of gathered tokens": ((), {**_PADDED, **_GATHERED}),
+    "a fused permutation of padded experts": (("moe-permute-fusion",), _PADDED),
     "experts and attention in blocks": (
         ("flash-attention",),
         {"plugins.flash-attention.kernel": "blocks"},

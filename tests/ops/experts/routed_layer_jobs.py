@@ -1,0 +1,236 @@
+"""Router, dispatchers and experts on a rank, against loops over tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
+from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.routing import routing_scores
+from ascend_run.ops.experts.token_dropping import token_dropping
+from ascend_run.testing.effects import count_collectives
+from tests.support.cpu_facade import cpu_facade
+
+from .dispatcher_jobs import F, H, SharedExpert, X, draw, groups_of, log_exchanges
+
+TOKENS = 6
+"""Of a rank that has any."""
+
+
+class Case(NamedTuple):
+    kind: str
+    topk: int
+    factor: float | None
+    policy: str
+    pads: bool
+    shared: bool
+
+
+DISPATCHERS: dict[str, Callable[[Any], Any]] = {
+    "alltoall": lambda inner: inner,
+    "moe-alltoall": lambda inner: AllToAllDispatcher(inner, overlap=True),
+    "moe-permute-fusion": lambda inner: AllToAllDispatcher(inner, fused=True),
+    "allgather": lambda inner: inner,
+    "moe-allgather": AllGatherDispatcher,
+}
+"""What replaces Megatron's dispatcher."""
+
+
+def _dispatcher(name: str, *parts: Any) -> Any:
+    from megatron.core.transformer.moe import token_dispatcher
+
+    kind = "AllGather" if name.endswith("allgather") else "AlltoAll"
+    inner = getattr(token_dispatcher, f"MoE{kind}TokenDispatcher")(*parts)
+    return DISPATCHERS[name](inner)
+
+
+def _cases(name: str, drops: bool) -> list[Case]:
+    """Shared experts beside every other case."""
+    limits: tuple[tuple[float | None, str], ...]
+    pads: tuple[bool, ...] = (False,) if name == "moe-allgather" else (False, True)
+    kinds = ["spread", "one expert", "equal scores", "last empty", "no tokens"]
+    limits = ((0.6, "probs"), (0.6, "position"), (1.5, "probs"))
+    overlaps = not name.endswith("allgather")
+    if not drops:
+        # All ranks gather as many tokens.
+        kinds += ["a rank without tokens"] if overlaps else []
+        limits, pads = ((None, "probs"),), (False,)
+    return [
+        Case(kind, topk, *limit, padded, overlaps and topk == 2)
+        for kind, topk, limit, padded in product(kinds, (1, 2), limits, pads)
+    ]
+
+
+def _count(kind: str, rank: int) -> int:
+    """Return how many tokens a rank has."""
+    return 0 if kind == "no tokens" or (kind == "a rank without tokens" and rank == 0) else TOKENS
+
+
+def _capacity(case: Case, count: int) -> int:
+    return count if case.factor is None else math.ceil(count * case.topk / X * case.factor)
+
+
+def _logits(kind: str, rank: int) -> Tensor:
+    """What is added to a token's scores: [T, X]."""
+    added = torch.zeros(_count(kind, rank), X, dtype=torch.float64)
+    if kind == "one expert":
+        added[:, 0] = 40.0
+    elif kind == "last empty":
+        added[:, -1] = -40.0
+    return added
+
+
+def _tokens(kind: str, rank: int) -> Tensor:
+    x = draw(_count(kind, rank), 1, H, seed=100 + rank)
+    return torch.zeros_like(x) if kind == "equal scores" else x
+
+
+def errors(ep: int, tp: int, name: str, drops: bool) -> list[tuple[Case, Any]]:
+    """Return each case with its errors, and the number of dropped selections of this rank."""
+    with cpu_facade(), _gathering():
+        groups = groups_of(ep, tp)
+        return [(case, _errors(groups, name, case)) for case in _cases(name, drops)]
+
+
+@contextmanager
+def _gathering() -> Iterator[None]:
+    """Give Megatron the buffer that it gathers tokens into."""
+    from megatron.core import parallel_state
+
+    parallel_state._set_global_memory_buffer()
+    try:
+        yield
+    finally:
+        parallel_state.destroy_global_memory_buffer()
+
+
+def events(ep: int, tp: int, name: str) -> tuple[list[str], int]:
+    """Return the order of exchanges of a padded layer, and the number of gathers."""
+    log: list[str] = []
+    undo = log_exchanges(log)
+    try:
+        with cpu_facade(), count_collectives() as seen:
+            _layer(groups_of(ep, tp), name, Case("spread", 2, 0.6, "probs", True, False))
+    finally:
+        undo()
+    return log, sum(calls for kind, calls in seen.calls.items() if "gather" in kind)
+
+
+def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[str, Tensor], int]:
+    """Compute a layer, forward and backward; return output and gradients."""
+    rank, (ep_group, tp_group, both) = dist.get_rank(), groups
+    local = X // ep_group.size()
+    mine = range(ep_group.rank() * local, (ep_group.rank() + 1) * local)
+    config = SimpleNamespace(
+        add_bias_linear=False,
+        num_moe_experts=X,
+        moe_router_topk=case.topk,
+        moe_permute_fusion=False,
+        moe_router_padding_for_quantization=False,
+        moe_expert_capacity_factor=case.factor,
+        moe_token_drop_policy=case.policy,
+        moe_pad_expert_input_to_capacity=case.pads,
+        moe_shared_expert_overlap=case.shared,
+        cuda_graph_impl="none",
+        cuda_graph_scope=[],
+    )
+    collection = SimpleNamespace(ep=ep_group, expt_tp=tp_group, tp_ep=both)
+    dispatcher = _dispatcher(name, local, list(mine), config, collection)
+    shared = SharedExpert([]) if case.shared else None
+    dispatcher.shared_experts = shared
+    x = _tokens(case.kind, rank).requires_grad_()
+    router = draw(X, H, seed=3).requires_grad_()
+    size = F // tp_group.size()
+    width = slice(tp_group.rank() * size, (tp_group.rank() + 1) * size)
+    fc1 = draw(X, H, F, seed=1)[mine.start : mine.stop, :, width].clone().requires_grad_()
+    fc2 = draw(X, F, H, seed=2)[mine.start : mine.stop, width].clone().requires_grad_()
+
+    logits = x.flatten(0, 1) @ router.t() + _logits(case.kind, rank)
+    probs, selected = routing_scores(logits, case.topk, "softmax", True)
+    dropping = token_dropping(config)
+    assert (dropping is None) == (case.factor is None)
+    probs, chosen = (probs, selected) if dropping is None else dropping(probs, selected)
+    rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
+    rows, weights = dispatcher.token_dispatch(rows, weights)
+    rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
+    counts = counts.tolist()
+    if case.pads:
+        assert counts == [_capacity(case, len(x)) * both.size()] * local
+    parts = zip(rows.split(counts), weights.split(counts), fc1, fc2, strict=True)
+    rows = torch.cat([((part @ a).tanh() * p[:, None]) @ b for part, p, a, b in parts])
+    rows = dispatcher.token_combine(dispatcher.combine_preprocess(rows))
+    out = dispatcher.combine_postprocess(rows)
+    out.backward(draw(len(x), 1, H, seed=300 + rank))
+    found = {"out": out, "x": x.grad, "router": router.grad, "fc1": fc1.grad, "fc2": fc2.grad}
+    if shared is not None:
+        found |= {"shared fc1": shared.first.grad, "shared fc2": shared.second.grad}
+    return found, int((selected & ~chosen).sum())
+
+
+def _errors(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[str, float], int]:
+    found, dropped = _layer(groups, name, case)
+    ep_group, tp_group, _ = groups
+    local, width = X // ep_group.size(), F // tp_group.size()
+    mine = slice(ep_group.rank() * local, (ep_group.rank() + 1) * local)
+    its = slice(tp_group.rank() * width, (tp_group.rank() + 1) * width)
+    first, second = draw(X, H, F, seed=1).requires_grad_(), draw(X, F, H, seed=2).requires_grad_()
+    right: dict[str, Any] = {}
+    for rank in range(dist.get_world_size()):
+        x, router = _tokens(case.kind, rank).requires_grad_(), draw(X, H, seed=3).requires_grad_()
+        shared = SharedExpert([])
+        y, lost = _by_token(case, rank, x, router, first, second)
+        if case.shared:
+            y = y + shared.plain(x)
+        y.backward(draw(len(x), 1, H, seed=300 + rank))
+        if rank == dist.get_rank():
+            assert dropped == lost
+            right = {"out": y, "x": x.grad, "router": router.grad}
+            if case.shared:
+                right |= {"shared fc1": shared.first.grad, "shared fc2": shared.second.grad}
+    assert first.grad is not None
+    assert second.grad is not None
+    right |= {"fc1": first.grad[mine, :, its], "fc2": second.grad[mine, its]}
+    assert right.keys() == found.keys()
+    return {key: _error(found[key], right[key]) for key in right}, dropped
+
+
+def _error(found: Tensor, right: Tensor) -> float:
+    assert found.shape == right.shape
+    if not right.numel():
+        return 0.0
+    return float((found - right).abs().max() / max(right.abs().max(), 1.0))
+
+
+def _by_token(
+    case: Case, rank: int, x: Tensor, router: Tensor, first: Tensor, second: Tensor
+) -> tuple[Tensor, int]:
+    """Return the output of a rank's tokens, and how many selections its experts drop."""
+    added, shares, chosen = _logits(case.kind, rank), [], []
+    for token in range(len(x)):
+        logits = [router[expert] @ x[token, 0] + added[token, expert] for expert in range(X)]
+        exps = [(logit - max(logits).detach()).exp() for logit in logits]
+        share = [each / sum(exps) for each in exps]
+        shares.append(share)
+        chosen.append(sorted(range(X), key=lambda e, s=share: (-float(s[e]), e))[: case.topk])
+    capacity, dropped = _capacity(case, len(x)), 0
+    totals = [torch.zeros(H, dtype=torch.float64) for _ in range(len(x))]
+    for expert in range(X):
+        selecting = [token for token in range(len(x)) if expert in chosen[token]]
+        if case.policy == "probs":
+            selecting.sort(key=lambda token, e=expert: (-float(shares[token][e]), token))
+        dropped += len(selecting[capacity:])
+        for token in selecting[:capacity]:
+            hidden = (x[token, 0] @ first[expert]).tanh() * shares[token][expert]
+            totals[token] = totals[token] + hidden @ second[expert]
+    # Everything takes part, so that nothing is without a gradient.
+    nothing = 0 * (x.sum() + router.sum() + first.sum() + second.sum())
+    return (torch.stack(totals) if totals else x.flatten(1)).reshape(x.shape) + nothing, dropped
