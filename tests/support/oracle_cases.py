@@ -124,7 +124,10 @@ CASES: Final[Mapping[str, OracleCase]] = {
     ),
     "sinkhorn": OracleCase(
         model="moe",
+        enable=("shared-experts",),
         config={
+            "plugins.shared-experts.count": 2,
+            "plugins.shared-experts.gate": True,
             "model.moe_router_load_balancing_type": "sinkhorn",
             "model.moe_aux_loss_coeff": 0.0,
             "model.moe_router_pre_softmax": True,
