@@ -21,6 +21,7 @@ from ascend_run.prepare.prepare import PreparedRun, prepare_rank, prepare_raw
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.explanation import idle
 from ascend_run.registry.hooks import hook_problems
+from ascend_run.testing.gloo_on_device import bucket_by_bucket
 from ascend_run.testing.listeners import Listeners, unnamed_errors, watched_listeners
 from ascend_run.testing.option_docs import option_docs
 from ascend_run.testing.runtime import (
@@ -89,6 +90,7 @@ class KitRuntime:
             with (
                 self._watched(trial) as listeners,
                 prepared_rank(prepared.run_request()) as (hooks, context),
+                bucket_by_bucket(context.device.torch_device.type),
             ):
                 seed_everything(context.config, context.layout)
                 work = TrialWork(trial, hooks, context)

@@ -38,9 +38,10 @@ class LocalGradients(_BaseDataParallel):
             if parameter.grad is not None:
                 by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
         for dtype, gradients in by_dtype.items():
-            factor = scaling_factor
-            if isinstance(factor, Tensor) and factor.device.type != "cpu":
-                factor = factor.to(dtype)  # a kernel per gradient rounds it too
+            factor: float | Tensor | list[Tensor] = scaling_factor
+            if isinstance(factor, Tensor) and dtype != factor.dtype and factor.device.type != "cpu":
+                # With a dimension: a device rounds a factor without one to the gradients' dtype.
+                factor = [factor.view(1)] * len(gradients)
             torch._foreach_mul_(gradients, factor)
 
     def zero_grad_buffer(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,8 +37,10 @@ class CpuDevice:
         keep_freed_memory()
 
     def deactivate(self) -> None:
-        """Release freed memory."""
+        """Release freed memory; let torch.compile look again whether there is a GPU for Triton."""
         release_freed_memory()
+        if triton := sys.modules.get("torch.utils._triton"):
+            triton.has_triton.cache_clear()
 
     def synchronize(self) -> None:
         """Do nothing: operations on the CPU are complete when they return."""

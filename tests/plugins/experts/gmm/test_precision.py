@@ -6,6 +6,7 @@ float64 model is compared with that of the plain loop in the same low precision.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 
 from ascend_run.testing.models import MODELS
 from ascend_run.testing.pool import GlooPool
-from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.testing.runtime import PLATFORM_VARIABLE, RankOutcome, Trial, run_trial
 from ascend_run.testing.tensors import full_tensors
 
 LAYERS, MICRO_BATCHES = 2, 4
-NO_WORSE = 1.05
+NO_WORSE = {"cpu": 1.05, "cuda": 1.25}
 """A different reduction order rounds differently, as often closer as farther: over forty thousand
-gradient elements the errors agree far more closely than this."""
+gradient elements the errors agree far more closely than this on a CPU. cuBLAS has other kernels for
+a batch than for one product, in float32 with longer sums: 1.15 on an H100."""
 
 
 def outcomes(
@@ -51,8 +53,9 @@ def test_its_gradients_are_as_near_to_float64_as_the_plain_loops(
     plain = full_tensors(outcomes(gloo_pool, dtype, ranks, **seed))
     grouped = outcomes(gloo_pool, dtype, ranks, ["gmm"], **seed, **{"plugins.gmm.backend": backend})
     allowed = error(plain.tensors, exact.tensors)
+    no_worse = NO_WORSE[os.environ.get(PLATFORM_VARIABLE, "cpu")]
     assert 0 < allowed < 16 * torch.finfo(getattr(torch, dtype)).eps
-    assert error(full_tensors(grouped).tensors, exact.tensors) <= NO_WORSE * allowed
+    assert error(full_tensors(grouped).tensors, exact.tensors) <= no_worse * allowed
     if backend == "grouped_mm" or (backend == "auto" and dtype == "bfloat16"):
         products = LAYERS * MICRO_BATCHES * 6 // ranks
         assert all(outcome.operations["_grouped_mm"] == products for outcome in grouped)

@@ -5,24 +5,35 @@ The campaign ``together`` has every layout, with recompute too, and every pair.
 
 from __future__ import annotations
 
+import inspect
+import os
+
 import pytest
+import torch
 
 from ascend_run.testing.parity import Case, Parity
-from ascend_run.testing.runtime import RankOutcome
+from ascend_run.testing.runtime import PLATFORM_VARIABLE, RankOutcome
 
 GRAPHS = "compile/graphs"
 MOST_GRAPHS = 6
 """Norm; projection and rotation; output projection; residual; norm, MLP and residual, which are two
 around experts. All layers share them, also the first one, whose input has other strides in a batch
 of one. What an earlier run has compiled is not counted."""
+LEAST_GRAPHS = 1 if "isolate_recompiles" in inspect.signature(torch.compile).parameters else 0
+"""Before torch 2.13, a run may find those of an earlier one."""
 PARTS = {"plugins.compile.regions": "parts", "plugins.compile.fullgraph": True}
+
+
+NORM = {"cpu": "rsqrt_", "cuda": "_fused_rms_norm"}
+"""An operator of the platform's norm, called once."""
 
 
 def assert_compiled(outcome: RankOutcome, micro_batches: int = 4) -> None:
     """Check that layers' norms are in graphs, where their operators are not seen; the final norm is
     not."""
-    assert outcome.operations["rsqrt_"] == micro_batches
-    assert 0 < outcome.metrics[GRAPHS] <= MOST_GRAPHS
+    norm = NORM[os.environ.get(PLATFORM_VARIABLE, "cpu")]
+    assert outcome.operations[norm] == micro_batches
+    assert LEAST_GRAPHS <= outcome.metrics[GRAPHS] <= MOST_GRAPHS
 
 
 def test_experts_keep_loss_gradients_and_weights(parity: Parity) -> None:
@@ -61,7 +72,7 @@ BIASED = {
 def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) -> None:
     (outcome,) = parity("compile", config={"model.num_layers": 1, **config})
     # A recomputed layer runs without autograd too, which is another variant.
-    assert 0 < outcome.metrics[GRAPHS] <= 2 * MOST_GRAPHS
+    assert LEAST_GRAPHS <= outcome.metrics[GRAPHS] <= 2 * MOST_GRAPHS
 
 
 def test_tokens_that_go_elsewhere_in_every_step_compile_nothing_anew(parity: Parity) -> None:

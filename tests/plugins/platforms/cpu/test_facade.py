@@ -20,6 +20,7 @@ from ascend_run.core.patches import applied_patches
 from ascend_run.plugins.platforms.cpu import Cpu
 from ascend_run.plugins.platforms.cpu.device import CpuDevice
 from ascend_run.plugins.platforms.cpu.facade import facade_patches
+from ascend_run.plugins.platforms.cpu.facade.cuda import Stream
 from ascend_run.plugins.platforms.cpu.facade.megatron import MODULES_THAT_NAME_CUDA, torch_view
 from ascend_run.plugins.platforms.cpu.facade.sources import SOURCES
 from ascend_run.plugins.platforms.cpu.memory import HostMemory
@@ -65,12 +66,14 @@ def names_in_place() -> dict[str, Any]:
 
 def test_undoing_the_facade_puts_back_the_very_objects() -> None:
     before = names_in_place()
+    # With a GPU, another test may have used it.
+    same = {"torch.cuda:_initialized"} if torch.cuda.is_initialized() else set()
     with applied_patches(Hooks([Cpu(CpuOptions())])):
         during = names_in_place()
     after = names_in_place()
     unchanged = [name for name in before if during[name] is before[name]]
     # Megatron lacks this name without Transformer Engine, so None is None.
-    assert unchanged == ["megatron.core.transformer.moe.moe_utils:te_general_gemm"]
+    assert {*unchanged} == {"megatron.core.transformer.moe.moe_utils:te_general_gemm"} | same
     assert [name for name in before if after[name] is not before[name]] == []
 
 
@@ -78,6 +81,34 @@ def test_every_recorded_source_belongs_to_a_row() -> None:
     used = {hash for row in facade_patches(HostMemory()) for hash in row.source_hash}
     unused = [name for name, hashes in SOURCES.items() if not {*hashes.values()} & used]
     assert unused == []
+
+
+def test_a_gpu_of_the_machine_is_not_seen() -> None:
+    """With one, torch.compile would read its properties for a graph on the CPU; after the run it
+    looks again."""
+    from torch.utils._triton import has_triton
+
+    real = torch.cuda.is_available
+    has_triton.cache_clear()
+    with cpu_facade():
+        assert torch.cuda.is_available is not real
+        assert not torch.cuda.is_available()
+        assert not has_triton()
+        assert has_triton.cache_info().currsize == 1
+    assert torch.cuda.is_available is real
+    assert has_triton.cache_info().currsize == 0
+
+
+def test_a_dispatchers_stream_stays_within_the_facade() -> None:
+    """Megatron makes one for all dispatchers of the process, which may train elsewhere next."""
+    from megatron.core.transformer.moe.token_dispatcher import (
+        MoEAlltoAllTokenDispatcher as Megatrons,
+    )
+
+    before = Megatrons.cuda_dtoh_stream
+    with cpu_facade():
+        assert isinstance(Megatrons.cuda_dtoh_stream, Stream)
+    assert Megatrons.cuda_dtoh_stream is before
 
 
 def test_the_device_and_torch_cuda_share_a_peak() -> None:

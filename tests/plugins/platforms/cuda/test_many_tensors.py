@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from itertools import chain
@@ -128,18 +127,34 @@ def test_the_patches_fit_the_installed_megatron_and_are_undone() -> None:
     assert clip_grads.l2_norm_impl is not l2_norm
 
 
-def test_gradients_of_each_dtype_are_scaled_by_a_tensor() -> None:
-    """A 0-dim tensor on the host scales as a number; elsewhere in the dtype of the gradients."""
+class OnDevice(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, OnDevice])
+def test_gradients_of_each_dtype_are_scaled_by_a_tensor(kind: type[torch.Tensor]) -> None:
+    """The factor is not rounded to the gradients' dtype; with a GPU, there neither."""
     with warnings.catch_warnings(action="ignore"):
         from ascend_run.core.train.data_parallel import LocalGradients
 
+    device = "cuda" if kind is OnDevice and torch.cuda.is_available() else "cpu"
+    dtypes = (torch.bfloat16, torch.float32, torch.float64)
     module = torch.nn.ParameterList(
-        [torch.nn.Parameter(t) for d in (torch.bfloat16, torch.float32) for t in tensors(d)]
+        [torch.nn.Parameter(t.to(device)) for d in dtypes for t in tensors(d)]
     )
     for parameter in module:
         parameter.grad = parameter.detach() * 3
-    scaled = copy.deepcopy([p.grad for p in module])
-    factor = torch.tensor(1 / 3)
-    LocalGradients.scale_gradients(SimpleNamespace(module=module), factor)  # type: ignore[arg-type]
-    for parameter, before in zip(module, scaled, strict=True):
-        assert torch.equal(parameter.grad, before.mul_(factor))
+    before = [p.grad.clone() for p in module]
+    factor = torch.tensor(1 / 3, device=device)
+    LocalGradients.scale_gradients(
+        SimpleNamespace(module=module),  # type: ignore[arg-type]
+        factor.as_subclass(kind),
+    )
+    for parameter, gradient in zip(module, before, strict=True):
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        exact = gradient.to(wide) * factor.to(wide)
+        assert torch.equal(parameter.grad, exact.to(gradient.dtype))

@@ -121,6 +121,7 @@ def cuda_rows(memory: HostMemory) -> tuple[Patch, ...]:
         memory.reset_peak_memory()
 
     names: dict[str, tuple[Any, str]] = {
+        "is_available": (lambda: False, "true on a machine with a GPU, which the run does not use"),
         "current_device": (lambda: 0, "passed as device= to factories in Megatron"),
         "set_device": (nothing(), "one device for all ranks"),
         "device_count": (lambda: 1, "ranks are counted per device"),

@@ -16,7 +16,7 @@ import torch
 
 from ascend_run.plugin_api import Patch
 
-from .cuda import call_now, nothing
+from .cuda import Stream, call_now, nothing
 from .rows import row
 from .tensors import is_cuda_device, on_cpu
 
@@ -158,6 +158,12 @@ def megatron_rows() -> tuple[Patch, ...]:
         *(
             row(f"{module}:torch", view, "names the CUDA device or pins memory itself")
             for module in MODULES_THAT_NAME_CUDA
+        ),
+        row(
+            "megatron.core.transformer.moe.token_dispatcher:"
+            "MoEAlltoAllTokenDispatcher.cuda_dtoh_stream",
+            Stream(),
+            "made once for all dispatchers of the process; one on another platform may follow",
         ),
         row(f"{random}:_lazy_call", call_now, bound, same="torch.cuda:_lazy_call"),
         row(f"{random}:_lazy_init", nothing(), bound, same="torch.cuda:_lazy_init"),

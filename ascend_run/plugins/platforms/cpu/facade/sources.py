@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 SOURCES: Final[Mapping[str, Mapping[str, str]]] = {
+    "torch.cuda:is_available": {"2.10": "b91a896857c10361"},
     "torch.cuda:current_device": {"2.10": "6e9804168a5c7f8c"},
     "torch.cuda:set_device": {
         "2.10": "31285f706348ab09",
