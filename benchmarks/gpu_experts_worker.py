@@ -1,8 +1,8 @@
 """Time the feed-forward of experts on one GPU, forward and backward; prints one JSON line.
 
 ``--form ours``: the plugin ``gmm``. ``--form loop``: one expert after the other, each with
-parameters of its own, as in Megatron's SequentialMLP. ``--form products``: the six grouped GEMMs of
-ours alone, by torch's ``grouped_mm``.
+parameters of its own, as in Megatron's SequentialMLP. ``--form products``: the six grouped GEMMs
+of ``gmm`` alone, by torch's ``grouped_mm``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ascend_run.ops.experts.compiled_swiglu import for_device
 from ascend_run.ops.experts.expert_mlp import expert_mlp
 
 # T tokens sorted by expert, X experts, H hidden size, F width of an expert
@@ -68,9 +69,10 @@ def ours(problem: Problem) -> Step:
     is_cuda = p.x.is_cuda
     # On a CPU, where this is only tried out, ``gmm`` takes counts of the host.
     counts = p.on_device if is_cuda else p.counts
+    swiglu = for_device(p.x.device)
 
     def step() -> tuple[Tensor, ...]:
-        out = expert_mlp(p.x, counts, p.probs, p.fc1, p.fc2)
+        out = expert_mlp(p.x, counts, p.probs, p.fc1, p.fc2, swiglu=swiglu)
         gradients = torch.autograd.grad(out, (p.x, p.probs, p.fc1, p.fc2), p.upstream)
         return out.detach(), *gradients
 
@@ -127,7 +129,7 @@ STEPS: Final[dict[str, Callable[[Problem], Step]]] = {
 
 
 def apart(problem: Problem) -> float:
-    """Return the largest relative difference of ours from the loop's: of a tensor, or of the
+    """Return the largest relative difference between ``gmm`` and the loop: of a tensor, or of the
     gradient of one expert's weight, relative to the mean one's if that is larger."""
     first, second = ours(problem)(), loop(problem)()
     count = len(first[3])

@@ -1,6 +1,6 @@
 """Fused operators on one GPU: against Liger's kernels, against eager, and in a whole step.
 
-Unverified: these rows have not run on a GPU yet. The parts that a CPU can run are tested.
+docs/benchmarks.md says what a GPU has run. The parts that a CPU can run are tested.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A whole training step of a 1.3B-parameter Llama on one GPU: against each peer, and its peak.
 
-Unverified: these rows have not run on a GPU yet. The parts that a CPU can run are tested.
+docs/benchmarks.md says what a GPU has run. The parts that a CPU can run are tested.
 """
 
 from __future__ import annotations

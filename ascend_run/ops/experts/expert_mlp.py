@@ -50,6 +50,7 @@ def expert_mlp(
     gated: bool = True,
     is_silu: bool = True,
     fused: Callable[[Tensor], Tensor] | None = None,
+    swiglu: SwiGlu | None = None,
     backend: Backend | MakeGroups | None = None,
     accumulate: bool = False,
 ) -> Tensor:
@@ -67,14 +68,13 @@ def expert_mlp(
         is_silu: Whether it is SiLU, which has a manual backward.
         fused: The full activation, [t, 2F] -> [t, F], a differentiable operator that replaces
             ``function``; recomputed in backward.
-        backend: A name, or a factory of the grouped GEMMs of a partition; default:
-            ``grouped_matmul.choose``.
+        swiglu: What computes a gated SiLU; default: torch's operations.
+        backend: A name, or a factory of a partition's grouped GEMMs; default: ``choose``.
         accumulate: Add the weights' gradients directly to their ``main_grad``, if data parallelism
             has set one, instead of to a separate tensor.
 
     Returns:
-        [T, H]; differentiable in tokens, probs, weights and biases; an empty expert's gradients are
-        zeros.
+        [T, H], differentiable in all tensors; an empty expert's gradients are zeros.
     """
     if backend is None:
         widths = (*fc1.shape[1:], *fc2.shape[1:])
@@ -88,7 +88,8 @@ def expert_mlp(
     if fused is not None:
         activation: SwiGlu | AutogradActivation = AutogradActivation(fused, gated=False)
     else:
-        activation = SwiGlu() if gated and is_silu else AutogradActivation(function, gated)
+        own = gated and is_silu
+        activation = (swiglu or SwiGlu()) if own else AutogradActivation(function, gated)
     make = GROUPS[backend] if isinstance(backend, str) else backend
     groups = make(counts, tokens_TH.device)
     weights = (fc1, fc2, fc1_bias, fc2_bias)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ascend_run.ops.elementwise.swiglu import swiglu
+from ascend_run.ops.experts.compiled_swiglu import for_device
 from ascend_run.ops.experts.expert_mlp import expert_mlp
 from ascend_run.ops.experts.grouped_matmul import GROUPS, Backend, Counts, MakeGroups
 from ascend_run.plugin_api import (
@@ -37,6 +38,7 @@ class GroupedExperts:
     ) -> None:
         self.backend = backend
         self.accumulate = accumulate
+        self.swiglu = for_device(device)
         make = GROUPS[backend] if isinstance(backend, str) else backend
         self.counts_on_device = (
             device.type == "cuda" if make is None else getattr(make, "counts_on_device", False)
@@ -58,6 +60,7 @@ class GroupedExperts:
             probs_T,
             *weights,
             fused=None if has_own else activation,
+            swiglu=self.swiglu,
             backend=self.backend,
             accumulate=self.accumulate,
         )
