@@ -16,7 +16,10 @@ from ascend_run.testing.runtime import Trial, run_trial
 from tests.support.costs import planned
 from tests.support.moe_memory import steps
 from tests.support.needed_plugins import case
+from tests.support.saved_tensors import expected_bytes
 from tests.support.tiny_options import planned_with
+
+from . import jobs
 
 NAME: Final = "hot-experts"
 NUMBER: Final = "plugins.hot-experts.num_experts"
@@ -156,3 +159,20 @@ def test_replicas_are_in_the_memory_estimate() -> None:
     assert added.nbytes == 2 * 3 * 32 * 48 * 4
     (working,) = cost.changes[NAME].working
     assert working.nbytes == 3 * added.nbytes
+
+
+def test_saved_replicas_are_those_of_the_memory_estimate(gloo_pool: GlooPool) -> None:
+    """``plan`` counts as many replicas as there may be, and two indices of 8 bytes for rows that
+    are kept. Together on both ranks, since the routing decides how much each saves."""
+    most, replica = 2, 3 * 32 * 48 * 4
+    values = {**MOE, **EP, "train.global_batch_size": 2, NUMBER: most}
+    plain = {key: value for key, value in values.items() if key != NUMBER}
+    ranks = gloo_pool.run(jobs.saved, 2, [((), plain), ((NAME,), values)])
+    (_, (without,)), (_, (cost,)) = planned(plain, (), 2), planned(values, (NAME,), 2)
+    planned_more = expected_bytes(cost) - expected_bytes(without)
+    more = expected = 0.0
+    for (saved, saved_more), replicas, kept in ranks:
+        assert replicas
+        more += saved_more - saved
+        expected += planned_more - replica * (most * LAYERS - replicas) - 16 * kept
+    assert more == expected
