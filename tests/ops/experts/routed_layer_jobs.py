@@ -163,6 +163,7 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[st
     rows, weights = dispatcher.token_dispatch(rows, weights)
     rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
     counts = counts.tolist()
+    assert both.size() > 1 or sum(counts) == int(chosen.sum())  # no row of a dropped token
     if case.pads:
         assert counts == [_capacity(case, len(x)) * both.size()] * local
     parts = zip(rows.split(counts), weights.split(counts), fc1, fc2, strict=True)
