@@ -129,7 +129,7 @@ class Communication:
 
 @attrs.frozen(kw_only=True)
 class SavedChange:
-    """A change to activations that are saved for backward."""
+    """A change to activations saved for backward; equal ones of several plugins are one."""
 
     tensors: tuple[str, ...]  #: Patterns of ``part.name``.
     layers: tuple[int, ...] | None = None

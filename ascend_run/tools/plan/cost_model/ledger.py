@@ -62,13 +62,17 @@ class Ledger:
     buffers: dict[str, float] = attrs.field(factory=dict)
     host_buffers: dict[str, float] = attrs.field(factory=dict)
     host_is_device: bool = False
+    moved: list[SavedChange] = attrs.field(factory=list)
+    """What was applied: plugins that share what they do return equal changes of it."""
     replacements: list[Communication] = attrs.field(factory=list)
     """Communication of plugins that replaces some of the plain model's."""
 
     def apply(self, change: CostChange) -> None:
         """Apply one plugin's change."""
         for saved in change.saved:
-            self._move(saved)
+            if saved not in self.moved:
+                self.moved.append(saved)
+                self._move(saved)
         added = change.saved_added_layers
         for layer in self.saved if added is None else [n for n in added if n in self.saved]:
             self.saved[layer] += [self._added(tensor, layer) for tensor in change.saved_added]

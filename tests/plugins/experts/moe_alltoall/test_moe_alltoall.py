@@ -81,15 +81,16 @@ def test_all_to_alls_are_overlapped_if_shared_experts_are() -> None:
         assert {*found} == {hidden}
 
 
+@pytest.mark.parametrize("others", [(), ("moe-permute-fusion",)], ids=str)
 @pytest.mark.parametrize("factor", [None, 1.0], ids=str)
 def test_saved_indices_are_in_the_memory_estimate(
-    gloo_pool: GlooPool, factor: float | None
+    gloo_pool: GlooPool, factor: float | None, others: tuple[str, ...]
 ) -> None:
     """Together on both ranks, since the routing decides how much each saves."""
     values = {**MOE, **EXPERTS_ON_TWO, "train.global_batch_size": 2}
     if factor is not None:
         values |= {**PADS, "model.moe_expert_capacity_factor": factor}
-    runs = [((), values), ((NAME,), values)]
+    runs = [(others, values), ((*others, NAME), values)]
     measured = [plugin - plain for plain, plugin in gloo_pool.run(saved_bytes, 2, runs)]
     plain, plugin = (expected_bytes(planned(config, names, 2)[1][0]) for names, config in runs)
     assert sum(measured) == 2 * (plugin - plain)
