@@ -4,6 +4,7 @@ nothing: the same step without the plugin is the comparison."""
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,6 +21,10 @@ _PASSIVE: Final = ("_unsafe_view", "clone", "empty", "new_empty", "resize_")
 """Operations besides views that change no number, or how their names start."""
 _QUIET_COLLECTIVES: Final = ("barrier", "monitored_barrier_")
 """They exchange no data."""
+_POLLS: Final = 3
+_POLL_SECONDS: Final = 0.02
+"""gloo's threads release the tensors of a collective a moment after it has completed, later on a
+busy machine: those that are left have not changed in this many polls."""
 _NO_SETTINGS: Final = ("modes", "hooks", "_global_", "is_initialized")
 """Words in names of process state that hooks change even if they do nothing."""
 
@@ -63,7 +68,7 @@ class Observer:
         self.copies = [0, 0]
         self.saved_bytes = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._has_begun_backward = False
+        self._has_begun_backward = self._has_communicated = False
 
     def see(self, function: Any, arguments: Sequence[Any], result: Any) -> None:
         name = function._opname
@@ -77,15 +82,27 @@ class Observer:
             return
         if torch._C._current_graph_task_id() != -1:
             self._has_begun_backward = True
-            gc.collect()  # cycles would keep tensors that nothing needs
-            self.saved_bytes = sum(
-                nbytes for reference, nbytes in self._storages.values() if not reference.expired()
-            )
+            self.saved_bytes = self._left_allocated()
             self._storages.clear()
             return
+        self._has_communicated |= function.namespace == "c10d"
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+
+    def _left_allocated(self) -> int:
+        gc.collect()  # cycles would keep tensors that nothing needs
+        left, unchanged = self._allocated(), 0 if self._has_communicated else _POLLS
+        while unchanged < _POLLS:
+            time.sleep(_POLL_SECONDS)
+            before, left = left, self._allocated()
+            unchanged = unchanged + 1 if left == before else 0
+        return left
+
+    def _allocated(self) -> int:
+        return sum(
+            nbytes for reference, nbytes in self._storages.values() if not reference.expired()
+        )
 
 
 def traffic(seen: Collectives) -> dict[str, list[int]]:
