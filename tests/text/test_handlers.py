@@ -98,6 +98,15 @@ SAMPLES: dict[str, tuple[dict[str, Any], Sample]] = {
             messages=(user("U1\nmore: yes"), assistant("A1"), user("U2"), assistant("A2"))
         ),
     ),
+    "leetcode-python": (
+        {"code_with_problem": " P\nQ \n```python\nc\n```", "code_only": "```python\nc\n```",
+         "explanation_only": "E"},
+        Conversation(messages=(user("P\nQ"), assistant("```python\nc\n```\nE"))),
+    ),
+    "stack-overflow": (
+        {"title": "T", "question_body": "Q", "answer_body": "A"},
+        Text(text="In python, T\n### Question:\nQ\n### Response:\nA\n"),
+    ),
     "moss": (
         {"meta_instruction": "S\n", "num_turns": 11, "chat": TURNS},
         Conversation(
