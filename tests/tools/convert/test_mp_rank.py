@@ -254,16 +254,21 @@ def test_one_layout_becomes_another_and_our_checkpoint(tmp_path: Path) -> None:
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations allocate, while they live."""
+    """Counts the bytes of the tensors that operations allocate, while they live.
 
-    def __init__(self) -> None:
+    With ``loaded`` also of those that ``torch.load`` sets, which may lie in a mapped file.
+    """
+
+    def __init__(self, *, loaded: bool = False) -> None:
         super().__init__()
+        self.loaded = loaded
         self.live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = _storages((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if _real(t)}
+        given = before if self.loaded else _storages((args, kwargs))
         for tensor in tree_leaves(result):
             if _real(tensor) and (key := tensor.untyped_storage()._cdata) not in given:
                 storage = tensor.untyped_storage()
@@ -271,6 +276,10 @@ class PeakBytes(TorchDispatchMode):
         self.live = {key: held for key, held in self.live.items() if not held[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self.live.values()))
         return result
+
+
+def _storages(values: Any) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tree_leaves(values) if _real(tensor)}
 
 
 def _real(value: object) -> bool:
@@ -292,6 +301,20 @@ def test_one_parameter_is_in_memory_at_a_time(tmp_path: Path) -> None:
         assert convert("--to", "hf", tmp_path / "c", tmp_path / "d") == 0
     assert largest <= counted.peak <= 2.5 * largest
     check_equal(stored(tmp_path / "d"), hf)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_one_parameter_of_torch_dist_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    """With its copy in the other form; where it is read, also with the file's chunk."""
+    folder, hf = hf_folder(CASES["tp-pp-ep"][0], tmp_path)
+    largest = EXPERTS * 2 * FFN * HIDDEN * 4
+    with PeakBytes() as writing:
+        assert convert("--to", "torch-dist", folder, tmp_path / "a") == 0
+    with PeakBytes(loaded=True) as reading:
+        assert convert("--to", "hf", tmp_path / "a", tmp_path / "b") == 0
+    assert largest <= writing.peak <= 2.5 * largest
+    assert 2 * largest <= reading.peak <= 3.5 * largest
+    check_equal(stored(tmp_path / "b"), hf)
 
 
 # -- bad input --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tests.support.family_checks import stored
 
@@ -36,6 +37,35 @@ def test_a_folder_becomes_torch_dist_and_the_same_again(kind: str, tmp_path: Pat
     family = "deepseek_v2" if latent else "mixtral" if experts else "llama"
     assert convert("--to", "hf", "--family", family, tmp_path / "dist", tmp_path / "again") == 0
     check_equal(stored(tmp_path / "again"), hf)
+
+
+def test_every_form_in_a_chain_gives_the_first_files(tmp_path: Path) -> None:
+    hf = hugging_face(tmp_path / "hf", experts=True)
+    ranks = ["--tp", "2", "--pp", "2", "--ep", "2"]
+    forms = ("torch-dist", "mp-rank", "torch-dist", "ascend-run", "hf")
+    folder = tmp_path / "hf"
+    for number, form in enumerate(forms):
+        written = tmp_path / str(number)
+        words = ranks if form == "mp-rank" else []
+        assert convert("--to", form, *words, folder, written) == 0
+        folder = written
+    check_equal(stored(folder), hf)
+    first, second = (stored_dist(tmp_path / number) for number in ("0", "2"))
+    check_equal(second, first)
+
+
+def stored_dist(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the one iteration, read by torch."""
+    (iteration,) = folder.glob("iter_*")
+    entries = FileSystemReader(iteration).read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    assert len(state) > 8
+    dcp.load(state, checkpoint_id=iteration, no_dist=True)
+    return state
 
 
 def test_torch_reads_what_is_written(tmp_path: Path) -> None:
