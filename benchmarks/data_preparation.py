@@ -10,6 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from ascend_run.text.indexed import read_index
+from ascend_run.text.sample_files import field_prefix
+
+from .data_worker import digest_of
 from .protocol import Benchmark, NotMeasured, Settings, alternating, device, run, worker
 from .rows import Row, compared
 
@@ -59,12 +65,21 @@ def _measure_chat(settings: Settings) -> Row:
         ours += ["--tokenizer", folder / "tokenizer", "--handler", "sharegpt"]
         theirs = ["chat", folder / "chats.jsonl", folder / "tokenizer", folder / "theirs"]
         row = _compared(settings, CHAT_ROW, ours, theirs, f"{CONVERSATIONS:,} conversations")
-        tokens = json.loads((folder / "theirs.json").read_text())["tokens"]
-        record = json.loads(_preprocess([*ours, "--overwrite"]))
-        # The line break after the last turn is not trained, and so left out.
-        if record["tokens"]["input_ids"] != tokens - CONVERSATIONS:
-            raise NotMeasured(f"{record['tokens']} against {tokens} of the peer")
+        require_equal_ids(folder)
         return row
+
+
+def require_equal_ids(folder: Path) -> None:
+    """Compare the ids of the conversations that both wrote into a folder.
+
+    Raises:
+        NotMeasured: An id differs, or a conversation's end.
+    """
+    theirs = json.loads((folder / "theirs.json").read_text())["digest"]
+    index = read_index(field_prefix(folder / "ours", "input_ids"))
+    written = np.split(index.ids(), np.cumsum(index.lengths)[:-1])
+    if digest_of(ids.tolist() for ids in written) != theirs:
+        raise NotMeasured("the token ids of the conversations differ")
 
 
 def _compared(settings: Settings, name: str, ours: list[Any], theirs: list[Any], what: str) -> Row:

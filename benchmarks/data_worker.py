@@ -8,9 +8,11 @@ tokenizer, one document a call, in chunks of 32; the parent writes with Megatron
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +63,9 @@ def text(source: Path, folder: Path, target: Path) -> float:
 
 
 def chat(source: Path, folder: Path, target: Path) -> float:
-    """Tokenize conversations, and count the tokens; return the seconds."""
+    """Tokenize conversations; return the seconds, without those of the digest of the ids."""
     tokenizer = load(folder)
-    tokens = 0
+    encoded: list[list[int]] = []
     begun = time.perf_counter()
     with source.open(encoding="utf-8") as lines:
         for line in lines:
@@ -71,10 +73,20 @@ def chat(source: Path, folder: Path, target: Path) -> float:
                 {"role": _ROLES[turn["from"]], "content": turn["value"]}
                 for turn in json.loads(line)["conversations"]
             ]
-            tokens += len(tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"])
+            encoded.append(tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"])
     seconds = time.perf_counter() - begun
-    target.with_suffix(".json").write_text(json.dumps({"tokens": tokens}))
+    # The line break after the last turn is not trained, and so left out by the other.
+    digest = digest_of(ids[:-1] for ids in encoded)
+    target.with_suffix(".json").write_text(json.dumps({"digest": digest}))
     return seconds
+
+
+def digest_of(conversations: Iterable[Iterable[int]]) -> str:
+    """Return a hash of ids and of where each conversation ends."""
+    digest = hashlib.sha256()
+    for ids in conversations:
+        digest.update(f"{' '.join(map(str, ids))}\n".encode())
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":
