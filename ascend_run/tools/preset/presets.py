@@ -37,6 +37,8 @@ class Preset:
     """Exact parameter count."""
     published_without_embedding: bool = False
     """Whether that count leaves out the embedding."""
+    published_cut_off: bool = False
+    """Whether its last digit is cut off, not rounded."""
     source: str
     template: str | None = None
     """Name of a chat template; None: the tokenizer's own."""
