@@ -68,7 +68,7 @@ class ConfigKey:
     Several keys may map to one value, and one key to several; these must then agree.
     """
 
-    hf: str  #: Name of the key.
+    hf: str  #: Name of the key; of one in an object: ``rotary.base``.
     field: str  #: ``model.num_layers``.
     default: Any = attrs.field(factory=lambda: attrs.NOTHING)
     """Hugging Face's default for a missing key; ``attrs.NOTHING`` if the key is required."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ascend_run.families import DECODER, FamilyPlugin, attention_bias, derived, family_manifest
+from ascend_run.plugin_api import ConfigKey
 
 
 class InternLM(FamilyPlugin):
@@ -13,8 +14,15 @@ class InternLM(FamilyPlugin):
         model_type="internlm",
         architecture="InternLMForCausalLM",
         defaults={"model.add_qkv_bias": True, "model.add_linear_proj_bias": True},
-        keys=attention_bias("bias", default=True),
-        without=("head_dim",),
-        ignored=("rotary",),  # its scaling begins beyond max_position_embeddings
+        keys=(
+            *attention_bias("bias", default=True),
+            ConfigKey(
+                hf="rotary.base", field="model.rotary_base", default=10000.0, also="rope_theta"
+            ),
+        ),
+        without=("head_dim", "rope_theta"),
+        # The scaling of "dynamic" begins beyond max_position_embeddings.
+        fixed={"rotary.type": ("dynamic", "origin")},
+        ignored=("rotary.scaling_factor",),
     )
     manifest = family_manifest(family, "InternLM", source="github.com/InternLM/InternLM")

@@ -37,7 +37,7 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
         ConfigError: Lists every key that is unknown, missing, of the wrong type, or has a value
             that the family cannot represent.
     """
-    remaining = dict(config_json)
+    remaining = _flat(family, config_json)
     problems = _identity_problems(family, remaining)
     values: dict[str, Any] = {}
     rotates_a_part = any(key.hf == "partial_rotary_factor" for key in family.keys)
@@ -129,6 +129,9 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     if "rope_theta" in result:
         result |= rope_keys(result["rope_theta"], config)
         nest_rope_parameters(result)
+    for name in [name for name in result if "." in name]:
+        outer, _, inner = name.partition(".")
+        result.setdefault(outer, {})[inner] = result.pop(name)
     config_from_hf(family, result)  # what cannot be read back is not written
     return dict(sorted(result.items()))
 
@@ -152,6 +155,15 @@ def _written(family: ModelFamily, config: RunConfig, problems: list[str]) -> dic
                 "so they must be equal"
             )
     return written
+
+
+def _flat(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys, with those of an object under names of their own: ``rotary.base``."""
+    flat = dict(config_json)
+    for outer in {key.hf.partition(".")[0] for key in family.keys if "." in key.hf}:
+        if isinstance(flat.get(outer), dict):
+            flat = {f"{outer}.{name}": value for name, value in flat.pop(outer).items()} | flat
+    return flat
 
 
 def _identity_problems(family: ModelFamily, remaining: dict[str, object]) -> list[str]:

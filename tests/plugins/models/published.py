@@ -94,7 +94,7 @@ def aquila(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
 
 def internlm(tensors: Tensors, common: dict[str, Any], config: Any) -> Published:
     found = _decoder(common, config, "internlm", "InternLMForCausalLM")
-    found["rotary"] = {"base": 10000, "type": "dynamic"}
+    found["rotary"] = {"base": found.pop("rope_theta"), "type": "dynamic"}
     return tensors, {**found, "bias": config.attention_bias}
 
 
