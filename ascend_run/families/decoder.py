@@ -97,8 +97,10 @@ def mlp_bias(name: str = "mlp_bias") -> tuple[ConfigKey, ...]:
     return (ConfigKey(hf=name, field="model.add_mlp_bias", default=False),)
 
 
-def sliding_window(default: int | None, form: str = "window") -> tuple[ConfigKey, ...]:
-    """Return the key of the attention window."""
+def sliding_window(
+    default: int | None, form: str = "window", *, also: str = ""
+) -> tuple[ConfigKey, ...]:
+    """Return the key of the attention window; ``also`` is another name of it."""
     return (
         ConfigKey(
             hf="sliding_window",
@@ -106,6 +108,7 @@ def sliding_window(default: int | None, form: str = "window") -> tuple[ConfigKey
             default=default,
             nullable=True,
             form=form,
+            also=also,
         ),
     )
 

@@ -33,7 +33,7 @@ WINDOWED_GEMMA: Final[ModelFamily] = derived(
     architecture="",
     defaults={"model.norm_placement": "both", "model.window_size": (4095, 0)},
     keys=(
-        *sliding_window(4096),
+        *sliding_window(4096, also="sliding_window_size"),
         *layer_types(),
         ConfigKey(
             hf="query_pre_attn_scalar",

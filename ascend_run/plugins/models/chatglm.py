@@ -28,7 +28,7 @@ class ChatGlm(FamilyPlugin):
         },
         keys=(
             ConfigKey(hf="padded_vocab_size", field="model.vocab_size"),
-            ConfigKey(hf="num_layers", field="model.num_layers"),
+            ConfigKey(hf="num_layers", field="model.num_layers", also="num_hidden_layers"),
             ConfigKey(hf="ffn_hidden_size", field="model.ffn_hidden_size"),
             ConfigKey(hf="multi_query_group_num", field="model.num_query_groups", default=1),
             ConfigKey(hf="kv_channels", field="model.kv_channels", default=128),

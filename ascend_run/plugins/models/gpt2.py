@@ -65,6 +65,9 @@ _FAMILY: Final = ModelFamily(
     | {
         "gradient_checkpointing",
         "n_ctx",
+        "n_special",
+        "output_past",
+        "predict_special_tokens",
         "reorder_and_upcast_attn",
         "summary_activation",
         "summary_first_dropout",

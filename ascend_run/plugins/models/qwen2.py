@@ -14,6 +14,7 @@ class Qwen2(FamilyPlugin):
         architecture="Qwen2ForCausalLM",
         defaults={"model.add_qkv_bias": True, "model.layernorm_epsilon": 1e-6},
         keys=optional_window(),
+        fixed={"use_mrope": False},
         key_defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32},
     )
     manifest = family_manifest(family, "Qwen2", source="arXiv:2407.10671, arXiv:2412.15115")
