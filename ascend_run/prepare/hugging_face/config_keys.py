@@ -199,20 +199,16 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
     one that Hugging Face derives from other keys, may be null.
     """
     default = key.default
-    if key.form == "layer_types":  # its form checks it
-        return None
+    if key.form == "layer_types" or (value is None and (default is None or key.nullable)):
+        return None  # a form of layers checks them itself
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(default, float):
-        if value is None and key.nullable:
-            return None
         sound = isinstance(value, int | float) and not isinstance(value, bool)
         # Compare before converting: an integer may be too large for a float.
         return None if sound and 0 <= value <= 1e30 and math.isfinite(value) else "a number >= 0"
     if isinstance(default, str):
         return None if isinstance(value, str) else "a string"
-    if value is None and (default is None or key.nullable):
-        return None
     least = 0 if key.form in FROM_ZERO else 1
     is_count = isinstance(value, int) and not isinstance(value, bool)
     most = LARGEST_COUNTS.get(key.field.removeprefix("model."), _LARGEST_COUNT)

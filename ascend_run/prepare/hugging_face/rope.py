@@ -66,8 +66,7 @@ def take_rope(
             if config_json.setdefault(_SHARE, share) != share:
                 problems.append(f"{key}.{_SHARE} is {share!r} and {_SHARE} another; leave one")
         found: dict[str, Any] = {}
-        wrong = list(_problems(key, parameters, found, more))
-        problems += wrong
+        problems += (wrong := list(_problems(key, parameters, found, more)))
         if not wrong:
             scalings[key] = found
         if "rope_theta" in parameters:
@@ -173,5 +172,4 @@ def _is_positive(value: Any) -> bool:
 def _as_ours(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(float(factor) for factor in value)
-    whole = name in ("truncate", "original_max_position_embeddings")
-    return value if whole else float(value)
+    return value if name in ("truncate", "original_max_position_embeddings") else float(value)
