@@ -24,9 +24,10 @@ _HEAD = """\
 # Compatibility
 
 Which built-in features run together, and on which platform. `scripts/compatibility.py` generates
-this page from the manifests. The [campaign](campaigns.md) `together` runs every allowed pair, and
-the test suite a sample, and compares it with the run without them; a feature that changes the
-model by design (its page says `Numerics: model`) is enabled on both sides.
+this page from the manifests. The [campaign](campaigns.md) `together` runs every allowed pair of
+the features that existed at its last full run, and the test suite a sample of all features, and
+compares it with the run without them; a feature that changes the model by design (its page says
+`Numerics: model`) is enabled on both sides.
 
 Conditions on settings (sizes that must divide, options that exclude each other) are on each
 plugin's page, and are checked before anything starts.

@@ -62,7 +62,9 @@ class HotExperts:
         requires=(ALL_TO_ALL, NO_CAPACITY),
         conflicts={
             "moe-adaptive-recompute": "each rank decides alone whether its experts are recomputed, "
-            "and all ranks exchange replicas; use moe-zero-memory"
+            "and all ranks exchange replicas; use moe-zero-memory",
+            "moe-allgather": "it needs model.moe_token_dispatcher_type=allgather, and hot-experts "
+            "needs alltoall; enable one of them",
         },
         after=("moe-alltoall", "moe-permute-fusion"),
         idle=Condition.one_rank("expert_model_parallel_size", why="all experts are on every rank"),

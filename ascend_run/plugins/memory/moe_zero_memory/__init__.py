@@ -60,6 +60,7 @@ class MoeZeroMemory:
     manifest = Manifest(
         name="moe-zero-memory",
         summary="recompute what experts save, and dispatch their tokens again",
+        after=("hot-experts",),  # so that the replicas are recomputed too
         idle=Condition(
             "model.num_moe_experts",
             "<=",

@@ -52,8 +52,7 @@ def test_it_keeps_loss_gradients_and_weights(
     config: dict[str, Any],
     number: int,
 ) -> None:
-    """Over several micro-batches, each with its own choice. The campaign ``together`` has every
-    layout and every pair."""
+    """Over several micro-batches, each with its own choice."""
     options = {NUMBER: number, FUSED: True}
     ranks = parity(NAME, beside=beside, model="moe", layout=layout, config=config, options=options)
     weights = 4 if "model.add_bias_linear" in config else 2
@@ -132,6 +131,13 @@ def test_it_is_idle_with_all_experts_on_a_rank() -> None:
     assert {*planned_with(NAME).plan.idle} == {NAME}
     with pytest.raises(AscendRunError, match="moe_token_dispatcher_type=alltoall"):
         planned_with(NAME, "model.moe_token_dispatcher_type=allgather")
+
+
+@pytest.mark.needs_plugins("moe-allgather")
+def test_the_allgather_dispatcher_is_refused_with_the_way_out() -> None:
+    with pytest.raises(AscendRunError) as refused:
+        planned_with(f"{NAME},moe-allgather", "model.num_moe_experts=4")
+    assert "hot-experts needs alltoall; enable one of them" in str(refused.value)
 
 
 @pytest.mark.parametrize("config", [{}, {"model.add_bias_linear": True}], ids=["plain", "biases"])

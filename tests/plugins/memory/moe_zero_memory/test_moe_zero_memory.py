@@ -37,6 +37,11 @@ def test_it_claims_nothing_and_changes_no_bit() -> None:
     assert MoeZeroMemory.manifest.numerics is Numerics.BITWISE
 
 
+def test_what_replicates_experts_is_within_what_it_recomputes() -> None:
+    """Whatever the names are by which plugins are sorted otherwise."""
+    assert "hot-experts" in MoeZeroMemory.manifest.after
+
+
 @pytest.mark.parametrize("options", [{"level": 2}, {"level": -1}, {"num_layers": -1}])
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
