@@ -189,6 +189,32 @@ def test_the_balancing_loss_is_its_formula_over_all_ranks(
         assert sum(line["expert_load"]) == pytest.approx(1.0)
 
 
+def test_the_dropped_share_and_the_load_are_of_what_was_selected(gloo_pool: GlooPool) -> None:
+    """On two ranks, each of which drops of its own tokens; a dropped selection counts as load and
+    for the balancing loss."""
+    values = {
+        **MOE,
+        "train.micro_batch_size": 1,
+        "model.moe_expert_capacity_factor": 0.5,
+        "model.moe_aux_loss_coeff": 0.25,
+    }
+    ranks = gloo_pool.run(load_and_loss, 2, values, False)
+    capacity = 16 * 2 // 4 // 2  # of the 16 tokens of a forward, two experts each, of four
+    losses, counts, dropped = [], torch.zeros(4, dtype=torch.float64), 0.0
+    for logits, kept in (call for _, seen in ranks for call in seen):
+        selected = torch.zeros_like(logits).scatter_(1, logits.topk(2).indices, 1.0)
+        over = (selected.sum(dim=0) - capacity).clamp(min=0.0)
+        assert torch.equal(kept.sum(dim=0), selected.sum(dim=0) - over)
+        counts += selected.sum(dim=0)
+        dropped += float(over.sum())
+        shares = logits.softmax(dim=-1).mean(dim=0)
+        losses.append(0.25 * 4 * float((selected.mean(dim=0) / 2 * shares).sum()))
+    for line, _ in ranks:
+        assert line["dropped_share"] == pytest.approx(dropped / float(counts.sum())) != 0
+        assert line["expert_load"] == pytest.approx((counts / counts.sum()).tolist())
+        assert line["aux_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
 def test_the_evaluation_before_the_first_step_does_not_count_as_its_time(
     tmp_path: Path, clock: Clock
 ) -> None:
