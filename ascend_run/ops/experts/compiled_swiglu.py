@@ -81,9 +81,9 @@ class CompiledSwiGlu(SwiGlu):
 
 
 def _is_left(hidden: Tensor) -> bool:
-    """Whether torch's operations compute it: in other dtypes, without tokens, and within a graph of
-    torch.compile, which fuses them."""
-    return hidden.dtype not in HALF or not hidden.numel() or torch.compiler.is_compiling()
+    """Whether torch's operations compute it: in other dtypes, and within a graph of torch.compile,
+    which fuses them."""
+    return hidden.dtype not in HALF or torch.compiler.is_compiling()
 
 
 def for_device(device: torch.device) -> SwiGlu:
