@@ -41,9 +41,14 @@ class HotDispatcher(AllToAllDispatcher):
         sent_EX, rank = self._counts().squeeze(1), self.ep_group.rank()
         hot = hot_experts(sent_EX, self.most)
         self.seen(hot)
+        self.hot, self.kept = hot.experts, [0] * len(hot.experts)
+        if not self.hot:
+            self.received = self._received(sent_EX.unsqueeze(1))
+            return copies
         rows = torch.arange(len(copies.token_R), device=routing_map.device)
         rows_X = list(rows.split(sent_EX[rank].tolist()))
-        self.hot, kept_N = hot.experts, []
+        kept_N = []
+        sent_EX = sent_EX.clone()  # the counts of the dispatcher stay those of all rows
         for expert in hot.experts:
             owner, empty = expert // len(self.local_expert_indices), rows[:0]
             stay_E = sent_EX[:, expert].clone()
@@ -64,6 +69,8 @@ class HotDispatcher(AllToAllDispatcher):
 
     def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
         """Send the copies whose expert has no replica here."""
+        if not self.hot:
+            return self._send(rows_RH, probs_R)
         sizes = [sum(self.received.sent), sum(self.kept)]
         (rows, kept_rows), (probs, kept_probs) = rows_RH.split(sizes), probs_R.split(sizes)
         self.kept_here = kept_rows, kept_probs
@@ -74,6 +81,8 @@ class HotDispatcher(AllToAllDispatcher):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the rows of this rank's experts, then those of replicas, and their counts."""
         rows, counts, probs = super().dispatch_postprocess(rows_RH, probs_R)
+        if not self.hot:
+            return rows, with_replicas(counts, self.hot), probs
         kept_rows, kept_probs = self.kept_here
         del self.kept_here
         counts = torch.cat([counts, counts.new_tensor(self.kept)])
@@ -82,11 +91,15 @@ class HotDispatcher(AllToAllDispatcher):
 
     def combine_preprocess(self, rows_QH: Tensor) -> Tensor:
         """Return the outputs that are sent back; the others are kept for the sum."""
+        if not self.hot:
+            return super().combine_preprocess(rows_QH)
         kept = sum(self.kept)
         rows_QH, self.kept_out = rows_QH.split([len(rows_QH) - kept, kept])
         return super().combine_preprocess(rows_QH)
 
     def _sum(self, rows_RH: Tensor) -> Tensor:
+        if not self.hot:
+            return super()._sum(rows_RH)
         kept_out = self.kept_out
         del self.kept_out
         return super()._sum(torch.cat([rows_RH, kept_out]))

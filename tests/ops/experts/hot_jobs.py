@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -14,9 +14,12 @@ from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 from ascend_run.ops.experts.hot_dispatcher import HotDispatcher
 from ascend_run.ops.experts.hot_experts import HotExperts
 from ascend_run.ops.experts.hot_replicas import Replication, replica_link
+from ascend_run.testing.effects import count_operations
 from tests.support.cpu_facade import cpu_facade
 
 from .dispatcher_jobs import HeldExperts, dispatched, groups_of, routing
+
+COPYING: Final = ("cat", "index", "index_select", "split_with_sizes")
 
 
 @attrs.frozen
@@ -26,6 +29,8 @@ class Outcome:
     errors: Mapping[str, float]
     """Of the output and of each gradient."""
     choice: HotExperts
+    counts: Sequence[Sequence[int]]
+    """Rows of each rank for each expert, as the dispatcher has them afterwards."""
     sent: int
     """Rows sent to experts, to this rank's own included."""
     received: int
@@ -83,6 +88,7 @@ def _outcome(
     return Outcome(
         errors=found[0],
         choice=choices[0],
+        counts=made[0].counts_EPX.squeeze(1).tolist(),
         sent=sum(received.sent),
         received=sum(received.received),
         computed=computed,
@@ -90,6 +96,19 @@ def _outcome(
         sent_bytes=dict(found[2].sent_bytes),
         log=log,
     )
+
+
+def copying(ep: int, kind: str, topk: int, num_hot: int) -> list[dict[str, int]]:
+    """Return the operations of a dispatch that copy rows: without this dispatcher, and with it."""
+    builds = [AllToAllDispatcher, lambda inner: HotDispatcher(inner, num_hot, lambda _: None)]
+    counted = []
+    with cpu_facade():
+        groups = groups_of(ep, 1)
+        for build in builds:
+            with count_operations() as operations:
+                dispatched(groups, kind, topk, build, False)
+            counted.append({name: operations[name] for name in COPYING})
+    return counted
 
 
 class _Logged(torch.autograd.Function):

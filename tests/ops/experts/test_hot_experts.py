@@ -90,6 +90,7 @@ def test_output_and_every_gradient_are_those_of_each_token(
         for rank, found in enumerate(outcomes[at] for outcomes in ranks):
             assert max(found.errors.values()) <= 1e-10, (kind, topk, num_hot, found.errors)
             assert found.choice == expected
+            assert found.counts == counts
             assert sum(found.computed) == expected.rows_after[rank]
     assert any(sum(found.computed[1:]) for outcomes in ranks for found in outcomes)
 
@@ -114,6 +115,13 @@ def test_communication_volume_equals_its_formula(gloo_pool: GlooPool, ep: int) -
                 "reduce_": replicas,
             }
             assert found.calls["broadcast_"] == found.calls["reduce_"] == 2 * num_hot
+
+
+def test_without_a_replica_no_row_is_copied_once_more(gloo_pool: GlooPool) -> None:
+    """All tokens have all experts, so that the ranks are balanced."""
+    for plain, found in gloo_pool.run(jobs.copying, 2, 2, "first", X, 1):
+        assert found == plain
+        assert found["cat"] or found["index"] or found["index_select"]
 
 
 def test_replicas_arrive_and_are_reduced_behind_own_experts(gloo_pool: GlooPool) -> None:
