@@ -11,6 +11,9 @@ from ascend_run.ops.experts.expert_mlp import SwiGlu, expert_mlp
 from ascend_run.testing.effects import count_operations
 
 H, WIDTH = 8, 16
+pytestmark = pytest.mark.filterwarnings(  # inductor's own, when first imported
+    "ignore:.*torch.jit.script_method:DeprecationWarning"
+)
 
 
 def operands(counts: list[int], dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
@@ -39,7 +42,6 @@ def errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> list[float]:
     return [float((mine.double() - right).norm() / right.norm()) for mine, right in pairs]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_in_half_precision_it_is_as_near_as_torchs_operations(dtype: torch.dtype) -> None:
     """For other numbers of tokens too, and for one; it is in graphs, where silu is not seen."""
