@@ -118,8 +118,9 @@ class Ledger:
                 self.flops += self.num_microbatches * sum(
                     self.part_flops[layer].pop(part) for part in repeated
                 )
-                for part in repeated:
-                    self.communication += self.part_communication[layer].pop(part, [])
+                sending = self.part_communication[layer]  # a dispatcher has no FLOPs
+                for part in [p for p in sending if _matches(p, parts)]:
+                    self.communication += sending.pop(part)
 
     def working_bytes(self, step: Step | None, phase: Phase, part: str = "") -> float:
         """Return the working memory of one step, or of a phase outside of the layers."""

@@ -87,3 +87,23 @@ def test_a_step_sends_what_was_expected(
     plugins = config.pop("enable", ())
 
     assert differences(gloo_pool, config, plugins) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({**_EP, **_REPEATED}, id="layers"),
+        pytest.param(
+            {
+                **_EP,
+                "model.recompute_granularity": "selective",
+                "model.recompute_modules": ["moe"],
+            },
+            id="experts",
+        ),
+    ],
+)
+def test_a_step_sends_tokens_again_for_what_is_recomputed(
+    gloo_pool: GlooPool, values: Mapping[str, Any]
+) -> None:
+    assert differences(gloo_pool, {**MODELS["moe"], **_LONGER["moe"], **values}, ()) == []
