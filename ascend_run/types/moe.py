@@ -58,7 +58,6 @@ class ExpertsKernel(Protocol):
 class TokenDispatcher(Protocol):
     """The stages of Megatron's ``MoETokenDispatcher``, in the order in which they are called."""
 
-    config: Any
     shared_experts: Any  #: Computed between the stages, or None.
 
     def dispatch_preprocess(self, x: Tensor, routing_map: Tensor, probs: Tensor, /) -> Any: ...

@@ -78,7 +78,12 @@ class Router(MegatronRouter):
             mark(self.bias, sequence_parallel=config.sequence_parallel)
         self.topk, self.sparsemixer_eps = config.moe_router_topk, sparsemixer_eps
         self.samples = samples
-        self.dropping = token_dropping(config)
+        self.dropping = token_dropping(
+            self.topk,
+            config.moe_expert_capacity_factor,
+            config.moe_token_drop_policy,
+            pads=config.moe_pad_expert_input_to_capacity,
+        )
         groups, kept = config.moe_router_num_groups, config.moe_router_group_topk
         self.groups = (groups, kept) if groups and kept else None
         for name, is_saved in (("expert_bias", True), ("local_tokens_per_expert", False)):

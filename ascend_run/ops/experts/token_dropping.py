@@ -8,8 +8,6 @@ Source: Megatron-LM's ``apply_router_token_dropping``; capacity, arXiv:2006.1666
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,12 +17,11 @@ from .routing import largest
 # T tokens of this rank, X experts
 
 
-def token_dropping(config: Any) -> TokenDropping | None:
-    """Return what drops tokens in a model with Megatron's config; None if nothing does."""
-    if (factor := config.moe_expert_capacity_factor) is None:
-        return None
-    topk, policy = config.moe_router_topk, config.moe_token_drop_policy
-    return TokenDropping(topk, factor, policy, pads=config.moe_pad_expert_input_to_capacity)
+def token_dropping(
+    topk: int, factor: float | None, policy: str, *, pads: bool
+) -> TokenDropping | None:
+    """Return what drops tokens, or None if experts have no capacity."""
+    return None if factor is None else TokenDropping(topk, factor, policy, pads=pads)
 
 
 class TokenDropping:

@@ -167,9 +167,13 @@ class MakesAGroup:
 
 
 class PlansOnly:
-    """A check without problems, a panel, and a cost that is not true."""
+    """No default, a check without problems, a panel, and a cost that is not true."""
 
     manifest = manifest("plans-only")
+
+    @hookimpl
+    def ascend_defaults(self) -> Mapping[str, object]:
+        return {}
 
     @hookimpl
     def ascend_check(self) -> Sequence[str]:

@@ -156,7 +156,12 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[st
 
     logits = x.flatten(0, 1) @ router.t() + _logits(case.kind, rank)
     probs, selected = routing_scores(logits, case.topk, "softmax", True)
-    dropping = token_dropping(config)
+    dropping = token_dropping(
+        config.moe_router_topk,
+        config.moe_expert_capacity_factor,
+        config.moe_token_drop_policy,
+        pads=config.moe_pad_expert_input_to_capacity,
+    )
     assert (dropping is None) == (case.factor is None)
     probs, chosen = (probs, selected) if dropping is None else dropping(probs, selected)
     rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
