@@ -35,16 +35,14 @@ _READERS: Final[Mapping[str, str]] = {
         beta_fast beta_slow mscale original_max_position_embeddings rope_type rotary_scaling_factor
     """,
     "ascend_run.core.model.router": """
-        moe_aux_loss_coeff moe_input_jitter_eps moe_router_dtype moe_router_enable_expert_bias
+        moe_aux_loss_coeff moe_expert_capacity_factor moe_input_jitter_eps
+        moe_pad_expert_input_to_capacity moe_router_dtype moe_router_enable_expert_bias
         moe_router_force_load_balancing moe_router_group_topk moe_router_load_balancing_type
         moe_router_num_groups moe_router_pre_softmax moe_router_score_function moe_router_topk
-        moe_router_topk_scaling_factor moe_z_loss_coeff
+        moe_router_topk_scaling_factor moe_token_drop_policy moe_z_loss_coeff
     """,
     "ascend_run.core.model.spec": """
         fp32_residual_connection multi_latent_attention qk_l2_norm qk_layernorm
-    """,
-    "ascend_run.ops.experts.token_dropping": """
-        moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy
     """,
     "megatron.core.distributed.finalize_model_grads": "moe_router_bias_update_rate",
     "megatron.core.models.common.embeddings.language_model_embedding": """
