@@ -62,7 +62,11 @@ A `config.json` overrides these, and the config file or command line overrides b
 | --- | --- | --- |
 {keys}
 
-Fixed: {fixed}. Without effect: {ignored}. Any other key is rejected by name.
+Fixed: {fixed}.
+
+Ignored, as outputs in evaluation do not depend on them: {ignored}.
+
+Any other key is rejected by name.
 
 ## Tensors
 
