@@ -64,11 +64,8 @@ def explain_hooks(resolution: Resolution) -> tuple[HookOwners, ...]:
             owners.sort(key=lambda plugin: kind_of(plugin) is Kind.PLATFORM)
         if owners:
             names = tuple(plugin.manifest.name for plugin in owners)
-            explained.append(
-                HookOwners(
-                    point.name, point.kind, point.point, names, _why(point, owners, resolution)
-                )
-            )
+            why = _why(point, owners, resolution)
+            explained.append(HookOwners(point.name, point.kind, point.point, names, why))
     return tuple(explained)
 
 

@@ -41,15 +41,15 @@ _TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
     "aliases": (tuple, str),
     "claims": (tuple, Claim),
     "requires": (tuple, (str, Condition)),
-    "conflicts": (Mapping, tuple),
+    "conflicts": (Mapping, str),
     "after": (tuple, str),
     "idle": ((Condition, NoneType), None),
     "numerics": (Numerics, None),
     "maturity": (Maturity, None),
-    "platforms": (Mapping, tuple),
-    "forward_links": (Mapping, tuple),
+    "platforms": (Mapping, Support),
+    "forward_links": (Mapping, LinkPlace),
 }
-"""Field of a manifest -> its type, and the type of its items."""
+"""Field of a manifest -> its type, and the type of its items or values."""
 
 
 class _NamedPlugins(NamedExtensionManager[Any]):
@@ -180,15 +180,9 @@ def _ill_typed(manifest: Manifest) -> str | None:
     """A message for the first field of a manifest with a wrong type; None if all are right."""
     for name, (kind, items) in _TYPES.items():
         value = getattr(manifest, name)
-        parts = [*value.items()] if isinstance(value, Mapping) else value
+        parts = value.values() if isinstance(value, Mapping) else value
         if not isinstance(value, kind) or (items and not all(isinstance(x, items) for x in parts)):
             return f"has a manifest whose {name} is {value!r:.80}, which is of the wrong type"
-    if not all(isinstance(how, Support) for how in manifest.platforms.values()):
-        return f"has a manifest whose platforms are {manifest.platforms!r:.80}; use Support"
-    if not all(isinstance(place, LinkPlace) for place in manifest.forward_links.values()):
-        return (
-            f"has a manifest whose forward_links are {manifest.forward_links!r:.80}; use LinkPlace"
-        )
     return None
 
 
@@ -197,9 +191,7 @@ def _unusable(candidate: Candidate, plugin: Any, catalogue: Mapping[str, Candida
     manifest = getattr(plugin, "manifest", None)
     if not isinstance(plugin, type) or not isinstance(manifest, Manifest):
         return f"is not a plugin: {candidate.value} must be a class with a Manifest as 'manifest'"
-    if problem := _ill_typed(manifest):
-        return problem
-    if problem := api_problem(manifest.requires_api, candidate):
+    if problem := _ill_typed(manifest) or api_problem(manifest.requires_api, candidate):
         return problem
     options = getattr(plugin, "config_class", None)
     if options is not None and not (isinstance(options, type) and attrs.has(options)):

@@ -60,12 +60,23 @@ class TokenDispatcher(Protocol):
 
     shared_experts: Any  #: Computed between the stages, or None.
 
-    def dispatch_preprocess(self, x: Tensor, routing_map: Tensor, probs: Tensor, /) -> Any: ...
-    def token_dispatch(self, tokens: Tensor, probs: Tensor, /) -> Any: ...
-    def dispatch_postprocess(self, tokens: Tensor, probs: Tensor, /) -> Any: ...
-    def combine_preprocess(self, rows: Tensor, /) -> Any: ...
-    def token_combine(self, rows: Tensor, /) -> Any: ...
-    def combine_postprocess(self, rows: Tensor, /) -> Any: ...
+    def dispatch_preprocess(self, x: Tensor, routing_map: Tensor, probs: Tensor, /) -> Any:
+        """Take [..., H] and the router's [N, E]; return tokens and probs, ready to exchange."""
+
+    def token_dispatch(self, tokens: Tensor, probs: Tensor, /) -> Any:
+        """Exchange both, so that each token reaches the ranks of its experts."""
+
+    def dispatch_postprocess(self, tokens: Tensor, probs: Tensor, /) -> Any:
+        """Return [T, H], sorted by local expert, the tokens of each expert, and probs [T]."""
+
+    def combine_preprocess(self, rows: Tensor, /) -> Any:
+        """Put the experts' [T, H] in the order in which they are exchanged."""
+
+    def token_combine(self, rows: Tensor, /) -> Any:
+        """Return the rows to the ranks that their tokens came from."""
+
+    def combine_postprocess(self, rows: Tensor, /) -> Any:
+        """Sum the rows of each token to the shape of ``x``, shared experts included."""
 
 
 class GroupedGemm(Protocol):

@@ -121,6 +121,8 @@ DECLARED = (
     _declares("aliases-a-number", "aliases=7", "whose aliases is 7, which is of the wrong type"),
     _declares("requires-numbers", "requires=(7,)", "whose requires is (7,)"),
     _declares("platforms-a-list", "platforms=['cpu']", "whose platforms is ['cpu']"),
+    _declares("platforms-of-text", "platforms={'cpu': 'yes'}", "whose platforms is {'cpu': 'yes'}"),
+    _declares("conflicts-of-numbers", "conflicts={'b': 1}", "whose conflicts is {'b': 1}"),
     _declares("conflicts-a-text", "conflicts='all'", "whose conflicts is 'all'"),
     _declares("level-nine", "level=9", "'level' must be in (0, 1, 2)"),
     Hostile(what="name-in-capitals", source=plugin_source("CAPITALS"), named="must be kebab-case"),
