@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ascend_run import __version__
-from ascend_run.core.data.sidecar import FileDigest, Sidecar, encode_sidecar
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
 from ascend_run.text.indexed import IndexedWriter, dtype_for
+from ascend_run.text.sidecar import FileDigest, Sidecar, encode_sidecar
 
 from .kit import rank_environment
 

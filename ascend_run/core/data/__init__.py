@@ -1,4 +1,4 @@
 """From token files to micro-batches.
 
-Without torch: tokenizer, sidecar, index_cache. With torch: epochs, samples, batches.
+Without torch: index_cache. With torch: epochs, samples, batches.
 """

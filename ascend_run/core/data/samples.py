@@ -23,12 +23,12 @@ from ascend_run.plugin_api import (
     TokenDocuments,
 )
 from ascend_run.text.indexed import need_token_files
+from ascend_run.text.sidecar import read_sidecar
 from ascend_run.text.tokenizer import load_tokenizer
 from ascend_run.types.data import Samples
 
 from .epochs import EpochSettings, TokenStream
 from .index_cache import IndexCache
-from .sidecar import read_sidecar
 
 
 class Stream(Protocol):

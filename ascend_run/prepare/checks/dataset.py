@@ -13,10 +13,10 @@ from typing import Final
 import attrs
 import numpy as np
 
-from ascend_run.core.data.sidecar import FileDigest, Sidecar, read_sidecar
 from ascend_run.plugin_api import DataError, RunConfig
 from ascend_run.text.dataset_paths import bin_path, idx_path, is_source, sidecar_path
 from ascend_run.text.indexed import TokenIndex, read_index
+from ascend_run.text.sidecar import FileDigest, Sidecar, read_sidecar
 from ascend_run.text.tokenizer import TextTokenizer, load_tokenizer
 
 WHOLE_CHECK_BYTES: Final = 64 * 2**20

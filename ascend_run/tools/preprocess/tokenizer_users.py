@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ascend_run.core.data.sidecar import Sidecar, read_sidecar
 from ascend_run.plugin_api import DataError
 from ascend_run.text.dataset_paths import idx_path
+from ascend_run.text.sidecar import Sidecar, read_sidecar
 from ascend_run.text.tokenizer import fingerprint_of
 
 

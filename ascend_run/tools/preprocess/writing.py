@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ascend_run
-from ascend_run.core.data.sidecar import FileDigest, Sidecar, encode_sidecar
 from ascend_run.plugin_api import ConfigError, DataError
 from ascend_run.text.corpus import Corpus
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
 from ascend_run.text.document_files import Document, Reader, find_files
 from ascend_run.text.indexed import IndexedWriter, dtype_for
+from ascend_run.text.sidecar import FileDigest, Sidecar, encode_sidecar
 from ascend_run.text.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from ascend_run.tools.preprocess.options import PreprocessOptions
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.plugin_api import DataError
-from ascend_run.text.dataset_paths import sidecar_path
+
+from .dataset_paths import sidecar_path
 
 FORMAT: Final = "ascend-run token dataset"
 FORMAT_VERSION: Final = 1
