@@ -34,12 +34,12 @@ def train_and_time(file: Path, overrides: list[str]) -> dict[str, Any]:
     """Return the seconds of each step's fingerprint, the median seconds of a step, and the number
     of sampled elements."""
     from ascend_run.core.fingerprint.reading import RowHashes
-    from ascend_run.core.fingerprint.record import read_fingerprints
     from ascend_run.core.log.metrics import read_metrics
     from ascend_run.core.run import run_training
     from ascend_run.core.train.fingerprints import StepFingerprints
     from ascend_run.core.train.loop import Loop
     from ascend_run.prepare.prepare import prepare
+    from ascend_run.tools.pages.fingerprint_file import read_fingerprints
 
     from .silent_plugins import before_each_step
 

@@ -20,7 +20,6 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
     "content of a file, typed where it is read": {
         "core/checkpoint/manifest.py": {"content", "value"},
         "core/checkpoint/shard_file.py": {"entry"},
-        "core/fingerprint/record.py": {"event", "record"},
         "core/hugging_face/json_files.py": {"read_hf_config(folder)"},
         "core/hugging_face/stored_tensors.py": {"read_object(index)"},
         "core/log/metrics.py": {"events[-1]", "r", "record"},

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.core.fingerprint.record import read_fingerprints
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import AscendRunError, DataError
 from ascend_run.prepare.config.raw import RawConfig
 from ascend_run.prepare.config.reading import raw_of_toml
 from ascend_run.prepare.config.toml_document import TomlProblem
+from ascend_run.tools.pages.fingerprint_file import read_fingerprints
 from ascend_run.tools.pages.record_reading import read_table
 from ascend_run.tools.pages.run_differences import Difference, differences
 from ascend_run.tools.pages.run_folder import RunData, read_run

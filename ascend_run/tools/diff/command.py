@@ -45,7 +45,7 @@ def _diff(run_a: Path, run_b: Path) -> Diff:
     Raises:
         DataError: One of them is not a run folder, or has no fingerprints to compare.
     """
-    from ascend_run.core.fingerprint.record import read_fingerprints
+    from ascend_run.tools.pages.fingerprint_file import read_fingerprints
     from ascend_run.tools.pages.run_differences import differences
     from ascend_run.tools.pages.run_folder import read_run
     from ascend_run.tools.pages.step_differences import compare_steps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from ascend_run.core.fingerprint.record import Entry, Fingerprints
+from ascend_run.tools.pages.fingerprint_file import Entry, Fingerprints
 from ascend_run.tools.pages.run_differences import Difference
 from ascend_run.tools.pages.step_differences import (
     PARTS,

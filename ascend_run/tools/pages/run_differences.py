@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.core.fingerprint.record import Entry
-
+from .fingerprint_file import Entry
 from .run_folder import RunData
 from .run_records import FileIdentity
 

@@ -10,12 +10,13 @@ from typing import Final
 
 import attrs
 
-from ascend_run.core.fingerprint.record import FILE_NAME, Entry, read_fingerprints
+from ascend_run.core.fingerprint.record import FILE_NAME
 from ascend_run.core.log.metrics import MetricsHistory, read_metrics
 from ascend_run.plugin_api.errors import DataError
 from ascend_run.prepare.plan.records import Plan
 
 from .config_rows import ConfigRow, config_rows
+from .fingerprint_file import Entry, read_fingerprints
 from .record_reading import read_plan, read_record, read_table
 from .run_records import (
     DatasetSize,

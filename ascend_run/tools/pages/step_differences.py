@@ -8,8 +8,9 @@ from typing import Final
 
 import attrs
 
-from ascend_run.core.fingerprint.record import Entry
 from ascend_run.plugin_api.errors import DataError
+
+from .fingerprint_file import Entry
 
 PARTS: Final[Mapping[str, str]] = {
     "consumed_samples": "data position",

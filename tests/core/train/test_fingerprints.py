@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.fingerprint.record import read_fingerprints
 from ascend_run.plugin_api import CheckpointError
+from ascend_run.tools.pages.fingerprint_file import read_fingerprints
 from tests.support.probed_runs import Run, probe, train
 
 STEPS = {"train.train_iters": 6, "optimizer.lr_decay_iters": 6}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.fingerprint.record import FILE_NAME, read_fingerprints, writer
+from ascend_run.core.fingerprint.record import FILE_NAME, writer
 from ascend_run.plugin_api import DataError
+from ascend_run.tools.pages.fingerprint_file import read_fingerprints
 
 
 def entry(step: int, loss: float | None = 1.5, **fields: Any) -> dict[str, Any]:
