@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ascend_run.core.checkpoint.parameter_shards import ParameterShard, parameter_shards
 from ascend_run.core.data.batches import BatchPlan
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.models import load_model
@@ -26,6 +25,7 @@ from ascend_run.core.train.step import (
     connect_schedule,
 )
 from ascend_run.plugin_api import contracts as c
+from ascend_run.testing.parameter_shards import ParameterShard, parameter_shards
 
 from .probe_offsets import put_at_offsets
 from .probe_weights import set_probe_weights

@@ -42,7 +42,7 @@ def set_probe_weights(chunks: Sequence[nn.Module], vocab_size: int) -> None:
     the first column, all other weights keep their values, so that a fault of their initialization
     still shows.
     """
-    from ascend_run.core.checkpoint.parameter_shards import parameter_shards
+    from ascend_run.testing.parameter_shards import parameter_shards
 
     for shard in parameter_shards(chunks, vocab_size, Tensor.detach):
         change: Callable[[Tensor], None] | None = None

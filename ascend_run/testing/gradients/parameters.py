@@ -18,9 +18,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from ascend_run.core.checkpoint.parameter_shards import ParameterShard
 from ascend_run.core.train.step import ForwardBackward
 from ascend_run.testing.dry_run import DryRun
+from ascend_run.testing.parameter_shards import ParameterShard
 from ascend_run.types.data import Samples
 
 from .differences import Derivative, direction, slopes

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ascend_run.core.checkpoint.parameter_shards import parameter_shards
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.models import load_model
 from ascend_run.core.hugging_face.parameter_rows import parameter_sources, row_runs, stored_shapes
@@ -19,6 +18,7 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.prepare.hugging_face.config_keys import config_to_hf
 from ascend_run.testing.dry_run import DryRun, gradient_of
+from ascend_run.testing.parameter_shards import parameter_shards
 from ascend_run.testing.runtime import Shard
 from ascend_run.testing.tensors import assemble, relative_error
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from ascend_run.core.checkpoint.parameter_shards import ParameterShard
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
+from ascend_run.testing.parameter_shards import ParameterShard
 from ascend_run.tools.plan.cost_model.estimate import expected_costs
 from ascend_run.tools.plan.cost_model.names import parameter_key
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ascend_run.core.checkpoint.optimizer_shards import is_distributed, stepped_parameters
-from ascend_run.core.checkpoint.parameter_shards import ParameterShard
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.testing.dry_run import DryRun, gradient_of
+from ascend_run.testing.parameter_shards import ParameterShard
 
 from .projections import projections
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 from torch import Tensor, nn
 
-from .boxes import whole
-from .regions import sharded_tensors
+from ascend_run.core.checkpoint.boxes import whole
+from ascend_run.core.checkpoint.regions import sharded_tensors
 
 
 @attrs.frozen(kw_only=True)
