@@ -51,74 +51,27 @@ def load_hf_weights(
             is filled then.
     """
     with StoredTensors(folder) as stored:
-        sources, problems = _match(stored, family, config)
-        runs = {} if problems else _plan(stored, sources, config, shards, problems)
-        if problems:
-            raise _mismatch(folder, family, problems)
+        sources = matched_sources(stored, family, config)
+        runs = runs_of_shards(shards, sources, stored, family, config)
         for shard in shards:
             _fill(shard, runs[shard.key], stored)
 
 
-class HfModel:
-    """The full model of a Hugging Face folder, read parameter by parameter in the stored dtypes.
-
-    The vocabulary is not padded.
-
-    Args:
-        stored: The open folder.
+def matched_sources(
+    stored: StoredTensors, family: ModelFamily, config: RunConfig
+) -> Mapping[str, ParameterSource]:
+    """Return the full model's parameters, each with the stored tensors it is built from.
 
     Raises:
-        CheckpointError: See ``load_hf_weights``.
+        CheckpointError: Lists the names that are missing, unexpected or unreadable.
     """
-
-    def __init__(self, stored: StoredTensors, family: ModelFamily, config: RunConfig) -> None:
-        self._stored = stored
-        sources, problems = _match(stored, family, config)
-        shards = [] if problems else [_header(source, stored) for source in sources.values()]
-        self._runs = {} if problems else _plan(stored, sources, config, shards, problems)
-        if problems:
-            raise _mismatch(stored.folder, family, problems)
-        self.headers = {shard.key: shard.tensor for shard in shards}
-        """Name -> tensor on the device ``meta``."""
-
-    def read(self, name: str) -> Tensor:
-        """Read a parameter; a view of the mapped file if one stored tensor holds it."""
-        header = self.headers[name]
-        parts = [
-            _read(self._stored, run, run.start, run.start + run.rows) for run in self._runs[name]
-        ]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return whole.to(header.dtype).reshape(header.shape)
-
-
-def _mismatch(folder: str | Path, family: ModelFamily, problems: list[str]) -> CheckpointError:
-    headline = f"{folder} does not match this {family.model_type} model"
-    return CheckpointError(headline, problems)
-
-
-def _header(source: ParameterSource, stored: StoredTensors) -> TensorShard:
-    """Return a parameter, without data, of the size of the stored tensors it is built from."""
-    parts = [stored.shape(name) for name in source.hf[0]]
-    if source.transposed:
-        parts = [(*shape[:-2], shape[-1], shape[-2]) for shape in parts]
-    shape = (sum(part[0] for part in parts), *parts[0][1:])
-    if source.form == "stack_experts":
-        shape = (len(source.hf), *shape)
-    tensor = torch.empty(shape, dtype=stored.dtype(source.hf[0][0]), device="meta")
-    return TensorShard(key=source.name, tensor=tensor, global_shape=shape, offset=(0,) * len(shape))
-
-
-def _match(
-    stored: StoredTensors, family: ModelFamily, config: RunConfig
-) -> tuple[Mapping[str, ParameterSource], list[str]]:
-    """Return the full model's parameters, and the names that are missing or unexpected."""
     one_by_one = any("{expert}" in name for tensor in family.tensors for name in tensor.hf)
     # Checked before generating that many names.
     for field in ("num_layers", *(["num_moe_experts"] if one_by_one else [])):
         count = config.model[field] or 0
         if count > len(stored.names):
             stored_count = f"only {len(stored.names)} tensors are stored"
-            return {}, [f"model.{field} is {count}, but {stored_count}"]
+            raise _mismatch(stored, family, [f"model.{field} is {count}, but {stored_count}"])
     output, embedding = tied_copy(family)
     stored.complete_names(family.base_prefix, but=output)
     sources = parameter_sources(family, config)
@@ -148,18 +101,25 @@ def _match(
             if not _equal(stored, name, original):
                 problems.append(f"{name} differs from {original}, which the model shares")
     problems += [f"{name} is unexpected: no parameter takes it" for name in sorted(extra)]
-    return sources, problems + stored.unreadable(expected & stored.names)
+    if problems := [*problems, *stored.unreadable(expected & stored.names)]:
+        raise _mismatch(stored, family, problems)
+    return sources
 
 
-def _plan(
-    stored: StoredTensors,
-    sources: Mapping[str, ParameterSource],
-    config: RunConfig,
+def runs_of_shards(
     shards: Sequence[TensorShard],
-    problems: list[str],
+    sources: Mapping[str, ParameterSource],
+    stored: StoredTensors,
+    family: ModelFamily,
+    config: RunConfig,
 ) -> dict[str, tuple[RowRun, ...]]:
-    """Return the runs of every parameter that has a shard here; add mismatches to ``problems``."""
+    """Return the runs of every parameter that has a shard here.
+
+    Raises:
+        CheckpointError: Lists parameters without a source, and tensors of another shape.
+    """
     plan: dict[str, tuple[RowRun, ...]] = {}
+    problems: list[str] = []
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for shard in shards:
         assert (shard.key, shard.offset) not in seen, f"{shard.key} at {shard.offset} twice"
@@ -179,7 +139,14 @@ def _plan(
         for name, shape in stored_shapes(runs, shard.global_shape).items():
             if stored.shape(name) != shape:
                 problems.append(f"{name} is {list(stored.shape(name))}, expected {list(shape)}")
+    if problems:
+        raise _mismatch(stored, family, problems)
     return plan
+
+
+def _mismatch(stored: StoredTensors, family: ModelFamily, problems: list[str]) -> CheckpointError:
+    headline = f"{stored.folder} does not match this {family.model_type} model"
+    return CheckpointError(headline, problems)
 
 
 @torch.no_grad()
@@ -200,13 +167,13 @@ def _fill(shard: TensorShard, runs: Sequence[RowRun], stored: StoredTensors) -> 
         start, stop = max(run.start, row), min(run.start + run.rows, row + len(target))
         for begin in range(start, stop, _ROWS_AT_A_TIME):
             end = min(begin + _ROWS_AT_A_TIME, stop)
-            target[begin - row : end - row].copy_(_read(stored, run, begin, end, columns))
+            target[begin - row : end - row].copy_(read_rows(stored, run, begin, end, columns))
         filled += max(0, stop - start)
     whole = sum(len(matrix) for matrix in matrices)
     assert filled == whole or shard.key in VOCABULARY_PARAMETERS, f"{shard.key}: {filled}/{whole}"
 
 
-def _read(
+def read_rows(
     stored: StoredTensors, run: RowRun, begin: int, end: int, columns: slice | None = None
 ) -> Tensor:
     """Read rows ``begin:end`` of a parameter."""

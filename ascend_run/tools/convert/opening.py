@@ -10,12 +10,12 @@ from typing import Any
 
 import attrs
 
-from ascend_run.core.hugging_face.importing import HfModel
 from ascend_run.core.hugging_face.parameter_rows import num_stored_depths
 from ascend_run.core.hugging_face.stored_tensors import StoredTensors
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
 from ascend_run.prepare.config.reading import read_raw
+from ascend_run.tools.convert.formats.hugging_face_model import HfModel
 from ascend_run.tools.convert.formats.latent_attention import with_megatron_modules
 from ascend_run.tools.convert.formats.megatron_switches import require_stated
 from ascend_run.tools.convert.formats.model_source import ModelSource
