@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import distributions
-from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 import attrs
@@ -48,12 +47,7 @@ class NamedErrors:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
             name_hook(error, self.hook, self.plugin)
 

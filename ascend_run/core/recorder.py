@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .fingerprint.record import writer as fingerprint_writer
@@ -31,12 +30,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the run. ``error`` is None if it succeeded."""
 
 
@@ -77,12 +71,7 @@ class RunRecorder(Recorder):
         self.progress.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the progress bar; if the run succeeded, write ``finish`` to the metrics file.
 
         Raises:
@@ -93,9 +82,9 @@ class RunRecorder(Recorder):
             closing.callback(self.metrics.close)
             closing.callback(self.fingerprint.close)
             if error is None:
-                self.progress.__exit__(None, None, None)
+                self.progress.__exit__()
                 self.metrics.event("finish")
                 return
             # The run's own error matters more than errors of writing.
             with contextlib.suppress(Exception):
-                self.progress.__exit__(kind, error, trace)
+                self.progress.__exit__()

@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -110,12 +109,7 @@ class StoredTensors:
     def __enter__(self) -> StoredTensors:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._files.close()
         self._slices.clear()
 

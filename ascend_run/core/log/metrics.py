@@ -12,8 +12,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import attrs
 
@@ -29,7 +28,7 @@ _STEPS: Final = 2**53
 """Exclusive upper bound of steps; larger integers are inexact in parsers that use floats."""
 
 
-class MetricsWriter:
+class MetricsWriter(AppendedLines):
     """Append metrics; each line is in the file when ``write`` returns.
 
     Args:
@@ -45,8 +44,8 @@ class MetricsWriter:
     def __init__(
         self, path: Path, resume_step: int | None = None, about: Record | None = None
     ) -> None:
-        self._lines = AppendedLines(path)
-        self._lines.end_torn_line()
+        super().__init__(path)
+        self.end_torn_line()
         if resume_step is None:
             self.event("start", **(about or {}))
         else:
@@ -55,26 +54,11 @@ class MetricsWriter:
     def write(self, readings: Mapping[str, object]) -> None:
         """Append the metrics of one step; they must contain ``step``."""
         assert "step" in readings, f"readings without a step: {sorted(readings)}"
-        self._lines.append(to_json({**readings, "time": round(time.time(), 3)}))
+        self.append(to_json({**readings, "time": round(time.time(), 3)}))
 
     def event(self, name: str, **fields: Any) -> None:
         """Append an event of the run, such as ``finish`` or ``failure``."""
-        self._lines.append(to_json({"event": name, **fields, "time": round(time.time(), 3)}))
-
-    def close(self) -> None:
-        """Close the file. Writes no event about how the run ended."""
-        self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self.append(to_json({"event": name, **fields, "time": round(time.time(), 3)}))
 
 
 def add_failure(path: Path, error: str, *, lost_peer: bool = False) -> None:

@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
 from .json_values import number
@@ -70,12 +69,7 @@ class Progress:
         self._display.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._drawn != self.step and self.step != self._start:
             self._draw(self._clock())
         self._display.close()
