@@ -13,14 +13,17 @@ from torch import Tensor, nn
 Add: TypeAlias = Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]
 
 
-def wide_bias_dropout_add(training: bool, fused: bool) -> Add:
-    """Replacement of Megatron's ``get_bias_dropout_add`` for ``fp32_residual_connection``.
+def wide_bias_dropout_add(
+    training: bool, fused: bool, norm: nn.Module | None = None, multiplier: float = 1.0
+) -> Add:
+    """Replacement of Megatron's ``get_bias_dropout_add`` that keeps the residual's dtype.
 
     Megatron's casts the residual to the dtype of the sublayer's output, which narrows the stream
-    after the first sublayer.
+    after the first sublayer, with ``fp32_residual_connection``.
 
     Args:
         fused: Ignored: Megatron's fused version computes the same formula.
+        norm, multiplier: See ``ResidualAdd``.
     """
 
     def add(
@@ -29,15 +32,14 @@ def wide_bias_dropout_add(training: bool, fused: bool) -> Add:
         """x [S, B, H], bias [H] or None, residual [S, B, H] -> same shape and dtype as residual."""
         x, bias = x_with_bias
         x = x if bias is None else x + bias
-        return residual + F.dropout(x, p=probability, training=training)
+        x = F.dropout(x if norm is None else norm(x), p=probability, training=training)
+        return residual + (x if multiplier == 1.0 else x * multiplier)
 
     return add
 
 
 class ResidualAdd(nn.Module):
     """``residual + multiplier * dropout(norm(x + bias))``; called as Megatron's function is.
-
-    The residual stream keeps its dtype.
 
     Args:
         norm: Norm of the sublayer's output; None for none.
@@ -47,25 +49,13 @@ class ResidualAdd(nn.Module):
         self, config: TransformerConfig, norm: ModuleSpec | type | None, multiplier: float
     ) -> None:
         super().__init__()
-        self.norm = norm and build_module(
-            norm, config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon
-        )
+        self.norm: nn.Module | None = None
+        if norm is not None:
+            self.norm = build_module(
+                norm, config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon
+            )
         self.multiplier = multiplier
 
     def forward(self, training: bool, fused: bool) -> Add:
-        """Return the addition.
-
-        Args:
-            fused: Ignored, as in ``wide_bias_dropout_add``.
-        """
-
-        def add(
-            x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, probability: float
-        ) -> Tensor:
-            x, bias = x_with_bias
-            x = x if bias is None else x + bias
-            x = x if self.norm is None else self.norm(x)
-            x = F.dropout(x, p=probability, training=training)
-            return residual + (x if self.multiplier == 1.0 else x * self.multiplier)
-
-        return add
+        """Return the addition."""
+        return wide_bias_dropout_add(training, fused, self.norm, self.multiplier)
