@@ -48,6 +48,10 @@ class Sources:
             return found
         if isinstance(found, griffe.Alias):
             return self.resolve(*found.target_path.rsplit(".", 1))
+        for member in self.module(module).members.values():
+            starred = member.wildcard if isinstance(member, griffe.Alias) else None
+            if starred is not None and name in self.module(starred).members:
+                return self.resolve(starred, name)
         # A name that is imported when it is used.
         value = getattr(importlib.import_module(module), name)
         return self.resolve(value.__module__, name)

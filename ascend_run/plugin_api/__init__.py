@@ -2,6 +2,7 @@
 
 ``help("ascend_run.reference")`` lists the pages that describe every hook, record and error.
 """
+# ruff: noqa: F403, F405  # contracts lists its names one by one; a test holds __all__ to them
 
 from ascend_run.types.api_version import API_VERSION
 from ascend_run.types.condition import Condition
@@ -19,73 +20,7 @@ from ascend_run.types.config import (
 from ascend_run.types.declarations import Claim, Maturity, Numerics, Support
 from ascend_run.types.layout import Layout
 
-from .contracts import (
-    ArrayCache,
-    Arrays,
-    AttentionFeatures,
-    AttentionKernel,
-    AttentionResult,
-    AttentionSpec,
-    Batch,
-    BatchField,
-    BatchIterator,
-    CheckpointEntry,
-    CheckpointStore,
-    Communication,
-    ConfigKey,
-    CostChange,
-    Datasets,
-    Device,
-    DocumentPartition,
-    Dropout,
-    ExpertActivation,
-    ExpertsKernel,
-    ExpertWeights,
-    Forward,
-    ForwardChain,
-    ForwardLink,
-    GroupedGemm,
-    HostCopier,
-    LinkPlace,
-    LossSum,
-    Mask,
-    Metrics,
-    MetricValue,
-    ModelBundle,
-    ModelFamily,
-    ModuleWrapper,
-    NamedLink,
-    NoCache,
-    OptimizerSpec,
-    OptimizerState,
-    ParameterCost,
-    Patch,
-    Phase,
-    PipelineStage,
-    PlatformOps,
-    PositionBias,
-    Recomputation,
-    ReportPanel,
-    RunContext,
-    SampleBlend,
-    Samples,
-    SavedChange,
-    SavedTensor,
-    SequencePartition,
-    Storage,
-    Task,
-    TensorMap,
-    TensorShard,
-    TokenBlend,
-    TokenDispatcher,
-    TokenDocuments,
-    UnevenPartition,
-    WorkingMemory,
-    Wrapper,
-    chain_of,
-    full_length,
-    partition_of,
-)
+from .contracts import *
 from .error_text import around, divisors, one_of
 from .errors import (
     AscendRunError,
