@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pluggy
 
-from ascend_run.plugin_api.hook_points import HookPoint
+from ascend_run.plugin_api.hook_kinds import HookPoint
 from ascend_run.plugin_api.manifest import EnabledPlugin
 
 from .hook_errors import name_hook

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -46,9 +47,11 @@ class Point(enum.StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class HookMarks:
-    """Metadata of a hook specification."""
+class HookPoint:
+    """One hook of the API."""
 
+    name: str
+    arguments: tuple[str, ...]
     kind: HookKind
     point: Point
     claim: Claim | None = None
@@ -62,10 +65,12 @@ class HookMarks:
     """The planned feature that will implement the hook first; None once a built-in plugin does."""
 
 
-def _mark(marks: HookMarks) -> Callable[[F], F]:
+def _mark(kind: HookKind, **marks: Any) -> Callable[[F], F]:
     def mark(function: F) -> F:
-        function.ascend_hook_marks = marks  # type: ignore[attr-defined]
-        return _hookspec(function, firstresult=marks.kind is HookKind.PROVIDER)
+        arguments = tuple(inspect.signature(function).parameters)
+        point = HookPoint(name=function.__name__, arguments=arguments, kind=kind, **marks)
+        function.ascend_hook_point = point  # type: ignore[attr-defined]
+        return _hookspec(function, firstresult=kind is HookKind.PROVIDER)
 
     return mark
 
@@ -74,24 +79,22 @@ def provider(
     *, point: Point, claim: Claim, torch_free: bool = False, first_user: str | None = None
 ) -> Callable[[F], F]:
     """Mark a hook that exactly one plugin implements, and thereby owns."""
-    kind = HookKind.PROVIDER
-    return _mark(
-        HookMarks(kind=kind, point=point, claim=claim, torch_free=torch_free, first_user=first_user)
-    )
+    marks = {"claim": claim, "torch_free": torch_free, "first_user": first_user}
+    return _mark(HookKind.PROVIDER, point=point, **marks)
 
 
 def wrapper(
     *, point: Point, wraps: str | None = None, first_user: str | None = None
 ) -> Callable[[F], F]:
     """Mark a hook whose return values wrap one another."""
-    return _mark(HookMarks(kind=HookKind.WRAPPER, point=point, wraps=wraps, first_user=first_user))
+    return _mark(HookKind.WRAPPER, point=point, wraps=wraps, first_user=first_user)
 
 
 def contribution(*, point: Point, torch_free: bool = False) -> Callable[[F], F]:
     """Mark a hook whose return values are merged."""
-    return _mark(HookMarks(kind=HookKind.CONTRIBUTION, point=point, torch_free=torch_free))
+    return _mark(HookKind.CONTRIBUTION, point=point, torch_free=torch_free)
 
 
 def listener(*, point: Point = Point.RUN, first_user: str | None = None) -> Callable[[F], F]:
     """Mark a hook that is notified of an event."""
-    return _mark(HookMarks(kind=HookKind.LISTENER, point=point, first_user=first_user))
+    return _mark(HookKind.LISTENER, point=point, first_user=first_user)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from functools import cache
 
-import attrs
-
 from . import hookspecs
-from .hook_kinds import HookMarks
-
-
-@attrs.frozen(kw_only=True)
-class HookPoint(HookMarks):
-    """One hook of the API."""
-
-    name: str
-    arguments: tuple[str, ...]
+from .hook_kinds import HookPoint
 
 
 @cache
 def hook_points() -> Mapping[str, HookPoint]:
     """Return every hook by name, in the order in which a run reaches them."""
-    return {
-        name: HookPoint(
-            name=name,
-            arguments=tuple(inspect.signature(function).parameters),
-            **attrs.asdict(function.ascend_hook_marks, recurse=False),
-        )
-        for name, function in vars(hookspecs).items()
-        if hasattr(function, "ascend_hook_marks")
-    }
+    marked = (getattr(function, "ascend_hook_point", None) for function in vars(hookspecs).values())
+    return {point.name: point for point in marked if point is not None}

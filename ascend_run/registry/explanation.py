@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from ascend_run.plugin_api import HookError, HookKind, LinkPlace, Manifest, Point
-from ascend_run.plugin_api.hook_points import HookPoint, hook_points
+from ascend_run.plugin_api.hook_kinds import HookPoint
+from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import implementations
 
 from .hooks import hook_problems

@@ -12,7 +12,8 @@ import pytest
 import ascend_run.plugin_api as api
 from ascend_run import types
 from ascend_run.plugin_api import Claim, HookKind, Point, contracts
-from ascend_run.plugin_api.hook_points import HookPoint, hook_points
+from ascend_run.plugin_api.hook_kinds import HookPoint
+from ascend_run.plugin_api.hook_points import hook_points
 
 POINTS = hook_points()
 BUILDS_A_MODEL = ("config", "device", "groups", "role")
