@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
@@ -63,12 +62,8 @@ def _is_editable(owner: Distribution) -> bool:
 def _source_files(plugin: Plugin) -> dict[str, str]:
     """Path -> hash of the plugin's module, or of its package's modules."""
     path = Path(sys.modules[plugin.__module__].__file__ or "")
-    folder = path.parent
-    modules = sorted(folder.rglob("*.py")) if path.name == "__init__.py" else [path]
-    return dict(_hashed(modules, folder))
-
-
-def _hashed(modules: list[Path], folder: Path) -> Iterator[tuple[str, str]]:
-    for module in modules:
-        digest = hashlib.sha256(module.read_bytes()).hexdigest()
-        yield module.relative_to(folder).as_posix(), digest
+    modules = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
+    return {
+        module.relative_to(path.parent).as_posix(): hashlib.sha256(module.read_bytes()).hexdigest()
+        for module in modules
+    }
