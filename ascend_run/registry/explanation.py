@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ascend_run.plugin_api import HookError, HookKind, LinkPlace, Manifest, Point
+from ascend_run.plugin_api import HookError, HookKind, LinkPlace, Manifest
 from ascend_run.plugin_api.hook_kinds import HookPoint
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import implementations
@@ -25,11 +25,13 @@ BY_NAME: Final = "enabled by name"
 
 @attrs.frozen
 class HookOwners:
-    """The plugins that implement one hook."""
+    """A hook and the plugins that implement it."""
 
     hook: str
-    kind: HookKind
-    point: Point
+    kind: str
+    """A ``HookKind``, or a kind of another version, whose plan is read."""
+    point: str
+    """A ``Point``, likewise."""
     owners: tuple[str, ...]  #: In the order in which they are called or applied.
     why: str
 
@@ -66,7 +68,7 @@ def explain_hooks(resolution: Resolution) -> tuple[HookOwners, ...]:
         if owners:
             names = tuple(plugin.manifest.name for plugin in owners)
             why = _why(point, owners, resolution)
-            explained.append(HookOwners(point.name, point.kind, point.point, names, why))
+            explained.append(HookOwners(point.name, str(point.kind), str(point.point), names, why))
     return tuple(explained)
 
 

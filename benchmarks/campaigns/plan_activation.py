@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.plugin_api.hook_kinds import HookKind
-from ascend_run.prepare.plan.records import PlannedHook
 from ascend_run.registry.discovery import discover
+from ascend_run.registry.explanation import HookOwners
 from ascend_run.registry.resolution import resolve
 from ascend_run.tools.plan.costs import with_costs
 
@@ -99,7 +99,7 @@ def unreached(*, experts: bool) -> frozenset[str]:
 
 
 def disagreements(
-    planned: Sequence[PlannedHook], calls: Sequence[Call], not_reached: frozenset[str]
+    planned: Sequence[HookOwners], calls: Sequence[Call], not_reached: frozenset[str]
 ) -> Iterator[str]:
     """Where the hooks of a plan are not what was called; a sentence each."""
     owners = {hook.hook: list(hook.owners) for hook in planned}

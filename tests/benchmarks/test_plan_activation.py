@@ -10,8 +10,8 @@ import pytest
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.hook_kinds import HookKind
-from ascend_run.prepare.plan.records import PlannedHook
 from ascend_run.registry.discovery import discover
+from ascend_run.registry.explanation import HookOwners
 from ascend_run.registry.kinds import Kind
 from benchmarks.campaigns import plan_activation
 from benchmarks.campaigns.called_hooks import Call
@@ -78,8 +78,8 @@ def test_a_kernel_that_wraps_in_another_order_is_seen(monkeypatch: pytest.Monkey
     assert "ascend_check is planned for" in outcome["why"]
 
 
-def planned(hook: str, kind: HookKind, *owners: str) -> PlannedHook:
-    return PlannedHook(hook=hook, kind=kind, point="model", owners=owners, why="")
+def planned(hook: str, kind: HookKind, *owners: str) -> HookOwners:
+    return HookOwners(hook=hook, kind=kind, point="model", owners=owners, why="")
 
 
 PLAN = (

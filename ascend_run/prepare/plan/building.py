@@ -16,7 +16,6 @@ from ascend_run.plugin_api.implementations import claims_of, implementations
 from ascend_run.prepare.config.loading import ResolvedConfig
 from ascend_run.registry.discovery import Catalogue
 from ascend_run.registry.explanation import (
-    HookOwners,
     explain_forwards,
     explain_hooks,
     explain_plugin,
@@ -26,7 +25,7 @@ from ascend_run.registry.kinds import Plugin, kind_of
 from ascend_run.registry.resolution import Resolution
 from ascend_run.types.layout import Layout, RankLists
 
-from .records import Plan, PlannedHook, PlannedLayout, PlannedPlugin, PlannedRank
+from .records import Plan, PlannedLayout, PlannedPlugin, PlannedRank
 
 if TYPE_CHECKING:
     from ascend_run.types.config import RunConfig
@@ -57,7 +56,7 @@ def build_plan(
         versions=_versions(),
         device=config.platform,
         plugins=tuple(_plugin(plugin, resolution, catalogue) for plugin in resolution.order),
-        hooks=tuple(_hook(owners) for owners in explained),
+        hooks=explained,
         forwards=explain_forwards([plugin.manifest for plugin in hooks.plugins]),
         claims={str(claim): owner for claim, owner in resolution.owners.items()},
         idle=idle(resolution, config),
@@ -114,16 +113,6 @@ def _plugin(plugin: Plugin, resolution: Resolution, catalogue: Catalogue) -> Pla
         claims=tuple(str(claim) for claim in claims_of(plugin)),
         hooks=tuple(implementations(plugin)),
         why=explain_plugin(plugin, resolution),
-    )
-
-
-def _hook(owners: HookOwners) -> PlannedHook:
-    return PlannedHook(
-        hook=owners.hook,
-        kind=str(owners.kind),
-        point=str(owners.point),
-        owners=owners.owners,
-        why=owners.why,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from ascend_run.registry.explanation import ForwardLinks
+from ascend_run.registry.explanation import ForwardLinks, HookOwners
 from ascend_run.types.run import ReportPanel
 
 
@@ -33,20 +33,6 @@ class PlannedPlugin:
     """Hooks that it implements."""
     why: str
     """Why it is enabled, and its position in the order."""
-
-
-@attrs.frozen(kw_only=True)
-class PlannedHook:
-    """A hook and the plugins that implement it."""
-
-    hook: str
-    kind: str
-    """A ``HookKind``, or a kind of another version."""
-    point: str
-    """A ``Point``, or a point of another version."""
-    owners: tuple[str, ...]
-    """In the order in which they are called or applied."""
-    why: str
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +89,7 @@ class Plan:
     """The platform."""
     plugins: tuple[PlannedPlugin, ...]
     """Innermost first."""
-    hooks: tuple[PlannedHook, ...]
+    hooks: tuple[HookOwners, ...]
     """Implemented hooks, in the order in which a run reaches them."""
     forwards: tuple[ForwardLinks, ...]
     claims: Mapping[str, str]

@@ -9,7 +9,7 @@ import attrs
 
 from ascend_run.plugin_api import HookKind, Point
 from ascend_run.plugin_api.hook_points import hook_points
-from ascend_run.prepare.plan.records import PlannedHook
+from ascend_run.registry.explanation import HookOwners
 
 PREFIX: Final = "ascend_"
 
@@ -27,7 +27,7 @@ class Seam:
     """What the innermost wrapper wraps; None if the hook is not a wrapper."""
 
 
-def seams_by_point(hooks: Sequence[PlannedHook]) -> dict[Point, list[Seam]]:
+def seams_by_point(hooks: Sequence[HookOwners]) -> dict[Point, list[Seam]]:
     """Return point -> implemented hooks, for all points."""
     owners = {hook.hook: hook.owners for hook in hooks}
     known = hook_points()
