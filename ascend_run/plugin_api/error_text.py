@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from typing import Final
 
 NONE: Final = "none"
@@ -32,7 +33,12 @@ def one_of(numbers: list[int]) -> str:
     shown = [str(number) for number in numbers]
     if len(shown) > 10:
         shown = [*shown[:6], "...", *shown[-3:]]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
+    return listed(shown, "or")
+
+
+def listed(words: Sequence[str], last: str) -> str:
+    """Join words: ``a, b or c``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def cannot_split(name: str, size: int, over: str, parts: int) -> str:

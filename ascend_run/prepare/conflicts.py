@@ -13,6 +13,7 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, Manifest, PluginResolutionError, Support
+from ascend_run.plugin_api.error_text import listed
 from ascend_run.registry.discovery import Catalogue
 from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.resolution import resolve
@@ -245,8 +246,3 @@ def _stubs(classes: Mapping[str, Plugin]) -> dict[str, Plugin]:
 
 def _enable(names: Sequence[str]) -> str:
     return f"--enable {','.join(names)}" if names else "no feature"
-
-
-def listed(words: Sequence[str], last: str) -> str:
-    """Join words: ``a, b or c``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

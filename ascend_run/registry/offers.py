@@ -64,7 +64,8 @@ def offers_in(
         except Exception as error:  # third-party metadata may be broken in any way
             what = "entry points" if name else "metadata"
             where = name or str(getattr(found, "_path", found))
-            unreadable[where] = f"its {what} cannot be read: {_named(error)}"
+            why = f"{type(error).__name__}: {reason_of(error)}"
+            unreadable[where] = f"its {what} cannot be read: {why}"
     return sorted(offers, key=lambda offer: offer.distribution), dict(sorted(unreadable.items()))
 
 
@@ -104,7 +105,3 @@ def reason_of(error: BaseException) -> str:
     """Return the message of an exception on one line, without what attrs adds for programs."""
     adds_more = type(error) in (TypeError, ValueError) and len(error.args) > 1
     return " ".join(str(error.args[0] if adds_more else error).split())[:300] or "no message"
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {reason_of(error)}"

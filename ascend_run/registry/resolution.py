@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, Claim, Condition, Support
+from ascend_run.plugin_api.error_text import listed
 from ascend_run.plugin_api.implementations import claims_of
 
 from .discovery import joint_refusal
@@ -208,6 +209,5 @@ def _sorted(plugins: Mapping[str, Plugin], inner: Mapping[str, Iterable[str]]) -
 
 
 def _all_of(names: Sequence[str]) -> str:
-    quoted = [f"'{name}'" for name in names]
-    both = "both" if len(quoted) == 2 else "all"
-    return f"{', '.join(quoted[:-1])} and {quoted[-1]} {both}"
+    quoted = listed([f"'{name}'" for name in names], "and")
+    return f"{quoted} {'both' if len(names) == 2 else 'all'}"

@@ -11,9 +11,10 @@ from itertools import islice, product
 
 import attrs
 
+from ascend_run.plugin_api.error_text import listed
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.prepare.config.raw import COMMAND_LINE, RawConfig
-from ascend_run.prepare.conflicts import Conflict, Conflicts, listed
+from ascend_run.prepare.conflicts import Conflict, Conflicts
 from ascend_run.prepare.prepare import resolve_run
 from ascend_run.registry.discovery import Catalogue, discover
 
