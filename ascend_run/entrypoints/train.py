@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -111,11 +111,11 @@ def command(
         _report(prepared)
 
 
-def run_rank(message: Mapping[str, object]) -> None:
+def run_rank(message: Mapping[str, Any]) -> None:
     """Run one rank that our launcher has started, with the run that the launcher has prepared."""
     from ascend_run.prepare.handed_over import HandedOver
 
-    _train(HandedOver.from_json(message).run_request)
+    _train(HandedOver(**message).run_request)
 
 
 def _launched_rank(environment: Mapping[str, str], starts_own: bool) -> RankEnvironment | None:

@@ -5,7 +5,6 @@ A rank does not resolve plugins, check or plan again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -44,13 +43,8 @@ class HandedOver:
             lock=dict(prepared.lock),
         )
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> HandedOver:
-        """Build it from JSON values."""
-        return cls(**values)
-
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the fields, from which ``HandedOver(**values)`` is built again."""
         return attrs.asdict(self, recurse=False)
 
     def run_request(self) -> RunRequest:

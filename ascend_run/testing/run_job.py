@@ -38,7 +38,7 @@ def train_rank(handed_over: Mapping[str, Any]) -> None:
 
     rank, size = dist.get_rank(), dist.get_world_size()
     with rank_environment(rank, size):
-        request = HandedOver.from_json(handed_over).run_request()
+        request = HandedOver(**handed_over).run_request()
         variables = Hooks(request.plugins).merge(
             "ascend_environment", config=request.config, local_world_size=size
         )

@@ -138,7 +138,7 @@ def test_ranks_are_started_with_what_they_need_to_prepare_alike(
     assert options == LaunchOptions(nproc=2, max_restarts=3)
     train.run_rank(json.loads(json.dumps(message)))
     assert started.trained
-    received = HandedOver.from_json(json.loads(json.dumps(message))).run_request()
+    received = HandedOver(**json.loads(json.dumps(message))).run_request()
     assert (received.config.run.seed, received.config.run.nproc) == (5, 2)
     assert [plugin.manifest.name for plugin in received.plugins] == message["plugins"]
     assert json.loads(received.plan_json)["cost"]["stages"]
@@ -163,7 +163,7 @@ def test_a_rank_receives_its_run_and_prepares_nothing(
         ("ascend_run.tools.plan.costs", "expected_costs"),
     ):
         monkeypatch.setattr(f"{module}.{name}", refuse)
-    received = HandedOver.from_json(message).run_request()
+    received = HandedOver(**message).run_request()
     assert received.config == prepared.config
     assert received.lock == prepared.lock
     assert received.config_toml == prepared.run_request().config_toml
