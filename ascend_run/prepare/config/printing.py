@@ -14,7 +14,7 @@ from ascend_run.core.run_files import RESOLVED_CONFIG_HEADER
 from ascend_run.plugin_api.error_text import NONE
 
 from .loading import ResolvedConfig
-from .schema import SECTIONS, TOP_LEVEL
+from .schema import DEFAULT_ORIGINS, SECTIONS, TOP_LEVEL
 
 
 def render_toml(resolved: ResolvedConfig) -> str:
@@ -51,8 +51,7 @@ def _entries(
     fields = megatron_fields() if prefix in ("model.", "parallel.") else {}
     for name, value in content.items():
         origin = origins[prefix + name]
-        is_default = origin in ("default", "plugin default", "Megatron's default")
-        if is_default and (value is None or name in fields):
+        if origin in DEFAULT_ORIGINS and (value is None or name in fields):
             continue  # TOML has no null, and Megatron has about two hundred fields
         yield f"{name} = {_toml(NONE if value is None else value)}  # {_printable(origin)}"
 

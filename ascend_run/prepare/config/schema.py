@@ -26,6 +26,8 @@ SECTION_CLASSES: Final[Mapping[str, type]] = {
     if attrs.has(section_class := getattr(attribute.default, "factory", type(None)))
 }
 """Maps a section such as ``run``, ``data`` or ``train`` to its attrs class."""
+DEFAULT_ORIGINS: Final = ("default", "plugin default", "Megatron's default")
+"""Origins of values that nothing has set."""
 SECTIONS: Final = tuple(name for name in attrs.fields_dict(RunConfig) if name not in TOP_LEVEL)
 
 

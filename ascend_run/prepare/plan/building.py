@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from ascend_run.types.config import RunConfig
 
 _AXES = ("tp", "cp", "dp", "pp", "ep")
-_DEFAULTS = ("default", "plugin default", "Megatron's default")
 
 
 def build_plan(
@@ -72,30 +69,6 @@ def build_plan(
         panels=tuple(hooks.collect("ascend_report", lambda panel: panel.title)),
         origins=dict(resolved.origins),
     )
-
-
-def chosen_values(
-    resolved: ResolvedConfig, *, everything: bool = False
-) -> Iterator[tuple[str, object, str]]:
-    """Yield (key, value, origin) of every value that was set, or of all values.
-
-    Megatron's fields that cannot be set have a default but no value.
-    """
-    for key, origin in resolved.origins.items():
-        if everything or origin not in _DEFAULTS:
-            value = _value(resolved.config, key)
-            if value is not attrs.NOTHING:
-                yield key, value, origin
-
-
-def _value(config: RunConfig, key: str) -> Any:
-    found = config
-    for part in key.split(".", 2):  # plugins.swap-attention.min_bytes
-        if isinstance(found, Mapping):
-            found = found.get(part, attrs.NOTHING)
-        else:
-            found = getattr(found, part)
-    return found
 
 
 def _plugin(plugin: Plugin, resolution: Resolution, catalogue: Catalogue) -> PlannedPlugin:

@@ -10,7 +10,6 @@ from typing import Final
 from ascend_run import __version__
 from ascend_run.core.files import replace_file
 from ascend_run.plugin_api.errors import StorageError
-from ascend_run.prepare.plan.building import chosen_values
 from ascend_run.prepare.plan.records import Bundle, Plan
 from ascend_run.prepare.prepare import PreparedRun
 from ascend_run.tools.pages.config_rows import ConfigRow, shown_value
@@ -25,6 +24,7 @@ from ascend_run.tools.report.summary import utc
 from ascend_run.tools.report.tables import config_section
 from ascend_run.types.layout import Layout
 
+from .chosen_values import chosen_values
 from .cost_pictures import cost_section
 from .cost_records import cost_of
 from .cost_text import count, seconds, size

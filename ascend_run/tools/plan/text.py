@@ -174,7 +174,7 @@ def _extras(plan: Plan) -> dict[str, Sequence[str]]:
 
 
 def _settings(prepared: PreparedRun, everything: bool) -> Iterator[str]:
-    from ascend_run.prepare.plan.building import chosen_values
+    from .chosen_values import chosen_values
 
     values = chosen_values(prepared.resolved, everything=everything)
     rows = [(key, _shown(value), origin) for key, value, origin in values]
