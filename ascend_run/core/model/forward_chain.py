@@ -32,11 +32,6 @@ def in_order(links: Sequence[NamedLink], order: Sequence[str]) -> list[NamedLink
     return sorted(links, key=lambda x: (x.place is not LinkPlace.OWN, order.index(x.name)))
 
 
-def links_of(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the links around a module's forward, innermost first."""
-    return chain_of(module).names
-
-
 def install(model: nn.Module, links: Mapping[nn.Module, Sequence[NamedLink]]) -> None:
     """Install chains on modules of a model, submodules before their parents.
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ascend_run.core.model.forward_chain import links_of
 from ascend_run.plugin_api import ForwardLink, HookError, LinkPlace
+from ascend_run.types.forward import chain_of
 from tests.support.fake_plugins import plugin
 from tests.support.marking import marking_link
 from tests.support.probed_runs import built, probe, train
@@ -36,7 +36,7 @@ def test_links_stand_in_the_resolved_order_whichever_hook_gave_them(tmp_path: Pa
         for name, hooks in (("first", first), ("second", second))
     ]
     run = train(tmp_path, *probes)
-    assert links_of(run.model.decoder.layers[0].self_attention) == ("first", "second")
+    assert chain_of(run.model.decoder.layers[0].self_attention).names == ("first", "second")
     assert marks == ["second", "first"] * len(LAYERS)
 
 
@@ -112,4 +112,4 @@ def test_the_platforms_matmul_is_the_innermost_link_of_linears(tmp_path: Path) -
     with built(tmp_path, linear, values=wide) as (_, context):
         modules = dict(context.models["policy"].chunks[0].named_modules())
         (name,) = (name for name in modules if name.endswith("layers.0.mlp.linear_fc1"))
-        assert links_of(modules[name]) == ("platform", "outer")
+        assert chain_of(modules[name]).names == ("platform", "outer")

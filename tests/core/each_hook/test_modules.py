@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ascend_run.core.model.forward_chain import links_of
 from ascend_run.plugin_api import ForwardLink, HookError
+from ascend_run.types.forward import chain_of
 from tests.support.marking import Passing, marking_link
 from tests.support.probed_runs import built, probe, train
 
@@ -69,7 +69,7 @@ def test_ascend_embedding_wraps_the_embedding(tmp_path: Path) -> None:
         tmp_path, probe("ascend_embedding", lambda self, device: marking_link(marks, device.name))
     )
     assert marks == ["cpu"]
-    assert links_of(run.model.embedding) == ("probe",)
+    assert chain_of(run.model.embedding).names == ("probe",)
 
 
 def test_ascend_self_attention_wraps_each_layers_attention(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_ascend_self_attention_wraps_each_layers_attention(tmp_path: Path) -> No
     run = train(tmp_path, *pair("ascend_self_attention", marks))
     assert marks == OUTERMOST_FIRST
     for layer in run.model.decoder.layers:
-        assert links_of(layer.self_attention) == ("inner", "outer")
+        assert chain_of(layer.self_attention).names == ("inner", "outer")
 
 
 def test_ascend_mlp_wraps_dense_layers_and_no_experts(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_ascend_mlp_wraps_dense_layers_and_no_experts(tmp_path: Path) -> None:
     assert marks == OUTERMOST_FIRST
     with built(tmp_path, *pair("ascend_mlp", []), model="moe") as (_, context):
         layers = context.models["policy"].chunks[0].module.decoder.layers
-        assert not any(links_of(layer.mlp) for layer in layers)
+        assert not any(chain_of(layer.mlp).names for layer in layers)
 
 
 def test_ascend_moe_layer_wraps_experts_and_no_dense_layer(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_ascend_moe_layer_wraps_experts_and_no_dense_layer(tmp_path: Path) -> No
     assert marks == OUTERMOST_FIRST
     with built(tmp_path, *pair("ascend_moe_layer", [])) as (_, context):
         layers = context.models["policy"].chunks[0].module.decoder.layers
-        assert not any(links_of(layer.mlp) for layer in layers)
+        assert not any(chain_of(layer.mlp).names for layer in layers)
 
 
 def test_ascend_token_dispatcher_wraps_each_layers_dispatcher(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_ascend_layer_may_leave_a_layer_alone(tmp_path: Path) -> None:
 
     run = train(tmp_path, probe("ascend_layer", wrap))
     assert marks == [1]
-    assert [links_of(layer) for layer in run.model.decoder.layers] == [(), ("probe",)]
+    assert [chain_of(layer).names for layer in run.model.decoder.layers] == [(), ("probe",)]
 
 
 def test_ascend_output_layer_wraps_the_projection_used_by_the_loss(
@@ -169,7 +169,7 @@ def test_ascend_model_wraps_the_model_of_a_role_outside_its_modules(
     )
     run = train(tmp_path, probe("ascend_model", wrap), layer)
     assert marks == [("policy", "cpu"), 0, 1]
-    assert links_of(run.model) == ("probe",)
+    assert chain_of(run.model).names == ("probe",)
 
 
 def test_ascend_empty_layers_leave_slots_without_a_layer(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from ascend_run.core.model.forward_chain import in_order, install, linked, links_of, remove
+from ascend_run.core.model.forward_chain import in_order, install, linked, remove
 from ascend_run.plugin_api import ForwardLink, HookError, LinkPlace
-from ascend_run.types.forward import Forward, NamedLink
+from ascend_run.types.forward import Forward, NamedLink, chain_of
 from tests.support.marking import marking_link
 
 OWN, AROUND, COMPILER = LinkPlace.OWN, LinkPlace.AROUND, LinkPlace.COMPILER
@@ -66,7 +66,7 @@ def test_links_run_in_their_order_innermost_last() -> None:
     install(block, {block: [marked(marks, "a"), marked(marks, "b"), marked(marks, "c")]})
     assert torch.equal(block(x, scale=3.0), want)
     assert marks == ["c", "b", "a"]
-    assert links_of(block) == ("a", "b", "c")
+    assert chain_of(block).names == ("a", "b", "c")
 
 
 def test_order_is_the_resolved_one_but_for_what_replaces_the_own_forward() -> None:
@@ -103,7 +103,7 @@ def test_a_link_is_removed_from_the_middle() -> None:
     remove(block, "unknown")
     block(torch.ones(4))
     assert marks == ["c", "a"]
-    assert links_of(block) == ("a", "c")
+    assert chain_of(block).names == ("a", "c")
 
 
 def test_outermost_links_last_as_long_as_their_context_even_overlapping() -> None:
@@ -115,9 +115,9 @@ def test_outermost_links_last_as_long_as_their_context_even_overlapping() -> Non
         second.__enter__()
         block(x)
         assert marks == ["second", "first"]
-    assert links_of(block) == ("second",)
+    assert chain_of(block).names == ("second",)
     second.__exit__(None, None, None)
-    assert links_of(block) == ()
+    assert chain_of(block).names == ()
     assert block.forward == own
     assert {*block.__dict__} == attributes
 
@@ -135,7 +135,7 @@ def test_a_failing_link_leaves_no_other_behind() -> None:
     links = {block.linear: named("a", adding(1)), block: named("b", lambda inner: None)}  # type: ignore[arg-type,return-value]
     with pytest.raises(HookError, match="'b' wraps a forward in None; expected a function"):
         linked(links).__enter__()
-    assert links_of(block.linear) == links_of(block) == ()
+    assert chain_of(block.linear).names == chain_of(block).names == ()
 
 
 @pytest.mark.parametrize(

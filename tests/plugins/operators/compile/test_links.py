@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.model.forward_chain import links_of
 from ascend_run.testing.parity import Parity
+from ascend_run.types.forward import chain_of
 from tests.support.marking import marking_link
 from tests.support.probed_runs import built, prepare, probe
 
@@ -59,7 +59,7 @@ def links(tmp_path: Path, *names: str, **options: Any) -> dict[str, tuple[str, .
     probes = probe("ascend_layer", lambda self: marking_link([], None), "a-probe")
     with built(tmp_path, probes, values=values) as (_, context):
         layer = context.models["policy"].chunks[0].module.decoder.layers[1]
-        return {name: links_of(module) for name, module in layer.named_modules()}
+        return {name: chain_of(module).names for name, module in layer.named_modules()}
 
 
 @pytest.mark.needs_plugins("swap-attention", "lora", "matmul-add")
