@@ -114,9 +114,3 @@ class Layout:
     def _steps(self) -> dict[str, tuple[int, int]]:
         """Axis -> (stride, size), for the axes of both grids; ``pp`` is the same in both."""
         return _steps(self.expert_axes) | _steps(self.dense_axes)
-
-    def divides(self) -> bool:
-        """Whether the world size is divisible by the model-parallel size of both grids."""
-        dense = self.tp * self.pp * self.cp
-        expert = self.expt_tp * self.pp * self.ep
-        return self.world_size % math.lcm(dense, expert) == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -310,7 +311,8 @@ def test_a_layout_without_a_problem_divides(tp: int, cp: int, ep: int, world_siz
     )
     layout = layout_of(config, world_size)
     problems = layout_problems(config, layout, sequence_multiple=1)
-    divides = layout.divides() and 4 % tp == 0 and 1024 % (tp * cp) == 0
+    dense, experts = layout.tp * layout.cp, layout.expt_tp * layout.ep
+    divides = world_size % math.lcm(dense, experts) == 0 and 4 % tp == 0 and 1024 % (tp * cp) == 0
     assert (problems == []) == divides
 
 
