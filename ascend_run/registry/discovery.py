@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, NamedTuple
 
 from .kinds import GROUPS, MANIFESTS, Kind, Plugin
-from .offers import OWN_DISTRIBUTION, Offer, offers_in
+from .offers import OWN_DISTRIBUTION, offers_in
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import AscendRunError
@@ -161,20 +161,20 @@ def discover() -> Catalogue:
         for offer in offers
         if offer.entry_point.group == MANIFESTS
     }
-    plugins = [offer for offer in offers if offer.entry_point.group != MANIFESTS]
-    return Catalogue((_candidate(offer, files) for offer in plugins), unreadable)
-
-
-def _candidate(offer: Offer, manifest_files: Mapping[tuple[str, str], str]) -> Candidate:
-    return Candidate(
-        name=offer.entry_point.name,
-        group=offer.entry_point.group,
-        value=offer.entry_point.value,
-        distribution=offer.distribution,
-        version=offer.version,
-        manifest_file=manifest_files.get((offer.distribution, offer.entry_point.name), ""),
-        entry_point=offer.entry_point,
-    )
+    candidates = [
+        Candidate(
+            name=offer.entry_point.name,
+            group=offer.entry_point.group,
+            value=offer.entry_point.value,
+            distribution=offer.distribution,
+            version=offer.version,
+            manifest_file=files.get((offer.distribution, offer.entry_point.name), ""),
+            entry_point=offer.entry_point,
+        )
+        for offer in offers
+        if offer.entry_point.group != MANIFESTS
+    ]
+    return Catalogue(candidates, unreadable)
 
 
 def _shadows(found: Sequence[Candidate]) -> tuple[Candidate, ...]:

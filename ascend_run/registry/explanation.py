@@ -110,11 +110,7 @@ def explain_plugin(plugin: Plugin, resolution: Resolution) -> str:
 
 
 def idle(resolution: Resolution, config: RunConfig) -> dict[str, str]:
-    """Return plugins that have no effect in this run -> the condition that makes them idle.
-
-    Args:
-        config: The RunConfig.
-    """
+    """Return plugins that have no effect in this run -> the condition that makes them idle."""
     conditions = {plugin.manifest.name: plugin.manifest.idle for plugin in resolution.order}
     return {n: str(c) for n, c in conditions.items() if c is not None and c.holds(config)}
 

@@ -77,11 +77,7 @@ def resolve(
 
 
 def check_conditions(resolution: Resolution, config: RunConfig) -> list[str]:
-    """Return a message for each required condition that the config does not meet.
-
-    Args:
-        config: The RunConfig.
-    """
+    """Return a message for each required condition that the config does not meet."""
     problems: list[str] = []
     for plugin in resolution.order:
         for condition in plugin.manifest.requires:
