@@ -82,7 +82,8 @@ def _products(dtype: str) -> float:
     import torch
 
     a, b = (torch.randn(_WIDTH, _WIDTH).to(getattr(torch, dtype)) for _ in range(2))
-    return 2 * _WIDTH**3 / best(lambda: torch.mm(a, b))
+    matmul = _matmul(dtype)
+    return 2 * _WIDTH**3 / best(lambda: matmul(a, b))
 
 
 def _layer_products(dtype: str) -> float:
@@ -98,12 +99,23 @@ def _layer_products(dtype: str) -> float:
 def _of_a_linear(dtype: str, columns: int, rows: int) -> Iterator[Callable[[], Any]]:
     import torch
 
-    kind = getattr(torch, dtype)
+    kind, matmul = getattr(torch, dtype), _matmul(dtype)
     x, weight = torch.randn(_TOKENS, columns).to(kind), torch.randn(rows, columns).to(kind)
     gradient = torch.randn(_TOKENS, rows).to(kind)
-    yield lambda: torch.mm(x, weight.t())
-    yield lambda: torch.mm(gradient, weight)
-    yield lambda: torch.mm(gradient.t(), x)
+    yield lambda: matmul(x, weight.t())
+    yield lambda: matmul(gradient, weight)
+    yield lambda: matmul(gradient.t(), x)
+
+
+def _matmul(dtype: str) -> Callable[..., Any]:
+    """Return the matmul that the platform selects by default; in half precision, torch's."""
+    import torch
+
+    from ascend_run.ops.linear.onednn_matmul import onednn_matmul
+    from ascend_run.plugins.platforms.cpu.timed_choices import FP32_LINEARS, agreed_choice
+
+    is_onednn = dtype == "float32" and agreed_choice("auto", FP32_LINEARS) == "onednn"
+    return onednn_matmul if is_onednn else torch.mm
 
 
 def _attention(dtype: str) -> float:

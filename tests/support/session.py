@@ -29,7 +29,10 @@ CLEARED: Final = (
     *("TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
 )
 """Variables that override ``HOME``; without them these caches are there."""
-CHOSEN: Final = {"ASCEND_RUN_BF16_MATMUL_DTYPE": "bf16"}
+CHOSEN: Final = {
+    "ASCEND_RUN_BF16_MATMUL_DTYPE": "bf16",
+    "ASCEND_RUN_FP32_MATMUL_LIBRARY": "torch",
+}
 """Variable -> value of what a run would measure: results must not depend on the processor."""
 
 

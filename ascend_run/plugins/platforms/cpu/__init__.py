@@ -25,7 +25,7 @@ from ascend_run.plugin_api import (
 )
 
 from .memory import HostMemory
-from .options import BF16_MATMUL_DTYPE, CpuOptions
+from .options import VARIABLES, CpuOptions
 
 _KERNELS_KEPT: Final = 128
 
@@ -47,18 +47,17 @@ class Cpu:
     def __init__(self, config: CpuOptions) -> None:
         self.config = config
         self._memory = HostMemory()
-        self._dtypes: dict[str, str] = {}
+        self._choices: dict[str, str] = {}
 
     @hookimpl
     def ascend_check(self) -> Sequence[str]:
-        found = os.environ.get(BF16_MATMUL_DTYPE, "")
-        if found in ("", "bf16", "fp32"):
-            return ()
-        problem = (
-            f"cpu: the environment has {BF16_MATMUL_DTYPE}={found!r}; expected bf16 or fp32: "
+        found = {name: os.environ.get(name, "") for name in VARIABLES}
+        return [
+            f"cpu: the environment has {name}={value!r}; expected {' or '.join(VARIABLES[name])}: "
             "set one of them, or unset it to time both and use the faster one"
-        )
-        return (problem,)
+            for name, value in found.items()
+            if value not in ("", *VARIABLES[name])
+        ]
 
     @hookimpl
     def ascend_environment(self, local_world_size: int) -> Mapping[str, str]:
@@ -103,7 +102,7 @@ class Cpu:
 
     @hookimpl
     def ascend_machine_choices(self, config: RunConfig) -> Mapping[str, str]:
-        return {f"plugins.cpu.{name}": dtype for name, dtype in self._dtypes_of(config).items()}
+        return {f"plugins.cpu.{name}": value for name, value in self._choices_of(config).items()}
 
     @hookimpl
     def ascend_patches(self) -> Sequence[Patch]:
@@ -124,26 +123,33 @@ class Cpu:
 
     @hookimpl
     def ascend_platform_ops(self, config: RunConfig) -> PlatformOps:
-        from .operators import platform_ops, with_wide_attention, with_wide_matmuls
+        from .operators import (
+            platform_ops,
+            with_onednn_matmuls,
+            with_wide_attention,
+            with_wide_matmuls,
+        )
 
-        ops, dtypes = platform_ops(), self._dtypes_of(config)
-        if dtypes.get("bf16_matmul_dtype") == "fp32":
+        ops, choices = platform_ops(), self._choices_of(config)
+        if choices.get("bf16_matmul_dtype") == "fp32":
             ops = with_wide_matmuls(ops)
-        if dtypes.get("bf16_attention_dtype") == "fp32":
+        if choices.get("bf16_attention_dtype") == "fp32":
             ops = with_wide_attention(ops)
+        if choices.get("fp32_matmul_library") == "onednn":
+            ops = with_onednn_matmuls(ops)
         return ops
 
-    def _dtypes_of(self, config: RunConfig) -> Mapping[str, str]:
-        """Return option -> ``bf16`` or ``fp32``, the same for all models of the run; empty if none
-        of them is bfloat16.
-        """
-        if config.train.precision != "bf16":
+    def _choices_of(self, config: RunConfig) -> Mapping[str, str]:
+        """Return the options of the run's dtype with what they select, the same for all models of
+        the run."""
+        if config.train.precision not in ("bf16", "fp32"):
             return {}
-        if not self._dtypes:
-            from .bf16_matmuls import ATTENTION, LINEARS, agreed_dtype
+        if not self._choices:
+            from .timed_choices import ATTENTION, FP32_LINEARS, LINEARS, agreed_choice
 
-            self._dtypes = {
-                work.option: agreed_dtype(getattr(self.config, work.option), work)
-                for work in (LINEARS, ATTENTION)
+            works = (LINEARS, ATTENTION) if config.train.precision == "bf16" else (FP32_LINEARS,)
+            self._choices = {
+                work.option: agreed_choice(getattr(self.config, work.option), work)
+                for work in works
             }
-        return self._dtypes
+        return self._choices

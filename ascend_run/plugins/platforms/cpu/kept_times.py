@@ -1,4 +1,4 @@
-"""Cache of matmul times in the user's cache folder, shared between runs. No torch."""
+"""Cache of times in the user's cache folder, shared between runs. No torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import attrs
 
 @attrs.frozen
 class Times:
-    """Seconds of the same matmuls in each dtype."""
+    """Seconds of the same work done in two ways."""
 
-    bf16: float
-    fp32: float
+    usual: float
+    other: float
 
 
 def cache_folder() -> Path | None:
@@ -64,7 +64,7 @@ def keep_times(folder: Path, key: Mapping[str, str], times: Times) -> None:
 
 
 def _file(folder: Path, key: Mapping[str, str]) -> Path:
-    return folder / f"bf16-products-{_digest(dict(key))[:16]}.json"
+    return folder / f"times-{_digest(dict(key))[:16]}.json"
 
 
 def _digest(value: Mapping[str, Any]) -> str:

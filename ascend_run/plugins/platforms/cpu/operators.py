@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from ascend_run.ops.elementwise.rms_norm import rms_norm
 from ascend_run.ops.elementwise.rotary import rotary, split_qkv_rotary
 from ascend_run.ops.elementwise.swiglu import swiglu
-from ascend_run.ops.experts.grouped_matmul import WideGroups
+from ascend_run.ops.experts.grouped_matmul import MakeGroups, WideGroups
+from ascend_run.ops.experts.rounded_groups import RoundedGroups
 from ascend_run.ops.linear.collective_matmul import RingMatmuls
-from ascend_run.ops.linear.wide_matmul import wide_matmul
+from ascend_run.ops.linear.onednn_matmul import onednn_matmul
+from ascend_run.ops.linear.wide_matmul import Matmul, wide_matmul
 from ascend_run.plugin_api import PlatformOps
 
 from .attention import FusedCpuAttention
@@ -43,9 +45,16 @@ def with_wide_attention(ops: PlatformOps) -> PlatformOps:
 
 def with_wide_matmuls(ops: PlatformOps) -> PlatformOps:
     """Return the same operators, with bfloat16 matmuls computed in float32."""
-    ring = RingMatmuls(wide_matmul)
+    return _with_matmuls(ops, wide_matmul, WideGroups)
+
+
+def with_onednn_matmuls(ops: PlatformOps) -> PlatformOps:
+    """Return the same operators, with float32 matmuls computed by oneDNN."""
+    return _with_matmuls(ops, onednn_matmul, RoundedGroups)
+
+
+def _with_matmuls(ops: PlatformOps, matmul: Matmul, groups: MakeGroups) -> PlatformOps:
+    ring = RingMatmuls(matmul)
     forms = (ring.all_gather_matmul, ring.matmul_reduce_scatter, ring.matmul_all_reduce)
-    wide = {form.__name__: form for form in forms}
-    return attrs.evolve(
-        ops, matmul=wide_matmul, grouped_matmul=WideGroups, fused={**ops.fused, **wide}
-    )
+    fused = {form.__name__: form for form in forms}
+    return attrs.evolve(ops, matmul=matmul, grouped_matmul=groups, fused={**ops.fused, **fused})

@@ -16,7 +16,11 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.experts.gmm import BACKENDS, Gmm, GmmConfig
 from ascend_run.plugins.experts.gmm.kernel import GroupedExperts
-from ascend_run.plugins.platforms.cpu.operators import platform_ops, with_wide_matmuls
+from ascend_run.plugins.platforms.cpu.operators import (
+    platform_ops,
+    with_onednn_matmuls,
+    with_wide_matmuls,
+)
 from ascend_run.testing.effects import count_operations
 from ascend_run.types.config import TrainSection
 from tests.support.tiny_configs import model_fields, parallel_fields
@@ -172,6 +176,7 @@ def test_counts_stay_on_the_device_where_the_backend_takes_them_there() -> None:
     assert kernel("auto", "cuda").counts_on_device
     assert not kernel("loop", "cuda").counts_on_device
     assert not kernel("bmm", "cuda").counts_on_device
-    wide = asked(Gmm(GmmConfig()), config(), ops=with_wide_matmuls(platform_ops()))
-    assert isinstance(wide, GroupedExperts)
-    assert not wide.counts_on_device
+    for changed in (with_wide_matmuls, with_onednn_matmuls):
+        host = asked(Gmm(GmmConfig()), config(), ops=changed(platform_ops()))
+        assert isinstance(host, GroupedExperts)
+        assert not host.counts_on_device

@@ -15,9 +15,9 @@ from torch import distributed as dist
 from ascend_run.plugin_api import AttentionSpec, Mask
 from ascend_run.plugins.platforms.cpu import Cpu
 from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
-from ascend_run.plugins.platforms.cpu.bf16_matmuls import ATTENTION, LINEARS, Work, agreed_dtype
 from ascend_run.plugins.platforms.cpu.kept_times import Times
 from ascend_run.plugins.platforms.cpu.options import BF16_MATMUL_DTYPE, CpuOptions
+from ascend_run.plugins.platforms.cpu.timed_choices import ATTENTION, LINEARS, Work, agreed_choice
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.parity import TRIAL_SECONDS
 from ascend_run.testing.pool import GlooPool
@@ -30,7 +30,7 @@ BOTH_IN_FP32 = {
     "plugins.cpu.bf16_matmul_dtype": "fp32",
     "plugins.cpu.bf16_attention_dtype": "fp32",
 }
-FASTER_BF16, FASTER_FP32 = Times(bf16=1.0, fp32=4.0), Times(bf16=4.0, fp32=1.0)
+FASTER_BF16, FASTER_FP32 = Times(usual=1.0, other=4.0), Times(usual=4.0, other=1.0)
 
 
 class Clock:
@@ -45,7 +45,7 @@ class Clock:
 
 
 def chosen(value: str, clock: Clock, like: Work = LINEARS) -> str:
-    return agreed_dtype(value, Work(like.option, clock))
+    return agreed_choice(value, Work(like.option, clock))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("times", "dtype"),
-    [(FASTER_BF16, "bf16"), (FASTER_FP32, "fp32"), (Times(bf16=1.0, fp32=0.95), "bf16")],
+    [(FASTER_BF16, "bf16"), (FASTER_FP32, "fp32"), (Times(usual=1.0, other=0.95), "bf16")],
     ids=str,
 )
 @pytest.mark.usefixtures("cache")
@@ -94,7 +94,7 @@ def test_fewer_instructions_are_another_processor(monkeypatch: pytest.MonkeyPatc
     [
         ("auto", "bf16", BOTH_IN_FP32),
         ("bf16", "bf16", {**BOTH_IN_FP32, "plugins.cpu.bf16_matmul_dtype": "bf16"}),
-        ("auto", "fp32", {}),
+        ("auto", "fp32", {"plugins.cpu.fp32_matmul_library": "torch"}),
     ],
 )
 def test_the_choice_is_named_as_the_option_that_repeats_it(

@@ -1,6 +1,7 @@
-"""Time bfloat16 work of a training step in bfloat16 and in float32.
+"""Time work of a training step in two ways: bfloat16 in bfloat16 and in float32, and float32 by
+``torch.mm`` and by oneDNN.
 
-The work runs on one thread and is timed with its own CPU clock, alternating between dtypes: so
+The work runs on one thread and is timed with its own CPU clock, alternating between both: so
 other load on the machine is not counted, while two threads would wait for each other whenever one
 is preempted.
 """
@@ -16,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ascend_run.ops.linear.onednn_matmul import onednn_matmul
 from ascend_run.ops.linear.wide_matmul import Matmul, wide_matmul
 from ascend_run.types.attention import AttentionSpec
 
@@ -28,15 +30,26 @@ _REPEATS: Final = 4
 
 
 def linear_times() -> Times:
-    """Return the minimum time of a linear's three matmuls in each dtype; takes about 0.2 s."""
-    x_TK, weight_NK, dy_TN = _drawn((_T, _K), (_N, _K), (_T, _N))
+    """Return the minimum time of a bfloat16 linear's three matmuls in each dtype; takes about 0.2
+    s."""
+    return _linear_times(torch.bfloat16, wide_matmul)
+
+
+def library_times() -> Times:
+    """Return the same times of a float32 linear by ``torch.mm`` and by oneDNN."""
+    return _linear_times(torch.float32, onednn_matmul)
+
+
+def _linear_times(dtype: torch.dtype, other: Matmul) -> Times:
+    """Time ``torch.mm`` and another matmul."""
+    x_TK, weight_NK, dy_TN = (x.to(dtype) for x in _drawn((_T, _K), (_N, _K), (_T, _N)))
 
     def matmuls(matmul: Matmul) -> None:
         matmul(x_TK, weight_NK.t())
         matmul(dy_TN, weight_NK)
         matmul(dy_TN.t(), x_TK)
 
-    return _timed(lambda: matmuls(torch.mm), lambda: matmuls(wide_matmul))
+    return _timed(lambda: matmuls(torch.mm), lambda: matmuls(other))
 
 
 def attention_times() -> Times:
@@ -58,7 +71,7 @@ def _drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=draw).bfloat16() for shape in shapes]
 
 
-def _timed(bf16: Callable[[], object], fp32: Callable[[], object]) -> Times:
+def _timed(usual: Callable[[], object], other: Callable[[], object]) -> Times:
     def seconds(work: Callable[[], object]) -> float:
         begin = time.thread_time()
         work()
@@ -68,8 +81,8 @@ def _timed(bf16: Callable[[], object], fp32: Callable[[], object]) -> Times:
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            rounds = [(seconds(bf16), seconds(fp32)) for _ in range(1 + _REPEATS)]
+            rounds = [(seconds(usual), seconds(other)) for _ in range(1 + _REPEATS)]
     finally:
         torch.set_num_threads(threads)
-    best_bf16, best_fp32 = (min(column) for column in zip(*rounds[1:], strict=True))  # 1: warm-up
-    return Times(bf16=best_bf16, fp32=best_fp32)
+    best_usual, best_other = (min(column) for column in zip(*rounds[1:], strict=True))  # 1: warm-up
+    return Times(usual=best_usual, other=best_other)
