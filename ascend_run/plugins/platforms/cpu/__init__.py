@@ -147,9 +147,13 @@ class Cpu:
         if not self._choices:
             from .timed_choices import ATTENTION, FP32_LINEARS, LINEARS, agreed_choice
 
-            works = (LINEARS, ATTENTION) if config.train.precision == "bf16" else (FP32_LINEARS,)
+            values = {
+                LINEARS: self.config.bf16_matmul_dtype,
+                ATTENTION: self.config.bf16_attention_dtype,
+            }
+            if config.train.precision == "fp32":
+                values = {FP32_LINEARS: self.config.fp32_matmul_library}
             self._choices = {
-                work.option: agreed_choice(getattr(self.config, work.option), work)
-                for work in works
+                work.option: agreed_choice(value, work) for work, value in values.items()
             }
         return self._choices
