@@ -455,7 +455,7 @@ def ascend_data_parallel(config: RunConfig) -> Callable[..., nn.Module] | None:
     """
 
 
-@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER, torch_free=True, first_user="ema-adamw")
+@provider(point=Point.OPTIMIZER, claim=Claim.OPTIMIZER, torch_free=True)
 def ascend_optimizer(config: RunConfig) -> c.OptimizerSpec | None:
     """Return the optimizer: how to build it, and the states that it keeps. None keeps AdamW.
 

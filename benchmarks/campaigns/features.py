@@ -48,7 +48,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = ("hot-experts", "moe-tp-extend-ep", "shared-experts")
+YOUNGER: Final[Sequence[str]] = ("ema-adamw", "hot-experts", "moe-tp-extend-ep", "shared-experts")
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has
 (``tests/contract/test_together.py``) and in the pairs of their own suites."""

@@ -10,7 +10,9 @@ from typing import Final
 
 from ascend_run.types.config import RunConfig
 
-PLUGINS: Final = frozenset({"alibi", "eod-reset", "lora", "noop-layers", "shared-experts"})
+PLUGINS: Final = frozenset(
+    {"alibi", "ema-adamw", "eod-reset", "lora", "noop-layers", "shared-experts"}
+)
 """Features that change the model by design and that the oracle has formulas for."""
 TASKS: Final = frozenset({"pretrain", "sft"})
 ALIBI_FAMILIES: Final = ("baichuan_13b", "baichuan2_13b", "bloom")

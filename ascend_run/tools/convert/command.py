@@ -48,6 +48,12 @@ _SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
     "beside the checkpoint.",
 )
 @click.option(
+    "--weights",
+    metavar="STATE",
+    help="State of a run's optimizer to take as the weights, such as an average, ema; "
+    "default: the weights.",
+)
+@click.option(
     "--read-moe-tp-extend-ep",
     is_flag=True,
     help="SOURCE has whole experts on tensor-parallel ranks; default: as its args say.",
@@ -85,6 +91,7 @@ def command(
     step: int | None,
     family: str | None,
     file: Path | None,
+    weights: str | None,
     read_moe_tp_extend_ep: bool,
     first_copy: bool,
     adapter: Path | None,
@@ -120,6 +127,7 @@ def command(
             step=step,
             family=family,
             config=file,
+            weights=weights,
             tp_extend_ep=read_moe_tp_extend_ep,
             first_copy=first_copy,
             adapter=adapter,

@@ -68,6 +68,8 @@ class SourceOptions:
     """A run's config.toml, or a Hugging Face config.json."""
     tp_extend_ep: bool = False
     """Of files without args: tensor-parallel ranks have experts of their own."""
+    weights: str | None = None
+    """Of a run: the state of its optimizer to take as the weights."""
     first_copy: bool = False
     """Where the copies of a replicated tensor differ, take the first rank's."""
     from_args: bool = False
@@ -117,6 +119,8 @@ def open_model(
     Raises:
         AscendRunError: It cannot be read, or its config is unknown.
     """
+    if options.weights is not None and format_ is not Format.ASCEND_RUN:
+        raise ConfigError(f"--weights goes with a run; {path} is of format {format_}")
     try:
         source = _open(path, format_, options, stack)
         if options.adapter is not None:
@@ -178,7 +182,7 @@ def open_run(path: Path, options: SourceOptions) -> OpenedRun:
     """
     found = CheckpointSource.find(path, options.step, options.config)
     model = config_of_run(found.config, options.family)
-    opened = open_checkpoint(found)
+    opened = open_checkpoint(found, options.weights)
     if count_layers(opened.headers) < model.config.model.num_layers:
         model = without_empty_slots(model, found.config, options.family)
     source = ModelSource(

@@ -22,6 +22,7 @@ from ascend_run.tools.convert.new_folder import new_folder
 from .model_source import ModelSource, Progress
 
 _PREFIX: Final = "model/"
+_OPTIMIZER: Final = "optimizer/"
 _STEP: Final = re.compile(r"step_(\d{8,})")
 _DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -83,33 +84,65 @@ class StoredCheckpoint:
     """The JSON values of the run's entries."""
 
 
-def open_checkpoint(source: CheckpointSource) -> StoredCheckpoint:
+def open_checkpoint(source: CheckpointSource, weights: str | None = None) -> StoredCheckpoint:
     """Verify a checkpoint and return its first model.
 
+    Args:
+        weights: State of the optimizer to return as the weights, in their dtype. A parameter
+            without it, which was not trained, is returned as it is.
+
     Raises:
-        CheckpointError: It is missing, corrupt, or has no model.
+        CheckpointError: It is missing, corrupt, or has no model or no such state.
     """
     store = FileStore(source.folder)
     step = choose(store, source.step, required=True).step
     assert step is not None
     manifest = store.manifest(step)
     path = folders.published(store.folder)[step]
-    headers = {
-        key.removeprefix(_PREFIX): torch.empty(
-            stored.global_shape, dtype=_DTYPES[stored.dtype], device="meta"
-        )
-        for key, stored in manifest.tensors.items()
-        if key.startswith(_PREFIX)
+    stored = {
+        key: torch.empty(entry.global_shape, dtype=_DTYPES[entry.dtype], device="meta")
+        for key, entry in manifest.tensors.items()
     }
+    headers = _below(_PREFIX, stored)
     if not headers:
         raise CheckpointError(f"{path} has no tensors of a model")
+    states = {} if weights is None else _states(weights, stored, headers, path)
 
     def read(name: str) -> Tensor:
-        tensor = torch.empty_like(headers[name], device="cpu")
-        fill(path, manifest, [_shard(name, tensor)])
-        return tensor
+        key = states.get(name, _PREFIX + name)
+        tensor = torch.empty_like(stored[key], device="cpu")
+        fill(path, manifest, [_shard(key, tensor)])
+        return tensor.to(headers[name].dtype)
 
     return StoredCheckpoint(step, headers, read, manifest.values)
+
+
+def _below(prefix: str, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(prefix): header for key, header in stored.items() if key.startswith(prefix)
+    }
+
+
+def _states(
+    name: str, stored: Mapping[str, Tensor], headers: Mapping[str, Tensor], path: str
+) -> dict[str, str]:
+    """Return parameter -> key of a state of the optimizer.
+
+    Raises:
+        CheckpointError: No parameter has a state of this name and of its own shape; lists those
+            that there are.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for rest, header in _below(_OPTIMIZER, stored).items():
+        state, _, parameter = rest.partition("/")
+        if parameter in headers and headers[parameter].shape == header.shape:
+            found.setdefault(state, {})[parameter] = f"{_OPTIMIZER}{rest}"
+    if name not in found:
+        raise CheckpointError(
+            f"{path} has no state {name!r} of an optimizer with the shapes of the weights; it has "
+            + (", ".join(sorted(found)) or "none")
+        )
+    return found[name]
 
 
 def write_checkpoint(target: Path, source: ModelSource, progress: Progress) -> None:
@@ -136,14 +169,14 @@ def write_checkpoint(target: Path, source: ModelSource, progress: Progress) -> N
 
     with new_folder(target) as beside:
         shards = [
-            attrs.evolve(_shard(name, header), read=reader(name))
+            attrs.evolve(_shard(_PREFIX + name, header), read=reader(name))
             for name, header in source.headers.items()
         ]
         FileStore(beside / "checkpoints").save(source.step, shards, {})
         (beside / CONFIG_NAME).write_text(source.config_toml, "utf-8")
 
 
-def _shard(name: str, tensor: Tensor) -> TensorShard:
+def _shard(key: str, tensor: Tensor) -> TensorShard:
     shape = tuple(tensor.shape)
     offset = (0,) * len(shape)
-    return TensorShard(key=_PREFIX + name, tensor=tensor, global_shape=shape, offset=offset)
+    return TensorShard(key=key, tensor=tensor, global_shape=shape, offset=offset)

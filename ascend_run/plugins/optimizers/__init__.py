@@ -1,0 +1,1 @@
+"""Optimizers beside the built-in AdamW."""
