@@ -578,7 +578,7 @@ def ascend_after_log(context: c.RunContext, metrics: Mapping[str, c.MetricValue]
     """
 
 
-@listener(first_user="tflops")
+@listener()
 def ascend_before_evaluation(context: c.RunContext) -> None:
     """Called before each evaluation."""
 

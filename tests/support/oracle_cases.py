@@ -124,7 +124,7 @@ CASES: Final[Mapping[str, OracleCase]] = {
     ),
     "sinkhorn": OracleCase(
         model="moe",
-        enable=("shared-experts",),
+        enable=("ema-adamw", "shared-experts"),
         config={
             "plugins.shared-experts.count": 2,
             "plugins.shared-experts.gate": True,
