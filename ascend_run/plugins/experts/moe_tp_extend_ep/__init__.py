@@ -79,8 +79,8 @@ class MoeTpExtendEp:
         ]
 
     def _sizes(self, config: RunConfig) -> dict[str, int]:
-        """Return the sizes of the experts' grid; empty if there is nothing to distribute."""
-        ranks = config.parallel.tensor_model_parallel_size * self.config.expert_parallel_size
-        if config.model.num_moe_experts is None or ranks == 1:
+        """Return the sizes of the experts' grid; empty without experts."""
+        if config.model.num_moe_experts is None:
             return {}
+        ranks = config.parallel.tensor_model_parallel_size * self.config.expert_parallel_size
         return {_EP: ranks, _EXPERT_TP: 1}

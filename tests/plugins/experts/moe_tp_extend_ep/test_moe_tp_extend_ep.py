@@ -188,5 +188,13 @@ def test_it_is_idle_without_experts_and_on_one_rank() -> None:
     assert {*planned_with(NAME, *(f"{k}={v}" for k, v in TP.items()), ranks=2).plan.idle} == {NAME}
     alone = prepare(MOE, (NAME,))
     assert {*alone.plan.idle} == {NAME}
-    spread = prepare({**MOE, EP: 2}, (NAME,), world_size=2)
+
+
+@pytest.mark.parametrize("size", [EP, EXPERT_TP])
+def test_sizes_besides_one_tensor_parallel_rank_are_its_own(size: str) -> None:
+    """Without its option it would change nothing, in a run that distributes experts otherwise."""
+    with pytest.raises(AscendRunError, match=f"so {size} is 1, not 2"):
+        prepare({**MOE, size: 2}, (NAME,), world_size=2)
+    spread = prepare({**MOE, SIZE: 2}, (NAME,), world_size=2)
     assert spread.config.parallel == prepare({**MOE, EP: 2}, world_size=2).config.parallel
+    assert {*spread.plan.idle} == set()
