@@ -57,33 +57,19 @@ class CompiledSwiGlu(SwiGlu):
         self._forward = with_own_graphs(_forward, limit=GRAPHS)
         self._backward = with_own_graphs(_backward, limit=GRAPHS)
 
-    def forward(self, hidden: Tensor, probs: Tensor, *, out: Tensor, kept: Tensor) -> None:
-        if _is_left(hidden):
-            super().forward(hidden, probs, out=out, kept=kept)
-        else:
-            self._forward(hidden, probs, out, kept)
+    def forward(self, *operands: Tensor, **results: Tensor) -> None:
+        run = super().forward if _is_left(*operands) else self._forward
+        run(*operands, **results)
 
-    def backward(
-        self,
-        dact: Tensor,
-        hidden: Tensor,
-        probs: Tensor,
-        kept: Tensor,
-        *,
-        act: Tensor,
-        dhidden: Tensor,
-        dprobs: Tensor,
-    ) -> None:
-        if _is_left(hidden):
-            super().backward(dact, hidden, probs, kept, act=act, dhidden=dhidden, dprobs=dprobs)
-        else:
-            self._backward(dact, hidden, probs, kept, act, dhidden, dprobs)
+    def backward(self, *operands: Tensor, **results: Tensor) -> None:
+        run = super().backward if _is_left(*operands) else self._backward
+        run(*operands, **results)
 
 
-def _is_left(hidden: Tensor) -> bool:
+def _is_left(*operands: Tensor) -> bool:
     """Whether torch's operations compute it: in other dtypes, and within a graph of torch.compile,
     which fuses them."""
-    return hidden.dtype not in HALF or torch.compiler.is_compiling()
+    return operands[0].dtype not in HALF or torch.compiler.is_compiling()
 
 
 def for_device(device: torch.device) -> SwiGlu:
