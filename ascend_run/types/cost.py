@@ -29,6 +29,7 @@ patterns are fnmatch's (``self_attention.*``, ``*.input``).
 ``why`` of the plain model's communication in linears: ``attention``, ``feed-forward`` or
 ``shared experts``, then ``, forward``; ``, backward``; ``, backward: input`` (gathered again for a
 weight gradient); ``, backward: frozen`` (exposed, as there is no weight gradient to overlap with).
+A plugin's of ``<part>, forward`` is repeated where the part is recomputed (``model.recompute_*``).
 """
 
 from __future__ import annotations
@@ -121,10 +122,9 @@ class Communication:
     group_size: int = 0  #: Ranks of a group that is not an axis of the layout; 0 for an axis.
     group_stride: int = 1  #: Distance between neighbouring ranks of such a group.
     replaces: str = ""
-    """For a plugin's communication: an operation of the plain model that it replaces. All of the
-    plain model's communication of that operation over the group whose ``why`` matches this ``why``
-    as a pattern is removed, and ``calls`` and ``sent_bytes`` are factors of the removed ones.
-    Several replacements of the same communication add up."""
+    """For a plugin's communication: the operation that it replaces. All communication of that
+    operation over the group whose ``why`` matches this ``why`` as a pattern is removed, and
+    ``calls`` and ``sent_bytes`` are factors of the removed ones; several replacements add up."""
 
 
 @attrs.frozen(kw_only=True)

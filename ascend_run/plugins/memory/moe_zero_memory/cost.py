@@ -40,10 +40,9 @@ def memory_cost(
     sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[layers[0]]}
     dropping = tuple(layer for layer in layers if layer not in keeping)
     computed = [f"{part}.{name}" for part in ("experts", "shared_experts") for name in _COMPUTED]
+    computed += ["experts.weighted", "experts.replicas"]
     saved = [
-        SavedChange(
-            tensors=(*computed, "experts.weighted"), layers=tuple(layers), storage=Storage.NONE
-        ),
+        SavedChange(tensors=tuple(computed), layers=tuple(layers), storage=Storage.NONE),
         SavedChange(tensors=("experts.input",), layers=dropping, storage=Storage.NONE),
     ]
     working = [
@@ -61,6 +60,7 @@ def memory_cost(
     runs = len(dropping) * rank.num_microbatches
     communication = [*_dispatch(config, layout, sizes, rank, runs)] if runs else []
     communication += _shared(config, layout, sizes, len(layers) * rank.num_microbatches)
+    communication.append(_replicas(1 + len(layers) / len(rank.moe_layers)))
     return CostChange(
         saved=tuple(saved),
         working=tuple(w for w in working if w.nbytes),
@@ -110,6 +110,19 @@ def _shared(
     if config.model.moe_shared_expert_gate:
         operation, factor = ("reduce_scatter", layout.tp) if scattered else ("all_reduce", 1)
         yield _repeated(operation, "tp", runs, own * factor, "output of the shared experts")
+
+
+def _replicas(times: float) -> Communication:
+    """The broadcasts of another plugin within the experts' forward, so many times."""
+    return Communication(
+        operation="broadcast",
+        group="ep",
+        calls=times,
+        sent_bytes=times,
+        why="experts, forward: *",
+        overlapped=True,
+        replaces="broadcast",
+    )
 
 
 def _repeated(operation: str, group: str, runs: int, nbytes: float, what: str) -> Communication:

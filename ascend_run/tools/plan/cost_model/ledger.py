@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import attrs
@@ -33,6 +33,8 @@ class Saved:
     """On the host: how many layers before its own backward it is prefetched."""
     again: int | None = None
     """If recomputed: the layer at whose backward its forward is recomputed."""
+    added: bool = False
+    """Whether a plugin saves it: if another one drops it, it is recomputed."""
 
     @property
     def key(self) -> str:
@@ -89,7 +91,8 @@ class Ledger:
             for p in self.parameters
         ]
         self.parameters += change.parameters
-        self.communication += [m for m in change.communication if not m.replaces]
+        for sent in change.communication:
+            self.communication += [] if sent.replaces else self._with_repeated(sent)
         self.replacements += [m for m in change.communication if m.replaces]
         self.flops += change.flops
 
@@ -148,8 +151,23 @@ class Ledger:
         again = next((layer for layer in beside if layer is not None), None)
         storage = Storage.DEVICE if again is None else Storage.NONE
         return Saved(
-            part=tensor.part, name=tensor.name, nbytes=tensor.nbytes, storage=storage, again=again
+            part=tensor.part,
+            name=tensor.name,
+            nbytes=tensor.nbytes,
+            storage=storage,
+            again=again,
+            added=True,
         )
+
+    def _with_repeated(self, sent: Communication) -> Iterator[Communication]:
+        """Yield a plugin's communication, and, if it is of a part's forward, that of the share of
+        the layers that are recomputed."""
+        yield sent
+        part = sent.why.partition(", forward")[0]
+        layers = [n for n, saved in self.saved.items() if any(t.part == part for t in saved)]
+        if repeated := sum((layer, part) in self.repeated for layer in layers):
+            share = repeated / len(layers)
+            yield attrs.evolve(sent, calls=sent.calls * share, sent_bytes=sent.sent_bytes * share)
 
     def _move(self, change: SavedChange) -> None:
         for layer in self._layers(change.layers):
@@ -160,6 +178,8 @@ class Ledger:
                 tensor.nbytes *= change.factor
                 if change.storage is not Storage.DEVICE:
                     tensor.storage, tensor.ahead = change.storage, change.ahead
+                if tensor.added and change.storage is Storage.NONE:
+                    tensor.again = layer
             self.saved[layer] = [
                 t for t in self.saved[layer] if t.storage is not Storage.NONE or t.again is not None
             ]

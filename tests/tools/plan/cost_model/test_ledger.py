@@ -16,7 +16,7 @@ from ascend_run.plugin_api import (
     Storage,
     WorkingMemory,
 )
-from ascend_run.tools.plan.cost_model.ledger import Ledger, Saved
+from ascend_run.tools.plan.cost_model.ledger import Ledger, Saved, merged
 
 
 @pytest.fixture
@@ -143,3 +143,25 @@ def test_replaced_collectives_are_doubled_by_recomputation(ledger: Ledger) -> No
     ]
     ledger.apply(CostChange(communication=(instead("all_reduce", 0, 0, "loss"),)))
     assert "loss" not in {m.why for m in ledger.sent()}
+
+
+def test_a_plugins_collectives_in_a_recomputed_forward_are_repeated(ledger: Ledger) -> None:
+    """For the share of the layers with the part that are recomputed; those of backward are not."""
+    ledger.recompute(("mlp",), [(3,)])
+    ledger.communication = []
+    sent = [
+        Communication(operation="broadcast", group="ep", calls=4, sent_bytes=40, why=why)
+        for why in ("mlp, forward: copies", "mlp, backward: copies", "self_attention, forward")
+    ]
+    ledger.apply(CostChange(communication=tuple(sent)))
+    found = {m.why: (m.calls, m.sent_bytes) for m in merged(ledger.sent())}
+    assert found == {sent[0].why: (6, 60), sent[1].why: (4, 40), sent[2].why: (4, 40)}
+
+
+def test_what_a_plugin_added_and_another_drops_exists_in_its_backward(ledger: Ledger) -> None:
+    dropped = SavedChange(tensors=("mlp.copies", "mlp.hidden"), storage=Storage.NONE, layers=(3,))
+    ledger.apply(CostChange(saved_added=(SavedTensor(part="mlp", name="copies", nbytes=9),)))
+    ledger.apply(CostChange(saved=(dropped,)))
+    again = {t.name: t.again for t in ledger.saved[3] if t.storage is Storage.NONE}
+    assert again == {"copies": 3}
+    assert held(ledger, 4, Storage.DEVICE)["mlp.copies"] == 9
