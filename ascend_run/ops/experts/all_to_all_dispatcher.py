@@ -1,8 +1,9 @@
 """The all-to-all token dispatcher, with the stages of Megatron's MoETokenDispatcher.
 
 Each rank sends copies of its tokens to the ranks of their experts, and gets the outputs back. The
-counts are gathered while the copies are made, and read on the host once. If experts are padded to
-their capacity, all counts are known, and nothing is read.
+counts are gathered while the copies are made, and read on the host once: before the copies, if
+tokens are dropped, as their number depends on the counts. If experts are padded to their capacity,
+all counts are known, and nothing is read.
 
 With ``overlap`` an all-to-all is waited for where its result is used: the experts' order of the
 received rows, and shared experts (``moe_shared_expert_overlap``), are computed behind it; in
@@ -83,21 +84,18 @@ class AllToAllDispatcher:
         """[..., H], [T, X], [T, X] -> [R, H], [R]."""
         self.hidden_shape, self.probs_dtype = hidden_states.shape, probs.dtype
         self.capacity = self._capacity(routing_map)
-        if self.capacity is None:
-            self.counts_X = routing_map.sum(dim=0)
-        else:
-            self.counts_X = torch.full((routing_map.shape[1],), self.capacity)
+        self.counts_X = self._selected(routing_map)
         if self.exchanges and self.capacity is None:
             sizes = (self.ep_group.size(), self.tp_group.size(), len(self.counts_X))
             self.counts_EPX = self.counts_X.new_empty(sizes)
             flat = self.counts_EPX.flatten()
-            self.gathering = dist.all_gather_into_tensor(
+            self.gathering: dist.Work | None = dist.all_gather_into_tensor(
                 flat, self.counts_X, group=self.tp_ep_group, async_op=True
             )
         if self.shared_experts is not None:
             self.shared_experts.pre_forward_comm(hidden_states)
         tokens_TH = hidden_states.view(-1, self.hidden_shape[-1])
-        copies = self._copies(routing_map)
+        copies = self._arrange(routing_map)
         rows_RH = self.permutation.permute(tokens_TH, copies)
         probs_R = self.permutation.permute_probs(probs, copies)
         self.copies = copies
@@ -171,23 +169,39 @@ class AllToAllDispatcher:
         factor = self.config.moe_expert_capacity_factor
         return expert_capacity(num_tokens, num_experts, topk, factor)
 
-    def _copies(self, routing_map: Tensor) -> Copies:
+    def _selected(self, routing_map: Tensor) -> Tensor:
+        """Return the number of rows of each expert [X]; on the host, if it must be known there."""
+        if self.capacity is not None:
+            return torch.full((routing_map.shape[1],), self.capacity)
+        counts_X = routing_map.sum(dim=0)
+        return counts_X.cpu() if self._drops and not self.exchanges else counts_X
+
+    @property
+    def _drops(self) -> bool:
+        """Whether tokens may have fewer experts than they selected."""
+        return self.config.moe_expert_capacity_factor is not None
+
+    def _arrange(self, routing_map: Tensor) -> Copies:
         """Return the copies in the order in which they are sent."""
-        if self.config.moe_expert_capacity_factor is None:
+        if not self._drops:
             return copies_of(routing_map, self.config.moe_router_topk)
-        # Without padding, the number of rows is read on the host.
-        return uneven_copies_of(routing_map, int(self.counts_X.sum()))
+        own_X = self.counts_X
+        if self.exchanges and self.capacity is None:
+            own_X = self._counts()[self.ep_group.rank(), self.tp_group.rank()]
+        return uneven_copies_of(routing_map, int(own_X.sum()))
 
     def _sum(self, rows_RH: Tensor) -> Tensor:
         """Sum the outputs of each token."""
         return self.permutation.unpermute(rows_RH, self.copies)
 
     def _counts(self) -> Tensor:
-        """Return the counts of all ranks on the host."""
+        """Return the counts of all ranks on the host; they are read once."""
         if self.capacity is not None:
             return self.counts_X.expand(self.ep_group.size(), self.tp_group.size(), -1)
-        self.gathering.wait()
-        return self.counts_EPX.cpu()
+        if self.gathering is not None:
+            self.gathering.wait()
+            self.gathering, self.counts_EPX = None, self.counts_EPX.cpu()
+        return self.counts_EPX
 
     def _received(self, counts_EPX: Tensor) -> ReceivedRows:
         """Return the rows of each rank, of the numbers of rows that each one sends."""

@@ -30,12 +30,12 @@ NOT_PADDED: Final = Condition(
     why="it gathers the experts that a token selected, and padding adds others",
     fix="set model.moe_pad_expert_input_to_capacity=false",
 )
-NO_CAPACITY: Final = Condition(
-    "model.moe_expert_capacity_factor",
-    "<=",
-    0,
-    why="an expert with a capacity is no busier than that",
-    fix="leave model.moe_expert_capacity_factor out",
+UNPADDED: Final = Condition(
+    "model.moe_pad_expert_input_to_capacity",
+    "==",
+    False,
+    why="padded experts have equal numbers of rows, so none is busier",
+    fix="set model.moe_pad_expert_input_to_capacity=false",
 )
 NO_EXPERTS: Final = Condition(
     "model.num_moe_experts",

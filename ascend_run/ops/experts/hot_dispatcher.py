@@ -8,7 +8,7 @@ The experts are chosen by the counts of this forward, which all ranks have befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .all_to_all_dispatcher import AllToAllDispatcher
-from .hot_experts import HotExperts, hot_experts
+from .hot_experts import HotExperts, hot_experts, kept_rows
 from .hot_replicas import with_replicas
 from .token_copies import Copies, inverse_of
 
@@ -36,44 +36,28 @@ class HotDispatcher(AllToAllDispatcher):
         super().__init__(inner)
         self.most, self.seen = most, seen
 
-    def _copies(self, routing_map: Tensor) -> Copies:
-        copies = super()._copies(routing_map)
-        sent_EX, rank = self._counts().squeeze(1), self.ep_group.rank()
-        hot = hot_experts(sent_EX, self.most)
+    def _arrange(self, routing_map: Tensor) -> Copies:
+        """Choose the experts, which all later stages depend on, and return the copies: those that
+        are sent, then those that stay."""
+        copies, counts_EX = super()._arrange(routing_map), self._counts().squeeze(1)
+        hot, rank = hot_experts(counts_EX, self.most), self.ep_group.rank()
         self.seen(hot)
-        self.hot, self.kept = hot.experts, [0] * len(hot.experts)
+        self.hot = hot.experts
         if not self.hot:
-            self.received = self._received(sent_EX.unsqueeze(1))
             return copies
-        rows = torch.arange(len(copies.token_R), device=routing_map.device)
-        rows_X = list(rows.split(sent_EX[rank].tolist()))
-        kept_N = []
-        sent_EX = sent_EX.clone()  # the counts of the dispatcher stay those of all rows
-        for expert in hot.experts:
-            owner, empty = expert // len(self.local_expert_indices), rows[:0]
-            stay_E = sent_EX[:, expert].clone()
-            stay_E[owner] = 0
-            sent_EX[:, expert] -= stay_E
-            if owner != rank:
-                rows_X[expert], empty = empty, rows_X[expert]
-            kept_N.append(empty)
-        self.kept = [len(kept) for kept in kept_N]
-        self.received = self._received(sent_EX.unsqueeze(1))
-        order = torch.cat([*rows_X, *kept_N])
-        return attrs.evolve(
-            copies,
-            token_R=copies.token_R[order],
-            choice_R=copies.choice_R[order],
-            row_TK=inverse_of(order)[copies.row_TK],
-        )
+        kept_EX = kept_rows(counts_EX, self.hot)
+        self.received = self._received((counts_EX - kept_EX).unsqueeze(1))
+        kept_X = kept_EX[rank].tolist()
+        self.kept = [kept_X[expert] for expert in self.hot]
+        return _kept_last(copies, counts_EX[rank].tolist(), kept_X)
 
     def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
         """Send the copies whose expert has no replica here."""
         if not self.hot:
-            return self._send(rows_RH, probs_R)
+            return super().token_dispatch(rows_RH, probs_R)
         sizes = [sum(self.received.sent), sum(self.kept)]
-        (rows, kept_rows), (probs, kept_probs) = rows_RH.split(sizes), probs_R.split(sizes)
-        self.kept_here = kept_rows, kept_probs
+        (rows, rows_here), (probs, probs_here) = rows_RH.split(sizes), probs_R.split(sizes)
+        self.kept_here = rows_here, probs_here
         return self._send(rows, probs)
 
     def dispatch_postprocess(
@@ -103,3 +87,17 @@ class HotDispatcher(AllToAllDispatcher):
         kept_out = self.kept_out
         del self.kept_out
         return super()._sum(torch.cat([rows_RH, kept_out]))
+
+
+def _kept_last(copies: Copies, counts_X: Sequence[int], kept_X: Sequence[int]) -> Copies:
+    """Return the copies with those of experts whose rows are kept at the end."""
+    rows = torch.arange(len(copies.token_R), device=copies.token_R.device)
+    rows_X = [*zip(rows.split([*counts_X]), kept_X, strict=True)]
+    sent, kept = ([part for part, n in rows_X if bool(n) is stays] for stays in (False, True))
+    order = torch.cat([*sent, *kept])
+    return attrs.evolve(
+        copies,
+        token_R=copies.token_R[order],
+        choice_R=copies.choice_R[order],
+        row_TK=inverse_of(order)[copies.row_TK],
+    )

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
+import torch
 from torch import Tensor
 
 
@@ -48,3 +51,14 @@ def hot_experts(counts_EX: Tensor, most: int) -> HotExperts:
         if max(rows) < max(after):
             kept, after = len(chosen), list(rows)
     return HotExperts(tuple(sorted(chosen[:kept])), tuple(before), tuple(after))
+
+
+def kept_rows(counts_EX: Tensor, experts: Sequence[int]) -> Tensor:
+    """Return how many rows for each expert a rank keeps [E, X]: all of those for replicated experts
+    that another rank owns."""
+    local = counts_EX.shape[1] // len(counts_EX)
+    kept_EX = torch.zeros_like(counts_EX)
+    for expert in experts:
+        kept_EX[:, expert] = counts_EX[:, expert]
+        kept_EX[expert // local, expert] = 0
+    return kept_EX

@@ -12,10 +12,12 @@ from torch import distributed as dist
 
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.ops.experts.token_exchange import AllGather, AllToAll, Exchange
 from ascend_run.testing.effects import Collectives, count_collectives
 from ascend_run.types.moe import ExpertWeights
 from tests.support.cpu_facade import cpu_facade
+from tests.support.device_reads import on_device
 
 X, H, F = 4, 6, 8
 """Experts, hidden size, width of the experts."""
@@ -44,11 +46,13 @@ def groups_of(ep: int, tp: int) -> tuple[Any, Any, Any]:
 
 
 def routing(kind: str, rank: int, tokens: int, topk: int) -> Tensor:
+    """Return the routing map; with ``dropped``, the first experts keep some of their tokens."""
     chosen = torch.zeros(tokens, X, dtype=torch.bool)
     generator = torch.Generator().manual_seed(rank)
     for token in range(tokens):
         experts = {
             "spread": torch.randperm(X, generator=generator)[:topk],
+            "dropped": torch.arange(topk)[: (token + rank) % (topk + 1)],
             "first": torch.arange(topk),
             "last empty": torch.randperm(X - 1, generator=generator)[:topk],
         }[kind]
@@ -67,10 +71,10 @@ class SharedExpert:
         self.x = x
 
     def linear_fc1_forward_and_act(self, *_: Tensor) -> None:
-        self.hidden = _logged((self.x @ self.first).tanh(), self.log, "fc1")
+        self.hidden = logged((self.x @ self.first).tanh(), self.log, "fc1")
 
     def linear_fc2_forward(self, *_: Tensor) -> None:
-        self.out = _logged(self.hidden @ self.second, self.log, "fc2")
+        self.out = logged(self.hidden @ self.second, self.log, "fc2")
 
     def post_forward_comm(self) -> None:
         pass
@@ -95,9 +99,20 @@ class _Logged(torch.autograd.Function):
         return dx, None, None
 
 
-def _logged(x: Tensor, log: list[str], name: str) -> Tensor:
+def logged(x: Tensor, log: list[str], name: str) -> Tensor:
+    """Return ``x``; its forward is logged, and its backward with a d before the name."""
     out: Tensor = _Logged.apply(x, log, name)
     return out
+
+
+def logging(method: Any, log: list[str], name: str) -> Any:
+    """Return the method that logs its calls."""
+
+    def call(self: Any, *args: Any, **more: Any) -> Any:
+        log.append(name)
+        return method(self, *args, **more)
+
+    return call
 
 
 class HeldExperts:
@@ -181,6 +196,60 @@ def dispatch_gathered(ep: int, tp: int, kind: str) -> Result:
         return dispatched(groups_of(ep, tp), kind, 2, AllGatherDispatcher, False)
 
 
+def megatrons(groups: tuple[Any, Any, Any], topk: int, **capacity: Any) -> Any:
+    """Return what a dispatcher takes over of Megatron's.
+
+    Args:
+        capacity: ``factor`` and ``pads``.
+    """
+    ep_group, tp_group, both = groups
+    local = X // ep_group.size()
+    return SimpleNamespace(
+        config=SimpleNamespace(
+            moe_router_topk=topk,
+            moe_expert_capacity_factor=capacity.get("factor"),
+            moe_pad_expert_input_to_capacity=capacity.get("pads", False),
+        ),
+        shared_experts=None,
+        ep_group=ep_group,
+        tp_group=tp_group,
+        tp_ep_group=both,
+        local_expert_indices=list(range(ep_group.rank() * local, (ep_group.rank() + 1) * local)),
+    )
+
+
+def through(dispatcher: Any, x: Tensor, chosen: Tensor, probs: Tensor, compute: Any) -> Tensor:
+    """Run all stages around the computation of the experts, of rows, counts and probabilities."""
+    rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
+    rows, weights = dispatcher.token_dispatch(rows, weights)
+    rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
+    rows = dispatcher.combine_preprocess(compute(rows, counts, weights))
+    out: Tensor = dispatcher.combine_postprocess(dispatcher.token_combine(rows))
+    return out
+
+
+def reads(ep: int, tp: int, cases: Sequence[tuple[float | None, bool]]) -> list[list[str]]:
+    """Return what reads the device, experts included, with each factor and padding or without."""
+    with cpu_facade():
+        groups = groups_of(ep, tp)
+        return [_reads(groups, factor, pads) for factor, pads in cases]
+
+
+def _reads(groups: tuple[Any, Any, Any], factor: float | None, pads: bool) -> list[str]:
+    inner = megatrons(groups, 2, factor=factor, pads=pads)
+    dispatcher, rank = AllToAllDispatcher(inner), dist.get_rank()
+    selected = routing("spread", rank, 5, 2)
+    probs = draw(5, X, seed=200 + rank).abs() * selected
+    dropping = token_dropping(2, factor, "probs", pads=pads)
+    probs, chosen = (probs, selected) if dropping is None else dropping(probs, selected)
+    local, width = len(inner.local_expert_indices), F // groups[1].size()
+    held = HeldExperts(draw(local, H, width, seed=1), draw(local, width, H, seed=2))
+    seen: list[str] = []
+    x = draw(5, 1, H, seed=100 + rank)
+    through(dispatcher, x, on_device(chosen, seen), probs, lambda *rows: held.forward(*rows)[0])
+    return seen
+
+
 def dispatched(
     groups: tuple[Any, Any, Any],
     kind: str,
@@ -191,21 +260,10 @@ def dispatched(
 ) -> Result:
     rank, tokens = dist.get_rank(), 5
     log: list[str] = []
-    ep_group, tp_group, both = groups
-    ep, tp = ep_group.size(), tp_group.size()
-    local = X // ep
-    inner = SimpleNamespace(
-        config=SimpleNamespace(
-            moe_router_topk=topk,
-            moe_expert_capacity_factor=None,
-            moe_pad_expert_input_to_capacity=False,
-        ),
-        shared_experts=SharedExpert(log) if shared else None,
-        ep_group=ep_group,
-        tp_group=tp_group,
-        tp_ep_group=both,
-        local_expert_indices=list(range(ep_group.rank() * local, (ep_group.rank() + 1) * local)),
-    )
+    ep_group, tp_group, _ = groups
+    tp = tp_group.size()
+    inner = megatrons(groups, topk, factor=1.0 if kind == "dropped" else None)
+    inner.shared_experts = SharedExpert(log) if shared else None
     dispatcher = build(inner)
     x = draw(tokens, 1, H, seed=100 + rank).requires_grad_()
     chosen = routing(kind, rank, tokens, topk)
@@ -221,13 +279,13 @@ def dispatched(
     undo = log_exchanges(log)
     try:
         with count_collectives() as seen:
-            rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
-            rows, weights = dispatcher.token_dispatch(rows, weights)
-            rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
-            rows = _logged(compute(rows, counts, weights)[0], log, "experts")
-            rows = dispatcher.combine_preprocess(rows)
-            rows = dispatcher.token_combine(rows)
-            out = dispatcher.combine_postprocess(rows)
+            out = through(
+                dispatcher,
+                x,
+                chosen,
+                probs,
+                lambda *rows: logged(compute(*rows)[0], log, "experts"),
+            )
             out.backward(dy)
     finally:
         undo()
@@ -242,15 +300,8 @@ def log_exchanges(log: list[str]) -> Callable[[], None]:
     kept = [(AllToAll, "issue"), (AllGather, "issue"), (Exchange, "wait")]
     plain = [getattr(kind, name) for kind, name in kept]
 
-    def logged(method: Any, name: str) -> Any:
-        def call(self: Any, *args: Any, **more: Any) -> Any:
-            log.append(name)
-            return method(self, *args, **more)
-
-        return call
-
     for (kind, name), method in zip(kept, plain, strict=True):
-        setattr(kind, name, logged(method, name))
+        setattr(kind, name, logging(method, log, name))
 
     def undo() -> None:
         for (kind, name), method in zip(kept, plain, strict=True):

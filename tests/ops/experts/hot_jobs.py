@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
@@ -17,7 +16,7 @@ from ascend_run.ops.experts.hot_replicas import Replication, replica_link
 from ascend_run.testing.effects import count_operations
 from tests.support.cpu_facade import cpu_facade
 
-from .dispatcher_jobs import HeldExperts, dispatched, groups_of, routing
+from .dispatcher_jobs import HeldExperts, dispatched, groups_of, logged, logging, routing
 
 COPYING: Final = ("cat", "index", "index_select", "split_with_sizes")
 
@@ -70,15 +69,14 @@ def _outcome(
         def compute(rows: Tensor, *rest: Any) -> Tensor:
             name = "replicas" if computed else "own"
             computed.append(len(rows))
-            out: Tensor = _Logged.apply(kernel(rows, *rest), log, name)
-            return out
+            return logged(kernel(rows, *rest), log, name)
 
         held.compute = compute
         return replica_link(held, group).wrap(held.forward)  # type: ignore[arg-type]
 
     plain = {name: getattr(Replication, name) for name in ("broadcast", "reduce", "wait")}
     for name, method in plain.items():
-        setattr(Replication, name, _logged(method, log, name))
+        setattr(Replication, name, logging(method, log, name))
     try:
         found = dispatched(groups, kind, topk, build, shared, experts)
     finally:
@@ -109,27 +107,6 @@ def copying(ep: int, kind: str, topk: int, num_hot: int) -> list[dict[str, int]]
                 dispatched(groups, kind, topk, build, False)
             counted.append({name: operations[name] for name in COPYING})
     return counted
-
-
-class _Logged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, log: list[str], name: str) -> Tensor:
-        ctx.log, ctx.name = log, name
-        log.append(name)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None]:
-        ctx.log.append(f"d{ctx.name}")
-        return dx, None, None
-
-
-def _logged(method: Any, log: list[str], name: str) -> Any:
-    def call(self: Any, *args: Any) -> Any:
-        log.append(name)
-        return method(self, *args)
-
-    return call
 
 
 def counts_of(ep: int, kind: str, topk: int, tokens: int = 5) -> list[list[int]]:

@@ -62,3 +62,13 @@ def test_communication_volume_equals_its_formula(
             expected["reduce_scatter_"] = tp * most * (out + row)
         assert {name: seen.sent_bytes[name] for name in expected} == expected
         assert sum(seen.calls.values()) == 1 + 6 * (ep > 1) + 6 * (tp > 1)
+
+
+@pytest.mark.parametrize(("ep", "tp"), [(1, 1), (2, 1), (1, 2)])
+def test_the_device_is_read_once_and_not_at_all_with_padding(
+    gloo_pool: GlooPool, ep: int, tp: int
+) -> None:
+    """From the routing to the sums of outputs; with tokens dropped, too."""
+    cases = [(None, False), (0.6, False), (0.6, True)]
+    for found in gloo_pool.run(jobs.reads, ep * tp, ep, tp, cases):
+        assert [len(seen) for seen in found] == [1, 1, 0], found

@@ -16,7 +16,7 @@ from . import hot_jobs as jobs
 from .dispatcher_jobs import F, H, X
 
 ITEM, TOKENS = 8, 5
-ROUTINGS = ("spread", "first", "last empty")
+ROUTINGS = ("spread", "first", "last empty", "dropped")
 
 
 def rows_of(counts: list[list[int]], hot: set[int]) -> list[int]:
@@ -80,8 +80,9 @@ def test_two_full_ranks_both_get_replicas() -> None:
 def test_output_and_every_gradient_are_those_of_each_token(
     gloo_pool: GlooPool, ep: int, overlap: bool, shared: bool
 ) -> None:
-    """Of inputs, probabilities and experts; with all tokens on one expert, and empty experts. The
-    rows of each rank are those of the choice, which is that of the counts on every rank."""
+    """Of inputs, probabilities and experts; with all tokens on one expert, empty experts, and
+    tokens dropped. The rows of each rank are those of the choice, which is that of the counts on
+    every rank."""
     runs = [*product(ROUTINGS, (1, 2), range(1, X // ep + 1))]
     ranks = gloo_pool.run(jobs.outcomes, ep, ep, runs, overlap=overlap, shared=shared)
     for at, (kind, topk, num_hot) in enumerate(runs):
@@ -92,7 +93,9 @@ def test_output_and_every_gradient_are_those_of_each_token(
             assert found.choice == expected
             assert found.counts == counts
             assert sum(found.computed) == expected.rows_after[rank]
-    assert any(sum(found.computed[1:]) for outcomes in ranks for found in outcomes)
+    for routing in ("first", "dropped"):
+        mine = [at for at, (kind, *_) in enumerate(runs) if kind == routing]
+        assert any(sum(outcomes[at].computed[1:]) for outcomes in ranks for at in mine), routing
 
 
 @pytest.mark.parametrize("ep", [2, 4])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ascend_run.ops.experts.dispatcher_cost import ALL_TO_ALL, NO_CAPACITY
+from ascend_run.ops.experts.dispatcher_cost import ALL_TO_ALL, UNPADDED
 from ascend_run.plugin_api import (
     Condition,
     CostChange,
@@ -59,7 +59,7 @@ class HotExperts:
     manifest = Manifest(
         name="hot-experts",
         summary="replicate the busiest experts on all ranks, chosen in each forward",
-        requires=(ALL_TO_ALL, NO_CAPACITY),
+        requires=(ALL_TO_ALL, UNPADDED),
         conflicts={
             "moe-adaptive-recompute": "each rank decides alone whether its experts are recomputed, "
             "and all ranks exchange replicas; use moe-zero-memory",

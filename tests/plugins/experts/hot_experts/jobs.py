@@ -1,4 +1,4 @@
-"""What replicas keep for backward, on a rank, with the choices that were made."""
+"""What replicas send, and keep for backward, on a rank with known choices."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import attrs
 from torch import Tensor
 from torch import distributed as dist
 
 from ascend_run.ops.experts import hot_dispatcher
 from ascend_run.ops.experts.hot_experts import HotExperts, hot_experts
+from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 from tests.support.saved_tensors import saved_bytes
 
 
@@ -30,3 +32,13 @@ def saved(runs: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> tuple[list
 
     with patch.object(hot_dispatcher, "hot_experts", choose):
         return saved_bytes(runs), replicas, kept
+
+
+def with_all_replicas(trial: Trial) -> RankOutcome:
+    """Run a trial in which every forward replicates the first experts, as many as it may."""
+
+    def choose(counts_EX: Tensor, most: int) -> HotExperts:
+        return attrs.evolve(hot_experts(counts_EX, most), experts=tuple(range(most)))
+
+    with patch.object(hot_dispatcher, "hot_experts", choose):
+        return run_trial(trial)

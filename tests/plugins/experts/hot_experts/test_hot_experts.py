@@ -28,6 +28,13 @@ SHARED: Final = {"model.moe_shared_expert_intermediate_size": 24}
 OVERLAPPED: Final = {**SHARED, "model.moe_shared_expert_overlap": True}
 EP: Final = {"parallel.expert_model_parallel_size": 2}
 LAYERS, GLOBAL_BATCH = 2, 4
+LEVEL: Final = "plugins.moe-zero-memory.level"
+FULL: Final = {
+    "model.recompute_granularity": "full",
+    "model.recompute_method": "uniform",
+    "model.recompute_num_layers": 1,
+}
+MODULE: Final = {"model.recompute_granularity": "selective", "model.recompute_modules": ["moe"]}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,7 @@ LAYERS, GLOBAL_BATCH = 2, 4
         ((), {"dp": 4, "ep": 4}, {"model.num_moe_experts": 8}, 2),
         ((), {"tp": 2, "ep": 2}, OVERLAPPED, 2),
         ((), {"pp": 2, "dp": 2, "ep": 2}, {}, 2),
+        ((), {"dp": 2, "ep": 2}, {"model.moe_expert_capacity_factor": 1.0}, 2),
         case(("gmm",), {"dp": 2, "ep": 2}, {}, 2),
         case(("gmm",), {"dp": 4, "ep": 4}, {"model.num_moe_experts": 8}, 2),
         case(("moe-alltoall", "moe-permute-fusion"), {"dp": 2, "ep": 2}, OVERLAPPED, 2),
@@ -133,6 +141,14 @@ def test_it_is_idle_with_all_experts_on_a_rank() -> None:
         planned_with(NAME, "model.moe_token_dispatcher_type=allgather")
 
 
+def test_padded_experts_are_refused() -> None:
+    mixtral = ("model.family=mixtral", "model.num_moe_experts=4", "model.moe_router_topk=2")
+    dropping = (*mixtral, "model.moe_expert_capacity_factor=1.0")
+    assert planned_with(NAME, *dropping).config.model.moe_expert_capacity_factor == 1.0
+    with pytest.raises(AscendRunError, match="padded experts have equal numbers of rows"):
+        planned_with(NAME, *dropping, "model.moe_pad_expert_input_to_capacity=true")
+
+
 @pytest.mark.needs_plugins("moe-allgather")
 def test_the_allgather_dispatcher_is_refused_with_the_way_out() -> None:
     with pytest.raises(AscendRunError) as refused:
@@ -140,22 +156,42 @@ def test_the_allgather_dispatcher_is_refused_with_the_way_out() -> None:
     assert "hot-experts needs alltoall; enable one of them" in str(refused.value)
 
 
-@pytest.mark.parametrize("config", [{}, {"model.add_bias_linear": True}], ids=["plain", "biases"])
+@pytest.mark.parametrize(
+    ("beside", "config", "repeated"),
+    [
+        ((), {}, 0),
+        ((), {"model.add_bias_linear": True}, 0),
+        ((), FULL, 1),
+        ((), {**FULL, "model.recompute_method": "block"}, 0.5),
+        ((), MODULE, 1),
+        case(("moe-zero-memory",), {LEVEL: 0}, 1),
+        case(("moe-zero-memory",), {LEVEL: 1, "plugins.moe-zero-memory.num_layers": 1}, 0.5),
+    ],
+    ids=["plain", "biases", "layers", "a layer", "module", "level 0", "level 1 in a layer"],
+)
 def test_communication_of_replicas_matches_the_plan(
-    gloo_pool: GlooPool, config: dict[str, Any]
+    gloo_pool: GlooPool, beside: tuple[str, ...], config: dict[str, Any], repeated: float
 ) -> None:
-    """``plan`` counts as many replicas as there may be; a forward may need fewer."""
+    """In forwards with as many replicas as there may be, which is what ``plan`` counts. They are
+    broadcast again where the experts are recomputed."""
     most = 2
     values = {**MOE, **EP, **config, "model.num_moe_experts": 8, NUMBER: most}
-    _, (cost,) = planned(values, (NAME,), 2)
+    plain = {key: value for key, value in values.items() if key != NUMBER}
+    _, (cost,) = planned(values, (NAME, *beside), 2)
     sent = {c.operation: c.sent_bytes for c in cost.communication if "replicas" in c.why}
-    numbers = 3 * 32 * 48 + (2 * 48 + 32 if config else 0)  # of one expert
+    numbers = 3 * 32 * 48 + (2 * 48 + 32 if "model.add_bias_linear" in config else 0)
     forwards = LAYERS * GLOBAL_BATCH // 2
-    assert sent == dict.fromkeys(("broadcast", "reduce"), forwards * most * numbers * 4)
-    trial = Trial(plugins=(NAME,), config=values, steps=1)
-    for outcome in gloo_pool.run(run_trial, 2, trial):
-        replicas = outcome.metrics["hot-experts/replicas"]
-        assert outcome.sent_bytes["reduce_"] == sent["reduce"] * replicas / most > 0
+    once = forwards * most * numbers * 4
+    assert sent == {"broadcast": once * (1 + repeated), "reduce": once}
+    trials = [
+        Trial(plugins=beside, config=plain, steps=1),
+        Trial(plugins=(NAME, *beside), config=values, steps=1),
+    ]
+    ranks = [gloo_pool.run(jobs.with_all_replicas, 2, trial) for trial in trials]
+    for without, outcome in zip(*ranks, strict=True):
+        assert outcome.sent_bytes["reduce_"] == sent["reduce"]
+        others = without.sent_bytes.get("broadcast_", 0)
+        assert outcome.sent_bytes["broadcast_"] - others == sent["broadcast"]
 
 
 def test_replicas_are_in_the_memory_estimate() -> None:
@@ -167,14 +203,20 @@ def test_replicas_are_in_the_memory_estimate() -> None:
     assert working.nbytes == 3 * added.nbytes
 
 
-def test_saved_replicas_are_those_of_the_memory_estimate(gloo_pool: GlooPool) -> None:
+@pytest.mark.parametrize(
+    ("beside", "dropped"), [((), False), case(("moe-zero-memory",), True)], ids=["saved", "dropped"]
+)
+def test_saved_replicas_are_those_of_the_memory_estimate(
+    gloo_pool: GlooPool, beside: tuple[str, ...], dropped: bool
+) -> None:
     """``plan`` counts as many replicas as there may be, and two indices of 8 bytes for rows that
     are kept. Together on both ranks, since the routing decides how much each saves."""
-    most, replica = 2, 3 * 32 * 48 * 4
+    most, replica = 2, 0 if dropped else 3 * 32 * 48 * 4
     values = {**MOE, **EP, "train.global_batch_size": 2, NUMBER: most}
     plain = {key: value for key, value in values.items() if key != NUMBER}
-    ranks = gloo_pool.run(jobs.saved, 2, [((), plain), ((NAME,), values)])
-    (_, (without,)), (_, (cost,)) = planned(plain, (), 2), planned(values, (NAME,), 2)
+    plugins = (NAME, *beside)
+    ranks = gloo_pool.run(jobs.saved, 2, [(beside, plain), (plugins, values)])
+    (_, (without,)), (_, (cost,)) = planned(plain, beside, 2), planned(values, plugins, 2)
     planned_more = expected_bytes(cost) - expected_bytes(without)
     more = expected = 0.0
     for (saved, saved_more), replicas, kept in ranks:
