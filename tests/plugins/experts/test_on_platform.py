@@ -6,7 +6,7 @@ of one platform.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 import pytest
@@ -56,6 +56,14 @@ def plain(gloo_pool: GlooPool) -> tuple[float, Mapping[str, torch.Tensor]]:
     return gradients(gloo_pool, (), torch.float64, platform="cpu")
 
 
+def shown(
+    plugins: tuple[str, ...], config: Mapping[str, Any], dtype: torch.dtype
+) -> list[Hashable]:
+    """Return what the suite must show: each set in float64, and each other dtype."""
+    return [(plugins, *config.items()) if dtype is torch.float64 else dtype]
+
+
+@pytest.mark.exhaustive(by=shown)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize(("plugins", "config"), sets())
 def test_loss_and_gradients_are_those_of_the_plain_model_on_the_cpu(

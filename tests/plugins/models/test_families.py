@@ -108,6 +108,7 @@ def test_every_family_with_experts_has_a_number_of_them() -> None:
     assert {family.name for family in FAMILIES if family.experts} == NUM_EXPERTS.keys()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [3, 128])
 @pytest.mark.parametrize("name", NUM_EXPERTS)
 def test_any_number_of_experts_is_that_of_transformers(

@@ -62,6 +62,7 @@ def test_gradients_and_weights_are_those_of_the_plain_run(parity: Parity, keep: 
     assert outcome.operations["silu"] == 2 * MICRO_BATCHES * LAYERS * EXPERTS + shared
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_no_bit_changes_in_half_precision_with_dropout(
@@ -82,6 +83,7 @@ def test_no_bit_changes_with_grouped_matmuls(gloo_pool: GlooPool, keep: bool) ->
     assert found.operations[0]["silu"] > plain.operations[0]["silu"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize(
     ("values", "ranks"),
@@ -113,6 +115,7 @@ def test_no_bit_changes_on_several_ranks_of_which_some_exceed(
         assert len(set(more[::STEPS])) == 1  # all ranks decide alike
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize(("scale", "first", "second"), [(1.9, 1, 0), (2.1, 0, 0)])
 def test_only_crowded_experts_are_recomputed(

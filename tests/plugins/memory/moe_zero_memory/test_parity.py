@@ -65,6 +65,7 @@ def test_tokens_of_padded_experts_are_dispatched_again(parity: Parity) -> None:
     parity("moe-zero-memory", model="moe", layout=layout, options={LEVEL: 1}, config=pads)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_no_bit_changes_in_half_precision_with_dropout(
@@ -84,6 +85,7 @@ def test_the_forward_is_repeated_up_to_the_input_of_its_last_matmul(gloo_pool: G
 
 
 @pytest.mark.needs_plugins("gmm")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize("more", [{}, {"plugins.gmm.backend": "bmm"}], ids=str)
 def test_no_bit_changes_with_grouped_matmuls(
@@ -104,6 +106,7 @@ def test_gradients_are_still_added_to_their_buffer(gloo_pool: GlooPool, level: i
         assert found.operations[0]["addmm_"] == plain.operations[0]["addmm_"] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize(
     ("values", "ranks"),
@@ -136,6 +139,7 @@ def test_no_bit_changes_on_several_ranks(
         assert found.operations[0]["silu"] > plain.operations[0]["silu"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize(("busy", "ranks"), [(1, 1), (2, 2)])
 def test_experts_and_ranks_may_have_no_tokens(
