@@ -63,6 +63,7 @@ def test_all_drawn_sets_run_and_have_every_feature() -> None:
 
 
 @pytest.mark.needs_plugins("ulysses", "gmm", "swap-attention")
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     "layout", [{}, {"cp": 2, "ep": 2}, {"cp": 2, "dp": 2, "ep": 2}], ids=["1", "2", "4"]
 )

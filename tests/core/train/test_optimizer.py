@@ -95,6 +95,7 @@ def norms_and_weights(values: Values) -> tuple[list[float | None], dict[str, Ten
         return norms, cloned(run)
 
 
+@pytest.mark.exhaustive(by=lambda layout, world_size: [*layout, world_size])
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [(EP, 2), (TP, 2), ({**TP, **EP}, 2), ({**TP, **EP}, 4)],

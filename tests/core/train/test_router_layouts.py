@@ -27,6 +27,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.needs_plugins("ulysses")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("layout", [{"tp": 2, "ep": 2}, {"cp": 2}, {"dp": 2}], ids=str)
 def test_every_layout_balances_as_one_rank_does(

@@ -32,6 +32,7 @@ def test_tokens_are_gathered_at_once_and_waited_for_after_sorting(
         ]
 
 
+@pytest.mark.exhaustive(by=lambda kind, ep, tp: [kind, (ep, tp)])
 @pytest.mark.parametrize(("ep", "tp"), [(2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("kind", ["spread", "first"])
 def test_communication_volume_equals_its_formula(

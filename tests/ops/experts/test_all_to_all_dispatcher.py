@@ -12,6 +12,7 @@ ITEM, INDEX = 8, 8
 """Bytes of float64 and of int64."""
 
 
+@pytest.mark.exhaustive(by=lambda ep, tp, overlap: [ep, (overlap, tp)])
 @pytest.mark.parametrize(("overlap", "fused"), [(False, False), (True, True)], ids=str)
 @pytest.mark.parametrize(("ep", "tp"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)])
 def test_output_and_every_gradient_are_those_of_each_token(
@@ -43,6 +44,7 @@ def test_shared_experts_are_computed_between_issue_and_wait(
         assert log == expected
 
 
+@pytest.mark.exhaustive(by=lambda kind, ep, tp: [kind, (ep, tp)])
 @pytest.mark.parametrize(("ep", "tp"), [(2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("kind", ["spread", "first"])
 def test_communication_volume_equals_its_formula(

@@ -9,6 +9,7 @@ from ascend_run.testing.pool import GlooPool
 from . import expert_collectives_jobs as jobs
 
 
+@pytest.mark.exhaustive(by=lambda shard_type, ep, tp: [shard_type, (ep, tp)])
 @pytest.mark.parametrize("shard_type", [0, 1], ids=["hidden", "tokens"])
 @pytest.mark.parametrize(("ep", "tp"), [(2, 1), (1, 2), (2, 2)], ids=str)
 def test_both_products_and_every_gradient_are_the_unsharded_ones(

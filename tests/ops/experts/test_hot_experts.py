@@ -75,6 +75,7 @@ def test_two_full_ranks_both_get_replicas() -> None:
     assert hot_experts(counts, 2).experts == (0, 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("overlap", "shared"), [(False, False), (True, True)], ids=str)
 @pytest.mark.parametrize("ep", [2, 4])
 def test_output_and_every_gradient_are_those_of_each_token(

@@ -37,6 +37,7 @@ FULL: Final = {
 MODULE: Final = {"model.recompute_granularity": "selective", "model.recompute_modules": ["moe"]}
 
 
+@pytest.mark.exhaustive(by=lambda beside, layout, config: (*beside, *layout, str(config)))
 @pytest.mark.parametrize(
     ("beside", "layout", "config", "number"),
     [

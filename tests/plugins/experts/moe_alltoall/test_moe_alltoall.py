@@ -26,6 +26,7 @@ PADS = {**DROPS, "model.moe_pad_expert_input_to_capacity": True}
 EXPERTS_ON_TWO = {"parallel.expert_model_parallel_size": 2}
 
 
+@pytest.mark.exhaustive(by=lambda beside, layout, config: (*beside, *layout, str(config)))
 @pytest.mark.parametrize(
     ("beside", "layout", "config"),
     [
@@ -81,6 +82,7 @@ def test_all_to_alls_are_overlapped_if_shared_experts_are() -> None:
         assert {*found} == {hidden}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("others", [(), ("moe-permute-fusion",)], ids=str)
 @pytest.mark.parametrize("factor", [None, 1.0], ids=str)
 def test_saved_indices_are_in_the_memory_estimate(

@@ -16,14 +16,14 @@ from tests.support.tiny_configs import model_fields, parallel_fields
 LEVEL: Final = "plugins.moe-zero-memory.level"
 TOKENS, TOPK, LAYERS, ITEM = 32, 2, 4, 2
 WIDTHS: Final = {
-    "mixtral 8x7B": (512, 1792),
-    "gpt-oss": (352, 352),
-    "qwen2 57B": (448, 320),
-    "qwen3 235B": (512, 192),
-    "deepseek v2": (640, 192),
-    "deepseek v3": (896, 256),
+    "mixtral 8x7B": (256, 896),
+    "gpt-oss": (176, 176),
+    "qwen2 57B": (224, 160),
+    "qwen3 235B": (256, 96),
+    "deepseek v2": (320, 96),
+    "deepseek v3": (448, 128),
 }
-"""H and F of models, an eighth of them."""
+"""H and F of models, a sixteenth of them."""
 
 
 def config(hidden: int, width: int, **more: Any) -> dict[str, Any]:
