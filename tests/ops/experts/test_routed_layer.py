@@ -12,8 +12,8 @@ LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 
 
 def shown(ep: int, tp: int, name: str) -> list[object]:
-    """Return what the suite must show: each dispatcher over both kinds of ranks, and one of ours in
-    each other layout."""
+    """Return what the suite must show: each dispatcher over both kinds of ranks, and a built-in one
+    in each other layout."""
     if ep > 1 and tp > 1:
         return [name]
     return [(ep, tp)] if name.startswith("moe-") else []
