@@ -84,11 +84,8 @@ def static_manifest(candidate: Candidate) -> tuple[StaticManifest | None, str]:
         problem = isinstance(requires_api, str) and api_problem(requires_api, candidate)
         found = None if problem else _checked(fields, candidate.name)
     except (OSError, ValueError, TypeError, ImportError) as error:
-        place = candidate.manifest_file
-        found, problem = (
-            None,
-            f"has a static manifest, {place}, that is invalid: {reason_of(error)}",
-        )
+        where, why = candidate.manifest_file, reason_of(error)
+        found, problem = None, f"has a static manifest, {where}, that is invalid: {why}"
     return found, f"'{candidate.name}' of {candidate.offered_by} {problem}" if problem else ""
 
 
