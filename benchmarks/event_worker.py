@@ -17,7 +17,7 @@ import pluggy
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import hookspecs
-from ascend_run.plugin_api.hookspecs import PROJECT
+from ascend_run.plugin_api.hook_kinds import PROJECT
 
 from .silent_plugins import silent_plugins
 

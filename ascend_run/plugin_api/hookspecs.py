@@ -22,16 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_run.types.declarations import Claim
 
-from .hook_kinds import (
-    PROJECT,
-    HookKind,
-    Point,
-    contribution,
-    hookimpl,
-    listener,
-    provider,
-    wrapper,
-)
+from .hook_kinds import Point, contribution, listener, provider, wrapper
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -44,9 +35,6 @@ if TYPE_CHECKING:
     from ascend_run.types.layout import Layout
 
     from . import contracts as c
-
-__all__ = ["PROJECT", "HookKind", "hookimpl"]
-
 
 # -- before the process group exists ----------------------------------------------------------
 
