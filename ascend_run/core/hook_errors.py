@@ -89,15 +89,12 @@ def _distribution(name: str, plugin: type) -> str:
     package = plugin.__module__.partition(".")[0]
     for found in distributions():
         try:
-            offers = found.entry_points if _may_offer(found.read_text("entry_points.txt")) else ()
-            for offer in offers:
+            if "ascend_run." not in (found.read_text("entry_points.txt") or ""):
+                continue
+            for offer in found.entry_points:
                 ours = offer.group.startswith("ascend_run.") and offer.name == name
                 if ours and offer.module.partition(".")[0] == package:
                     return f"{found.name} {found.version}"
         except Exception:  # other distributions may be broken in any way
             continue
     return f"the module {plugin.__module__}"
-
-
-def _may_offer(entry_points: str | None) -> bool:
-    return "ascend_run." in (entry_points or "")

@@ -11,7 +11,6 @@ from ascend_run.core.data.batches import (
     join_rows,
     micro_batches,
     require_mask,
-    require_samples,
     shard_sequence,
     to_device,
 )
@@ -44,14 +43,6 @@ class BatchReader:
             end_of_document=partial(end_of_document, context.config, context.config.data.train),
         )
         self._shard = sequence_sharder(hooks, context)
-
-    def require(self, dataset: Samples, consumed_samples: int, steps: int, name: str) -> None:
-        """Check that a dataset has enough samples.
-
-        Raises:
-            DataError: The dataset has fewer samples than ``steps`` steps need.
-        """
-        require_samples(dataset, self._plan, consumed_samples, steps, f"the {name} dataset")
 
     def __call__(
         self,

@@ -7,7 +7,7 @@ from functools import partial
 
 import attrs
 
-from ascend_run.core.data.batches import BatchPlan
+from ascend_run.core.data.batches import BatchPlan, require_samples
 from ascend_run.core.data.samples import BlendedSamples, build_datasets
 from ascend_run.core.fingerprint.reading import RowHashes
 from ascend_run.core.hooks import Hooks
@@ -48,12 +48,12 @@ def open_batches(
     read = BatchReader(hooks, context, task.batch_fields, plan)
     validation = None
     if datasets.validation is not None and train.eval_interval:
-        read.require(datasets.validation, 0, train.eval_iters, "validation")
+        require_samples(datasets.validation, plan, 0, train.eval_iters, "the validation dataset")
         validation = partial(read, datasets.validation, 0, "validation")
     if datasets.train is None:
         return RunBatches(iter(()), validation)
     if isinstance(datasets.train, BlendedSamples):
         datasets.train.log_sources()
     first = context.consumed_samples
-    read.require(datasets.train, first, steps_left, "training")
+    require_samples(datasets.train, plan, first, steps_left, "the training dataset")
     return RunBatches(read(datasets.train, first, "training", rows.watch), validation)
