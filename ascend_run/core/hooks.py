@@ -28,6 +28,13 @@ Watch = Callable[[str, Any, Any], None]
 """Called after each wrapper with the plugin name, its input and its output."""
 
 
+class _Manager(pluggy.PluginManager):
+    """Seeks no hooks among the attributes that every object has, which takes most of the time."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+
+
 class Hooks:
     """Call the hooks of one run's plugins.
 
@@ -44,7 +51,7 @@ class Hooks:
         self._by_name = {plugin.manifest.name: plugin for plugin in self.plugins}
         self._platforms = {p.manifest.name for p in self.plugins if Claim.PLATFORM in claims_of(p)}
         self._points = hook_points()
-        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager = _Manager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         for plugin in self.plugins:
             self._manager.register(plugin, name=plugin.manifest.name)

@@ -11,13 +11,12 @@ import attrs
 
 from ascend_run.plugin_api import Numerics
 from ascend_run.prepare.conflicts import closure
-from ascend_run.registry.discovery import discover
 from ascend_run.registry.pairs import exclusion
 from ascend_run.testing.runtime import Examined
 
 from .covering import Items
 from .examined_sets import ExaminedSets, examined_sets
-from .features import LAYOUTS, features, numerics_of, settled
+from .features import LAYOUTS, catalogue, features, numerics_of, settled
 from .setting import Completed, Setting
 
 NUM_LAYERS: Final = {"model.num_layers": 4}
@@ -80,7 +79,7 @@ def _sets_in(
 @functools.cache
 def excluded_pairs() -> frozenset[Items]:
     """Return the pairs of features that resolution never allows."""
-    classes = discover().load(features())
+    classes = catalogue().load(features())
     pairs = combinations(sorted(classes), 2)
     return frozenset(
         frozenset(pair) for pair in pairs if exclusion(classes[pair[0]], classes[pair[1]])
@@ -90,5 +89,5 @@ def excluded_pairs() -> frozenset[Items]:
 @functools.cache
 def requirements() -> dict[str, Items]:
     """Return feature -> itself and all features that it requires, directly or not."""
-    classes = discover().load(features())
+    classes = catalogue().load(features())
     return {name: closure([name], classes) for name in classes}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ascend_run.plugin_api import AscendRunError, Claim, Numerics
-from ascend_run.registry.discovery import discover
+from ascend_run.registry.discovery import Catalogue, discover
 from ascend_run.registry.kinds import Kind
 from ascend_run.registry.resolution import Resolution, resolve
 
@@ -56,6 +56,12 @@ EXCHANGE: Final = "ulysses"
 """Where the sequence is split, and the feature under test leaves that to others."""
 
 
+@functools.cache
+def catalogue() -> Catalogue:
+    """Return the installed plugins; read once, as it takes longer than examining a set."""
+    return discover()
+
+
 def features() -> list[str]:
     """Return the names of the built-in features."""
     return ours(Kind.FEATURE)
@@ -68,16 +74,15 @@ def settled() -> list[str]:
 
 def ours(kind: Kind) -> list[str]:
     """Return the names of the built-in plugins of a kind."""
-    catalogue = discover()
-    names = (n for n, found in catalogue.items() if found.first_party and found.kind is kind)
-    return sorted({plugin.manifest.name for plugin in catalogue.load(names).values()})
+    names = (n for n, found in catalogue().items() if found.first_party and found.kind is kind)
+    return sorted({plugin.manifest.name for plugin in catalogue().load(names).values()})
 
 
 @functools.cache
 def resolution_of(names: tuple[str, ...]) -> Resolution | None:
     """Resolve a set; None if it is refused."""
     try:
-        return resolve(names, discover().load(names))
+        return resolve(names, catalogue().load(names))
     except AscendRunError:
         return None
 
@@ -85,7 +90,7 @@ def resolution_of(names: tuple[str, ...]) -> Resolution | None:
 @functools.cache
 def numerics_of(name: str) -> Numerics:
     """Return the numerics that a plugin's manifest declares."""
-    numerics: Numerics = discover().load([name])[name].manifest.numerics
+    numerics: Numerics = catalogue().load([name])[name].manifest.numerics
     return numerics
 
 

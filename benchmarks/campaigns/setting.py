@@ -10,12 +10,11 @@ import attrs
 
 from ascend_run.plugin_api import AscendRunError, Numerics
 from ascend_run.prepare.prepare import resolve_run
-from ascend_run.registry.discovery import Catalogue, discover
 from ascend_run.testing.kit import raw_config
 from ascend_run.testing.parity import Case
 from ascend_run.testing.runtime import Examined
 
-from .features import EXCHANGE, OPTIONS, config_of, exchanges, numerics_of, settled
+from .features import EXCHANGE, OPTIONS, catalogue, config_of, exchanges, numerics_of, settled
 
 
 @attrs.frozen
@@ -48,7 +47,7 @@ class Setting:
         )
         raw = raw_config(case.trial(names, steps=0, sharded=True))
         try:
-            run = resolve_run(raw, _catalogue(), case.world_size)
+            run = resolve_run(raw, catalogue(), case.world_size)
         except AscendRunError as error:
             return Examined(error.problems or (error.headline,))
         return Examined(tuple(run.problems()), frozenset(run.idle))
@@ -76,12 +75,6 @@ class Setting:
             if not found.problems:
                 return tried[-1]
         return tried[0]
-
-
-@functools.cache
-def _catalogue() -> Catalogue:
-    """Read once, as it takes longer than examining a set."""
-    return discover()
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pluggy
 import pytest
 
 from ascend_run.core.hooks import Hooks
@@ -58,6 +59,20 @@ class Listener2(Base):
     @hookimpl
     def ascend_after_log(self, metrics: Mapping[str, float], context: Any) -> None:
         self.seen.append((context, dict(metrics)))
+
+
+def test_what_every_object_has_is_not_searched_for_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is most of what an object has, and each look at it takes microseconds."""
+    seen: list[str] = []
+    look = pluggy.PluginManager.parse_hookimpl_opts
+
+    def recorded(manager: Any, plugin: Any, name: str) -> Any:
+        seen.append(name)
+        return look(manager, plugin, name)
+
+    monkeypatch.setattr(pluggy.PluginManager, "parse_hookimpl_opts", recorded)
+    assert Hooks([Norm("norm")]).provide("ascend_norm") == "norm"
+    assert sorted(seen) == ["ascend_norm", "manifest", "seen"]
 
 
 def test_a_provider_is_the_first_plugin_with_a_result_platform_last() -> None:
