@@ -37,6 +37,20 @@ UNPADDED: Final = Condition(
     why="padded experts have equal numbers of rows, so none is busier",
     fix="set model.moe_pad_expert_input_to_capacity=false",
 )
+CAPACITY: Final = Condition(
+    "model.moe_expert_capacity_factor",
+    ">",
+    0,
+    why="every expert takes the same number of tokens of each rank",
+    fix="set model.moe_expert_capacity_factor",
+)
+PADDED: Final = Condition(
+    "model.moe_pad_expert_input_to_capacity",
+    "==",
+    True,
+    why="every expert takes the same number of tokens of each rank",
+    fix="set model.moe_pad_expert_input_to_capacity=true",
+)
 NO_EXPERTS: Final = Condition(
     "model.num_moe_experts",
     "<=",
@@ -46,8 +60,9 @@ NO_EXPERTS: Final = Condition(
 )
 """When a dispatcher is idle."""
 _INDEX: Final = 8
-_PLAIN: Final = 12
-"""Bytes of a row in ``dispatcher.indices`` of the plain model."""
+_WIDE: Final = 4
+_PLAIN: Final = _INDEX + _WIDE
+"""Bytes of a row in ``dispatcher.indices`` of the plain model, with one rank for an expert."""
 _BY_EXPERT: Final = 5
 """Bytes of each expert of a token in ``router.scores`` that only Megatron's dispatcher saves: its
 weights and choices in the order of the experts."""
@@ -58,8 +73,8 @@ def saved_indices(
 ) -> CostChange | None:
     """Return the change of the saved indices, or None without experts.
 
-    One more index of a row on its own rank, and two on that of its expert, if that has several; no
-    more of padded experts.
+    One more index of a row on its own rank, and two on each rank of its expert, if that has several
+    experts; no more of padded experts.
 
     Args:
         fused: With ``FusedPermutation``, which has the first row of each token if tokens have
@@ -77,9 +92,10 @@ def saved_indices(
         return CostChange(saved_added=added, saved_added_layers=layers)
     sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[min(rank.moe_layers)]}
     sorts = layout.ep * layout.expt_tp > 1 and experts > layout.ep
-    more = (3 if sorts else 1) * _INDEX
+    more = _INDEX * (1 + 2 * layout.expt_tp * sorts)
     less = tokens * experts * _BY_EXPERT / sizes["router.scores"]
-    changes = {"dispatcher.indices": 1 + more / _PLAIN, "router.scores": 1 - less}
+    plain = _INDEX + _WIDE * layout.expt_tp
+    changes = {"dispatcher.indices": 1 + more / plain, "router.scores": 1 - less}
     return CostChange(
         saved=tuple(SavedChange(tensors=(name,), factor=f) for name, f in changes.items()),
         saved_added=added,

@@ -221,7 +221,9 @@ def _router(config: RunConfig, sizes: Sizes) -> Iterator[tuple[str, float]]:
 
 def _dispatcher(config: RunConfig, layout: Layout, sizes: Sizes) -> Iterator[tuple[str, float]]:
     indices = 2 if _is_padded(config, sizes) else 1
-    yield "indices", sizes.expert_tokens * (indices * _INDEX + _WIDE)
+    gathers = config.model.moe_token_dispatcher_type == "allgather"
+    weights = sizes.expert_tokens if gathers else sizes.expert_rows
+    yield "indices", sizes.expert_tokens * indices * _INDEX + weights * _WIDE
     # With gathered tokens: indices and weights of those for this rank's experts.
     yield "chosen", gathered_tokens(config, layout, sizes) * sizes.experts * (_WIDE + 2)
 

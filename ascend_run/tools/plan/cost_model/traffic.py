@@ -145,7 +145,8 @@ def _dispatched(layout: Layout, sizes: Sizes, runs: int, direction: str) -> Iter
         )
         # Gathered over the ranks of an expert's tensor parallelism.
         of_all = 1 if forward else layout.expt_tp
-        rows = tokens * (layout.expt_tp if forward else 1)
+        # Partial outputs are summed in the dtype of the weights.
+        rows = sizes.hidden * weights * (layout.expt_tp if forward else 1)
         yield volume(there, "expt_tp", runs, tokens * of_all, f"{why}: tokens of one expert")
         yield volume(there, "expt_tp", runs, weights * of_all, f"{why}: weights of one expert")
         yield volume(back, "expt_tp", runs, rows, f"{why}: outputs of one expert")

@@ -96,3 +96,21 @@ def test_saved_indices_are_in_the_memory_estimate(
     measured = [plugin - plain for plain, plugin in gloo_pool.run(saved_bytes, 2, runs)]
     plain, plugin = (expected_bytes(planned(config, names, 2)[1][0]) for names, config in runs)
     assert sum(measured) == 2 * (plugin - plain)
+
+
+def test_indices_of_rows_on_every_rank_of_an_expert_are_in_the_estimate(
+    gloo_pool: GlooPool,
+) -> None:
+    shared = {
+        "parallel.tensor_model_parallel_size": 2,
+        "parallel.sequence_parallel": True,
+        "parallel.expert_tensor_parallel_size": 2,
+        "train.global_batch_size": 2,
+    }
+    runs = [
+        ((), {**MOE, **EXPERTS_ON_TWO, **shared}),
+        ((NAME,), {**MOE, **EXPERTS_ON_TWO, **shared}),
+    ]
+    measured = [plugin - plain for plain, plugin in gloo_pool.run(saved_bytes, 4, runs)]
+    plain, plugin = (expected_bytes(planned(config, names, 4)[1][0]) for names, config in runs)
+    assert sum(measured) == 4 * (plugin - plain)

@@ -89,6 +89,13 @@ def test_a_step_sends_what_was_expected(
     assert differences(gloo_pool, config, plugins) == []
 
 
+def test_partial_outputs_of_experts_are_summed_in_the_dtype_of_their_weights(
+    gloo_pool: GlooPool,
+) -> None:
+    values = {**_SP, **_CUT, **_EP, "train.precision": "bf16"}
+    assert differences(gloo_pool, {**MODELS["moe"], **_LONGER["moe"], **values}, ()) == []
+
+
 @pytest.mark.parametrize(
     "values",
     [
