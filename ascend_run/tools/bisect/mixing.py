@@ -7,7 +7,7 @@ from typing import Any
 
 from ascend_run.plugin_api import AscendRunError, Numerics
 from ascend_run.tools.verify.building import PROBES
-from ascend_run.tools.verify.dropout import WITHOUT_DRAWS
+from ascend_run.tools.verify.dropout import without_draws
 from ascend_run.tools.verify.layouts import KEYS
 from ascend_run.tools.verify.questions import Side
 
@@ -50,7 +50,7 @@ class Mixing:
         """
         mixed = self._values({*names})
         layout = {key: value for key, value in mixed.items() if key in AXES}
-        probes = {**PROBES, **(WITHOUT_DRAWS if self._changes_layout else {})}
+        probes = {**PROBES, **(without_draws(mixed) if self._changes_layout else {})}
         fixed = {key: value for key, value in probes.items() if key not in self._found}
         return Side(
             name=f"A with {', '.join(names)} of B" if names else "A",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 
@@ -22,15 +22,10 @@ _NOISE: Final[Mapping[str, object]] = {
     "model.moe_sparsemixer_sampling": False,
 }
 """Options by which a router draws or goes by a token's place on its rank -> values without."""
-_CAPACITY: Final[Mapping[str, object]] = {
-    "model.moe_expert_capacity_factor": None,
-    "model.moe_pad_expert_input_to_capacity": False,
-    "model.moe_token_drop_policy": "probs",
-}
-"""The same of options by which experts drop tokens of each rank apart: equal on one rank."""
+_FACTOR: Final = "model.moe_expert_capacity_factor"
+_NEARLY_ALL: Final = 1 - 1e-6
+"""Of the factor that pads every expert to all tokens, which is refused; rounded up, it is all."""
 _DRAWS: Final[Mapping[str, object]] = {HIDDEN: 0.0, ATTENTION: 0.0, **_NOISE}
-WITHOUT_DRAWS: Final[Mapping[str, object]] = {**_DRAWS, **_CAPACITY}
-"""The same of every option that makes a step depend on the layout by design."""
 _PROBABILITY: Final = 0.2
 _CHOICES: Final[Sequence[Mapping[str, float]]] = (
     {HIDDEN: _PROBABILITY, ATTENTION: _PROBABILITY},
@@ -39,14 +34,38 @@ _CHOICES: Final[Sequence[Mapping[str, float]]] = (
 )
 
 
-def without_dropout(side: Side, *, one_rank: bool = False) -> Side:
-    """Return the same run without dropout, and with routers that go by the logits alone.
+def without_draws(values: Mapping[str, Any]) -> dict[str, object]:
+    """Return the options under which a step does not depend on the layout: without what is drawn,
+    and with experts that drop no token of any rank. Padded ones stay padded, to all tokens.
 
     Args:
-        one_rank: All runs that are compared have one rank, so that experts may drop tokens.
+        values: Config keys, ``model.name``, and values of the run; those of Megatron's default may
+            be left out.
     """
-    values = _DRAWS if one_rank else WITHOUT_DRAWS
-    return attrs.evolve(side, values={**side.values, **values})
+    if values.get("model.moe_pad_expert_input_to_capacity"):
+        all_tokens = values["model.num_moe_experts"] / values.get("model.moe_router_topk", 2)
+        return {**_DRAWS, _FACTOR: all_tokens * _NEARLY_ALL}
+    return {**_DRAWS, _FACTOR: None, "model.moe_token_drop_policy": "probs"}
+
+
+def without_dropout(candidate: Side, *, one_layout: bool) -> Callable[[Side], Side]:
+    """Return a function from a run to the same without dropout, and with routers that go by the
+    logits alone.
+
+    Args:
+        candidate: The run to compare, whose model the others have.
+        one_layout: It is not compared with another layout of several ranks. On one rank, experts
+            may then drop tokens.
+    """
+    options = _DRAWS
+    if candidate.world_size > 1 or not one_layout:
+        model = candidate.prepare().config.model
+        options = without_draws({f"model.{name}": value for name, value in model.items()})
+
+    def undrawn(side: Side) -> Side:
+        return attrs.evolve(side, values={**side.values, **options})
+
+    return undrawn
 
 
 def with_dropout(side: Side) -> Side:

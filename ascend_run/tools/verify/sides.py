@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -82,7 +81,7 @@ def sides_of(question: Question) -> Sides:
     numerics = {name: plugin.manifest.numerics for name, plugin in plugins.items()}
     models = tuple(name for name in enabled if numerics[name] is Numerics.MODEL)
     dropout = has_dropout(dropping)
-    undrawn = partial(without_dropout, one_rank=dropping.world_size == 1 and not other)
+    undrawn = without_dropout(dropping, one_layout=not other)
     candidate = undrawn(dropping)
     plain = undrawn(side("the plain model on one rank", models, {}, model))
     plain = attrs.evolve(plain, by_differences=True)
@@ -92,10 +91,10 @@ def sides_of(question: Question) -> Sides:
     like_dropping = side(f"{plain.name}, with dropout", models, {}, model)
     if candidate.world_size > 1 and question.enable and without != enabled:
         like_dropping = side("the same layout without, with dropout", without, sizes, model)
-        same_layout, refused = _same_layout(like_dropping)
+        same_layout, refused = _same_layout(like_dropping, undrawn)
     against = None
     if other:
-        against = without_dropout(side(f"{layouts.shown(other)} without", without, other, model))
+        against = undrawn(side(f"{layouts.shown(other)} without", without, other, model))
         against.prepare()
     can_drop = dropout and (same_layout is not None or candidate.world_size == 1)
     sides = Sides(
@@ -164,14 +163,14 @@ def _with_left_out(
     return attrs.evolve(sides, left_out=tuple(found), notes=(*sides.notes, *notes))
 
 
-def _same_layout(with_dropout: Side) -> tuple[Side | None, str]:
+def _same_layout(with_dropout: Side, undrawn: Callable[[Side], Side]) -> tuple[Side | None, str]:
     """The same run without dropout; None, and the reason, if it cannot start."""
     try:
         with_dropout.prepare()
     except AscendRunError as error:
         return None, _reason(error)
     named = attrs.evolve(with_dropout, name="the same layout without")
-    return without_dropout(named), ""
+    return undrawn(named), ""
 
 
 def _notes(

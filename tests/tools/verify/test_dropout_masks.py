@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
+from ascend_run.ops.experts.capacity import expert_capacity
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.capture.mask_record import ATTENTION, DropoutMask
 from ascend_run.tools.verify.capture.record import Record
@@ -99,7 +100,6 @@ def test_routers_are_compared_without_what_depends_on_the_layout() -> None:
         "moe_router_force_load_balancing": True,
         "moe_sparsemixer_sampling": True,
         "moe_expert_capacity_factor": 1.5,
-        "moe_pad_expert_input_to_capacity": True,
     }
     values = {f"model.{name}": value for name, value in noise.items()}
     del values["model.moe_router_force_load_balancing"]
@@ -111,6 +111,20 @@ def test_routers_are_compared_without_what_depends_on_the_layout() -> None:
         assert not any(model[name] for name in noise)
     plain = sides_of(Question(model="moe", layout={"dp": 2}))
     assert "routers" not in "\n".join(plain.notes)
+
+
+def test_padded_experts_drop_no_token_of_any_rank() -> None:
+    padded = {
+        "model.moe_expert_capacity_factor": 0.5,
+        "model.moe_pad_expert_input_to_capacity": True,
+    }
+    sides = sides_of(Question(model="moe", layout={"dp": 2}, config=padded))
+    for side in (sides.candidate, sides.plain):
+        model = side.prepare().config.model
+        assert model.moe_pad_expert_input_to_capacity
+        for tokens in (1, 7, 4096):
+            sizes = (tokens, model.num_moe_experts, model.moe_router_topk)
+            assert expert_capacity(*sizes, model.moe_expert_capacity_factor) == tokens
 
 
 def test_experts_drop_tokens_where_all_runs_have_one_rank() -> None:
