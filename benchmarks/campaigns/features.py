@@ -25,6 +25,10 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     "alibi": {"model.position_embedding_type": "none"},
     "hybrid-adaptive-cp": {"data.seq_length": 32},  # sixteen parts beside two tensor ranks
     "moe-allgather": {"model.moe_token_dispatcher_type": "allgather"},
+    "moe-bmm-fused": {  # padded to all tokens, so that none is dropped in any layout
+        "model.moe_expert_capacity_factor": 1.99,
+        "model.moe_pad_expert_input_to_capacity": True,
+    },
     "noop-layers": {"model.num_layers": 3},
     "unaligned-ulysses": {
         "model.num_attention_heads": 6,
@@ -48,7 +52,13 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = ("ema-adamw", "hot-experts", "moe-tp-extend-ep", "shared-experts")
+YOUNGER: Final[Sequence[str]] = (
+    "ema-adamw",
+    "hot-experts",
+    "moe-bmm-fused",
+    "moe-tp-extend-ep",
+    "shared-experts",
+)
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has
 (``tests/contract/test_together.py``) and in the pairs of their own suites."""

@@ -159,9 +159,9 @@ class _ExpertMlp(Function):
         dfc1_bias = _sums(dhidden, counts, groups) if needs_biases[0] else None
         dfc2_bias = _sums(dy_TH * probs_T1, counts, groups) if needs_biases[1] else None
         own_fc1, own_fc2 = ctx.accumulated
-        dfc2 = _weight_gradient(groups, own_fc2, dy_TH, act_TF) if needs_fc2 else None
+        dfc2 = weight_gradient(groups, own_fc2, dy_TH, act_TF) if needs_fc2 else None
         del dact_TF, act_TF
-        dfc1 = _weight_gradient(groups, own_fc1, dhidden, tokens_TH) if needs_fc1 else None
+        dfc1 = weight_gradient(groups, own_fc1, dhidden, tokens_TH) if needs_fc1 else None
         dtokens = groups.matmul(dhidden, fc1) if needs_tokens else None
         dprobs = dprobs_T1.squeeze(-1).to(probs_T.dtype)
         return (dtokens, dprobs, dfc1, dfc2, dfc1_bias, dfc2_bias, *(None,) * 4)
@@ -185,7 +185,7 @@ def _sums(rows: Tensor, counts: Counts, groups: GroupedGemm) -> Tensor:
     return groups.outer(rows, ones)[..., 0]
 
 
-def _weight_gradient(
+def weight_gradient(
     groups: GroupedGemm, accumulated: Tensor | None, a_TN: Tensor, b_TK: Tensor
 ) -> Tensor:
     """Return the gradient of a weight, or an empty tensor if it was added to ``main_grad``.

@@ -1,4 +1,4 @@
-"""Differentiable collectives along a dim of a tensor."""
+"""Differentiable collectives along a dim of a tensor; a group of one rank calls none."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     Its backward is the same all-to-all. Communication: one all-to-all. Numerics: bitwise.
     """
+    if group.size() == 1:
+        return x
     out: Tensor = _Exchange.apply(x, group)
     return out
 
@@ -27,6 +29,8 @@ def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
     Communication: one all-gather; one reduce-scatter in backward.
     """
+    if group.size() == 1:
+        return x.unsqueeze(dim)
     out: Tensor = _Gather.apply(x, dim, group)
     return out
 
@@ -36,6 +40,8 @@ def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
     Communication: one reduce-scatter; one all-gather in backward.
     """
+    if group.size() == 1:
+        return x.squeeze(dim)
     out: Tensor = _ReduceScatter.apply(x, dim, group)
     return out
 

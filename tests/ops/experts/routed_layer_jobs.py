@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,15 @@ from torch import distributed as dist
 
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.exchanged_experts import (
+    ExpertGroups,
+    LocalDispatcher,
+    exchanged_experts,
+)
 from ascend_run.ops.experts.routing import routing_scores
 from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.testing.effects import count_collectives
+from ascend_run.types.moe import ExpertActivation, ExpertWeights
 from tests.support.cpu_facade import cpu_facade
 
 from .dispatcher_jobs import F, H, SharedExpert, X, draw, groups_of, log_exchanges
@@ -43,6 +49,8 @@ DISPATCHERS: dict[str, Callable[[Any], Any]] = {
     "moe-allgather": AllGatherDispatcher,
 }
 """What replaces Megatron's dispatcher."""
+EXCHANGING: Final = "moe-bmm-fused"
+"""Its experts exchange their tokens, which are padded; its dispatcher only permutes."""
 
 
 def _dispatcher(name: str, *parts: Any) -> Any:
@@ -50,13 +58,15 @@ def _dispatcher(name: str, *parts: Any) -> Any:
 
     kind = "AllGather" if name.endswith("allgather") else "AlltoAll"
     inner = getattr(token_dispatcher, f"MoE{kind}TokenDispatcher")(*parts)
-    return DISPATCHERS[name](inner)
+    return LocalDispatcher(inner) if name == EXCHANGING else DISPATCHERS[name](inner)
 
 
 def _cases(name: str, drops: bool) -> list[Case]:
     """Shared experts beside every other case."""
     limits: tuple[tuple[float | None, str], ...]
-    pads: tuple[bool, ...] = (False,) if name == "moe-allgather" else (False, True)
+    pads: tuple[bool, ...] = {"moe-allgather": (False,), EXCHANGING: (True,)}.get(
+        name, (False, True)
+    )
     kinds = ["spread", "one expert", "equal scores", "last empty", "no tokens"]
     limits = ((0.6, "probs"), (0.6, "position"), (1.5, "probs"))
     overlaps = not name.endswith("allgather")
@@ -169,10 +179,16 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[st
     rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
     counts = counts.tolist()
     assert both.size() > 1 or sum(counts) == int(chosen.sum())  # no row of a dropped token
-    if case.pads:
-        assert counts == [_capacity(case, len(x)) * both.size()] * local
-    parts = zip(rows.split(counts), weights.split(counts), fc1, fc2, strict=True)
-    rows = torch.cat([((part @ a).tanh() * p[:, None]) @ b for part, p, a, b in parts])
+    if name == EXCHANGING:
+        assert counts == [_capacity(case, len(x))] * X
+        own = ExpertWeights(fc1.transpose(1, 2), fc2.transpose(1, 2))
+        activation = ExpertActivation(function=torch.tanh, gated=False)
+        rows = exchanged_experts(rows, weights, own, activation, ExpertGroups(ep_group, tp_group))
+    else:
+        if case.pads:
+            assert counts == [_capacity(case, len(x)) * both.size()] * local
+        parts = zip(rows.split(counts), weights.split(counts), fc1, fc2, strict=True)
+        rows = torch.cat([((part @ a).tanh() * p[:, None]) @ b for part, p, a, b in parts])
     rows = dispatcher.token_combine(dispatcher.combine_preprocess(rows))
     out = dispatcher.combine_postprocess(rows)
     out.backward(draw(len(x), 1, H, seed=300 + rank))

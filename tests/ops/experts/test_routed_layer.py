@@ -40,8 +40,19 @@ def test_output_and_every_gradient_are_those_of_tokens_not_dropped(
 ) -> None:
     """Of inputs, router, experts and shared experts; both policies, padded and not, with all
     tokens on one expert, equal scores, and experts without tokens."""
+    assert_errors_of_dropping_layers(gloo_pool, ep, tp, name)
+
+
+@pytest.mark.parametrize(("ep", "tp"), LAYOUTS)
+def test_experts_that_exchange_their_tokens_are_those_of_each_token(
+    gloo_pool: GlooPool, ep: int, tp: int
+) -> None:
+    assert_errors_of_dropping_layers(gloo_pool, ep, tp, jobs.EXCHANGING)
+
+
+def assert_errors_of_dropping_layers(pool: GlooPool, ep: int, tp: int, name: str) -> None:
     dropped = 0
-    for found in gloo_pool.run(jobs.errors, ep * tp, ep, tp, name, True, timeout=240):
+    for found in pool.run(jobs.errors, ep * tp, ep, tp, name, True, timeout=240):
         for case, (errors, lost) in found:
             assert max(errors.values()) <= 1e-10, (case, errors)
             dropped += lost
