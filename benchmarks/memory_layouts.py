@@ -42,8 +42,9 @@ _MOE: Final[Mapping[str, Any]] = {
 _UNTIMED: Final = {
     "plugins.cpu.bf16_matmul_dtype": "bf16",
     "plugins.cpu.bf16_attention_dtype": "bf16",
+    "plugins.cpu.fp32_matmul_library": "torch",
 }
-"""By default each processor times them, and wide copies of operands would be in some results."""
+"""By default each processor times them, and copies of operands would be in some results."""
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {"dense": _DENSE, "moe": _MOE}
 """The shapes of examples/dense.toml and examples/demo.toml, made smaller by the same factor."""
 

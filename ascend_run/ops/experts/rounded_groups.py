@@ -20,7 +20,9 @@ from ascend_run.ops.linear.onednn_matmul import onednn_matmul
 from .grouped_matmul import Counts, LoopGroups
 
 FEWEST_ROWS: Final = 16
-"""``torch.mm`` computes groups of fewer rows."""
+"""``torch.mm`` multiplies groups of fewer rows."""
+FEWEST_SUMMED: Final = 64
+"""And sums over fewer rows, whose result oneDNN does not write where it belongs."""
 STEP: Final = 32
 """Groups are padded to multiples of this; those of many rows to multiples of up to an eighth of
 them."""
@@ -82,7 +84,7 @@ class RoundedGroups(LoopGroups):
 
 def _outer(a_tN: Tensor, b_tK: Tensor, padded: int, out: Tensor | None = None) -> Tensor:
     """Compute ``a.T @ b``, with rows of zeros added to both."""
-    if a_tN.shape[0] < FEWEST_ROWS:
+    if a_tN.shape[0] < FEWEST_SUMMED:
         return torch.mm(a_tN.t(), b_tK, out=out)
-    zeros = (0, padded - a_tN.shape[0])
-    return onednn_matmul(F.pad(a_tN.t(), zeros), F.pad(b_tK, (0, 0, *zeros)), out=out)
+    more = (0, 0, 0, padded - a_tN.shape[0])
+    return onednn_matmul(F.pad(a_tN, more).t(), F.pad(b_tK, more), out=out)

@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_run.ops.experts.grouped_matmul import LoopGroups
-from ascend_run.ops.experts.rounded_groups import FEWEST_ROWS, STEP, RoundedGroups, rounded
+from ascend_run.ops.experts.rounded_groups import (
+    FEWEST_ROWS,
+    FEWEST_SUMMED,
+    STEP,
+    RoundedGroups,
+    rounded,
+)
 from ascend_run.ops.linear.onednn_matmul import onednn_matmul
 
 M, K, N = 24, 40, 32
@@ -144,7 +150,10 @@ def test_each_group_is_multiplied_as_in_float64(counts: tuple[int, ...]) -> None
     found, rows = grouped(counts)
     for got, exact, a, b in found:
         assert_near(got, exact, a, b)
-    assert len(rows) == 3 * sum(count >= FEWEST_ROWS for count in counts)
+    multiplied, summed = (
+        sum(count >= fewest for count in counts) for fewest in (FEWEST_ROWS, FEWEST_SUMMED)
+    )
+    assert len(rows) == multiplied + 2 * summed
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
