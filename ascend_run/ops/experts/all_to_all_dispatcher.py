@@ -32,8 +32,8 @@ from .token_copies import (
     Copies,
     Permutation,
     copies_of,
-    inverse_of,
-    reorder,
+    swap_chunks,
+    transposed,
     uneven_copies_of,
 )
 from .token_exchange import AllToAll, Exchange, gather_rows, scatter_rows
@@ -119,13 +119,13 @@ class AllToAllDispatcher:
         """Return this rank's rows sorted by expert [Q, H], the counts [x] and probabilities [Q]."""
         if self.shared_experts is not None:
             self.shared_experts.linear_fc1_forward_and_act()
-        self.order = self._order(rows_RH.device) if self.exchanges else None
+        sizes_PEx = self._swapped_sizes() if self.exchanges else None
         rows, probs = map(_finished, (rows_RH, probs_R), self.under_way)
         if not self.exchanges:
             return rows, self.counts_X, probs
         rows, probs = (self._gather(part) for part in (rows, probs))
-        if self.order is not None:
-            rows, probs = (reorder(part, *self.order) for part in (rows, probs))
+        if sizes_PEx is not None:
+            rows, probs = (swap_chunks(part, sizes_PEx) for part in (rows, probs))
         elif self.capacity is not None:
             sizes = (-1, len(self.local_expert_indices), self.capacity)
             rows, probs = (_swapped(part, *sizes) for part in (rows, probs))
@@ -133,9 +133,9 @@ class AllToAllDispatcher:
 
     def combine_preprocess(self, rows_QH: Tensor) -> Tensor:
         """Return the experts' outputs to the order in which their tokens arrived."""
-        if self.order is not None:
-            order, inverse = self.order
-            rows_QH, self.order = reorder(rows_QH, inverse, order), None
+        sizes_PEx = self._swapped_sizes() if self.exchanges else None
+        if sizes_PEx is not None:
+            rows_QH = swap_chunks(rows_QH, transposed(sizes_PEx))
         elif self.exchanges and self.capacity is not None:
             rows_QH = _swapped(rows_QH, len(self.local_expert_indices), -1, self.capacity)
         if self.exchanges and self.tp_group.size() > 1:
@@ -234,17 +234,15 @@ class AllToAllDispatcher:
             return rows
         return gather_rows(rows, self.received.gathered, self.tp_group)
 
-    def _order(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Return the permutation from the order of arrival to that of experts, and its inverse;
-        None with one expert, or with as many rows from each rank to each."""
+    def _swapped_sizes(self) -> list[list[int]] | None:
+        """Return the rows from each rank (in the order of arrival) to each local expert, by which
+        they are sorted by expert; None with one expert, or with as many rows from each rank to
+        each."""
         chunks_PEx = self.received.chunks_PEx
-        num_local = chunks_PEx.shape[2]
-        if num_local == 1 or self.capacity is not None:
+        if chunks_PEx.shape[2] == 1 or self.capacity is not None:
             return None
-        expert_PEx = torch.arange(num_local).expand_as(chunks_PEx)
-        expert_Q = expert_PEx.flatten().repeat_interleave(chunks_PEx.flatten())
-        order = expert_Q.argsort(stable=True).to(device, non_blocking=True)
-        return order, inverse_of(order)
+        sizes_PEx: list[list[int]] = chunks_PEx.flatten(0, 1).tolist()
+        return sizes_PEx
 
 
 def _finished(rows: Tensor, exchange: Exchange | None) -> Tensor:

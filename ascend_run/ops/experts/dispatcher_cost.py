@@ -73,8 +73,7 @@ def saved_indices(
 ) -> CostChange | None:
     """Return the change of the saved indices, or None without experts.
 
-    One more index of a row on its own rank, and two on each rank of its expert, if that has several
-    experts; no more of padded experts.
+    One more index of each row; none of padded experts.
 
     Args:
         fused: With ``FusedPermutation``, which has the first row of each token if tokens have
@@ -91,11 +90,9 @@ def saved_indices(
     if config.model.moe_pad_expert_input_to_capacity:
         return CostChange(saved_added=added, saved_added_layers=layers)
     sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[min(rank.moe_layers)]}
-    sorts = layout.ep * layout.expt_tp > 1 and experts > layout.ep
-    more = _INDEX * (1 + 2 * layout.expt_tp * sorts)
     less = tokens * experts * _BY_EXPERT / sizes["router.scores"]
     plain = _INDEX + _WIDE * layout.expt_tp
-    changes = {"dispatcher.indices": 1 + more / plain, "router.scores": 1 - less}
+    changes = {"dispatcher.indices": 1 + _INDEX / plain, "router.scores": 1 - less}
     return CostChange(
         saved=tuple(SavedChange(tensors=(name,), factor=f) for name, f in changes.items()),
         saved_added=added,

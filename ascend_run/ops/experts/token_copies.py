@@ -14,6 +14,7 @@ Source: Megatron-LM's ``moe_permute_fusion``, whose kernels are those of Transfo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -121,10 +122,19 @@ INDEXED: Final[Permutation] = IndexedPermutation()
 FUSED: Final[Permutation] = FusedPermutation()
 
 
-def reorder(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """Return ``rows[order]``, of a permutation and its inverse; its backward gathers."""
-    out: Tensor = _Reorder.apply(rows, order, inverse)
+def swap_chunks(rows: Tensor, sizes_PQ: Sequence[Sequence[int]]) -> Tensor:
+    """Return chunks of rows that are sorted by p and then by q, sorted by q and then by p.
+
+    Args:
+        sizes_PQ: Rows of each chunk, on the host. Their transpose reverses the swap.
+    """
+    out: Tensor = _SwapChunks.apply(rows, sizes_PQ)
     return out
+
+
+def transposed(sizes_PQ: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Return the sizes of the same chunks after ``swap_chunks``."""
+    return [*zip(*sizes_PQ, strict=True)]
 
 
 def inverse_of(order: Tensor) -> Tensor:
@@ -207,14 +217,19 @@ class _PermuteProbs(Function):
         return dprobs.view(ctx.shape), None
 
 
-class _Reorder(Function):
+class _SwapChunks(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return rows.index_select(0, order)
+    def forward(ctx: Any, rows: Tensor, sizes_PQ: Sequence[Sequence[int]]) -> Tensor:
+        ctx.sizes_PQ = sizes_PQ
+        return _swapped(rows, sizes_PQ)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return drows.index_select(0, inverse), None, None
+    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor, None]:
+        return _swapped(drows, transposed(ctx.sizes_PQ)), None
+
+
+def _swapped(rows: Tensor, sizes_PQ: Sequence[Sequence[int]]) -> Tensor:
+    chunks = rows.split([size for sizes in sizes_PQ for size in sizes])
+    num_q = len(sizes_PQ[0])
+    return torch.cat([chunk for q in range(num_q) for chunk in chunks[q::num_q]])
