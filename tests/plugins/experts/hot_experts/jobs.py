@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import attrs
 from torch import Tensor
-from torch import distributed as dist
 
 from ascend_run.ops.experts import hot_dispatcher
 from ascend_run.ops.experts.hot_experts import HotExperts, hot_experts
@@ -16,22 +15,18 @@ from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 from tests.support.saved_tensors import saved_bytes
 
 
-def saved(runs: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> tuple[list[int], int, int]:
-    """Return the bytes saved in each run, and over all the numbers of replicas and of rows that
-    this rank kept for them."""
-    replicas = kept = 0
+def saved(runs: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> tuple[list[int], int]:
+    """Return the bytes saved in each run, and the number of replicas over all of them."""
+    replicas = 0
 
     def choose(counts_EX: Tensor, most: int) -> HotExperts:
-        nonlocal replicas, kept
+        nonlocal replicas
         found = hot_experts(counts_EX, most)
         replicas += len(found.experts)
-        rank, local = dist.get_rank(), counts_EX.shape[1] // len(counts_EX)
-        foreign = [expert for expert in found.experts if expert // local != rank]
-        kept += int(counts_EX[rank, foreign].sum())
         return found
 
     with patch.object(hot_dispatcher, "hot_experts", choose):
-        return saved_bytes(runs), replicas, kept
+        return saved_bytes(runs), replicas
 
 
 def with_all_replicas(trial: Trial) -> RankOutcome:
