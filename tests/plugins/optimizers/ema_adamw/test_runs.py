@@ -8,13 +8,15 @@ from typing import Any, Final
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import STEPS, Ended, Runs, assert_same
+from tests.core.train.runs import STEPS, Ended, Runs, assert_same, write_tokens
 from tests.support.family_checks import stored
+from tests.support.tiny_llama import write_llama
 
 NAME: Final = ("ema-adamw",)
 OPTIONS: Final[Mapping[str, Any]] = {
@@ -127,3 +129,38 @@ def test_a_state_that_is_not_there_is_refused(
         assert "it has ema, exp_avg, exp_avg_sq" in " ".join(capsys.readouterr().err.split())
     assert run([*words, "ema", "--from", "hf", str(tmp_path / "begun"), str(tmp_path / "out")]) == 2
     assert "--weights goes with a run" in capsys.readouterr().err
+
+
+@pytest.mark.needs_plugins("lora")
+def test_averaged_adapters_are_exported_too(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """In PEFT's format, and merged."""
+    base = write_llama(tmp_path / "base", 61)
+    values = {
+        **OPTIONS,
+        "model.hf_path": base,
+        "data.seq_length": 32,
+        "plugins.lora.export": False,
+        "plugins.lora.target_modules": ["linear_proj"],
+    }
+    for key in [key for key in values if key.startswith("model.") and key != "model.hf_path"]:
+        del values[key]
+    values["model.family"] = "llama"
+    runs = Runs(gloo_pool, tmp_path, (values, 1, (*NAME, "lora")))
+    runs.data["data.train"] = [write_tokens(tmp_path / "train", 61, 40, seed=1)]
+    runs.data["data.validation"] = [write_tokens(tmp_path / "validation", 61, 10, seed=2)]
+    (ended,) = runs("begun", checkpoint__save_interval=STEPS)
+    words = ["convert", "--weights", "ema", "--verify", "tensors", str(tmp_path / "begun")]
+    assert run([*words, "--to", "peft", str(tmp_path / "peft")]) == 0
+    assert run([*words, "--to", "hf", str(tmp_path / "merged")]) == 0
+
+    averages = {key: t for key, t in ended.tensors.items() if key.startswith("optimizer/ema/")}
+    exported = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    assert len(exported) == len(averages) > 0
+    for tensor in averages.values():
+        assert any(torch.equal(tensor, one) for one in exported.values())
+    name = "base_model.model.model.layers.1.self_attn.o_proj.lora_{}.weight"
+    product = 2.0 * exported[name.format("B")] @ exported[name.format("A")]
+    weight = "model.layers.1.self_attn.o_proj.weight"
+    before, merged = stored(Path(base)), stored(tmp_path / "merged")
+    torch.testing.assert_close(merged[weight], before[weight] + product, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(merged[weight], before[weight])
