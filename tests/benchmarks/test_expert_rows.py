@@ -99,17 +99,20 @@ def our_losses() -> list[float]:
         return [step(index) for index in range(STEPS)]
 
 
+# A worker imports for seconds, so one of each kind is in the suite.
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.timeout(600)  # as below
 @pytest.mark.needs_plugins("gmm", "moe-permute-fusion")
-def test_all_three_systems_train_the_same_experts(gloo_pool: GlooPool) -> None:
+@pytest.mark.parametrize("system", [peer.system for peer in expert_steps.PEERS])
+def test_both_systems_train_the_same_experts(gloo_pool: GlooPool, system: str) -> None:
     [ours] = gloo_pool.run(our_losses, 1)
     assert len({f"{loss:.4f}" for loss in ours}) == STEPS  # they move, so weights are compared too
     words = ["--dtype", "fp32", "--shape", "tiny-experts", "--warmup", "1", "--steps", "2"]
-    for peer in expert_steps.PEERS:
-        theirs = worker("end_to_end_worker", "--system", peer.system, *words)["losses"]
-        assert ours == pytest.approx(theirs, rel=LOSS_TOLERANCE["fp32"] / 10)
+    theirs = worker("end_to_end_worker", "--system", system, *words)["losses"]
+    assert ours == pytest.approx(theirs, rel=LOSS_TOLERANCE["fp32"] / 10)
 
 
+@pytest.mark.exhaustive(by=lambda: ())
 @pytest.mark.timeout(600)  # two ranks import Megatron, which takes long on a busy machine
 @pytest.mark.parametrize("plugin", dispatch.PLUGINS)
 def test_the_dispatchers_return_the_same(plugin: str) -> None:
