@@ -11,12 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import silu
 
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.exchanged_experts import (
+    ExpertGroups,
+    LocalDispatcher,
+    exchanged_experts,
+)
 from ascend_run.ops.experts.expert_mlp import expert_mlp
 from ascend_run.ops.experts.grouped_matmul import Backend
 from ascend_run.ops.experts.routing import routing_scores
 from ascend_run.ops.experts.token_dropping import TokenDropping
+from ascend_run.types.moe import ExpertActivation, ExpertWeights
 
 from .dispatcher_jobs import X, groups_of, megatrons, through
 
@@ -38,14 +45,23 @@ def trained(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
 
 
-def layer(ep: int, tp: int, backend: Backend, *, fused: bool, pads: bool) -> list[Tensor]:
-    """Compute a layer, forward and backward; return its leaves and its output."""
+def layer(ep: int, tp: int, backend: Backend | None, *, fused: bool, pads: bool) -> list[Tensor]:
+    """Compute a layer, forward and backward; return its leaves and its output.
+
+    Args:
+        backend: Of the grouped GEMM; None: the experts exchange their tokens.
+    """
     x, router = trained(TOKENS, 1, H), trained(X, H)
     fc1, fc2 = trained(X // ep, 2 * F // tp, H), trained(X // ep, H, F // tp)
-    inner = megatrons(groups_of(ep, tp), TOPK, factor=1.0, pads=pads)
-    dispatcher = AllToAllDispatcher(inner, overlap=fused, fused=fused)
+    groups = groups_of(ep, tp)
+    inner = megatrons(groups, TOPK, factor=1.0, pads=pads)
+    make = LocalDispatcher if backend is None else AllToAllDispatcher
+    dispatcher = make(inner, overlap=fused, fused=fused)
 
     def experts(rows: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
+        if backend is None:
+            own, swiglu = ExpertWeights(fc1, fc2), ExpertActivation(function=silu)
+            return exchanged_experts(rows, weights, own, swiglu, ExpertGroups(*groups[:2]))
         on_device = backend == "grouped_mm"
         given = counts.to("meta") if on_device else counts.tolist()
         return expert_mlp(rows, given, weights, fc1, fc2, backend=backend)
@@ -58,11 +74,12 @@ def layer(ep: int, tp: int, backend: Backend, *, fused: bool, pads: bool) -> lis
 
 
 @pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize("backend", ["loop", "bmm", "grouped_mm"])
+@pytest.mark.filterwarnings("ignore:.*(all_gather_into|reduce_scatter)_tensor. is:FutureWarning")
+@pytest.mark.parametrize("backend", ["loop", "bmm", "grouped_mm", None])
 @pytest.mark.parametrize("fused", [False, True], ids=["indexed", "fused"])
 @pytest.mark.parametrize(("ep", "tp"), [(1, 1), (2, 1), (2, 2)])
 def test_router_dispatcher_and_experts_read_nothing(
-    ep: int, tp: int, fused: bool, backend: Backend
+    ep: int, tp: int, fused: bool, backend: Backend | None
 ) -> None:
     *leaves, out = layer(ep, tp, backend, fused=fused, pads=True)
     assert out.device.type == "meta"
