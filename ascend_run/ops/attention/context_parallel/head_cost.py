@@ -115,17 +115,18 @@ class HeadCost:
         policies = [
             self.plan.kv_cache.kv_cache_of(i) if alone else "full" for i in self.rank.layers
         ]
+        forward, backward = "self_attention, forward", "self_attention, backward"
         heads, keys = "heads for sequence", "keys and values"
         for kv_cache in dict.fromkeys(policies):
             kinds = [
-                ("all_to_all", 2, self.forward, f"{heads}, forward"),
-                ("all_to_all", 2, self.backward(kv_cache), f"{heads}, backward"),
+                ("all_to_all", 2, self.forward, f"{forward}: {heads}"),
+                ("all_to_all", 2, self.backward(kv_cache), f"{backward}: {heads}"),
             ]
             if self.plan.gathers_heads:
                 again = self.held * self._again(kv_cache)
                 kinds += [
-                    ("all_gather", 1, self.held * 2 * self._row, f"{keys}, forward"),
-                    ("all_gather", 1, again, f"{keys}, backward"),
+                    ("all_gather", 1, self.held * 2 * self._row, f"{forward}: {keys}"),
+                    ("all_gather", 1, again, f"{backward}: {keys}"),
                 ]
             passes = policies.count(kv_cache) * self.rank.num_microbatches
             for operation, calls, nbytes, why in kinds:

@@ -18,8 +18,10 @@ from .rounds import exchange_rounds
 
 SUM_BYTES: Final = 4
 """Bytes of one element of an accumulated gradient."""
-_FORWARD, _BACKWARD = "keys and values, forward", "keys and values, backward"
-_SUMS: Final = "gradients of keys and values"
+_FORWARD: Final = "self_attention, forward: keys and values"
+_BACKWARD: Final = "self_attention, backward: keys and values"
+_VALUES: Final = "self_attention, backward: values"
+_SUMS: Final = "self_attention, backward: gradients of keys and values"
 _GATHERED: Final[Mapping[str, tuple[str, ...]]] = {"none": (), "half": ("k",), "full": ("k", "v")}
 """Policy -> which tensors of the full sequence are saved in place of a rank's own."""
 
@@ -98,7 +100,7 @@ class KeyCost:
         window = self.plan.window or self.plan.ring_degree
         windows = self.plan.ring_degree // window
         both = sum(self.own_bytes.values())
-        back = {"none": [(_BACKWARD, both)], "half": [("values, backward", both / 2)], "full": []}
+        back = {"none": [(_BACKWARD, both)], "half": [(_VALUES, both / 2)], "full": []}
         sums = both * SUM_BYTES / self.rank.item_bytes
         hops_of = windows * (window - 1), windows - 1
         for group, hops in zip(self.plan.key_groups, hops_of, strict=False):

@@ -97,7 +97,7 @@ def _messages(
                 group="tp",
                 calls=rank.num_microbatches,
                 sent_bytes=rank.num_microbatches * nbytes,
-                why=f"adapters, {direction}",
+                why=f"{weight.part}, {direction}: adapters",
             )
 
 

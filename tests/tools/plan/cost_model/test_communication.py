@@ -119,3 +119,21 @@ def test_a_step_sends_tokens_again_for_what_is_recomputed(
     gloo_pool: GlooPool, values: Mapping[str, Any]
 ) -> None:
     assert differences(gloo_pool, {**MODELS["moe"], **_LONGER["moe"], **values}, ()) == []
+
+
+@pytest.mark.parametrize(
+    ("plugin", "values"),
+    [
+        pytest.param(name, values, id=name, marks=pytest.mark.needs_plugins(name))
+        for name, values in (
+            ("ulysses", _CP),
+            ("kv-allgather-cp", _CP),
+            ("lora", _SP),
+        )
+    ],
+)
+def test_a_plugin_sends_again_for_what_is_recomputed(
+    gloo_pool: GlooPool, plugin: str, values: Mapping[str, Any]
+) -> None:
+    config = {**MODELS["dense"], **_LONGER["dense"], **values, **_REPEATED}
+    assert differences(gloo_pool, config, (plugin,)) == []
