@@ -32,9 +32,9 @@ from .quantised_matmul import spread
 
 # T tokens sorted by expert, H hidden size, F expert width, X experts
 
-CACHE_ELEMENTS: Final = 1 << 17
+CACHE_ELEMENTS: Final = 1 << 19
 """Elements of an intermediate that the elementwise part processes at a time on a CPU: several such
-tensors fit in a core's L2 cache."""
+tensors fit in the cache, and take far longer than the calls."""
 
 
 def expert_mlp(
