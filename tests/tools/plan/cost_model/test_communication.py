@@ -93,7 +93,7 @@ def test_a_step_sends_what_was_expected(
     assert differences(gloo_pool, config, plugins) == []
 
 
-def test_partial_outputs_of_experts_are_summed_in_the_dtype_of_their_weights(
+def test_partial_outputs_of_experts_are_summed_in_the_weights_dtype(
     gloo_pool: GlooPool,
 ) -> None:
     """With padded experts, as gloo pads uneven numbers of rows."""
