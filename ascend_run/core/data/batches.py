@@ -66,26 +66,20 @@ def micro_batches(
     fields: Mapping[str, BatchField],
     plan: BatchPlan,
     consumed_samples: int = 0,
-    num_global_batches: int | None = None,
 ) -> Iterator[Batch]:
-    """Yield the micro-batches of one rank.
+    """Yield the micro-batches of one rank, of all complete global batches in a dataset.
 
     The only state is the position, so a resumed run continues exactly where it stopped, and every
     evaluation reads the same samples.
 
     Args:
         consumed_samples: Samples that the run has trained on.
-        num_global_batches: Number of global batches; default: all complete ones in the dataset.
 
     Raises:
-        DataError: The dataset has fewer than ``num_global_batches``, or lacks a field.
+        DataError: The dataset lacks a field.
     """
-    if num_global_batches is None:
-        num_global_batches = max(len(dataset) - consumed_samples, 0) // plan.global_batch_size
-    else:
-        require_samples(dataset, plan, consumed_samples, num_global_batches)
-    for batch in range(num_global_batches):
-        begin = consumed_samples + batch * plan.global_batch_size
+    end = len(dataset) - plan.global_batch_size + 1
+    for begin in range(consumed_samples, end, plan.global_batch_size):
         for micro_batch in range(plan.num_microbatches):
             samples = [dataset[index] for index in plan.samples(begin, micro_batch)]
             yield collate(samples, fields)
@@ -96,7 +90,7 @@ def require_samples(
     plan: BatchPlan,
     consumed_samples: int,
     num_global_batches: int,
-    name: str = "the dataset",
+    name: str,
 ) -> None:
     """Check that a dataset has enough samples.
 

@@ -16,6 +16,7 @@ from ascend_run.core.data.batches import (
     join_rows,
     micro_batches,
     require_mask,
+    require_samples,
     shard_sequence,
     to_device,
 )
@@ -101,7 +102,7 @@ def test_every_evaluation_reads_the_same_number_of_equal_samples() -> None:
     plan = BatchPlan(micro_batch_size=2, global_batch_size=4)
 
     def evaluation() -> list[list[int]]:
-        return read(list(micro_batches(Numbered(100), FIELDS, plan, num_global_batches=2)))
+        return read(list(micro_batches(Numbered(9), FIELDS, plan)))
 
     assert evaluation() == evaluation() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -109,7 +110,7 @@ def test_every_evaluation_reads_the_same_number_of_equal_samples() -> None:
 def test_a_dataset_that_ends_too_soon_is_refused_with_the_numbers() -> None:
     plan = BatchPlan(micro_batch_size=2, global_batch_size=4)
     with pytest.raises(DataError, match="has 9 samples, expected 12"):
-        next(micro_batches(Numbered(9), FIELDS, plan, 4, 2))
+        require_samples(Numbered(9), plan, 4, 2, "the dataset")
     assert len(list(micro_batches(Numbered(9), FIELDS, plan))) == 4
 
 
