@@ -125,6 +125,7 @@ def all_gone(pids: Sequence[int]) -> bool:
     return False
 
 
+@pytest.mark.timeout(400)  # four ranks import Megatron
 def test_under_torchrun_the_run_folders_config_runs_identically(
     workplace: Path, saved: Path
 ) -> None:
