@@ -29,8 +29,9 @@ _RESUMED: Final = (
         name="resume-skips-a-batch",
         what="the batch after the checkpoint is read and thrown away",
         target="ascend_run.core.data.batches:micro_batches",
-        old="begin = consumed_samples + batch * plan",
-        new="begin = consumed_samples + (batch + bool(consumed_samples)) * plan",
+        old="range(consumed_samples, end, plan.global_batch_size)",
+        new="range(consumed_samples and consumed_samples + plan.global_batch_size, end, "
+        "plan.global_batch_size)",
         layout={"dp": 2},
         resume=True,
         modules="data order",
