@@ -20,37 +20,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from .capacity import expert_capacity
-from .token_copies import (
-    FUSED,
-    INDEXED,
-    Copies,
-    Permutation,
-    copies_of,
-    swap_chunks,
-    transposed,
-    uneven_copies_of,
-)
-from .token_exchange import AllToAll, Exchange, gather_rows, scatter_rows
-
-
-@attrs.frozen(eq=False)
-class ReceivedRows:
-    """Numbers of the rows that this rank's experts get, on the host."""
-
-    sent: list[int]
-    """To each expert-parallel rank."""
-    received: list[int]
-    """From each expert-parallel rank."""
-    gathered: list[int]
-    """Of each expert tensor-parallel rank, after the all-to-all."""
-    chunks_PEx: Tensor
-    """From each rank to each local expert, in the order in which they arrive; int64."""
+from .round_trip import ReceivedRows, RoundTrip
+from .token_copies import FUSED, INDEXED, Copies, Permutation, copies_of, uneven_copies_of
 
 
 class AllToAllDispatcher:
@@ -101,65 +77,50 @@ class AllToAllDispatcher:
         self.copies = copies
         return rows_RH, probs_R
 
-    def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
+    def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> Any:
         """Send the copies to the ranks of their experts."""
         if self.exchanges:
             self.received = self._received(self._counts())
         return self._send(rows_RH, probs_R)
 
-    def _send(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
-        there = [self._exchange(back=False) for _ in range(2)]
-        self.under_way: list[Exchange | None] = there if self.overlap else [None, None]
-        rows, probs = map(self._started, (rows_RH, probs_R), there)
-        return rows, probs
+    def _send(self, rows_RH: Tensor, probs_R: Tensor) -> Any:
+        if not self.exchanges:
+            return rows_RH, probs_R
+        self.trip = self._trip(self.received)
+        return self.trip.send(rows_RH, probs_R)
 
-    def dispatch_postprocess(
-        self, rows_RH: Tensor, probs_R: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def dispatch_postprocess(self, rows_RH: Any, probs_R: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's rows sorted by expert [Q, H], the counts [x] and probabilities [Q]."""
         if self.shared_experts is not None:
             self.shared_experts.linear_fc1_forward_and_act()
-        sizes_PEx = self._swapped_sizes() if self.exchanges else None
-        rows, probs = map(_finished, (rows_RH, probs_R), self.under_way)
         if not self.exchanges:
-            return rows, self.counts_X, probs
-        rows, probs = (self._gather(part) for part in (rows, probs))
-        if sizes_PEx is not None:
-            rows, probs = (swap_chunks(part, sizes_PEx) for part in (rows, probs))
-        elif self.capacity is not None:
-            sizes = (-1, len(self.local_expert_indices), self.capacity)
-            rows, probs = (_swapped(part, *sizes) for part in (rows, probs))
-        return rows, self.received.chunks_PEx.sum(dim=(0, 1)), probs
+            return rows_RH, self.counts_X, probs_R
+        return self._arrive(rows_RH, probs_R)
+
+    def _arrive(self, rows_RH: Any, probs_R: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self.trip.arrive(rows_RH, probs_R)
 
     def combine_preprocess(self, rows_QH: Tensor) -> Tensor:
         """Return the experts' outputs to the order in which their tokens arrived."""
-        sizes_PEx = self._swapped_sizes() if self.exchanges else None
-        if sizes_PEx is not None:
-            rows_QH = swap_chunks(rows_QH, transposed(sizes_PEx))
-        elif self.exchanges and self.capacity is not None:
-            rows_QH = _swapped(rows_QH, len(self.local_expert_indices), -1, self.capacity)
-        if self.exchanges and self.tp_group.size() > 1:
-            wide = rows_QH.to(self.probs_dtype)  # partial sums are added in the routing's dtype
-            summed = scatter_rows(wide, self.received.gathered, self.tp_group)
-            rows_QH = summed.to(rows_QH.dtype)
-        return rows_QH
+        return self.trip.leave(rows_QH) if self.exchanges else rows_QH
 
-    def token_combine(self, rows_QH: Tensor) -> Tensor:
+    def token_combine(self, rows_QH: Any) -> Any:
         """Send the outputs back."""
-        back = self._exchange(back=True)
-        self.under_way = [back if self.overlap else None]
-        return self._started(rows_QH, back)
+        return self.trip.send_back(rows_QH) if self.exchanges else rows_QH
 
-    def combine_postprocess(self, rows_RH: Tensor) -> Tensor:
+    def combine_postprocess(self, rows_RH: Any) -> Tensor:
         """Sum the outputs of each token, in the shape of the hidden states."""
         if self.shared_experts is not None:
             self.shared_experts.linear_fc2_forward()
             self.shared_experts.post_forward_comm()
-        rows_RH, self.under_way = _finished(rows_RH, *self.under_way), []
-        out = self._sum(rows_RH).view(self.hidden_shape)
+        rows = self._come_back(rows_RH) if self.exchanges else rows_RH
+        out = self._sum(rows).view(self.hidden_shape)
         if self.shared_experts is not None:
             out = out + self.shared_experts.get_output()
         return out
+
+    def _come_back(self, rows_RH: Any) -> Tensor:
+        return self.trip.come_back(rows_RH)
 
     def _capacity(self, routing_map: Tensor) -> int | None:
         """Return how many rows every expert gets from every rank; None if that differs."""
@@ -208,50 +169,18 @@ class AllToAllDispatcher:
         tp_rank, (first, *_) = self.tp_group.rank(), self.local_expert_indices
         local = slice(first, first + len(self.local_expert_indices))
         own_X = counts_EPX[self.ep_group.rank(), tp_rank]
-        chunks_PEx = counts_EPX[:, :, local].transpose(0, 1).contiguous()
         return ReceivedRows(
-            sent=own_X.view(self.ep_group.size(), -1).sum(dim=1).tolist(),
-            received=chunks_PEx[tp_rank].sum(dim=1).tolist(),
-            gathered=chunks_PEx.sum(dim=(1, 2)).tolist(),
-            chunks_PEx=chunks_PEx,
+            sent_Ex=own_X.view(self.ep_group.size(), -1),
+            chunks_PEx=counts_EPX[:, :, local].transpose(0, 1).contiguous(),
+            tp_rank=tp_rank,
         )
 
-    def _exchange(self, *, back: bool) -> Exchange | None:
-        """Return the all-to-all to the experts or back; None if all of them are here."""
-        if self.ep_group.size() == 1:
-            return None
-        there, here = self.received.sent, self.received.received
-        return AllToAll(self.ep_group, *((here, there) if back else (there, here)))
-
-    def _started(self, rows: Tensor, exchange: Exchange | None) -> Tensor:
-        if exchange is None:
-            return rows
-        started = exchange.start(rows)
-        return started if self.overlap else exchange.finish(started)
-
-    def _gather(self, rows: Tensor) -> Tensor:
-        if self.tp_group.size() == 1:
-            return rows
-        return gather_rows(rows, self.received.gathered, self.tp_group)
-
-    def _swapped_sizes(self) -> list[list[int]] | None:
-        """Return the rows from each rank (in the order of arrival) to each local expert, by which
-        they are sorted by expert; None with one expert, or with as many rows from each rank to
-        each."""
-        chunks_PEx = self.received.chunks_PEx
-        if chunks_PEx.shape[2] == 1 or self.capacity is not None:
-            return None
-        sizes_PEx: list[list[int]] = chunks_PEx.flatten(0, 1).tolist()
-        return sizes_PEx
-
-
-def _finished(rows: Tensor, exchange: Exchange | None) -> Tensor:
-    return rows if exchange is None else exchange.finish(rows)
-
-
-def _swapped(rows: Tensor, outer: int, inner: int, capacity: int) -> Tensor:
-    """Return [outer * inner * C, ...] as [inner * outer * C, ...]; one of them may be -1."""
-    if capacity == 0:
-        return rows
-    out: Tensor = rows.unflatten(0, (outer, inner, capacity)).transpose(0, 1).flatten(0, 2)
-    return out
+    def _trip(self, rows: ReceivedRows) -> RoundTrip:
+        return RoundTrip(
+            rows,
+            self.ep_group,
+            self.tp_group,
+            wide=self.probs_dtype,  # partial outputs are added in the routing's dtype
+            capacity=self.capacity,
+            overlap=self.overlap,
+        )

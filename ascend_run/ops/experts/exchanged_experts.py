@@ -48,9 +48,6 @@ class LocalDispatcher(AllToAllDispatcher):
         """The experts exchange."""
         return False
 
-    def _exchange(self, *, back: bool) -> None:
-        """Nothing is sent here, in either direction."""
-
 
 def exchanged_experts(
     rows_RH: Tensor,

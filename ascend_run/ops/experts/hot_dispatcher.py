@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
 from .all_to_all_dispatcher import AllToAllDispatcher
 from .hot_experts import HotExperts, hot_experts, kept_rows
 from .hot_replicas import with_replicas
-from .token_copies import Copies, inverse_of
+from .token_copies import Copies
 
 
 class HotDispatcher(AllToAllDispatcher):
@@ -51,7 +50,7 @@ class HotDispatcher(AllToAllDispatcher):
         self.kept = [kept_X[expert] for expert in self.hot]
         return _kept_last(copies, counts_EX[rank].tolist(), kept_X)
 
-    def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> tuple[Tensor, Tensor]:
+    def token_dispatch(self, rows_RH: Tensor, probs_R: Tensor) -> Any:
         """Send the copies whose expert has no replica here."""
         if not self.hot:
             return super().token_dispatch(rows_RH, probs_R)
@@ -94,10 +93,4 @@ def _kept_last(copies: Copies, counts_X: Sequence[int], kept_X: Sequence[int]) -
     rows = torch.arange(len(copies.token_R), device=copies.token_R.device)
     rows_X = [*zip(rows.split([*counts_X]), kept_X, strict=True)]
     sent, kept = ([part for part, n in rows_X if bool(n) is stays] for stays in (False, True))
-    order = torch.cat([*sent, *kept])
-    return attrs.evolve(
-        copies,
-        token_R=copies.token_R[order],
-        choice_R=copies.choice_R[order],
-        row_TK=inverse_of(order)[copies.row_TK],
-    )
+    return copies.reordered(torch.cat([*sent, *kept]))

@@ -42,6 +42,15 @@ class Copies:
     def num_tokens(self) -> int:
         return (self.row_TK if self.first_T is None else self.first_T).shape[0]
 
+    def reordered(self, order: Tensor) -> Copies:
+        """Return the same copies with the row ``order[r]`` as row r."""
+        return attrs.evolve(
+            self,
+            token_R=self.token_R[order],
+            choice_R=self.choice_R[order],
+            row_TK=inverse_of(order)[self.row_TK],
+        )
+
 
 def copies_of(routing_map_TX: Tensor, topk: int) -> Copies:
     """Return the copies of a routing map in which every token has ``topk`` experts."""
