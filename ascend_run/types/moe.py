@@ -56,7 +56,7 @@ class ExpertsKernel(Protocol):
 
 
 class TokenDispatcher(Protocol):
-    """The stages of Megatron's ``MoETokenDispatcher``, in the order in which they are called."""
+    """Stages of Megatron's dispatcher; a ``compute_experts`` stands for the third and fourth."""
 
     shared_experts: Any  #: Computed between the stages, or None.
 

@@ -13,6 +13,7 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_layer import MoELayer as MegatronMoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor, nn
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
 # T tokens sent to this rank's experts, H hidden size, F expert FFN size, X experts on this rank
+
+
+class MoELayer(MegatronMoELayer):
+    """Megatron's, but a token dispatcher with ``compute_experts`` calls the experts itself."""
+
+    def routed_experts_compute(self, hidden_states: Any, probs: Any) -> Any:
+        """Return the rows for ``token_combine``, and None for the bias."""
+        compute = getattr(self.token_dispatcher, "compute_experts", None)
+        if compute is None:
+            return super().routed_experts_compute(hidden_states, probs)
+        return compute(self.experts, hidden_states, probs), None
 
 
 class Experts(MegatronModule):
@@ -88,23 +100,12 @@ class Experts(MegatronModule):
             # own data-parallel group.
             mark(parameter, allreduce=as_dense)
 
-    def forward(
-        self,
-        permuted_local_hidden_states: Tensor,
-        tokens_per_expert: Tensor,
-        permuted_probs: Tensor,
-    ) -> tuple[Tensor, None]:
-        """[T, H], counts [X], [T] -> ([T, H], None for the bias)."""
-        counts: list[int] | Tensor
-        if self.counts_on_device:
-            counts = tokens_per_expert.to(self.fc1.device, non_blocking=True)
-        else:
-            counts = tokens_per_expert.tolist()
+    def forward(self, rows_TH: Tensor, counts_X: Tensor, probs_T: Tensor) -> tuple[Tensor, None]:
+        """Return [T, H], and None for the bias."""
+        device = self.fc1.device if self.counts_on_device else None
+        counts = counts_X.to(device, non_blocking=True) if device else counts_X.tolist()
         weights = c.ExpertWeights(self.fc1, self.fc2, self.fc1_bias, self.fc2_bias)
-        out = self.compute(
-            permuted_local_hidden_states, counts, permuted_probs, weights, self.activation
-        )
-        return out, None
+        return self.compute(rows_TH, counts, probs_T, weights, self.activation), None
 
     def sharded_state_dict(
         self,

@@ -120,6 +120,30 @@ def test_ascend_token_dispatcher_wraps_each_layers_dispatcher(tmp_path: Path) ->
     assert marks == OUTERMOST_FIRST
 
 
+def test_a_token_dispatcher_may_call_the_experts_itself(tmp_path: Path) -> None:
+    """Instead of the stages before and after them; the weights become those of the stages."""
+    computed: list[int] = []
+
+    class Computing(Passing):
+        def compute_experts(self, experts: nn.Module, rows: Any, probs: Any) -> Any:
+            tokens, counts, shares = self.inner.dispatch_postprocess(rows, probs)
+            computed.append(len(tokens))
+            return self.inner.combine_preprocess(experts(tokens, counts, shares)[0])
+
+        def dispatch_postprocess(self, *_: Any) -> Any:
+            raise AssertionError("called by the layer")
+
+        combine_preprocess = dispatch_postprocess
+
+    dispatcher = probe("ascend_token_dispatcher", lambda self: Computing)
+    weights = []
+    for name, probes in (("plain", ()), ("own", (dispatcher,))):
+        (folder := tmp_path / name).mkdir()
+        weights.append(train(folder, *probes, model="moe").weights)
+    assert computed
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
 def test_ascend_layer_wraps_each_layer_and_knows_how_many_there_are(tmp_path: Path) -> None:
     marks: list[Any] = []
 
