@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 from ascend_run.types.condition import Condition
@@ -121,6 +122,47 @@ def overlapped(config: RunConfig) -> tuple[Communication, ...]:
         )
         for direction in ("forward", "backward")
         for what in ("tokens", "weights")
+    )
+
+
+def chunk_sizes(num_experts: int, num_chunks: int) -> list[int]:
+    """Return the experts of each chunk of a rank's experts; they differ by at most one."""
+    bounds = [at * num_experts // num_chunks for at in range(num_chunks + 1)]
+    return [end - start for start, end in pairwise(bounds)]
+
+
+def in_chunks(config: RunConfig, layout: Layout, num_chunks: int) -> tuple[Communication, ...]:
+    """Return the exchanges in chunks. The first chunk of tokens and the last one of outputs have no
+    experts to be behind, and are overlapped only with shared experts."""
+    sizes = chunk_sizes((config.model.num_moe_experts or 0) // layout.ep, num_chunks)
+    first, last = (size / sum(sizes) for size in (sizes[0], sizes[-1]))
+    shared = config.model.moe_shared_expert_overlap
+    exposed = {"tokens": (first + last) / 2, "weights": first}
+    found = [
+        Communication(
+            operation="all_to_all",
+            group="ep",
+            calls=calls,
+            sent_bytes=share,
+            why=f"experts, {direction}: {what}",
+            overlapped=hidden,
+            replaces="all_to_all",
+        )
+        for direction in ("forward", "backward")
+        for what, alone in exposed.items()
+        for calls, share, hidden in ((1, alone, shared), (num_chunks - 1, 1 - alone, True))
+    ]
+    # Of each chunk, over the ranks of an expert's tensor parallelism.
+    return *found, *(
+        Communication(
+            operation=operation,
+            group="expt_tp",
+            calls=num_chunks,
+            sent_bytes=1.0,
+            why="experts, *",
+            replaces=operation,
+        )
+        for operation in ("all_gather", "reduce_scatter")
     )
 
 

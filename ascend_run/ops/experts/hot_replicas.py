@@ -12,7 +12,7 @@ in the same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,21 +22,11 @@ from torch.autograd.function import once_differentiable
 from ascend_run.ops.autograd_function import Function
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.types.forward import Forward, ForwardLink
-from ascend_run.types.moe import ExpertActivation, ExpertsKernel, ExpertWeights
+from ascend_run.types.moe import ExpertWeights
+
+from .expert_slices import StackedExperts
 
 _HOT: Final = "hot_experts"
-
-
-class StackedExperts(Protocol):
-    """The module of a rank's experts."""
-
-    fc1: Tensor
-    fc2: Tensor
-    fc1_bias: Tensor | None
-    fc2_bias: Tensor | None
-    compute: ExpertsKernel
-    activation: ExpertActivation
-    counts_on_device: bool
 
 
 def with_replicas(counts: Tensor, experts: tuple[int, ...]) -> Tensor:

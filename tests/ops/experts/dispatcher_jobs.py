@@ -12,6 +12,8 @@ from torch import distributed as dist
 
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.chunked_dispatcher import ChunkedDispatcher
+from ascend_run.ops.experts.expert_slices import slice_link
 from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.ops.experts.token_exchange import AllGather, AllToAll, Exchange
 from ascend_run.testing.effects import Collectives, count_collectives
@@ -45,16 +47,16 @@ def groups_of(ep: int, tp: int) -> tuple[Any, Any, Any]:
     return made[0], made[1], dist.new_group(list(range(size)))
 
 
-def routing(kind: str, rank: int, tokens: int, topk: int) -> Tensor:
+def routing(kind: str, rank: int, tokens: int, topk: int, num_experts: int = X) -> Tensor:
     """Return the routing map; with ``dropped``, the first experts keep some of their tokens."""
-    chosen = torch.zeros(tokens, X, dtype=torch.bool)
+    chosen = torch.zeros(tokens, num_experts, dtype=torch.bool)
     generator = torch.Generator().manual_seed(rank)
     for token in range(tokens):
         experts = {
-            "spread": torch.randperm(X, generator=generator)[:topk],
+            "spread": torch.randperm(num_experts, generator=generator)[:topk],
             "dropped": torch.arange(topk)[: (token + rank) % (topk + 1)],
             "first": torch.arange(topk),
-            "last empty": torch.randperm(X - 1, generator=generator)[:topk],
+            "last empty": torch.randperm(num_experts - 1, generator=generator)[:topk],
         }[kind]
         chosen[token, experts] = True
     return chosen
@@ -124,6 +126,11 @@ class HeldExperts:
     def __init__(self, fc1: Tensor, fc2: Tensor) -> None:
         self.fc1, self.fc2 = fc1, fc2
         self.compute = _compute
+        self.linked: Any = self.forward
+
+    def __call__(self, *parts: Tensor) -> tuple[Tensor, None]:
+        out: tuple[Tensor, None] = self.linked(*parts)
+        return out
 
     def forward(self, rows: Tensor, counts: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         weights = ExpertWeights(self.fc1, self.fc2)
@@ -147,6 +154,10 @@ def _own(held: HeldExperts, _: object) -> Any:
     return held.forward
 
 
+def sliced(held: HeldExperts, _: object = None) -> Any:
+    return slice_link(held).wrap(held.forward)  # type: ignore[arg-type]
+
+
 Result = tuple[dict[str, float], list[str], Collectives, tuple[int, ...]]
 
 
@@ -162,6 +173,30 @@ def all_to_all(overlap: bool, fused: bool) -> Build:
         return again
 
     return build
+
+
+def in_chunks(number: int, fused: bool) -> Build:
+    return lambda inner: ChunkedDispatcher(AllToAllDispatcher(inner, fused=fused), number)
+
+
+def errors_in_chunks(
+    ep: int, tp: int, num_experts: int, number: int, fused: bool
+) -> list[dict[str, float]]:
+    """Return the errors of every routing, number of experts of a token, and with shared experts;
+    computed chunk by chunk, and all experts at once."""
+    with cpu_facade():
+        groups, build = groups_of(ep, tp), in_chunks(number, fused)
+        return [
+            dispatched(groups, kind, topk, build, shared, experts, num_experts)[0]
+            for kind in ("spread", "dropped", "first", "last empty")
+            for topk in (1, 2)
+            for shared, experts in ((False, sliced), (True, sliced), (False, _own))
+        ]
+
+
+def dispatch_in_chunks(ep: int, tp: int, kind: str, number: int, shared: bool) -> Result:
+    with cpu_facade():
+        return dispatched(groups_of(ep, tp), kind, 2, in_chunks(number, True), shared, sliced)
 
 
 def all_errors(ep: int, tp: int, build: Build, with_shared: bool) -> list[dict[str, float]]:
@@ -196,14 +231,16 @@ def dispatch_gathered(ep: int, tp: int, kind: str) -> Result:
         return dispatched(groups_of(ep, tp), kind, 2, AllGatherDispatcher, False)
 
 
-def megatrons(groups: tuple[Any, Any, Any], topk: int, **capacity: Any) -> Any:
+def megatrons(
+    groups: tuple[Any, Any, Any], topk: int, num_experts: int = X, **capacity: Any
+) -> Any:
     """Return what a dispatcher takes over of Megatron's.
 
     Args:
         capacity: ``factor`` and ``pads``.
     """
     ep_group, tp_group, both = groups
-    local = X // ep_group.size()
+    local = num_experts // ep_group.size()
     return SimpleNamespace(
         config=SimpleNamespace(
             moe_router_topk=topk,
@@ -228,6 +265,15 @@ def through(dispatcher: Any, x: Tensor, chosen: Tensor, probs: Tensor, compute: 
     return out
 
 
+def through_chunks(dispatcher: Any, x: Tensor, chosen: Tensor, probs: Tensor, held: Any) -> Tensor:
+    """Run all stages, the dispatcher's own computation of the experts among them."""
+    rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
+    rows, weights = dispatcher.token_dispatch(rows, weights)
+    rows = dispatcher.compute_experts(held, rows, weights)
+    out: Tensor = dispatcher.combine_postprocess(dispatcher.token_combine(rows))
+    return out
+
+
 def reads(ep: int, tp: int, cases: Sequence[tuple[float | None, bool]]) -> list[list[str]]:
     """Return what reads the device, experts included, with each factor and padding or without."""
     with cpu_facade():
@@ -246,7 +292,7 @@ def _reads(groups: tuple[Any, Any, Any], factor: float | None, pads: bool) -> li
     held = HeldExperts(draw(local, H, width, seed=1), draw(local, width, H, seed=2))
     seen: list[str] = []
     x = draw(5, 1, H, seed=100 + rank)
-    through(dispatcher, x, on_device(chosen, seen), probs, lambda *rows: held.forward(*rows)[0])
+    through(dispatcher, x, on_device(chosen, seen), probs, lambda *rows: held(*rows)[0])
     return seen
 
 
@@ -257,35 +303,35 @@ def dispatched(
     build: Build,
     shared: bool,
     experts: Experts = _own,
+    num_experts: int = X,
 ) -> Result:
     rank, tokens = dist.get_rank(), 5
     log: list[str] = []
     ep_group, tp_group, _ = groups
     tp = tp_group.size()
-    inner = megatrons(groups, topk, factor=1.0 if kind == "dropped" else None)
+    inner = megatrons(groups, topk, num_experts, factor=1.0 if kind == "dropped" else None)
     inner.shared_experts = SharedExpert(log) if shared else None
     dispatcher = build(inner)
     x = draw(tokens, 1, H, seed=100 + rank).requires_grad_()
-    chosen = routing(kind, rank, tokens, topk)
-    probs = (draw(tokens, X, seed=200 + rank).abs() * chosen).requires_grad_()
-    full = (draw(X, H, F, seed=1), draw(X, F, H, seed=2))
+    chosen = routing(kind, rank, tokens, topk, num_experts)
+    probs = (draw(tokens, num_experts, seed=200 + rank).abs() * chosen).requires_grad_()
+    full = (draw(num_experts, H, F, seed=1), draw(num_experts, F, H, seed=2))
     mine = slice(inner.local_expert_indices[0], inner.local_expert_indices[-1] + 1)
     width = slice(tp_group.rank() * F // tp, (tp_group.rank() + 1) * F // tp)
     fc1 = full[0][mine, :, width].clone().requires_grad_()
     fc2 = full[1][mine, width].clone().requires_grad_()
     dy = draw(tokens, 1, H, seed=300 + rank)
-    compute = experts(HeldExperts(fc1, fc2), ep_group)
+    held = HeldExperts(fc1, fc2)
+    compute = experts(held, ep_group)
+    held.linked = lambda *rows: (logged(compute(*rows)[0], log, "experts"), None)
 
     undo = log_exchanges(log)
     try:
         with count_collectives() as seen:
-            out = through(
-                dispatcher,
-                x,
-                chosen,
-                probs,
-                lambda *rows: logged(compute(*rows)[0], log, "experts"),
-            )
+            if experts is sliced:
+                out = through_chunks(dispatcher, x, chosen, probs, held)
+            else:
+                out = through(dispatcher, x, chosen, probs, lambda *rows: held(*rows)[0])
             out.backward(dy)
     finally:
         undo()
@@ -327,7 +373,7 @@ def _errors(
     reference = SharedExpert([])
     results: dict[str, tuple[Any, Any]] = {}
     for rank in range(dist.get_world_size()):
-        chosen = routing(kind, rank, x.shape[0], topk)
+        chosen = routing(kind, rank, x.shape[0], topk, probs.shape[1])
         its_x = draw(*x.shape, seed=100 + rank).requires_grad_()
         its_probs = (draw(*probs.shape, seed=200 + rank).abs() * chosen).requires_grad_()
         rows = []

@@ -15,6 +15,7 @@ from torch import distributed as dist
 
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.chunked_dispatcher import ChunkedDispatcher
 from ascend_run.ops.experts.exchanged_experts import (
     ExpertGroups,
     LocalDispatcher,
@@ -26,7 +27,17 @@ from ascend_run.testing.effects import count_collectives
 from ascend_run.types.moe import ExpertActivation, ExpertWeights
 from tests.support.cpu_facade import cpu_facade
 
-from .dispatcher_jobs import F, H, SharedExpert, X, draw, groups_of, log_exchanges
+from .dispatcher_jobs import (
+    F,
+    H,
+    HeldExperts,
+    SharedExpert,
+    X,
+    draw,
+    groups_of,
+    log_exchanges,
+    sliced,
+)
 
 TOKENS = 6
 """Of a rank that has any."""
@@ -51,6 +62,13 @@ DISPATCHERS: dict[str, Callable[[Any], Any]] = {
 """What replaces Megatron's dispatcher."""
 EXCHANGING: Final = "moe-bmm-fused"
 """Its experts exchange their tokens, which are padded; its dispatcher only permutes."""
+CHUNKED: Final = "moe-alltoall in chunks"
+"""Its dispatcher computes the experts, in two chunks."""
+OTHERS: Final[dict[str, Callable[[Any], Any]]] = {
+    EXCHANGING: LocalDispatcher,
+    CHUNKED: lambda inner: ChunkedDispatcher(inner, 2),
+}
+"""Those that need the layer to call the experts differently."""
 
 
 def _dispatcher(name: str, *parts: Any) -> Any:
@@ -58,7 +76,7 @@ def _dispatcher(name: str, *parts: Any) -> Any:
 
     kind = "AllGather" if name.endswith("allgather") else "AlltoAll"
     inner = getattr(token_dispatcher, f"MoE{kind}TokenDispatcher")(*parts)
-    return LocalDispatcher(inner) if name == EXCHANGING else DISPATCHERS[name](inner)
+    return (DISPATCHERS | OTHERS)[name](inner)
 
 
 def _cases(name: str, drops: bool) -> list[Case]:
@@ -176,20 +194,28 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[st
     probs, chosen = (probs, selected) if dropping is None else dropping(probs, selected)
     rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
     rows, weights = dispatcher.token_dispatch(rows, weights)
-    rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
-    counts = counts.tolist()
+    if name == CHUNKED:
+        held = HeldExperts(fc1, fc2)
+        held.linked = sliced(held)
+        rows = dispatcher.compute_experts(held, rows, weights)
+        counts = dispatcher.received.counts_x.tolist()
+    else:
+        rows, given, weights = dispatcher.dispatch_postprocess(rows, weights)
+        counts = given.tolist()
     assert both.size() > 1 or sum(counts) == int(chosen.sum())  # no row of a dropped token
     if name == EXCHANGING:
         assert counts == [_capacity(case, len(x))] * X
         own = ExpertWeights(fc1.transpose(1, 2), fc2.transpose(1, 2))
         activation = ExpertActivation(function=torch.tanh, gated=False)
         rows = exchanged_experts(rows, weights, own, activation, ExpertGroups(ep_group, tp_group))
-    else:
-        if case.pads:
-            assert counts == [_capacity(case, len(x)) * both.size()] * local
+    elif case.pads:
+        assert counts == [_capacity(case, len(x)) * both.size()] * local
+    if name in DISPATCHERS:
         parts = zip(rows.split(counts), weights.split(counts), fc1, fc2, strict=True)
         rows = torch.cat([((part @ a).tanh() * p[:, None]) @ b for part, p, a, b in parts])
-    rows = dispatcher.token_combine(dispatcher.combine_preprocess(rows))
+    if name != CHUNKED:
+        rows = dispatcher.combine_preprocess(rows)
+    rows = dispatcher.token_combine(rows)
     out = dispatcher.combine_postprocess(rows)
     out.backward(draw(len(x), 1, H, seed=300 + rank))
     found = {"out": out, "x": x.grad, "router": router.grad, "fc1": fc1.grad, "fc2": fc2.grad}

@@ -50,6 +50,15 @@ def test_experts_that_exchange_their_tokens_are_those_of_each_token(
     assert_errors_of_dropping_layers(gloo_pool, ep, tp, jobs.EXCHANGING)
 
 
+@pytest.mark.parametrize(("ep", "tp"), [(2, 1), (2, 2)])
+def test_experts_in_chunks_are_those_of_each_token(gloo_pool: GlooPool, ep: int, tp: int) -> None:
+    """Dropped, padded and not; ranks without tokens and no tokens at all."""
+    assert_errors_of_dropping_layers(gloo_pool, ep, tp, jobs.CHUNKED)
+    for found in gloo_pool.run(jobs.errors, ep * tp, ep, tp, jobs.CHUNKED, False, timeout=240):
+        for case, (errors, _) in found:
+            assert max(errors.values()) <= 1e-10, (case, errors)
+
+
 def assert_errors_of_dropping_layers(pool: GlooPool, ep: int, tp: int, name: str) -> None:
     dropped = 0
     for found in pool.run(jobs.errors, ep * tp, ep, tp, name, True, timeout=240):
@@ -60,9 +69,12 @@ def assert_errors_of_dropping_layers(pool: GlooPool, ep: int, tp: int, name: str
     assert dropped > 0
 
 
-@pytest.mark.parametrize("name", ["moe-alltoall", "moe-permute-fusion"])
-def test_padded_layers_exchange_no_counts(gloo_pool: GlooPool, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("moe-alltoall", 1), ("moe-permute-fusion", 1), (jobs.CHUNKED, 2)],
+)
+def test_padded_layers_exchange_no_counts(gloo_pool: GlooPool, name: str, chunks: int) -> None:
     """Tokens and weights there, outputs back; in backward, the same the other way."""
     for log, gathered in gloo_pool.run(jobs.events, 2, 2, 1, name):
-        assert log.count("issue") == log.count("wait") == 6
+        assert log.count("issue") == log.count("wait") == 6 * chunks
         assert gathered == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from ascend_run.ops.experts.dispatcher_cost import (
     ALL_TO_ALL,
+    in_chunks,
     overlapped,
     saved_indices,
 )
@@ -15,10 +17,13 @@ from ascend_run.plugin_api import (
     Claim,
     Condition,
     CostChange,
+    ForwardLink,
     Layout,
     LegacyFlag,
+    LinkPlace,
     Manifest,
     Maturity,
+    ModuleWrapper,
     Numerics,
     PipelineStage,
     RunConfig,
@@ -27,17 +32,33 @@ from ascend_run.plugin_api import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ascend_run.plugin_api import contracts as c
+
+_WHOLE: Final = ("hot-experts", "moe-adaptive-recompute", "moe-zero-memory")
+"""Plugins that expect all rows of a rank in one forward of its experts."""
+
+
+@attrs.frozen(kw_only=True)
+class MoeAlltoallConfig:
+    """Options, set by ``plugins.moe-alltoall.<field>=<value>``."""
+
+    overlap_chunks: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Chunks in which the tokens of a rank's experts are exchanged, each behind the computation of
+    others; at most the experts of a rank. 1 exchanges them at once."""
 
 
 class MoeAlltoall:
     """Issue the all-to-alls of tokens and outputs early, and wait for them late.
 
     The order of the received rows is computed behind them, and shared experts with
-    ``model.moe_shared_expert_overlap``, forward and backward. Token counts are gathered while the
-    tokens are permuted, and read on the host once. Cost: the communication of Megatron's
-    dispatcher. Numerics: a token's outputs, and the gradients of its copies, may be added in a
-    different order. Source: MindSpeed's ``moe_permutation_async_comm``.
+    ``model.moe_shared_expert_overlap``, forward and backward; with ``overlap_chunks`` the experts
+    themselves, too. Token counts are gathered while the tokens are permuted, and read on the host
+    once. Cost: the communication of Megatron's dispatcher, in as many more calls as there are
+    chunks. Numerics: a token's outputs, and the gradients of its copies, may be added in a
+    different order. Source: MindSpeed's ``moe_permutation_async_comm`` and
+    ``moe_alltoall_overlap_comm``.
     """
 
     manifest = Manifest(
@@ -45,14 +66,47 @@ class MoeAlltoall:
         summary="overlap the all-to-alls of the token dispatcher, forward and backward",
         claims=(Claim.TOKEN_DISPATCHER,),
         requires=(ALL_TO_ALL,),
+        after=("moe-permute-fusion",),  # it takes over how that permutes
+        forward_links={"experts": LinkPlace.OWN},
         idle=Condition.one_rank("expert_model_parallel_size", why="all experts are on every rank"),
         numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
         level=2,
         maturity=Maturity.BETA,
-        legacy_flags=(LegacyFlag(flag="--moe-permutation-async-comm"),),
+        legacy_flags=(
+            LegacyFlag(flag="--moe-permutation-async-comm"),
+            LegacyFlag(flag="--moe-alltoall-overlap-comm"),
+            LegacyFlag(
+                flag="--moe-alltoall-overlap-comm",
+                key="plugins.moe-alltoall.overlap_chunks",
+                values={"": 2},
+            ),
+        ),
         source="MindSpeed, alltoall dispatcher optimisation",
     )
+    config_class = MoeAlltoallConfig
+
+    def __init__(self, config: MoeAlltoallConfig) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+        experts, chunks = config.model.num_moe_experts, self.config.overlap_chunks
+        if not experts or layout.ep == 1 or chunks == 1:
+            return []
+        problems, local = [], experts // layout.ep
+        if chunks > local:
+            problems.append(
+                f"plugins.moe-alltoall.overlap_chunks={chunks} is more than the {local} experts of "
+                f"a rank; use at most {local}"
+            )
+        if whole := [name for name in config.enable if name in _WHOLE]:
+            problems.append(
+                f"plugins.moe-alltoall.overlap_chunks={chunks} computes a rank's experts in "
+                f"several calls, and {' and '.join(whole)} expect one; set it to 1, or leave them "
+                "out"
+            )
+        return [f"moe-alltoall: {'; '.join(problems)}"] if problems else []
 
     @hookimpl
     def ascend_cost(
@@ -61,12 +115,32 @@ class MoeAlltoall:
         if layout.ep == 1:
             return None
         change = saved_indices(config, layout, rank)
-        return change and attrs.evolve(change, communication=overlapped(config))
+        if change is None:
+            return None
+        chunks = self.config.overlap_chunks
+        sent = overlapped(config) if chunks == 1 else in_chunks(config, layout, chunks)
+        return attrs.evolve(change, communication=sent)
 
     @hookimpl
     def ascend_token_dispatcher(self, config: RunConfig) -> c.Wrapper[c.TokenDispatcher] | None:
         if config.parallel.expert_model_parallel_size == 1:
             return None
+        if (chunks := self.config.overlap_chunks) > 1:
+            from ascend_run.ops.experts.chunked_dispatcher import ChunkedDispatcher
+
+            return lambda inner: ChunkedDispatcher(inner, chunks)
         from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 
         return lambda inner: AllToAllDispatcher(inner, overlap=True)
+
+    @hookimpl
+    def ascend_moe_layer(self, config: RunConfig) -> ModuleWrapper | None:
+        if config.parallel.expert_model_parallel_size == 1 or self.config.overlap_chunks == 1:
+            return None
+        from ascend_run.ops.experts.expert_slices import slice_link
+
+        def wrap(module: nn.Module) -> dict[str, ForwardLink]:
+            experts: Any = module.experts
+            return {"experts": slice_link(experts)}
+
+        return wrap

@@ -1,0 +1,101 @@
+"""The forward of a rank's experts for some of them at a time.
+
+Their weights are slices of the stacked ones, split once in a forward: in backward the gradients of
+all slices become one tensor, or were added to the slices of ``main_grad``.
+"""
+
+# x experts of this rank, T rows of some of them, H hidden size
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ascend_run.ops.autograd_function import Function
+from ascend_run.ops.tensor_marks import mark
+from ascend_run.types.forward import Forward, ForwardLink
+from ascend_run.types.moe import ExpertActivation, ExpertsKernel, ExpertWeights
+
+_SLICE: Final = "expert_slice"
+
+
+class StackedExperts(Protocol):
+    """The module of a rank's experts."""
+
+    fc1: Tensor
+    fc2: Tensor
+    fc1_bias: Tensor | None
+    fc2_bias: Tensor | None
+    compute: ExpertsKernel
+    activation: ExpertActivation
+    counts_on_device: bool
+
+
+def slices_of(experts: StackedExperts, sizes: Sequence[int]) -> list[ExpertWeights]:
+    """Return the weights of neighbouring experts, so many at a time."""
+    accumulates = getattr(experts.compute, "accumulate", False)
+    matrices = [_split(weight, sizes, accumulates) for weight in (experts.fc1, experts.fc2)]
+    biases = [_split(bias, sizes, False) for bias in (experts.fc1_bias, experts.fc2_bias)]
+    return [ExpertWeights(*parts) for parts in zip(*matrices, *biases, strict=True)]
+
+
+def with_slice(counts: Tensor, weights: ExpertWeights) -> Tensor:
+    """Mark counts of some experts with the weights of these."""
+    mark(counts, **{_SLICE: weights})
+    return counts
+
+
+def slice_link(experts: StackedExperts) -> ForwardLink:
+    """Return the link that computes with the weights that the counts are marked with."""
+
+    def wrap(inner: Forward) -> Forward:
+        def forward(rows_TH: Tensor, counts: Tensor, probs_T: Tensor) -> Any:
+            weights: ExpertWeights | None = getattr(counts, _SLICE, None)
+            if weights is None:
+                return inner(rows_TH, counts, probs_T)
+            device = rows_TH.device if experts.counts_on_device else None
+            given = counts.to(device, non_blocking=True) if device else counts.tolist()
+            return experts.compute(rows_TH, given, probs_T, weights, experts.activation), None
+
+        return forward
+
+    return ForwardLink(wrap=wrap, compilable=False)
+
+
+def _split(weight: Tensor | None, sizes: Sequence[int], accumulates: bool) -> Sequence[Any]:
+    """Split a stacked weight, and its ``main_grad`` if the kernel accumulates into that."""
+    if weight is None:
+        return [None] * len(sizes)
+    main_grad: Tensor | None = getattr(weight, "main_grad", None) if accumulates else None
+    parts: tuple[Tensor, ...] = _Split.apply(weight, sizes, main_grad is not None)
+    if main_grad is not None:
+        for part, gradient in zip(parts, _parts(main_grad, sizes), strict=True):
+            mark(part, main_grad=gradient)
+    return parts
+
+
+def _parts(stacked: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    parts: tuple[Tensor, ...] = torch.split(stacked, list(sizes))
+    return parts
+
+
+class _Split(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, sizes: Sequence[int], accumulates: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.accumulated = weight if accumulates else None
+        return _parts(weight.detach(), sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.accumulated is None:
+            return torch.cat(gradients), None, None
+        # As after one call of the kernel: the tensor tells that the gradient is there.
+        mark(ctx.accumulated, grad_added_to_main_grad=True)
+        return torch.empty_like(ctx.accumulated), None, None
