@@ -33,7 +33,7 @@ WITH_CUDA_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 REGIONS: Final = ("layer", "parts")
 PARTS: Final = ("input_layernorm", "pre_mlp_layernorm", "mlp")
 """Submodules of a layer, by Megatron's names: the norms and the dense MLP."""
-_OUTSIDE: Final = ("core_attention", "linear", "moe_layer")
+_OUTSIDE: Final = ("core_attention", "linear", "mlp_bda", "moe_layer", "self_attn_bda")
 """Links that keep modules out of graphs, or replace a linear by one that a graph can hold."""
 
 

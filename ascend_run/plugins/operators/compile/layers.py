@@ -56,7 +56,11 @@ class LayerCompiler:
         links = dict.fromkeys(_outside(layer), ForwardLink(wrap=_eager, compilable=False))
         if cast("TransformerLayer", layer).hidden_dropout > 0.0:
             for name in ("self_attn_bda", "mlp_bda"):
-                setattr(layer, name, _dropout_outside(getattr(layer, name)))
+                add = getattr(layer, name)
+                if isinstance(add, nn.Module):  # with a norm, or scaled
+                    links[name] = ForwardLink(wrap=_dropout_outside, compilable=False)
+                else:
+                    setattr(layer, name, _dropout_outside(add))
         return links | _local_linears(layer) | {"": ForwardLink(wrap=self._graph, compilable=True)}
 
     def _links_of_parts(self, layer: nn.Module) -> dict[str, ForwardLink]:

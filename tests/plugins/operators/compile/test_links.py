@@ -86,8 +86,10 @@ def test_the_plan_shows_the_chains_that_are_installed(tmp_path: Path) -> None:
         "embedding": (("lora",), ()),
         "layer": ((), ("compile",)),
         "linear": (("matmul-add", "lora"), ("compile",)),
+        "mlp_bda": ((), ("compile",)),
         "moe_layer": ((), ("compile",)),
         "self_attention": (("swap-attention",), ()),
+        "self_attn_bda": ((), ("compile",)),
     }
     installed = links(tmp_path, *LINKING)
     for name in ("linear_qkv", "core_attention", "linear_proj"):
@@ -106,3 +108,11 @@ def test_a_part_in_a_graph_is_swapped_around_the_graph(tmp_path: Path) -> None:
     found = links(tmp_path, "compile", "swap-attention", **options)
     assert found["input_layernorm"] == ("compile", "swap-attention")
     assert found["pre_mlp_layernorm"] == ("compile",)
+
+
+def test_dropout_beside_a_norm_is_outside_of_the_graphs(tmp_path: Path, parity: Parity) -> None:
+    config = {"model.norm_placement": "both", "model.hidden_dropout": 0.1}
+    (outcome,) = parity("compile", config=config)
+    assert outcome.metrics["compile/graphs"] > 0
+    found = links(tmp_path, "compile", **config)
+    assert found["self_attn_bda"] == found["mlp_bda"] == ("compile",)
