@@ -89,8 +89,8 @@ class Manifest:
     None, the kernel's ``features`` are checked only when it is built on the ranks."""
     attention_needs: AttentionFeatures = attrs.field(factory=AttentionFeatures)
     """Features that it needs of the attention kernel: ``bias`` if it adds a bias."""
-    level: int = attrs.field(default=2, validator=attrs.validators.in_((0, 1, 2)))
-    """The bundle ``--level N`` that it belongs to."""
+    level: int = attrs.field(default=2, validator=attrs.validators.in_((0, 1, 2, 3)))
+    """The bundle ``--level N`` that it belongs to; 3 for none: enabled by name only."""
     maturity: Maturity = Maturity.EXPERIMENTAL  #: How mature it is.
     legacy_flags: tuple[LegacyFlag, ...] = ()
     """Flags of Megatron and MindSpeed that this plugin replaces."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LARGEST_BYTES: Final = 1 << 16
 _VALUES: Final[Mapping[str, Collection[object]]] = {
-    "level": [0, 1, 2],
+    "level": [0, 1, 2, 3],
     "numerics": [*Numerics],
     "maturity": [*Maturity],
     "platforms": [*Support],

@@ -79,6 +79,15 @@ def test_of_two_that_exclude_one_another_neither_is_chosen(file: Path) -> None:
     assert "ulysses" not in {*found.members, *found.left_out}
 
 
+@pytest.mark.needs_plugins("gmm", "moe-alltoall", "moe-bmm-fused")
+def test_what_replaces_features_of_a_level_is_not_in_it(file: Path) -> None:
+    padded = ["model.moe_expert_capacity_factor=1", "model.moe_pad_expert_input_to_capacity=true"]
+    ranks = ["run.nproc=2", "parallel.expert_model_parallel_size=2"]
+    found = bundle(file, *MOE, *padded, *ranks, level=2)
+    assert {"gmm", "moe-alltoall"} <= {*found.members}
+    assert "moe-bmm-fused" not in {*found.members, *found.left_out}
+
+
 @pytest.mark.needs_plugins("gmm", "swap-attention")
 def test_names_stand_beside_a_level_and_disabled_ones_do_not_come(file: Path) -> None:
     run = prepared(file, *MOE, level=2, enable=["gmm"], disable=["swap-attention"])

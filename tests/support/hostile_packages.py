@@ -124,7 +124,7 @@ DECLARED = (
     _declares("platforms-of-text", "platforms={'cpu': 'yes'}", "whose platforms is {'cpu': 'yes'}"),
     _declares("conflicts-of-numbers", "conflicts={'b': 1}", "whose conflicts is {'b': 1}"),
     _declares("conflicts-a-text", "conflicts='all'", "whose conflicts is 'all'"),
-    _declares("level-nine", "level=9", "'level' must be in (0, 1, 2)"),
+    _declares("level-nine", "level=9", "'level' must be in (0, 1, 2, 3)"),
     Hostile(what="name-in-capitals", source=plugin_source("CAPITALS"), named="must be kebab-case"),
     Hostile(what="other-name", source=plugin_source("somebody"), named="for other names (somebody"),
     Hostile(

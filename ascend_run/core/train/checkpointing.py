@@ -141,13 +141,14 @@ class Checkpoints:
         """Warn of each choice that this machine makes differently from the one that saved: rounding
         differs from this step on."""
         for option, now in self._progress.machine_choices.items():
-            if (saved := progress.machine_choices.get(option, now)) != now:
+            if (saved := progress.machine_choices.get(option, "unknown")) != now:
+                same = "what it was then" if saved == "unknown" else saved
                 log.warning(
                     "checkpoint.other_machine_choice",
                     option=option,
                     saved=saved,
                     now=now,
-                    fix=f"set {option}={saved} to continue with the same numbers",
+                    fix=f"set {option}={same} to continue with the same numbers",
                 )
 
     def _union_over_ranks(self, names: set[str]) -> list[str]:

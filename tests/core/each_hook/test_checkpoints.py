@@ -243,12 +243,15 @@ def test_ascend_machine_choices_that_differ_are_reported_on_resume(tmp_path: Pat
     for steps, value in enumerate(("narrow", "narrow", "wide", "wide"), start=1):
         go_on(tmp_path, steps, choosing(value))
         environment = json.loads((tmp_path / "run/environment.json").read_text())
-        assert environment["machine_choices"] == {"plugins.probe.products": value}
+        assert environment["machine_choices"]["plugins.probe.products"] == value
     go_on(tmp_path, 5)  # an option that no longer counts
+    go_on(tmp_path, 6, choosing("wide"))  # one that the checkpoint does not know
 
     lines = map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines())
-    (told,) = [line for line in lines if line["event"] == "checkpoint.other_machine_choice"]
+    events = [line for line in lines if line["event"] == "checkpoint.other_machine_choice"]
+    told, unrecorded = events
     assert told["level"] == "warning"
+    assert (unrecorded["saved"], unrecorded["now"]) == ("unknown", "wide")
     assert (told["option"], told["saved"], told["now"]) == (
         "plugins.probe.products",
         "narrow",

@@ -69,7 +69,7 @@ class MoeBmmFused:
             "model.moe_expert_capacity_factor": 1.99,
             "model.moe_pad_expert_input_to_capacity": True,
         },
-        level=2,
+        level=3,  # it would exclude gmm and moe-alltoall from level 2
         legacy_flags=(
             LegacyFlag(flag="--moe-bmm-mc2"),
             LegacyFlag(

@@ -22,6 +22,7 @@ SEQUENCE: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_
 EP: Final = {"parallel.expert_model_parallel_size": 2}
 EXPERT_TP: Final = {"parallel.expert_tensor_parallel_size": 2}
 DROPOUT: Final = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
+BY_ONEDNN: Final = {"train.precision": "fp32", "plugins.cpu.fp32_matmul_library": "onednn"}
 FUSED: Final = {"plugins.gmm.gradient_accumulation_fusion": True, "plugins.gmm.backend": "loop"}
 
 
@@ -87,11 +88,11 @@ def test_the_forward_is_repeated_up_to_the_input_of_its_last_matmul(gloo_pool: G
 @pytest.mark.needs_plugins("gmm")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("level", [0, 1])
-@pytest.mark.parametrize("more", [{}, {"plugins.gmm.backend": "bmm"}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"plugins.gmm.backend": "bmm"}, BY_ONEDNN], ids=str)
 def test_no_bit_changes_with_grouped_matmuls(
     gloo_pool: GlooPool, more: Mapping[str, Any], level: int
 ) -> None:
-    values = {**NARROW, **more, "train.precision": "bf16"}
+    values = {**NARROW, "train.precision": "bf16", **more}
     ((plain, found),) = run(gloo_pool, values, level=level, beside=("gmm",))
     assert differences(found, plain) == []
     assert found.operations[0]["silu"] > plain.operations[0]["silu"]
