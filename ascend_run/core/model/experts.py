@@ -100,11 +100,22 @@ class Experts(MegatronModule):
             # own data-parallel group.
             mark(parameter, allreduce=as_dense)
 
-    def forward(self, rows_TH: Tensor, counts_X: Tensor, probs_T: Tensor) -> tuple[Tensor, None]:
-        """Return [T, H], and None for the bias."""
+    def forward(
+        self,
+        rows_TH: Tensor,
+        counts_X: Tensor,
+        probs_T: Tensor,
+        weights: c.ExpertWeights | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return [T, H], and None for the bias.
+
+        Args:
+            weights: Of the X experts that the rows are for; default: all of this rank's.
+        """
         device = self.fc1.device if self.counts_on_device else None
         counts = counts_X.to(device, non_blocking=True) if device else counts_X.tolist()
-        weights = c.ExpertWeights(self.fc1, self.fc2, self.fc1_bias, self.fc2_bias)
+        if weights is None:
+            weights = c.ExpertWeights(self.fc1, self.fc2, self.fc1_bias, self.fc2_bias)
         return self.compute(rows_TH, counts, probs_T, weights, self.activation), None
 
     def sharded_state_dict(

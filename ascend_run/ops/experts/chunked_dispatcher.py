@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .all_to_all_dispatcher import AllToAllDispatcher
 from .dispatcher_cost import chunk_sizes
-from .expert_slices import slices_of, with_slice
+from .expert_slices import slices_of
 from .token_copies import Copies
 
 
@@ -59,7 +59,7 @@ class ChunkedDispatcher(AllToAllDispatcher):
         """Compute the experts chunk by chunk, as soon as one has arrived, and send it back.
 
         Args:
-            experts: The module of this rank's experts, with ``slice_link``.
+            experts: The module of this rank's experts.
 
         Returns:
             For ``token_combine``: the outputs of each chunk, on their way.
@@ -70,7 +70,7 @@ class ChunkedDispatcher(AllToAllDispatcher):
         back = []
         for trip, own, *parts in zip(self.trips, weights, rows, probs, strict=True):
             tokens, counts, shares = trip.arrive(*parts)
-            out, _ = experts(tokens, with_slice(counts, own), shares)
+            out, _ = experts(tokens, counts, shares, own)
             back.append(trip.send_back(trip.leave(out)))
         return tuple(back)
 

@@ -1,15 +1,13 @@
-"""The forward of a rank's experts for some of them at a time.
+"""The weights of a rank's experts, some experts at a time.
 
-Their weights are slices of the stacked ones, split once in a forward: in backward the gradients of
-all slices become one tensor, or were added to the slices of ``main_grad``.
+They are slices of the stacked ones, split once in a forward: in backward the gradients of all
+slices become one tensor, or were added to the slices of ``main_grad``.
 """
-
-# x experts of this rank, T rows of some of them, H hidden size
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ascend_run.ops.autograd_function import Function
 from ascend_run.ops.tensor_marks import mark
-from ascend_run.types.forward import Forward, ForwardLink
-from ascend_run.types.moe import ExpertActivation, ExpertsKernel, ExpertWeights
-
-_SLICE: Final = "expert_slice"
+from ascend_run.types.moe import ExpertsKernel, ExpertWeights
 
 
 class StackedExperts(Protocol):
@@ -31,8 +26,6 @@ class StackedExperts(Protocol):
     fc1_bias: Tensor | None
     fc2_bias: Tensor | None
     compute: ExpertsKernel
-    activation: ExpertActivation
-    counts_on_device: bool
 
 
 def slices_of(experts: StackedExperts, sizes: Sequence[int]) -> list[ExpertWeights]:
@@ -41,29 +34,6 @@ def slices_of(experts: StackedExperts, sizes: Sequence[int]) -> list[ExpertWeigh
     matrices = [_split(weight, sizes, accumulates) for weight in (experts.fc1, experts.fc2)]
     biases = [_split(bias, sizes, False) for bias in (experts.fc1_bias, experts.fc2_bias)]
     return [ExpertWeights(*parts) for parts in zip(*matrices, *biases, strict=True)]
-
-
-def with_slice(counts: Tensor, weights: ExpertWeights) -> Tensor:
-    """Mark counts of some experts with the weights of these."""
-    mark(counts, **{_SLICE: weights})
-    return counts
-
-
-def slice_link(experts: StackedExperts) -> ForwardLink:
-    """Return the link that computes with the weights that the counts are marked with."""
-
-    def wrap(inner: Forward) -> Forward:
-        def forward(rows_TH: Tensor, counts: Tensor, probs_T: Tensor) -> Any:
-            weights: ExpertWeights | None = getattr(counts, _SLICE, None)
-            if weights is None:
-                return inner(rows_TH, counts, probs_T)
-            device = rows_TH.device if experts.counts_on_device else None
-            given = counts.to(device, non_blocking=True) if device else counts.tolist()
-            return experts.compute(rows_TH, given, probs_T, weights, experts.activation), None
-
-        return forward
-
-    return ForwardLink(wrap=wrap, compilable=False)
 
 
 def _split(weight: Tensor | None, sizes: Sequence[int], accumulates: bool) -> Sequence[Any]:

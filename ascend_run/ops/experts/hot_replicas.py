@@ -164,8 +164,7 @@ def replica_link(experts: StackedExperts, group: dist.ProcessGroup) -> ForwardLi
             arriving = replication.start()
             own, bias = inner(own_rows, own_counts, own_probs)
             replicas = ExpertWeights(*replication.finish(arriving))
-            given = counts_N.to(rows.device) if experts.counts_on_device else counts_N.tolist()
-            out = experts.compute(rows, given, probs, replicas, experts.activation)
+            out, _ = inner(rows, counts_N, probs, replicas)
             return torch.cat([own, out]), bias
 
         return forward

@@ -13,7 +13,6 @@ from torch import distributed as dist
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 from ascend_run.ops.experts.chunked_dispatcher import ChunkedDispatcher
-from ascend_run.ops.experts.expert_slices import slice_link
 from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.ops.experts.token_exchange import AllGather, AllToAll, Exchange
 from ascend_run.testing.effects import Collectives, count_collectives
@@ -128,12 +127,18 @@ class HeldExperts:
         self.compute = _compute
         self.linked: Any = self.forward
 
-    def __call__(self, *parts: Tensor) -> tuple[Tensor, None]:
+    def __call__(self, *parts: Any) -> tuple[Tensor, None]:
         out: tuple[Tensor, None] = self.linked(*parts)
         return out
 
-    def forward(self, rows: Tensor, counts: Tensor, probs: Tensor) -> tuple[Tensor, None]:
-        weights = ExpertWeights(self.fc1, self.fc2)
+    def forward(
+        self,
+        rows: Tensor,
+        counts: Tensor,
+        probs: Tensor,
+        weights: ExpertWeights | None = None,
+    ) -> tuple[Tensor, None]:
+        weights = weights or ExpertWeights(self.fc1, self.fc2)
         return self.compute(rows, counts.tolist(), probs, weights, self.activation), None
 
 
@@ -152,10 +157,6 @@ Experts = Callable[[HeldExperts, Any], Any]
 
 def _own(held: HeldExperts, _: object) -> Any:
     return held.forward
-
-
-def sliced(held: HeldExperts, _: object = None) -> Any:
-    return slice_link(held).wrap(held.forward)  # type: ignore[arg-type]
 
 
 Result = tuple[dict[str, float], list[str], Collectives, tuple[int, ...]]
@@ -187,16 +188,19 @@ def errors_in_chunks(
     with cpu_facade():
         groups, build = groups_of(ep, tp), in_chunks(number, fused)
         return [
-            dispatched(groups, kind, topk, build, shared, experts, num_experts)[0]
+            dispatched(
+                groups, kind, topk, build, shared, num_experts=num_experts, by_chunk=by_chunk
+            )[0]
             for kind in ("spread", "dropped", "first", "last empty")
             for topk in (1, 2)
-            for shared, experts in ((False, sliced), (True, sliced), (False, _own))
+            for shared, by_chunk in ((False, True), (True, True), (False, False))
         ]
 
 
 def dispatch_in_chunks(ep: int, tp: int, kind: str, number: int, shared: bool) -> Result:
     with cpu_facade():
-        return dispatched(groups_of(ep, tp), kind, 2, in_chunks(number, True), shared, sliced)
+        build = in_chunks(number, True)
+        return dispatched(groups_of(ep, tp), kind, 2, build, shared, by_chunk=True)
 
 
 def all_errors(ep: int, tp: int, build: Build, with_shared: bool) -> list[dict[str, float]]:
@@ -304,6 +308,7 @@ def dispatched(
     shared: bool,
     experts: Experts = _own,
     num_experts: int = X,
+    by_chunk: bool = False,
 ) -> Result:
     rank, tokens = dist.get_rank(), 5
     log: list[str] = []
@@ -328,7 +333,7 @@ def dispatched(
     undo = log_exchanges(log)
     try:
         with count_collectives() as seen:
-            if experts is sliced:
+            if by_chunk:
                 out = through_chunks(dispatcher, x, chosen, probs, held)
             else:
                 out = through(dispatcher, x, chosen, probs, lambda *rows: held(*rows)[0])

@@ -36,7 +36,6 @@ from .dispatcher_jobs import (
     draw,
     groups_of,
     log_exchanges,
-    sliced,
 )
 
 TOKENS = 6
@@ -195,9 +194,7 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[st
     rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
     rows, weights = dispatcher.token_dispatch(rows, weights)
     if name == CHUNKED:
-        held = HeldExperts(fc1, fc2)
-        held.linked = sliced(held)
-        rows = dispatcher.compute_experts(held, rows, weights)
+        rows = dispatcher.compute_experts(HeldExperts(fc1, fc2), rows, weights)
         counts = dispatcher.received.counts_x.tolist()
     else:
         rows, given, weights = dispatcher.dispatch_postprocess(rows, weights)

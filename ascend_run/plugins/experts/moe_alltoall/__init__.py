@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -17,13 +17,10 @@ from ascend_run.plugin_api import (
     Claim,
     Condition,
     CostChange,
-    ForwardLink,
     Layout,
     LegacyFlag,
-    LinkPlace,
     Manifest,
     Maturity,
-    ModuleWrapper,
     Numerics,
     PipelineStage,
     RunConfig,
@@ -32,8 +29,6 @@ from ascend_run.plugin_api import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ascend_run.plugin_api import contracts as c
 
 _WHOLE: Final = ("hot-experts", "moe-adaptive-recompute", "moe-zero-memory")
@@ -67,7 +62,6 @@ class MoeAlltoall:
         claims=(Claim.TOKEN_DISPATCHER,),
         requires=(ALL_TO_ALL,),
         after=("moe-permute-fusion",),  # it takes over how that permutes
-        forward_links={"experts": LinkPlace.OWN},
         idle=Condition.one_rank("expert_model_parallel_size", why="all experts are on every rank"),
         numerics=Numerics.ROUNDING,
         platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
@@ -132,15 +126,3 @@ class MoeAlltoall:
         from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 
         return lambda inner: AllToAllDispatcher(inner, overlap=True)
-
-    @hookimpl
-    def ascend_moe_layer(self, config: RunConfig) -> ModuleWrapper | None:
-        if config.parallel.expert_model_parallel_size == 1 or self.config.overlap_chunks == 1:
-            return None
-        from ascend_run.ops.experts.expert_slices import slice_link
-
-        def wrap(module: nn.Module) -> dict[str, ForwardLink]:
-            experts: Any = module.experts
-            return {"experts": slice_link(experts)}
-
-        return wrap
