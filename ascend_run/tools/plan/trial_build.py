@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ascend_run.core.config.layout import layout_of
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.log.setup import configure_logging
 from ascend_run.core.patches import applied_patches
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.plugin_api.expert_layers import moe_layers
@@ -77,7 +78,8 @@ def trial_build(config: RunConfig, plugins: Sequence[EnabledPlugin], world_size:
     """
     hooks = Hooks(plugins)
     layout = layout_of(config, world_size)
-    with warnings.catch_warnings():
+    # The log of a run is on the console, and stdout has the plan.
+    with configure_logging(None, level="warning"), warnings.catch_warnings():
         # Megatron warns of each missing optional library; none is needed here.
         warnings.simplefilter("ignore")
         device = hooks.require("ascend_device", local_rank=0)

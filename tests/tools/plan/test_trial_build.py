@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import warnings
 from collections.abc import Iterator
@@ -65,6 +66,11 @@ def test_a_layer_of_a_terabyte_takes_no_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert build(*widths) == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_the_choices_of_a_run_are_not_in_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--config", str(DEMO), "--build", "--json"]) == 0
+    assert "plugins" in json.loads(capsys.readouterr().out)
 
 
 def test_what_megatron_s_config_refuses_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

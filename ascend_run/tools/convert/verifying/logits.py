@@ -81,13 +81,18 @@ def logits_of(source: ModelSource, tokens_BS: Tensor) -> Tensor:
     with warnings.catch_warnings():
         # Megatron warns of each missing optional library; none is needed here.
         warnings.simplefilter("ignore")
+        from ascend_run.core.log.setup import configure_logging
         from ascend_run.core.model.build import build_model
         from ascend_run.core.model.initialization import named_parameters
         from ascend_run.core.run import prepared_rank
         from ascend_run.core.train.seeding import seed_everything
 
         prepared = _prepared(source)
-        with prepared_rank(prepared.run_request()) as (hooks, context), torch.no_grad():
+        with (
+            configure_logging(None, level="warning"),  # what a run chooses is no output of convert
+            prepared_rank(prepared.run_request()) as (hooks, context),
+            torch.no_grad(),
+        ):
             seed_everything(context.config, context.layout)
             bundle = build_model(
                 context.config, hooks, context.groups, context.device, dtype=compute_dtype(source)
