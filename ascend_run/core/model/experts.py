@@ -13,7 +13,6 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.moe.moe_layer import MoELayer as MegatronMoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor, nn
@@ -30,15 +29,17 @@ if TYPE_CHECKING:
 # T tokens sent to this rank's experts, H hidden size, F expert FFN size, X experts on this rank
 
 
-class MoELayer(MegatronMoELayer):
-    """Megatron's, but a token dispatcher with ``compute_experts`` calls the experts itself."""
+def call_experts_by_dispatcher(layer: Any) -> None:
+    """Have the token dispatcher of a MoELayer call the experts, if it has ``compute_experts``.
 
-    def routed_experts_compute(self, hidden_states: Any, probs: Any) -> Any:
-        """Return the rows for ``token_combine``, and None for the bias."""
-        compute = getattr(self.token_dispatcher, "compute_experts", None)
-        if compute is None:
-            return super().routed_experts_compute(hidden_states, probs)
-        return compute(self.experts, hidden_states, probs), None
+    The layer stays an instance of Megatron's class, the only one that gets its process groups.
+    """
+    compute = getattr(layer.token_dispatcher, "compute_experts", None)
+    if compute is not None:
+        layer.routed_experts_compute = lambda rows, probs: (
+            compute(layer.experts, rows, probs),
+            None,
+        )
 
 
 class Experts(MegatronModule):

@@ -19,6 +19,7 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
 from .collected_links import CollectedLinks
+from .experts import call_experts_by_dispatcher
 from .layer_slots import is_empty
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def wrap_modules(model: GPT, hooks: Hooks, ops: c.PlatformOps, **arguments: Any)
             wrappers.replace("ascend_linear", holder, linear, name=name, layer_index=index, ops=ops)
         for hook, holder, seam in _layer_seams(layer):
             wrappers.replace(hook, holder, seam, layer_index=index)
+            if seam == "token_dispatcher":
+                call_experts_by_dispatcher(holder)
         wrappers.replace("ascend_layer", parent, attribute, layer_index=index, num_layers=count)
     if model.post_process:
         wrappers.replace("ascend_output_layer", model, "output_layer")

@@ -11,7 +11,7 @@ from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
-from megatron.core.transformer.moe.moe_layer import MoESubmodules
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -24,7 +24,7 @@ from ascend_run.plugin_api.expert_layers import moe_layers
 
 from .assembly import Assembly
 from .attention import CoreAttention, SelfAttention
-from .experts import Experts, MoELayer
+from .experts import Experts
 from .latent_attention import latent_attention_spec
 from .layer_slots import EmptyLayer
 from .norm import L2Norm, Norm
@@ -93,7 +93,7 @@ def mlp_submodules(config: TransformerConfig, assembly: Assembly) -> MLPSubmodul
 
 
 def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:
-    """Return a mixture of our router and experts; shared experts are Megatron's."""
+    """Return Megatron's MoELayer with our router and experts; shared experts are Megatron's."""
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(
