@@ -66,6 +66,6 @@ class _Split(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         if ctx.accumulated is None:
             return torch.cat(gradients), None, None
-        # As after one call of the kernel: the tensor tells that the gradient is there.
+        # Megatron's hook then does not add the placeholder that is returned.
         mark(ctx.accumulated, grad_added_to_main_grad=True)
         return torch.empty_like(ctx.accumulated), None, None

@@ -249,12 +249,12 @@ def test_ascend_machine_choices_that_differ_are_reported_on_resume(tmp_path: Pat
 
     lines = map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines())
     events = [line for line in lines if line["event"] == "checkpoint.other_machine_choice"]
-    told, unrecorded = events
-    assert told["level"] == "warning"
+    changed, unrecorded = events
+    assert changed["level"] == "warning"
     assert (unrecorded["saved"], unrecorded["now"]) == ("unknown", "wide")
-    assert (told["option"], told["saved"], told["now"]) == (
+    assert (changed["option"], changed["saved"], changed["now"]) == (
         "plugins.probe.products",
         "narrow",
         "wide",
     )
-    assert "set plugins.probe.products=narrow" in told["fix"]
+    assert "set plugins.probe.products=narrow" in changed["fix"]
