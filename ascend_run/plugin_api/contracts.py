@@ -63,8 +63,10 @@ from ascend_run.types.moe import ExpertsKernel as ExpertsKernel
 from ascend_run.types.moe import ExpertWeights as ExpertWeights
 from ascend_run.types.moe import GroupedGemm as GroupedGemm
 from ascend_run.types.moe import TokenDispatcher as TokenDispatcher
+from ascend_run.types.optimizer import MixedPrecisionOptimizer as MixedPrecisionOptimizer
 from ascend_run.types.optimizer import OptimizerSpec as OptimizerSpec
 from ascend_run.types.optimizer import OptimizerState as OptimizerState
+from ascend_run.types.optimizer import SteppedParameter as SteppedParameter
 from ascend_run.types.run import Metrics as Metrics
 from ascend_run.types.run import MetricValue as MetricValue
 from ascend_run.types.run import ModelBundle as ModelBundle

@@ -433,7 +433,7 @@ def ascend_model(
 # -- optimizer --------------------------------------------------------------------------------
 
 
-@provider(point=Point.OPTIMIZER, claim=Claim.DATA_PARALLEL, first_user="reuse-fp32-param")
+@provider(point=Point.OPTIMIZER, claim=Claim.DATA_PARALLEL, first_user="zero3")
 def ascend_data_parallel(config: RunConfig) -> Callable[..., nn.Module] | None:
     """Return the data-parallel wrapper: a builder with the keyword arguments of Megatron's
     DistributedDataParallel (``config, ddp_config, module, pg_collection``). None keeps
@@ -449,6 +449,18 @@ def ascend_optimizer(config: RunConfig) -> c.OptimizerSpec | None:
 
     When: when a run is planned, and once per trained model, after it is wrapped for data
     parallelism. Its ``build`` is called then, and may import torch.
+    """
+
+
+@wrapper(point=Point.OPTIMIZER)
+def ascend_mixed_precision_optimizer(
+    config: RunConfig,
+) -> c.Wrapper[type[c.MixedPrecisionOptimizer]] | None:
+    """Wrap the class of Megatron's optimizers, which hold master weights, scale and clip: return a
+    subclass with the same constructor, in which ``ascend_optimizer``'s is ``self.optimizer``.
+
+    When: once per trained model. The class makes an optimizer of all parameters, and another one of
+    experts that have process groups of their own.
     """
 
 

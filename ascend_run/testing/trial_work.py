@@ -135,10 +135,11 @@ class TrialWork:
         )
         self.hooks.event("ascend_before_run")(context=self.context)
         loop.run()
-        shards, values = checkpoints.state()
+        with checkpoints.state() as (shards, values):
+            state = {f"{p.key} {p.offset}": p.tensor.detach().clone() for p in shards}
         return attrs.evolve(
             self._outcome(recorder.losses, recorder.grad_norms, Tensor.detach),
-            state={f"{p.key} {p.offset}": p.tensor.detach().clone() for p in shards},
+            state=state,
             values=values,
             readings=recorder.of_plugins(),
         )

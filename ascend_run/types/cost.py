@@ -170,6 +170,8 @@ class CostChange:
     """Name -> bytes on the host, apart from offloaded activations."""
     host_is_device: bool = False
     """For a platform: host and device share one memory, so offloading saves none."""
+    main_param_bytes: float | None = None
+    """Bytes that an element of the master weights takes between steps; None: not changed."""
     frozen: tuple[str, ...] = ()  #: Patterns of ``part.name`` of parameters that are not trained.
     parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.
     communication: tuple[Communication, ...] = ()  #: Added or replaced.

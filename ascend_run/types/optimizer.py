@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import attrs
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
+    from torch import Tensor
 
 ITEM_BYTES: Final[Mapping[str, int]] = {
     "float64": 8,
@@ -72,3 +75,34 @@ class OptimizerSpec:
     tensor_parallel: bool = False
     """For an optimizer that is not element-wise: whether it supports parameters that are sharded
     over tensor-parallel ranks, with collectives of its own."""
+
+
+@attrs.frozen
+class SteppedParameter:
+    """A model parameter and the tensor that an optimizer updates for it."""
+
+    parameter: Tensor  #: The model's.
+    stepped: Tensor  #: Itself, its master weights or a range of either; the key of its states.
+    inner: torch.optim.Optimizer  #: The optimizer that has its states.
+    flat_range: tuple[int, int] | None = None
+    """Range of the flat parameter that ``stepped`` has with a distributed optimizer, else None."""
+    read: Callable[[Tensor], Tensor] | None = None
+    """Returns elements of ``stepped`` at flat positions, where it has none between steps."""
+
+
+class MixedPrecisionOptimizer(Protocol):
+    """What the kernel calls of Megatron's optimizers beside their own interface."""
+
+    optimizer: torch.optim.Optimizer  #: The one inside, which ``OptimizerSpec.build`` made.
+
+    def stepped(self) -> Iterator[SteppedParameter]:
+        """Yield every parameter that it updates on this rank."""
+
+    def update(self) -> None:
+        """Step with ready gradients and update the model weights, without an all-gather."""
+
+    def refresh(self) -> None:
+        """Copy the master weights, which are materialized, to the model weights."""
+
+    def materialized(self) -> AbstractContextManager[None]:
+        """Hold the master weights in the ``stepped`` tensors, to be read and written."""

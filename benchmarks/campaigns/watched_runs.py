@@ -56,15 +56,15 @@ class Watch:
 
         # Without the plugins nothing is left out of what a checkpoint would hold of the models.
         own = Checkpoints(Hooks([]), context, Path(context.config.run.output_dir))
-        shards, values = own.state()
         added = Hooks(self.plugins).merge("ascend_checkpoint_entries", context=context)
         entries = EntryShards(added, context.layout.rank)
-        tensors = {f"{p.key} {p.offset}": p.tensor for p in (*shards, *entries.shards)}
+        with own.state() as (shards, values):
+            tensors = {f"{p.key} {p.offset}": p.tensor for p in (*shards, *entries.shards)}
+            kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         for role, bundle in context.models.items():
             for index, chunk in enumerate(bundle.chunks):
                 for name, held in (*chunk.named_parameters(), *chunk.named_buffers()):
-                    tensors[f"{role}, chunk {index}: {name}"] = held
-        kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+                    kept[f"{role}, chunk {index}: {name}"] = held.detach().clone()
         self.ended = Ended(kept, {**values, **entries.values})
 
 

@@ -45,12 +45,15 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
     },
     "dicts of torch, Megatron, structlog and Python": {
         "core/checkpoint/optimizer_shards.py": {
-            *("members", "optimizer.gbuf_ranges[buffer][dtypes][bucket]", "ranges"),
+            "members",
         },
         "core/config/megatron_fields.py": {"given"},
         "core/log/setup.py": {"event"},
         "core/model/transformer_config.py": {"arguments", "chosen"},
         "core/patches.py": {"sys.modules"},
+        "core/train/megatron_optimizers.py": {
+            *("group", "self._get_model_param_range_map(parameter)"),
+        },
         "core/train/optimizer.py": {"group"},
         "core/train/optimizer_kinds.py": {"group"},
         "core/train/step.py": {"optimizer.param_groups[0]"},

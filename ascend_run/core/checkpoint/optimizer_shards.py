@@ -10,21 +10,16 @@ a half-precision parameter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-import attrs
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import (
-    ChainedOptimizer,
-    Float16OptimizerWithFloat16Params,
-    FP32Optimizer,
-)
 from torch import Tensor
 
 from ascend_run.ops.optimizer_states import create_states
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import OptimizerState, TensorShard
+from ascend_run.plugin_api.contracts import OptimizerState, SteppedParameter, TensorShard
 from ascend_run.types.optimizer import MAIN_PARAM
 
 from .boxes import Box, boxes_of_range, whole
@@ -34,27 +29,14 @@ if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
 
 
-@attrs.frozen
-class Stepped:
-    """A model parameter and the tensor that the optimizer updates for it."""
-
-    parameter: Tensor
-    stepped: Tensor
-    inner: torch.optim.Optimizer
-    flat_range: tuple[int, int] | None = None
-    """Range of the flat parameter that ``stepped`` holds in a distributed optimizer.
-
-    None if ``stepped`` has the parameter's shape.
-    """
-
-
 def optimizer_shards(
     optimizer: MegatronOptimizer | torch.optim.Optimizer | None,
     tensors: Sequence[ShardedLocal],
     prefix: str = "optimizer",
     declared: Mapping[str, OptimizerState] | None = None,
 ) -> list[TensorShard]:
-    """Return the shards of an optimizer's state; they share its memory, so loading fills it.
+    """Return the shards of an optimizer's state; they share its memory, so loading fills it. Call
+    it, and use them, while the master weights are ``materialized``.
 
     States that the optimizer would create in its first step are created here.
 
@@ -99,65 +81,33 @@ def optimizer_shards(
 
 def stepped_parameters(
     optimizer: MegatronOptimizer | torch.optim.Optimizer | None,
-) -> Iterator[Stepped]:
+) -> Iterator[SteppedParameter]:
     """Yield every parameter that an optimizer updates on this rank.
 
     Raises:
-        CheckpointError: The optimizer type is not supported.
+        CheckpointError: It is neither a torch optimizer nor describes what it updates.
     """
-    if isinstance(optimizer, ChainedOptimizer):
-        for part in optimizer.chained_optimizers:
-            yield from stepped_parameters(part)
-        return
-    if isinstance(optimizer, torch.optim.Optimizer):
-        inner = optimizer
-    elif getattr(optimizer, "is_stub_optimizer", False):
-        return
-    elif isinstance(
-        optimizer, FP32Optimizer | Float16OptimizerWithFloat16Params | DistributedOptimizer
-    ):
-        inner = optimizer.optimizer
-    else:
-        inner = None
-    if not isinstance(inner, torch.optim.Optimizer):
-        raise _not_supported(
-            f"{type(optimizer).__name__}: expected one of torch's own, or Megatron's FP32, Float16 "
-            "or Distributed optimizer"
-        )
-    if isinstance(optimizer, DistributedOptimizer):
-        yield from _distributed(optimizer, inner)
-    elif isinstance(optimizer, Float16OptimizerWithFloat16Params):
-        for half_precision, mains in zip(
-            optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True
-        ):
-            for parameter, main in zip(half_precision, mains, strict=True):
-                yield Stepped(parameter, main, inner)
-        for group in optimizer.fp32_from_fp32_groups:
-            for parameter in group:
-                yield Stepped(parameter, parameter, inner)
-    else:
-        for members in inner.param_groups:
-            for parameter in members["params"]:
-                yield Stepped(parameter, parameter, inner)
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if isinstance(part, torch.optim.Optimizer):
+            for members in part.param_groups:
+                for parameter in members["params"]:
+                    yield SteppedParameter(parameter, parameter, part)
+        elif hasattr(part, "stepped"):
+            yield from part.stepped()
+        else:
+            raise _not_supported(
+                f"{type(part).__name__}: expected one of torch's own, or a MixedPrecisionOptimizer"
+            )
 
 
-def _distributed(
-    optimizer: DistributedOptimizer, inner: torch.optim.Optimizer
-) -> Iterator[Stepped]:
-    pairs = (
-        *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
-        *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
-    )
-    for parameters, shards in pairs:
-        for parameter, shard in zip(parameters, shards, strict=True):
-            if shard is None:
-                raise _not_supported(
-                    "use_precision_aware_optimizer keeps main parameters where only it can read "
-                    "them; turn it off"
-                )
-            buffer, dtypes, bucket = optimizer.model_param_gbuf_map[parameter]
-            ranges = optimizer.gbuf_ranges[buffer][dtypes][bucket]["param_map"][parameter]
-            yield Stepped(parameter, shard, inner, (ranges["param"].start, ranges["param"].end))
+@contextmanager
+def materialized(optimizer: MegatronOptimizer | torch.optim.Optimizer | None) -> Iterator[None]:
+    """Hold the master weights in the tensors of ``stepped_parameters``, to be read and written."""
+    with ExitStack() as stack:
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            if hasattr(part, "materialized"):
+                stack.enter_context(part.materialized())
+        yield
 
 
 def _not_supported(*problems: str) -> CheckpointError:
@@ -165,7 +115,7 @@ def _not_supported(*problems: str) -> CheckpointError:
 
 
 def _scalar_shards(
-    prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
+    prefix: str, state: Tensor, item: SteppedParameter, regions: Sequence[Region]
 ) -> Iterator[TensorShard]:
     """Yield shards of a scalar state such as ``step``, which is equal on all ranks.
 
@@ -188,7 +138,7 @@ def _scalar_shards(
 
 
 def _split_shards(
-    prefix: str, state: Tensor, item: Stepped, regions: Sequence[Region]
+    prefix: str, state: Tensor, item: SteppedParameter, regions: Sequence[Region]
 ) -> Iterator[TensorShard]:
     """Yield shards of a state of the parameter's shape or flat range, split at region borders."""
     for box, values in _boxes(state.detach(), item):
@@ -198,7 +148,7 @@ def _split_shards(
                 yield region.shard(prefix, part, shared, writes=owns(region, item.flat_range))
 
 
-def _boxes(state: Tensor, item: Stepped) -> Iterator[tuple[Box, Tensor]]:
+def _boxes(state: Tensor, item: SteppedParameter) -> Iterator[tuple[Box, Tensor]]:
     """Yield boxes of the parameter with views of the state's elements."""
     if item.flat_range is None:
         yield whole(state.shape), state

@@ -8,7 +8,8 @@ for a parameter all-gather.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -40,7 +41,8 @@ _WORD: Final[Mapping[int, torch.dtype]] = {
 class Samples:
     """Sampled elements of one dtype on this rank."""
 
-    tensors: tuple[Tensor, ...]
+    readers: tuple[Callable[[Tensor], Tensor], ...]
+    """Return a tensor's elements at flat positions, [elements]."""
     indices: tuple[Tensor, ...]
     """Flat positions in each tensor, on its device."""
     salt: Words
@@ -48,8 +50,8 @@ class Samples:
 
     def read(self) -> Tensor:
         """Return a copy of the elements, [elements]; asynchronous on the device."""
-        parts = zip(self.tensors, self.indices, strict=True)
-        return torch.cat([t.detach().reshape(-1).index_select(0, i) for t, i in parts])
+        parts = zip(self.readers, self.indices, strict=True)
+        return torch.cat([read(where) for read, where in parts])
 
 
 def bits_of(values: Tensor) -> NDArray[Any]:
@@ -71,24 +73,31 @@ def samples_of(bundle: c.ModelBundle, *, vocab_size: int | None) -> list[Samples
     tensors = sharded_tensors(bundle.chunks, vocab_size=vocab_size)
     stepped = {id(item.parameter): item for item in stepped_parameters(bundle.optimizer)}
     shared_out = is_distributed(bundle.optimizer)
-    found: dict[torch.dtype, list[tuple[Tensor, NDArray[np.int64], Words]]] = {}
+    found: dict[torch.dtype, list[tuple[Callable[[Tensor], Tensor], Tensor, Words]]] = {}
     for held in tensors:
-        source, flat_range = held.tensor, None
+        source, flat_range, read = held.tensor, None, None
         if (item := stepped.get(id(held.tensor))) is not None:
-            source, flat_range = item.stepped, item.flat_range
+            source, flat_range, read = item.stepped, item.flat_range, item.read
         elif shared_out and held.tensor.requires_grad:
             continue  # other ranks hold its optimizer shard
         positions, words = _owned(held, flat_range)
         if positions.size:
-            found.setdefault(source.dtype, []).append((source, positions, words))
+            where = torch.from_numpy(positions).to(source.device)
+            found.setdefault(source.dtype, []).append(
+                (read or partial(_elements, source), where, words)
+            )
     return [
         Samples(
-            tensors=tuple(tensor for tensor, _, _ in group),
-            indices=tuple(torch.from_numpy(where).to(t.device) for t, where, _ in group),
+            readers=tuple(read for read, _, _ in group),
+            indices=tuple(where for _, where, _ in group),
             salt=np.concatenate([words for _, _, words in group]),
         )
         for group in found.values()
     ]
+
+
+def _elements(tensor: Tensor, where: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).index_select(0, where)
 
 
 def _owned(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from ascend_run.core.checkpoint.entries import (
     RandomState,
     SavedProgress,
 )
-from ascend_run.core.checkpoint.optimizer_shards import optimizer_shards
+from ascend_run.core.checkpoint.optimizer_shards import materialized, optimizer_shards
 from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
 from ascend_run.core.checkpoint.store import layout_sizes
 from ascend_run.core.hooks import Hooks
@@ -77,13 +79,18 @@ class Checkpoints:
             fingerprint: Fingerprint of the last step, stored in the manifest.
         """
         self._progress.fingerprint = fingerprint
-        shards, values = self.state()
-        return self.store.save(self.context.step, shards, values)
+        with self.state() as (shards, values):
+            return self.store.save(self.context.step, shards, values)
 
-    def state(self) -> tuple[list[c.TensorShard], dict[str, object]]:
-        """Return this rank's checkpoint contents: tensors (sharing the run's memory) and values."""
+    @contextmanager
+    def state(self) -> Iterator[tuple[list[c.TensorShard], dict[str, object]]]:
+        """Give this rank's checkpoint contents: tensors, which share the run's memory, and values.
+
+        Master weights are in these tensors only for the duration.
+        """
         entries = EntryShards(self._all_entries(), self._ranks.rank)
-        return [*self._tensors(), *entries.shards], entries.values
+        with self._tensors() as shards:
+            yield [*shards, *entries.shards], entries.values
 
     def restore(self, log: FilteringBoundLogger) -> None:
         """Restore a checkpoint, or load Hugging Face weights, or keep the initial weights.
@@ -131,7 +138,8 @@ class Checkpoints:
                 *(f"{name}/rank_*" for name in own),
                 *(f"{name}/*" for name in reinitialized),
             ]
-        values = store.load(step, [*self._tensors(), *entries.shards], ignore_unused=ignored)
+        with self._tensors() as shards:
+            values = store.load(step, [*shards, *entries.shards], ignore_unused=ignored)
         entries.restore(values)
         if moved:
             log.warning("checkpoint.other_layout", step=step, begun_anew=reinitialized)
@@ -179,8 +187,15 @@ class Checkpoints:
                 return True
         return False
 
-    def _tensors(self) -> list[c.TensorShard]:
-        """Return the shards of all models and optimizers; they share the run's memory."""
+    @contextmanager
+    def _tensors(self) -> Iterator[list[c.TensorShard]]:
+        """Give the shards of all models and optimizers; they share the run's memory."""
+        with ExitStack() as stack:
+            for bundle in self.context.models.values():
+                stack.enter_context(materialized(bundle.optimizer))
+            yield self._shards()
+
+    def _shards(self) -> list[c.TensorShard]:
         config = self.context.config
         shards: list[c.TensorShard] = []
         first = next(iter(self.context.models))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
-from megatron.core.optimizer.optimizer import (
-    ChainedOptimizer,
-    MegatronOptimizer,
-)
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
@@ -23,6 +19,7 @@ from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.types.config import RunConfig
 
+from .megatron_optimizers import Described
 from .optimizer_kinds import ParamGroup, any_rank, dense_kind, expert_kind, replicated, sharded
 
 if TYPE_CHECKING:
@@ -42,6 +39,7 @@ def build_optimizer(
     spec = optimizer_spec(config, hooks)
     param_groups = parameter_groups(bundle.chunks, config)
     scaler = _grad_scaler(options)
+    wrap: c.Wrapper[Any] = hooks.composed("ascend_mixed_precision_optimizer", config=config)
     kinds = [dense_kind(groups)]
     if any_rank(any(group["is_expert_parallel"] for group in param_groups)):
         kinds.append(expert_kind(groups))
@@ -52,9 +50,9 @@ def build_optimizer(
         own = [group for group in param_groups if group["is_expert_parallel"] is kind.is_expert]
         own = own or [_group([], config, decays=True, is_expert=kind.is_expert)]
         if options.use_distributed_optimizer:
-            parts.append(sharded(own, spec, options, scaler, kind, bundle, groups))
+            parts.append(sharded(own, spec, options, scaler, kind, bundle, groups, wrap))
         else:
-            parts.append(replicated(own, spec, options, scaler, kind))
+            parts.append(replicated(own, spec, options, scaler, kind, wrap))
     bundle.optimizer = _Chained(parts, scaler, spec)
     bundle.optimizer_spec = spec
     bundle.scheduler = _scheduler(bundle.optimizer, config)
@@ -137,11 +135,11 @@ class _Chained(ChainedOptimizer):
 
     def __init__(
         self,
-        parts: list[MegatronOptimizer],
+        parts: list[Described],
         scaler: MegatronGradScaler | None,
         spec: c.OptimizerSpec,
     ) -> None:
-        super().__init__(parts)
+        super().__init__(cast("list[MegatronOptimizer]", parts))
         self.dynamic_scaler = scaler if isinstance(scaler, _DynamicScaler) else None
         self._unchecked: c.OptimizerSpec | None = spec
 
@@ -176,14 +174,10 @@ class _Chained(ChainedOptimizer):
 
         In Megatron each part would gather the parameters of all parts.
         """
-        *before, last = self.chained_optimizers
-        succeeded = True
+        *before, last = cast("list[Described]", self.chained_optimizers)
         for part in before:
-            if isinstance(part, DistributedOptimizer):
-                succeeded &= super(DistributedOptimizer, part).step_with_ready_grads()
-            else:
-                succeeded &= part.step_with_ready_grads()
-        return succeeded & last.step_with_ready_grads()
+            part.update()
+        return last.step_with_ready_grads()
 
 
 def _check_states(parts: Sequence[MegatronOptimizer], spec: c.OptimizerSpec) -> None:

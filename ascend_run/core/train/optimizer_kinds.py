@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 import torch
 import torch.distributed as dist
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import (
-    Float16OptimizerWithFloat16Params,
-    FP32Optimizer,
-    MegatronOptimizer,
-)
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
 from ascend_run.plugin_api import contracts as c
+
+from .megatron_optimizers import Described, Float32, Replicated, Sharded
 
 if TYPE_CHECKING:
     from megatron.core.optimizer.grad_scaler import MegatronGradScaler
@@ -70,15 +66,20 @@ def replicated(
     options: OptimizerConfig,
     scaler: MegatronGradScaler | None,
     kind: Kind,
-) -> MegatronOptimizer:
-    """Build an optimizer in which every data-parallel rank updates all parameters."""
+    wrap: c.Wrapper[Any],
+) -> Described:
+    """Build an optimizer in which every data-parallel rank updates all parameters.
+
+    Args:
+        wrap: Returns the class to build of Megatron's.
+    """
     holder = _holder(param_groups)
-    optimizer: MegatronOptimizer
+    optimizer: Described
     if options.bf16 or options.fp16:
         scaling = cast("MegatronGradScaler", scaler)  # without a scaler the loss is not scaled
-        optimizer = Float16OptimizerWithFloat16Params(holder, options, scaling, _NO_INIT)
+        optimizer = wrap(Replicated)(holder, options, scaling, _NO_INIT)
     else:
-        optimizer = FP32Optimizer(holder, options, _NO_INIT)
+        optimizer = wrap(Float32)(holder, options, _NO_INIT)
     _set_inner(optimizer, param_groups, spec)
     _set_groups(optimizer, kind.norm_group, kind.tp_group)
     return optimizer
@@ -92,10 +93,15 @@ def sharded(
     kind: Kind,
     bundle: c.ModelBundle,
     groups: ProcessGroupCollection,
-) -> MegatronOptimizer:
-    """Build an optimizer in which each data-parallel rank updates its shard, then all-gathers."""
+    wrap: c.Wrapper[Any],
+) -> Described:
+    """Build an optimizer in which each data-parallel rank updates its shard, then all-gathers.
+
+    Args:
+        wrap: Returns the class to build of Megatron's.
+    """
     with torch.no_grad():  # makes the parameter shards leaf tensors, which hold gradients
-        optimizer = DistributedOptimizer(
+        optimizer: Described = wrap(Sharded)(
             _holder(param_groups),
             options,
             cast("MegatronGradScaler", scaler),

@@ -15,7 +15,7 @@ from ascend_run.prepare.checks.compatibility import compatibility_problems
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
 from ascend_run.tools.plan.cost_model.devices import CostDevice
 from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
-from ascend_run.tools.plan.cost_model.state import optimizer_bytes
+from ascend_run.tools.plan.cost_model.state import WIDE, optimizer_bytes
 from ascend_run.tools.plan.cost_model.step_time import step_time
 from ascend_run.tools.plan.cost_text import size
 from ascend_run.types.config import FieldSection, RunConfig
@@ -88,11 +88,15 @@ class _Whole:
         # The base has one sequence per device.
         sequences = batch / devices
         time = step_time(config, base.run.layout, (cost,), device)
+        changes = (change.main_param_bytes for change in cost.changes.values())
+        main = [WIDE, *(size for size in changes if size is not None)][-1]
         half = config.train.precision != "fp32"
         return cls(
             counts={"experts": experts, "dense": cost.parameters - experts},
             seconds=time.matmuls * sequences,
-            state_bytes=optimizer_bytes(optimizer_spec(config, base.hooks), 1, 0, half),
+            state_bytes=optimizer_bytes(
+                optimizer_spec(config, base.hooks), 1, 0, main if half else 0
+            ),
         )
 
 

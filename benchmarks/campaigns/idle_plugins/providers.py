@@ -156,6 +156,10 @@ class OptimizesAsAlways:
         states = {"step": c.OptimizerState(scalar=True), **moments}
         return c.OptimizerSpec(build=make, states=states, element_wise=True)
 
+    @hookimpl
+    def ascend_mixed_precision_optimizer(self) -> Wrapper:
+        return lambda inner: type(inner.__name__, (inner,), {})
+
 
 class SchedulesAsAlways:
     """Over two pipeline stages."""

@@ -62,6 +62,7 @@ class Case:
             f"train.precision={self.precision}",
             f"run.seed={self.seed}",
             "optimizer.clip_grad=0",
+            f"ddp.use_distributed_optimizer={str(self.distributed_optimizer).lower()}",
             *(moe if self.experts else []),
         ]
 
@@ -97,11 +98,8 @@ def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[Tenso
         with applied_patches(hooks), process_groups(config, layout, device, hooks) as groups:
             model_parallel_cuda_manual_seed(case.seed)
             bundle = build_model(config, hooks, groups, device)
-            if case.distributed_optimizer:
-                _distribute_optimizer(bundle, case, groups)
-            else:
-                wrap_data_parallel(bundle, config, hooks, groups, 1)
-                build_optimizer(bundle, config, hooks, groups)
+            wrap_data_parallel(bundle, config, hooks, groups, 1)
+            build_optimizer(bundle, config, hooks, groups)
             for _ in range(steps):
                 _step(bundle)
             tensors = sharded_tensors(bundle.chunks, vocab_size=VOCABULARY)
@@ -109,34 +107,6 @@ def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[Tenso
             yield layout, bundle, shards
     finally:
         device.deactivate()
-
-
-def _distribute_optimizer(bundle: Any, case: Case, groups: Any) -> None:
-    """Megatron's own way to a distributed optimizer, which a plugin may take."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    ddp_config = DistributedDataParallelConfig(
-        use_distributed_optimizer=True, grad_reduce_in_fp32=True
-    )
-    bundle.chunks = [
-        DistributedDataParallel(
-            config=bundle.transformer_config,
-            ddp_config=ddp_config,
-            module=chunk,
-            pg_collection=groups,
-        )
-        for chunk in bundle.chunks
-    ]
-    options = OptimizerConfig(
-        optimizer="adam",
-        lr=3e-4,
-        bf16=case.precision == "bf16",
-        params_dtype=bundle.transformer_config.params_dtype,
-        use_distributed_optimizer=True,
-        clip_grad=0.0,
-    )
-    bundle.optimizer = get_megatron_optimizer(options, bundle.chunks, use_gloo_process_groups=False)
 
 
 class ExactAdam(torch.optim.AdamW):

@@ -72,7 +72,7 @@ def test_an_optimizer_of_an_unknown_kind_is_refused_by_name() -> None:
     class Lion:
         pass
 
-    with pytest.raises(CheckpointError, match="Lion: expected one of torch's own, or Megatron's"):
+    with pytest.raises(CheckpointError, match="Lion: expected one of torch's own, or a Mixed"):
         optimizer_shards(Lion(), [])
 
 

@@ -77,6 +77,33 @@ def test_ascend_optimizer_of_another_class_is_saved_and_resumes(tmp_path: Path) 
     assert all(torch.equal(resumed[name], weight) for name, weight in through.items())
 
 
+def test_ascend_mixed_precision_optimizer_wraps_the_class_first_plugin_innermost(
+    tmp_path: Path,
+) -> None:
+    marks: list[str] = []
+
+    def of(name: str) -> Any:
+        def wrap(inner: Any) -> Any:
+            def update(self: Any) -> None:
+                marks.append(name)
+                super(made, self).update()
+
+            made = type(inner.__name__, (inner,), {"update": update})
+            return made
+
+        return probe("ascend_mixed_precision_optimizer", lambda self: wrap, name)
+
+    for precision in ("fp32", "bf16"):
+        values = {"train.precision": precision}
+        run = train(tmp_path / precision, of("inner"), of("outer"), values=values)
+        assert marks == ["outer", "inner"] * run.context.step
+        (part,) = run.context.models["policy"].optimizer.chained_optimizers
+        stepped = {id(item.parameter) for item in part.stepped()}
+        (chunk,) = run.context.models["policy"].chunks
+        assert stepped == {id(parameter) for parameter in chunk.parameters()}
+        marks.clear()
+
+
 def test_ascend_data_parallel_builds_what_is_around_the_model(tmp_path: Path) -> None:
     given: list[set[str]] = []
     synchronised: list[str] = []

@@ -63,8 +63,8 @@ class Watch:
 
         folder = Path(context.config.run.output_dir)
         checkpoints = Checkpoints(Hooks([]), context, folder)
-        shards, self.values = checkpoints.state()
-        self.tensors = {f"{p.key}{p.offset}": p.tensor.detach().clone() for p in shards}
+        with checkpoints.state() as (shards, self.values):
+            self.tensors = {f"{p.key}{p.offset}": p.tensor.detach().clone() for p in shards}
 
 
 _CLOCK = ("time", "tokens_per_second", "step_seconds", "memory_bytes", "memory_peak_bytes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from megatron.core.optimizer.optimizer import ChainedOptimizer
@@ -12,7 +12,7 @@ from .optimizer import AVERAGE
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
 
-    from ascend_run.plugin_api import ModelBundle
+    from ascend_run.plugin_api import MixedPrecisionOptimizer, ModelBundle
 
 
 @torch.no_grad()
@@ -24,15 +24,15 @@ def exchange(bundle: ModelBundle) -> None:
     """
     if bundle.optimizer is None:
         return
-    parts: list[Any] = cast(ChainedOptimizer, bundle.optimizer).chained_optimizers
+    chained = cast(ChainedOptimizer, bundle.optimizer).chained_optimizers
+    parts = cast("list[MixedPrecisionOptimizer]", chained)
     for part in parts:
-        for parameter, state in part.optimizer.state.items():
-            before = parameter.clone()
-            parameter.copy_(state[AVERAGE])
-            state[AVERAGE].copy_(before)
-        # Float32 weights that are not sharded are their own master weights.
-        if (refresh := getattr(part, "_copy_main_params_to_model_params", None)) is not None:
-            refresh()
+        with part.materialized():
+            for parameter, state in part.optimizer.state.items():
+                before = parameter.clone()
+                parameter.copy_(state[AVERAGE])
+                state[AVERAGE].copy_(before)
+            part.refresh()
     for chunk in cast("list[DistributedDataParallel]", bundle.chunks):
         if chunk.ddp_config.use_distributed_optimizer:
             chunk.start_param_sync(force_sync=True)

@@ -108,6 +108,7 @@ def _rank_cost(
         sizes.item_bytes,
         sizes.num_microbatches,
         optimizer_spec(config, hooks),
+        main_param_bytes=ledger.main_param_bytes,
         pp_rank=pp_rank,
         chunks=chunks,
     )

@@ -64,6 +64,8 @@ class Ledger:
     buffers: dict[str, float] = attrs.field(factory=dict)
     host_buffers: dict[str, float] = attrs.field(factory=dict)
     host_is_device: bool = False
+    main_param_bytes: float = 4.0
+    """Of an element of the master weights."""
     moved: list[SavedChange] = attrs.field(factory=list)
     """What was applied: plugins that share what they do return equal changes of it."""
     replacements: list[Communication] = attrs.field(factory=list)
@@ -86,6 +88,8 @@ class Ledger:
         self.buffers |= change.buffers
         self.host_buffers |= change.host_buffers
         self.host_is_device |= change.host_is_device
+        if change.main_param_bytes is not None:
+            self.main_param_bytes = change.main_param_bytes
         self.parameters = [
             attrs.evolve(p, trained=False) if _matches(p.key, change.frozen) else p
             for p in self.parameters

@@ -47,6 +47,7 @@ def held_state(
     num_microbatches: int,
     spec: OptimizerSpec,
     *,
+    main_param_bytes: float = WIDE,
     pp_rank: int,
     chunks: Sequence[Sequence[int]],
 ) -> State:
@@ -54,11 +55,13 @@ def held_state(
 
     Args:
         spec: The run's optimizer.
+        main_param_bytes: Size of an element of the master weights, where there are any.
         chunks: Layers of each chunk of its model.
     """
     trained = [p for p in parameters if p.trained]
     fixed = sum(p.numel for p in parameters if not p.trained)
     half = config.train.precision != "fp32"
+    main = main_param_bytes if half else 0
     spread = config.ddp.use_distributed_optimizer
     if keeps_own_gradients(config, layout, num_microbatches):
         numel = sum(p.numel for p in trained)
@@ -66,7 +69,7 @@ def held_state(
             weights=(numel + fixed) * item_bytes,
             gradients=0,
             gradient_item=item_bytes,
-            optimizer=optimizer_bytes(spec, numel, len(trained), half),
+            optimizer=optimizer_bytes(spec, numel, len(trained), main),
             main_gradients=numel * WIDE if half else 0,
         )
     weights, gradients, optimizer = fixed * item_bytes, 0.0, 0.0
@@ -80,7 +83,7 @@ def held_state(
         )
         weights += padded * item_bytes
         gradients += padded * WIDE
-        optimizer += optimizer_bytes(spec, numel / ranks if spread else numel, len(own), half)
+        optimizer += optimizer_bytes(spec, numel / ranks if spread else numel, len(own), main)
     return State(
         weights=weights, gradients=gradients, gradient_item=0, optimizer=optimizer, main_gradients=0
     )
@@ -161,7 +164,10 @@ def _up(number: int, unit: int) -> int:
     return math.ceil(number / unit) * unit
 
 
-def optimizer_bytes(spec: OptimizerSpec, numel: float, tensors: int, half: bool) -> float:
-    """Return the size of the declared states, and of master weights under mixed precision."""
-    states = sum(state.nbytes(numel, tensors) for state in spec.states.values())
-    return states + (numel * WIDE if half else 0)
+def optimizer_bytes(spec: OptimizerSpec, numel: float, tensors: int, main: float) -> float:
+    """Return the size of the declared states and the master weights.
+
+    Args:
+        main: Size of an element of the master weights; 0 if there are none.
+    """
+    return numel * main + sum(state.nbytes(numel, tensors) for state in spec.states.values())

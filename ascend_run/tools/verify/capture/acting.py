@@ -117,8 +117,8 @@ class Acting:
         return Checkpoints(self._dry_run.hooks, self._dry_run.context, self._folder)
 
     def _save(self, checkpoints: Checkpoints) -> None:
-        shards, _ = checkpoints.state()
-        self.activity.checkpoint = sorted({shard.key for shard in shards})
+        with checkpoints.state() as (shards, _):
+            self.activity.checkpoint = sorted({shard.key for shard in shards})
         with count_both() as (_, seen):
             path = checkpoints.save()
         self.activity.saving = traffic(seen)
@@ -127,17 +127,17 @@ class Acting:
 
     def _compare_entries(self, checkpoints: Checkpoints) -> None:
         """Note the entries of plugins whose tensors differ from those after the step before."""
-        shards, _ = checkpoints.state()
-        for shard in shards:
-            if shard.key.partition("/")[0].partition(".")[0] in _OWN_ENTRIES:
-                continue
-            tensor = shard.tensor if shard.read is None else shard.read()
-            if not tensor.is_floating_point():  # it may count steps
-                continue
-            key, digest = f"{shard.key} {shard.offset}", _digest(tensor)
-            if self._entries.setdefault(key, digest) != digest:
-                self.activity.growing = sorted({*self.activity.growing, shard.key})
-            self._entries[key] = digest
+        with checkpoints.state() as (shards, _):
+            for shard in shards:
+                if shard.key.partition("/")[0].partition(".")[0] in _OWN_ENTRIES:
+                    continue
+                tensor = shard.tensor if shard.read is None else shard.read()
+                if not tensor.is_floating_point():  # it may count steps
+                    continue
+                key, digest = f"{shard.key} {shard.offset}", _digest(tensor)
+                if self._entries.setdefault(key, digest) != digest:
+                    self.activity.growing = sorted({*self.activity.growing, shard.key})
+                self._entries[key] = digest
 
     def _files(self) -> Iterator[tuple[str, int]]:
         for path in sorted(self._folder.rglob("*")):

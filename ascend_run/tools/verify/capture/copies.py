@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ascend_run.core.checkpoint.optimizer_shards import stepped_parameters
+from ascend_run.core.checkpoint.optimizer_shards import materialized, stepped_parameters
 from ascend_run.core.checkpoint.regions import sharded_tensors
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import CheckpointError
@@ -26,15 +26,17 @@ def stale_parameters(bundle: c.ModelBundle, vocab_size: int | None) -> tuple[lis
         steps = list(stepped_parameters(bundle.optimizer))
     except CheckpointError:
         return [], 0
-    found, num_copies = [], 0
-    for step in steps:
-        num_copies += _address(step.stepped) != _address(step.parameter)
-        held = step.parameter.detach()
-        if step.flat_range is not None:
-            held = held.reshape(-1)[slice(*step.flat_range)]
-        if not torch.equal(held, step.stepped.detach().view_as(held).to(held.dtype)):
-            found.append(names.get(id(step.parameter), "a parameter without a name"))
+    with materialized(bundle.optimizer):
+        found = [names.get(id(s.parameter), "a parameter without a name") for s in steps if _old(s)]
+        num_copies = sum(_address(step.stepped) != _address(step.parameter) for step in steps)
     return found, num_copies
+
+
+def _old(step: c.SteppedParameter) -> bool:
+    held = step.parameter.detach()
+    if step.flat_range is not None:
+        held = held.reshape(-1)[slice(*step.flat_range)]
+    return not torch.equal(held, step.stepped.detach().view_as(held).to(held.dtype))
 
 
 def _address(tensor: torch.Tensor) -> int:

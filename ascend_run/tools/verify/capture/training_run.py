@@ -132,16 +132,17 @@ class _Watch:
     def _state(self, context: RunContext) -> RunState:
         # Without the plugins' filters, which leave out tensors that are restored otherwise.
         own = Checkpoints(Hooks([]), context, Path(context.config.run.output_dir))
-        shards, values = own.state()
         added = Hooks(self._plugins).merge("ascend_checkpoint_entries", context=context)
         entries = EntryShards(added, context.layout.rank)
-        tensors = {f"{p.key} {p.offset}": p.tensor for p in (*shards, *entries.shards)}
+        with own.state() as (shards, values):
+            saved = {f"{p.key} {p.offset}": p.tensor for p in (*shards, *entries.shards)}
+            tensors = {name: tensor.detach().cpu().clone() for name, tensor in saved.items()}
         for role, bundle in context.models.items():
             for index, chunk in enumerate(bundle.chunks):
                 for name, held in (*chunk.named_parameters(), *chunk.named_buffers()):
-                    tensors[f"model/chunk {index} of {role}: {name}"] = held
+                    tensors[f"model/chunk {index} of {role}: {name}"] = held.detach().cpu().clone()
         return RunState(
-            tensors={name: tensor.detach().cpu().clone() for name, tensor in tensors.items()},
+            tensors=tensors,
             values={**values, **entries.values},
             attributes=dict(_attributes(self._plugins)),
         )
