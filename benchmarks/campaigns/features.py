@@ -18,6 +18,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.hot-experts.num_experts": 2,  # all of a rank's
     "plugins.noop-layers.layers": [1],
     "plugins.lora.export": False,
+    "plugins.reuse-fp32-param.bucket_size": 1000,
     "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
 }
 """Options of features under which they do their work on a tiny model."""
@@ -57,6 +58,7 @@ YOUNGER: Final[Sequence[str]] = (
     "hot-experts",
     "moe-bmm-fused",
     "moe-tp-extend-ep",
+    "reuse-fp32-param",
     "shared-experts",
 )
 """Features that came after the last full run of the campaigns over all features, and join them with
