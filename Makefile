@@ -46,9 +46,11 @@ test: venv browser
 test-changed: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.changed_tests $(BASE)
 
-# The same trials on a GPU, one process; what needs more GPUs than there are is listed with the reason.
+# The same trials on a GPU, which their ranks share; what is skipped is listed with the reason. Each
+# worker has ranks of its own: WORKERS=12 on 16 cores.
 test-cuda: venv
-	ASCEND_RUN_TEST_PLATFORM=cuda $(BIN)/python -m pytest -rs --cases=all tests/plugins tests/contract
+	OMP_NUM_THREADS=1 ASCEND_RUN_TEST_PLATFORM=cuda ASCEND_RUN_TEST_SHARED_DEVICES=1 \
+		$(BIN)/python -m pytest -rs --cases=all -n $(WORKERS) --dist worksteal tests/plugins tests/contract
 
 # Liger's kernels by Triton's interpreter, on the CPU: 650 MB beside .venv, which has no Triton.
 test-liger: venv $(LIGER)/.ready

@@ -63,14 +63,26 @@ def modules() -> Iterator[Path]:
 
 
 def fingerprint(path: Path) -> str:
-    """Return a fingerprint of the code, without comments, docstrings and formatting."""
+    """Return a fingerprint of the code, without comments, docstrings and formatting; the same in
+    each version of Python."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             # Many node types have a body, but ast has no common type for them.
             node.body = [part for part in body if not _is_text(part)]  # type: ignore[attr-defined]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(outline(tree)).encode()).hexdigest()[:16]
+
+
+def outline(node: object) -> object:
+    """Return nested lists of what a tree holds, without empty fields: later versions of Python have
+    more of these."""
+    if isinstance(node, list):
+        return [outline(part) for part in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, outline(value)) for name, value in ast.iter_fields(node))
+    return [type(node).__name__, *([name, held] for name, held in fields if held)]
 
 
 def _is_text(node: ast.AST) -> bool:

@@ -21,7 +21,7 @@ from ascend_run.prepare.prepare import PreparedRun, prepare_rank, prepare_raw
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.explanation import idle
 from ascend_run.registry.hooks import hook_problems
-from ascend_run.testing.gloo_on_device import bucket_by_bucket
+from ascend_run.testing.gloo_on_device import gloo_on_device, local_rank
 from ascend_run.testing.listeners import Listeners, unnamed_errors, watched_listeners
 from ascend_run.testing.option_docs import option_docs
 from ascend_run.testing.runtime import (
@@ -90,7 +90,7 @@ class KitRuntime:
             with (
                 self._watched(trial) as listeners,
                 prepared_rank(prepared.run_request()) as (hooks, context),
-                bucket_by_bucket(context.device.torch_device.type),
+                gloo_on_device(context.device.torch_device.type),
             ):
                 seed_everything(context.config, context.layout)
                 work = TrialWork(trial, hooks, context)
@@ -150,7 +150,7 @@ def raw_config(trial: Trial) -> RawConfig:
 def rank_environment(rank: int, size: int) -> Iterator[None]:
     """Set the variables that a launcher sets for this rank. Only these are restored, so that a
     plugin that leaves another one changed is detected."""
-    ours = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    ours = {"RANK": str(rank), "LOCAL_RANK": str(local_rank(rank)), "WORLD_SIZE": str(size)}
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

@@ -16,6 +16,7 @@ import attrs
 from ascend_run.types.declarations import Numerics
 from ascend_run.types.layout import world_size
 
+from .gloo_on_device import device_count, shares_devices
 from .models import MODELS, batch_of_steps, trial_layout
 from .runtime import PLATFORM_VARIABLE, RankOutcome, Trial, run_trial
 from .tensors import differences, full_tensors
@@ -190,7 +191,8 @@ class Parity:
 
 
 def require_devices(world_size: int, platform: str = "") -> None:
-    """Skip the test if trials run on a device and there are fewer devices than ranks.
+    """Skip the test if trials run on a device and there are fewer devices than ranks, unless ranks
+    share them.
 
     Without any device nothing is skipped, and the trial fails.
 
@@ -198,20 +200,13 @@ def require_devices(world_size: int, platform: str = "") -> None:
         platform: The trial's platform; empty: the one that the environment variable names.
     """
     platform = platform or os.environ.get(PLATFORM_VARIABLE, "cpu")
-    if platform == "cpu":
+    if platform == "cpu" or shares_devices():
         return
     count = device_count()
     if 0 < count < world_size:
         import pytest  # imported late: this module is also used without pytest
 
         pytest.skip(f"{world_size} ranks on platform {platform} need as many devices, not {count}")
-
-
-def device_count() -> int:
-    """Return the number of accelerators that torch finds on this machine."""
-    import torch
-
-    return torch.accelerator.device_count()
 
 
 def compare(

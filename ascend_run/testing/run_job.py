@@ -14,6 +14,7 @@ from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
 from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.text.sidecar import FileDigest, Sidecar, encode_sidecar
 
+from .gloo_on_device import gloo_on_device
 from .kit import rank_environment
 
 _DOCUMENTS: Final = 64
@@ -43,7 +44,8 @@ def train_rank(handed_over: Mapping[str, Any]) -> None:
             "ascend_environment", config=request.config, local_world_size=size
         )
         os.environ.update(variables)  # the pool restores the environment after each job
-        run_training(request)
+        with gloo_on_device(request.config.platform):
+            run_training(request)
 
 
 def counting_documents(vocab_size: int, seq_length: int) -> list[list[int]]:

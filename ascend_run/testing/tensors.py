@@ -64,7 +64,7 @@ def full_tensors(outcomes: Iterable[RankOutcome]) -> FullTensors:
 
 
 def assemble(ranks: Iterable[Iterable[Shard]]) -> FullTensors:
-    """Assemble full tensors from the shards of every rank."""
+    """Assemble full tensors, on the host, from the shards of every rank."""
     import torch
 
     tensors: dict[str, Tensor] = {}
@@ -73,10 +73,10 @@ def assemble(ranks: Iterable[Iterable[Shard]]) -> FullTensors:
     missing: list[tuple[int, str]] = []
     for rank, shards in enumerate(ranks):
         for shard in shards:
-            name, value = shard.name, shard.tensor
-            if value is None:
-                missing.append((rank, name))
+            if shard.tensor is None:
+                missing.append((rank, shard.name))
                 continue
+            name, value = shard.name, shard.tensor.cpu()
             if name not in tensors:
                 tensors[name] = torch.zeros(shard.global_shape, dtype=value.dtype)
                 holder[name] = torch.full(shard.global_shape, -1, dtype=torch.int32)

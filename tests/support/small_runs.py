@@ -16,6 +16,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
+from ascend_run.testing.gloo_on_device import gloo_on_device, local_rank
 from ascend_run.testing.models import samples
 from ascend_run.testing.runtime import RankOutcome, Shard
 
@@ -34,7 +35,7 @@ def rank_environment() -> Iterator[int]:
     """Set the launcher's variables for the existing process group; yields its size."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     before = dict(os.environ)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank(rank)), WORLD_SIZE=str(size))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Megatron's own deprecations
@@ -58,7 +59,10 @@ def standing_rank(
 
     with rank_environment() as size:
         prepared = prepare(values, enable, size)
-        with prepared_rank(prepared.run_request(*more)) as (hooks, context):
+        with (
+            prepared_rank(prepared.run_request(*more)) as (hooks, context),
+            gloo_on_device(context.device.torch_device.type),
+        ):
             seed_everything(context.config, context.layout)
             yield hooks, context
 

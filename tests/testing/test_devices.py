@@ -1,4 +1,5 @@
-"""On a device, a case of more ranks than there are devices is skipped with the reason."""
+"""On a device, a case of more ranks than there are devices is skipped with the reason, unless ranks
+share them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import Numerics
+from ascend_run.testing import gloo_on_device
 from ascend_run.testing import parity as module
+from ascend_run.testing.gloo_on_device import SHARED_VARIABLE, local_rank
 from ascend_run.testing.parity import Case, Parity, require_devices
 from ascend_run.testing.runtime import PLATFORM_VARIABLE
 from tests.support.lacking import lacking
@@ -67,6 +70,36 @@ def test_parity_asks_before_it_starts_ranks() -> None:
         parity.outcomes(Case(plugins=("any",), layout={"cp": 2}))
     with pytest.raises(Ran):
         parity.outcomes(Case(plugins=("any",)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "shared", "devices", "expected"),
+    [
+        ("cuda", "1", 1, [0, 0, 0]),
+        ("cuda", "1", 2, [0, 1, 0]),
+        ("cuda", "1", 0, [0, 1, 2]),  # the platform then says which of them it has no device for
+        ("cuda", "", 1, [0, 1, 2]),
+        ("cpu", "1", 1, [0, 1, 2]),
+    ],
+)
+def test_ranks_share_the_devices_that_there_are_if_they_may(
+    monkeypatch: pytest.MonkeyPatch, platform: str, shared: str, devices: int, expected: list[int]
+) -> None:
+    monkeypatch.setenv(PLATFORM_VARIABLE, platform)
+    monkeypatch.setenv(SHARED_VARIABLE, shared)
+    monkeypatch.setattr(gloo_on_device, "device_count", lambda: devices)
+    assert [local_rank(rank) for rank in range(3)] == expected
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_cases_of_ranks_that_share_a_device_are_not_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(SHARED_VARIABLE, "1")
+    try:
+        require_devices(4)
+    except pytest.skip.Exception as skipped:
+        pytest.fail(f"skipped: {skipped}")
 
 
 @pytest.mark.parametrize(

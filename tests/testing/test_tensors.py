@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ascend_run.testing.runtime import RankOutcome, Shard
 from ascend_run.testing.tensors import differences, full_tensors, relative_error
@@ -40,6 +42,31 @@ def test_equal_replicas_are_accepted_and_different_ones_named() -> None:
     (problem,) = whole.problems(1e-10)
     assert problem == "rank 2: its replica of w differs by 4.17e-02 from rank 1's"
     assert whole.problems(0.05) == []
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor of another device than the host: until it is copied, torch refuses both together."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+        if len({type(x) for x in tensors}) > 1 and function is not torch.Tensor.copy_:
+            raise RuntimeError("Expected all tensors to be on the same device")
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        if function is not torch.Tensor.cpu:
+            return result
+        with torch._C.DisableTorchFunctionSubclass():
+            return result.as_subclass(torch.Tensor)
+
+
+def test_replicas_of_another_device_are_compared_on_the_host() -> None:
+    ranks = [outcome((0, 4), tensor=WHOLE.as_subclass(Elsewhere)) for _ in range(2)]
+    whole = full_tensors(ranks)
+    assert whole.problems() == []
+    assert type(whole.tensors["w"]) is torch.Tensor
+    assert torch.equal(whole.tensors["w"], WHOLE)
 
 
 def test_a_hole_is_named_with_its_size() -> None:

@@ -27,8 +27,13 @@ _HELD: Final = (staticmethod, classmethod, property)
 _ABSENT: Final = "absent"
 _COMPILED: Final = "frames that torch.compile has seen"
 _PARAMETERS: Final = "the number of parameters in memory"
-_OF_COMPILE: Final = {"the threads", "what runs at exit (atexit)", _PARAMETERS}
+_OF_COMPILE: Final = {
+    *("the threads", "what runs at exit (atexit)", f"the open file {os.devnull}"),
+    _PARAMETERS,
+}
 """Settings that torch.compile changes permanently in a process, besides some variables."""
+_VARIABLES_OF_COMPILE: Final = ("TORCHINDUCTOR_", "TRITON_")
+"""The latter where it compiles for a GPU."""
 
 
 @attrs.frozen
@@ -158,12 +163,16 @@ def changed_settings(
     allowed = {PROCESS_GROUPS: _count(before) - _count(earlier)}
     compiling = before.get(_COMPILED) != after.get(_COMPILED)
     for name in {**before, **after}:
-        if name == _COMPILED or (compiling and (name in _OF_COMPILE or "TORCHINDUCTOR_" in name)):
+        if name == _COMPILED or (compiling and _is_of_compile(name)):
             continue
         was, now = before.get(name, _ABSENT), after.get(name, _ABSENT)
         if was != now and not (name in allowed and _count(after) <= _count(before) + allowed[name]):
             plain = isinstance(was, str | int | float) and isinstance(now, str | int | float)
             yield f"{name} (was {was!r}, is {now!r})" if plain else name
+
+
+def _is_of_compile(setting: str) -> bool:
+    return setting in _OF_COMPILE or any(part in setting for part in _VARIABLES_OF_COMPILE)
 
 
 def _count(seen: Mapping[str, object]) -> int:

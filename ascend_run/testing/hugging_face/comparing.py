@@ -27,6 +27,7 @@ from .reference import Reference
 TOLERANCE: Final = 1e-8
 """float64, max|a-b| / max|b| of each tensor. Some models of transformers have constants of nine
 digits (the GELU of BLOOM: 3e-10)."""
+INPUTS: Final = ("tokens", "position_ids")
 
 
 def against(
@@ -109,10 +110,10 @@ def _other_logits(
     dry_run: DryRun, reference: Reference, samples: list[dict[str, Tensor]]
 ) -> Iterator[str]:
     (model,) = dry_run.bundle.chunks
-    tokens = torch.stack([sample["tokens"] for sample in samples])
-    places = torch.stack([sample["position_ids"] for sample in samples])
+    device = dry_run.context.device.torch_device
+    given = (torch.stack([sample[name] for sample in samples]) for name in INPUTS)
     with torch.no_grad():
-        logits = model(tokens, places)
+        logits = model(*(tensor.to(device) for tensor in given)).cpu()
     error = relative_error(logits[..., : reference.logits.shape[-1]], reference.logits)
     if error > TOLERANCE:
         yield f"the logits have max error {error:.2e} relative to the largest of transformers"

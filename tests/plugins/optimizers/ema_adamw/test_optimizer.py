@@ -1,9 +1,11 @@
-"""Steps of the optimizer in float64, against the formula and against torch's AdamW and averages."""
+"""Steps of the optimizer in float64, against the formula and against torch's AdamW and averages; on
+the device of the platform of the tests."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import os
+from typing import Any, Final
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ascend_run.ops.optimizer_states import create_states, state_problems
 from ascend_run.plugin_api import RunConfig
 from ascend_run.plugins.optimizers.ema_adamw import EmaAdamW, EmaAdamWConfig
+from ascend_run.testing.runtime import PLATFORM_VARIABLE
 from tests.support.tiny_configs import model_fields, parallel_fields
 
+DEVICE: Final = os.environ.get(PLATFORM_VARIABLE, "cpu")
 SHAPES = ((4, 3), (7,), (2, 2, 2))
 DECAYS = (0.3, 0.0, 0.3)
 """Weight decay of each."""
@@ -23,7 +27,8 @@ OPTIONS: Any = {"lr": 0.03, "betas": (0.9, 0.97), "eps": 1e-6}
 
 
 def draw(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(DEVICE)
 
 
 def model(dtype: torch.dtype = torch.float64) -> nn.ParameterList:

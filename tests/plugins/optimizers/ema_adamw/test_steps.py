@@ -1,7 +1,9 @@
-"""Runs with ema-adamw against runs of the built-in optimizer; its states in checkpoints."""
+"""Runs with ema-adamw against runs of the built-in optimizer, on the platform of the tests; its
+states in checkpoints."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +15,7 @@ from torch import Tensor
 from ascend_run.core.hooks import Hooks
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import PLATFORM_VARIABLE
 from ascend_run.testing.tensors import full_tensors
 from ascend_run.tools.plan.cost_model.estimate import expected_costs
 from tests.support.small_runs import prepare
@@ -68,7 +71,7 @@ def test_weights_are_the_built_in_ones_and_the_average_follows(
     gloo_pool: GlooPool, values: Mapping[str, Any], ranks: int
 ) -> None:
     """Weights, master weights and moments bitwise; the average as recomputed in float64."""
-    values = {**values, **FLAT}
+    values = {**values, **FLAT, "platform": os.environ.get(PLATFORM_VARIABLE, "cpu")}
     steps = 16 if values["train.precision"] == "fp16" else STEPS
     averaging = {**values, "plugins.ema-adamw.decay": DECAY}
     plain = gloo_pool.run(stepwise, ranks, values, (), steps, timeout=100)

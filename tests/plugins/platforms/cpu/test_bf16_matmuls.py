@@ -206,7 +206,7 @@ def test_a_model_is_as_near_to_float64_as_with_bf16_matmuls(
     copies = {}
 
     def gradients(dtype: str, products: str) -> dict[str, torch.Tensor]:
-        config = {**model, **layout, **dict.fromkeys(BOTH_IN_FP32, products)}
+        config = {**model, **layout, **dict.fromkeys(BOTH_IN_FP32, products), "platform": "cpu"}
         if dtype != "float64":
             config["train.precision"] = "bf16"
         trial = Trial(plugins=plugins, config=config, dtype=dtype)

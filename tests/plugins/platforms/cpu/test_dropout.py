@@ -23,6 +23,7 @@ def test_bias_dropout_fusion_changes_no_number(
         config = {
             **DENSE,
             **layout,
+            "platform": "cpu",
             "model.hidden_dropout": hidden_dropout,
             "model.bias_dropout_fusion": fused,
         }

@@ -80,7 +80,7 @@ def test_a_model_is_as_near_to_float64_as_with_torchs_matmuls(
     ranks, calls = 2 if TP.items() <= layout.items() else 1, {}
 
     def gradients(dtype: str, library: str) -> dict[str, torch.Tensor]:
-        config = {**model, **layout, **LONG, OPTION: library}
+        config = {**model, **layout, **LONG, OPTION: library, "platform": "cpu"}
         trial = Trial(plugins=plugins, config=config, dtype=dtype)
         outcome = gloo_pool.run(run_trial, ranks, trial, timeout=TRIAL_SECONDS)[0]
         calls[dtype, library] = outcome.operations.get("_linear_pointwise", 0)

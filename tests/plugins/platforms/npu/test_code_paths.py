@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from typing import Any
 
@@ -18,6 +19,7 @@ from scripts.npu_coverage import (
     TESTS,
     fingerprint,
     modules,
+    outline,
     refusals,
 )
 
@@ -88,3 +90,15 @@ def test_a_fingerprint_is_of_the_code_alone(tmp_path: Any, old: str, new: str, s
     files[1].write_text(SOURCE.replace(old, new))
     first, second = map(fingerprint, files)
     assert (first == second) is same
+
+
+@pytest.mark.parametrize(("held", "same"), [([], True), ([ast.Name("T")], False)])
+def test_a_fingerprint_is_without_empty_fields_of_later_pythons(
+    held: list[ast.AST], same: bool
+) -> None:
+    """As the type parameters of functions, which Python 3.12 added."""
+    before, later = ast.parse(SOURCE), ast.parse(SOURCE)
+    for node in ast.walk(later):
+        if isinstance(node, ast.FunctionDef):
+            node._fields, node.of_later = (*node._fields, "of_later"), held  # type: ignore[misc, attr-defined]
+    assert (outline(before) == outline(later)) is same

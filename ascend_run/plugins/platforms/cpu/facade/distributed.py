@@ -6,10 +6,10 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ascend_run.ops.transfer.unequal_parts import padded_all_gather, padded_reduce_scatter
 from ascend_run.plugin_api import Patch
 
 from .rows import row
@@ -109,50 +109,6 @@ def _reduce_scatter_tensor(plain: Any) -> Any:
     return reduce_scatter_tensor
 
 
-def _all_gather(plain: Any) -> Any:
-    def all_gather(
-        tensor_list: list[Tensor],
-        tensor: Tensor,
-        group: dist.ProcessGroup | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        rows = [output.shape[0] if output.dim() else 1 for output in tensor_list]
-        if len(set(rows)) == 1:
-            return plain(tensor_list, tensor, group=group, async_op=async_op)
-        most = max(rows)
-        padded = tensor.new_zeros((most, *tensor.shape[1:]))
-        padded[: tensor.shape[0]] = tensor
-        gathered = [torch.empty_like(padded) for _ in rows]
-        plain(gathered, padded, group=group)
-        for output, whole in zip(tensor_list, gathered, strict=True):
-            output.copy_(whole[: output.shape[0]])
-        return None
-
-    return all_gather
-
-
-def _reduce_scatter(plain: Any) -> Any:
-    def reduce_scatter(
-        output: Tensor,
-        input_list: list[Tensor],
-        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-        group: dist.ProcessGroup | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        rows = [part.shape[0] if part.dim() else 1 for part in input_list]
-        if len(set(rows)) == 1:
-            return plain(output, input_list, op=op, group=group, async_op=async_op)
-        padded = [part.new_zeros((max(rows), *part.shape[1:])) for part in input_list]
-        for whole, part in zip(padded, input_list, strict=True):
-            whole[: part.shape[0]] = part
-        sums = torch.empty_like(padded[0])
-        plain(sums, padded, op=op, group=group)
-        output.copy_(sums[: output.shape[0]])
-        return None
-
-    return reduce_scatter
-
-
 def distributed_rows() -> tuple[Patch, ...]:
     """Return the rows."""
     scatter = "torch.distributed:reduce_scatter_tensor"
@@ -172,8 +128,8 @@ def distributed_rows() -> tuple[Patch, ...]:
         ),
         ("all_reduce", _all_reduce, average),
         ("reduce_scatter_tensor", _reduce_scatter_tensor, average),
-        ("all_gather", _all_gather, uneven),
-        ("reduce_scatter", _reduce_scatter, uneven),
+        ("all_gather", padded_all_gather, uneven),
+        ("reduce_scatter", padded_reduce_scatter, uneven),
     )
     return (
         *(row(f"torch.distributed:{name}", new, why, wraps=True) for name, new, why in rows),
