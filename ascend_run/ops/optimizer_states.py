@@ -70,9 +70,12 @@ def state_problems(
     Call it after the first step, which creates them. Parameters without any state are left out.
     """
     problems: dict[str, str] = {}
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for parameter, states in optimizer.state.items():
-        for name in declared.keys() | states.keys():
-            found, expected = _found(states.get(name)), _expected(declared.get(name), parameter)
+        options = groups.get(id(parameter), {})
+        own = {name: state for name, state in declared.items() if state.exists_for(options)}
+        for name in own.keys() | states.keys():
+            found, expected = _found(states.get(name)), _expected(own.get(name), parameter)
             if found != expected:
                 problems[name] = f"{name!r} is {found}; its declaration is {expected}"
     return [problems[name] for name in sorted(problems)]

@@ -42,6 +42,13 @@ class OptimizerState:
     initial: float | Literal["parameter"] = 0.0
     """Value before the first step: a number, or ``parameter``, the parameter's own values. The
     optimizer creates it in its first step, since weights may be loaded after it is built."""
+    where: Mapping[str, Any] = attrs.field(factory=dict)
+    """Per-parameter options that a parameter must have to have this state; empty: all have it. See
+    :attr:`OptimizerSpec.parameter_options`."""
+
+    def exists_for(self, options: Mapping[str, Any]) -> bool:
+        """Return whether parameters with these options have it."""
+        return all(options.get(name) == value for name, value in self.where.items())
 
     def nbytes(self, numel: float, tensors: int) -> float:
         """Return its size for parameters with ``numel`` elements in all."""
@@ -75,6 +82,13 @@ class OptimizerSpec:
     tensor_parallel: bool = False
     """For an optimizer that is not element-wise: whether it supports parameters that are sharded
     over tensor-parallel ranks, with collectives of its own."""
+    parameter_options: Callable[[str, bool], Mapping[str, Any]] = lambda *_: {}
+    """Return options of one parameter, which become those of its parameter group: parameters with
+    different options are in different groups. Values must be hashable.
+
+    Called with the parameter's name (``decoder.layers.0.mlp.linear_fc1.weight``) and whether it is
+    a matrix: it has two dimensions or more and is no bias. Imports no torch. ``plan`` calls it too,
+    with a name that has the last two words of the module alone, as ``mlp.linear_fc1``."""
 
 
 @attrs.frozen

@@ -89,3 +89,25 @@ def test_a_state_that_is_no_tensor_is_named() -> None:
     optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"] = 3
     (problem,) = state_problems(optimizer, SPECS["sgd"].states)
     assert problem.startswith("'momentum_buffer' is of type int; its declaration is float32")
+
+
+def test_a_state_of_some_parameters_is_expected_of_those_alone() -> None:
+    """By the options of their groups."""
+    momentum = OptimizerState(where={"kind": "moving"})
+    given, still, other = weights(0)
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [given], "kind": "moving", "momentum": 0.5},
+            {"params": [still], "kind": "still", "momentum": 0.0},
+            {"params": [other], "momentum": 0.0},
+        ],
+        lr=0.1,
+    )
+    create_states(optimizer)
+    optimizer.state = {p: states for p, states in optimizer.state.items() if states}
+    assert state_problems(optimizer, {"momentum_buffer": momentum}) == []
+    optimizer.state[still] = {"momentum_buffer": torch.zeros_like(still)}
+    (problem,) = state_problems(optimizer, {"momentum_buffer": momentum})
+    assert problem == ("'momentum_buffer' is float32 of shape [5]; its declaration is absent")
+    optimizer.state = {given: {"other": torch.zeros_like(given)}}
+    assert len(state_problems(optimizer, {"momentum_buffer": momentum})) == 2

@@ -57,7 +57,8 @@ def _named_spec(config: RunConfig, hooks: Hooks) -> tuple[str, OptimizerSpec]:
     if not isinstance(spec, OptimizerSpec):
         with naming:
             raise HookError(f"'{name}' returned {spec!r}; expected an OptimizerSpec")
-    return name, attrs.evolve(spec, build=naming.around(spec.build))
+    options = naming.around(spec.parameter_options)
+    return name, attrs.evolve(spec, build=naming.around(spec.build), parameter_options=options)
 
 
 def _adamw(config: RunConfig) -> OptimizerSpec:

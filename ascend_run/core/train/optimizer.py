@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from megatron.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
@@ -12,8 +12,10 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import nn
 
+from ascend_run.core.checkpoint.regions import unwrapped
 from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.model.initialization import named_parameters
 from ascend_run.ops.optimizer_states import state_problems
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from megatron.core.optimizer.grad_scaler import MegatronGradScaler
     from megatron.core.process_groups_config import ProcessGroupCollection
 
+_Options: TypeAlias = tuple[tuple[str, Hashable], ...]
+"""Per-parameter options, sorted by name."""
+
 
 def build_optimizer(
     bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: ProcessGroupCollection
@@ -37,7 +42,7 @@ def build_optimizer(
     """
     options = _optimizer_config(config)
     spec = optimizer_spec(config, hooks)
-    param_groups = parameter_groups(bundle.chunks, config)
+    param_groups = parameter_groups(bundle.chunks, config, spec)
     scaler = _grad_scaler(options)
     wrap: c.Wrapper[Any] = hooks.composed("ascend_mixed_precision_optimizer", config=config)
     kinds = [dense_kind(groups)]
@@ -58,22 +63,29 @@ def build_optimizer(
     bundle.scheduler = _scheduler(bundle.optimizer, config)
 
 
-def parameter_groups(chunks: Sequence[nn.Module], config: RunConfig) -> list[ParamGroup]:
-    """Group trainable parameters by weight decay and by expert parallelism, with Megatron's keys.
+def parameter_groups(
+    chunks: Sequence[nn.Module], config: RunConfig, spec: c.OptimizerSpec | None = None
+) -> list[ParamGroup]:
+    """Group trainable parameters by weight decay, by expert parallelism and by the per-parameter
+    options of the optimizer, with Megatron's keys.
 
     Vectors (norms and biases) have no weight decay; nor have the biases of experts, which are
     stacked.
     """
-    buckets: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    buckets: dict[tuple[bool, bool, _Options], list[nn.Parameter]] = {}
     for chunk in chunks:
-        for name, parameter in chunk.named_parameters():
+        for name, parameter in named_parameters(unwrapped(chunk)):
             if parameter.requires_grad:
                 is_expert = not getattr(parameter, "allreduce", True)
                 decays = parameter.ndim > 1 and not name.endswith("_bias")
-                buckets.setdefault((decays, is_expert), []).append(parameter)
+                own = {} if spec is None else spec.parameter_options(name, decays)
+                options = tuple(sorted(own.items()))
+                buckets.setdefault((decays, is_expert, options), []).append(parameter)
     return [
-        _group(parameters, config, decays=decays, is_expert=is_expert)
-        for (decays, is_expert), parameters in sorted(buckets.items(), reverse=True)
+        _group(parameters, config, decays=decays, is_expert=is_expert) | dict(options)
+        for (decays, is_expert, options), parameters in sorted(
+            buckets.items(), key=lambda item: item[0][:2], reverse=True
+        )
     ]
 
 

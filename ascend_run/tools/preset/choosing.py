@@ -78,7 +78,7 @@ class _Whole:
     seconds: float
     """Step time of the matmuls alone."""
     state_bytes: float
-    """Optimizer state of one parameter, with its master weight."""
+    """Optimizer state of a parameter, with its master weight; the mean over all."""
 
     @classmethod
     def of(cls, base: _Base, devices: int, batch: int, device: CostDevice) -> _Whole:
@@ -90,13 +90,14 @@ class _Whole:
         time = step_time(config, base.run.layout, (cost,), device)
         changes = (change.main_param_bytes for change in cost.changes.values())
         main = [WIDE, *(size for size in changes if size is not None)][-1]
-        half = config.train.precision != "fp32"
+        main = main if config.train.precision != "fp32" else 0
+        spec = optimizer_spec(config, base.hooks)
+        trained = [p for p in cost.rank.parameters if p.trained]
+        state_bytes = optimizer_bytes(spec, trained, 1, main, scalars=False)
         return cls(
             counts={"experts": experts, "dense": cost.parameters - experts},
             seconds=time.matmuls * sequences,
-            state_bytes=optimizer_bytes(
-                optimizer_spec(config, base.hooks), 1, 0, main if half else 0
-            ),
+            state_bytes=state_bytes / sum(p.numel for p in trained),
         )
 
 

@@ -12,7 +12,7 @@ from ascend_run.core.config.layout import layout_of
 from ascend_run.core.config.optimizer import optimizer_problems, optimizer_spec
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import HookError, OptimizerSpec, OptimizerState
-from ascend_run.testing.models import DENSE
+from ascend_run.testing.models import DENSE, MOE
 from ascend_run.tools.plan.cost_model.estimate import expected_costs
 from tests.support.costs import planned
 from tests.support.fake_plugins import plugin
@@ -89,3 +89,36 @@ def test_the_plan_counts_the_declared_states(precision: str, masters: int, shard
     per_rank = cost.trained_parameters / (2 if sharded else 1)
     assert cost.memory.optimizer == per_rank * (4 + 2 + masters) + tensors * 8
     assert plain.memory.optimizer == per_rank * (8 + masters) + tensors * 4
+
+
+def test_the_plan_counts_a_state_for_the_parameters_that_have_it() -> None:
+    """By names like those of the model, without the layer."""
+    asked: dict[str, bool] = {}
+
+    def options_of(name: str, is_matrix: bool) -> dict[str, Any]:
+        asked[name] = is_matrix
+        return {"moves": "experts" in name.split(".")}
+
+    states = {
+        "momentum": OptimizerState(where={"moves": True}),
+        "count": OptimizerState(scalar=True, where={"moves": False}),
+    }
+    spec = attrs.evolve(MUON, states=states, parameter_options=options_of)
+    prepared, _ = planned(MOE, world_size=1)
+    (cost,) = expected_costs(prepared.config, prepared.layout, hooks_of(spec))
+    parameters = cost.rank.parameters
+    experts = [p for p in parameters if p.part == "experts"]
+    scalars = len(parameters) - len(experts)
+    assert cost.memory.optimizer == 4 * sum(p.numel for p in experts) + 4 * scalars
+    assert asked == {
+        "embedding.word_embeddings": True,
+        "input_norm.weight": False,
+        "self_attention.linear_proj": True,
+        "self_attention.linear_qkv": True,
+        "mlp_norm.weight": False,
+        "mlp.router.weight": True,
+        "mlp.experts.fc1": True,
+        "mlp.experts.fc2": True,
+        "final_norm.weight": False,
+        "output_layer.weight": True,
+    }

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ascend_run.plugin_api import OptimizerSpec
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from tests.support.small_runs import Training, Values, training
@@ -145,3 +146,30 @@ def test_a_parameter_that_takes_no_gradient_is_in_no_group() -> None:
         assert len(held) == len(list(chunk.parameters())) - 1
         assert all(p is not frozen for p in held)
         assert [group["wd_mult"] for group in groups] == [1.0, 0.0]
+
+
+def test_parameters_with_options_of_their_own_are_in_groups_of_their_own() -> None:
+    from ascend_run.core.train.optimizer import parameter_groups
+
+    asked: dict[str, bool] = {}
+
+    def options_of(name: str, is_matrix: bool) -> dict[str, Any]:
+        asked[name] = is_matrix
+        return {"kind": "table"} if name.startswith(("embedding.", "output_")) else {}
+
+    spec = OptimizerSpec(build=list, states={}, element_wise=True, parameter_options=options_of)
+    with training({**MOE, "model.add_expert_bias": True}) as run:
+        (chunk,) = run.bundle.chunks
+        groups = parameter_groups([chunk], run.context.config, spec)
+        plain = parameter_groups([chunk], run.context.config)
+        names = {id(p): name for name, p in chunk.module.named_parameters()}
+    assert asked.keys() == {*names.values()}
+    matrices = {name for name, is_matrix in asked.items() if is_matrix}
+    assert {name for name in asked if name.endswith(("norm.weight", "_bias"))} == {
+        *asked
+    } - matrices
+    found = [({names[id(p)] for p in g["params"]}, g.get("kind"), g["wd_mult"]) for g in groups]
+    tables = {"embedding.word_embeddings.weight", "output_layer.weight"}
+    others = [(matrices - tables, None, 1.0), ({*asked} - matrices, None, 0.0)]
+    assert sorted(found, key=str) == sorted([(tables, "table", 1.0), *others], key=str)
+    assert [len(g["params"]) for g in plain] == [len(matrices), len(asked) - len(matrices)]

@@ -212,11 +212,11 @@ def leave_one_parameter_out() -> Undo:
     from ascend_run.core.train import optimizer
 
     def change(inner: Any) -> Any:
-        def groups(chunks: Any, config: Any) -> Any:
+        def groups(chunks: Any, *arguments: Any) -> Any:
             left_out = {id(chunk.module.decoder.final_layernorm.weight) for chunk in chunks}
             return [
                 {**group, "params": [p for p in group["params"] if id(p) not in left_out]}
-                for group in inner(chunks, config)
+                for group in inner(chunks, *arguments)
             ]
 
         return groups

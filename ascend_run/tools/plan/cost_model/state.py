@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from ascend_run.plugin_api.contracts import OptimizerSpec, ParameterCost
+from ascend_run.plugin_api.contracts import OptimizerSpec, OptimizerState, ParameterCost
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
@@ -23,6 +23,7 @@ _BUCKET_UNIT = 128
 _DEFAULT_BUCKET = 40_000_000
 _BUCKET_OF_RANK = 1_000_000
 _AFTER_LAYERS = ("final_norm", "output_layer")
+_IN_MLP = ("experts", "router", "shared_experts")
 
 
 @attrs.frozen(kw_only=True)
@@ -69,21 +70,20 @@ def held_state(
             weights=(numel + fixed) * item_bytes,
             gradients=0,
             gradient_item=item_bytes,
-            optimizer=optimizer_bytes(spec, numel, len(trained), main),
+            optimizer=optimizer_bytes(spec, trained, 1, main),
             main_gradients=numel * WIDE if half else 0,
         )
     weights, gradients, optimizer = fixed * item_bytes, 0.0, 0.0
     limit = bucket_size(config, layout, pp_rank)
     for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
         own = [p for p in trained if p.is_expert is is_expert]
-        numel = sum(p.numel for p in own)
         padded = sum(
             sum(buckets(part, ranks, limit, spread=spread))
             for part in by_chunk(own, chunks, is_first=pp_rank == 0)
         )
         weights += padded * item_bytes
         gradients += padded * WIDE
-        optimizer += optimizer_bytes(spec, numel / ranks if spread else numel, len(own), main)
+        optimizer += optimizer_bytes(spec, own, ranks if spread else 1, main)
     return State(
         weights=weights, gradients=gradients, gradient_item=0, optimizer=optimizer, main_gradients=0
     )
@@ -164,10 +164,34 @@ def _up(number: int, unit: int) -> int:
     return math.ceil(number / unit) * unit
 
 
-def optimizer_bytes(spec: OptimizerSpec, numel: float, tensors: int, main: float) -> float:
+def optimizer_bytes(
+    spec: OptimizerSpec,
+    parameters: Sequence[ParameterCost],
+    ranks: int,
+    main: float,
+    *,
+    scalars: bool = True,
+) -> float:
     """Return the size of the declared states and the master weights.
 
     Args:
+        ranks: Number of ranks that share the elements of each parameter.
         main: Size of an element of the master weights; 0 if there are none.
+        scalars: Whether to count states of one value.
     """
-    return numel * main + sum(state.nbytes(numel, tensors) for state in spec.states.values())
+    found = 0.0
+    for parameter in parameters:
+        numel = parameter.numel / ranks
+        found += sum(state.nbytes(numel, int(scalars)) for state in _states_of(spec, parameter))
+        found += numel * main
+    return found
+
+
+def _states_of(spec: OptimizerSpec, parameter: ParameterCost) -> list[OptimizerState]:
+    """Return the states of one parameter."""
+    # The model calls the cost's parts of a layer with experts by their place in it.
+    owner = f"mlp.{parameter.part}" if parameter.part in _IN_MLP else parameter.part
+    # The cost counts embedding tables as none, since they are used in no matmul.
+    is_matrix = parameter.is_matrix or parameter.name.endswith("_embeddings")
+    options = spec.parameter_options(f"{owner}.{parameter.name}", is_matrix)
+    return [state for state in spec.states.values() if state.exists_for(options)]

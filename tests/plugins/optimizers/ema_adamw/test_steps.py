@@ -18,9 +18,8 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import PLATFORM_VARIABLE
 from ascend_run.testing.tensors import full_tensors
 from ascend_run.tools.plan.cost_model.estimate import expected_costs
+from tests.support.optimizer_runs import Steps, loaded, saved, stepwise
 from tests.support.small_runs import prepare
-
-from .ema_jobs import Steps, loaded, saved, stepwise
 
 NAME: Final = ("ema-adamw",)
 DECAY: Final = 0.7

@@ -1,4 +1,4 @@
-"""Jobs for gloo ranks: steps with averaged weights, and their states in a checkpoint."""
+"""Jobs for gloo ranks: steps with an optimizer, and its states in a checkpoint."""
 
 from __future__ import annotations
 
