@@ -18,6 +18,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.hot-experts.num_experts": 2,  # all of a rank's
     "plugins.noop-layers.layers": [1],
     "plugins.lora.export": False,
+    "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
     "plugins.reuse-fp32-param.bucket_size": 1000,
     "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
 }
@@ -58,6 +59,7 @@ YOUNGER: Final[Sequence[str]] = (
     "hot-experts",
     "moe-bmm-fused",
     "moe-tp-extend-ep",
+    "muon",
     "reuse-fp32-param",
     "shared-experts",
 )

@@ -11,7 +11,7 @@ from typing import Final
 from ascend_run.types.config import RunConfig
 
 PLUGINS: Final = frozenset(
-    {"alibi", "ema-adamw", "eod-reset", "lora", "noop-layers", "shared-experts"}
+    {"alibi", "ema-adamw", "eod-reset", "lora", "muon", "noop-layers", "shared-experts"}
 )
 """Features that change the model by design and that the oracle has formulas for."""
 TASKS: Final = frozenset({"pretrain", "sft"})
@@ -125,6 +125,8 @@ def unknown(config: RunConfig) -> Iterator[str]:
         yield f"model.moe_router_load_balancing_type={balancing}"
     if "lora" in config.enable and (dropout := config.plugins["lora"].dropout):
         yield f"plugins.lora.dropout={dropout}"
+    if "muon" in config.enable and (dtype := config.plugins["muon"].ns_dtype) != "float32":
+        yield f"plugins.muon.ns_dtype={dtype}"
 
 
 def bytes_needed(config: RunConfig) -> float:

@@ -86,13 +86,22 @@ class AdamW:
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
         clipped = min(1.0, options.clip_grad / (norm + 1e-6)) if options.clip_grad else 1.0
         self.steps += 1
-        beta1, beta2 = options.adam_beta1, options.adam_beta2
         for name, parameter in self.parameters.items():
-            gradient, mean, square = clipped * gradients[name], self.mean[name], self.square[name]
-            mean.copy_(beta1 * mean + (1 - beta1) * gradient)
-            square.copy_(beta2 * square + (1 - beta2) * gradient.square())
-            unbiased = mean / (1 - beta1**self.steps)
-            size = (square / (1 - beta2**self.steps)).sqrt() + options.adam_eps
+            update = self.update(name, clipped * gradients[name])
             decay = self.weight_decays[name] * parameter
-            parameter.copy_(parameter - rate * (unbiased / size + decay))
+            parameter.copy_(parameter - rate * self.rate_of(name) * (update + decay))
         return rate, norm
+
+    def rate_of(self, name: str) -> float:
+        """Return the learning rate of a parameter, divided by the schedule's."""
+        return 1.0
+
+    def update(self, name: str, gradient: Tensor) -> Tensor:
+        """Return what is subtracted from a parameter, divided by its learning rate."""
+        options, mean, square = self.config.optimizer, self.mean[name], self.square[name]
+        beta1, beta2 = options.adam_beta1, options.adam_beta2
+        mean.copy_(beta1 * mean + (1 - beta1) * gradient)
+        square.copy_(beta2 * square + (1 - beta2) * gradient.square())
+        unbiased = mean / (1 - beta1**self.steps)
+        size = (square / (1 - beta2**self.steps)).sqrt() + options.adam_eps
+        return unbiased / size

@@ -11,6 +11,7 @@ from ascend_run.types.config import RunConfig
 
 from .batches import Samples, micro_batches
 from .model import GPT
+from .muon import Muon
 from .optimizer import AdamW
 from .trace import Trace, traced
 
@@ -74,7 +75,7 @@ def steps(
     Args: as ``gradients``; the samples are those of all steps.
     """
     model, size = loaded(config, weights), config.train.global_batch_size
-    optimizer = AdamW(_trained(model), config)
+    optimizer = (Muon if "muon" in config.enable else AdamW)(_trained(model), config)
     for step in range(count):
         batch = {name: field[step * size : (step + 1) * size] for name, field in samples.items()}
         model.zero_grad()

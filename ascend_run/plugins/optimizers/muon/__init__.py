@@ -1,0 +1,137 @@
+"""Muon: momentum that is orthogonalized, for matrices; AdamW for all other parameters."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from ascend_run.plugin_api import (
+    LegacyFlag,
+    Manifest,
+    Maturity,
+    Numerics,
+    OptimizerSpec,
+    OptimizerState,
+    RunConfig,
+    Support,
+    hookimpl,
+)
+
+from .parameters import ADAMW, ALGORITHM, MUON, fused_rows, parameter_options
+
+if TYPE_CHECKING:
+    import torch
+
+_FRACTION = [attrs.validators.ge(0.0), attrs.validators.lt(1.0)]
+
+
+@attrs.frozen(kw_only=True)
+class MuonConfig:
+    """Options, set by ``plugins.muon.<field>=<value>``."""
+
+    momentum: float = attrs.field(default=0.95, validator=_FRACTION)
+    """Share of the momentum that each step keeps."""
+    nesterov: bool = True
+    """Orthogonalize Nesterov's look-ahead of the momentum instead of the momentum itself."""
+    num_ns_steps: int = attrs.field(
+        default=5, validator=[attrs.validators.ge(1), attrs.validators.lt(100)]
+    )
+    """Newton-Schulz iterations in each step."""
+    ns_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Dtype of the Newton-Schulz iterations; float32: that of the master weights."""
+    scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = "spectral"
+    """Scale of an update with A rows and B columns: ``sqrt(max(A, B))``, ``sqrt(A / B)`` or
+    ``sqrt(max(1, A / B))``."""
+    extra_scale_factor: float = attrs.field(default=0.2, validator=attrs.validators.gt(0.0))
+    """Factor of that scale. With 0.2 and ``spectral`` updates are about as large as AdamW's, so
+    that one learning rate suits both."""
+    lr_multiplier: float = attrs.field(default=1.0, validator=attrs.validators.gt(0.0))
+    """Learning rate of the matrices, divided by that of other parameters."""
+    split_fused: bool = True
+    """Orthogonalize queries, keys and values of a fused projection separately, and gate and up."""
+    adamw: tuple[str, ...] = ()
+    """Names of further matrices to update by AdamW, or of modules that hold them, such as
+    ``router``, ``experts`` or ``linear_proj``."""
+
+
+class Muon:
+    """Step along the orthogonalized momentum of each matrix; all else by AdamW.
+
+    Cost: one state in place of AdamW's two for matrices, and the Newton-Schulz iterations in each
+    step. Numerics: another optimizer. Source: Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the scale.
+    """
+
+    manifest = Manifest(
+        name="muon",
+        summary="Muon for matrices, with AdamW for all other parameters",
+        numerics=Numerics.MODEL,
+        small_model_settings={"ns_dtype": "float32"},
+        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        level=3,
+        maturity=Maturity.BETA,
+        legacy_flags=(
+            LegacyFlag(flag="--optimizer", values={"muon": True}),
+            LegacyFlag(flag="--muon-momentum", key="plugins.muon.momentum", values=None),
+            LegacyFlag(
+                flag="--muon-use-nesterov",
+                key="plugins.muon.nesterov",
+                values={"": True, None: False},
+            ),
+            LegacyFlag(flag="--muon-num-ns-steps", key="plugins.muon.num_ns_steps", values=None),
+            LegacyFlag(flag="--muon-scale-mode", key="plugins.muon.scale_mode", values=None),
+            LegacyFlag(
+                flag="--muon-extra-scale-factor",
+                key="plugins.muon.extra_scale_factor",
+                values={None: 1.0},
+            ),
+            LegacyFlag(
+                flag="--muon-extra-scale-factor",
+                key="plugins.muon.extra_scale_factor",
+                values=None,
+            ),
+            LegacyFlag(
+                flag="--muon-no-split-qkv", key="plugins.muon.split_fused", values={"": False}
+            ),
+        ),
+        source="megatron-core, optimizer/muon.py; MindSpeed LLM, its optimizer muon",
+    )
+    config_class = MuonConfig
+
+    def __init__(self, config: MuonConfig) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_optimizer(self, config: RunConfig) -> OptimizerSpec:
+        options = config.optimizer
+        by_adamw = {ALGORITHM: ADAMW}
+        return OptimizerSpec(
+            build=partial(
+                _build,
+                options=self.config,
+                lr=options.lr,
+                betas=(options.adam_beta1, options.adam_beta2),
+                eps=options.adam_eps,
+                weight_decay=options.weight_decay,
+            ),
+            states={
+                "momentum_buffer": OptimizerState(where={ALGORITHM: MUON}),
+                "step": OptimizerState(scalar=True, where=by_adamw),
+                "exp_avg": OptimizerState(where=by_adamw),
+                "exp_avg_sq": OptimizerState(where=by_adamw),
+            },
+            element_wise=False,
+            parameter_options=partial(
+                parameter_options,
+                by_adamw=self.config.adamw,
+                fused=fused_rows(config.model) if self.config.split_fused else {},
+            ),
+        )
+
+
+def _build(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    from .optimizer import MuonWithAdamW
+
+    return MuonWithAdamW(groups, **options)

@@ -1,0 +1,146 @@
+"""Runs with muon: against the oracle, in other layouts, resumed and planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from ascend_run.core.config.optimizer import optimizer_problems
+from ascend_run.core.hooks import Hooks
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.oracle.known import unknown
+from ascend_run.testing.parity import Parity
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.tensors import full_tensors
+from ascend_run.tools.plan.cost_model.estimate import expected_costs
+from ascend_run.tools.verify.oracle import compared_with_oracle, oracle_record
+from ascend_run.tools.verify.questions import Question
+from ascend_run.tools.verify.ranks import PoolRanks
+from ascend_run.tools.verify.sides import sides_of
+from tests.core.train.runs import Runs
+from tests.support.optimizer_runs import loaded, saved, stepwise
+from tests.support.small_runs import prepare
+
+NAME: Final = ("muon",)
+FLOAT32: Final = {"plugins.muon.ns_dtype": "float32"}
+BF16: Final = {"train.precision": "bf16"}
+PP: Final = {"parallel.pipeline_model_parallel_size": 2}
+EP: Final = {"parallel.expert_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        pytest.param("dense", {"plugins.muon.nesterov": False}, id="dense"),
+        pytest.param(
+            "moe",
+            {
+                "plugins.muon.scale_mode": "shape_scaling",
+                "plugins.muon.lr_multiplier": 2.0,
+                "plugins.muon.adamw": ["router", "linear_proj"],
+                "model.moe_shared_expert_intermediate_size": 24,
+                "model.moe_shared_expert_gate": True,
+            },
+            id="moe",
+        ),
+    ],
+)
+def test_a_run_has_the_losses_and_weights_of_the_oracle(
+    gloo_pool: GlooPool, model: str, config: Mapping[str, Any]
+) -> None:
+    """The iterations of a run against polynomials of the singular values, in float64."""
+    question = Question(enable=NAME, layout={}, model=model, config={**FLOAT32, **config})
+    sides = sides_of(question)
+    assert not sides.unknown
+    plain = PoolRanks(gloo_pool)(sides.plain, None)
+    expected = [oracle_record(sides.plain.prepare(), plain[0], sides.plain.steps)]
+    _, comparison = compared_with_oracle(sides.plain, plain, expected)
+    assert [check for check in comparison.checks if not check.passed] == []
+    assert {check.name for check in comparison.checks} >= {"gradients", "parameter groups"}
+
+
+def test_iterations_in_bfloat16_are_unknown_to_the_oracle() -> None:
+    for dtype, found in (("bfloat16", ["plugins.muon.ns_dtype=bfloat16"]), ("float32", [])):
+        values = {**DENSE, "plugins.muon.ns_dtype": dtype}
+        assert [*unknown(prepare(values, NAME).config)] == found
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("dense", {"pp": 2, "vpp": 2}), ("dense", {"dp": 2}), ("moe", {"dp": 2, "ep": 2})],
+    ids=str,
+)
+def test_a_layout_changes_rounding_alone(
+    parity: Parity, model: str, layout: Mapping[str, int]
+) -> None:
+    config = {"model.num_layers": 4} if "pp" in layout else {}
+    parity(NAME, model=model, layout=layout, config=config, options=FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [
+        pytest.param(DENSE, 1, id="fp32"),
+        pytest.param({**MOE, **BF16, **EP}, 2, id="bf16 moe ep2"),
+    ],
+)
+def test_plan_counts_the_states_that_the_ranks_hold(
+    gloo_pool: GlooPool, values: Mapping[str, Any], ranks: int
+) -> None:
+    """Four bytes for an element of a matrix and eight for another; and the master weights."""
+    found = gloo_pool.run(stepwise, ranks, values, NAME, 1, timeout=100)
+    prepared = prepare(values, NAME, ranks)
+    (cost,) = expected_costs(prepared.config, prepared.layout, Hooks(prepared.instances()))
+    assert {one.state_bytes for one in found} == {cost.memory.optimizer}
+    plain = prepare(values, (), ranks)
+    (adamw,) = expected_costs(plain.config, plain.layout, Hooks(plain.instances()))
+    matrices = [
+        p
+        for p in cost.rank.parameters
+        if p.is_matrix and p.part not in ("embedding", "output_layer")
+    ]
+    saved_bytes = sum(4 * p.numel + 4 for p in matrices)
+    assert adamw.memory.optimizer - cost.memory.optimizer == saved_bytes > 0
+
+
+def test_states_are_loaded_in_another_layout(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """Bitwise: weights, master weights and every state; from two stages to one rank."""
+    values = {**MOE, **BF16, "model.num_layers": 4}
+    want, got = (
+        full_tensors(gloo_pool.run(job, size, {**values, **layout}, NAME, str(tmp_path)))
+        for job, layout, size in ((saved, {**PP, **EP}, 4), (loaded, {}, 1))
+    )
+    assert got.problems() == want.problems() == []
+    assert got.tensors.keys() == want.tensors.keys()
+    assert [key for key, t in want.tensors.items() if not torch.equal(got.tensors[key], t)] == []
+    states = {key.split("/")[1] for key in want.tensors if key.startswith("optimizer/")}
+    assert states == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step", "main_param"}
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [pytest.param({**DENSE, **BF16}, 1, id="bf16"), pytest.param({**MOE, **EP}, 2, id="moe ep2")],
+)
+def test_a_stopped_run_resumes_bitwise(
+    gloo_pool: GlooPool, tmp_path: Path, values: Mapping[str, Any], ranks: int
+) -> None:
+    Runs(gloo_pool, tmp_path, ({**values}, ranks, NAME)).assert_the_same_in_two_halves()
+
+
+def test_sharded_matrices_are_refused() -> None:
+    sharding = {
+        "ddp.use_distributed_optimizer": True,
+        "parallel.tensor_model_parallel_size": 2,
+        "parallel.sequence_parallel": True,
+        "parallel.expert_tensor_parallel_size": 2,
+    }
+    for key, count in ((None, 0), (sharding, 3)):
+        prepared = prepare({**MOE, **(key or {})}, (), 4)
+        hooks = Hooks(prepare(MOE, NAME).instances())
+        found = [*optimizer_problems(prepared.config, prepared.layout, hooks)]
+        assert len(found) == count
+        assert all("'muon' provides an optimizer that is not element-wise" in one for one in found)
