@@ -62,7 +62,7 @@ class Support(enum.StrEnum):
     """Its tests pass on that device."""
     EMULATED = "emulated"
     """Its tests pass there, with an emulation of its target: for example copies to the host,
-    although device and host share one memory."""
+    although device and host share one memory, or gloo between ranks in place of nccl."""
     ARITHMETIC = "arithmetic"
     """Not run on the device. Every operator call matches the schema of the device library, and
     with reference kernels for these operators the same code matches the CPU, on several ranks."""

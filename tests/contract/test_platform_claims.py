@@ -1,4 +1,7 @@
-"""A plugin claims for platform npu only what is verified.
+"""A plugin claims for the platforms npu and cuda only what is verified.
+
+On ``cuda`` one GPU has run the suites, with gloo between ranks: what is about several ranks is not
+``real``.
 
 ``arithmetic`` is verified by a run with platform npu itself, with the reference operators and a
 stub of its device, on two gloo ranks: parity with the CPU, and every call matches torch_npu's
@@ -191,3 +194,19 @@ def test_its_page_claims_what_its_manifest_claims(name: str) -> None:
     page = page_of(CATALOGUE, name).read_text(encoding="utf-8").splitlines()
     (row,) = (line for line in page if line.lower().startswith("| platforms |"))
     assert ("arithmetic" in row) == (name in CLAIMING)
+    of_cuda = next((part for part in row.split(";") if "cuda" in part), "")
+    for state in (Support.EMULATED, Support.UNVERIFIED):
+        assert (state in of_cuda) == (MANIFESTS[name].platforms.get("cuda") is state)
+
+
+def test_nccl_has_been_seen_between_no_two_ranks() -> None:
+    """A feature that has nothing to do on one rank is about what it sends, or whom to."""
+    of_ranks = {
+        name
+        for name, manifest in MANIFESTS.items()
+        if manifest.idle and manifest.idle.field.startswith("parallel.")
+    }
+    assert of_ranks
+    real = {name for name, m in MANIFESTS.items() if m.platforms.get("cuda") is Support.REAL}
+    assert not of_ranks & real
+    assert not real & {"cuda", *(n for n, found in CATALOGUE.items() if found.kind is Kind.MODEL)}

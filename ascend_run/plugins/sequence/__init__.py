@@ -90,7 +90,7 @@ def exchange_manifest(
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.EMULATED,
             "npu": Support.ARITHMETIC,
         },
         attention=AttentionFeatures.all_but(),

@@ -62,7 +62,7 @@ class GlooOffload:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=2,

@@ -61,7 +61,7 @@ class Coc:
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.EMULATED,
             "npu": Support.ARITHMETIC,
         },
         level=2,

@@ -63,7 +63,7 @@ class Mc2:
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.EMULATED,
             "npu": Support.ARITHMETIC,
         },
         level=2,

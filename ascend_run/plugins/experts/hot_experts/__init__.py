@@ -73,7 +73,7 @@ class HotExperts:
         small_model_settings={"num_experts": 1},
         forward_links={"experts": LinkPlace.AROUND},
         numerics=Numerics.ROUNDING,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.EMULATED, "npu": Support.UNVERIFIED},
         level=2,
         legacy_flags=(
             LegacyFlag(flag="--balanced-moe-experts"),

@@ -41,7 +41,7 @@ class MoeAllgather:
         },
         idle=NO_EXPERTS,
         numerics=Numerics.ROUNDING,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.EMULATED, "npu": Support.UNVERIFIED},
         small_model_settings={"model.moe_token_dispatcher_type": "allgather"},
         level=2,
         maturity=Maturity.BETA,

@@ -64,7 +64,7 @@ class MoeAlltoall:
         after=("moe-permute-fusion",),  # it takes over how that permutes
         idle=Condition.one_rank("expert_model_parallel_size", why="all experts are on every rank"),
         numerics=Numerics.ROUNDING,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.EMULATED, "npu": Support.UNVERIFIED},
         level=2,
         maturity=Maturity.BETA,
         legacy_flags=(

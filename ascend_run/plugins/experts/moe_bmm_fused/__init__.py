@@ -64,7 +64,7 @@ class MoeBmmFused:
         after=("moe-permute-fusion",),
         idle=Condition.one_rank("expert_model_parallel_size", why="all experts are on every rank"),
         numerics=Numerics.ROUNDING,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.EMULATED, "npu": Support.UNVERIFIED},
         small_model_settings={
             "model.moe_expert_capacity_factor": 1.99,
             "model.moe_pad_expert_input_to_capacity": True,

@@ -37,7 +37,7 @@ class MoePermuteFusion:
         requires=(ALL_TO_ALL,),
         idle=NO_EXPERTS,
         numerics=Numerics.ROUNDING,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=2,
         maturity=Maturity.BETA,
         legacy_flags=(LegacyFlag(flag="--moe-permute-fusion"),),

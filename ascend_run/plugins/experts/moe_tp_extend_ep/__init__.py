@@ -43,7 +43,7 @@ class MoeTpExtendEp:
         summary="distribute full experts over tensor-parallel ranks too",
         idle=Condition.one_rank(_EP, why="all experts are on every rank"),
         numerics=Numerics.ROUNDING,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.EMULATED, "npu": Support.UNVERIFIED},
         level=2,
         maturity=Maturity.BETA,
         legacy_flags=(

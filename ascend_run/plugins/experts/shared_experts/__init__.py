@@ -47,7 +47,7 @@ class SharedExperts:
         summary="experts that every token goes through, beside its routed ones",
         idle=NO_EXPERTS,
         numerics=Numerics.MODEL,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=2,
         maturity=Maturity.BETA,
         legacy_flags=(

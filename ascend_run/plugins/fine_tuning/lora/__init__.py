@@ -71,7 +71,7 @@ class Lora:
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=2,

@@ -48,7 +48,7 @@ class TensorBoard:
         # The plugin reads host numbers only; each level states what has run on that platform.
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=2,

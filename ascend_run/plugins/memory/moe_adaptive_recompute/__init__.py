@@ -75,7 +75,7 @@ class MoeAdaptiveRecompute:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.UNVERIFIED,
         },
         level=2,

@@ -72,7 +72,7 @@ class MoeZeroMemory:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.UNVERIFIED,
         },
         level=2,

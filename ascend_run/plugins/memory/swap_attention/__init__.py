@@ -90,7 +90,7 @@ class SwapAttention:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.EMULATED,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=2,

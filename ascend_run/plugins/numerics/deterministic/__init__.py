@@ -53,7 +53,7 @@ class Deterministic:
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=2,

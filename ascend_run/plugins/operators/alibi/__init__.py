@@ -57,7 +57,7 @@ class Alibi:
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         attention_needs=AttentionFeatures(position_bias=True),

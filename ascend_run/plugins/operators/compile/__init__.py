@@ -71,7 +71,7 @@ class Compile:
         name="compile",
         summary="compile layers with torch.compile, fusing elementwise operations",
         numerics=Numerics.ROUNDING,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL},
         level=2,
         forward_links=dict.fromkeys((*_OUTSIDE, "layer", *PARTS), LinkPlace.COMPILER),
         maturity=Maturity.BETA,

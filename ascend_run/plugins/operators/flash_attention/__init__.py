@@ -69,7 +69,7 @@ class FlashAttention:
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         attention=AttentionFeatures.all_but(),

@@ -40,7 +40,7 @@ class FusionAttentionV2:
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.EMULATED,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.EMULATED,
             NPU: Support.ARITHMETIC,
         },
         attention=AttentionFeatures.all_but(),

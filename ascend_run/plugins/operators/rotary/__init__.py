@@ -44,7 +44,7 @@ class Rotary:
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=1,

@@ -51,7 +51,7 @@ class EmaAdamW:
         name="ema-adamw",
         summary="AdamW that also keeps an exponential moving average of the weights",
         numerics=Numerics.MODEL,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=2,
         maturity=Maturity.BETA,
         legacy_flags=(

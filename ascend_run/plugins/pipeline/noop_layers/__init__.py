@@ -43,7 +43,7 @@ class NoopLayers:
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=2,

@@ -26,7 +26,7 @@ class Cuda:
         name="cuda",
         summary="train on NVIDIA GPUs, with nccl between the ranks",
         numerics=Numerics.ROUNDING,
-        platforms={"cuda": Support.UNVERIFIED},
+        platforms={"cuda": Support.EMULATED},
         level=0,
         maturity=Maturity.EXPERIMENTAL,
         attention=AttentionFeatures.all_but(),

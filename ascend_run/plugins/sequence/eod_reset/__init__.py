@@ -66,7 +66,7 @@ class EodReset:
         },
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         attention_needs=AttentionFeatures(documents=True),

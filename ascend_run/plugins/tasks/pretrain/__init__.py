@@ -49,7 +49,7 @@ class Pretrain:
         # The plugin is device-independent; each level states what has run on that platform.
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=0,

@@ -95,7 +95,7 @@ class Sft:
         # The plugin is device-independent; each level states what has run on that platform.
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=0,
