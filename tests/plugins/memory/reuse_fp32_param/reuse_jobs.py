@@ -98,6 +98,25 @@ def continued(values: Values, enable: Sequence[str], folder: str, steps: int) ->
             return [*found[:1], outcome_of(shards)]
 
 
+def reloaded(values: Values, enable: Sequence[str]) -> list[RankOutcome]:
+    """Take steps, load other weights into the model, and return the state before and after a
+    further step."""
+    with training(values, enable) as run:
+        optimizer: Any = run.bundle.optimizer
+        found = []
+        for _ in range(2):
+            run.step()
+        with torch.no_grad():
+            for parameter in run.bundle.chunks[0].parameters():
+                parameter.mul_(1.25)
+        optimizer.reload_model_params()
+        for _ in range(2):
+            with shards_of(run) as shards:
+                found.append(outcome_of(shards))
+            run.step()
+        return found
+
+
 def resting_ties(values: Values, enable: Sequence[str]) -> list[str]:
     """Set some master weights to exact ties, take steps without gradients, and return the
     parameters that are no longer the same; their second moments are zero all the time."""

@@ -20,7 +20,7 @@ from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
 from tests.core.train.runs import Runs
 from tests.support.small_runs import prepare
 
-from .reuse_jobs import Steps, continued, resting_ties, saved, stepwise
+from .reuse_jobs import Steps, continued, reloaded, resting_ties, saved, stepwise
 
 NAME: Final = ("reuse-fp32-param",)
 BUCKET: Final = {"plugins.reuse-fp32-param.bucket_size": 3000}
@@ -132,6 +132,22 @@ def test_ties_rest_where_nothing_moves_them(gloo_pool: GlooPool, ranks: int) -> 
     ddp = DISTRIBUTED if ranks == 2 else {}
     values = {**DENSE, **BF16, **ddp, **BUCKET, "optimizer.weight_decay": 0.0}
     assert gloo_pool.run(resting_ties, ranks, values, NAME) == [[]] * ranks
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks"),
+    [pytest.param({}, 1, id="one rank"), pytest.param(DISTRIBUTED, 2, id="distributed")],
+)
+def test_master_weights_follow_weights_that_are_loaded(
+    gloo_pool: GlooPool, more: Mapping[str, Any], ranks: int
+) -> None:
+    values = {**DENSE, **BF16, **more}
+    plain = gloo_pool.run(reloaded, ranks, values, ())
+    ours = gloo_pool.run(reloaded, ranks, {**values, **BUCKET}, NAME)
+    for at in range(2):
+        want, got = (full_tensors([rank[at] for rank in one]) for one in (plain, ours))
+        assert got.problems() == want.problems() == []
+        assert_equal(got.tensors, want.tensors)
 
 
 @pytest.mark.parametrize(
