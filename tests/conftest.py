@@ -3,13 +3,19 @@ import pytest
 from tests.support import exhaustive, needed_plugins
 from tests.support.exhaustive import pytest_addoption, pytest_report_collectionfinish
 from tests.support.lacking import pytest_pyfunc_call
-from tests.support.session import pytest_configure
+from tests.support.session import (
+    pytest_configure,
+    pytest_fixture_setup,
+    pytest_runtest_protocol,
+)
 
 __all__ = [
     "pytest_addoption",
     "pytest_configure",
+    "pytest_fixture_setup",
     "pytest_pyfunc_call",
     "pytest_report_collectionfinish",
+    "pytest_runtest_protocol",
 ]
 
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from ascend_run.testing.pool import GlooPool
-from benchmarks import dispatch, expert_mlps, expert_mlps_worker, expert_steps, llama, peer_weights
+from benchmarks import (
+    dispatch,
+    dispatch_worker,
+    expert_mlps,
+    expert_mlps_worker,
+    expert_steps,
+    llama,
+    peer_weights,
+    ring_worker,
+)
 from benchmarks.end_to_end import LOSS_TOLERANCE
 from benchmarks.our_run import training
 from benchmarks.protocol import Settings, worker
+from tests.support.forked import Forked
 
 TINY = llama.SHAPES["tiny-experts"]
 STEPS = 3
@@ -113,11 +125,18 @@ def test_both_systems_train_the_same_experts(gloo_pool: GlooPool, system: str) -
 
 
 @pytest.mark.exhaustive(by=lambda: ())
-@pytest.mark.timeout(600)  # two ranks import Megatron, which takes long on a busy machine
 @pytest.mark.parametrize("plugin", dispatch.PLUGINS)
-def test_the_dispatchers_return_the_same(plugin: str) -> None:
+def test_the_dispatchers_return_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: str
+) -> None:
+    def start(command: list[str], env: Mapping[str, str], **_: Any) -> Forked:
+        assert command[1:3] == ["-m", "benchmarks.dispatch_worker"]
+        return Forked(dispatch_worker.main, command[3:], env, tmp_path)
+
+    monkeypatch.setattr(ring_worker, "subprocess", SimpleNamespace(Popen=start, PIPE=None))
     words = ["--plugin", plugin, "--dtype", "fp32", "--tokens", "24", "--experts", "6"]
-    result = worker("dispatch_worker", *words, "--topk", "3", "--pairs", "1", "--steps", "2")
+    words += ["--topk", "3", "--pairs", "1", "--steps", "2"]
+    result = ring_worker.all_ranks(words, "dispatch_worker")
     assert len(result["seconds"]) == 4
     assert {*result["samples"]} == {"difference/0", "difference/1"}
     assert all(apart[0] <= 1e-6 for apart in result["samples"].values())

@@ -1,16 +1,19 @@
-"""True runs of the train command: small, in process trees of their own, each with a timeout."""
+"""Runs of the train command: small, in process trees of their own, each with a timeout.
+
+One of each kind, alone, on ranks of its own and under torchrun, is of new interpreters (``start``);
+the others are forks of a process that has imported torch and Megatron (``forked_command``).
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ import pytest
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.log.metrics import read_metrics
 from ascend_run.core.run_files import PAGE_NAME, RUN_FILES
+from tests.support.forked import OF_PRELOADED, OF_RANKS, Forked, forked_command
 
 CONFIG = """
 [model]
@@ -35,8 +39,6 @@ global_batch_size = 2
 precision = "fp32"
 """
 TIMEOUT_SECONDS = 100
-NOTHING_COMPILES = {"TORCHDYNAMO_DISABLE": "1"}
-"""Megatron asks for torch's compiler when it is imported, a third of that import's time."""
 TWO = ("--config", "run.toml", "--nproc", "2", "optimizer.lr_decay_style=constant")
 SAVED = (*TWO, "checkpoint.save_interval=1")
 
@@ -65,37 +67,28 @@ def saved(workplace: Path) -> Path:
 
 
 def start(
-    folder: Path,
-    *words: str,
-    launcher: Sequence[str] = (sys.executable, "-m", "ascend_run"),
-    file_bytes: int | None = None,
-    variables: Mapping[str, str] | None = None,
+    folder: Path, *words: str, launcher: Sequence[str] = (sys.executable, "-m", "ascend_run")
 ) -> subprocess.Popen[str]:
-    """Args: file_bytes: No file may grow longer; the system refuses."""
-
-    def limit() -> None:
-        if file_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    """A command in a new interpreter."""
+    kept = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
     return subprocess.Popen(
         [*launcher, *words],
         cwd=folder,
-        env={**environment, **NOTHING_COMPILES, "OMP_NUM_THREADS": "1", **(variables or {})},
+        env={**kept, **OF_PRELOADED},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=limit,
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str] | Forked) -> tuple[int, str]:
     """Exit code and standard error; what is left after the timeout is killed."""
     try:
         _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         process.kill()
+    assert process.returncode is not None
     return process.returncode, errors
 
 
@@ -151,7 +144,9 @@ def test_it_runs_as_well_under_srun(workplace: Path) -> None:
     job |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
     words = ["--config", "run.toml", "run.output_dir=runs/srun"]
     tasks = [
-        start(workplace, *words, variables={**job, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
+        forked_command(
+            workplace, *words, variables={**job, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+        )
         for rank in ("0", "1")
     ]
     for code, errors in [finish(task) for task in tasks]:
@@ -178,7 +173,7 @@ def test_a_late_row_that_cannot_be_used_is_refused_before_the_first_step(workpla
     rows = [*(f'{{"text": "text {n}"}}' for n in range(150)), '{"body": "no text"}']
     (workplace / "late.jsonl").write_text("\n".join(rows))
     words = ["--config", "run.toml", "data.train=late.jsonl", "run.output_dir=runs/late"]
-    code, errors = finish(start(workplace, *words))
+    code, errors = finish(forked_command(workplace, *words))
     assert code == 2
     assert "error: this run cannot start:\n  pretrain: late.jsonl:151: expected text" in errors
     assert "Traceback" not in errors
@@ -191,7 +186,9 @@ def test_a_failed_save_ends_the_run_and_keeps_earlier_checkpoints(
     shutil.copytree(saved, workplace / "runs/full")
     words = ["--config", "run.toml", "optimizer.lr_decay_style=constant"]
     words += ["run.output_dir=runs/full", "checkpoint.save_interval=2"]
-    code, errors = finish(start(workplace, *words, "train.train_iters=4", file_bytes=100_000))
+    code, errors = finish(
+        forked_command(workplace, *words, "train.train_iters=4", file_bytes=100_000)
+    )
     assert code == 2, errors
     assert errors.count("error:") == 1
     assert "File too large (EFBIG)" in errors
@@ -210,7 +207,7 @@ def test_a_full_disk_under_the_metrics_is_one_message(workplace: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").symlink_to("/dev/full")
     code, errors = finish(
-        start(workplace, "--config", "run.toml", "run.output_dir=runs/no-metrics")
+        forked_command(workplace, "--config", "run.toml", "run.output_dir=runs/no-metrics")
     )
     assert code == 2, errors
     assert errors.count("error:") == 1
@@ -224,7 +221,7 @@ def test_killed_ranks_resume_from_their_checkpoint_and_ctrl_c_ends_them(
     """No process is left, and no traceback is shown."""
     words = [*SAVED, "run.output_dir=runs/on", f"checkpoint.load={saved / 'checkpoints'}"]
     words += ["train.train_iters=1000000"]
-    process = start(workplace, *words, "--max-restarts", "1")
+    process = forked_command(workplace, *words, "--max-restarts", "1", ranks=4)
     wait_for_steps(workplace, "on")
     while not list((workplace / "runs/on/checkpoints").glob("step_*")):
         time.sleep(0.05)

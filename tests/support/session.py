@@ -3,12 +3,19 @@ property tests without a time limit for each example; and Ctrl-C works for what 
 a session that a shell has started in the background, where it is ignored.
 
 For example, torch's compiler does less work if it finds a graph on disk.
+
+A test's changes of environment variables are undone. Commands that run in this process set some for
+libraries that they import; ranks started with others need new servers, whose imports take seconds
+(``testing.rank_processes``).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -55,3 +62,30 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     settings.register_profile("untimed", deadline=None)  # the rest is hypothesis's default
     settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Undo what a test changes in the environment, and its fixtures."""
+    with _environment_kept():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object],
+) -> Generator[None, object, object]:
+    """Undo at once what fixtures change that tests share, such as by running a command."""
+    with nullcontext() if fixturedef.scope == "function" else _environment_kept():
+        return (yield)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        if os.environ != before:
+            os.environ.clear()
+            os.environ.update(before)

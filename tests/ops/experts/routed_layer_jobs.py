@@ -123,9 +123,15 @@ def _tokens(kind: str, rank: int) -> Tensor:
 
 def errors(ep: int, tp: int, name: str, drops: bool) -> list[tuple[Case, Any]]:
     """Return each case with its errors, and the number of dropped selections of this rank."""
+    cases = _cases(name, drops)
+    # Padding changes no result.
+    unpadded = dict.fromkeys(case._replace(pads=False) for case in cases)
+    right = {case: _by_each_token(case) for case in unpadded}
     with cpu_facade(), _gathering():
         groups = groups_of(ep, tp)
-        return [(case, _errors(groups, name, case)) for case in _cases(name, drops)]
+        return [
+            (case, _errors(groups, name, case, *right[case._replace(pads=False)])) for case in cases
+        ]
 
 
 @contextmanager
@@ -221,31 +227,41 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[st
     return found, int((selected & ~chosen).sum())
 
 
-def _errors(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[str, float], int]:
+def _errors(
+    groups: tuple[Any, Any, Any], name: str, case: Case, right: dict[str, Tensor], lost: int
+) -> tuple[dict[str, float], int]:
     found, dropped = _layer(groups, name, case)
     ep_group, tp_group, _ = groups
     local, width = X // ep_group.size(), F // tp_group.size()
     mine = slice(ep_group.rank() * local, (ep_group.rank() + 1) * local)
     its = slice(tp_group.rank() * width, (tp_group.rank() + 1) * width)
+    own = {**right, "fc1": right["fc1"][mine, :, its], "fc2": right["fc2"][mine, its]}
+    assert dropped == lost
+    assert own.keys() == found.keys()
+    return {key: _error(found[key], own[key]) for key in own}, dropped
+
+
+def _by_each_token(case: Case) -> tuple[dict[str, Tensor], int]:
+    """Return output and gradients of this rank's tokens, the experts' gradients as sums over all
+    ranks, and how many selections are dropped."""
+    rank = dist.get_rank()
     first, second = draw(X, H, F, seed=1).requires_grad_(), draw(X, F, H, seed=2).requires_grad_()
-    right: dict[str, Any] = {}
-    for rank in range(dist.get_world_size()):
-        x, router = _tokens(case.kind, rank).requires_grad_(), draw(X, H, seed=3).requires_grad_()
-        shared = SharedExpert([])
-        y, lost = _by_token(case, rank, x, router, first, second)
-        if case.shared:
-            y = y + shared.plain(x)
-        y.backward(draw(len(x), 1, H, seed=300 + rank))
-        if rank == dist.get_rank():
-            assert dropped == lost
-            right = {"out": y, "x": x.grad, "router": router.grad}
-            if case.shared:
-                right |= {"shared fc1": shared.first.grad, "shared fc2": shared.second.grad}
-    assert first.grad is not None
-    assert second.grad is not None
-    right |= {"fc1": first.grad[mine, :, its], "fc2": second.grad[mine, its]}
-    assert right.keys() == found.keys()
-    return {key: _error(found[key], right[key]) for key in right}, dropped
+    x, router = _tokens(case.kind, rank).requires_grad_(), draw(X, H, seed=3).requires_grad_()
+    shared = SharedExpert([])
+    out, dropped = _by_token(case, rank, x, router, first, second)
+    if case.shared:
+        out = out + shared.plain(x)
+    out.backward(draw(len(x), 1, H, seed=300 + rank))
+    named = {"x": x, "router": router, "fc1": first, "fc2": second}
+    if case.shared:
+        named |= {"shared fc1": shared.first, "shared fc2": shared.second}
+    right = {"out": out.detach()}
+    for name, leaf in named.items():
+        assert leaf.grad is not None
+        if leaf is first or leaf is second:
+            dist.all_reduce(leaf.grad)
+        right[name] = leaf.grad
+    return right, dropped
 
 
 def _error(found: Tensor, right: Tensor) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from ascend_run.plugins.platforms.cuda.device import CudaDevice
 from ascend_run.plugins.platforms.cuda.platform_ops import platform_ops
 from ascend_run.prepare.prepare import prepare
 from tests.core.train.runs import write_tokens
+from tests.support.forked import forked_command
 
 RUN = ["model.family=llama", "data.train=x", "model.num_layers=2", "model.hidden_size=32",
        "model.num_attention_heads=4", "model.ffn_hidden_size=48", "model.vocab_size=64",
@@ -41,15 +40,11 @@ def test_a_rank_without_a_device_is_reported(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_run_without_a_gpu_ends_with_one_message(tmp_path: Path) -> None:
     data = write_tokens(tmp_path / "train", 64, 10, seed=1)
     words = [*RUN[:1], f"data.train={data}", *RUN[2:], f"run.output_dir={tmp_path / 'run'}"]
-    result = subprocess.run(
-        [sys.executable, "-m", "ascend_run", "train", "--platform", "cuda", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.count("has no GPU") == 1
-    assert "Traceback" not in result.stderr
+    process = forked_command(tmp_path, "train", "--platform", "cuda", *words)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 2, errors
+    assert errors.count("has no GPU") == 1
+    assert "Traceback" not in errors
 
 
 def test_norms_follow_the_formula() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.machinery
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from ascend_run.plugins.platforms.npu.device import NpuDevice
 from ascend_run.prepare.prepare import prepare
 from tests.core.train.runs import write_tokens
 from tests.support.fake_streams import FakeStreams
+from tests.support.forked import forked_command
 
 RUN = ["model.family=llama", "data.train=x", "model.num_layers=2", "model.hidden_size=32",
        "model.num_attention_heads=4", "model.ffn_hidden_size=48", "model.vocab_size=64",
@@ -40,15 +40,11 @@ def test_dropout_and_a_bias_of_positions_are_planned() -> None:
 def test_a_run_without_torch_npu_ends_with_one_message(tmp_path: Path) -> None:
     data = write_tokens(tmp_path / "train", 64, 10, seed=1)
     words = [*RUN[:1], f"data.train={data}", *RUN[2:], f"run.output_dir={tmp_path / 'run'}"]
-    result = subprocess.run(
-        [sys.executable, "-m", "ascend_run", "train", "--platform", "npu", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.count("torch_npu is not installed") == 1
-    assert "Traceback" not in result.stderr
+    process = forked_command(tmp_path, "train", "--platform", "npu", *words)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 2, errors
+    assert errors.count("torch_npu is not installed") == 1
+    assert "Traceback" not in errors
 
 
 class FakeNpu(FakeStreams):
