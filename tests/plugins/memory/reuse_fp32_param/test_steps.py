@@ -47,10 +47,16 @@ SKIPPED: Final = (1, 2, 60, 131)
 
 
 def both(
-    pool: GlooPool, values: Mapping[str, Any], ranks: int, steps: int, skipped: Any, every: int
+    pool: GlooPool,
+    values: Mapping[str, Any],
+    ranks: int,
+    steps: int,
+    skipped: Any,
+    every: int,
+    *beside: str,
 ) -> tuple[list[Steps], list[Steps]]:
     """Without and with the plugin."""
-    runs = [((), values), (NAME, {**values, **BUCKET})]
+    runs = [(beside, values), ((*beside, *NAME), {**values, **BUCKET})]
     plain, ours = (
         pool.run(stepwise, ranks, given, enable, steps, skipped, every, timeout=200)
         for enable, given in runs
@@ -94,6 +100,13 @@ def test_steps_of_other_layouts_keep_every_bit(
     plain, ours = both(gloo_pool, values, ranks, 5, (), 1)
     for want, got in zip(plain, ours, strict=True):
         assert (got.readings, got.digests) == (want.readings, want.digests)
+
+
+@pytest.mark.needs_plugins("muon")
+def test_steps_of_another_optimizer_keep_every_bit(gloo_pool: GlooPool) -> None:
+    """One that updates whole matrices, and has other states for them."""
+    (want,), (got,) = both(gloo_pool, {**DENSE, **BF16}, 1, 5, (), 1, "muon")
+    assert (got.readings, got.digests) == (want.readings, want.digests)
 
 
 @pytest.mark.parametrize("ddp", [{}, DISTRIBUTED], ids=["replicated", "distributed"])
