@@ -37,7 +37,7 @@ browser: venv
 	$(BIN)/python scripts/browser.py
 
 # Two workers, each with its own pool of ranks; the tests of a file stay together. One thread each, or
-# they wait for one another's. Files in their order: the last ones are quick, so both end together.
+# they wait for one another's. The longest files first: the last ones are quick, so both end together.
 # Of tests marked as exhaustive a covering sample: the rest is the campaign suite, see below.
 test: venv browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

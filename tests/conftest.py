@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support import exhaustive, needed_plugins
+from tests.support import exhaustive, longest_first, needed_plugins
 from tests.support.exhaustive import pytest_addoption, pytest_report_collectionfinish
 from tests.support.lacking import pytest_pyfunc_call
 from tests.support.session import (
@@ -22,3 +22,4 @@ __all__ = [
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     needed_plugins.pytest_collection_modifyitems(config, items)
     exhaustive.pytest_collection_modifyitems(config, items)
+    longest_first.pytest_collection_modifyitems(items)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.session import CLEARED, OWN
+from tests.support.session import CLEARED, OWN, SHARED
 
 READ = """
 from huggingface_hub import constants
@@ -25,15 +25,20 @@ for place in (Path.home(), constants.HF_HOME, examples, *caches):
 """
 
 
-def test_every_cache_is_the_session_s_own() -> None:
-    session = Path(os.environ["HOME"]).parent
+def test_every_cache_is_the_session_s_own(request: pytest.FixtureRequest) -> None:
+    """That of inductor is of all workers of xdist."""
+    session, common = (Path(os.environ[name]).parent for name in ("HOME", SHARED))
     assert session.name.startswith("ascend-run-tests-")
+    assert common.name.startswith("ascend-run-tests-")
+    assert (common == session) is not hasattr(request.config, "workerinput")
     done = subprocess.run(
         [sys.executable, "-c", READ], capture_output=True, text=True, timeout=100, check=True
     )
     places = done.stdout.splitlines()
     assert len(places) == 6
-    assert [place for place in places if not Path(place).is_relative_to(session)] == []
+    owners = [session, session, session, common, common, session]
+    for place, owner in zip(places, owners, strict=True):
+        assert Path(place).is_relative_to(owner), place
 
 
 def test_variables_that_name_caches_lead_nowhere_else(tmp_path: Path) -> None:

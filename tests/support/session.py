@@ -29,6 +29,8 @@ OWN: Final = {
 }
 """Variable -> the session's folder. By default the last two caches are not in ``HOME``: one is
 shared by all processes of a user, the other is in the working directory."""
+SHARED: Final = "TORCHINDUCTOR_CACHE_DIR"
+"""Of all workers of xdist: inductor's headers and its probes of the processor take ten seconds."""
 CLEARED: Final = (
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
     *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE"),
@@ -44,7 +46,8 @@ CHOSEN: Final = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up before collection; under xdist each worker has its own caches."""
+    """Set up before collection; under xdist each worker has its own caches, but for ``SHARED``,
+    which is that of the session that has started it."""
     folder = tempfile.TemporaryDirectory(prefix="ascend-run-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     patch = pytest.MonkeyPatch()
@@ -56,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, place in OWN.items():
         own = Path(folder.name) / place
         own.mkdir()
-        patch.setenv(name, str(own))
+        if name != SHARED or not hasattr(config, "workerinput"):
+            patch.setenv(name, str(own))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which children would inherit
         signal.signal(signal.SIGINT, signal.default_int_handler)
         config.add_cleanup(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
