@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 from . import (
+    chunked_loss,
     conversion,
     data_preparation,
     dispatch,
@@ -38,6 +39,7 @@ def all_benchmarks() -> list[Benchmark]:
         ring_attention,
         ulysses,
         packed_attention,
+        chunked_loss,
         expert_mlps,
         dispatch,
         expert_steps,

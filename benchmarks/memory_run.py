@@ -4,15 +4,12 @@ step."""
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ascend_run.core.run import prepared_rank
 from ascend_run.core.train.seeding import seed_everything
@@ -21,44 +18,8 @@ from ascend_run.prepare.prepare import prepare_raw
 from ascend_run.testing.dry_run import DryRun
 from ascend_run.testing.models import samples
 
+from .live_storages import LiveStorages
 from .memory_worker import Measured
-
-
-class LiveStorages(TorchDispatchMode):
-    """Tracks the bytes of all live storages that existed before or that an operation returned.
-
-    Storages are tracked by weak references. Temporary memory inside an operation is not seen.
-
-    torch's ``MemTracker`` does not support modules that are called more than once per step, as with
-    micro-batches.
-    """
-
-    def __init__(self, there: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._sizes: dict[int, int] = {}
-        self.live = self.peak = 0
-        for tensor in there:
-            self._see(tensor)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._see(leaf)
-        return result
-
-    def _see(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._sizes:
-            return
-        self._sizes[key] = storage.nbytes()
-        self.live += storage.nbytes()
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._gone, key).atexit = False
-
-    def _gone(self, key: int) -> None:
-        self.live -= self._sizes.pop(key, 0)
 
 
 def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:

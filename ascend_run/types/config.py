@@ -117,6 +117,11 @@ class TrainSection:
     precision: str = attrs.field(
         default="bf16", validator=attrs.validators.in_(("bf16", "fp16", "fp32"))
     )  #: Dtype of weights and activations in forward and backward.
+    loss_chunk_bytes: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_positive)
+    )
+    """Logits that the loss holds at a time; default: 64 MiB on the CPU, 256 MiB on a device. Unit:
+    bytes."""
     eval_interval: int = attrs.field(default=0, validator=_not_negative)
     """Steps between evaluations; 0: no evaluation. Unit: steps."""
     eval_iters: int = attrs.field(default=10, validator=_positive)

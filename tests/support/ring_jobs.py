@@ -112,7 +112,7 @@ def attend(plugin: Any, cases: Sequence[Case], platform: bool = False) -> list[O
 
 
 def attend_with(wrap: Wrap, inner: c.AttentionKernel, plugin: Any, case: Case) -> Outcome:
-    from benchmarks.memory_run import LiveStorages
+    from benchmarks.live_storages import LiveStorages
 
     rank, size = dist.get_rank(), dist.get_world_size()
     rows = held(plugin, case, case.length, rank, size)
@@ -210,7 +210,7 @@ def attend_gathering(plugin: Any, case: Case) -> Outcome:
 def attend_whole_of(case: Case) -> Outcome:
     """Return what a gathering rank holds: attention to the full sequence from shards of any
     length."""
-    from benchmarks.memory_run import LiveStorages
+    from benchmarks.live_storages import LiveStorages
 
     q, k, v, dout = case.tensors()
     kernel = platform_kernel()

@@ -45,6 +45,7 @@ class Assembly:
     """Sequence sharding; None if every rank holds full sequences."""
     wraps_output_layer: bool = False
     """True if a plugin wraps the output projection, so that the loss may not bypass it."""
+    loss_chunk_bytes: int | None = None  #: ``train.loss_chunk_bytes``.
     model: FieldSection
     """``[model]`` of the run's config, for the options that Megatron's does not have."""
     groups: ProcessGroupCollection

@@ -89,6 +89,7 @@ def assemble(
         layer_numbers=layer_numbers(config, hooks),
         partition=hooks.provide("ascend_sequence_partition", config=config),
         wraps_output_layer=hooks.implements("ascend_output_layer"),
+        loss_chunk_bytes=config.train.loss_chunk_bytes,
         model=config.model,
         groups=groups,
     )

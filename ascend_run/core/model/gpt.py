@@ -74,7 +74,9 @@ class GPT(GPTModel):
         self.rotary = rotary
         model = assembly.model
         self.softcap = model.final_logit_softcapping
-        self.loss = CrossEntropy(assembly.groups.tp, assembly.ops.matmul, self.softcap)
+        self.loss = CrossEntropy(
+            assembly.groups.tp, assembly.ops.matmul, self.softcap, assembly.loss_chunk_bytes
+        )
         self.logits_scaling = model.logits_scaling
         self.normalizes_rows = model.normalize_output_rows
         of_width = math.sqrt(model.hidden_size) if model.scale_embedding else 1.0

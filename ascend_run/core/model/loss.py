@@ -22,6 +22,7 @@ class CrossEntropy:
 
     Args:
         softcap: Softcap of the logits that ``from_hidden`` computes.
+        chunk_bytes: Logits that ``from_hidden`` holds at a time; None is the device's default.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class CrossEntropy:
         tp_group: dist.ProcessGroup,
         matmul: Matmul | None = None,
         softcap: float | None = None,
+        chunk_bytes: int | None = None,
     ) -> None:
-        self.softcap = softcap
+        self.softcap, self.chunk_bytes = softcap, chunk_bytes
         self.matmul = matmul or torch.mm
         self.tp_group = tp_group if tp_group.size() > 1 else None
 
@@ -56,6 +58,7 @@ class CrossEntropy:
             matmul=self.matmul,
             softcap=self.softcap,
             bias_V=bias_V,
+            chunk_bytes=self.chunk_bytes,
         )
 
     def from_logits(self, logits_SBV: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor) -> Tensor:

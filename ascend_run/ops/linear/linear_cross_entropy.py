@@ -41,6 +41,7 @@ def linear_cross_entropy(
     matmul: Matmul = torch.mm,
     softcap: float | None = None,
     bias_V: Tensor | None = None,
+    chunk_bytes: int | None = None,
 ) -> Tensor:
     """Compute ``sum_t mask_t * (logsumexp(weight @ hidden_t) - weight[label_t] @ hidden_t)``.
 
@@ -54,6 +55,8 @@ def linear_cross_entropy(
         matmul: Multiplies two matrices.
         softcap: c of ``c * tanh(logit / c)``, taken of every logit; None for the logits themselves.
         bias_V: Added to each token's logits.
+        chunk_bytes: Logits held at a time, at least those of one token; None is ``CHUNK_BYTES`` or
+            ``DEVICE_CHUNK_BYTES``.
 
     Returns:
         Scalar in float32, or float64 for float64 inputs.
@@ -65,7 +68,7 @@ def linear_cross_entropy(
         hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
         bias_V = None if bias_V is None else bias_V.detach()
     out: Tensor = _LinearCrossEntropy.apply(
-        hidden_TH, weight_VH, bias_V, labels_T, mask_T, tp_group, matmul, softcap
+        hidden_TH, weight_VH, bias_V, labels_T, mask_T, tp_group, matmul, softcap, chunk_bytes
     )
     return out
 
@@ -190,13 +193,15 @@ class _LinearCrossEntropy(Function):
         tp_group: dist.ProcessGroup | None,
         matmul: Matmul,
         softcap: float | None,
+        chunk_bytes: int | None,
     ) -> Tensor:
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         dtype, wide, kept = _dtypes(hidden_TH)
         mask_T = mask_T.to(wide)
         num_tokens, num_rows = hidden_TH.shape[0], weight_VH.shape[0]
         labels = _Labels(labels_T, num_rows, tp_group)
-        size = _rows(hidden_TH, CHUNK_BYTES, DEVICE_CHUNK_BYTES, dtype, labels.max_rows)
+        limits = chunk_bytes or CHUNK_BYTES, chunk_bytes or DEVICE_CHUNK_BYTES
+        size = _rows(hidden_TH, *limits, dtype, labels.max_rows)
         buffer_CV = hidden_TH.new_empty((min(size, num_tokens), num_rows))
         loss = mask_T.new_zeros(())
         factor_VH = weight_VH.to(kept) if wants_hidden else None
@@ -238,7 +243,7 @@ class _LinearCrossEntropy(Function):
             None if gradient is None else _scaled(gradient, dloss, dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return (*gradients, *(None,) * 5)
+        return (*gradients, *(None,) * 6)
 
 
 def _capped(logits_CV: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:

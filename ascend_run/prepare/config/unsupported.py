@@ -110,7 +110,7 @@ _DEFAULT_ONLY: Final[Mapping[str, str]] = {
     "Megatron does not support it": "moe_token_dropping",
     "every attention kernel computes softmax in float32 or wider": "attention_softmax_in_fp32",
     "the attention kernel is a plugin's; see: ascend-run plugins": "masked_softmax_fusion",
-    "the loss kernel is a plugin's; see: ascend-run plugins": "cross_entropy_loss_fusion",
+    "the loss is always fused with the output layer": "cross_entropy_loss_fusion",
     "grouped experts are a plugin's; see: ascend-run plugins": """
         moe_grouped_gemm moe_use_legacy_grouped_gemm
     """,

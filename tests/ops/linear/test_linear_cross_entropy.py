@@ -102,6 +102,30 @@ def test_a_bias_of_logits_follows_the_formula(softcap: float | None) -> None:
     assert_same(*results)
 
 
+@pytest.mark.parametrize(
+    ("chunk_bytes", "tokens"), [(1, [1] * 11), (300, [3, 3, 3, 2]), (2**20, [11])], ids=str
+)
+def test_chunks_have_as_many_tokens_as_their_bytes_allow(
+    chunk_bytes: int, tokens: list[int]
+) -> None:
+    """At least one; 12 logits of a token take 96 bytes."""
+    seen: list[int] = []
+
+    def matmul(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+        if out is not None:  # only logits have one
+            seen.append(len(out))
+        return torch.mm(input, mat2, out=out)
+
+    def in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        return linear_cross_entropy(
+            hidden, weight, labels, mask, matmul=matmul, chunk_bytes=chunk_bytes
+        )
+
+    tensors = Problem().tensors()
+    assert_same(run(in_chunks, tensors), run(formula, tensors))
+    assert seen == tokens
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_softcapped_logits_of_half_precision_are_close(dtype: torch.dtype) -> None:
     """Gradients within 8 units of eps of the logits, which are in the inputs' dtype."""

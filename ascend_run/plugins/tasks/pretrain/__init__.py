@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from ascend_run.plugin_api import (
+    LegacyFlag,
     Manifest,
     Maturity,
     Numerics,
@@ -54,6 +55,11 @@ class Pretrain:
         },
         level=0,
         maturity=Maturity.BETA,
+        legacy_flags=(
+            # The loss of every task is fused with the output layer.
+            LegacyFlag(flag="--cross-entropy-loss-fusion", key="", values={}),
+            LegacyFlag(flag="--cross-entropy-fusion-impl", key="", values={}),
+        ),
     )
     config_class = PretrainConfig
 

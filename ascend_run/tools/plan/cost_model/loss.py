@@ -59,7 +59,7 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
 
 def _chunk(config: RunConfig, sizes: Sizes) -> int:
     """Tokens whose logits are held at once."""
-    num_bytes = _CHUNK_BYTES[config.platform == "cpu"]
+    num_bytes = config.train.loss_chunk_bytes or _CHUNK_BYTES[config.platform == "cpu"]
     return max(1, num_bytes // (sizes.item_bytes * sizes.valid_vocab))
 
 

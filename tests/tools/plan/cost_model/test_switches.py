@@ -73,6 +73,39 @@ def test_a_run_takes_the_memory_that_was_expected(
         assert abs(row["off"]) <= TOLERANCE, row
 
 
+_TP = {"parallel.tensor_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"train.precision": "bf16"},
+        {"train.precision": "bf16", "model.final_logit_softcapping": 5.0},
+        {"model.mtp_num_layers": 1, "model.add_output_bias": True},
+        {"train.precision": "bf16", **_TP},
+        {**_TP, "parallel.sequence_parallel": True},
+    ],
+    ids=["fp32", "bf16", "softcap", "multi-token prediction", "tp", "sequence parallel"],
+)
+def test_smaller_chunks_of_logits_save_what_was_expected(
+    gloo_pool: GlooPool, values: dict[str, Any]
+) -> None:
+    """Logits of 512 tokens, eight times the weight of the output layer, are the peak; a chunk is
+    not."""
+    ranks = values.get("parallel.tensor_model_parallel_size", 1)
+    logits = 512 * 8192 // ranks * (2 if values.get("train.precision") == "bf16" else 4)
+    peaks = []
+    for chunk in (2**26, 2**17):
+        given = {**DENSE, **WIDE, "model.vocab_size": 8192, "train.loss_chunk_bytes": chunk}
+        rows = compare(Case(name="chunks", ranks=ranks, values={**given, **values}), gloo_pool)
+        assert all(abs(row["off"]) <= TOLERANCE for row in rows), rows
+        peaks.append(rows[0]["peak"])
+    (expected, measured), (less, least) = peaks
+    assert measured - least >= logits / 2
+    assert expected - less == pytest.approx(measured - least, rel=TOLERANCE)
+
+
 LOCAL = {
     "model.rotary_local_base": 100.0,
     "model.window_size": [16, 0],

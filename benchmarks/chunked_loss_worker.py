@@ -1,0 +1,97 @@
+"""Compute the loss of a projection to a vocabulary, forward and backward, ours and a peer
+alternately; one JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy
+
+from . import llama
+from .expert_mlps_worker import Step, difference, seconds_of
+from .live_storages import LiveStorages
+
+# T tokens, H hidden size, V vocabulary
+
+PEERS: Final = ("all-logits", "torch-chunks")
+
+
+def leaves(tokens: int, hidden: int, words: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Hidden state [T, H], weight [V, H] and labels [T]."""
+    generator = torch.Generator().manual_seed(5)
+    hidden_TH = torch.randn(tokens, hidden, generator=generator).to(dtype).requires_grad_()
+    weight_VH = (0.02 * torch.randn(words, hidden, generator=generator)).to(dtype).requires_grad_()
+    return hidden_TH, weight_VH, torch.randint(words, (tokens,), generator=generator)
+
+
+def steps(peer: str, inputs: Sequence[Tensor]) -> tuple[Step, Step]:
+    """Ours and the peer: functions that return the mean loss and both gradients."""
+    hidden_TH, weight_VH, labels_T = inputs
+    mask_T = torch.ones(len(labels_T))
+
+    def ours() -> Tensor:
+        return linear_cross_entropy(hidden_TH, weight_VH, labels_T, mask_T) / len(labels_T)
+
+    def all_logits() -> Tensor:
+        return F.cross_entropy(F.linear(hidden_TH, weight_VH), labels_T)
+
+    def torch_chunks() -> Tensor:
+        options = torch.nn.LinearCrossEntropyOptions()
+        return F.linear_cross_entropy(hidden_TH, weight_VH, labels_T, options=options)
+
+    def with_gradients(loss_of: Any) -> Step:
+        def step() -> tuple[Tensor, ...]:
+            loss = loss_of()
+            return loss.detach(), *torch.autograd.grad(loss, (hidden_TH, weight_VH))
+
+        return step
+
+    theirs = {"all-logits": all_logits, "torch-chunks": torch_chunks}[peer]
+    return with_gradients(ours), with_gradients(theirs)
+
+
+def peak_bytes(step: Step, inputs: Sequence[Tensor]) -> int:
+    """Return the most bytes of storages in a step, without its inputs."""
+    with LiveStorages(inputs) as seen:
+        before = seen.live
+        step()
+    return seen.peak - before
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peer", choices=PEERS, required=True)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--words", type=int, default=65536)
+    parser.add_argument("--dtype", choices=llama.DTYPES, default="bf16")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2)
+    options = parser.parse_args(arguments)
+    dtype = llama.DTYPES[options.dtype]
+    inputs = leaves(options.tokens, options.hidden, options.words, dtype)
+    ours, peer = steps(options.peer, inputs)
+    results = ours()
+    result: dict[str, Any] = {
+        "difference": difference(results, peer()),
+        "gradient_bytes": sum(gradient.nbytes for gradient in results[1:]),
+        "ours_bytes": peak_bytes(ours, inputs),
+        "peer_bytes": peak_bytes(peer, inputs),
+        "ours": [],
+        "peer": [],
+    }
+    for _ in range(options.pairs):
+        for name, step in (("ours", ours), ("peer", peer)):
+            result[name].append(seconds_of(step, options.steps))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
