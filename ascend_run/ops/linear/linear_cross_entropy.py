@@ -220,7 +220,7 @@ class _LinearCrossEntropy(Function):
             dlogits = logits.to(kept) if softcap is None else _capped(logits, softcap, kept)
             loss += labels.sum_and_gradient(dlogits, start, mask_T)
             if softcap is not None:  # logits are tanh(logit / softcap) here
-                dlogits.sub_(dlogits * logits * logits)
+                dlogits.addcmul_(dlogits, logits.square_(), value=-1)
             # Apply the mask to the narrow operand of each matmul.
             mask_C1 = mask_C1.to(kept)
             if dhidden is not None and factor_VH is not None:

@@ -82,11 +82,11 @@ _TP = {"parallel.tensor_model_parallel_size": 2}
         {},
         {"train.precision": "bf16"},
         {"train.precision": "bf16", "model.final_logit_softcapping": 5.0},
-        {"model.mtp_num_layers": 1, "model.add_output_bias": True},
+        {"model.add_output_bias": True},
         {"train.precision": "bf16", **_TP},
         {**_TP, "parallel.sequence_parallel": True},
     ],
-    ids=["fp32", "bf16", "softcap", "multi-token prediction", "tp", "sequence parallel"],
+    ids=["fp32", "bf16", "softcap", "bias", "tp", "sequence parallel"],
 )
 def test_smaller_chunks_of_logits_save_what_was_expected(
     gloo_pool: GlooPool, values: dict[str, Any]
