@@ -34,7 +34,8 @@ def tree(tmp_path: Path) -> Path:
     files = {f"tests/{name}": text for name, text in TESTS.items()} | {
         "setup.cfg": SETUP,
         "docs/plugins/checkpoint/gloo-offload.md": "",
-        "docs/plugins/experts/gmm.md": "see [it](gloo-offload.md#why) or [that](more/gmm.md)",
+        "docs/plugins/experts/gmm.md": "see [it](gloo-offload.md#why) or [that](more/gmm.md): "
+        "`plugins.gloo-offload.slice_elements=9`, `plugins.gmm.backend`",
         "ascend_run/plugins/checkpoint/gloo_offload/__init__.py": "",
         "ascend_run/plugins/experts/gmm/__init__.py": "",
     }
@@ -54,7 +55,9 @@ def test_everything_of_a_feature_is_deleted_and_nothing_else(tree: Path) -> None
         "ascend_run/plugins/checkpoint/gloo_offload/__init__.py",
         "tests/plugins/checkpoint/gloo_offload/test_itself.py",
     }
-    assert (tree / "docs/plugins/experts/gmm.md").read_text() == "see it or [that](more/gmm.md)"
+    assert (tree / "docs/plugins/experts/gmm.md").read_text() == (
+        "see it or [that](more/gmm.md): plugins.gloo-offload.slice_elements=9, `plugins.gmm.backend`"
+    )
     assert (tree / "setup.cfg").read_text() == "".join(
         line for line in SETUP.splitlines(keepends=True) if "gloo" not in line
     )

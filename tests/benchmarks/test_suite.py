@@ -51,6 +51,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.needs_plugins("gmm")
 def test_each_case_has_one_outcome_even_if_its_process_dies(tree: Path) -> None:
     assert marked_files(tree) == ["tests/test_ends.py"]
     found = collected(tree)
@@ -75,6 +76,7 @@ def test_each_case_has_one_outcome_even_if_its_process_dies(tree: Path) -> None:
     assert {"gmm", "llama", "cpu", "sft"} <= {*figures["plugins"]}
 
 
+@pytest.mark.needs_plugins("gmm", "lora", "ulysses")
 def test_a_case_reaches_its_file_its_fixtures_and_the_plugins_it_names() -> None:
     kernel = "tests/plugins/sequence/ulysses/test_kernel.py"
     assert start_of(suite_runs.ROOT, kernel)[0] == kernel

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ascend_run.testing.models import DENSE, MOE
+from tests.support.needed_plugins import case
 from tests.support.small_runs import standing_model
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -76,10 +77,10 @@ def test_a_dense_mlp_has_the_activation_of_its_options(options: dict[str, Any]) 
         check_gradients(got, wanted, (x, fc1.weight, fc1.bias, fc2.weight))
 
 
-@pytest.mark.parametrize("plugins", [(), ("gmm",)], ids=["one by one", "grouped"])
+@pytest.mark.parametrize("plugins", [case((), id="one by one"), case(["gmm"], id="grouped")])
 @pytest.mark.parametrize("options", [BIASES, *CHANGES.values()], ids=["biases", *CHANGES])
 def test_experts_have_the_biases_and_activation_of_their_options(
-    options: dict[str, Any], plugins: tuple[str, ...]
+    options: dict[str, Any], plugins: Sequence[str]
 ) -> None:
     options = {**options, **BIASES}
     values = {**MOE, **named(options), "model.moe_aux_loss_coeff": 0.0}
