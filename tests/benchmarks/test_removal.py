@@ -56,7 +56,8 @@ def test_everything_of_a_feature_is_deleted_and_nothing_else(tree: Path) -> None
         "tests/plugins/checkpoint/gloo_offload/test_itself.py",
     }
     assert (tree / "docs/plugins/experts/gmm.md").read_text() == (
-        "see it or [that](more/gmm.md): plugins.gloo-offload.slice_elements=9, `plugins.gmm.backend`"
+        "see it or [that](more/gmm.md): plugins.gloo-offload.slice_elements=9, "
+        "`plugins.gmm.backend`"
     )
     assert (tree / "setup.cfg").read_text() == "".join(
         line for line in SETUP.splitlines(keepends=True) if "gloo" not in line
