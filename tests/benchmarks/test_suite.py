@@ -51,7 +51,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.needs_plugins("gmm")
 def test_each_case_has_one_outcome_even_if_its_process_dies(tree: Path) -> None:
     assert marked_files(tree) == ["tests/test_ends.py"]
     found = collected(tree)
@@ -73,7 +72,7 @@ def test_each_case_has_one_outcome_even_if_its_process_dies(tree: Path) -> None:
     figures = suite.figures(by_id)
     assert figures["tests"] == {"tests/test_ends.py::test_ends": 6}
     assert figures["passed at the second attempt"] == [ids["at first"]]
-    assert {"gmm", "llama", "cpu", "sft"} <= {*figures["plugins"]}
+    assert {"mixtral", "llama", "cpu", "sft"} <= {*figures["plugins"]}
 
 
 @pytest.mark.needs_plugins("gmm", "lora", "ulysses")
