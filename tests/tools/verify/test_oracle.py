@@ -102,6 +102,7 @@ def test_a_wrong_clipping_threshold_of_all_runs_is_found(gloo_pool: GlooPool) ->
     assert line.startswith("next: all compared runs agree with each other")
 
 
+@pytest.mark.needs_plugins("lora")
 def test_what_the_oracle_does_not_know_is_said_by_name() -> None:
     config = {"model.hidden_dropout": 0.1, "plugins.lora.dropout": 0.2}
     sides = sides_of(Question(enable=("lora",), layout={}, config=config))
