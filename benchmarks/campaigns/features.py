@@ -17,6 +17,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.moe-adaptive-recompute.scale": 0.5,  # and its routing is balanced
     "plugins.hot-experts.num_experts": 2,  # all of a rank's
     "plugins.noop-layers.layers": [1],
+    "plugins.o2-bf16-optimizer.stochastic_rounding": False,  # rounding errors draw other numbers
     "plugins.lora.export": False,
     "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
     "plugins.reuse-fp32-param.bucket_size": 1000,
@@ -32,6 +33,13 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
         "model.moe_pad_expert_input_to_capacity": True,
     },
     "noop-layers": {"model.num_layers": 3},
+    # A moment that rounds to another neighbour moves what trains from zero by more than rounding;
+    # so updates hardly depend on the moments.
+    "o2-bf16-optimizer": {
+        "optimizer.lr": 0.1,
+        "optimizer.adam_beta1": 0.0,
+        "optimizer.adam_eps": 1.0,
+    },
     "unaligned-ulysses": {
         "model.num_attention_heads": 6,
         "model.kv_channels": 4,
@@ -60,6 +68,7 @@ YOUNGER: Final[Sequence[str]] = (
     "moe-bmm-fused",
     "moe-tp-extend-ep",
     "muon",
+    "o2-bf16-optimizer",
     "reuse-fp32-param",
     "shared-experts",
 )

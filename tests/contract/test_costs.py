@@ -18,6 +18,7 @@ CHANGE_NONE: Final = {
     "moe-tp-extend-ep": "it sets the sizes of the experts' grid, from which plan counts",
     "muon": "plan counts the states that its OptimizerSpec declares",
     "noop-layers": "core leaves the empty places that it names out of each stage",
+    "o2-bf16-optimizer": "plan counts the states that its OptimizerSpec declares",
     "rotary": "every kernel keeps the tables alone, and gives tensors of one size",
     "shared-experts": "it sets fields of the model, from which plan counts",
     "tensorboard": "it writes what is logged anyway",
