@@ -20,9 +20,10 @@ ASIDE: Final = 12 * 2.0**-17
 """Bytes per element of the values that are kept aside: 12 of one in 2**17; see
 ``ops.bf16_residual``."""
 _WIDE: Final = 4
-_BLOCK: Final = 1 << 18
-_PER_ELEMENT_OF_BLOCK: Final = 9
-"""Two int32 and a bool."""
+_BLOCK: Final = 1 << 20
+"""A CPU has a smaller one."""
+_PER_ELEMENT_OF_BLOCK: Final = 8
+"""Two int32."""
 
 
 def memory_cost(
