@@ -102,10 +102,16 @@ def test_steps_of_other_layouts_keep_every_bit(
         assert (got.readings, got.digests) == (want.readings, want.digests)
 
 
-@pytest.mark.needs_plugins("muon")
-def test_steps_of_another_optimizer_keep_every_bit(gloo_pool: GlooPool) -> None:
-    """One that updates whole matrices, and has other states for them."""
-    (want,), (got,) = both(gloo_pool, {**DENSE, **BF16}, 1, 5, (), 1, "muon")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(name, marks=pytest.mark.needs_plugins(name))
+        for name in ("muon", "o2-bf16-optimizer")
+    ],
+)
+def test_steps_of_another_optimizer_keep_every_bit(gloo_pool: GlooPool, optimizer: str) -> None:
+    """Whole matrices that have other states than the rest; states that are rounded at random."""
+    (want,), (got,) = both(gloo_pool, {**DENSE, **BF16}, 1, 5, (), 1, optimizer)
     assert (got.readings, got.digests) == (want.readings, want.digests)
 
 
