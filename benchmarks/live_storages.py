@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,6 +27,25 @@ class LiveStorages(TorchDispatchMode):
         self.live = self.peak = 0
         for tensor in there:
             self._see(tensor)
+
+    def __enter__(self) -> LiveStorages:
+        inherited = torch.UntypedStorage.resize_
+
+        def resize(storage: Any, size: int) -> Any:
+            result = inherited(storage, size)
+            if storage._cdata in self._sizes:
+                self.live += size - self._sizes[storage._cdata]
+                self._sizes[storage._cdata] = size
+                self.peak = max(self.peak, self.live)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # no operation that is dispatched
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        del torch.UntypedStorage.resize_
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))

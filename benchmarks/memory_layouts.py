@@ -127,6 +127,23 @@ CASES: Final = (
         values={"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]},
     ),
     Case(name="swap-attention", plugins=("swap-attention",), values=_SWAP),
+    Case(name="recompute-activation", plugins=("recompute-activation",)),
+    Case(name="recompute-norm", plugins=("recompute-norm",)),
+    Case(
+        name="recompute-activation, recompute-norm, swap-attention",
+        plugins=("recompute-activation", "recompute-norm", "swap-attention"),
+        values=_SWAP,
+    ),
+    Case(
+        name="pp 2, vpp 2, recompute of 1 layer, recompute-activation",
+        ranks=2,
+        plugins=("recompute", "recompute-activation"),
+        values={
+            **_PP,
+            "parallel.virtual_pipeline_model_parallel_size": 2,
+            "plugins.recompute.num_layers": 1,
+        },
+    ),
     Case(
         name="attention in blocks",
         plugins=("flash-attention",),

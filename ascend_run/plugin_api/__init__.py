@@ -42,6 +42,7 @@ from .manifest import Manifest
 __all__ = [
     "ANY",
     "API_VERSION",
+    "ActivationTreatment",
     "ArrayCache",
     "Arrays",
     "AscendRunError",
@@ -81,6 +82,7 @@ __all__ = [
     "HookError",
     "HookKind",
     "HostCopier",
+    "Keeping",
     "Layout",
     "LayoutError",
     "LegacyFlag",
@@ -112,7 +114,6 @@ __all__ = [
     "Point",
     "PositionBias",
     "RankFailure",
-    "Recomputation",
     "ReportPanel",
     "RunConfig",
     "RunContext",

@@ -28,7 +28,6 @@ from ascend_run.types.cost import CostChange as CostChange
 from ascend_run.types.cost import ParameterCost as ParameterCost
 from ascend_run.types.cost import Phase as Phase
 from ascend_run.types.cost import PipelineStage as PipelineStage
-from ascend_run.types.cost import Recomputation as Recomputation
 from ascend_run.types.cost import SavedChange as SavedChange
 from ascend_run.types.cost import SavedTensor as SavedTensor
 from ascend_run.types.cost import Storage as Storage
@@ -48,9 +47,11 @@ from ascend_run.types.data import TokenBlend as TokenBlend
 from ascend_run.types.data import TokenDocuments as TokenDocuments
 from ascend_run.types.device import Device as Device
 from ascend_run.types.device import HostCopier as HostCopier
+from ascend_run.types.forward import ActivationTreatment as ActivationTreatment
 from ascend_run.types.forward import Forward as Forward
 from ascend_run.types.forward import ForwardChain as ForwardChain
 from ascend_run.types.forward import ForwardLink as ForwardLink
+from ascend_run.types.forward import Keeping as Keeping
 from ascend_run.types.forward import LinkPlace as LinkPlace
 from ascend_run.types.forward import NamedLink as NamedLink
 from ascend_run.types.forward import chain_of as chain_of

@@ -143,16 +143,6 @@ class SavedChange:
 
 
 @attrs.frozen(kw_only=True)
-class Recomputation:
-    """Parts that are recomputed in backward: only their input is saved, and their forward FLOPs and
-    communication count twice."""
-
-    parts: tuple[str, ...]  #: Names of parts: ``mlp``.
-    layers: tuple[int, ...] | None = None
-    """Indices in the whole model; None: all layers of this rank."""
-
-
-@attrs.frozen(kw_only=True)
 class CostChange:
     """What one plugin changes on the ranks of one pipeline stage; every field is optional."""
 
@@ -160,7 +150,6 @@ class CostChange:
     saved_added: tuple[SavedTensor, ...] = ()
     """Saved in each of this rank's layers, or in those of ``saved_added_layers``."""
     saved_added_layers: tuple[int, ...] | None = None  #: Indices in the whole model; None: all.
-    recomputed: tuple[Recomputation, ...] = ()  #: Parts recomputed.
     working: tuple[WorkingMemory, ...] = ()  #: Additional working memory.
     working_removed: tuple[str, ...] = ()
     """Patterns of ``part.name`` of working memory that is no longer allocated."""
@@ -176,8 +165,8 @@ class CostChange:
     parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.
     communication: tuple[Communication, ...] = ()  #: Added or replaced.
     flops: float = 0.0
-    """FLOPs added per step and rank; negative if fewer. Those of ``recomputed``, ``frozen`` and
-    ``parameters`` are derived and must not be included."""
+    """FLOPs added per step and rank; negative if fewer. Those of ``frozen``, ``parameters`` and
+    ``ascend_activation_policy`` are derived and must not be included."""
 
 
 @attrs.frozen(kw_only=True)

@@ -10,11 +10,9 @@ class Claim(enum.StrEnum):
 
     Implementing a provider hook implies its claim (see the hook's specification), which must not be
     repeated in the manifest. Claims without a provider hook are declared in the manifest:
-    ``saved-activations`` for plugins that move or drop saved activations, ``dataset`` for tasks
-    whose samples are not Megatron token files, and ``token-dispatcher``, ``linear-comm``,
-    ``activation-policy``, ``parameter-storage``, ``schedule`` and ``checkpoint-store`` for plugins
-    that own such a part through a wrapper hook. Two enabled plugins with the same claim are an
-    error.
+    ``dataset`` for tasks whose samples are not Megatron token files, and ``token-dispatcher``,
+    ``linear-comm``, ``parameter-storage``, ``schedule`` and ``checkpoint-store`` for plugins that
+    own such a part through a wrapper hook. Two enabled plugins with the same claim are an error.
     """
 
     ATTENTION_KERNEL = "attention-kernel"  #: Attention on one device.
@@ -24,8 +22,6 @@ class Claim(enum.StrEnum):
     TOKEN_DISPATCHER = "token-dispatcher"  #: First: ``moe-alltoall-opt``.
     ROUTER = "router"  #: Selection of experts.
     LINEAR_COMM = "linear-comm"  #: Collectives of parallel linears.
-    ACTIVATION_POLICY = "activation-policy"  #: First: ``recompute-in-bubble``.
-    SAVED_ACTIVATIONS = "saved-activations"  #: Where they are kept until backward.
     PARAMETER_STORAGE = "parameter-storage"  #: First: ``reuse-fp32-param``.
     DATA_PARALLEL = "data-parallel"  #: Gradient reduction.
     OPTIMIZER = "optimizer"  #: The update of the weights.

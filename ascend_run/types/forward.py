@@ -7,13 +7,15 @@ The kernel composes and installs the chain (``core.model.forward_chain``); nothi
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import attrs
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from .device import Device
 
 Forward: TypeAlias = Callable[..., Any]
 """The forward of a module."""
@@ -50,6 +52,24 @@ class ForwardLink:
 
     wrap: Callable[[Forward], Forward]
     compilable: bool
+
+
+class Keeping(enum.StrEnum):
+    """What is kept of the activations of a part of a layer until its backward."""
+
+    RECOMPUTE = "recomputed"  #: The part's input.
+    DISCARD = "discarded"  #: The part's input; its output is freed once it has been read.
+    OFFLOAD = "offloaded"  #: Everything, in other memory.
+
+
+@attrs.frozen
+class ActivationTreatment:
+    """What a plugin does with the activations of one part of a layer."""
+
+    keeping: Keeping  #: What is kept.
+    links: Callable[[Any, Sequence[str], Device], Mapping[str, ForwardLink]] | None = None
+    """Maps a layer, its parts that have these ``links`` and the device to links by module, around
+    all other links. None: the plugin does it by other hooks, and counts it in ``ascend_cost``."""
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.hot-experts.num_experts": 2,  # all of a rank's
     "plugins.noop-layers.layers": [1],
     "plugins.o2-bf16-optimizer.stochastic_rounding": False,  # rounding errors draw other numbers
+    "plugins.recompute.num_layers": 1,  # others have the rest of the layers
     "plugins.lora.export": False,
     "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
     "plugins.reuse-fp32-param.bucket_size": 1000,
@@ -69,6 +70,9 @@ YOUNGER: Final[Sequence[str]] = (
     "moe-tp-extend-ep",
     "muon",
     "o2-bf16-optimizer",
+    "recompute",
+    "recompute-activation",
+    "recompute-norm",
     "reuse-fp32-param",
     "shared-experts",
 )

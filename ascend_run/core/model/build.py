@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from ascend_run.core.config.activation_policy import activation_policies
 from ascend_run.core.config.attention_needs import (
     AttentionPart,
     attention_problems,
@@ -118,6 +119,7 @@ def build_model(
     asked: dict[str, Any] = {"device": device, "groups": groups, "role": role}
     transformer_config = make_transformer_config(config, hooks, dtype, **asked)
     assembly = assemble(config, hooks, **asked)
+    policies = activation_policies(config, hooks)
     bundle = c.ModelBundle(role=role, chunks=[], transformer_config=transformer_config)
     num_chunks = transformer_config.virtual_pipeline_model_parallel_size
     for vp_stage in [None] if num_chunks is None else range(num_chunks):
@@ -133,7 +135,8 @@ def build_model(
             vocab_size=config.model.vocab_size,
             groups=groups,
         )
-        bundle.chunks.append(wrap_modules(chunk, hooks, assembly.ops, config=config, **asked))
+        whole = wrap_modules(chunk, hooks, assembly.ops, policies, config=config, **asked)
+        bundle.chunks.append(whole)
     return bundle
 
 

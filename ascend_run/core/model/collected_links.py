@@ -11,7 +11,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import nn
 
+from ascend_run.core.config.activation_policy import HOOK, LayerPolicy
 from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.contracts import Device, Keeping
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.types.forward import ForwardLink, LinkPlace, NamedLink
 
@@ -33,6 +35,7 @@ class CollectedLinks:
         self._hooks = hooks
         self._manifests = {plugin.manifest.name: plugin.manifest for plugin in hooks.plugins}
         self._links: dict[nn.Module, list[NamedLink]] = {}
+        self._outermost: dict[nn.Module, list[NamedLink]] = {}
 
     def take(self, hook: str, plugin: str, inner: object, result: object) -> Any:
         """Return the replacement of ``inner``; it is ``inner`` itself if the hook returned links.
@@ -52,6 +55,21 @@ class CollectedLinks:
         named = NamedLink(name=_PLATFORM, place=LinkPlace.OWN, link=link)
         self._links.setdefault(module, []).append(named)
 
+    def keep(self, layer: nn.Module, policy: LayerPolicy, device: Device) -> None:
+        """Add the links by which a layer's activations are kept, around all others of a module:
+        what discards a module's input is outermost, since everything else may read it."""
+        parts: dict[tuple[str, Any, bool], list[str]] = {}
+        for part, (owner, treatment) in policy.treated.items():
+            if treatment.links is not None:
+                discards = treatment.keeping is Keeping.DISCARD
+                parts.setdefault((owner, treatment.links, discards), []).append(part)
+        for (owner, links, _), names in sorted(parts.items(), key=lambda found: found[0][2]):
+            with self._hooks.naming(HOOK, owner):
+                made = {layer.get_submodule(n): x for n, x in links(layer, names, device).items()}
+            for module, link in made.items():
+                named = self._named(HOOK, NamedLink(name=owner, place=LinkPlace.AROUND, link=link))
+                self._outermost.setdefault(module, []).append(named)
+
     def install(self, model: nn.Module) -> None:
         """Compose and install all chains.
 
@@ -59,7 +77,10 @@ class CollectedLinks:
             HookError: See ``forward_chain.install``.
         """
         order = [_PLATFORM, *self._manifests]
-        install(model, {module: in_order(links, order) for module, links in self._links.items()})
+        chains = {module: in_order(links, order) for module, links in self._links.items()}
+        for module, links in self._outermost.items():
+            chains[module] = [*chains.get(module, ()), *links]
+        install(model, chains)
 
     def _add(self, hook: str, plugin: str, inner: object, name: str, link: ForwardLink) -> None:
         held = dict(inner.named_modules()) if isinstance(inner, nn.Module) else {}
@@ -75,10 +96,13 @@ class CollectedLinks:
                 f"{hook}: '{plugin}' links the forward of a {kind}, which its manifest does not "
                 f'declare; add forward_links={{"{kind}": LinkPlace.AROUND}} to it'
             )
-        named = NamedLink(name=plugin, place=place, link=link)
-        wrap = self._hooks.naming(hook, plugin).around(partial(wrap_forward, named))
-        named = attrs.evolve(named, link=attrs.evolve(link, wrap=wrap))
+        named = self._named(hook, NamedLink(name=plugin, place=place, link=link))
         self._links.setdefault(held[name], []).append(named)
+
+    def _named(self, hook: str, named: NamedLink) -> NamedLink:
+        """Name the exceptions of a link."""
+        wrap = self._hooks.naming(hook, named.name).around(partial(wrap_forward, named))
+        return attrs.evolve(named, link=attrs.evolve(named.link, wrap=wrap))
 
 
 def module_kind(name: str, module: nn.Module) -> str:

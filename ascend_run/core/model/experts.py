@@ -42,6 +42,19 @@ def call_experts_by_dispatcher(layer: Any) -> None:
         )
 
 
+def mlp_activation(config: TransformerConfig, assembly: Assembly) -> c.ExpertActivation:
+    """Return the activation of the model's MLPs: the platform's SwiGLU, if it is one."""
+    activation = c.ExpertActivation(
+        function=config.activation_func,
+        gated=config.gated_linear_unit,
+        is_silu=assembly.model.activation == "silu",
+        clamp=config.activation_func_clamp_value,
+        offset=config.glu_linear_offset,
+    )
+    fused = assembly.ops.swiglu if activation.is_swiglu else None
+    return attrs.evolve(activation, fused=fused)
+
+
 class Experts(MegatronModule):
     """Stacked gated MLPs, in the experts slot of Megatron's MoELayer.
 
@@ -68,15 +81,7 @@ class Experts(MegatronModule):
         self.groups = pg_collection
         self.compute = assembly.experts_kernel
         self.counts_on_device = getattr(self.compute, "counts_on_device", False)
-        activation = c.ExpertActivation(
-            function=config.activation_func,
-            gated=config.gated_linear_unit,
-            is_silu=assembly.model.activation == "silu",
-            clamp=config.activation_func_clamp_value,
-            offset=config.glu_linear_offset,
-        )
-        fused = assembly.ops.swiglu if activation.is_swiglu else None
-        self.activation = attrs.evolve(activation, fused=fused)
+        self.activation = mlp_activation(config, assembly)
         tp_size = get_pg_size(pg_collection.expt_tp)
         width = (config.moe_ffn_hidden_size or config.ffn_hidden_size) // tp_size
         rows = 2 * width if config.gated_linear_unit else width

@@ -13,6 +13,7 @@ import attrs
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import nn
 
+from ascend_run.core.config.activation_policy import LayerPolicy
 from ascend_run.core.hooks import Hooks
 from ascend_run.ops.linear.parallel_linear import linear_link
 from ascend_run.plugin_api import contracts as c
@@ -55,11 +56,18 @@ def _linears(layer: nn.Module) -> list[tuple[str, nn.Module, str]]:
     return found
 
 
-def wrap_modules(model: GPT, hooks: Hooks, ops: c.PlatformOps, **arguments: Any) -> nn.Module:
+def wrap_modules(
+    model: GPT,
+    hooks: Hooks,
+    ops: c.PlatformOps,
+    policies: Mapping[int, LayerPolicy],
+    **arguments: Any,
+) -> nn.Module:
     """Apply every module wrapper to one model chunk, inner seams first.
 
     Args:
         ops: The model's operator table. Linears use its matmul, and their wrappers get it.
+        policies: What is done with the activations of each layer.
         arguments: Arguments that every hook of the model build takes.
 
     Raises:
@@ -86,6 +94,7 @@ def wrap_modules(model: GPT, hooks: Hooks, ops: c.PlatformOps, **arguments: Any)
             wrappers.replace(hook, holder, seam, layer_index=index)
             if seam == "token_dispatcher":
                 call_experts_by_dispatcher(holder)
+        links.keep(layer, policies[index], arguments["device"])
         wrappers.replace("ascend_layer", parent, attribute, layer_index=index, num_layers=count)
     if model.post_process:
         wrappers.replace("ascend_output_layer", model, "output_layer")

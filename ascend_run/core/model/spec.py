@@ -24,7 +24,7 @@ from ascend_run.plugin_api.expert_layers import moe_layers
 
 from .assembly import Assembly
 from .attention import CoreAttention, SelfAttention
-from .experts import Experts
+from .experts import Experts, mlp_activation
 from .latent_attention import latent_attention_spec
 from .layer_slots import EmptyLayer
 from .norm import L2Norm, Norm
@@ -35,12 +35,16 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 
-class SwiGLU(nn.Module):
-    """The platform's fused SwiGLU as Megatron's activation module: [..., 2F] -> [..., F]."""
+class Activation(nn.Module):
+    """Megatron's activation module: [..., 2F] (gate, then up) -> [..., F]; [..., F] if not gated.
+
+    A module, so that links can be around its forward.
+    """
 
     def __init__(self, config: TransformerConfig, *, assembly: Assembly) -> None:
         super().__init__()
-        self.function = assembly.ops.swiglu
+        activation = mlp_activation(config, assembly)
+        self.function = activation.fused or activation
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -81,15 +85,13 @@ def norm_spec(assembly: Assembly) -> ModuleSpec | type[nn.Module]:
 
 
 def mlp_submodules(config: TransformerConfig, assembly: Assembly) -> MLPSubmodules:
-    """Return Megatron's linears; a fused activation is used like one of Transformer Engine."""
+    """Return Megatron's linears, with our activation between them."""
     bias = linear_biases(assembly.model).mlp
-    submodules = MLPSubmodules(
+    return MLPSubmodules(
         linear_fc1=_linear(ColumnParallelLinear, config, bias),
+        activation_func=ModuleSpec(module=Activation, params={"assembly": assembly}),
         linear_fc2=_linear(RowParallelLinear, config, bias),
     )
-    if config.use_te_activation_func:
-        submodules.activation_func = ModuleSpec(module=SwiGLU, params={"assembly": assembly})
-    return submodules
 
 
 def moe_spec(config: TransformerConfig, assembly: Assembly) -> ModuleSpec:

@@ -19,7 +19,6 @@ from torch import Tensor
 from ascend_run.core.config.latent_attention import latent_softmax_scale
 from ascend_run.core.config.megatron_fields import megatron_fields
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api.activations import is_swiglu
 from ascend_run.plugin_api.errors import ConfigError, HookError
 from ascend_run.types.config import RunConfig
 
@@ -93,10 +92,13 @@ def make_transformer_config(
         arguments["pipeline_dtype"] = stream
         arguments["fp32_residual_connection"] = stream is not dtype
     try:
-        return kind(**arguments)
+        made = kind(**arguments)
     except (AssertionError, TypeError, ValueError) as error:
         # Megatron's own checks of field combinations; they name the fields.
         raise ConfigError("Megatron rejects this model", [str(error)]) from error
+    # Megatron's seam for an activation module, set late: it admits Transformer Engine's functions.
+    made.use_te_activation_func = True
+    return made
 
 
 def _fixed_arguments(dtype: torch.dtype) -> dict[str, Any]:
@@ -131,9 +133,6 @@ def _built_in_arguments(config: RunConfig, chosen: Mapping[str, Any]) -> dict[st
         "activation_func": activation,
         "mtp_num_layers": model.mtp_num_layers or None,
     }
-    if is_swiglu(model):
-        # Megatron's seam for a fused activation, used by our SwiGLU.
-        arguments["use_te_activation_func"] = True
     if chosen.get("num_moe_experts"):
         # Set even if unset in the config, since Megatron's default differs from ours.
         arguments["moe_token_dispatcher_type"] = model.moe_token_dispatcher_type

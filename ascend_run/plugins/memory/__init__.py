@@ -2,12 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ascend_run.ops.tensor_marks import mark
+from ascend_run.plugin_api import (
+    ActivationTreatment,
+    Forward,
+    ForwardLink,
+    Keeping,
+    Layout,
+    RunConfig,
+)
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ascend_run.ops.recomputed import RandomState
+
+
+def is_among_first(count: int | None, place: int, chunk: int, num_chunks: int) -> bool:
+    """Return whether a layer is one of the first of its pipeline rank: the first of every chunk,
+    then the second of every chunk, and so on.
+
+    Args:
+        count: Layers of a rank; None: all.
+        place, chunk, num_chunks: See ``ascend_activation_policy``.
+    """
+    return count is None or place * num_chunks + chunk < count
+
+
+def count_problems(option: str, count: int | None, config: RunConfig, layout: Layout) -> list[str]:
+    """Return a message if a count is more than the layers of a pipeline rank.
+
+    Args:
+        option: ``plugins.<name>.<field>``.
+    """
+    most = -(-config.model.num_layers // layout.pp)
+    if count is None or count <= most:
+        return []
+    plugin = option.split(".")[1]
+    more = f"is more than the {most} layers of a pipeline rank; use at most {most}"
+    return [f"{plugin}: {option}={count} {more}"]
+
+
+def recomputed() -> ActivationTreatment:
+    """Return the recomputation of parts of a layer, from the hidden state that they take, by
+    Megatron's checkpoint: it restores the random generators of every parallel rank."""
+    return ActivationTreatment(Keeping.RECOMPUTE, _recompute_links)
+
+
+def discarded(readers: Mapping[str, str]) -> ActivationTreatment:
+    """Return the discarding of the outputs of parts, by Megatron's CheckpointWithoutOutput: an
+    output's storage is emptied after the module that reads it, and filled again when the gradient
+    of that module's output arrives.
+
+    Args:
+        readers: Part -> the module that reads its output; nothing else may read it.
+    """
+    return ActivationTreatment(Keeping.DISCARD, partial(_discard_links, readers))
+
+
+def _recompute_links(layer: Any, parts: Sequence[str], device: object) -> dict[str, ForwardLink]:
+    return dict.fromkeys(parts, ForwardLink(wrap=_recomputing, compilable=False))
+
+
+def _recomputing(inner: Forward) -> Forward:
+    import torch
+    from megatron.core.tensor_parallel import checkpoint
+
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not (torch.is_grad_enabled() and hidden_states.requires_grad):
+            return inner(hidden_states, *args, **kwargs)
+        more: tuple[Any, ...] = ()
+
+        def run(x: Tensor) -> Any:
+            nonlocal more
+            out = inner(x, *args, **kwargs)
+            if not isinstance(out, tuple):
+                return out
+            more = out[1:]  # a bias, which is a parameter, or None
+            return out[0]
+
+        first = checkpoint(run, False, hidden_states)
+        return (first, *more) if more else first
+
+    return forward
+
+
+def _discard_links(
+    readers: Mapping[str, str], layer: Any, parts: Sequence[str], device: object
+) -> dict[str, ForwardLink]:
+    links = {}
+    for part in parts:
+        waiting: list[Any] = []
+        links[part] = ForwardLink(wrap=partial(_discarding, waiting), compilable=False)
+        links[readers[part]] = ForwardLink(wrap=partial(_reading, waiting), compilable=False)
+    return links
+
+
+def _discarding(waiting: list[Any], inner: Forward) -> Forward:
+    import torch
+    from megatron.core.tensor_parallel import CheckpointWithoutOutput
+
+    def forward(x: Tensor) -> Tensor:
+        waiting.clear()
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return inner(x)  # type: ignore[no-any-return]
+        checkpoint = CheckpointWithoutOutput(fp8=None)
+        waiting.append(checkpoint)
+        out: Tensor = checkpoint.checkpoint(inner, x)
+        mark(out, ascend_discarded=True)  # so that no other plugin moves its storage
+        return out
+
+    return forward
+
+
+def _reading(waiting: list[Any], inner: Forward) -> Forward:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        out = inner(*args, **kwargs)
+        if waiting:
+            first = out[0] if isinstance(out, tuple) else out
+            waiting.pop().discard_output_and_register_recompute(first)
+        return out
+
+    return forward
 
 
 def random_state() -> RandomState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ascend_run.core.config.activation_policy import policy_problems
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
 from ascend_run.core.config.optimizer import optimizer_problems
 from ascend_run.core.hooks import Hooks
@@ -16,6 +17,7 @@ from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
 from .layout import run_problems
+from .stages import stage_problems
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api.manifest import EnabledPlugin
@@ -33,6 +35,8 @@ def compatibility_problems(
     )
     problems += attention_problems(config, _attention_parts(config, resolution, hooks.plugins))
     problems += optimizer_problems(config, layout, hooks)
+    if not stage_problems(config):
+        problems += policy_problems(config, hooks)
     for _, result in hooks.sequences("ascend_check", config=config, layout=layout):
         problems += result
     return list(dict.fromkeys(problems))

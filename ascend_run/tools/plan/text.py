@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ascend_run.core.hooks import Hooks
 from ascend_run.tools.terminal.rank_groups import group_words
 from ascend_run.tools.terminal.tables import table
+
+from .activations import activation_lines
 
 if TYPE_CHECKING:
     from ascend_run.prepare.plan.records import Bundle, Plan
@@ -36,6 +39,10 @@ def plan_lines(prepared: PreparedRun, everything: bool) -> Iterator[str]:
     if plan.forwards:
         yield "links around forwards, innermost first"
         yield from _indented(_forwards(plan))
+        yield ""
+    if activations := [*activation_lines(prepared.config, Hooks(prepared.instances()))]:
+        yield "activations that are recomputed, discarded or offloaded"
+        yield from _indented(activations)
         yield ""
     yield "claims"
     yield from _indented(f"{claim}: {owner}" for claim, owner in plan.claims.items())

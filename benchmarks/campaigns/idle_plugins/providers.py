@@ -193,6 +193,10 @@ class LeavesNoLayerEmpty:
     def ascend_empty_layers(self) -> Sequence[int]:
         return ()
 
+    @hookimpl
+    def ascend_activation_policy(self) -> Mapping[str, c.ActivationTreatment]:
+        return {}  # and treats no activation
+
 
 class AddsAFieldToTheBatch:
     """Which nothing reads."""

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from ascend_run.plugin_api import (
-    Claim,
+    ActivationTreatment,
     CostChange,
     Device,
     ForwardLink,
+    Keeping,
     Layout,
     LegacyFlag,
     LinkPlace,
     Manifest,
     Metrics,
-    ModuleWrapper,
     Numerics,
-    PipelineStage,
-    Recomputation,
     ReportPanel,
     RunConfig,
     RunContext,
@@ -29,6 +27,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.memory import count_problems, is_among_first, recomputed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,8 +39,6 @@ MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm")
 """Submodules of a layer, by Megatron's names, in execution order."""
 _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm"), strict=True))
 """Module -> its part in the cost model."""
-_RECOMPUTED: Final = ("mlp", "moe_layer")
-_FEED_FORWARD: Final = ("mlp", "router", "dispatcher", "experts", "shared_experts")
 
 
 def _some_modules(
@@ -69,8 +66,8 @@ class SwapAttentionConfig:
     """How many layers ahead of its backward a layer is prefetched; 0 disables prefetching, so every
     layer waits for its copy. Unit: layers."""
     recompute_mlp_layers: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Number of layers per rank, from the first, whose MLP (dense or experts) is recomputed in
-    backward instead of saved. Unit: layers."""
+    """Number of layers per rank whose MLP (dense or experts) is recomputed in backward instead of
+    saved: the first of every chunk, then the second of every chunk. Unit: layers."""
 
 
 class SwapAttention:
@@ -84,8 +81,7 @@ class SwapAttention:
     manifest = Manifest(
         name="swap-attention",
         summary="offload the saved activations of attention to the host",
-        claims=(Claim.SAVED_ACTIVATIONS,),
-        forward_links=dict.fromkeys((*MODULES, *_RECOMPUTED), LinkPlace.AROUND),
+        forward_links=dict.fromkeys(MODULES, LinkPlace.AROUND),
         small_model_settings={"min_bytes": 1},
         numerics=Numerics.BITWISE,
         platforms={
@@ -104,89 +100,48 @@ class SwapAttention:
 
     def __init__(self, config: SwapAttentionConfig) -> None:
         self.config = config
-        linked = (*config.modules, *(_RECOMPUTED if config.recompute_mlp_layers else ()))
-        self.manifest = attrs.evolve(
-            self.manifest, forward_links=dict.fromkeys(linked, LinkPlace.AROUND)
-        )
+        links = dict.fromkeys(config.modules, LinkPlace.AROUND)
+        self.manifest = attrs.evolve(self.manifest, forward_links=links)
         self._swapper: Swapper | None = None
-        self._recomputed: set[tuple[str, int]] = set()
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        problems = list(self._recompute_problems(config, layout))
-        granularity = config.model.recompute_granularity
-        if granularity == "full":
-            problems.append(
-                "swap-attention: model.recompute_granularity=full saves no activations of the "
-                "attention to offload; use selective recomputation, or leave swap-attention out"
-            )
-        return problems
+        option = "plugins.swap-attention.recompute_mlp_layers"
+        return count_problems(option, self.config.recompute_mlp_layers, config, layout)
 
     @hookimpl
-    def ascend_cost(self, rank: PipelineStage) -> CostChange:
-        """Return the activations that are offloaded, and the MLPs that are recomputed."""
+    def ascend_cost(self) -> CostChange:
+        """Return the activations that are offloaded."""
         swapped = SavedChange(
             tensors=tuple(f"{_PARTS[name]}.*" for name in self.config.modules),
             storage=Storage.HOST,
             at_least=self.config.min_bytes,
             ahead=self.config.prefetch,
         )
-        again = rank.layers[: self.config.recompute_mlp_layers]
-        return CostChange(
-            saved=(swapped,),
-            recomputed=(Recomputation(parts=_FEED_FORWARD, layers=again),) if again else (),
-        )
+        return CostChange(saved=(swapped,))
 
     @hookimpl
-    def ascend_layer(self, device: Device) -> ModuleWrapper:
+    def ascend_activation_policy(
+        self, place: int, chunk: int, num_chunks: int
+    ) -> Mapping[str, ActivationTreatment]:
+        swapped = ActivationTreatment(Keeping.OFFLOAD, self._links)
+        policy = dict.fromkeys(self.config.modules, swapped)
+        if is_among_first(self.config.recompute_mlp_layers, place, chunk, num_chunks):
+            policy["mlp"] = recomputed()
+        return policy
+
+    def _links(
+        self, layer: nn.Module, parts: Sequence[str], device: Device
+    ) -> Mapping[str, ForwardLink]:
         from .swapper import Swapper
 
         if self._swapper is None:
             self._swapper = Swapper(
                 device, min_bytes=self.config.min_bytes, prefetch=self.config.prefetch
             )
-        swapper = self._swapper
-
-        names = [name for name in MODULES if name in self.config.modules]
-
-        def wrap(layer: nn.Module) -> dict[str, ForwardLink]:
-            links = swapper.links([getattr(layer, name) for name in names])
-            return dict(zip(names, links, strict=True))
-
-        return wrap
-
-    @hookimpl
-    def ascend_mlp(self, role: str, layer_index: int) -> ModuleWrapper | None:
-        return self._recomputing(role, layer_index)
-
-    @hookimpl
-    def ascend_moe_layer(self, role: str, layer_index: int) -> ModuleWrapper | None:
-        return self._recomputing(role, layer_index)
-
-    def _recomputing(self, role: str, layer_index: int) -> ModuleWrapper | None:
-        """Recompute the first layers that this rank builds, over all of its virtual stages."""
-        of_role = [index for name, index in self._recomputed if name == role]
-        if len(of_role) >= self.config.recompute_mlp_layers:
-            return None
-        self._recomputed.add((role, layer_index))
-        from .recompute import recomputed
-
-        return recomputed
-
-    def _recompute_problems(self, config: RunConfig, layout: Layout) -> Iterator[str]:
-        wanted = self.config.recompute_mlp_layers
-        option = f"swap-attention: plugins.swap-attention.recompute_mlp_layers={wanted}"
-        most = -(-config.model.num_layers // layout.pp)
-        if wanted > most:
-            yield (
-                f"{option} is more than the {most} layers of a pipeline rank; use at most {most}"
-            )
-        twice = {"mlp", "moe"} & {*(config.model.recompute_modules or ())}
-        if wanted and config.model.recompute_granularity == "selective" and twice:
-            yield (
-                f"{option} does not go with model.recompute_modules naming "
-                f"{' and '.join(sorted(twice))}, which recomputes it already; leave out one"
-            )
+        names = [name for name in MODULES if name in parts]
+        links = self._swapper.links([getattr(layer, name) for name in names])
+        return dict(zip(names, links, strict=True))
 
     @hookimpl
     def ascend_before_step(self) -> None:

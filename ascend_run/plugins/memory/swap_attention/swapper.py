@@ -274,13 +274,14 @@ class Swapper:
 def _long_lived(module: nn.Module, args: Any, kwargs: Any) -> frozenset[int]:
     """Return the addresses of storages that stay on the device in any case.
 
-    These are parameters, buffers, and arguments that need no gradient (rotary tables, masks), which
-    all layers share.
+    These are parameters, buffers, arguments that need no gradient (rotary tables, masks), which all
+    layers share, and arguments that are discarded.
     """
     shared = [
         leaf
         for leaf in tree_leaves((args, kwargs))
-        if isinstance(leaf, Tensor) and not leaf.requires_grad
+        if isinstance(leaf, Tensor)
+        and (not leaf.requires_grad or getattr(leaf, "ascend_discarded", False))
     ]
     tensors = [*module.parameters(), *module.buffers(), *shared]
     return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)

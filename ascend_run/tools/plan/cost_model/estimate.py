@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 
+from ascend_run.core.config.activation_policy import activation_policies
 from ascend_run.core.config.attention_needs import needed_features
 from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.config.stages import stage_layers
@@ -25,7 +26,7 @@ from .ledger import Ledger, Saved, merged
 from .memory import Memory, peak_memory
 from .operations import step_operations
 from .parameters import rank_parameters, trains_output
-from .recompute import recompute_as_configured
+from .recompute import recompute_as_configured, treat_as_plugins_do
 from .saved import (
     gather_buffer,
     layer_saved,
@@ -100,6 +101,7 @@ def _rank_cost(
     ledger.buffers["rotary tables"] = rotary_bytes(config, sizes)
     ledger.buffers["gathered hidden states"] = gather_buffer(config, layout, sizes, moe=bool(moe))
     recompute_as_configured(config, ledger, chunks)
+    treat_as_plugins_do(ledger, activation_policies(config, hooks))
     changes = _apply_plugins(config, layout, hooks, rank, ledger)
     state = held_state(
         config,

@@ -33,6 +33,8 @@ class Saved:
     """On the host: how many layers before its own backward it is prefetched."""
     again: int | None = None
     """If recomputed: the layer at whose backward its forward is recomputed."""
+    discarded: bool = False
+    """Whether it is recomputed without the rest of its part."""
     added: bool = False
     """Whether a plugin saves it: if another one drops it, it is recomputed."""
 
@@ -80,9 +82,6 @@ class Ledger:
         added = change.saved_added_layers
         for layer in self.saved if added is None else [n for n in added if n in self.saved]:
             self.saved[layer] += [self._added(tensor, layer) for tensor in change.saved_added]
-        for recomputation in change.recomputed:
-            layers = self._layers(recomputation.layers)
-            self.recompute(recomputation.parts, [(layer,) for layer in layers])
         self.working += change.working
         self.removed += change.working_removed
         self.buffers |= change.buffers
@@ -122,12 +121,19 @@ class Ledger:
                         tensor.storage, tensor.again = Storage.NONE, group[-1]
                 repeated = [p for p in self.part_flops[layer] if _matches(p, parts)]
                 self.repeated.update((layer, part) for part in repeated)
+                self.repeated.update((layer, tensor.part) for tensor in inside)
                 self.flops += self.num_microbatches * sum(
                     self.part_flops[layer].pop(part) for part in repeated
                 )
                 sending = self.part_communication[layer]  # a dispatcher has no FLOPs
                 for part in [p for p in sending if _matches(p, parts)]:
                     self.communication += sending.pop(part)
+
+    def discard(self, tensors: Sequence[str], layer: int) -> None:
+        """Do not save these tensors of a layer: its backward recomputes them, without a matmul."""
+        for tensor in self.saved[layer]:
+            if _matches(tensor.key, tensors) and tensor.storage is not Storage.NONE:
+                tensor.storage, tensor.again, tensor.discarded = Storage.NONE, layer, True
 
     def working_bytes(self, step: Step | None, phase: Phase, part: str = "") -> float:
         """Return the working memory of one step, or of a phase outside of the layers."""
@@ -151,8 +157,8 @@ class Ledger:
 
     def _added(self, tensor: SavedTensor, layer: int) -> Saved:
         """A plugin's tensor, which is recomputed if its part is."""
-        beside = (t.again for t in self.saved[layer] if t.part == tensor.part)
-        again = next((layer for layer in beside if layer is not None), None)
+        beside = (t for t in self.saved[layer] if t.part == tensor.part and not t.discarded)
+        again = next((t.again for t in beside if t.again is not None), None)
         storage = Storage.DEVICE if again is None else Storage.NONE
         return Saved(
             part=tensor.part,
@@ -179,6 +185,8 @@ class Ledger:
                 wanted = _matches(tensor.key, change.tensors) and tensor.nbytes >= change.at_least
                 if not wanted or tensor.storage is Storage.NONE:
                     continue
+                if change.storage is Storage.HOST and (layer, tensor.part) in self.repeated:
+                    continue  # what is recomputed there is not saved
                 tensor.nbytes *= change.factor
                 if change.storage is not Storage.DEVICE:
                     tensor.storage, tensor.ahead = change.storage, change.ahead

@@ -1,16 +1,36 @@
-"""Megatron's own recomputation (``recompute_granularity``), in the ledger's terms."""
+"""Recomputation by Megatron (``recompute_granularity``) and by ``ascend_activation_policy``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ascend_run.plugin_api.contracts import Storage
+from ascend_run.core.config.activation_policy import LayerPolicy
+from ascend_run.plugin_api.contracts import Keeping, Storage
 from ascend_run.types.config import RunConfig
 
 from .ledger import Ledger
 
 _EVERYTHING: Final = ("*",)
+_FEED_FORWARD: Final = ("mlp", "router", "dispatcher", "experts", "shared_experts")
+_RECOMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "": _EVERYTHING,
+    "input_layernorm": ("input_norm",),
+    "self_attention": ("self_attention",),
+    "pre_mlp_layernorm": ("mlp_norm",),
+    "mlp": _FEED_FORWARD,
+    "mlp.experts": ("experts",),
+    "mlp.shared_experts": ("shared_experts",),
+}
+"""Part of a layer that a plugin recomputes -> parts of the ledger."""
+_ACTIVATION: Final = ("activated", "clamped", "sigmoid", "product")
+_DISCARDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "input_layernorm": ("self_attention.input",),
+    "pre_mlp_layernorm": ("mlp.input", "router.input", "shared_experts.input"),
+    "mlp.activation_func": tuple(f"mlp.{name}" for name in _ACTIVATION),
+    "mlp.shared_experts.activation_func": tuple(f"shared_experts.{name}" for name in _ACTIVATION),
+}
+"""Part whose output a plugin discards -> tensors that are not saved."""
 _MODULES: Final = {
     "mlp": ("mlp",),
     "moe": ("router", "dispatcher", "experts", "shared_experts"),
@@ -42,6 +62,17 @@ def recompute_as_configured(
             else:
                 parts = _MODULES.get(module, ())
                 ledger.recompute(parts, [(layer,) for layer in ledger.saved])
+
+
+def treat_as_plugins_do(ledger: Ledger, policies: Mapping[int, LayerPolicy]) -> None:
+    """Apply what plugins recompute or discard; what they move is in their own changes."""
+    for layer in ledger.saved:
+        for part, (_, treatment) in policies[layer].treated.items():
+            if treatment.links is None or treatment.keeping is Keeping.OFFLOAD:
+                continue
+            ledger.recompute(_RECOMPUTED.get(part, ()), [(layer,)])
+            if treatment.keeping is Keeping.DISCARD:
+                ledger.discard(_DISCARDED.get(part, ()), layer)
 
 
 def _without_core_attention(ledger: Ledger) -> None:

@@ -40,6 +40,5 @@ def test_the_modules_and_the_layers_that_are_named_are_those_that_change() -> No
     _, (cost,) = planned(config, ("swap-attention",))
     change = cost.changes["swap-attention"]
     assert change.saved[0].tensors == ("self_attention.*", "mlp_norm.*")
-    assert change.recomputed[0].layers == (0,)
     weights = 3 * 32 * 48
     assert cost.flops - plain.flops == 2 * weights * 16 * 4

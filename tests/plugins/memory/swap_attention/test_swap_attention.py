@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import Claim, Layout, Numerics, RunConfig, Support
+from ascend_run.plugin_api import ConfigError, Layout, Numerics, RunConfig, Support
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
+from ascend_run.testing.models import DENSE
+from tests.support.costs import planned
 from tests.support.probed_runs import train
 from tests.support.tiny_configs import model_fields, parallel_fields
 
@@ -27,8 +29,8 @@ def problems(
     return list(plugin.ascend_check(config=run, layout=layout or Layout()))
 
 
-def test_it_owns_saved_activations_and_changes_no_bit() -> None:
-    assert claims_of(SwapAttention) == (Claim.SAVED_ACTIVATIONS,)
+def test_it_claims_nothing_and_changes_no_bit() -> None:
+    assert claims_of(SwapAttention) == ()
     assert SwapAttention.manifest.numerics is Numerics.BITWISE
     assert SwapAttention.manifest.platforms["cpu"] is Support.EMULATED
 
@@ -48,9 +50,15 @@ def test_parts_that_a_layer_does_not_have_are_refused(modules: tuple[str, ...]) 
 
 
 def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
-    assert problems(recompute_granularity="selective", cpu_offloading=False) == []
-    (problem,) = problems(recompute_granularity="full")
-    assert "recompute_granularity=full" in problem
+    selective = {"model.recompute_granularity": "selective"}
+    planned({**DENSE, **selective}, ("swap-attention",))
+    full = {
+        "model.recompute_granularity": "full",
+        "model.recompute_method": "uniform",
+        "model.recompute_num_layers": 1,
+    }
+    with pytest.raises(ConfigError, match=r"swap-attention.*model.recompute_granularity recomp"):
+        planned({**DENSE, **full}, ("swap-attention",))
 
 
 def test_more_layers_to_recompute_than_a_rank_has_are_refused() -> None:
@@ -61,9 +69,15 @@ def test_more_layers_to_recompute_than_a_rank_has_are_refused() -> None:
 
 
 def test_a_feed_forward_is_not_recomputed_twice() -> None:
-    assert problems(2, recompute_granularity="selective", recompute_modules=["core_attn"]) == []
-    (problem,) = problems(2, recompute_granularity="selective", recompute_modules=["mlp", "moe"])
-    assert "model.recompute_modules naming mlp and moe" in problem
+    options = {
+        **DENSE,
+        "plugins.swap-attention.recompute_mlp_layers": 2,
+        "model.recompute_granularity": "selective",
+    }
+    planned({**options, "model.recompute_modules": ["core_attn"]}, ("swap-attention",))
+    twice = r"'model.recompute_modules' and 'swap-attention' both treat .* of mlp, in layer 0 and 1"
+    with pytest.raises(ConfigError, match=twice):
+        planned({**options, "model.recompute_modules": ["mlp", "moe"]}, ("swap-attention",))
 
 
 def test_swapped_bytes_are_counted_for_each_step() -> None:

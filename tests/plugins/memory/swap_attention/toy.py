@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ascend_run.core.model.forward_chain import install
 from ascend_run.plugins.memory.swap_attention import SwapAttention
-from ascend_run.types.forward import NamedLink
+from ascend_run.types.forward import LinkPlace, NamedLink
 
 # S sequence, B batch, H hidden size
 
@@ -61,10 +61,12 @@ def make_stack(num_layers: int = 3, dtype: torch.dtype = torch.float32) -> Stack
 def swap(plugin: SwapAttention, stack: Stack, device: Any) -> None:
     """Install the links of every layer's attention as the kernel does."""
     for attention in stack.attention:
-        links = plugin.ascend_layer(device=device)(SimpleNamespace(self_attention=attention))
-        assert isinstance(links, Mapping)
-        place = plugin.manifest.forward_links["self_attention"]
-        named = NamedLink(name="swap-attention", place=place, link=links["self_attention"])
+        policy = plugin.ascend_activation_policy(place=0, chunk=0, num_chunks=1)
+        make = policy["self_attention"].links
+        assert make is not None
+        layer = SimpleNamespace(self_attention=attention)
+        link = make(layer, ["self_attention"], device)["self_attention"]
+        named = NamedLink(name="swap-attention", place=LinkPlace.AROUND, link=link)
         install(stack, {attention: [named]})
 
 

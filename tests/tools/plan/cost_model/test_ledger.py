@@ -10,7 +10,6 @@ from ascend_run.plugin_api import (
     CostChange,
     ParameterCost,
     Phase,
-    Recomputation,
     SavedChange,
     SavedTensor,
     Storage,
@@ -75,11 +74,29 @@ def test_tensors_grow_vanish_or_are_added_in_the_named_layers(
 def test_a_recomputed_module_saves_its_input_and_adds_its_forward(
     ledger: Ledger,
 ) -> None:
-    ledger.apply(CostChange(recomputed=(Recomputation(parts=("mlp",), layers=(3,)),)))
+    ledger.recompute(("mlp",), [(3,)])
     assert held(ledger, 3, Storage.DEVICE).keys() & {"mlp.input", "mlp.hidden"} == {"mlp.input"}
     assert "mlp.hidden" in held(ledger, 4, Storage.DEVICE)
     assert ledger.flops == 1000 + 2 * 7
     assert [m.sent_bytes for m in ledger.communication] == [8]
+
+
+def test_discarded_tensors_are_recomputed_without_the_rest_of_their_part(ledger: Ledger) -> None:
+    ledger.discard(("mlp.hidden",), 3)
+    ledger.apply(CostChange(saved_added=(SavedTensor(part="mlp", name="mask", nbytes=1),)))
+    mlp = {t.name: (t.storage, t.again) for t in ledger.saved[3] if t.part == "mlp"}
+    assert mlp["hidden"] == (Storage.NONE, 3)
+    assert mlp["input"] == mlp["mask"] == (Storage.DEVICE, None)
+    assert "mlp.hidden" in held(ledger, 4, Storage.DEVICE)
+    assert ledger.flops == 1000.0
+
+
+def test_what_is_recomputed_is_not_offloaded(ledger: Ledger) -> None:
+    ledger.recompute(("*",), [(3,)])
+    ledger.apply(CostChange(saved=(SavedChange(tensors=("*",), storage=Storage.HOST),)))
+    assert held(ledger, 3, Storage.HOST) == {}
+    assert held(ledger, 3, Storage.DEVICE) == {"self_attention.q": 100}
+    assert len(held(ledger, 4, Storage.HOST)) == 4
 
 
 def test_additions_to_a_recomputed_part_are_not_saved(ledger: Ledger) -> None:
@@ -124,9 +141,9 @@ def test_replaced_collectives_are_doubled_by_recomputation(ledger: Ledger) -> No
         return attrs.evolve(sent(operation, calls, nbytes, why), replaces="all_reduce")
 
     ledger.communication = [sent("all_reduce", 2, 16), sent("all_gather", 1, 4)]
+    ledger.recompute(("mlp",), [(3,), (4,)])
     ledger.apply(
         CostChange(
-            recomputed=(Recomputation(parts=("mlp",)),),
             communication=(instead("send", 3, 0.75, "ml*"), instead("all_gather", 1, 0.25, "mlp")),
         )
     )

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import pytest
 
+from ascend_run.core.config.activation_policy import activation_policies
+from ascend_run.core.hooks import Hooks
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from tests.support.costs import planned
@@ -22,6 +24,7 @@ _PADDED: Final = {
     "model.moe_pad_expert_input_to_capacity": True,
 }
 """As many rows as the model without a capacity has."""
+_SHARED: Final = {"model.moe_shared_expert_intermediate_size": 24}
 _NO_POSITIONS: Final = {"model.position_embedding_type": "none"}
 
 CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
@@ -64,8 +67,66 @@ CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "shared masks": (("generate-mask",), {"model.window_size": [4, 0]}),
     "gradients added in the product": (("matmul-add",), {}),
 }
+DISCARDING: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
+    "activations": (("recompute-activation",), {}),
+    "an activation of a gate that is not fused": (
+        ("recompute-activation",),
+        {"model.activation": "gelu"},
+    ),
+    "activations without a gate": (
+        ("recompute-activation",),
+        {"model.activation": "gelu_tanh", "model.gated_linear_unit": False},
+    ),
+    "squared activations": (
+        ("recompute-activation",),
+        {"model.activation": "squared_relu", "model.gated_linear_unit": False},
+    ),
+    "bounded activations": (
+        ("recompute-activation",),
+        {"model.activation": "quick_gelu", "model.activation_func_clamp_value": 7.0},
+    ),
+    "activations of the first layer": (
+        ("recompute-activation",),
+        {"plugins.recompute-activation.num_layers": 1},
+    ),
+    "norms": (("recompute-norm",), {}),
+    "norms of a wide residual stream": (("recompute-norm",), _WIDE_STREAM),
+    "norms by their formula": (
+        ("recompute-norm", "rms-norm"),
+        {"plugins.rms-norm.kernel": "torch"},
+    ),
+    "layer norms": (("recompute-norm",), {"model.normalization": "LayerNorm"}),
+    "both": (("recompute-activation", "recompute-norm"), {}),
+    "norms, and the attention offloaded": (
+        ("recompute-norm", "swap-attention"),
+        {"plugins.swap-attention.min_bytes": 1},
+    ),
+    "layers": (("recompute",), {}),
+    "the first layer, and activations": (
+        ("recompute", "recompute-activation"),
+        {"plugins.recompute.num_layers": 1},
+    ),
+    "feed-forwards and norms": (
+        ("recompute", "recompute-norm"),
+        {"plugins.recompute.granularity": "selective"},
+    ),
+}
+DISCARDING_EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
+    "shared experts": ((), _SHARED),
+    "activations of shared experts": (("recompute-activation",), _SHARED),
+    "norms before experts": (("recompute-norm",), {}),
+    "norms before shared experts": (("recompute-norm",), _SHARED),
+    "shared experts recomputed": (
+        ("recompute",),
+        {
+            **_SHARED,
+            "plugins.recompute.granularity": "selective",
+            "plugins.recompute.modules": ["shared_experts"],
+        },
+    ),
+}
 EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
-    "shared experts": ((), {"model.moe_shared_expert_intermediate_size": 24}),
+    "shared experts": ((), _SHARED),
     "deterministic experts": (("deterministic",), {}),
     "a fused permutation of tokens": (("moe-permute-fusion",), {}),
     "experts that may drop": ((), _NONE_DROPPED),
@@ -100,3 +161,30 @@ def test_layers_save_what_is_expected(gloo_pool: GlooPool, precision: Mapping[st
     assert by_name(saved) == by_name(
         [expected_bytes(planned(values, plugins)[1][0]) for plugins, values in runs]
     )
+
+
+@pytest.mark.needs_plugins("recompute", "recompute-activation", "recompute-norm", "rms-norm")
+@pytest.mark.parametrize("precision", [_HALF, _WHOLE], ids=["bf16", "fp32"])
+def test_layers_save_less_where_plugins_recompute(
+    gloo_pool: GlooPool, precision: Mapping[str, Any]
+) -> None:
+    """As measured at the end of each layer: what is discarded has no bytes then."""
+    runs = [(plugins, {**DENSE, **precision, **values}) for plugins, values in DISCARDING.values()]
+    experts = {**MOE, **precision}
+    moe = [((), experts), *((p, {**experts, **more}) for p, more in DISCARDING_EXPERTS.values())]
+
+    (found,) = gloo_pool.run(saved_bytes, 1, [*runs, *moe])
+
+    expected = []
+    for plugins, values in [*runs, *moe]:
+        prepared, (cost,) = planned(values, plugins)
+        policies = activation_policies(prepared.config, Hooks(prepared.instances()))
+        expected.append(expected_bytes(cost, policies))
+    dense = dict(zip(DISCARDING, zip(found, expected, strict=True), strict=False))
+    assert {name: pair for name, pair in dense.items() if pair[0] != pair[1]} == {}
+    (first, first_expected), *others = zip(found[len(runs) :], expected[len(runs) :], strict=True)
+    more = {
+        name: (measured - first, planned_bytes - first_expected)
+        for name, (measured, planned_bytes) in zip(DISCARDING_EXPERTS, others, strict=True)
+    }
+    assert {name: pair for name, pair in more.items() if pair[0] != pair[1]} == {}

@@ -1,0 +1,129 @@
+"""Compose what plugins do with the activations of each layer. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.contracts import ActivationTreatment, Keeping
+from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.types.config import RunConfig
+
+from .stages import stage_layers
+
+HOOK: Final = "ascend_activation_policy"
+PARTS: Final = (
+    *("", "input_layernorm", "self_attention", "self_attention.core_attention"),
+    *("pre_mlp_layernorm", "mlp", "mlp.activation_func", "mlp.experts"),
+    *("mlp.shared_experts", "mlp.shared_experts.activation_func"),
+)
+"""Parts of a layer, by the names of their modules."""
+Treated: TypeAlias = tuple[str, ActivationTreatment]
+"""A treatment and its owner: a plugin, or the option of Megatron's own."""
+_RECOMPUTED: Final = ActivationTreatment(Keeping.RECOMPUTE)
+
+
+@attrs.frozen
+class LayerPolicy:
+    """What is done with the activations of one layer, by part."""
+
+    treated: Mapping[str, Treated]
+    overruled: Mapping[str, Treated]
+    """Parts within one that is recomputed."""
+    twice: tuple[tuple[str, str, str], ...]
+    """Part, and two owners that treat it."""
+
+
+def activation_policies(config: RunConfig, hooks: Hooks) -> dict[int, LayerPolicy]:
+    """Return layer index -> policy; empty slots have none. The config must pass ``stage_problems``.
+
+    Raises:
+        HookError: A plugin names a part that no layer has.
+    """
+    model, slots = config.model, range(config.model.num_layers)
+    empty = {*hooks.collect("ascend_empty_layers", key=str, config=config)}
+    depths = range(len(slots), len(slots) + (model.mtp_num_layers or 0))
+    moe = moe_layers(model)
+    if max({*slots} - empty, default=-1) in moe:  # the depths are like the last layer
+        moe |= {*depths}
+    policies, stages = {}, stage_layers(config)
+    for chunks in stages:
+        for chunk, layers in enumerate(chunks):
+            held = [n for n in layers if n not in empty]
+            held += depths if layers is stages[-1][-1] else ()
+            for place, index in enumerate(held):
+                named: dict[str, Any] = {"config": config, "layer_index": index, "place": place}
+                named |= {"has_experts": index in moe, "chunk": chunk, "num_chunks": len(chunks)}
+                slot = -1 if index in depths else index - layers.start
+                given = [*_of_megatron(config, slot, has_experts=index in moe)]
+                policies[index] = _composed([*given, *hooks.contributions(HOOK, **named)])
+    return policies
+
+
+def policy_problems(config: RunConfig, hooks: Hooks) -> Iterator[str]:
+    """Yield a message for each part with two treatments, and for each plugin that has no effect
+    because all that it treats is recomputed already."""
+    policies = activation_policies(config, hooks)
+    layers: dict[tuple[str, str, str], list[int]] = {}
+    for index, policy in policies.items():
+        for found in policy.twice:
+            layers.setdefault(found, []).append(index)
+    for (part, one, other), (first, *more) in layers.items():
+        where = f"layer {first}" + (f" and {len(more)} more" if more else "")
+        yield (
+            f"'{one}' and '{other}' both treat the activations of {part or 'a whole layer'}, in "
+            f"{where}; leave out one, or give them other layers or modules"
+        )
+    acting = [treated for policy in policies.values() for treated in policy.treated.values()]
+    idle = {owner for policy in policies.values() for owner, _ in policy.overruled.values()}
+    outer = sorted({owner for owner, found in acting if found.keeping is Keeping.RECOMPUTE})
+    named = {*dict(acting), *(name for _, *two in layers for name in two)}
+    for owner in sorted(idle - named):
+        yield (
+            f"{owner}: all that it treats is within what {' and '.join(outer)} recomputes already; "
+            "leave out one of them"
+        )
+
+
+def _of_megatron(
+    config: RunConfig, slot: int, *, has_experts: bool
+) -> Iterator[tuple[str, Mapping[str, ActivationTreatment]]]:
+    """Yield what Megatron recomputes in a layer, by the option that says so.
+
+    Args:
+        slot: Index in its chunk, with empty slots; -1 for multi-token prediction.
+    """
+    model = config.model
+    if model.recompute_granularity == "full":
+        if slot < (model.recompute_num_layers or 1) or model.recompute_method != "block":
+            yield "model.recompute_granularity", {"": _RECOMPUTED}
+    elif model.recompute_granularity == "selective":
+        parts = {"moe" if has_experts else "mlp": "mlp"}
+        parts["core_attn"] = "self_attention.core_attention"
+        parts |= {"shared_experts": "mlp.shared_experts"} if has_experts else {}
+        named = model.recompute_modules or ("core_attn",)
+        yield "model.recompute_modules", {parts[n]: _RECOMPUTED for n in named if n in parts}
+
+
+def _composed(given: Iterable[tuple[str, Mapping[str, ActivationTreatment]]]) -> LayerPolicy:
+    found: dict[str, Treated] = {}
+    twice = []
+    for owner, treatments in given:
+        for part, treatment in treatments.items():
+            if part not in PARTS:
+                raise HookError(f"{HOOK}: '{owner}' treats {part!r}; expected one of {PARTS}")
+            if part in found:
+                twice.append((part, found[part][0], owner))
+            found.setdefault(part, (owner, treatment))
+    recomputed = [part for part, (_, how) in found.items() if how.keeping is Keeping.RECOMPUTE]
+    inside = {
+        part: treated
+        for part, treated in found.items()
+        if any(part != outer and part.startswith(outer and f"{outer}.") for outer in recomputed)
+    }
+    outermost = {part: treated for part, treated in found.items() if part not in inside}
+    return LayerPolicy(outermost, inside, tuple(twice))
