@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ def create_states(
     """Create the states that a torch optimizer creates in its first step.
 
     Takes a step with zero gradients and a zero learning rate for the parameters without state.
-    Parameters, gradients and existing states are unchanged.
+    Parameters, gradients and existing states are unchanged, but an optimizer that has a method
+    ``expand_states`` replaces its states by those of a checkpoint, until its next step.
 
     Args:
         declared: Name -> state, for its initial value; others are zeros.
@@ -29,6 +30,7 @@ def create_states(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     missing = [p for p in parameters if not optimizer.state.get(p)]
     if not missing:
+        _expand(optimizer)
         return []
     gradients = [p.grad for p in parameters]
     options = [{**group} for group in optimizer.param_groups]
@@ -46,6 +48,7 @@ def create_states(
             parameter.grad = gradient
         for group, before in zip(optimizer.param_groups, options, strict=True):
             group["lr"] = before["lr"]
+    _expand(optimizer)
     with torch.no_grad():
         for parameter, value in zip(missing, values, strict=True):
             parameter.copy_(value)
@@ -60,6 +63,11 @@ def create_states(
         if name != "params" and not _is_tensor(value) and before.get(name) != value
     }
     return sorted(changed)
+
+
+def _expand(optimizer: torch.optim.Optimizer) -> None:
+    expand: Callable[[], None] = getattr(optimizer, "expand_states", lambda: None)
+    expand()
 
 
 def state_problems(
@@ -90,7 +98,9 @@ def _found(state: Any) -> str:
 def _expected(state: OptimizerState | None, parameter: Tensor) -> str:
     if state is None:
         return "absent"
-    return f"{state.dtype} of shape {[] if state.scalar else list(parameter.shape)}"
+    shape = [] if state.scalar else list(parameter.shape)
+    shape = [-(-parameter.numel() // state.block)] if state.block else shape
+    return f"{state.dtype} of shape {shape}"
 
 
 def _is_tensor(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -42,6 +43,9 @@ class OptimizerState:
     initial: float | Literal["parameter"] = 0.0
     """Value before the first step: a number, or ``parameter``, the parameter's own values. The
     optimizer creates it in its first step, since weights may be loaded after it is built."""
+    block: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """If positive, it has one value for each block of this many elements, in their order. A method
+    ``expand_states`` of the optimizer then replaces it by states that a checkpoint can hold."""
     where: Mapping[str, Any] = attrs.field(factory=dict)
     """Per-parameter options that a parameter must have to have this state; empty: all have it. See
     :attr:`OptimizerSpec.parameter_options`."""
@@ -52,7 +56,8 @@ class OptimizerState:
 
     def nbytes(self, numel: float, tensors: int) -> float:
         """Return its size for parameters with ``numel`` elements in all."""
-        return ITEM_BYTES[self.dtype] * (tensors if self.scalar else numel)
+        values = math.ceil(numel / self.block) if self.block else numel
+        return ITEM_BYTES[self.dtype] * (tensors if self.scalar else values)
 
 
 def _state_names(instance: object, attribute: attrs.Attribute[Any], states: Any) -> None:

@@ -34,8 +34,13 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
         "model.moe_pad_expert_input_to_capacity": True,
     },
     "noop-layers": {"model.num_layers": 3},
-    # A moment that rounds to another neighbour moves what trains from zero by more than rounding;
-    # so updates hardly depend on the moments.
+    # Moments that round to another neighbour, or in other blocks, move what trains from zero by
+    # more than rounding; so updates hardly depend on the moments.
+    "low-precision-optimizer": {
+        "optimizer.lr": 100.0,
+        "optimizer.adam_beta1": 0.0,
+        "optimizer.adam_eps": 1000.0,
+    },
     "o2-bf16-optimizer": {
         "optimizer.lr": 0.1,
         "optimizer.adam_beta1": 0.0,
@@ -66,6 +71,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
 YOUNGER: Final[Sequence[str]] = (
     "ema-adamw",
     "hot-experts",
+    "low-precision-optimizer",
     "moe-bmm-fused",
     "moe-tp-extend-ep",
     "muon",

@@ -14,6 +14,7 @@ CHANGE_NONE: Final = {
     "ema-adamw": "plan counts the states that its OptimizerSpec declares",
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
+    "low-precision-optimizer": "plan counts the states that its OptimizerSpec declares",
     "moe-adaptive-recompute": "plan assumes a balanced routing, which exceeds no threshold",
     "moe-tp-extend-ep": "it sets the sizes of the experts' grid, from which plan counts",
     "muon": "plan counts the states that its OptimizerSpec declares",

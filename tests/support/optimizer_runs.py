@@ -57,6 +57,18 @@ def stepwise(values: Values, enable: Sequence[str], steps: int) -> Steps:
         )
 
 
+def held_bytes(values: Values, enable: Sequence[str]) -> int:
+    """Take a step, and return the bytes of the optimizer's states and master weights."""
+    from ascend_run.core.checkpoint.optimizer_shards import stepped_parameters
+
+    with training(values, enable) as run:
+        run.step()
+        items = [*stepped_parameters(run.bundle.optimizer)]
+        held = [tensor for item in items for tensor in item.inner.state[item.stepped].values()]
+        held += [i.stepped for i in items if i.stepped.dtype != i.parameter.dtype]
+        return sum(t.numel() * t.element_size() for t in held)
+
+
 def saved(values: Values, enable: Sequence[str], folder: str) -> RankOutcome:
     """Take three steps, save, and return what was saved."""
     from ascend_run.core.checkpoint import FileStore, GroupRanks

@@ -122,3 +122,11 @@ def test_the_plan_counts_a_state_for_the_parameters_that_have_it() -> None:
         "final_norm.weight": False,
         "output_layer.weight": True,
     }
+
+
+def test_a_state_of_blocks_has_a_value_for_each() -> None:
+    """Of a parameter's last block too, which may be shorter."""
+    scales = OptimizerState(block=256)
+    assert [scales.nbytes(numel, 1) for numel in (1, 256, 257, 512.5)] == [4, 4, 8, 12]
+    with pytest.raises(ValueError, match="block"):
+        OptimizerState(block=-1)

@@ -20,7 +20,7 @@ from tests.support.tiny_families import FAMILIES, model_values, tiny_run
 
 from .test_oracle import compared
 
-UNKNOWN: Final = frozenset({"o2-bf16-optimizer"})
+UNKNOWN: Final = frozenset({"low-precision-optimizer", "o2-bf16-optimizer"})
 """Tasks and features of the package that the oracle has no formula for: it rounds nothing."""
 _VOCABULARY: Final = 512
 """Of the tokenizer of the conversations, and more."""

@@ -1,0 +1,19 @@
+"""Which parameters have moments in 8 bits. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+MOMENTS: Final = "moments"
+"""Per-parameter option: ``EIGHT_BITS`` or ``WIDE``."""
+EIGHT_BITS: Final = "8bit"
+WIDE: Final = "float32"
+BLOCK: Final = 256
+"""Elements that share a scale."""
+
+
+def parameter_options(name: str, is_matrix: bool, *, wide: Collection[str]) -> dict[str, str]:
+    """Return the per-parameter options of a parameter; see ``OptimizerSpec``."""
+    is_wide = not is_matrix or not {*wide}.isdisjoint(name.split("."))
+    return {MOMENTS: WIDE if is_wide else EIGHT_BITS}
