@@ -41,7 +41,13 @@ class Quantizer:
     def __init__(self, *, signed: bool, device: torch.device) -> None:
         values = torch.tensor(dynamic_values(signed=signed), dtype=torch.float64)
         self.values = values.to(device, torch.float32)
-        self.borders = ((values[1:] + values[:-1]) / 2).to(device, torch.float32)
+        borders = ((values[1:] + values[:-1]) / 2).to(torch.float32)
+        self.borders = F.pad(borders, (0, 1), value=torch.inf).to(device)
+        # Cells of floats with the same upper 16 bits hold at most one border each.
+        cells = (torch.arange(2**16) << 16).to(torch.int32)
+        smallest = torch.where(cells < 0, cells | 0xFFFF, cells).view(torch.float32)
+        self.lowest_codes = torch.bucketize(smallest, borders, out_int32=True, right=True)
+        self.lowest_codes = self.lowest_codes.to(device)
 
     def quantized(self, wide_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes [N] in uint8 and scales [K] in float32.
@@ -51,16 +57,19 @@ class Quantizer:
         """
         (length,) = wide_N.shape
         blocks = F.pad(wide_N, (0, -length % BLOCK)).view(-1, BLOCK)
-        low, high = torch.aminmax(blocks, dim=-1)
+        low, high = blocks.amin(dim=-1), blocks.amax(dim=-1)
         scales = torch.where(high >= -low, high, low)
         scales = torch.where(scales.abs() < _SMALLEST, 0.0, scales)
         divisors = torch.where(scales == 0, torch.inf, scales)
-        units = blocks / divisors.unsqueeze(-1)
-        codes = torch.bucketize(units, self.borders, out_int32=True, right=True)
-        return codes.to(torch.uint8).view(-1)[:length], scales
+        units = (blocks / divisors.unsqueeze(-1)).view(-1)
+        cells = (units.view(torch.int32) >> 16).bitwise_and_(0xFFFF)
+        codes = self.lowest_codes.index_select(0, cells)
+        codes += units >= self.borders.index_select(0, codes)
+        return codes.to(torch.uint8)[:length], scales
 
     def dequantized(self, codes_N: Tensor, scales_K: Tensor) -> Tensor:
         """Return float32 values, [N]."""
         (length,) = codes_N.shape
-        units = F.pad(self.values[codes_N.int()], (0, -length % BLOCK)).view(-1, BLOCK)
+        units = self.values.index_select(0, codes_N.int())
+        units = F.pad(units, (0, -length % BLOCK)).view(-1, BLOCK)
         return units.mul_(scales_K.unsqueeze(-1)).view(-1)[:length]

@@ -122,3 +122,17 @@ def test_zeros_and_tiny_values_become_zeros() -> None:
             assert scales.tolist() == [0.0, 0.0]
             assert torch.equal(quantizer.dequantized(codes, scales), torch.zeros(300))
             assert torch.equal(quantizer.quantized(torch.zeros(300))[0], codes)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_values_on_both_sides_of_each_border_have_its_codes(signed: bool) -> None:
+    """Next to it, and on it; in blocks of the scale 1."""
+    quantizer = Quantizer(signed=signed, device=CPU)
+    borders = quantizer.borders[:-1]
+    one, zero = torch.tensor(1.0), torch.tensor(-1.0 if signed else 0.0)
+    below, above = torch.nextafter(borders, zero), torch.nextafter(borders, one)
+    for values, shift in ((below, 0), (borders, 1), (above, 1)):
+        wide = torch.cat([values, one.view(1)])
+        codes, scales = quantizer.quantized(wide)
+        assert scales.tolist() == [1.0]
+        assert codes[:-1].tolist() == [at + shift for at in range(255)]
