@@ -163,7 +163,9 @@ def test_layers_save_what_is_expected(gloo_pool: GlooPool, precision: Mapping[st
     )
 
 
-@pytest.mark.needs_plugins("recompute", "recompute-activation", "recompute-norm", "rms-norm")
+@pytest.mark.needs_plugins(
+    "recompute", "recompute-activation", "recompute-norm", "rms-norm", "swap-attention"
+)
 @pytest.mark.parametrize("precision", [_HALF, _WHOLE], ids=["bf16", "fp32"])
 def test_layers_save_less_where_plugins_recompute(
     gloo_pool: GlooPool, precision: Mapping[str, Any]
