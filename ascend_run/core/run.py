@@ -60,6 +60,8 @@ class RunRequest:
     """Maps each plugin that has no effect in this run to the condition that disables it."""
     lock: Mapping[str, object]
     """Maps each plugin to its distribution, version and hash; must be equal on all ranks."""
+    comm_options: Mapping[str, c.CommOptions] = attrs.field(factory=dict)
+    """Name of a process group -> options of its communicator; must be equal on all ranks."""
     plan_json: str = ""
     """Text of ``plan.json``; only rank 0 needs it, which writes the run folder."""
 
@@ -79,7 +81,7 @@ def prepared_rank(request: RunRequest) -> Iterator[tuple[Hooks, c.RunContext]]:
         with (
             applied_patches(hooks),
             process_settings(request.config, hooks),
-            process_groups(request.config, layout, device, hooks) as groups,
+            process_groups(request.config, layout, device, hooks, request.comm_options) as groups,
         ):
             require_equal_plugins(request.lock, GroupRanks(device=device.torch_device))
             context = c.RunContext(

@@ -240,8 +240,9 @@ def _train(make_request: Callable[[], RunRequest]) -> None:
         # Megatron warns of each missing optional library; none is needed here.
         warnings.filterwarnings("ignore", module=r"megatron\.")
         from ascend_run.core.run import run_training
+    from ascend_run.tools.plan.comm_options import with_comm_options
 
-    run_training(make_request())
+    run_training(with_comm_options(make_request()))
 
 
 def _report(prepared: ResolvedRun) -> None:

@@ -58,6 +58,7 @@ __all__ = [
     "CheckpointSection",
     "CheckpointStore",
     "Claim",
+    "CommOptions",
     "Communication",
     "Condition",
     "ConfigError",

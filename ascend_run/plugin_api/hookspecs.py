@@ -98,6 +98,16 @@ def ascend_cost(config: RunConfig, layout: Layout, rank: c.PipelineStage) -> c.C
     """
 
 
+@contribution(point=Point.COMM, torch_free=True)
+def ascend_comm_options(
+    config: RunConfig, layout: Layout, communication: Sequence[c.Communication]
+) -> Mapping[str, c.CommOptions]:
+    """Return options of communicators by process group, from what ``plan`` counts in a step.
+
+    When: while a run is planned, and in each rank of a training run before its groups are created.
+    """
+
+
 @contribution(point=Point.RUN)
 def ascend_patches() -> Sequence[c.Patch]:
     """Return functions of other packages to replace for the duration of the run; the last resort.
@@ -602,8 +612,7 @@ def ascend_before_evaluation(context: c.RunContext) -> None:
 
 @listener()
 def ascend_after_evaluation(context: c.RunContext, loss: float) -> None:
-    """Called after each evaluation; the loss is the mean over the validation tokens of all
-    ranks."""
+    """Called after each evaluation; the loss is the mean over validation tokens of all ranks."""
 
 
 @listener()

@@ -94,7 +94,6 @@ class Manifest:
     maturity: Maturity = Maturity.EXPERIMENTAL  #: How mature it is.
     legacy_flags: tuple[LegacyFlag, ...] = ()
     """Flags of Megatron and MindSpeed that this plugin replaces."""
-    source: str = ""
-    """Paper, or file of a public project, that describes the algorithm."""
+    source: str = ""  #: Paper, or file of a public project, that describes the algorithm.
     requires_api: str = attrs.field(default=f"=={API_VERSION}", validator=_api_range)
     """The API versions that it was written for, such as ``>=0,<2``."""

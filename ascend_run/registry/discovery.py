@@ -20,13 +20,11 @@ class Candidate(NamedTuple):
 
     name: str
     group: str
-    value: str
-    """``package.module:Class``."""
+    value: str  #: ``package.module:Class``.
     distribution: str
     version: str
     entry_point: EntryPoint
-    manifest_file: str = ""
-    """``package:file`` of its static manifest; empty if it has none."""
+    manifest_file: str = ""  #: ``package:file`` of its static manifest; empty if it has none.
 
     @property
     def kind(self) -> Kind:

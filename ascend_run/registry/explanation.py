@@ -28,10 +28,8 @@ class HookOwners:
     """A hook and the plugins that implement it."""
 
     hook: str
-    kind: str
-    """A ``HookKind``, or a kind of another version, whose plan is read."""
-    point: str
-    """A ``Point``, likewise."""
+    kind: str  #: A ``HookKind``, or a kind of another version, whose plan is read.
+    point: str  #: A ``Point``, likewise.
     owners: tuple[str, ...]  #: In the order in which they are called or applied.
     why: str
 

@@ -33,8 +33,7 @@ class Resolution:
     order: tuple[Plugin, ...]  #: Innermost first.
     owners: Mapping[Claim, str]  #: Claim -> the plugin that owns it.
     inner: Mapping[str, Mapping[str, str]]
-    """Plugin -> each plugin that is declared to be further in -> that declaration, as a
-    sentence."""
+    """Plugin -> each plugin declared to be further in -> that declaration, as a sentence."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -37,8 +37,7 @@ _FORMS: Final[Mapping[str, tuple[type, str]]] = {
 
 
 class StaticManifest(NamedTuple):
-    """The fields of a Manifest that a distribution declares; they have the same values there. None:
-    not declared."""
+    """Declared fields of a Manifest, with the same values as there. None: not declared."""
 
     summary: str
     requires_api: str

@@ -91,8 +91,7 @@ class AttentionResult(NamedTuple, Generic[Saved]):
 
 @attrs.frozen(kw_only=True)
 class AttentionFeatures:
-    """What a kernel supports. A run that needs an undeclared feature is rejected before it
-    starts."""
+    """What a kernel supports. A run that needs more is rejected before it starts."""
 
     window: bool = False  #: ``Mask.window``.
     documents: bool = False  #: ``Mask.document_ends``.
@@ -131,8 +130,7 @@ class AttentionKernel(Protocol[Saved]):
     features: AttentionFeatures
     """What it supports; of a wrapping kernel, together with its inner one."""
     backward_reads: frozenset[str]
-    """Which of ``q k v out lse`` backward reads; the others are not saved and are passed as
-    None."""
+    """Which of ``q k v out lse`` backward reads; others are not saved and passed as None."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
@@ -167,8 +165,7 @@ class AttentionKernel(Protocol[Saved]):
 
 
 class SequencePartition(Protocol):
-    """How a sequence is partitioned over context-parallel ranks. Belongs to the owner of
-    ``context-parallel``."""
+    """Partition of a sequence over ranks, by the owner of ``context-parallel``."""
 
     @property
     def multiple(self) -> int:

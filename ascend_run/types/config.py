@@ -120,8 +120,7 @@ class TrainSection:
     loss_chunk_bytes: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(_positive)
     )
-    """Logits that the loss holds at a time; default: 64 MiB on the CPU, 256 MiB on a device. Unit:
-    bytes."""
+    """Logits held by the loss at a time; default: 64 MiB on the CPU, else 256 MiB. Unit: bytes."""
     eval_interval: int = attrs.field(default=0, validator=_not_negative)
     """Steps between evaluations; 0: no evaluation. Unit: steps."""
     eval_iters: int = attrs.field(default=10, validator=_positive)
@@ -197,8 +196,7 @@ class CheckpointSection:
     keep_last: int = attrs.field(default=2, validator=_not_negative)
     """Number of checkpoints to keep; 0: all."""
     load: str | None = None
-    """Folder to load the initial checkpoint from, unless ``save`` holds a newer one of this run;
-    default: ``save``."""
+    """Folder of the first checkpoint, unless ``save`` has a newer one; default: ``save``."""
     resume: bool = True  #: Resume from the run's newest valid checkpoint, if there is one.
     step: int | None = None  #: Load exactly this step; an error if it is missing or corrupt.
     max_fallback: int = attrs.field(default=2, validator=_not_negative)

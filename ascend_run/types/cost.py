@@ -60,8 +60,7 @@ class Storage(enum.StrEnum):
 @attrs.frozen(kw_only=True)
 class _Named:
     part: str
-    """Part of a layer; outside the layers ``embedding``, ``final_norm``, ``output_layer`` or
-    ``loss``."""
+    """Part of a layer; outside layers ``embedding``, ``final_norm``, ``output_layer``, ``loss``."""
     name: str
 
     @property
@@ -86,8 +85,7 @@ class ParameterCost(_Named):
     """Gradients are reduced over the experts' data-parallel group (``expt_dp``), not ``dp_cp``."""
     trained: bool = True  #: Whether it has a gradient.
     is_matrix: bool = True
-    """Used in a matmul with every token, and so counted in FLOPs. False for norms, biases and
-    embedding tables."""
+    """Used in a matmul with every token, so counted in FLOPs; False for norms, biases, tables."""
     layer: int | None = None  #: Index in the whole model; None outside the layers.
     is_shared_embedding: bool = False
     """Replicated on the first and the last pipeline stage, which all-reduce its gradient."""
@@ -118,6 +116,7 @@ class Communication:
     calls: float  #: Calls per step and rank.
     sent_bytes: float  #: Size of one rank's input tensors, over all calls of a step.
     why: str  #: What it is for; see above.
+    largest_bytes: float = 0.0  #: ``sent_bytes`` of the largest call; 0: all calls send the same.
     overlapped: bool = False  #: Whether it is overlapped with computation; otherwise it is exposed.
     group_size: int = 0  #: Ranks of a group that is not an axis of the layout; 0 for an axis.
     group_stride: int = 1  #: Distance between neighbouring ranks of such a group.

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@attrs.frozen(kw_only=True)
+class CommOptions:
+    """Options of a process group's communicator; without them the backend's defaults hold."""
+
+    buffer_mb: int  #: Its buffer, on backends with one for each communicator. Unit: MiB.
+    why: str = ""  #: What the buffer has to hold, for ``plan``.
 
 
 class Device(Protocol):
@@ -30,6 +40,9 @@ class Device(Protocol):
 
     def reset_peak_memory(self) -> None:
         """Set the peak to the bytes that are allocated now."""
+
+    def group_options(self, options: CommOptions) -> Any:
+        """Return the backend's options of a process group; None if it has none of these."""
 
     def host_copier(self) -> HostCopier:
         """Return a channel for copies between device and host that overlap with computation."""

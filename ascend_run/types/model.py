@@ -123,5 +123,4 @@ class ModelFamily:
     """Prefix of every stored name except the output layer's. If given, folders that were saved
     without a head, whose names lack it, can be read too."""
     buffers: tuple[str, ...] = ()
-    """Regular expressions that match full stored names: tensors that are not parameters, and are
-    skipped."""
+    """Regular expressions of full stored names of tensors that are not parameters: skipped."""

@@ -119,8 +119,7 @@ class ExpertActivation:
     gated: bool = True  #: Whether fc1 has gate and up.
     is_silu: bool = True  #: Whether ``function`` is SiLU.
     fused: Callable[[Tensor], Tensor] | None = None
-    """The whole activation: ``PlatformOps.swiglu`` as plugins wrapped it. None if the activation is
-    not SwiGLU."""
+    """The whole activation: ``PlatformOps.swiglu`` as wrapped; None if it is not SwiGLU."""
     clamp: float | None = None  #: Bound; None: none.
     offset: float = 0.0  #: Added to up.
 

@@ -38,8 +38,7 @@ class OptimizerState:
     dtype: str = attrs.field(default="float32", validator=attrs.validators.in_(ITEM_BYTES))
     """Name of a torch dtype."""
     scalar: bool = False
-    """Whether it is one value, such as a step count, equal on all ranks; otherwise it has the
-    parameter's shape."""
+    """Whether it is one value, equal on all ranks; otherwise it has the parameter's shape."""
     initial: float | Literal["parameter"] = 0.0
     """Value before the first step: a number, or ``parameter``, the parameter's own values. The
     optimizer creates it in its first step, since weights may be loaded after it is built."""

@@ -69,6 +69,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
 )
 """Every kind of layout: model and sizes."""
 YOUNGER: Final[Sequence[str]] = (
+    "comm-buffer-auto",
     "ema-adamw",
     "hot-experts",
     "low-precision-optimizer",

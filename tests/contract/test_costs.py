@@ -11,6 +11,7 @@ from tests.support.plugin_pages import page_of
 
 CHANGE_NONE: Final = {
     "alibi": "it declares the need of a bias, and the platform answers for its kernel",
+    "comm-buffer-auto": "buffers of communicators are the runtime's own memory",
     "ema-adamw": "plan counts the states that its OptimizerSpec declares",
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",

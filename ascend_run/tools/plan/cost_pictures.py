@@ -29,7 +29,7 @@ def cost_section(cost: Cost) -> Markup:
     if (time := cost.time) is not None:
         title = f"Estimated step time on {time.device}"
         figures.append(bar_figure(title, legend([*time.parts]), [_time(time)], _speed(time)))
-    return join([element("div", *figures, class_="bars"), _tables(kinds)])
+    return join([element("div", *figures, class_="bars"), _tables(kinds, cost)])
 
 
 def _kinds(stages: Sequence[StageCost]) -> Iterator[_Stage]:
@@ -104,7 +104,7 @@ def _speed(time: ExpectedTime) -> str:
     return f"{time.tokens_per_second:,.0f} tokens/s, {time.mfu:.1%} of the peak{fits}"
 
 
-def _tables(kinds: Sequence[_Stage]) -> Markup:
+def _tables(kinds: Sequence[_Stage], cost: Cost) -> Markup:
     parts = kinds[0][1].memory.parts
     memory = [
         [
@@ -123,9 +123,11 @@ def _tables(kinds: Sequence[_Stage]) -> Markup:
         for name, stage in kinds
         for c in stage.communication
     ]
+    groups = [[of.group, f"{of.buffer_mb} MiB", of.why] for of in cost.groups or ()]
     return details(
         "The data as tables, with parameters and FLOPs",
         table(("stage", *parts, "peak", "moment of the peak"), memory),
         table(("stage", "parameters", "hardware FLOPs", "model FLOPs"), work),
         table(("stage", "group", "operation", "calls", "sent", "why"), communication),
+        *([table(("group", "buffer of hccl", "for"), groups)] if groups else []),
     )

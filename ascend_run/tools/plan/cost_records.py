@@ -53,6 +53,15 @@ class StageCommunication:
 
 
 @attrs.frozen(kw_only=True)
+class GroupOptions:
+    """Options of the communicator of a process group; see ``types.device.CommOptions``."""
+
+    group: str
+    buffer_mb: int
+    why: str
+
+
+@attrs.frozen(kw_only=True)
 class StageCost:
     """Estimate of each rank of one pipeline stage."""
 
@@ -116,6 +125,8 @@ class Cost:
     stages: tuple[StageCost, ...]
     time: ExpectedTime | None = None
     """None without a device."""
+    groups: tuple[GroupOptions, ...] | None = None
+    """Process groups whose options plugins set; None if there are none."""
 
 
 @attrs.frozen(kw_only=True)

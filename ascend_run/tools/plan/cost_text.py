@@ -30,6 +30,11 @@ def cost_lines(cost: Cost) -> Iterator[str]:
         yield "estimated communication of one rank in a step"
         header = ("pp", "group", "ranks", "operation", "calls", "sent")
         yield from _indented(table(header, rows))
+    if cost.groups:
+        yield ""
+        yield "buffers of process groups, on platforms whose backend has one for each (hccl)"
+        groups = [(of.group, f"{of.buffer_mb} MiB", of.why) for of in cost.groups]
+        yield from _indented(table(("group", "buffer", "for"), groups))
     yield ""
     yield "estimated FLOPs of one rank in a step"
     header = ("pp", "hardware", "model")

@@ -16,7 +16,16 @@ from ascend_run.types.config import RunConfig
 from ascend_run.types.cost import Communication
 from ascend_run.types.layout import Layout
 
-from .cost_records import Cost, CostedPlan, ExpectedTime, StageCommunication, StageCost, StageMemory
+from .comm_options import comm_options
+from .cost_records import (
+    Cost,
+    CostedPlan,
+    ExpectedTime,
+    GroupOptions,
+    StageCommunication,
+    StageCost,
+    StageMemory,
+)
 
 if TYPE_CHECKING:
     from ascend_run.prepare.prepare import PreparedRun
@@ -30,7 +39,7 @@ def cost_data(config: RunConfig, layout: Layout, hooks: Hooks, device: str | Non
             device no time is estimated.
 
     Raises:
-        ConfigError: The device is unknown.
+        ConfigError: The device is unknown, or a plugin sets options of unknown process groups.
     """
     costs = expected_costs(config, layout, hooks)
     chosen = device_of(config.platform) if device is None else find_device(device)
@@ -39,6 +48,11 @@ def cost_data(config: RunConfig, layout: Layout, hooks: Hooks, device: str | Non
         tokens=config.train.global_batch_size * config.data.seq_length,
         stages=tuple(_stage(cost, layout, chosen) for cost in costs),
         time=None if chosen is None else _time(config, layout, costs, chosen),
+        groups=tuple(
+            GroupOptions(group=name, buffer_mb=options.buffer_mb, why=options.why)
+            for name, options in comm_options(config, layout, hooks, costs).items()
+        )
+        or None,
     )
 
 

@@ -187,6 +187,10 @@ class PlansOnly:
     def ascend_cost(self) -> c.CostChange:
         return c.CostChange(buffers={"none": 1.0})
 
+    @hookimpl
+    def ascend_comm_options(self) -> Mapping[str, c.CommOptions]:
+        return {}
+
 
 _TWO_RANKS: Final = {"dp": 2}
 PLUGINS: Final = (

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,21 @@ from unittest import mock
 import attrs
 import megatron.core.utils
 import pytest
+import torch.distributed as dist
+from megatron.core import parallel_state
 
 from ascend_run.core.patches import source_hash
+from ascend_run.core.train import groups as groups_module
 from ascend_run.entrypoints.cli import run as command_line
-from ascend_run.plugin_api import ConfigError, HookError, Patch, PlatformError
+from ascend_run.plugin_api import CommOptions, ConfigError, HookError, Patch, PlatformError
 from ascend_run.plugins.platforms.cpu.device import CpuDevice
 from ascend_run.prepare.handed_over import HandedOver
 from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.plan.comm_options import with_comm_options
 from tests.support.fake_distributions import plugin_source
 from tests.support.installed import Install, offer
 from tests.support.marking import Passing
-from tests.support.probed_runs import built, prepare, probe, train
+from tests.support.probed_runs import built, built_from, prepare, probe, request, train
 from tests.support.tokens import write_tokens
 
 from . import jobs
@@ -150,6 +154,51 @@ def test_ascend_process_groups_may_not_take_a_name_of_megatrons(tmp_path: Path) 
     taken = probe("ascend_process_groups", lambda self: {"tp": [[0]]}, "taker")
     with pytest.raises(HookError, match="'tp'"), built(tmp_path, taken):
         raise AssertionError("it was built all the same")
+
+
+def test_ascend_comm_options_reach_megatrons_groups_and_those_of_plugins(tmp_path: Path) -> None:
+    seen: dict[str, set[Any]] = {}
+
+    class Mine(Passing):
+        def group_options(self, options: CommOptions) -> str:
+            return f"{options.buffer_mb} MiB"
+
+    @contextmanager
+    def watch() -> Iterator[None]:
+        def noting(create: Any, name: Callable[[Any], str]) -> Any:
+            def call(*ranks: Any, **options: Any) -> Any:
+                seen.setdefault(name(options), set()).add(options.pop("pg_options", None))
+                return create(*ranks, **options)
+
+            return call
+
+        of_megatron = noting(parallel_state.create_group, lambda options: options["group_desc"])
+        of_plugins = noting(dist.new_group, lambda _: "of a plugin")
+        with (
+            mock.patch.object(parallel_state, "create_group", of_megatron),
+            mock.patch.object(groups_module, "dist", Passing(dist)) as there,
+        ):
+            there.new_group = of_plugins
+            yield
+
+    options = {"tp": 8, "expt_dp": 16, "one": 32}
+    probes = [
+        probe("ascend_device", lambda self, local_rank: Mine(CpuDevice(local_rank)), "device"),
+        probe("ascend_process_settings", lambda self: {"watch": watch()}, "watch"),
+        probe("ascend_process_groups", lambda self: {"one": [[0]], "other": [[0]]}, "groups"),
+        probe(
+            "ascend_comm_options",
+            lambda self: {name: CommOptions(buffer_mb=mb) for name, mb in options.items()},
+            "options",
+        ),
+    ]
+    asked = with_comm_options(request(prepare(tmp_path), *probes))
+    with built_from(asked):
+        pass
+    assert seen.pop("of a plugin") == {"32 MiB", None}
+    assert seen.pop("TENSOR_MODEL_PARALLEL_GROUP") == {"8 MiB"}
+    assert seen.pop("EXPERT_DATA_PARALLEL_GROUP") == {"16 MiB"}
+    assert {None}.union(*seen.values()) == {None}
 
 
 def test_ascend_device_is_active_for_the_length_of_the_run(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def _communication(
             calls=passes * sent.calls,
             sent_bytes=passes * sent.nbytes,
             why=sent.why,
+            largest_bytes=sent.largest,
             overlapped=sent.overlapped,
             group=sent.group,
             group_size=dims[sent.group][0],

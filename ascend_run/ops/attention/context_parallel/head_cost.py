@@ -29,6 +29,8 @@ class Sent:
     operation: str = "send"
     overlapped: bool = True
     """Whether they overlap with the computation."""
+    largest: float = 0.0
+    """Bytes of the largest call; 0: all are equal."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,22 +73,25 @@ class HeadCost:
             for share, of_rank in zip(shares, held, strict=True)
         ]
         return (
-            max(found, key=lambda one: one.forward + one.backward("full")) if uneven else found[0]
+            max(found, key=lambda one: sum((*one.forward, *one.backward("full"))))
+            if uneven
+            else found[0]
         )
 
     @property
-    def forward(self) -> float:
-        """All-to-all bytes of a forward pass; without keys and values if these are all-gathered."""
+    def forward(self) -> tuple[float, float]:
+        """Bytes of both all-to-alls of a forward pass; without keys and values if these are
+        all-gathered."""
         rank, exchanged = self.rank, not self.plan.gathers_heads
         there = self.held * (rank.heads + 2 * self.sent_groups * exchanged) * self._row
-        return there + self.whole * self.share.num_queries * (self._row + _LSE_BYTES)
+        return there, self.whole * self.share.num_queries * (self._row + _LSE_BYTES)
 
-    def backward(self, kv_cache: KvCache) -> float:
-        """Return the all-to-all bytes of a backward pass, including the keys and values not
-        saved."""
+    def backward(self, kv_cache: KvCache) -> tuple[float, float]:
+        """Return the bytes of both all-to-alls of a backward pass, including the keys and values
+        not saved."""
         again = self.sent_groups * self._again(kv_cache) * (not self.plan.gathers_heads)
         back = self.whole * (self.share.num_queries + 2 * self.share.num_groups) * self._row
-        return self.held * (self.rank.heads * self._row + again) + back
+        return self.held * (self.rank.heads * self._row + again), back
 
     @property
     def key_factor(self) -> float:
@@ -118,20 +123,21 @@ class HeadCost:
         forward, backward = "self_attention, forward", "self_attention, backward"
         heads, keys = "heads for sequence", "keys and values"
         for kv_cache in dict.fromkeys(policies):
-            kinds = [
-                ("all_to_all", 2, self.forward, f"{forward}: {heads}"),
-                ("all_to_all", 2, self.backward(kv_cache), f"{backward}: {heads}"),
+            kinds: list[tuple[str, tuple[float, ...], str]] = [
+                ("all_to_all", self.forward, f"{forward}: {heads}"),
+                ("all_to_all", self.backward(kv_cache), f"{backward}: {heads}"),
             ]
             if self.plan.gathers_heads:
                 again = self.held * self._again(kv_cache)
                 kinds += [
-                    ("all_gather", 1, self.held * 2 * self._row, f"{forward}: {keys}"),
-                    ("all_gather", 1, again, f"{backward}: {keys}"),
+                    ("all_gather", (self.held * 2 * self._row,), f"{forward}: {keys}"),
+                    ("all_gather", (again,), f"{backward}: {keys}"),
                 ]
             passes = policies.count(kv_cache) * self.rank.num_microbatches
-            for operation, calls, nbytes, why in kinds:
-                if nbytes:
-                    yield passes, Sent(why, calls, nbytes, group, operation, overlapped=False)
+            for operation, each, why in kinds:
+                if nbytes := sum(each):
+                    largest = max(each)
+                    yield passes, Sent(why, len(each), nbytes, group, operation, False, largest)
 
     @property
     def _row(self) -> float:

@@ -132,11 +132,15 @@ class KeyCost:
         for place in range(size):
             sent = [m.num_keys for m in transfers if m.source == place]
             taken = [m.num_keys for m in transfers if m.target == place]
-            kinds = (_FORWARD, sent, 1.0), (_BACKWARD, sent, 1.0), (_SUMS, taken, sums)
+            kinds = (
+                (_FORWARD, sent, key_bytes),
+                (_BACKWARD, sent, key_bytes),
+                (_SUMS, taken, sums * key_bytes),
+            )
             found.append(
                 [
-                    Sent(why, len(keys), factor * key_bytes * sum(keys), group)
-                    for why, keys, factor in kinds
+                    Sent(why, len(keys), nbytes * sum(keys), group, largest=nbytes * max(keys))
+                    for why, keys, nbytes in kinds
                     if keys
                 ]
             )

@@ -13,6 +13,8 @@ from .memory import HostMemory
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ascend_run.plugin_api import CommOptions
+
 
 class CpuDevice:
     """The CPU behind the ``Device`` contract.
@@ -52,6 +54,9 @@ class CpuDevice:
     def reset_peak_memory(self) -> None:
         """Set the peak to the bytes that are allocated now."""
         self._memory.reset_peak_memory()
+
+    def group_options(self, options: CommOptions) -> None:
+        """Return None: gloo has no buffer for each group."""
 
     def host_copier(self) -> SynchronousCopier:
         """Return a channel whose copies are complete when the calls return."""

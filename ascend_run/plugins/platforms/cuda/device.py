@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ascend_run.ops.transfer.stream_copier import StreamCopier
-from ascend_run.plugin_api import PlatformError
+from ascend_run.plugin_api import CommOptions, PlatformError
 
 
 class CudaDevice:
@@ -49,6 +49,9 @@ class CudaDevice:
 
     def reset_peak_memory(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def group_options(self, options: CommOptions) -> None:
+        """Return None: NCCL_BUFFSIZE is one size for all communicators of a process."""
 
     def host_copier(self) -> StreamCopier:
         return StreamCopier(torch.cuda)

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import torch
 
 from ascend_run.ops.transfer.stream_copier import StreamCopier
-from ascend_run.plugin_api import PlatformError
+from ascend_run.plugin_api import CommOptions, PlatformError
 
 OLDEST: Final = (2, 7)
 """Oldest release of torch_npu whose operators take the calls made here; ``gaps.py`` lists which
@@ -59,6 +59,13 @@ class NpuDevice:
 
     def reset_peak_memory(self) -> None:
         self._npu.reset_peak_memory_stats(self.torch_device)
+
+    def group_options(self, options: CommOptions) -> Any:
+        """Return hccl's options, with the size of the communicator's buffer."""
+        module: Any = importlib.import_module("torch_npu")
+        of_hccl = module._C._distributed_c10d.ProcessGroupHCCL.Options()
+        of_hccl.hccl_config = {"hccl_buffer_size": options.buffer_mb}
+        return of_hccl
 
     def host_copier(self) -> StreamCopier:
         return StreamCopier(self._npu)

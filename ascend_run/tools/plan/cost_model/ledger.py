@@ -211,8 +211,16 @@ def _replacement(plain: Communication, new: Communication) -> Communication:
         operation=new.operation,
         calls=plain.calls * new.calls,
         sent_bytes=plain.sent_bytes * new.sent_bytes,
+        largest_bytes=plain.largest_bytes * new.sent_bytes / new.calls,
         overlapped=new.overlapped,
     )
+
+
+def _largest(*merging: Communication) -> float:
+    """0 if all calls have equal sizes."""
+    sizes = [one.largest_bytes or one.sent_bytes / one.calls for one in merging if one.calls]
+    known = any(collective.largest_bytes for collective in merging)
+    return max(sizes) if known or len({*sizes}) > 1 else 0.0
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -232,6 +240,7 @@ def merged(communication: Sequence[Communication]) -> tuple[Communication, ...]:
                 known,
                 calls=known.calls + collective.calls,
                 sent_bytes=known.sent_bytes + collective.sent_bytes,
+                largest_bytes=_largest(known, collective),
             )
         )
     return tuple(found.values())

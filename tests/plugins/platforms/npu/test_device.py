@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from ascend_run.plugin_api import PlatformError
+from ascend_run.plugin_api import CommOptions, PlatformError
 from ascend_run.plugins.platforms.npu import Npu, communicators
 from ascend_run.plugins.platforms.npu.proof.releases import releases
 
@@ -28,6 +28,12 @@ def test_the_device_belongs_to_the_rank_and_reports_its_memory() -> None:
     assert (device.name, device.backend, seen.devices) == ("npu", "hccl", ["npu:1"])
     assert seen.calls["set_device"] == seen.calls["synchronize"] == 1
     assert not hasattr(torch, "npu"), "the stand-in is gone"
+
+
+def test_a_communicators_buffer_is_an_option_of_hccl() -> None:
+    with npu_on_the_cpu():
+        options = Npu().ascend_device(local_rank=0).group_options(CommOptions(buffer_mb=64))
+    assert options.hccl_config == {"hccl_buffer_size": 64}
 
 
 def test_copies_to_the_host_are_complete_only_after_a_wait() -> None:

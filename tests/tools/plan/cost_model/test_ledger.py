@@ -162,6 +162,29 @@ def test_replaced_collectives_are_doubled_by_recomputation(ledger: Ledger) -> No
     assert "loss" not in {m.why for m in ledger.sent()}
 
 
+def test_the_largest_call_is_known_where_sizes_differ(ledger: Ledger) -> None:
+    def sent(calls: float, nbytes: float, largest: float = 0.0) -> Communication:
+        return Communication(
+            operation="all_to_all", group="cp", calls=calls, sent_bytes=nbytes,
+            largest_bytes=largest, why="heads",
+        )  # fmt: skip
+
+    equal, smaller, uneven = sent(2, 80), sent(1, 20), sent(2, 50, largest=30)
+    for parts, largest in (
+        ((equal, equal), 40),
+        ((equal, smaller), 40),
+        ((smaller, uneven), 30),
+        ((smaller, uneven, equal), 40),
+    ):
+        (found,) = merged(parts)
+        assert (found.largest_bytes or found.sent_bytes / found.calls) == largest
+        assert found.sent_bytes == sum(part.sent_bytes for part in parts)
+    ledger.communication = [uneven]
+    half = attrs.evolve(sent(4, 2.0), replaces="all_to_all")
+    ledger.apply(CostChange(communication=(half,)))
+    assert [m.largest_bytes for m in ledger.sent()] == [15]
+
+
 def test_a_plugins_collectives_in_a_recomputed_forward_are_repeated(ledger: Ledger) -> None:
     """For the share of the layers with the part that are recomputed; those of backward are not."""
     ledger.recompute(("mlp",), [(3,)])
