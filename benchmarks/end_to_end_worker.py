@@ -39,7 +39,11 @@ SYSTEMS: Final[Mapping[str, Callable[[Setting], Step]]] = {
     "ascend-run": ascend_run,
     "ascend-run-compiled": lambda given: ascend_run(given, "compile"),
     "ascend-run-experts": lambda given: ascend_run(given, "gmm", "moe-permute-fusion"),
+    "ascend-run-low-precision-optimizer": lambda given: ascend_run(
+        given, "low-precision-optimizer"
+    ),
     "ascend-run-recompute-activation": lambda given: ascend_run(given, "recompute-activation"),
+    "ascend-run-reuse-fp32-param": lambda given: ascend_run(given, "reuse-fp32-param"),
     "ascend-run-fused": lambda given: ascend_run(given, "rms-norm", "swiglu", "rotary"),
     "megatron-local": peer_steps.megatron_local,
     "litgpt": peer_steps.litgpt,
