@@ -37,7 +37,7 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     # Moments that round to another neighbour, or in other blocks, move what trains from zero by
     # more than rounding; so updates hardly depend on the moments.
     "low-precision-optimizer": {
-        "optimizer.lr": 100.0,
+        "optimizer.lr": 0.1,
         "optimizer.adam_beta1": 0.0,
         "optimizer.adam_eps": 1000.0,
     },

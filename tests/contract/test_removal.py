@@ -125,7 +125,7 @@ def family_beside(names: Sequence[str]) -> str:
 def tiny_run(family: str) -> list[str]:
     return [
         f"model.family={family}",
-        "model.num_layers=1",
+        "model.num_layers=2",
         "model.hidden_size=16",
         "model.num_attention_heads=2",
         f"model.vocab_size={VOCABULARY}",
@@ -137,11 +137,15 @@ def tiny_run(family: str) -> list[str]:
     ]
 
 
+OPTIONS: Final = {"recompute": ("plugins.recompute.num_layers=1",)}  # the others have one, too
+
+
 def commands(names: Sequence[str]) -> dict[str, list[str]]:
     run, left = tiny_run(family_beside(names)), together((*names,))
+    options = [option for name in left for option in OPTIONS.get(name, ())]
     asked = {
         "list": ["plugins", "--json"],
-        "plan": ["plan", "--json", *run, *(["--enable", ",".join(left)] if left else [])],
+        "plan": ["plan", "--json", *run, *options, *(["--enable", ",".join(left)] if left else [])],
         "plan of them": ["plan", *run, "--enable", ",".join(names)],
     }
     if set(names) >= set(FEATURES):

@@ -84,7 +84,7 @@ def run_loaded_model(
     layout = layout_of(config, dist.get_world_size(), dist.get_rank())
     device.activate()
     try:
-        with applied_patches(hooks), process_groups(config, layout, device, hooks) as groups:
+        with applied_patches(hooks), process_groups(config, layout, device, hooks, {}) as groups:
             model_parallel_cuda_manual_seed(config.run.seed)
             bundle = build_model(config, hooks, groups, device, dtype=dtype)
             load_model(folder, family, config, bundle)

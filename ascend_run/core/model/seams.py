@@ -61,6 +61,8 @@ def wrap_modules(
     hooks: Hooks,
     ops: c.PlatformOps,
     policies: Mapping[int, LayerPolicy],
+    *,
+    device: c.Device,
     **arguments: Any,
 ) -> nn.Module:
     """Apply every module wrapper to one model chunk, inner seams first.
@@ -68,14 +70,14 @@ def wrap_modules(
     Args:
         ops: The model's operator table. Linears use its matmul, and their wrappers get it.
         policies: What is done with the activations of each layer.
-        arguments: Arguments that every hook of the model build takes.
+        arguments: Arguments that every hook of the model build takes, besides the device.
 
     Raises:
         HookError: A wrapper removed state-dict keys (it may add some), assigned a forward, or
             linked a forward that its plugin's manifest does not declare.
     """
     links = CollectedLinks(hooks)
-    wrappers = _Wrappers(hooks, links, arguments)
+    wrappers = _Wrappers(hooks, links, {"device": device, **arguments})
     if hasattr(model, "embedding"):
         wrappers.replace("ascend_embedding", model, "embedding")
     count = model.config.num_layers
@@ -94,7 +96,7 @@ def wrap_modules(
             wrappers.replace(hook, holder, seam, layer_index=index)
             if seam == "token_dispatcher":
                 call_experts_by_dispatcher(holder)
-        links.keep(layer, policies[index], arguments["device"])
+        links.keep(layer, policies[index], device)
         wrappers.replace("ascend_layer", parent, attribute, layer_index=index, num_layers=count)
     if model.post_process:
         wrappers.replace("ascend_output_layer", model, "output_layer")

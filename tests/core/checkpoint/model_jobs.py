@@ -95,7 +95,7 @@ def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[Tenso
     device = hooks.require("ascend_device", local_rank=0)
     device.activate()
     try:
-        with applied_patches(hooks), process_groups(config, layout, device, hooks) as groups:
+        with applied_patches(hooks), process_groups(config, layout, device, hooks, {}) as groups:
             model_parallel_cuda_manual_seed(case.seed)
             bundle = build_model(config, hooks, groups, device)
             wrap_data_parallel(bundle, config, hooks, groups, 1)

@@ -77,7 +77,7 @@ def test_ascend_optimizer_of_another_class_is_saved_and_resumes(tmp_path: Path) 
     assert all(torch.equal(resumed[name], weight) for name, weight in through.items())
 
 
-def test_ascend_mixed_precision_optimizer_wraps_the_class_first_plugin_innermost(
+def test_ascend_mixed_precision_optimizer_wraps_the_first_innermost(
     tmp_path: Path,
 ) -> None:
     marks: list[str] = []

@@ -162,7 +162,7 @@ def test_vectors_have_the_bits_of_the_built_in_optimizer() -> None:
         assert torch.equal(stepping.state[ours][name], state)
 
 
-def test_states_are_as_declared_after_a_step_and_as_adamws_in_a_checkpoint() -> None:
+def test_states_are_as_declared_and_as_adamws_in_a_checkpoint() -> None:
     found = spec()
     matrix, vector = nn.Parameter(draw((30, 20), 0)), nn.Parameter(draw((30,), 1))
     groups = [
