@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from configparser import ConfigParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
