@@ -65,7 +65,8 @@ def test_what_changes_the_model_is_left_out(file: Path) -> None:
 def test_what_the_config_refuses_is_left_out_with_the_refusal(file: Path) -> None:
     recompute = ["model.recompute_granularity=full", "model.recompute_method=uniform"]
     left_out = bundle(file, *recompute, "model.recompute_num_layers=1", level=2).left_out
-    assert "model.recompute_granularity=full saves no activations" in left_out["swap-attention"]
+    already = "within what model.recompute_granularity recomputes already"
+    assert already in left_out["swap-attention"]
 
 
 @pytest.mark.needs_plugins("ulysses", "ring-attention")
