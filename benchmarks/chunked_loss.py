@@ -27,10 +27,7 @@ class Peer:
     goal: float
 
 
-PEERS: Final = (
-    Peer(name="all-logits", label="F.cross_entropy of all logits", goal=1.3),
-    Peer(name="torch-chunks", label="torch's linear_cross_entropy in chunks", goal=1.0),
-)
+PEERS: Final = (Peer(name="all-logits", label="F.cross_entropy of all logits", goal=1.3),)
 
 
 def benchmarks() -> list[Benchmark]:

@@ -20,7 +20,7 @@ from .live_storages import LiveStorages
 
 # T tokens, H hidden size, V vocabulary
 
-PEERS: Final = ("all-logits", "torch-chunks")
+PEERS: Final = ("all-logits",)
 
 
 def leaves(tokens: int, hidden: int, words: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -42,10 +42,6 @@ def steps(peer: str, inputs: Sequence[Tensor]) -> tuple[Step, Step]:
     def all_logits() -> Tensor:
         return F.cross_entropy(F.linear(hidden_TH, weight_VH), labels_T)
 
-    def torch_chunks() -> Tensor:
-        options = torch.nn.LinearCrossEntropyOptions()
-        return F.linear_cross_entropy(hidden_TH, weight_VH, labels_T, options=options)
-
     def with_gradients(loss_of: Any) -> Step:
         def step() -> tuple[Tensor, ...]:
             loss = loss_of()
@@ -53,7 +49,7 @@ def steps(peer: str, inputs: Sequence[Tensor]) -> tuple[Step, Step]:
 
         return step
 
-    theirs = {"all-logits": all_logits, "torch-chunks": torch_chunks}[peer]
+    theirs = {"all-logits": all_logits}[peer]
     return with_gradients(ours), with_gradients(theirs)
 
 
