@@ -18,7 +18,6 @@ OTHER_MEANING = {
     "cuda": "torch's module, behind which Megatron works on every platform",
     "npu": "torch's word for a device of that kind",
     "compile": "Python's and re's function",
-    "recompute": "the field's word for computing again, in messages and names",
     "rms-norm": "the operator of that name in the platform's table",
     "rotary": "the operator of that name, and the part of the model that it serves",
     "shared-experts": "Megatron's submodule of a layer with experts",

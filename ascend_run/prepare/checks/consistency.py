@@ -17,7 +17,7 @@ from .rotary import rotary_problems
 _NOT_RECOMPUTED: Final = {
     "layernorm": "Megatron's recomputation of it needs Transformer Engine, which is not used",
     "mla_up_proj": "attention saves its inputs, whose memory cannot be freed and refilled",
-    "moe_act": "the built-in experts do not recompute their activation alone",
+    "moe_act": "the built-in experts cannot discard the output of their activation alone",
 }
 """Megatron's modules of selective recomputation that are not supported, with the reason."""
 
