@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ascend_run.ops.elementwise.adamw import adamw_step_
 from ascend_run.ops.elementwise.ema_adamw import warmed_up_decay
 
 AVERAGE = "ema"
@@ -49,26 +50,8 @@ class AveragingAdamW(torch.optim.Optimizer):
 
     def _step(self, group: dict[str, Any], params: list[Tensor]) -> None:
         states = [self._state(p) for p in params]
-        first, second, averages, steps = (
-            [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", AVERAGE, "step")
-        )
-        beta1, beta2 = group["betas"]
-        torch._foreach_add_(steps, 1)
-        torch._fused_adamw_(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            first,
-            second,
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
+        adamw_step_(group, params, states)
+        averages, steps = ([state[name] for state in states] for name in (AVERAGE, "step"))
         torch._foreach_lerp_(averages, params, self._weights(steps))
 
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:

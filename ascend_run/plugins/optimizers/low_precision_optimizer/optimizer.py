@@ -7,6 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ascend_run.ops.elementwise.adamw import adamw_, adamw_step_
+
 from .parameters import BLOCK, EIGHT_BITS, MOMENTS, WIDE
 from .quantization import Quantizer
 
@@ -72,15 +74,15 @@ class EightBitAdamW(torch.optim.Optimizer):
         self, group: dict[str, Any], parameter: Tensor, grad: Tensor, *, is_narrow: bool
     ) -> None:
         state = self.state[parameter]
-        step = state["step"].add_(1)
         if not is_narrow:
-            _adamw(group, step, parameter, grad, *(state[name] for name in _NAMES))
+            adamw_step_(group, [parameter], [state])
             return
+        step = state["step"].add_(1)
         moments = [state[f"{name}_{kind}"] for name in _NAMES for kind in ("codes", "scales")]
         first, second = self._quantizers_of(parameter)
         for p, g, *held in _chunks(parameter, grad.reshape(-1), *moments):
             wide_first, wide_second = first.dequantized(*held[:2]), second.dequantized(*held[2:])
-            _adamw(group, step, p, g, wide_first, wide_second)
+            adamw_(group, [p], [g], [wide_first], [wide_second], [step])
             _store(first, wide_first, *held[:2])
             _store(second, wide_second, *held[2:])
 
@@ -124,29 +126,3 @@ def _chunks(*tensors: Tensor) -> Any:
 def _store(quantizer: Quantizer, wide: Tensor, codes: Tensor, scales: Tensor) -> None:
     for target, value in zip((codes, scales), quantizer.quantized(wide), strict=True):
         target.copy_(value)
-
-
-def _adamw(
-    group: dict[str, Any],
-    step: Tensor,
-    parameter: Tensor,
-    grad: Tensor,
-    first: Tensor,
-    second: Tensor,
-) -> None:
-    beta1, beta2 = group["betas"]
-    torch._fused_adamw_(
-        [parameter],
-        [grad],
-        [first],
-        [second],
-        [],
-        [step],
-        lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
-        maximize=False,
-    )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ascend_run.ops.elementwise.adamw import adamw_step_
+
 from .newton_schulz import orthogonalized
 from .parameters import ADAMW, ALGORITHM, MUON, ROWS, FusedRows
 
@@ -48,7 +50,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 for parameter in params:
                     self._muon_step(group, parameter, parameter.grad)
             elif params:
-                self._adamw_step(group, params)
+                adamw_step_(group, params, [self._adamw_state(p) for p in params])
 
     def _muon_step(self, group: dict[str, Any], parameter_AB: Tensor, grad_AB: Tensor) -> None:
         options, state = self.options, self.state[parameter_AB]
@@ -70,29 +72,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
             scale = options.extra_scale_factor * _scale(options.scale_mode, *whole_AB.shape[-2:])
             direction_AB = orthogonalized(whole_AB, options.num_ns_steps, dtype)
             weight.add_(direction_AB.reshape(weight.shape), alpha=-lr * scale)
-
-    def _adamw_step(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        states = [self._adamw_state(p) for p in params]
-        first, second, steps = (
-            [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
-        )
-        beta1, beta2 = group["betas"]
-        torch._foreach_add_(steps, 1)
-        torch._fused_adamw_(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            first,
-            second,
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
 
     def _adamw_state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]

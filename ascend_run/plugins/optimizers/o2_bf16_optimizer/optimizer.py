@@ -7,6 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ascend_run.ops.elementwise.adamw import adamw_
+
 from .rounding import drawn, key_of, round_stochastically_
 
 CHUNK: Final = 2**20
@@ -53,22 +55,7 @@ class Bf16AdamW(torch.optim.Optimizer):
         flat = (parameter.view(-1), grad.reshape(-1), state["exp_avg"], state["exp_avg_sq"])
         for p, g, first, second in zip(*(x.view(-1).split(CHUNK) for x in flat), strict=True):
             wide_first, wide_second = first.float(), second.float()
-            beta1, beta2 = group["betas"]
-            torch._fused_adamw_(
-                [p],
-                [g],
-                [wide_first],
-                [wide_second],
-                [],
-                [step],
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-            )
+            adamw_(group, [p], [g], [wide_first], [wide_second], [step])
             first.copy_(wide_first)
             if key is not None:
                 round_stochastically_(wide_second, drawn(p, g, key))
