@@ -113,7 +113,7 @@ def _listed(defaults: Mapping[str, object]) -> str:
 
 def _keys(family: ModelFamily) -> Iterator[str]:
     for key in family.keys:
-        note = "" if key.form == "copy" else f", as {key.form.replace('_', ' ')}"
+        note = f", as {key.form.name.replace('_', ' ')}" if key.form else ""
         if key.default is attrs.NOTHING:
             default = "required"
         else:

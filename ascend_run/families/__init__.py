@@ -8,10 +8,7 @@ from .decoder import (
     attention_bias,
     fused_gate_up,
     fused_qkv,
-    layer_types,
     mlp_bias,
-    optional_window,
-    sliding_window,
 )
 from .deepseek import deepseek_expert_keys, deepseek_expert_tensors, group_keys
 from .derivation import derived
@@ -27,6 +24,7 @@ from .gemma import GEMMA, WINDOWED_GEMMA
 from .latent import latent_keys, latent_tensors, needs_latent_attention
 from .plugin import DENSE, FamilyPlugin, family_manifest
 from .scaling import scaling_factors
+from .windows import layer_types, optional_window, sliding_window
 
 __all__ = [
     "DECODER",

@@ -97,51 +97,6 @@ def mlp_bias(name: str = "mlp_bias") -> tuple[ConfigKey, ...]:
     return (ConfigKey(hf=name, field="model.add_mlp_bias", default=False),)
 
 
-def sliding_window(
-    default: int | None, form: str = "window", *, also: str = ""
-) -> tuple[ConfigKey, ...]:
-    """Return the key of the attention window; ``also`` is another name of it."""
-    return (
-        ConfigKey(
-            hf="sliding_window",
-            field="model.window_size",
-            default=default,
-            nullable=True,
-            form=form,
-            also=also,
-        ),
-    )
-
-
-def optional_window(bound: str = "window_from") -> tuple[ConfigKey, ...]:
-    """Return the keys of a window that ``use_sliding_window`` turns on, in some layers.
-
-    Args:
-        bound: Form of ``max_window_layers``, which ``layer_types`` overrides; empty if every layer
-            has the window, and neither is a key.
-    """
-    use = ConfigKey(
-        hf="use_sliding_window", field="model.window_size", default=False, form="window_use"
-    )
-    of_layers = ConfigKey(
-        hf="max_window_layers", field="model.window_attn_skip_freq", default=28, form=bound
-    )
-    by_layer = (of_layers, *layer_types()) if bound else ()
-    return (*sliding_window(4096, "window_or_0"), use, *by_layer)
-
-
-def layer_types() -> tuple[ConfigKey, ...]:
-    """Return the key of the layers that have the window; a missing one leaves the default."""
-    return (
-        ConfigKey(
-            hf="layer_types",
-            field="model.window_attn_skip_freq",
-            default=None,
-            form="layer_types",
-        ),
-    )
-
-
 def _tensors() -> Iterator[TensorMap]:
     yield TensorMap(megatron="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",))
     yield from norm_of_inputs("decoder.final_layernorm", "model.norm")

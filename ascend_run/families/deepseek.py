@@ -8,6 +8,7 @@ from typing import Final
 from ascend_run.plugin_api import Condition, ConfigKey, TensorMap
 
 from .decoder import HF_LAYER, LAYER
+from .expert_forms import DENSE_LAYERS_FIRST, EXPERT_WIDTHS, GROUPS
 from .experts import expert_tensors
 
 _MLP: Final = f"{LAYER}.mlp"
@@ -39,13 +40,13 @@ def deepseek_expert_keys(
             hf="first_k_dense_replace",
             field="model.moe_layer_freq",
             default=dense,
-            form="dense_layers_first",
+            form=DENSE_LAYERS_FIRST,
         ),
         ConfigKey(
             hf="n_shared_experts",
             field="model.moe_shared_expert_intermediate_size",
             default=shared,
-            form="expert_widths",
+            form=EXPERT_WIDTHS,
         ),
     )
 
@@ -55,7 +56,7 @@ def group_keys(num_groups: int | None, kept: int | None) -> tuple[ConfigKey, ...
 
     A class with a default number of groups has no model without: one group is written then.
     """
-    form = "groups" if num_groups else "copy"
+    form = GROUPS if num_groups else None
     return tuple(
         ConfigKey(hf=hf, field=f"model.moe_router_{name}", default=value, nullable=True, form=form)
         for hf, name, value in (

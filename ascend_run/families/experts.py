@@ -9,6 +9,7 @@ from typing import Final
 from ascend_run.plugin_api import Condition, ConfigKey, TensorMap
 
 from .decoder import HF_LAYER, LAYER
+from .forms import NEGATION
 
 EXPERT_DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
     {
@@ -51,7 +52,7 @@ def normalized_topk() -> tuple[ConfigKey, ...]:
             hf="norm_topk_prob",
             field="model.moe_router_pre_softmax",
             default=False,
-            form="negation",
+            form=NEGATION,
         ),
     )
 

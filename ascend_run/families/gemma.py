@@ -6,8 +6,10 @@ from typing import Final
 
 from ascend_run.plugin_api import ConfigKey, ModelFamily
 
-from .decoder import DECODER, attention_bias, layer_types, sliding_window
+from .decoder import DECODER, attention_bias
 from .derivation import derived
+from .forms import INVERSE_SQUARE_ROOT
+from .windows import layer_types, sliding_window
 
 GEMMA: Final[ModelFamily] = derived(
     DECODER,
@@ -39,7 +41,7 @@ WINDOWED_GEMMA: Final[ModelFamily] = derived(
             hf="query_pre_attn_scalar",
             field="model.softmax_scale",
             default=256,
-            form="inverse_square_root",
+            form=INVERSE_SQUARE_ROOT,
         ),
     ),
     key_defaults={"num_key_value_heads": 4},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ascend_run.plugin_api import ConfigKey
 
+from .forms import BASE_WIDTH, OVER_DEPTH
+
 
 def scaling_factors(embedding: float, depth: float, base_width: int) -> tuple[ConfigKey, ...]:
     """Return the keys of the factors on embeddings, residual branches and logits.
@@ -16,9 +18,9 @@ def scaling_factors(embedding: float, depth: float, base_width: int) -> tuple[Co
     return (
         ConfigKey(hf="scale_emb", field="model.embedding_multiplier", default=embedding),
         ConfigKey(
-            hf="scale_depth", field="model.residual_multiplier", default=depth, form="over_depth"
+            hf="scale_depth", field="model.residual_multiplier", default=depth, form=OVER_DEPTH
         ),
         ConfigKey(
-            hf="dim_model_base", field="model.logits_scaling", default=base_width, form="base_width"
+            hf="dim_model_base", field="model.logits_scaling", default=base_width, form=BASE_WIDTH
         ),
     )

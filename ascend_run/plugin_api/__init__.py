@@ -84,6 +84,7 @@ __all__ = [
     "HookKind",
     "HostCopier",
     "Keeping",
+    "KeyForm",
     "Layout",
     "LayoutError",
     "LegacyFlag",

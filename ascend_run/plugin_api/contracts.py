@@ -57,6 +57,7 @@ from ascend_run.types.forward import LinkPlace as LinkPlace
 from ascend_run.types.forward import NamedLink as NamedLink
 from ascend_run.types.forward import chain_of as chain_of
 from ascend_run.types.model import ConfigKey as ConfigKey
+from ascend_run.types.model import KeyForm as KeyForm
 from ascend_run.types.model import ModelFamily as ModelFamily
 from ascend_run.types.model import PlatformOps as PlatformOps
 from ascend_run.types.model import TensorMap as TensorMap

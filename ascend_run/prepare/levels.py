@@ -15,12 +15,12 @@ import attrs
 
 from ascend_run.plugin_api.errors import PluginResolutionError
 from ascend_run.registry.discovery import Catalogue
-from ascend_run.registry.explanation import BY_NAME
 from ascend_run.registry.kinds import Kind, Plugin
 from ascend_run.registry.pairs import exclusion
 from ascend_run.types.declarations import Numerics
 
 from .config.raw import COMMAND_LINE, RawConfig
+from .plan.explanation import BY_NAME
 from .plan.records import Bundle, Plan
 
 

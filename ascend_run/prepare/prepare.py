@@ -17,7 +17,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.core.run_files import run_folder_problems
 from ascend_run.plugin_api.errors import AscendRunError, ConfigError, PluginResolutionError
 from ascend_run.registry.discovery import Catalogue, discover
-from ascend_run.registry.explanation import check_hooks, idle
+from ascend_run.registry.hooks import check_hooks
 from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.lock import plugin_lock
 from ascend_run.registry.resolution import Resolution, resolve
@@ -31,6 +31,7 @@ from .conflicts import explained
 from .levels import Trial as LevelTrial
 from .levels import choose_members, with_level, without_disabled
 from .plan.building import build_plan
+from .plan.explanation import idle
 from .plan.json_values import plan_text
 from .plan.records import Bundle, Plan
 

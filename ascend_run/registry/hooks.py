@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
+from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import claims_of, implementations
 
 from .kinds import Plugin
 
 _REORDERING = ("tryfirst", "trylast", "wrapper", "hookwrapper")
+
+
+def check_hooks(plugins: Sequence[Plugin]) -> None:
+    """Raise if an implementation does not match the hook specifications.
+
+    Raises:
+        HookError: Names every such implementation and the nearest hook.
+    """
+    problems = [problem for plugin in plugins for problem in hook_problems(plugin)]
+    if problems:
+        raise HookError("a plugin does not match the hooks of the API", problems)
 
 
 def hook_problems(plugin: Plugin) -> list[str]:

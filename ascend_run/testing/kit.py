@@ -17,9 +17,9 @@ from ascend_run.plugin_api import AscendRunError, Numerics
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.prepare.config.raw import RawConfig, RawValue
+from ascend_run.prepare.plan.explanation import idle
 from ascend_run.prepare.prepare import PreparedRun, prepare_rank, prepare_raw
 from ascend_run.registry.discovery import discover
-from ascend_run.registry.explanation import idle
 from ascend_run.registry.hooks import hook_problems
 from ascend_run.testing.gloo_on_device import gloo_on_device, local_rank
 from ascend_run.testing.listeners import Listeners, unnamed_errors, watched_listeners

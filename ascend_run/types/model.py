@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from .attention import AttentionKernel
     from .condition import Condition
+    from .config import FieldSection
     from .moe import GroupedGemm
 
 _Form = TypeVar("_Form", bound=Callable[..., Any])
@@ -62,6 +63,20 @@ class PlatformOps:
 
 
 @attrs.frozen(kw_only=True)
+class KeyForm:
+    """Conversion of a ``config.json`` key whose values have another form in ``[model]``."""
+
+    name: str  #: Shown in the tables of docs/families: ``number_of_keys``.
+    to_ours: Callable[[Any, Mapping[str, Any]], Any]
+    """``(value, values)``: values of all keys without a form and of those before this one, by
+    field. ``attrs.NOTHING`` leaves the family's default. ValueError: states what was expected."""
+    to_theirs: Callable[[Any, FieldSection], Any]
+    """``(value, model)``: ``[model]`` with what Megatron derives for None. ``attrs.NOTHING`` is the
+    key's default. ValueError: states why the model has no such value."""
+    least: int | None = 1  #: Of a count; None: ``to_ours`` checks its values itself.
+
+
+@attrs.frozen(kw_only=True)
 class ConfigKey:
     """One key of a Hugging Face ``config.json`` and the config value that it maps to.
 
@@ -74,8 +89,7 @@ class ConfigKey:
     """Hugging Face's default for a missing key; ``attrs.NOTHING`` if the key is required."""
     also: str = ""  #: Another name that some folders have for it; read, and not written.
     nullable: bool = False  #: Whether it may be null, independently of ``default``.
-    form: str = "copy"
-    """Conversion of the value: ``copy``, or one of ``prepare/hugging_face/key_forms.py``."""
+    form: KeyForm | None = None  #: Conversion of the value; None: it is copied.
 
 
 @attrs.frozen(kw_only=True)

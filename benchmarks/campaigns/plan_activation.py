@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.plugin_api.hook_kinds import HookKind
+from ascend_run.prepare.plan.explanation import HookOwners
 from ascend_run.registry.discovery import discover
-from ascend_run.registry.explanation import HookOwners
 from ascend_run.registry.resolution import resolve
 from ascend_run.tools.plan.costs import with_costs
 

@@ -10,8 +10,8 @@ import pytest
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.hook_kinds import HookKind
+from ascend_run.prepare.plan.explanation import HookOwners
 from ascend_run.registry.discovery import discover
-from ascend_run.registry.explanation import HookOwners
 from ascend_run.registry.kinds import Kind
 from benchmarks.campaigns import plan_activation
 from benchmarks.campaigns.called_hooks import Call

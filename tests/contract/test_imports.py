@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 _TORCH_FREE = (
     "ascend_run.plugin_api",
-    "ascend_run.registry.explanation",
+    "ascend_run.prepare.plan.explanation",
     "ascend_run.registry.lock",
     "ascend_run.registry.loading",
     "ascend_run.prepare.prepare",

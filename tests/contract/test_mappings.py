@@ -25,15 +25,12 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "core/log/metrics.py": {"events[-1]", "r", "record"},
     },
     "Hugging Face's config.json, translated key by key": {
-        "core/hugging_face/expert_keys.py": {"values"},
-        "core/hugging_face/layer_rope.py": {"local"},
-        "core/hugging_face/layer_windows.py": {"values"},
         "core/hugging_face/parameter_rows.py": {"_MTP"},
         "core/model/rotary_scaling.py": {"given"},
         "prepare/hugging_face/config_keys.py": {
             *("family.defaults", "names", "remaining", "result", "values"),
         },
-        "prepare/hugging_face/key_forms.py": {"values"},
+        "prepare/hugging_face/layer_rope.py": {"local"},
         "prepare/hugging_face/latent_rope.py": {"found"},
         "prepare/hugging_face/rope.py": {"config_json", "parameters", "scalings"},
     },

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ascend_run.types.config import RunConfig
+from ascend_run.types.config import FieldSection, RunConfig
 
 
 def model_value(config: RunConfig, name: str) -> Any:
     """Return a ``[model]`` field, or the value that Megatron derives for None."""
     value = config.model[name]
     return derived_value(config, name) if value is None and name in _DERIVED else value
+
+
+def completed_model(config: RunConfig) -> FieldSection:
+    """Return ``[model]`` with the values that Megatron derives for None."""
+    return FieldSection({name: model_value(config, name) for name in config.model})
 
 
 def derived_value(config: RunConfig, name: str) -> Any:

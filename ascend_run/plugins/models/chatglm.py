@@ -7,6 +7,7 @@ from ascend_run.families import (
     FamilyPlugin,
     derived,
     family_manifest,
+    forms,
     fused_gate_up,
     fused_qkv,
 )
@@ -36,7 +37,9 @@ class ChatGlm(FamilyPlugin):
             ConfigKey(hf="layernorm_epsilon", field="model.layernorm_epsilon", default=1e-5),
             ConfigKey(hf="add_qkv_bias", field="model.add_qkv_bias", default=False),
             ConfigKey(hf="hidden_dropout", field="model.hidden_dropout", default=0.0),
-            ConfigKey(hf="rope_ratio", field="model.rotary_base", default=1.0, form="rope_ratio"),
+            ConfigKey(
+                hf="rope_ratio", field="model.rotary_base", default=1.0, form=forms.ROPE_RATIO
+            ),
         ),
         without=(
             *("vocab_size", "num_hidden_layers", "intermediate_size", "num_key_value_heads"),

@@ -15,6 +15,7 @@ from ascend_run.families import (
     latent_tensors,
     needs_latent_attention,
 )
+from ascend_run.families.expert_forms import TOPK_METHOD
 from ascend_run.plugin_api import ConfigKey
 
 
@@ -46,7 +47,7 @@ class DeepseekV2(FamilyPlugin):
                 hf="topk_method",
                 field="model.moe_router_group_topk",
                 default="greedy",
-                form="topk_method",
+                form=TOPK_METHOD,
             ),
         ),
         fixed={

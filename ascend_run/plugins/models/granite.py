@@ -8,6 +8,7 @@ from ascend_run.families import (
     attention_bias,
     derived,
     family_manifest,
+    forms,
     mlp_bias,
 )
 from ascend_run.plugin_api import ConfigKey
@@ -30,7 +31,7 @@ class Granite(FamilyPlugin):
                 hf="attention_multiplier",
                 field="model.softmax_scale",
                 default=1.0,
-                form="softmax_scale",
+                form=forms.SOFTMAX_SCALE,
             ),
         ),
         without=("head_dim",),

@@ -10,6 +10,7 @@ from ascend_run.families import (
     derived,
     expert_tensors,
     family_manifest,
+    forms,
     router_keys,
 )
 from ascend_run.plugin_api import ConfigKey
@@ -38,7 +39,7 @@ class Grok1(FamilyPlugin):
                 hf="attn_output_multiplier",
                 field="model.softmax_scale",
                 default=1.0,
-                form="softmax_scale",
+                form=forms.SOFTMAX_SCALE,
             ),
             ConfigKey(hf="max_attn_value", field="model.attn_logit_softcapping", default=30.0),
             ConfigKey(
@@ -48,7 +49,7 @@ class Grok1(FamilyPlugin):
                 hf="output_multiplier_scale",
                 field="model.logits_scaling",
                 default=1.0,
-                form="reciprocal",
+                form=forms.RECIPROCAL,
             ),
         ),
         key_defaults={

@@ -8,6 +8,7 @@ from ascend_run.families import (
     FamilyPlugin,
     derived,
     family_manifest,
+    forms,
     latent_keys,
     latent_tensors,
     mlp_bias,
@@ -34,7 +35,9 @@ class MiniCPM3(FamilyPlugin):
         keys=(
             *latent_keys(768, 256, plain=64, rotated=32),
             *mlp_bias(),
-            ConfigKey(hf="v_head_dim", field="model.v_head_dim", default=None, form="head_width"),
+            ConfigKey(
+                hf="v_head_dim", field="model.v_head_dim", default=None, form=forms.HEAD_WIDTH
+            ),
             *scaling_factors(12.0, 1.4, 256),
         ),
         key_defaults={

@@ -17,6 +17,7 @@ from ascend_run.families import (
     derived,
     expert_tensors,
     family_manifest,
+    forms,
     sliding_window,
 )
 from ascend_run.plugin_api import ConfigKey
@@ -50,7 +51,7 @@ class Phimoe(FamilyPlugin):
                 hf="original_max_position_embeddings",
                 field="model.rope_scaling_original_max_position_embeddings",
                 default=4096,
-                form="longrope_length",
+                form=forms.LONGROPE_LENGTH,
             ),
         ),
         key_defaults={

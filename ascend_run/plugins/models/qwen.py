@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest, fused_qkv
+from ascend_run.families import DECODER, FamilyPlugin, derived, family_manifest, forms, fused_qkv
 from ascend_run.plugin_api import ConfigKey
 
 
@@ -24,12 +24,15 @@ class Qwen(FamilyPlugin):
             "model.log_n_scaling_in_training": False,
         },
         keys=(
-            ConfigKey(hf="intermediate_size", field="model.ffn_hidden_size", form="doubled"),
+            ConfigKey(hf="intermediate_size", field="model.ffn_hidden_size", form=forms.DOUBLED),
             ConfigKey(hf="layer_norm_epsilon", field="model.layernorm_epsilon", default=1e-6),
             ConfigKey(hf="rotary_emb_base", field="model.rotary_base", default=10000.0),
             ConfigKey(hf="seq_length", field="model.max_position_embeddings", default=2048),
             ConfigKey(
-                hf="use_logn_attn", field="model.log_n_scaling_length", default=True, form="log_n"
+                hf="use_logn_attn",
+                field="model.log_n_scaling_length",
+                default=True,
+                form=forms.LOG_N,
             ),
             ConfigKey(hf="attn_dropout_prob", field="model.attention_dropout", default=0.0),
             ConfigKey(hf="kv_channels", field="model.kv_channels", default=128),

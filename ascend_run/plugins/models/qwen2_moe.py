@@ -15,6 +15,7 @@ from ascend_run.families import (
     router_keys,
     shared_expert_tensors,
 )
+from ascend_run.families.windows import WINDOW_BELOW
 from ascend_run.plugin_api import ConfigKey
 
 
@@ -33,7 +34,7 @@ class Qwen2Moe(FamilyPlugin):
             "model.moe_shared_expert_gate": True,
         },
         keys=(
-            *optional_window("window_below"),
+            *optional_window(WINDOW_BELOW),
             ConfigKey(hf="moe_intermediate_size", field="model.moe_ffn_hidden_size", default=1408),
             ConfigKey(
                 hf="shared_expert_intermediate_size",

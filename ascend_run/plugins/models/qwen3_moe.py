@@ -33,7 +33,7 @@ class Qwen3Moe(FamilyPlugin):
         },
         keys=(
             *attention_bias(),
-            *optional_window(""),
+            *optional_window(None),
             ConfigKey(hf="moe_intermediate_size", field="model.moe_ffn_hidden_size", default=768),
             *router_keys("num_experts", experts=128, topk=8, also="num_local_experts"),
             *normalized_topk(),

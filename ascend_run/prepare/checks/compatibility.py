@@ -10,7 +10,7 @@ from ascend_run.core.config.attention_needs import AttentionPart, attention_prob
 from ascend_run.core.config.optimizer import optimizer_problems
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.implementations import implementations
-from ascend_run.registry.explanation import idle
+from ascend_run.prepare.plan.explanation import idle
 from ascend_run.registry.kinds import Kind, kind_of
 from ascend_run.registry.resolution import Resolution, check_conditions
 from ascend_run.types.config import RunConfig

@@ -10,15 +10,19 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.core.config.rotary_keys import PREFIX
-from ascend_run.core.hugging_face.derived_fields import UNREPRESENTED, derived_value, model_value
-from ascend_run.core.hugging_face.layer_rope import nest_rope_parameters
-from ascend_run.plugin_api.contracts import ConfigKey, ModelFamily
+from ascend_run.core.hugging_face.derived_fields import (
+    UNREPRESENTED,
+    completed_model,
+    derived_value,
+)
+from ascend_run.plugin_api.contracts import ConfigKey, KeyForm, ModelFamily
+from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.prepare.config.bounds import LARGEST_COUNTS
-from ascend_run.types.config import RunConfig
+from ascend_run.types.config import FieldSection, RunConfig
 
-from .key_forms import FROM_ZERO, to_ours, to_theirs
 from .latent_rope import latent_rope, latent_rope_problems
+from .layer_rope import nest_rope_parameters
 from .neutral_fields import TRAINING_ONLY, neutral_fields
 from .rope import rope_keys, take_rope
 
@@ -44,7 +48,7 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
     problems += take_rope(remaining, values, partial=rotates_a_part, more=family.rope_parameters)
     if family.defaults.get("model.multi_latent_attention"):
         problems += latent_rope(values)
-    formed: list[tuple[ConfigKey, Any]] = []
+    formed: list[tuple[ConfigKey, KeyForm, Any]] = []
     for key in family.keys:
         if key.also in remaining:
             value = remaining.pop(key.also)
@@ -57,8 +61,8 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
         if expected := _expectation(key, value):
             problems.append(f"{key.hf} is {value!r}; expected {expected}")
             continue
-        if key.form != "copy":
-            formed.append((key, value))
+        if key.form is not None:
+            formed.append((key, key.form, value))
             continue
         if isinstance(key.default, float) and value is not None:
             value = float(value)
@@ -94,6 +98,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     Raises:
         ConfigError: Lists every field that the family's Hugging Face class cannot represent.
     """
+    model = completed_model(config)
     mapped = {key.field for key in family.keys}
     if any(key.hf == "rope_theta" for key in family.keys):
         mapped.add("model.rope_scaling_type")
@@ -110,9 +115,9 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     problems = [
         f"{field} is {value!r}; {family.architecture} has only {only!r}"
         for field, only in expected.items()
-        if field not in TRAINING_ONLY and not _same(value := _value(config, field, only), only)
+        if field not in TRAINING_ONLY and not _same(value := _value(model, field, only), only)
     ]
-    written = _written(family, config, problems)
+    written = _written(family, model, problems)
     problems += latent_rope_problems(config)
     if problems:
         raise ConfigError(
@@ -136,17 +141,16 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     return dict(sorted(result.items()))
 
 
-def _written(family: ModelFamily, config: RunConfig, problems: list[str]) -> dict[str, object]:
+def _written(family: ModelFamily, model: FieldSection, problems: list[str]) -> dict[str, object]:
     """Return the keys of a config.json; add fields that they cannot represent to ``problems``."""
     written: dict[str, object] = {}
     for key in family.keys:
         try:
-            plain = key.form == "copy"
-            value = _value(config, key.field, None) if plain else to_theirs(key, config)
+            value = _theirs(key, model)
         except ValueError as problem:
             problems.append(str(problem))
             continue
-        if value is None and plain and not (key.default is None or key.nullable):
+        if value is None and not (key.form or key.default is None or key.nullable):
             problems.append(f"{key.field} is None; {family.architecture} needs it")
         elif not _same(written.setdefault(key.hf, value), value):
             other = next(other.field for other in family.keys if other.hf == key.hf)
@@ -155,6 +159,18 @@ def _written(family: ModelFamily, config: RunConfig, problems: list[str]) -> dic
                 "so they must be equal"
             )
     return written
+
+
+def _theirs(key: ConfigKey, model: FieldSection) -> Any:
+    """Convert our value of a key; None if the installed Megatron has none."""
+    value = _value(model, key.field, None)
+    if key.form is None:
+        return value
+    try:
+        theirs = key.form.to_theirs(value, model)
+    except ValueError as problem:
+        raise ValueError(f"{key.field} is {show(value)}; {problem}") from None
+    return key.default if theirs is attrs.NOTHING else theirs
 
 
 def _flat(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,11 +196,13 @@ def _identity_problems(family: ModelFamily, remaining: dict[str, object]) -> lis
     return problems
 
 
-def _take_formed(formed: Iterable[tuple[ConfigKey, Any]], values: dict[str, Any]) -> Iterator[str]:
+def _take_formed(
+    formed: Iterable[tuple[ConfigKey, KeyForm, Any]], values: dict[str, Any]
+) -> Iterator[str]:
     """Convert the keys that have a form, in place; yield those that have no counterpart."""
-    for key, value in formed:
+    for key, form, value in formed:
         try:
-            ours = to_ours(key, value, values)
+            ours = form.to_ours(value, values)
         except ValueError as problem:
             yield f"{key.hf} is {value!r}: {problem}"
             continue
@@ -199,8 +217,9 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
     one that Hugging Face derives from other keys, may be null.
     """
     default = key.default
-    if key.form == "layer_types" or (value is None and (default is None or key.nullable)):
-        return None  # a form of layers checks them itself
+    least = 1 if key.form is None else key.form.least
+    if least is None or (value is None and (default is None or key.nullable)):
+        return None
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(default, float):
@@ -209,7 +228,6 @@ def _expectation(key: ConfigKey, value: Any) -> str | None:
         return None if sound and 0 <= value <= 1e30 and math.isfinite(value) else "a number >= 0"
     if isinstance(default, str):
         return None if isinstance(value, str) else "a string"
-    least = 0 if key.form in FROM_ZERO else 1
     is_count = isinstance(value, int) and not isinstance(value, bool)
     most = LARGEST_COUNTS.get(key.field.removeprefix("model."), _LARGEST_COUNT)
     if is_count and least <= value:
@@ -249,7 +267,6 @@ def _same(value: Any, other: object) -> bool:
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
-def _value(config: RunConfig, field: str, absent: object) -> Any:
+def _value(model: FieldSection, field: str, absent: object) -> Any:
     """Return a field of ``[model]``; ``absent`` if the installed Megatron does not have it."""
-    name = field.removeprefix("model.")
-    return model_value(config, name) if name in config.model else absent
+    return model.get(field.removeprefix("model."), absent)

@@ -18,10 +18,10 @@ from ascend_run.core.config.rotary_keys import (
     REQUIRED,
     SCALINGS,
 )
-from ascend_run.core.hugging_face.layer_rope import flatten_rope_parameters
 from ascend_run.types.config import RunConfig
 
 from .latent_rope import latent_parameters
+from .layer_rope import flatten_rope_parameters
 
 _SCALING_KEYS: Final = ("rope_parameters", "rope_scaling")
 _TYPE_KEYS: Final = ("rope_type", "type")

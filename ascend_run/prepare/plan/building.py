@@ -13,16 +13,16 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.implementations import claims_of, implementations
 from ascend_run.prepare.config.loading import ResolvedConfig
 from ascend_run.registry.discovery import Catalogue
-from ascend_run.registry.explanation import (
+from ascend_run.registry.kinds import Plugin, kind_of
+from ascend_run.registry.resolution import Resolution
+from ascend_run.types.layout import Layout, RankLists
+
+from .explanation import (
     explain_forwards,
     explain_hooks,
     explain_plugin,
     idle,
 )
-from ascend_run.registry.kinds import Plugin, kind_of
-from ascend_run.registry.resolution import Resolution
-from ascend_run.types.layout import Layout, RankLists
-
 from .records import Plan, PlannedLayout, PlannedPlugin, PlannedRank
 
 if TYPE_CHECKING:

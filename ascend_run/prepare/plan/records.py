@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from ascend_run.registry.explanation import ForwardLinks, HookOwners
 from ascend_run.types.run import ReportPanel
+
+from .explanation import ForwardLinks, HookOwners
 
 
 @attrs.frozen(kw_only=True)

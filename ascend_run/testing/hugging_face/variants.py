@@ -80,12 +80,12 @@ def sizes(family: ModelFamily) -> dict[str, Any]:
         of_field["num_query_groups"] = of_field["num_attention_heads"]
     for key in family.keys:
         field = key.field.removeprefix("model.")
-        if key.form == "copy" and field in of_field:
+        if key.form is None and field in of_field:
             found.setdefault(key.hf, of_field[field])
-        elif key.form in ("copy", "groups") and field in _GROUPS and key.default is not None:
+        elif field in _GROUPS and key.default is not None:
             found.setdefault(key.hf, _GROUPS[field])
-        elif key.form in _FORMED:
-            found.setdefault(key.hf, _FORMED[key.form])
+        elif key.form and key.form.name in _FORMED:
+            found.setdefault(key.hf, _FORMED[key.form.name])
     return {**_OF_ANY, **found}
 
 
@@ -103,13 +103,13 @@ def options(family: ModelFamily) -> Iterator[dict[str, Any]]:
 
 def _moved(key: ConfigKey) -> Any:
     field = key.field.removeprefix("model.")
-    if key.form in _MOVED_FORMS:
-        return _MOVED_FORMS[key.form]
-    if field in _MOVED and key.form == "copy" and _MOVED[field] != key.default:
+    if key.form and key.form.name in _MOVED_FORMS:
+        return _MOVED_FORMS[key.form.name]
+    if field in _MOVED and key.form is None and _MOVED[field] != key.default:
         return _MOVED[field]
     if isinstance(key.default, bool):
         return not key.default
-    if field in _SIZES or key.form != "copy":
+    if field in _SIZES or key.form is not None:
         return attrs.NOTHING
     if isinstance(key.default, float):
         return 0.75 * key.default if key.default else 0.5

@@ -9,7 +9,7 @@ import attrs
 
 from ascend_run.plugin_api import HookKind, Point
 from ascend_run.plugin_api.hook_points import hook_points
-from ascend_run.registry.explanation import HookOwners
+from ascend_run.prepare.plan.explanation import HookOwners
 
 PREFIX: Final = "ascend_"
 

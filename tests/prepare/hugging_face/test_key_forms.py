@@ -7,8 +7,9 @@ from typing import Any
 import attrs
 import pytest
 
-from ascend_run.families import optional_window
-from ascend_run.plugin_api import ConfigError, ConfigKey, ModelFamily
+from ascend_run.families import forms, layer_types, optional_window, sliding_window
+from ascend_run.families.windows import WINDOW_BELOW, WINDOW_FROM
+from ascend_run.plugin_api import ConfigError, ConfigKey, KeyForm, ModelFamily
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from tests.core.hugging_face.toy_families import DENSE as TOY
 from tests.support.family_checks import run_config
@@ -21,16 +22,11 @@ GIVEN = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
 }
-WINDOW = ConfigKey(
-    hf="sliding_window", field="model.window_size", default=None, nullable=True, form="window"
-)
-TYPES = ConfigKey(
-    hf="layer_types", field="model.window_attn_skip_freq", default=None, form="layer_types"
-)
+(WINDOW,), (TYPES,) = sliding_window(None), layer_types()
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def _key(hf: str, field: str, default: float, form: str) -> ConfigKey:
+def _key(hf: str, field: str, default: float, form: KeyForm | None) -> ConfigKey:
     return ConfigKey(hf=hf, field=f"model.{field}", default=default, form=form)
 
 
@@ -43,17 +39,17 @@ def family(*keys: ConfigKey) -> ModelFamily:
     [
         (WINDOW, 5, (4, 0)),
         (WINDOW, None, None),
-        (_key("scalar", "softmax_scale", 4, "inverse_square_root"), 25, 0.2),
-        (_key("scale", "softmax_scale", 1.0, "softmax_scale"), 0.3, 0.3),
-        (_key("depth", "residual_multiplier", 1.0, "over_depth"), 1.4, 0.7),
-        (_key("base", "logits_scaling", 1, "base_width"), 8, 4.0),
-        (_key("ratio", "rotary_base", 1.0, "rope_ratio"), 50.0, 5e5),
+        (_key("scalar", "softmax_scale", 4, forms.INVERSE_SQUARE_ROOT), 25, 0.2),
+        (_key("scale", "softmax_scale", 1.0, forms.SOFTMAX_SCALE), 0.3, 0.3),
+        (_key("depth", "residual_multiplier", 1.0, forms.OVER_DEPTH), 1.4, 0.7),
+        (_key("base", "logits_scaling", 1, forms.BASE_WIDTH), 8, 4.0),
+        (_key("ratio", "rotary_base", 1.0, forms.ROPE_RATIO), 50.0, 5e5),
     ],
-    ids=lambda value: getattr(value, "form", None),
+    ids=lambda value: value.form.name if isinstance(value, ConfigKey) else None,
 )
 def test_values_convert_both_ways(key: ConfigKey, theirs: Any, ours: Any) -> None:
     toy = family(key)
-    if key.form == "rope_ratio":
+    if key.form is forms.ROPE_RATIO:
         toy = attrs.evolve(toy, keys=tuple(k for k in toy.keys if k.hf != "rope_theta"))
     given = {**GIVEN, key.hf: theirs}
     assert config_from_hf(toy, given)[key.field] == ours
@@ -91,15 +87,16 @@ def test_windows_that_cannot_be_built_are_refused(changes: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("form", "bound", "flags"),
     [
-        ("window_from", 1, [0, 1, 1, 1]),
-        ("window_from", 0, None),
-        ("window_from", 4, [0, 0, 0, 0]),
-        ("window_below", 3, [1, 0, 1, 0]),
-        ("window_below", 0, [0, 0, 0, 0]),
+        (WINDOW_FROM, 1, [0, 1, 1, 1]),
+        (WINDOW_FROM, 0, None),
+        (WINDOW_FROM, 4, [0, 0, 0, 0]),
+        (WINDOW_BELOW, 3, [1, 0, 1, 0]),
+        (WINDOW_BELOW, 0, [0, 0, 0, 0]),
     ],
+    ids=lambda value: value.name if isinstance(value, KeyForm) else None,
 )
 def test_a_bound_of_layers_with_a_window_becomes_flags_and_returns(
-    form: str, bound: int, flags: list[int] | None
+    form: KeyForm, bound: int, flags: list[int] | None
 ) -> None:
     toy = family(*optional_window(form))
     given = {
@@ -119,8 +116,12 @@ def test_a_bound_of_layers_with_a_window_becomes_flags_and_returns(
     assert unused["model.window_size"] is unused[frequency] is None
 
 
-@pytest.mark.parametrize("form", ["reciprocal", "softmax_scale", "inverse_square_root"])
-def test_a_factor_of_zero_is_refused(form: str) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [forms.RECIPROCAL, forms.SOFTMAX_SCALE, forms.INVERSE_SQUARE_ROOT],
+    ids=lambda form: form.name,
+)
+def test_a_factor_of_zero_is_refused(form: KeyForm) -> None:
     toy = family(ConfigKey(hf="scale", field="model.softmax_scale", default=1.0, form=form))
     with pytest.raises(ConfigError, match=r"scale is 0\.0: expected a number above 0"):
         config_from_hf(toy, {**GIVEN, "scale": 0.0})
@@ -128,7 +129,7 @@ def test_a_factor_of_zero_is_refused(form: str) -> None:
 
 def test_log_n_scaling_begins_at_the_maximum_length() -> None:
     key = ConfigKey(
-        hf="use_logn_attn", field="model.log_n_scaling_length", default=True, form="log_n"
+        hf="use_logn_attn", field="model.log_n_scaling_length", default=True, form=forms.LOG_N
     )
     toy = family(key)
     given = {**GIVEN, "max_position_embeddings": 64}
@@ -194,7 +195,7 @@ def test_two_parts_of_a_head_are_refused() -> None:
 
 
 def test_another_name_of_a_key_is_read_and_not_written() -> None:
-    toy = family(_key("rate", "logits_scaling", 1.0, "copy"))
+    toy = family(_key("rate", "logits_scaling", 1.0, None))
     toy = attrs.evolve(toy, keys=(*toy.keys[:-1], attrs.evolve(toy.keys[-1], also="former_rate")))
     assert config_from_hf(toy, {**GIVEN, "former_rate": 3.0})["model.logits_scaling"] == 3.0
     written = config_to_hf(toy, run_config(toy, {**GIVEN, "former_rate": 3.0}))

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from ascend_run.core.hugging_face.layer_windows import kinds
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugins.models.gpt_oss import GptOss
+from ascend_run.prepare.hugging_face.config_keys import config_to_hf
 from tests.plugins.models.cases import BY_NAME
 from tests.support import family_checks
 
@@ -66,7 +66,8 @@ def test_every_other_layer_has_the_window_where_none_are_named() -> None:
     del given["layer_types"]
     known = {key.hf for key in GptOss.family.keys} | {"rope_parameters"}
     own = {"model_type": "gpt_oss", **{n: given[n] for n in known & given.keys()}}
-    assert kinds(family_checks.run_config(GptOss.family, own)) == config.layer_types
+    written = config_to_hf(GptOss.family, family_checks.run_config(GptOss.family, own))
+    assert written["layer_types"] == config.layer_types
 
 
 def test_blocks_without_scales_are_refused(folder: Path, tmp_path: Path) -> None:

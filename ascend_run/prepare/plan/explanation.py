@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ascend_run.plugin_api import HookError, HookKind, LinkPlace, Manifest
+from ascend_run.plugin_api import HookKind, LinkPlace, Manifest
 from ascend_run.plugin_api.hook_kinds import HookPoint
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import implementations
-
-from .hooks import hook_problems
-from .kinds import CHOSEN_WITH, Kind, Plugin, kind_of
-from .resolution import Resolution
+from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
+from ascend_run.registry.resolution import Resolution
 
 if TYPE_CHECKING:
     from ascend_run.types.config import RunConfig
@@ -42,17 +40,6 @@ class ForwardLinks:
     links: tuple[str, ...]  #: Plugins, innermost first.
     compilers: tuple[str, ...]
     """Plugins that compile groups of adjacent links, or exclude them from graphs."""
-
-
-def check_hooks(plugins: Sequence[Plugin]) -> None:
-    """Raise if an implementation does not match the hook specifications.
-
-    Raises:
-        HookError: Names every such implementation and the nearest hook.
-    """
-    problems = [problem for plugin in plugins for problem in hook_problems(plugin)]
-    if problems:
-        raise HookError("a plugin does not match the hooks of the API", problems)
 
 
 def explain_hooks(resolution: Resolution) -> tuple[HookOwners, ...]:

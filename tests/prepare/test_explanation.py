@@ -8,15 +8,15 @@ import pytest
 from ascend_run.plugin_api import Claim, Condition, HookError, LinkPlace, hookimpl, hookspecs
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.plugin_api.implementations import implementations
-from ascend_run.registry.explanation import (
+from ascend_run.prepare.plan.explanation import (
     ForwardLinks,
     HookOwners,
-    check_hooks,
     explain_forwards,
     explain_hooks,
     explain_plugin,
     idle,
 )
+from ascend_run.registry.hooks import check_hooks
 from ascend_run.registry.resolution import resolve
 from tests.support.fake_plugins import named, platform, plugin
 
