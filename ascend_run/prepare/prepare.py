@@ -28,8 +28,7 @@ from .checks.compatibility import compatibility_problems
 from .config.loading import ResolvedConfig, build_config, read_raw
 from .config.raw import COMMAND_LINE, RawConfig
 from .conflicts import explained
-from .levels import Trial as LevelTrial
-from .levels import choose_members, with_level, without_disabled
+from .levels import Trial, choose_members, with_level, without_disabled
 from .plan.building import build_plan
 from .plan.explanation import idle
 from .plan.json_values import plan_text
@@ -218,12 +217,12 @@ def _with_level(
         return raw, None
     enabled = without_disabled(raw, known)
 
-    def attempt(features: Sequence[str]) -> LevelTrial:
+    def attempt(features: Sequence[str]) -> Trial:
         try:
             tried = resolve_run(raw.replacing(COMMAND_LINE, enable=[*features]), known, world_size)
-            return LevelTrial(problems=frozenset(tried.problems()), idle=tried.idle)
+            return Trial(problems=frozenset(tried.problems()), idle=tried.idle)
         except AscendRunError as error:
-            return LevelTrial(problems=frozenset(error.problems or [error.headline]))
+            return Trial(problems=frozenset(error.problems or [error.headline]))
 
     if raw.level is None:
         return raw.replacing(f"{COMMAND_LINE}, --disable", enable=enabled), None

@@ -89,7 +89,9 @@ class ConfigKey:
     """Hugging Face's default for a missing key; ``attrs.NOTHING`` if the key is required."""
     also: str = ""  #: Another name that some folders have for it; read, and not written.
     nullable: bool = False  #: Whether it may be null, independently of ``default``.
-    form: KeyForm | None = None  #: Conversion of the value; None: it is copied.
+    form: KeyForm | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.instance_of(KeyForm))
+    )  #: Conversion of the value; None: it is copied.
 
 
 @attrs.frozen(kw_only=True)

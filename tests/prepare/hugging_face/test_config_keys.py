@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_run.families.windows import WINDOW_FROM
 from ascend_run.plugin_api import ConfigError, ConfigKey, RunConfig
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf, config_to_hf
 from tests.core.hugging_face.tiny_models import TinyModel
@@ -191,7 +192,7 @@ def test_every_fault_of_a_config_stands_in_one_message() -> None:
 def test_counts_above_what_can_be_planned_are_refused(key: str, count: int, most: int) -> None:
     """Before the list of the windows of each layer is built, which would exhaust the memory."""
     key_of_window = ConfigKey(
-        hf="max_window_layers", field="model.window_attn_skip_freq", default=1, form="window_from"
+        hf="max_window_layers", field="model.window_attn_skip_freq", default=1, form=WINDOW_FROM
     )
     family = attrs.evolve(SPARSE_FAMILY, keys=(*SPARSE_FAMILY.keys, key_of_window))
     with pytest.raises(ConfigError) as caught:
