@@ -20,7 +20,7 @@ _READERS: Final[Mapping[str, str]] = {
     "ascend_run.core.model.attention": """
         attention_dropout rotary_interleaved softmax_type
     """,
-    "ascend_run.ops.attention.layer_window": "window_attn_skip_freq window_size",
+    "ascend_run.plugin_api.layer_window": "window_attn_skip_freq window_size",
     "ascend_run.core.model.experts": """
         activation_func_clamp_value glu_linear_offset moe_ffn_hidden_size
     """,

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api import ConfigKey, FieldSection, KeyForm
+from ascend_run.plugin_api.layer_window import layer_window
 
 _FULL, _WINDOW = _KINDS = ("full_attention", "sliding_attention")
 _LAYERS: Final = "model.num_layers"

@@ -16,10 +16,10 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from ascend_run.core.config.attention_needs import declared_by
-from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.ops.autograd_function import Function
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import ConfigError, HookError
+from ascend_run.plugin_api.layer_window import layer_window
 
 from .assembly import Assembly
 from .batch_mask import BatchMask

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.plugin_api.layer_window import layer_window
 from ascend_run.types.config import FieldSection
 
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.")

@@ -13,10 +13,10 @@ import attrs
 
 from ascend_run.core.config.linear_biases import linear_biases
 from ascend_run.core.hugging_face.derived_fields import model_value
-from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.plugin_api.expert_layers import moe_layers
+from ascend_run.plugin_api.layer_window import layer_window
 from ascend_run.tools.convert.formats.megatron_args import make_args
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.formats.shard_layout import LayoutOptions

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ascend_run.ops.attention.layer_window import layer_window
 from ascend_run.plugin_api.contracts import ParameterCost
+from ascend_run.plugin_api.layer_window import layer_window
 from ascend_run.types.config import RunConfig
 
 from .sizes import Sizes
