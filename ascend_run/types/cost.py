@@ -54,6 +54,7 @@ class Storage(enum.StrEnum):
 
     DEVICE = "device"  #: On the device.
     HOST = "host"  #: Offloaded to the host.
+    FILE = "file"  #: Offloaded to a file.
     NONE = "none"  #: Not saved.
 
 
@@ -131,13 +132,12 @@ class SavedChange:
     """A change to activations saved for backward; equal ones of several plugins are one."""
 
     tensors: tuple[str, ...]  #: Patterns of ``part.name``.
-    layers: tuple[int, ...] | None = None
-    """Indices in the whole model; None: all layers of this rank."""
+    layers: tuple[int, ...] | None = None  #: Indices in the whole model; None: all of this rank.
     storage: Storage = Storage.DEVICE  #: Where they are stored; ``none``: they are not saved.
     factor: float = 1.0  #: Factor on their size.
     at_least: float = 0.0  #: Only tensors of at least this size. Unit: bytes.
     ahead: int = 0
-    """On the host: how many layers before their own backward they are prefetched, which is also how
+    """Offloaded: how many layers before their own backward they are prefetched, which is also how
     many of the last layers are never offloaded. Unit: layers."""
 
 

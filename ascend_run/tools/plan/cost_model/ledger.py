@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Final
 
 import attrs
 
@@ -20,6 +21,9 @@ from ascend_run.plugin_api.contracts import (
 
 from .backward import Step
 
+OFFLOADED: Final = (Storage.HOST, Storage.FILE)
+"""Where saved activations take no device memory."""
+
 
 @attrs.define
 class Saved:
@@ -30,7 +34,7 @@ class Saved:
     nbytes: float
     storage: Storage = Storage.DEVICE
     ahead: int = 0
-    """On the host: how many layers before its own backward it is prefetched."""
+    """Offloaded: how many layers before its own backward it is prefetched."""
     again: int | None = None
     """If recomputed: the layer at whose backward its forward is recomputed."""
     discarded: bool = False
@@ -185,7 +189,7 @@ class Ledger:
                 wanted = _matches(tensor.key, change.tensors) and tensor.nbytes >= change.at_least
                 if not wanted or tensor.storage is Storage.NONE:
                     continue
-                if change.storage is Storage.HOST and (layer, tensor.part) in self.repeated:
+                if change.storage in OFFLOADED and (layer, tensor.part) in self.repeated:
                     continue  # what is recomputed there is not saved
                 tensor.nbytes *= change.factor
                 if change.storage is not Storage.DEVICE:

@@ -13,7 +13,7 @@ import attrs
 
 from ascend_run.plugin_api.contracts import Phase, Storage
 
-from .ledger import Ledger, Saved
+from .ledger import OFFLOADED, Ledger, Saved
 from .schedule import Waiting
 from .state import State
 
@@ -112,12 +112,9 @@ class _Walk:
         self, ledger: Ledger, chunks: Sequence[Sequence[int]], state: State, ends: Ends
     ) -> None:
         self.ledger, self.chunks, self.state, self.ends = ledger, chunks, state, ends
-        self.here = {
-            n: sum(t.nbytes for t in _at(k, Storage.DEVICE)) for n, k in ledger.saved.items()
-        }
-        self.away = {
-            n: sum(t.nbytes for t in _at(k, Storage.HOST)) for n, k in ledger.saved.items()
-        }
+        self.here = self._by_layer(Storage.DEVICE)
+        self.away = self._by_layer(*OFFLOADED)
+        self.on_host = self._by_layer(Storage.HOST)
 
     def backward(self, chunk: int, waiting: Mapping[int, int]) -> Iterator[_Held]:
         """Yield the moments of the loss and the backward of one chunk and micro-batch."""
@@ -125,7 +122,7 @@ class _Walk:
         is_last = chunk == len(self.chunks) - 1
         live = sum(count * self._chunk_bytes(other) for other, count in waiting.items())
         host = sum(
-            count * sum(self.away[layer] for layer in self.chunks[other])
+            count * sum(self.on_host[layer] for layer in self.chunks[other])
             for other, count in waiting.items()
         )
         live += 2 * ends.hidden if ends.pipelined else 0.0
@@ -152,7 +149,7 @@ class _Walk:
                 yield _Held(f"backward of layer {layer}, {moment}", live + held, gradients, host)
             live -= sum(t.nbytes for t in ledger.saved[layer])
             live -= self._fetched(layers, position) - self.away[layer]
-            host -= self.away[layer]
+            host -= self.on_host[layer]
             gradients += 0.0 if adds_up else self._gradients(layer=layer)
         if ends.embedding_gradient and chunk == 0:
             held = live - ends.embedding_norm + ends.embedding_gradient
@@ -187,6 +184,10 @@ class _Walk:
                     break
                 later += self.here[layer]
 
+    def _by_layer(self, *storages: Storage) -> dict[int, float]:
+        saved = self.ledger.saved.items()
+        return {layer: sum(t.nbytes for t in _at(kept, *storages)) for layer, kept in saved}
+
     def _chunk_bytes(self, chunk: int) -> float:
         """What one forward of a chunk leaves on the device."""
         ends, is_last = self.ends, chunk == len(self.chunks) - 1
@@ -195,11 +196,11 @@ class _Walk:
         return sum(self.here[layer] for layer in self.chunks[chunk]) + output + ends.batch
 
     def _fetched(self, layers: Sequence[int], position: int) -> float:
-        """What is back from the host, or has not left, when the backward has come to a place."""
+        """What was brought back, or has not left, when the backward has come to a place."""
         return sum(
             t.nbytes
             for place, layer in enumerate(layers[: position + 1])
-            for t in _at(self.ledger.saved[layer], Storage.HOST)
+            for t in _at(self.ledger.saved[layer], *OFFLOADED)
             if position - place <= t.ahead
         )
 
@@ -216,5 +217,5 @@ class _Walk:
         )
 
 
-def _at(saved: Sequence[Saved], storage: Storage) -> Iterator[Saved]:
-    return (tensor for tensor in saved if tensor.storage is storage)
+def _at(saved: Sequence[Saved], *storages: Storage) -> Iterator[Saved]:
+    return (tensor for tensor in saved if tensor.storage in storages)

@@ -1,0 +1,78 @@
+"""Copies between a device and memory-mapped files, for machines whose device is the host itself."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_CHUNK: Final = 16 * 2**20
+"""Bytes that are mapped at once while copying; a multiple of every page size."""
+
+
+class FileCopier:
+    """plugin_api's HostCopier on memory-mapped files in place of host memory.
+
+    Every copy on the "host" is a file of its own, without a name: the system deletes it with its
+    tensor, however the process ends. Its pages are written to the disk and leave memory as soon as
+    they are copied, in either direction. Copies are complete when the calls return.
+
+    Args:
+        folder: Existing folder, on a disk: a file system in memory (tmpfs) saves nothing.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """Copy to a new file.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written to.
+        """
+        source = tensor.detach().contiguous()
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            descriptor = file.fileno()
+            # Reserved here, since a full disk would kill the process when it writes to the mapping.
+            os.posix_fallocate(descriptor, 0, source.nbytes)
+            host = torch.from_file(
+                f"/proc/self/fd/{descriptor}", shared=True, size=source.numel(), dtype=source.dtype
+            )
+            _copy(_bytes(source), _bytes(host), mapped=host)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # starts writing to the disk
+        return host.view(source.shape)
+
+    def wait_host(self) -> None:
+        """Do nothing: no copy is pending."""
+
+    def to_device(self, host: Tensor, out: Tensor) -> None:
+        """Copy from the file of ``host`` to a contiguous ``out``."""
+        _copy(_bytes(host), _bytes(out.detach()), mapped=host)
+
+    def wait_device(self) -> None:
+        """Do nothing: no copy is pending."""
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _copy(source: Tensor, target: Tensor, *, mapped: Tensor) -> None:
+    """Copy bytes chunk by chunk; of the one that is mapped, no more than a chunk is in memory."""
+    for start in range(0, len(source), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        target[part].copy_(source[part])
+        _unload(mapped.data_ptr() + start, len(source[part]))
+
+
+def _unload(address: int, nbytes: int) -> None:
+    """Remove pages of a shared mapping from memory; what was written to them is in the file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED):
+        number = ctypes.get_errno()
+        raise OSError(number, f"madvise: {os.strerror(number)}")
