@@ -154,8 +154,8 @@ _PARALLEL: Final = (
     Bug(
         name="blind2-swap-finds-copies-by-size",
         what="offloaded activations of one size share a host copy, that of the first of them",
-        target="ascend_run.plugins.memory.swap_attention.swapper:Call.pack",
-        old="block = self._leaving.get(address)",
+        target="ascend_run.plugins.memory.swap_attention.call:Call.pack",
+        old="block = self._leaving.get(key)",
         new="block = next((b for b in self._leaving.values() "
         "if b.host.numel() == storage.nbytes()), None)",
         plugins=("swap-attention",),

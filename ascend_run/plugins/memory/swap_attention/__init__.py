@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -12,6 +14,7 @@ from ascend_run.plugin_api import (
     CostChange,
     Device,
     ForwardLink,
+    HostCopier,
     Keeping,
     Layout,
     LegacyFlag,
@@ -68,6 +71,10 @@ class SwapAttentionConfig:
     recompute_mlp_layers: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Number of layers per rank whose MLP (dense or experts) is recomputed in backward instead of
     saved: the first of every chunk, then the second of every chunk. Unit: layers."""
+    folder: str | None = None
+    """Existing folder on a disk, for memory-mapped files in place of host memory; they have no
+    names, so nothing is left there. For the CPU, whose memory is the host's; copies then are not
+    overlapped. Default: host memory."""
 
 
 class SwapAttention:
@@ -107,14 +114,19 @@ class SwapAttention:
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
         option = "plugins.swap-attention.recompute_mlp_layers"
-        return count_problems(option, self.config.recompute_mlp_layers, config, layout)
+        problems = count_problems(option, self.config.recompute_mlp_layers, config, layout)
+        folder = self.config.folder
+        if folder is not None and not os.path.isdir(folder):
+            missing = f"plugins.swap-attention.folder={folder} is not an existing folder"
+            problems.append(f"swap-attention: {missing}; create it, or name another one")
+        return problems
 
     @hookimpl
     def ascend_cost(self) -> CostChange:
         """Return the activations that are offloaded."""
         swapped = SavedChange(
             tensors=tuple(f"{_PARTS[name]}.*" for name in self.config.modules),
-            storage=Storage.HOST,
+            storage=Storage.HOST if self.config.folder is None else Storage.FILE,
             at_least=self.config.min_bytes,
             ahead=self.config.prefetch,
         )
@@ -124,24 +136,33 @@ class SwapAttention:
     def ascend_activation_policy(
         self, place: int, chunk: int, num_chunks: int
     ) -> Mapping[str, ActivationTreatment]:
-        swapped = ActivationTreatment(Keeping.OFFLOAD, self._links)
+        swapped = ActivationTreatment(Keeping.OFFLOAD, partial(self._links, (chunk, place)))
         policy = dict.fromkeys(self.config.modules, swapped)
         if is_among_first(self.config.recompute_mlp_layers, place, chunk, num_chunks):
             policy["mlp"] = recomputed()
         return policy
 
     def _links(
-        self, layer: nn.Module, parts: Sequence[str], device: Device
+        self, index: tuple[int, int], layer: nn.Module, parts: Sequence[str], device: Device
     ) -> Mapping[str, ForwardLink]:
+        if self._swapper is None:
+            self._swapper = self._make_swapper(device)
+        names = [name for name in MODULES if name in parts]
+        links = self._swapper.links([getattr(layer, name) for name in names], index)
+        return dict(zip(names, links, strict=True))
+
+    def _make_swapper(self, device: Device) -> Swapper:
+        from ascend_run.ops.transfer.file_copier import FileCopier
+
         from .swapper import Swapper
 
-        if self._swapper is None:
-            self._swapper = Swapper(
-                device, min_bytes=self.config.min_bytes, prefetch=self.config.prefetch
-            )
-        names = [name for name in MODULES if name in parts]
-        links = self._swapper.links([getattr(layer, name) for name in names])
-        return dict(zip(names, links, strict=True))
+        options = self.config
+        copier: HostCopier = device.host_copier()
+        if options.folder is not None:
+            copier = FileCopier(options.folder)
+        return Swapper(
+            device.torch_device, copier, min_bytes=options.min_bytes, prefetch=options.prefetch
+        )
 
     @hookimpl
     def ascend_before_step(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial, run_trial
@@ -42,3 +44,23 @@ def test_the_modules_and_the_layers_that_are_named_are_those_that_change() -> No
     assert change.saved[0].tensors == ("self_attention.*", "mlp_norm.*")
     weights = 3 * 32 * 48
     assert cost.flops - plain.flops == 2 * weights * 16 * 4
+
+
+def test_what_goes_to_files_is_in_no_memory(tmp_path: Path) -> None:
+    """On the CPU all that goes to host memory counts as before, though it exists twice where it is
+    prefetched."""
+    config = {**DENSE, "data.seq_length": 64, "model.num_layers": 4, "train.global_batch_size": 1}
+    swapping = {**config, "plugins.swap-attention.min_bytes": 1}
+    in_files = {**swapping, "plugins.swap-attention.folder": str(tmp_path)}
+    _, (plain,) = planned(config)
+    _, (in_memory,) = planned(swapping, ("swap-attention",))
+    _, (cost,) = planned(in_files, ("swap-attention",))
+    offloaded = sum(
+        tensor.nbytes
+        for tensors in cost.rank.saved.values()
+        for tensor in tensors
+        if tensor.part == "self_attention"
+    )
+    assert in_memory.memory.activations - cost.memory.activations == offloaded > 0
+    assert in_memory.memory.activations > plain.memory.activations > cost.memory.activations
+    assert cost.memory.host == 0

@@ -9,9 +9,19 @@ from ascend_run.testing.parity import Case, Parity
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import run_trial
 
+from .recorded import Record, recorded_trial
+
 EVERYTHING = {"plugins.swap-attention.min_bytes": 1}
 SWAPPED = "swap-attention/swap_bytes"
 LATE = "swap-attention/late_fetches"
+MICRO_BATCHES = 8
+CHUNKS = {
+    "model.num_layers": 8,
+    "model.hidden_dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "parallel.virtual_pipeline_model_parallel_size": 2,
+    "train.global_batch_size": MICRO_BATCHES,
+}
 
 
 @pytest.mark.parametrize(("prefetch", "model"), [(0, "moe"), (1, "dense"), (2, "moe")])
@@ -58,26 +68,42 @@ def test_the_default_leaves_a_tiny_models_tensors_where_they_are(parity: Parity)
 
 
 def test_no_bit_changes_in_a_virtual_pipeline(gloo_pool: GlooPool) -> None:
-    """On two ranks with two chunks each, where backwards run in the order of the schedule."""
-    chunks = {
-        "model.num_layers": 4,
-        "parallel.virtual_pipeline_model_parallel_size": 2,
-        "train.global_batch_size": 8,
-    }
-    case = Case(plugins=(), layout={"pp": 2}, config=chunks, options=EVERYTHING)
+    """On two ranks with two chunks of two layers each, with dropout."""
+    case = Case(plugins=(), layout={"pp": 2}, config=CHUNKS, options=EVERYTHING)
     for steps in (0, 3):
-        plain, swapped = (
-            gloo_pool.run(run_trial, 2, case.trial(names, steps=steps, sharded=True))
-            for names in ((), ("swap-attention",))
-        )
-        for one, other in zip(swapped, plain, strict=True):
+        plain = gloo_pool.run(run_trial, 2, case.trial((), steps=steps, sharded=True))
+        trial = case.trial(("swap-attention",), steps=steps, sharded=True)
+        swapped = gloo_pool.run(recorded_trial, 2, trial)
+        for (one, records), other in zip(swapped, plain, strict=True):
             assert one.losses == other.losses
             assert one.metrics[SWAPPED] > 0
             if steps:
                 assert one.metrics[LATE] == 0  # the first step recorded the order
+                assert len(records) == steps
+            for record in records:
+                check(record)
             for shard, expected in zip(one.shards, other.shards, strict=True):
                 assert shard.name == expected.name
                 assert torch.equal(shard.tensor, expected.tensor), shard.name
+
+
+def check(record: Record) -> None:
+    """Assert that backwards have the order of Megatron's interleaved schedule, and that each fetch
+    is that of the next one."""
+    expected = [
+        (chunk, place, group + of_group)
+        for group in range(0, MICRO_BATCHES, 2)
+        for chunk in (1, 0)
+        for of_group in (0, 1)
+        for place in (1, 0)
+    ]
+    done, fetched = 0, 0
+    for what, forward in record:
+        assert forward == expected[done], f"{what} after {done} backwards"
+        done += what == "backward"
+        fetched += what == "fetch"
+    assert done == len(expected)
+    assert fetched >= done // 2
 
 
 @pytest.mark.exhaustive(by=lambda model: [model])

@@ -22,10 +22,12 @@ def problems(
     recomputed: int = 0,
     layout: Layout | None = None,
     modules: tuple[str, ...] = ("self_attention",),
+    folder: str | None = None,
     **model: Any,
 ) -> list[str]:
     run = RunConfig(model=model_fields({"num_layers": 8, **model}), parallel=parallel_fields())
-    plugin = SwapAttention(SwapAttentionConfig(recompute_mlp_layers=recomputed, modules=modules))
+    options = SwapAttentionConfig(recompute_mlp_layers=recomputed, modules=modules, folder=folder)
+    plugin = SwapAttention(options)
     return list(plugin.ascend_check(config=run, layout=layout or Layout()))
 
 
@@ -66,6 +68,14 @@ def test_more_layers_to_recompute_than_a_rank_has_are_refused() -> None:
     assert problems(4, halves) == []
     (problem,) = problems(5, halves)
     assert "recompute_mlp_layers=5 is more than the 4 layers of a pipeline rank" in problem
+
+
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
+    assert problems(folder=str(tmp_path)) == []
+    folder = str(tmp_path / name) if name else ""
+    (problem,) = problems(folder=folder)
+    assert f"swap-attention.folder={folder} is not an existing folder; create it" in problem
 
 
 def test_a_feed_forward_is_not_recomputed_twice() -> None:

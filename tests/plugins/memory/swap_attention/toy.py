@@ -58,10 +58,10 @@ def make_stack(num_layers: int = 3, dtype: torch.dtype = torch.float32) -> Stack
     return Stack(num_layers).to(dtype)
 
 
-def swap(plugin: SwapAttention, stack: Stack, device: Any) -> None:
+def swap(plugin: SwapAttention, stack: Any, device: Any) -> None:
     """Install the links of every layer's attention as the kernel does."""
-    for attention in stack.attention:
-        policy = plugin.ascend_activation_policy(place=0, chunk=0, num_chunks=1)
+    for place, attention in enumerate(stack.attention):
+        policy = plugin.ascend_activation_policy(place=place, chunk=0, num_chunks=1)
         make = policy["self_attention"].links
         assert make is not None
         layer = SimpleNamespace(self_attention=attention)
