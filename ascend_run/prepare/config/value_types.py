@@ -108,7 +108,7 @@ def describe(expected: Any) -> str:
     if _list_kind(expected) is not None:
         return f"a list of {_WORDS.get(arguments[0] if arguments else Any, ('', 'values'))[1]}"
     if origin is dict or origin is Mapping:
-        return "a table"
+        return f"a table of {_WORDS.get(arguments[1] if arguments else Any, ('', 'values'))[1]}"
     return f"a {getattr(expected, '__name__', expected)}"
 
 

@@ -25,8 +25,8 @@ from ascend_run.plugin_api import (
 SMALL_MB: Final = 10
 """For groups that exchange a few numbers. Source: MindSpeed's adaptive sizes."""
 _MIB: Final = 2**20
-_BY_DEFAULT: Final = ("dp", "dp_cp", "expt_dp")
-"""Groups of gradients and parameters: their buckets exceed any buffer."""
+_BY_DEFAULT: Final = ("dp", "dp_cp", "expt_dp", "embd", "pos_embd")
+"""Groups of gradients and parameters, which are sent once in a step, in messages of any size."""
 _ROUTED: Final = ("ep", "expt_tp")
 """Groups whose messages depend on how many tokens a rank's experts get."""
 _TOKENS: Final = ("all_to_all", "all_gather", "reduce_scatter")
@@ -38,6 +38,9 @@ class CommBufferAutoConfig:
 
     sizes: Mapping[str, int] = attrs.field(factory=dict, converter=FrozenMapping)
     """Process group -> buffer, in place of the computed one, as in ``{tp = 64}``. Unit: MiB."""
+    max_mb: int = attrs.field(default=200, validator=attrs.validators.ge(1))
+    """Largest computed buffer, by default that of hccl; larger messages are sent in slices. Unit:
+    MiB."""
     expert_imbalance: float = attrs.field(default=2.0, validator=attrs.validators.ge(1.0))
     """Tokens that the experts of one rank get, as a multiple of the mean over ranks."""
 
@@ -68,9 +71,9 @@ class Message:
 class CommBufferAuto:
     """Give each process group a communication buffer of the size of its largest message.
 
-    Cost: none. It saves buffers where messages are smaller than the backend's default (200 MB of
-    hccl), and slices of messages where they are larger. Numerics: bitwise neutral. Source:
-    MindSpeed's ``--hccl-group-buffer-adaptive``.
+    Cost: slices of messages larger than ``max_mb``. It saves buffers where messages are smaller
+    than the backend's default (200 MB of hccl). Numerics: bitwise neutral. Source: MindSpeed's
+    ``--hccl-group-buffer-adaptive``.
     """
 
     manifest = Manifest(
@@ -114,7 +117,9 @@ class CommBufferAuto:
         small = CommOptions(buffer_mb=SMALL_MB, why="a few numbers")
         found = dict.fromkeys(groups_of_few_numbers(layout), small)
         for name, message in largest_messages(layout, communication, imbalance).items():
-            found[name] = CommOptions(buffer_mb=message.buffer_mb, why=str(message))
+            size, most = message.buffer_mb, self.config.max_mb
+            why = str(message) if size <= most else f"{message}; in slices of at most {most} MiB"
+            found[name] = CommOptions(buffer_mb=min(size, most), why=why)
         for name, size in self.config.sizes.items():
             found[name] = CommOptions(buffer_mb=size, why="plugins.comm-buffer-auto.sizes")
         return found
@@ -165,5 +170,4 @@ def _group_sizes(layout: Layout) -> dict[str, int]:
         "expt_tp": layout.expt_tp,
         "tp_ep": layout.expt_tp * layout.ep,
         "mp": layout.tp * layout.pp,
-        "embd": min(2, layout.pp),
     }

@@ -54,7 +54,8 @@ EXPERTS: Mapping[str, Any] = {
 
 def sizes(config: Mapping[str, Any], plugins: tuple[str, ...] = ()) -> dict[str, int]:
     """Return process group -> MiB of a large run on 16 ranks."""
-    prepared, _ = planned({**LARGE, **config}, (NAME, *plugins), world_size=16)
+    values = {**LARGE, f"plugins.{NAME}.max_mb": 10_000, **config}
+    prepared, _ = planned(values, (NAME, *plugins), world_size=16)
     cost = cost_data(prepared.config, prepared.layout, Hooks(prepared.instances()))
     return {group.group: group.buffer_mb for group in cost.groups or ()}
 
@@ -115,9 +116,23 @@ def test_what_arrives_of_an_all_gather_counts() -> None:
 
 
 def test_gradients_keep_the_default_and_few_numbers_are_small() -> None:
-    found = sizes({**SP, **PP, **EP, **WHOLE, **EXPERTS})
-    assert not {"dp", "dp_cp", "expt_dp"} & found.keys()
+    tied = {"model.share_embeddings_and_output_weights": True}
+    found = sizes({**SP, **PP, **EP, **WHOLE, **EXPERTS, **tied})
+    assert not {"dp", "dp_cp", "expt_dp", "embd", "pos_embd"} & found.keys()
     assert {found[name] for name in ("mp", "tp_cp", "tp_dp_cp", "tp_ep_pp")} == {SMALL_MB}
+
+
+def test_no_computed_size_exceeds_the_largest() -> None:
+    values = {**LARGE, **TP, f"plugins.{NAME}.max_mb": 200}
+    prepared, _ = planned(values, (NAME,), world_size=16)
+    groups = cost_data(prepared.config, prepared.layout, Hooks(prepared.instances())).groups
+    found = {group.group: group for group in groups or ()}
+    assert 2 * mb(hidden()) > found["tp"].buffer_mb == 200
+    assert "in slices of at most 200 MiB" in found["tp"].why
+    assert (
+        sizes({**TP, f"plugins.{NAME}.max_mb": 200, f"plugins.{NAME}.sizes": {"tp": 300}})["tp"]
+        == 300
+    )
 
 
 def test_sizes_of_the_user_win() -> None:
@@ -176,13 +191,14 @@ def test_no_message_of_a_step_exceeds_the_computed_one(
     computed = {name: message.times * message.nbytes for name, message in found.items()}
     outcomes = gloo_pool.run(run_trial, RANKS, Trial(plugins=plugins, config=config, steps=1))
     seen = {
-        name: max(largest(layout, name, rank, one.collective_calls) for rank, one in numbered)
+        name: max(largest(layout, name, n, one.collective_calls) for n, one in enumerate(outcomes))
         for name in AXES
         if name not in ("dp", "dp_cp", "expt_dp")
-        for numbered in [list(enumerate(outcomes))]
     }
     times = 2.0 if model == "moe" else 1.0  # the largest may be one that depends on the routing
-    assert any(name in computed and computed[name] <= times * seen[name] for name in seen)
+    exchanging = [name for name in seen if seen[name] and name in computed]
+    assert exchanging
+    assert all(computed[name] <= times * seen[name] for name in exchanging)
     for name, nbytes in seen.items():
         assert nbytes <= max((computed[n] for n in same(layout, name, computed)), default=0)
 
