@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
-
-import attrs
 
 from .protocol import Benchmark, Settings, device, worker
 from .ring_worker import MEMORY
@@ -18,45 +15,29 @@ MOST_BYTES: Final = 15.0
 """Percent of the bytes that all logits take."""
 
 
-@attrs.frozen(kw_only=True)
-class Peer:
-    """Another way to compute the loss, and how much faster ours must be."""
-
-    name: str
-    label: str
-    goal: float
-
-
-PEERS: Final = (Peer(name="all-logits", label="F.cross_entropy of all logits", goal=1.3),)
-
-
-def benchmarks() -> list[Benchmark]:
-    times = [
-        Benchmark(
-            name=f"{PREFIX} vs {peer.label}",
-            goal=f">= {peer.goal:g} x",
-            measure=functools.partial(_times, peer),
-        )
-        for peer in PEERS
-    ]
-    return [*times, Benchmark(name=_BYTES, goal=f"<= {MOST_BYTES:g} %", measure=_bytes)]
-
-
+GOAL: Final = 1.3
+_TIMES: Final = f"{PREFIX} vs F.cross_entropy of all logits"
 _BYTES: Final = f"{PREFIX}, bytes of those of all logits"
 
 
-def _times(peer: Peer, settings: Settings) -> Row:
+def benchmarks() -> list[Benchmark]:
+    return [
+        Benchmark(name=_TIMES, goal=f">= {GOAL:g} x", measure=_times),
+        Benchmark(name=_BYTES, goal=f"<= {MOST_BYTES:g} %", measure=_bytes),
+    ]
+
+
+def _times(settings: Settings) -> Row:
     """Both alternate in one process, so that they read the same tensors."""
-    name = f"{PREFIX} vs {peer.label}"
-    settings.report(name)
-    words = ["--peer", peer.name, "--pairs", str(settings.pairs)]
-    result = _result(*words, "--steps", str(max(1, settings.steps // 2)))
+    settings.report(_TIMES)
+    steps = max(1, settings.steps // 2)
+    result = _result("--pairs", str(settings.pairs), "--steps", str(steps))
     row = compared(
-        name=name,
+        name=_TIMES,
         ours=result["ours"],
         peer=result["peer"],
         unit="s",
-        goal=peer.goal,
+        goal=GOAL,
         note=f"loss and gradients within {result['difference']:.1e}; hidden size 512; "
         f"{_mib(result)}",
         device=device(),
@@ -68,7 +49,7 @@ def _times(peer: Peer, settings: Settings) -> Row:
 def _bytes(settings: Settings) -> Row:
     """Of one step each, without the inputs."""
     settings.report(_BYTES)
-    result = _result("--peer", PEERS[0].name, "--pairs", "0")
+    result = _result("--pairs", "0")
     row = bounded(
         name=_BYTES,
         value=100 * result["ours_bytes"] / result["peer_bytes"],

@@ -1,4 +1,4 @@
-"""Compute the loss of a projection to a vocabulary, forward and backward, ours and a peer
+"""Compute the loss of a projection to a vocabulary, forward and backward, ours and torch's
 alternately; one JSON line."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,6 @@ from .live_storages import LiveStorages
 
 # T tokens, H hidden size, V vocabulary
 
-PEERS: Final = ("all-logits",)
-
 
 def leaves(tokens: int, hidden: int, words: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Hidden state [T, H], weight [V, H] and labels [T]."""
@@ -31,8 +29,8 @@ def leaves(tokens: int, hidden: int, words: int, dtype: torch.dtype) -> tuple[Te
     return hidden_TH, weight_VH, torch.randint(words, (tokens,), generator=generator)
 
 
-def steps(peer: str, inputs: Sequence[Tensor]) -> tuple[Step, Step]:
-    """Ours and the peer: functions that return the mean loss and both gradients."""
+def steps(inputs: Sequence[Tensor]) -> tuple[Step, Step]:
+    """Ours, and torch's of all logits: functions that return the mean loss and both gradients."""
     hidden_TH, weight_VH, labels_T = inputs
     mask_T = torch.ones(len(labels_T))
 
@@ -49,8 +47,7 @@ def steps(peer: str, inputs: Sequence[Tensor]) -> tuple[Step, Step]:
 
         return step
 
-    theirs = {"all-logits": all_logits}[peer]
-    return with_gradients(ours), with_gradients(theirs)
+    return with_gradients(ours), with_gradients(all_logits)
 
 
 def peak_bytes(step: Step, inputs: Sequence[Tensor]) -> int:
@@ -63,7 +60,6 @@ def peak_bytes(step: Step, inputs: Sequence[Tensor]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--words", type=int, default=65536)
@@ -73,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     dtype = llama.DTYPES[options.dtype]
     inputs = leaves(options.tokens, options.hidden, options.words, dtype)
-    ours, peer = steps(options.peer, inputs)
+    ours, peer = steps(inputs)
     results = ours()
     result: dict[str, Any] = {
         "difference": difference(results, peer()),

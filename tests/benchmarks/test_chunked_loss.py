@@ -46,9 +46,8 @@ def test_a_sixth_of_the_bytes_is_too_many(monkeypatch: pytest.MonkeyPatch) -> No
     assert (by_bytes.ours, by_bytes.met) == (16.0, False)
 
 
-@pytest.mark.parametrize("peer", chunked_loss_worker.PEERS)
-def test_both_compute_the_same(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--peer", peer, *TINY, "--dtype", "fp32", "--pairs", "2", "--steps", "1"]
+def test_both_compute_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TINY, "--dtype", "fp32", "--pairs", "2", "--steps", "1"]
     chunked_loss_worker.main(words)
     result = json.loads(capsys.readouterr().out)
     assert result["difference"] <= 1e-5
@@ -58,7 +57,7 @@ def test_both_compute_the_same(peer: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("index", range(3))
 def test_a_difference_of_the_loss_or_a_gradient_is_seen(index: int) -> None:
     inputs = chunked_loss_worker.leaves(8, 4, 12, torch.float32)
-    ours, peer = chunked_loss_worker.steps("all-logits", inputs)
+    ours, peer = chunked_loss_worker.steps(inputs)
     wrong = [tensor.clone() for tensor in ours()]
     assert difference(wrong, peer()) <= 1e-5
     wrong[index].view(-1)[-1] += wrong[index].abs().max()
@@ -69,5 +68,5 @@ def test_the_peak_of_all_logits_is_theirs_three_times_and_a_gradient() -> None:
     """Logits and their logarithms of probabilities are kept; gradients of both are made."""
     inputs = chunked_loss_worker.leaves(512, 8, 1024, torch.float32)
     logits = 512 * 1024 * 4
-    _, peer = chunked_loss_worker.steps("all-logits", inputs)
+    _, peer = chunked_loss_worker.steps(inputs)
     assert 3 * logits <= chunked_loss_worker.peak_bytes(peer, inputs) <= 3.2 * logits

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from ascend_run.ops.autograd_function import Function
 
+from .weight_gradient import plus_product
 from .wide_matmul import Matmul
 
 CHUNK_BYTES: Final = 64 * 2**20
@@ -227,7 +228,7 @@ class _LinearCrossEntropy(Function):
                 torch.mul(matmul(dlogits, factor_VH), mask_C1, out=dhidden[rows])
             if wants_weight:
                 masked = hidden_CH.to(kept) * mask_C1
-                dweight = _plus_product(dweight, dlogits, masked, sum_dtype, matmul)
+                dweight = plus_product(dweight, dlogits, masked, sum_dtype, matmul)
             if dbias is not None:
                 dbias += matmul(mask_C1.t(), dlogits)[0]
         if wants_weight and dweight is None:  # no tokens
@@ -251,27 +252,18 @@ def _capped(logits_CV: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     return logits_CV.div_(softcap).tanh_().to(dtype, copy=True).mul_(softcap)
 
 
-def _plus_product(
-    total_VH: Tensor | None,
-    dlogits_CV: Tensor,
-    hidden_CH: Tensor,
-    dtype: torch.dtype,
-    matmul: Matmul,
-) -> Tensor:
-    """Return ``total + dlogits.T @ hidden``, in place if there is a total; else in ``dtype``."""
-    if total_VH is None:
-        return matmul(dlogits_CV.t(), hidden_CH).to(dtype)
-    if total_VH.dtype == dlogits_CV.dtype:
-        return total_VH.addmm_(dlogits_CV.t(), hidden_CH)
-    return total_VH.add_(matmul(dlogits_CV.t(), hidden_CH))
-
-
 def _scaled(gradient: Tensor, dloss: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``gradient * dloss``; skips the multiply if dloss is 1, where reading it needs no
     sync."""
     if dloss.device.type == "cpu" and dloss == 1:
         return gradient.to(dtype)
-    return (gradient * dloss).to(dtype)
+    if gradient.dtype == dtype:
+        return gradient * dloss
+    scaled = torch.empty_like(gradient, dtype=dtype)
+    size = _rows(gradient, ROW_BYTES, DEVICE_ROW_BYTES, gradient.dtype, 1)
+    for part, to in zip(gradient.view(-1).split(size), scaled.view(-1).split(size), strict=True):
+        to.copy_(part * dloss)
+    return scaled
 
 
 class _VocabCrossEntropy(Function):

@@ -8,7 +8,7 @@ Source: Megatron-LM's gradient accumulation fusion.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from ascend_run.ops.tensor_marks import mark
 from .wide_matmul import Matmul
 
 MatmulAdd: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+PRODUCT_BYTES: Final = 2 * 2**20
+"""Of a product that a CPU adds to a sum in another dtype, at a time: what its caches hold."""
 
 
 def matmul_add_fp32(sum_NK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
@@ -33,6 +35,31 @@ def matmul_add_fp32(sum_NK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
         torch.addmm(sum_NK, a_TN.t(), b_TK, out_dtype=torch.float32, out=sum_NK)
     else:
         sum_NK.addmm_(a_TN.t().to(sum_NK.dtype), b_TK.to(sum_NK.dtype))
+
+
+def plus_product(
+    sum_NK: Tensor | None, a_TN: Tensor, b_TK: Tensor, dtype: torch.dtype, matmul: Matmul = torch.mm
+) -> Tensor:
+    """Return ``sum + a.T @ b``, in place if there is a sum.
+
+    Args:
+        dtype: Of the sum; that of a and b or a wider one.
+
+    Numerics: with a wider sum each product is rounded to a's dtype. A CPU multiplies by blocks of
+    rows then, so that a block is added while it is in the cache; that takes less than half the time
+    of the whole product's sum.
+    """
+    if dtype == a_TN.dtype:
+        return matmul(a_TN.t(), b_TK) if sum_NK is None else sum_NK.addmm_(a_TN.t(), b_TK)
+    num_rows, width = a_TN.shape[1], b_TK.shape[1]
+    if sum_NK is None:
+        sum_NK = a_TN.new_zeros((num_rows, width), dtype=dtype)
+    is_cpu = sum_NK.device.type == "cpu"
+    size = max(1, PRODUCT_BYTES // (a_TN.itemsize * width) if is_cpu else num_rows)
+    for start in range(0, num_rows, size):
+        rows = slice(start, start + size)
+        sum_NK[rows].add_(matmul(a_TN[:, rows].t(), b_TK))
+    return sum_NK
 
 
 def weight_gradient(

@@ -126,6 +126,7 @@ def test_chunks_have_as_many_tokens_as_their_bytes_allow(
     assert seen == tokens
 
 
+@pytest.mark.usefixtures("chunk_bytes")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_softcapped_logits_of_half_precision_are_close(dtype: torch.dtype) -> None:
     """Gradients within 8 units of eps of the logits, which are in the inputs' dtype."""

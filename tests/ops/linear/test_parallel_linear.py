@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ascend_run.ops.linear import sliced_matmul
+from ascend_run.ops.linear import weight_gradient as gradients
 from ascend_run.ops.linear.parallel_linear import LinearCollectives, linear_link
-from ascend_run.ops.linear.weight_gradient import matmul_add_fp32, weight_gradient
+from ascend_run.ops.linear.weight_gradient import (
+    matmul_add_fp32,
+    plus_product,
+    weight_gradient,
+)
 from ascend_run.testing.pool import GlooPool
 
 from . import parallel_linear_jobs as jobs
@@ -163,6 +168,32 @@ def test_a_product_is_added_in_the_dtype_of_the_sum(dtype: torch.dtype) -> None:
     matmul_add_fp32(total, a, b)
     exact = 1 + a.double().t() @ b.double()
     assert (total - exact).abs().max() <= 64 * torch.finfo(wide).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("block", "sizes"), [(2**20, [5]), (2 * 3 * 2, [2, 2, 1]), (1, [1] * 5)], ids=str
+)
+def test_a_wider_sum_takes_products_of_a_few_rows(
+    monkeypatch: pytest.MonkeyPatch, block: int, sizes: list[int]
+) -> None:
+    """At least one; two rows of three bf16 numbers take 12 bytes. Whole numbers are exact."""
+    monkeypatch.setattr(gradients, "PRODUCT_BYTES", block)
+    seen: list[int] = []
+
+    def matmul(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+        seen.append(len(input))
+        return torch.mm(input, mat2, out=out)
+
+    generator = torch.Generator().manual_seed(0)
+    total, want = None, torch.zeros(5, 3).double()
+    for _ in range(2):
+        a, b = (torch.randint(-4, 5, (7, n), generator=generator).bfloat16() for n in (5, 3))
+        total = plus_product(total, a, b, torch.float32, matmul)
+        want += a.double().t() @ b.double()
+    assert total is not None
+    assert total.dtype is torch.float32
+    assert torch.equal(total.double(), want)
+    assert seen == 2 * sizes
 
 
 def test_a_tied_weight_gets_zeros_beside_what_was_added() -> None:

@@ -1,6 +1,6 @@
 """What the loss holds: chunks of logits, and the gradients that it takes in its forward.
 
-The formulas are those of ``ops.linear.linear_cross_entropy``.
+The formulas are those of ``ops.linear.linear_cross_entropy`` and ``ops.linear.weight_gradient``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from .sizes import Sizes
 _CHUNK_BYTES = {True: 64 * 2**20, False: 256 * 2**20}
 _ROW_BYTES = {True: 2 * 2**20, False: 128 * 2**20}
 """Whether the ranks compute on a processor -> bytes."""
+_PRODUCT_BYTES = 2 * 2**20
 _WIDE = 4
 
 
@@ -48,7 +49,10 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     first = chunk == sizes.tokens
     softmax = logits + wide + hidden + (0 if first else weight)
     masked = chunk * sizes.hidden * item
-    matmul = weight + masked + (0 if first or item == _WIDE else rows * sizes.hidden * item)
+    product = 0 if first or item == _WIDE else rows * sizes.hidden * item
+    if config.platform == "cpu":
+        product = min(product, max(_PRODUCT_BYTES, sizes.hidden * item))
+    matmul = weight + masked + product
     output = sizes.shared_tokens * sizes.hidden * sizes.item_bytes  # of the final norm
     gathered = sizes.tokens * sizes.hidden * sizes.item_bytes if output and layout.tp > 1 else 0
     if not config.parallel.sequence_parallel:
