@@ -12,9 +12,11 @@ from ascend_run.ops.elementwise.adamw import adamw_, adamw_step_
 from .parameters import BLOCK, EIGHT_BITS, MOMENTS, WIDE
 from .quantization import Quantizer
 
-CHUNK: Final = 2**20
-"""Elements that are updated at once, which bounds the float32 copies of the moments; a multiple of
-the block."""
+CHUNK: Final = 2**18
+"""Elements that a CPU updates at once: float32 copies of their moments stay in its caches. A
+multiple of the block."""
+DEVICE_CHUNK: Final = 2**20
+"""The same on another device."""
 _NAMES: Final = ("exp_avg", "exp_avg_sq")
 
 
@@ -39,13 +41,15 @@ class EightBitAdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Step; there is no closure."""
         for group in self.param_groups:
-            is_narrow = group[MOMENTS] == EIGHT_BITS
-            for parameter in group["params"]:
-                if is_narrow and "exp_avg" in self.state.get(parameter, {}):
-                    self._quantize(parameter)
-                if parameter.grad is not None:
-                    self._state(parameter, is_narrow=is_narrow)
-                    self._step(group, parameter, parameter.grad, is_narrow=is_narrow)
+            params = [p for p in group["params"] if p.grad is not None]
+            if group[MOMENTS] == EIGHT_BITS:
+                for parameter in group["params"]:
+                    if "exp_avg" in self.state.get(parameter, {}):
+                        self._quantize(parameter)
+                for parameter in params:
+                    self._step(group, parameter, parameter.grad)
+            elif params:
+                adamw_step_(group, params, [self._wide_state(p) for p in params])
 
     @torch.no_grad()
     def expand_states(self) -> None:
@@ -70,13 +74,8 @@ class EightBitAdamW(torch.optim.Optimizer):
             for source, *of_chunk in _chunks(wide, codes, scales):
                 _store(quantizer, source.to(parameter.device), *of_chunk)
 
-    def _step(
-        self, group: dict[str, Any], parameter: Tensor, grad: Tensor, *, is_narrow: bool
-    ) -> None:
-        state = self.state[parameter]
-        if not is_narrow:
-            adamw_step_(group, [parameter], [state])
-            return
+    def _step(self, group: dict[str, Any], parameter: Tensor, grad: Tensor) -> None:
+        state = self._narrow_state(parameter)
         step = state["step"].add_(1)
         moments = [state[f"{name}_{kind}"] for name in _NAMES for kind in ("codes", "scales")]
         first, second = self._quantizers_of(parameter)
@@ -86,17 +85,21 @@ class EightBitAdamW(torch.optim.Optimizer):
             _store(first, wide_first, *held[:2])
             _store(second, wide_second, *held[2:])
 
-    def _state(self, parameter: Tensor, *, is_narrow: bool) -> None:
+    def _wide_state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
-        if state:
-            return
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        for name in _NAMES:
-            if not is_narrow:
-                state[name] = torch.zeros_like(parameter)
-                continue
-            codes, scales = _empty(parameter)
-            state[f"{name}_codes"], state[f"{name}_scales"] = codes.zero_(), scales.zero_()
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state |= {name: torch.zeros_like(parameter) for name in _NAMES}
+        return state
+
+    def _narrow_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for name in _NAMES:
+                codes, scales = _empty(parameter)
+                state[f"{name}_codes"], state[f"{name}_scales"] = codes.zero_(), scales.zero_()
+        return state
 
     def _quantizers_of(self, parameter: Tensor) -> tuple[Quantizer, Quantizer]:
         """Return those of the first moment and of the second, which is not negative."""
@@ -118,7 +121,8 @@ def _empty(parameter: Tensor) -> tuple[Tensor, Tensor]:
 def _chunks(*tensors: Tensor) -> Any:
     """Yield flat views of the same chunk of each tensor, of elements or of scales."""
     numel = tensors[0].numel()
-    sizes = [CHUNK if t.numel() == numel else CHUNK // BLOCK for t in tensors]
+    chunk = CHUNK if tensors[-1].device.type == "cpu" else DEVICE_CHUNK
+    sizes = [chunk if t.numel() == numel else chunk // BLOCK for t in tensors]
     flat = (t.view(-1).split(size) for t, size in zip(tensors, sizes, strict=True))
     return zip(*flat, strict=True)
 

@@ -39,15 +39,20 @@ class Quantizer:
     """Quantizes to one set of values, on one device."""
 
     def __init__(self, *, signed: bool, device: torch.device) -> None:
-        values = torch.tensor(dynamic_values(signed=signed), dtype=torch.float64)
-        self.values = values.to(device, torch.float32)
-        borders = ((values[1:] + values[:-1]) / 2).to(torch.float32)
-        self.borders = F.pad(borders, (0, 1), value=torch.inf).to(device)
-        # Cells of floats with the same upper 16 bits hold at most one border each.
-        cells = (torch.arange(2**16) << 16).to(torch.int32)
-        smallest = torch.where(cells < 0, cells | 0xFFFF, cells).view(torch.float32)
-        self.lowest_codes = torch.bucketize(smallest, borders, out_int32=True, right=True)
-        self.lowest_codes = self.lowest_codes.to(device)
+        exact = torch.tensor(dynamic_values(signed=signed), dtype=torch.float64)
+        values = exact.to(torch.float32)
+        borders = ((exact[1:] + exact[:-1]) / 2).to(torch.float32)
+        # Each two codes are looked up at once, as an int16.
+        codes = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.uint8)
+        self._pairs = values.index_select(0, codes.int()).view(torch.int64).to(device)
+        # A cell, of places with the same upper 16 bits, has one border at most. With its entry, the
+        # code of a place is the upper half of their sum: the lower half carries at the border.
+        cells = torch.arange(2**15, dtype=torch.int32) << 16
+        lowest = torch.where(cells < 2**30, cells, ~cells).view(torch.float32)
+        entries = (torch.bucketize(lowest, borders, out_int32=True, right=True) << 16) - cells
+        places = _places(borders)
+        entries[places >> 16] += -places & 0xFFFF
+        self._entries = entries.to(device)
 
     def quantized(self, wide_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes [N] in uint8 and scales [K] in float32.
@@ -56,20 +61,31 @@ class Quantizer:
         value is kept exactly and the codes of dequantized values are the same.
         """
         (length,) = wide_N.shape
-        blocks = F.pad(wide_N, (0, -length % BLOCK)).view(-1, BLOCK)
+        blocks = _padded(wide_N).view(-1, BLOCK)
         low, high = blocks.amin(dim=-1), blocks.amax(dim=-1)
         scales = torch.where(high >= -low, high, low)
         scales = torch.where(scales.abs() < _SMALLEST, 0.0, scales)
         divisors = torch.where(scales == 0, torch.inf, scales)
-        units = (blocks / divisors.unsqueeze(-1)).view(-1)
-        cells = (units.view(torch.int32) >> 16).bitwise_and_(0xFFFF)
-        codes = self.lowest_codes.index_select(0, cells)
-        codes += units >= self.borders.index_select(0, codes)
+        places = _places((blocks / divisors.unsqueeze(-1)).view(-1))
+        codes = self._entries.index_select(0, places >> 16).add_(places).bitwise_right_shift_(16)
         return codes.to(torch.uint8)[:length], scales
 
     def dequantized(self, codes_N: Tensor, scales_K: Tensor) -> Tensor:
         """Return float32 values, [N]."""
         (length,) = codes_N.shape
-        units = self.values.index_select(0, codes_N.int())
-        units = F.pad(units, (0, -length % BLOCK)).view(-1, BLOCK)
+        pairs = _padded(codes_N).view(torch.int16).int().add_(2**15)
+        units = self._pairs.index_select(0, pairs).view(torch.float32).view(-1, BLOCK)
         return units.mul_(scales_K.unsqueeze(-1)).view(-1)[:length]
+
+
+def _padded(tensor_N: Tensor) -> Tensor:
+    """Return the tensor with zeros up to whole blocks."""
+    missing = -len(tensor_N) % BLOCK
+    return F.pad(tensor_N, (0, missing)) if missing else tensor_N
+
+
+def _places(units: Tensor) -> Tensor:
+    """Return int32 numbers in the order of units of one sign; from 0 on, of negative ones from 2^30
+    on. Those of NaN are not negative either."""
+    bits = units.view(torch.int32)
+    return (bits >> 31).bitwise_xor_(bits)

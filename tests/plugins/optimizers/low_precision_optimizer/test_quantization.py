@@ -125,10 +125,24 @@ def test_zeros_and_tiny_values_become_zeros() -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("bits", [0x7FC00000, -0x400000, 0x7F800000, -0x800000], ids=hex)
+def test_a_block_that_has_diverged_stays_so(signed: bool, bits: int) -> None:
+    """NaNs and infinities of both signs; the next block is not concerned."""
+    quantizer = Quantizer(signed=signed, device=CPU)
+    wide = draw(512, 0, signed=signed)
+    wide[3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    values = quantizer.dequantized(*quantizer.quantized(wide))
+    assert not values[:256].isfinite().any()
+    alone = quantizer.dequantized(*quantizer.quantized(wide[256:]))
+    assert torch.equal(values[256:], alone)
+
+
+@pytest.mark.parametrize("signed", [True, False])
 def test_values_on_both_sides_of_each_border_have_its_codes(signed: bool) -> None:
     """Next to it, and on it; in blocks of the scale 1."""
     quantizer = Quantizer(signed=signed, device=CPU)
-    borders = quantizer.borders[:-1]
+    exact = torch.tensor(tree(signed=signed), dtype=torch.float64)
+    borders = ((exact[1:] + exact[:-1]) / 2).float()
     one, zero = torch.tensor(1.0), torch.tensor(-1.0 if signed else 0.0)
     below, above = torch.nextafter(borders, zero), torch.nextafter(borders, one)
     for values, shift in ((below, 0), (borders, 1), (above, 1)):
