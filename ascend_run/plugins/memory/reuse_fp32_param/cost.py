@@ -22,8 +22,8 @@ ASIDE: Final = 12 * 2.0**-17
 _WIDE: Final = 4
 _BLOCK: Final = 1 << 20
 """A CPU has a smaller one."""
-_PER_ELEMENT_OF_BLOCK: Final = 8
-"""Two int32."""
+_PER_ELEMENT_OF_BLOCK: Final = 5
+"""An int32, and where there is a NaN whether it is one."""
 
 
 def memory_cost(

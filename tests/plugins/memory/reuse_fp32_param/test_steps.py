@@ -106,11 +106,12 @@ def test_steps_of_other_layouts_keep_every_bit(
     "optimizer",
     [
         pytest.param(name, marks=pytest.mark.needs_plugins(name))
-        for name in ("muon", "o2-bf16-optimizer")
+        for name in ("low-precision-optimizer", "muon", "o2-bf16-optimizer")
     ],
 )
 def test_steps_of_another_optimizer_keep_every_bit(gloo_pool: GlooPool, optimizer: str) -> None:
-    """Whole matrices that have other states than the rest; states that are rounded at random."""
+    """Whole matrices that have other states than the rest; states that are rounded at random, or
+    block by block."""
     (want,), (got,) = both(gloo_pool, {**DENSE, **BF16}, 1, 5, (), 1, optimizer)
     assert (got.readings, got.digests) == (want.readings, want.digests)
 
