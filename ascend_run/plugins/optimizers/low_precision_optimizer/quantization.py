@@ -73,7 +73,10 @@ class Quantizer:
     def dequantized(self, codes_N: Tensor, scales_K: Tensor) -> Tensor:
         """Return float32 values, [N]."""
         (length,) = codes_N.shape
-        pairs = _padded(codes_N).view(torch.int16).int().add_(2**15)
+        codes = _padded(codes_N)
+        if codes.storage_offset() % 2:  # no view of pairs
+            codes = codes.clone()
+        pairs = codes.view(torch.int16).int().add_(2**15)
         units = self._pairs.index_select(0, pairs).view(torch.float32).view(-1, BLOCK)
         return units.mul_(scales_K.unsqueeze(-1)).view(-1)[:length]
 

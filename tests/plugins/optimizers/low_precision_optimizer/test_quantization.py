@@ -91,6 +91,14 @@ def test_dequantized_values_have_the_same_codes_and_scales(signed: bool, numel: 
     assert torch.equal(quantizer.dequantized(*again), values)
 
 
+def test_codes_may_begin_anywhere_in_a_storage() -> None:
+    quantizer = Quantizer(signed=True, device=CPU)
+    codes, scales = quantizer.quantized(draw(BLOCK, 0, signed=True))
+    shifted = torch.cat([codes[:1], codes])[1:]
+    assert shifted.storage_offset() == 1
+    assert torch.equal(quantizer.dequantized(shifted, scales), quantizer.dequantized(codes, scales))
+
+
 def test_a_block_of_negative_values_keeps_its_largest_one() -> None:
     wide = torch.tensor([-3.0, 2.5, -0.001, 0.0])
     quantizer = Quantizer(signed=True, device=CPU)
