@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import (
@@ -32,6 +34,22 @@ def is_among_first(count: int | None, place: int, chunk: int, num_chunks: int) -
         place, chunk, num_chunks: See ``ascend_activation_policy``.
     """
     return count is None or place * num_chunks + chunk < count
+
+
+def some_of(
+    names: Sequence[str],
+) -> Callable[[object, attrs.Attribute[Any], tuple[str, ...]], None]:
+    """Return a validator of an option that names some of these, each once."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+        unknown = [name for name in value if name not in names]
+        if unknown or not value or len({*value}) < len(value):
+            raise ValueError(
+                f"{attribute.name} must name some of {', '.join(map(repr, names))}, each once, got "
+                f"{', '.join(value) or 'none'}"
+            )
+
+    return check
 
 
 def count_problems(option: str, count: int | None, config: RunConfig, layout: Layout) -> list[str]:

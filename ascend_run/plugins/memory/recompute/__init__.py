@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from ascend_run.plugin_api import (
     ActivationTreatment,
-    Layout,
     LegacyFlag,
     Manifest,
     Numerics,
@@ -17,21 +16,10 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import count_problems, is_among_first, recomputed
+from ascend_run.plugins.memory import is_among_first, recomputed, some_of
 
 MODULES: Final = ("core_attn", "mlp", "moe", "shared_experts")
 """What ``granularity=selective`` can recompute, by Megatron's names."""
-
-
-def _some_modules(
-    instance: object, attribute: attrs.Attribute[Any], value: tuple[str, ...]
-) -> None:
-    unknown = [name for name in value if name not in MODULES]
-    if unknown or not value or len({*value}) < len(value):
-        raise ValueError(
-            f"{attribute.name} must name some of {', '.join(map(repr, MODULES))}, each once, got "
-            f"{', '.join(value) or 'none'}"
-        )
 
 
 @attrs.frozen(kw_only=True)
@@ -46,12 +34,12 @@ class RecomputeConfig:
     """With ``granularity=full``: ``block`` recomputes ``num_layers`` layers, one by one;
     ``uniform`` recomputes all layers, ``num_layers`` at a time."""
     num_layers: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )
     """Number of layers per pipeline rank: the first of every chunk, then the second of every chunk;
     default: all. With ``method=uniform`` the layers that are recomputed at once; default: 1. Unit:
     layers."""
-    modules: tuple[str, ...] = attrs.field(default=("mlp", "moe"), validator=_some_modules)
+    modules: tuple[str, ...] = attrs.field(default=("mlp", "moe"), validator=some_of(MODULES))
     """With ``granularity=selective``: ``core_attn``, ``mlp`` (of layers without experts), ``moe``
     (the experts with their router), ``shared_experts``."""
 
@@ -106,24 +94,36 @@ class Recompute:
         return {}
 
     @hookimpl
-    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        return list(self._problems(config, layout))
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        return [*self._contradictions(), *self._other_options_of_megatron(config)]
 
-    def _problems(self, config: RunConfig, layout: Layout) -> Iterator[str]:
-        option, count = "plugins.recompute.num_layers", self.config.num_layers
-        yield from count_problems(option, count, config, layout)
-        if self._recomputes_scores and count is not None:
+    def _contradictions(self) -> Iterator[str]:
+        own, given = "plugins.recompute.", self.config
+        modules, whole = ", ".join(given.modules), given.granularity == "full"
+        if whole and {*given.modules} != {*RecomputeConfig().modules}:
             yield (
-                f"recompute: {option}={count} does not go with core_attn in "
-                "plugins.recompute.modules, which is recomputed in every layer; leave out one"
+                f"recompute: {own}modules={modules} needs {own}granularity=selective; set it, or "
+                f"leave out {own}modules"
             )
-        model = config.model
-        wanted = "full" if self._is_uniform else "selective" if self._recomputes_scores else None
-        if wanted and model.recompute_granularity != wanted:
+        if not whole and given.method == "uniform":
             yield (
-                f"recompute: model.recompute_granularity={model.recompute_granularity} is not the "
-                f"{wanted} recomputation of its own options; leave it out"
+                f"recompute: {own}method=uniform takes whole layers, not those modules of "
+                f"{own}granularity=selective; leave out one"
             )
+        if self._recomputes_scores and given.num_layers is not None:
+            yield (
+                f"recompute: {own}num_layers={given.num_layers} does not go with core_attn in "
+                f"{own}modules, which is recomputed in every layer; leave out one"
+            )
+
+    def _other_options_of_megatron(self, config: RunConfig) -> Iterator[str]:
+        for key, wanted in self.ascend_defaults().items():
+            given = getattr(config.model, key.removeprefix("model."))
+            if given != wanted:
+                yield (
+                    f"recompute: {key}={_text(given)} is not {_text(wanted)}, as its own options "
+                    f"say; leave out {key}"
+                )
 
     @property
     def _is_uniform(self) -> bool:
@@ -136,10 +136,13 @@ class Recompute:
     @hookimpl
     def ascend_activation_policy(
         self, config: RunConfig, has_experts: bool, place: int, chunk: int, num_chunks: int
-    ) -> Mapping[str, ActivationTreatment]:
+    ) -> Mapping[str, ActivationTreatment] | None:
         first = is_among_first(self.config.num_layers, place, chunk, num_chunks)
-        if self._is_uniform or not first:
-            return {}
+        acts = first and not self._is_uniform
+        treated = self._treated(config, has_experts) if acts else {}
+        return treated or (None if self.ascend_defaults() else {})  # None: Megatron's options act
+
+    def _treated(self, config: RunConfig, has_experts: bool) -> Mapping[str, ActivationTreatment]:
         if self.config.granularity == "full":
             return {"": recomputed()}
         if ("moe" if has_experts else "mlp") in self.config.modules:
@@ -149,3 +152,7 @@ class Recompute:
         if has_experts and shared and "shared_experts" in self.config.modules:
             return {"mlp.shared_experts": recomputed()}
         return {}
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -8,18 +8,14 @@ import attrs
 
 from ascend_run.plugin_api import (
     ActivationTreatment,
-    CostChange,
     Layout,
     LegacyFlag,
     Manifest,
     Numerics,
-    PipelineStage,
     RunConfig,
-    SavedTensor,
     Support,
     hookimpl,
 )
-from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.plugins.memory import count_problems, discarded, is_among_first
 
 
@@ -28,7 +24,7 @@ class RecomputeActivationConfig:
     """Options, set by ``plugins.recompute-activation.<field>=<value>``."""
 
     num_layers: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )
     """Number of layers per pipeline rank: the first of every chunk, then the second of every chunk;
     those that are recomputed whole count. Default: all. Unit: layers."""
@@ -90,23 +86,6 @@ class RecomputeActivation:
         part = f"{mlp}.activation_func"
         return {part: discarded({part: mlp})}
 
-    @hookimpl
-    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange | None:
-        """Return the input of a squared ReLU, which otherwise saves the output of the ReLU only.
-
-        What is not saved follows from the policy.
-        """
-        if config.model.activation != "squared_relu" or config.model.gated_linear_unit:
-            return None
-        layers = tuple(n for n in rank.layers if n not in rank.moe_layers)
-        sizes = {t.key: t.nbytes for n in layers[:1] for t in rank.saved[n]}
-        if "mlp.product" not in sizes:
-            return None
-        hidden = SavedTensor(part="mlp", name="hidden", nbytes=sizes["mlp.product"])
-        return CostChange(
-            saved_added=(hidden,), saved_added_layers=layers[: self.config.num_layers]
-        )
-
 
 def _has_shared_experts(config: RunConfig) -> bool:
     """Return whether a layer with experts has shared ones, computed apart from the dispatcher."""
@@ -121,9 +100,4 @@ def _problems(config: RunConfig) -> Iterator[str]:
             "recompute-activation: the backward of model.activation=relu reads only its output, "
             "which the next linear saves; recomputed, its input is saved instead, of the same "
             "size; leave recompute-activation out"
-        )
-    if len(moe_layers(model)) == model.num_layers and not _has_shared_experts(config):
-        yield (
-            "recompute-activation: every layer has experts, whose activation it leaves alone, and "
-            "no shared experts beside their dispatcher; use moe-zero-memory instead"
         )

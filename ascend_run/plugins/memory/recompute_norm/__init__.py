@@ -28,7 +28,7 @@ class RecomputeNormConfig:
     """Options, set by ``plugins.recompute-norm.<field>=<value>``."""
 
     num_layers: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )
     """Number of layers per pipeline rank: the first of every chunk, then the second of every chunk;
     those that are recomputed whole count. Default: all. Unit: layers."""

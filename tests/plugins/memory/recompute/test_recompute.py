@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import ConfigError, Layout, Numerics, RunConfig
+from ascend_run.plugin_api import ConfigError, Numerics, RunConfig
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.memory.recompute import Recompute, RecomputeConfig
 from ascend_run.testing.models import DENSE, MOE
@@ -21,14 +21,17 @@ MEGATRONS = {
     "model.recompute_method": "block",
     "model.recompute_num_layers": 1,
 }
+_SCORES = {"granularity": "selective", "modules": ("core_attn",)}
 LONGER = {"data.seq_length": 64}
 SEQUENCE = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 
 
-def problems(layout: Layout | None = None, **options: Any) -> str:
-    run = RunConfig(model=model_fields({"num_layers": 8}), parallel=parallel_fields())
+def problems(model: Mapping[str, Any] | None = None, **options: Any) -> list[str]:
+    """With Megatron's options as the plugin sets them, or as ``model`` does."""
     plugin = Recompute(RecomputeConfig(**options))
-    return "; ".join(plugin.ascend_check(config=run, layout=layout or Layout()))
+    defaults = {key.removeprefix("model."): v for key, v in plugin.ascend_defaults().items()}
+    fields = model_fields({"num_layers": 8, **defaults, **(model or {})})
+    return [*plugin.ascend_check(RunConfig(model=fields, parallel=parallel_fields()))]
 
 
 def test_it_claims_nothing_and_changes_no_bit() -> None:
@@ -41,7 +44,7 @@ def test_it_claims_nothing_and_changes_no_bit() -> None:
     [
         {"granularity": "some"},
         {"method": "every"},
-        {"num_layers": -1},
+        {"num_layers": 0},
         {"modules": ()},
         {"modules": ("moe_act",)},
         {"modules": ("mlp", "mlp")},
@@ -53,23 +56,64 @@ def test_options_out_of_range_are_refused(options: Mapping[str, Any]) -> None:
         RecomputeConfig(**options)
 
 
-def test_more_layers_than_a_rank_has_are_refused() -> None:
-    halves = Layout(world_size=2, pp=2)
-    assert problems(halves, num_layers=4) == ""
-    told = "plugins.recompute.num_layers=5 is more than the 4 layers of a pipeline rank"
-    assert told in problems(halves, num_layers=5)
-
-
 def test_scores_are_recomputed_in_every_layer() -> None:
-    told = problems(granularity="selective", modules=("core_attn", "mlp"), num_layers=1)
+    (told,) = problems(granularity="selective", modules=("core_attn", "mlp"), num_layers=1)
     assert "num_layers=1 does not go with core_attn in plugins.recompute.modules" in told
 
 
-def test_an_option_of_megatron_that_says_otherwise_is_refused() -> None:
-    uniform = {**DENSE, "plugins.recompute.method": "uniform"}
-    planned(uniform, ("recompute",))
-    with pytest.raises(ConfigError, match=r"recompute_granularity=selective is not the full"):
-        planned({**uniform, "model.recompute_granularity": "selective"}, ("recompute",))
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"modules": ("mlp",)}, "recompute.modules=mlp needs plugins.recompute.granularity="),
+        ({"granularity": "selective", "method": "uniform"}, "method=uniform takes whole layers"),
+    ],
+    ids=["modules of whole layers", "groups of modules"],
+)
+def test_options_without_effect_are_refused(options: Mapping[str, Any], told: str) -> None:
+    (problem,) = problems(**options)
+    assert told in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"method": "uniform"}, {"recompute_granularity": "selective"}),
+        ({"method": "uniform"}, {"recompute_method": "block"}),
+        ({"method": "uniform", "num_layers": 2}, {"recompute_num_layers": 1}),
+        (_SCORES, {"recompute_granularity": "full"}),
+        (_SCORES, {"recompute_modules": ("mlp",)}),
+    ],
+    ids=str,
+)
+def test_an_option_of_megatron_that_says_otherwise_is_refused(
+    options: Mapping[str, Any], given: Mapping[str, Any]
+) -> None:
+    assert problems(**options) == []
+    ((name, value),) = given.items()
+    (problem,) = problems(given, **options)
+    shown = value if isinstance(value, str | int) else ", ".join(value)
+    assert f"model.{name}={shown} is not" in problem
+    assert problem.endswith(f"leave out model.{name}")
+
+
+def test_options_of_megatron_that_say_the_same_go_with_it() -> None:
+    same = {
+        "plugins.recompute.granularity": "selective",
+        "plugins.recompute.modules": ["core_attn"],
+        "model.recompute_granularity": "selective",
+        "model.recompute_modules": ["core_attn"],
+    }
+    planned({**DENSE, **same}, ("recompute",))
+    with pytest.raises(ConfigError, match=r"model\.recompute_modules=mlp is not core_attn"):
+        planned({**DENSE, **same, "model.recompute_modules": ["mlp"]}, ("recompute",))
+
+
+@pytest.mark.parametrize("name", ["moe", "shared_experts"])
+def test_modules_that_no_layer_has_are_refused(name: str) -> None:
+    selective = {"plugins.recompute.granularity": "selective"}
+    planned({**DENSE, **selective}, ("recompute",))
+    with pytest.raises(ConfigError, match=r"recompute: .* of no layer of this model"):
+        planned({**DENSE, **selective, "plugins.recompute.modules": [name]}, ("recompute",))
 
 
 def test_layers_that_megatron_recomputes_are_not_recomputed_again() -> None:
