@@ -443,13 +443,13 @@ def ascend_model(
 @contribution(point=Point.OPTIMIZER, torch_free=True)
 def ascend_activation_policy(
     config: RunConfig, layer_index: int, has_experts: bool, place: int, chunk: int, num_chunks: int
-) -> Mapping[str, c.ActivationTreatment]:
+) -> Mapping[str, c.ActivationTreatment] | None:
     """Return how a layer's activations are kept until backward: part -> treatment. A part is named
     like its module in Megatron's layer: ``mlp.activation_func``; ``""`` is the layer.
 
     When: once per layer, when a run is planned and when a model is built. Combining: two plugins
-    cannot treat one part; what is within a recomputed part gets no other treatment. ``plan``
-    derives memory, FLOPs and communication from what is recomputed or discarded.
+    cannot treat one part; what is within a recomputed part gets no other treatment; empty mappings
+    for all layers are refused, None is not. ``plan`` counts what is recomputed or discarded.
 
     Args:
         place: Index in its chunk, from 0, without empty slots; after them, multi-token prediction.

@@ -18,7 +18,7 @@ from .stages import stage_layers
 HOOK: Final = "ascend_activation_policy"
 PARTS: Final = (
     *("", "input_layernorm", "self_attention", "self_attention.core_attention"),
-    *("pre_mlp_layernorm", "mlp", "mlp.activation_func", "mlp.experts"),
+    *("pre_mlp_layernorm", "mlp", "mlp.activation_func"),
     *("mlp.shared_experts", "mlp.shared_experts.activation_func"),
 )
 """Parts of a layer, by the names of their modules."""
@@ -32,10 +32,12 @@ class LayerPolicy:
     """What is done with the activations of one layer, by part."""
 
     treated: Mapping[str, Treated]
-    overruled: Mapping[str, Treated]
-    """Parts within one that is recomputed."""
+    overruled: Mapping[str, tuple[Treated, str]]
+    """Parts within one that is recomputed, with the owner of that one."""
     twice: tuple[tuple[str, str, str], ...]
     """Part, and two owners that treat it."""
+    without: frozenset[str]
+    """Plugins that treat no part of this layer."""
 
 
 def activation_policies(config: RunConfig, hooks: Hooks) -> dict[int, LayerPolicy]:
@@ -78,14 +80,22 @@ def policy_problems(config: RunConfig, hooks: Hooks) -> Iterator[str]:
             f"'{one}' and '{other}' both treat the activations of {part or 'a whole layer'}, in "
             f"{where}; leave out one, or give them other layers or modules"
         )
-    acting = [treated for policy in policies.values() for treated in policy.treated.values()]
-    idle = {owner for policy in policies.values() for owner, _ in policy.overruled.values()}
-    outer = sorted({owner for owner, found in acting if found.keeping is Keeping.RECOMPUTE})
-    named = {*dict(acting), *(name for _, *two in layers for name in two)}
-    for owner in sorted(idle - named):
+    outer: dict[str, set[str]] = {}
+    for policy in policies.values():
+        for (owner, _), around in policy.overruled.values():
+            outer.setdefault(owner, set()).add(around)
+    named = {owner for policy in policies.values() for owner, _ in policy.treated.values()}
+    named |= {name for _, *two in layers for name in two}
+    for owner in sorted({*outer} - named):
         yield (
-            f"{owner}: all that it treats is within what {' and '.join(outer)} recomputes already; "
-            "leave out one of them"
+            f"{owner}: all that it treats is within what {' and '.join(sorted(outer[owner]))} "
+            "recomputes already; leave out one of them"
+        )
+    without = {owner for policy in policies.values() for owner in policy.without}
+    for owner in sorted(without - named - {*outer}):
+        yield (
+            f"{owner}: with its options it treats the activations of no layer of this model; "
+            f"change them, or leave {owner} out"
         )
 
 
@@ -106,13 +116,16 @@ def _of_megatron(
         parts["core_attn"] = "self_attention.core_attention"
         parts |= {"shared_experts": "mlp.shared_experts"} if has_experts else {}
         named = model.recompute_modules or ("core_attn",)
-        yield "model.recompute_modules", {parts[n]: _RECOMPUTED for n in named if n in parts}
+        if treated := {parts[n]: _RECOMPUTED for n in named if n in parts}:
+            yield "model.recompute_modules", treated
 
 
 def _composed(given: Iterable[tuple[str, Mapping[str, ActivationTreatment]]]) -> LayerPolicy:
     found: dict[str, Treated] = {}
-    twice = []
+    twice, without = [], set()
     for owner, treatments in given:
+        if not treatments:
+            without.add(owner)
         for part, treatment in treatments.items():
             if part not in PARTS:
                 raise HookError(f"{HOOK}: '{owner}' treats {part!r}; expected one of {PARTS}")
@@ -120,10 +133,10 @@ def _composed(given: Iterable[tuple[str, Mapping[str, ActivationTreatment]]]) ->
                 twice.append((part, found[part][0], owner))
             found.setdefault(part, (owner, treatment))
     recomputed = [part for part, (_, how) in found.items() if how.keeping is Keeping.RECOMPUTE]
-    inside = {
-        part: treated
-        for part, treated in found.items()
-        if any(part != outer and part.startswith(outer and f"{outer}.") for outer in recomputed)
-    }
+    inside = {}
+    for part, treated in found.items():
+        around = [o for o in recomputed if o != part and part.startswith(o and f"{o}.")]
+        if around:
+            inside[part] = treated, found[min(around, key=len)][0]
     outermost = {part: treated for part, treated in found.items() if part not in inside}
-    return LayerPolicy(outermost, inside, tuple(twice))
+    return LayerPolicy(outermost, inside, tuple(twice), frozenset(without))

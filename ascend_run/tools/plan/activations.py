@@ -14,16 +14,15 @@ _RUNS_SHOWN = 6
 def activation_lines(config: RunConfig, hooks: Hooks) -> Iterator[str]:
     """Yield a line for each part and treatment, with its layers, and for each treatment that has no
     effect."""
-    policies = activation_policies(config, hooks)
-    for overruled in (False, True):
-        layers: dict[tuple[str, str, str], list[int]] = {}
-        for index, policy in policies.items():
-            treated = policy.overruled if overruled else policy.treated
-            for part, (owner, treatment) in treated.items():
-                layers.setdefault((part, owner, str(treatment.keeping)), []).append(index)
-        for (part, owner, keeping), indices in layers.items():
-            words = f"{part or 'layer'}: {keeping} by {owner} in {layer_words(indices)}"
-            yield f"{words}, without effect: it is recomputed with more" if overruled else words
+    layers: dict[tuple[str, str, str, str], list[int]] = {}
+    for index, policy in activation_policies(config, hooks).items():
+        found = [(part, *treated, "") for part, treated in policy.treated.items()]
+        found += [(part, *treated, by) for part, (treated, by) in policy.overruled.items()]
+        for part, owner, treatment, by in found:
+            layers.setdefault((part, owner, str(treatment.keeping), by), []).append(index)
+    for (part, owner, keeping, by), indices in sorted(layers.items(), key=lambda item: item[0][3]):
+        words = f"{part or 'layer'}: {keeping} by {owner} in {layer_words(indices)}"
+        yield f"{words}, without effect: {by} recomputes it with more" if by else words
 
 
 def layer_words(indices: Sequence[int]) -> str:

@@ -82,10 +82,19 @@ def test_only_recomputation_rules_what_is_within() -> None:
     assert kept(config(1), outer, inner)[0] == {"mlp": "outer", "mlp.activation_func": "inner"}
 
 
-def test_a_part_is_not_within_one_whose_name_it_begins_with() -> None:
-    one = treating("one", {"mlp.experts": RECOMPUTE})
-    other = treating("other", {"mlp.shared_experts": OFFLOAD, "mlp": OFFLOAD})
-    assert set(kept(config(1), one, other)[0]) == {"mlp.experts", "mlp.shared_experts", "mlp"}
+def test_parts_beside_and_around_a_recomputed_one_are_treated() -> None:
+    one = treating("one", {"mlp.shared_experts": RECOMPUTE})
+    around = {"mlp": OFFLOAD, "mlp.activation_func": OFFLOAD, "pre_mlp_layernorm": DISCARD}
+    assert set(kept(config(1), one, treating("other", around))[0]) == {
+        *around,
+        "mlp.shared_experts",
+    }
+
+
+def test_experts_alone_are_no_part() -> None:
+    """They take more than the hidden state: counts of tokens, and probabilities."""
+    with pytest.raises(HookError, match=r"'one' treats 'mlp\.experts'"):
+        activation_policies(config(1), Hooks([treating("one", {"mlp.experts": RECOMPUTE})]))
 
 
 def test_a_plugin_of_which_nothing_is_left_is_refused() -> None:
@@ -98,6 +107,41 @@ def test_a_plugin_of_which_nothing_is_left_is_refused() -> None:
     )
     block = {**full, "recompute_method": "block", "recompute_num_layers": 1}
     assert problems(config(2, **block), drop) == []
+
+
+def test_a_refusal_names_only_the_plugins_whose_parts_contain_the_refused_ones() -> None:
+    norm = treating("norm", {"input_layernorm": RECOMPUTE})
+    mlp = treating("mlp", lambda self, place: {"mlp": RECOMPUTE} if place else {})
+    first = treating("first", lambda self, place: {} if place else {"": RECOMPUTE})
+    drop = treating("drop", {"mlp.activation_func": DISCARD})
+    (problem,) = problems(config(3), norm, mlp, first, drop)
+    assert problem.startswith("drop: all that it treats is within what first and mlp recomputes")
+
+
+def test_the_outermost_of_two_recomputed_parts_is_named() -> None:
+    mlp, layer = treating("mlp", {"mlp": RECOMPUTE}), treating("layer", {"": RECOMPUTE})
+    drop = treating("drop", {"mlp.activation_func": DISCARD})
+    told = problems(config(1), mlp, layer, drop)
+    assert [line.split(" recomputes")[0] for line in told] == [
+        "drop: all that it treats is within what layer",
+        "mlp: all that it treats is within what layer",
+    ]
+
+
+def test_a_plugin_that_treats_no_part_of_any_layer_is_refused() -> None:
+    experts = treating("shared", lambda self, has_experts: {"mlp": OFFLOAD} if has_experts else {})
+    (problem,) = problems(config(2), experts)
+    assert problem == (
+        "shared: with its options it treats the activations of no layer of this model; change "
+        "them, or leave shared out"
+    )
+    assert problems(config(2, num_moe_experts=2, moe_layer_freq=(0, 1)), experts) == []
+    assert problems(config(2), treating("elsewhere", None)) == []
+
+
+def test_an_option_of_megatron_without_effect_is_not_named_as_a_plugin() -> None:
+    run = config(1, recompute_granularity="selective", recompute_modules=("moe",))
+    assert problems(run) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from ascend_run.core.config.activation_policy import LayerPolicy
 from ascend_run.plugin_api.contracts import Keeping, Storage
 from ascend_run.types.config import RunConfig
 
-from .ledger import Ledger
+from .ledger import Ledger, Saved
 
 _EVERYTHING: Final = ("*",)
 _FEED_FORWARD: Final = ("mlp", "router", "dispatcher", "experts", "shared_experts")
@@ -19,16 +19,22 @@ _RECOMPUTED: Final[Mapping[str, tuple[str, ...]]] = {
     "self_attention": ("self_attention",),
     "pre_mlp_layernorm": ("mlp_norm",),
     "mlp": _FEED_FORWARD,
-    "mlp.experts": ("experts",),
     "mlp.shared_experts": ("shared_experts",),
 }
 """Part of a layer that a plugin recomputes -> parts of the ledger."""
-_ACTIVATION: Final = ("activated", "clamped", "sigmoid", "product")
+_ACTIVATED: Final = ("activated", "clamped", "sigmoid", "product")
+_ACTIVATIONS: Final = {
+    "mlp.activation_func": "mlp",
+    "mlp.shared_experts.activation_func": "shared_experts",
+}
+"""Activation function -> the part of the ledger with its input, ``hidden``."""
 _DISCARDED: Final[Mapping[str, tuple[str, ...]]] = {
     "input_layernorm": ("self_attention.input",),
     "pre_mlp_layernorm": ("mlp.input", "router.input", "shared_experts.input"),
-    "mlp.activation_func": tuple(f"mlp.{name}" for name in _ACTIVATION),
-    "mlp.shared_experts.activation_func": tuple(f"shared_experts.{name}" for name in _ACTIVATION),
+    **{
+        function: tuple(f"{part}.{name}" for name in _ACTIVATED)
+        for function, part in _ACTIVATIONS.items()
+    },
 }
 """Part whose output a plugin discards -> tensors that are not saved."""
 _MODULES: Final = {
@@ -72,7 +78,18 @@ def treat_as_plugins_do(ledger: Ledger, policies: Mapping[int, LayerPolicy]) -> 
                 continue
             ledger.recompute(_RECOMPUTED.get(part, ()), [(layer,)])
             if treatment.keeping is Keeping.DISCARD:
+                if part in _ACTIVATIONS:
+                    _save_hidden(ledger.saved[layer], _ACTIVATIONS[part])
                 ledger.discard(_DISCARDED.get(part, ()), layer)
+
+
+def _save_hidden(saved: list[Saved], part: str) -> None:
+    """Save the input of an activation function, which the backward of some, such as a squared ReLU,
+    does not read: it is what the output is recomputed from."""
+    at = {tensor.name: index for index, tensor in enumerate(saved) if tensor.part == part}
+    if "product" in at and "hidden" not in at:
+        size = saved[at["product"]].nbytes
+        saved.insert(at["input"] + 1, Saved(part=part, name="hidden", nbytes=size, added=True))
 
 
 def _without_core_attention(ledger: Ledger) -> None:

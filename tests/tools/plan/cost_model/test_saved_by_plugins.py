@@ -114,6 +114,20 @@ DISCARDING: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
 DISCARDING_EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "shared experts": ((), _SHARED),
     "activations of shared experts": (("recompute-activation",), _SHARED),
+    "squared activations of shared experts": (
+        ("recompute-activation",),
+        {**_SHARED, "model.activation": "squared_relu", "model.gated_linear_unit": False},
+    ),
+    "squared activations of a layer without experts, of which the first two count": (
+        ("recompute-activation",),
+        {
+            "model.activation": "squared_relu",
+            "model.gated_linear_unit": False,
+            "model.num_layers": 4,
+            "model.moe_layer_freq": [1, 0, 0, 1],
+            "plugins.recompute-activation.num_layers": 2,
+        },
+    ),
     "norms before experts": (("recompute-norm",), {}),
     "norms before shared experts": (("recompute-norm",), _SHARED),
     "shared experts recomputed": (
