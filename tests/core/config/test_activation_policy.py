@@ -109,7 +109,7 @@ def test_a_plugin_of_which_nothing_is_left_is_refused() -> None:
     assert problems(config(2, **block), drop) == []
 
 
-def test_a_refusal_names_only_the_plugins_whose_parts_contain_the_refused_ones() -> None:
+def test_a_refusal_names_the_plugins_whose_parts_contain_the_refused_ones() -> None:
     norm = treating("norm", {"input_layernorm": RECOMPUTE})
     mlp = treating("mlp", lambda self, place: {"mlp": RECOMPUTE} if place else {})
     first = treating("first", lambda self, place: {} if place else {"": RECOMPUTE})

@@ -11,7 +11,7 @@ from tests.support.costs import planned
 
 
 @pytest.mark.needs_plugins("recompute", "recompute-activation", "swap-attention")
-def test_what_is_within_a_recomputed_part_names_the_plugin_of_that_part() -> None:
+def test_what_is_within_a_recomputed_part_names_its_plugin() -> None:
     values = {
         **DENSE,
         "model.num_layers": 4,
