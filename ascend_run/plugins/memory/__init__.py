@@ -15,8 +15,6 @@ from ascend_run.plugin_api import (
     Forward,
     ForwardLink,
     Keeping,
-    Layout,
-    RunConfig,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ def is_among_first(count: int | None, place: int, chunk: int, num_chunks: int) -
     then the second of every chunk, and so on.
 
     Args:
-        count: Layers of a rank; None: all.
+        count: Layers of a rank; None, or more than the rank has: all.
         place, chunk, num_chunks: See ``ascend_activation_policy``.
     """
     return count is None or place * num_chunks + chunk < count
@@ -50,20 +48,6 @@ def some_of(
             )
 
     return check
-
-
-def count_problems(option: str, count: int | None, config: RunConfig, layout: Layout) -> list[str]:
-    """Return a message if a count is more than the layers of a pipeline rank.
-
-    Args:
-        option: ``plugins.<name>.<field>``.
-    """
-    most = -(-config.model.num_layers // layout.pp)
-    if count is None or count <= most:
-        return []
-    plugin = option.split(".")[1]
-    more = f"is more than the {most} layers of a pipeline rank; use at most {most}"
-    return [f"{plugin}: {option}={count} {more}"]
 
 
 def recomputed() -> ActivationTreatment:

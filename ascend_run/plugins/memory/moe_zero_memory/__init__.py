@@ -97,10 +97,10 @@ class MoeZeroMemory:
         self._built: dict[str, int] = {}
 
     @hookimpl
-    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        return list(self._problems(config, layout))
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        return list(self._problems(config))
 
-    def _problems(self, config: RunConfig, layout: Layout) -> Iterator[str]:
+    def _problems(self, config: RunConfig) -> Iterator[str]:
         model = config.model
         if not model.num_moe_experts:
             return
@@ -119,12 +119,6 @@ class MoeZeroMemory:
             yield (
                 "moe-zero-memory: model.moe_shared_expert_overlap=true computes the shared experts "
                 "within the dispatcher, where they cannot be recomputed; set it to false"
-            )
-        most = -(-model.num_layers // layout.pp)
-        if (wanted := self.config.num_layers) is not None and wanted > most:
-            yield (
-                f"moe-zero-memory: plugins.moe-zero-memory.num_layers={wanted} is more than the "
-                f"{most} layers of a pipeline rank; use at most {most}"
             )
 
     @hookimpl

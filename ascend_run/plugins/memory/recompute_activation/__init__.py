@@ -8,7 +8,6 @@ import attrs
 
 from ascend_run.plugin_api import (
     ActivationTreatment,
-    Layout,
     LegacyFlag,
     Manifest,
     Numerics,
@@ -16,7 +15,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import count_problems, discarded, is_among_first
+from ascend_run.plugins.memory import discarded, is_among_first
 
 
 @attrs.frozen(kw_only=True)
@@ -67,12 +66,8 @@ class RecomputeActivation:
         self.config = config
 
     @hookimpl
-    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        option = "plugins.recompute-activation.num_layers"
-        return [
-            *count_problems(option, self.config.num_layers, config, layout),
-            *_problems(config),
-        ]
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        return list(_problems(config))
 
     @hookimpl
     def ascend_activation_policy(

@@ -9,7 +9,6 @@ import attrs
 
 from ascend_run.plugin_api import (
     ActivationTreatment,
-    Layout,
     LegacyFlag,
     Manifest,
     Numerics,
@@ -17,7 +16,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import count_problems, discarded, is_among_first
+from ascend_run.plugins.memory import discarded, is_among_first
 
 _READERS: Final = {"input_layernorm": "self_attention", "pre_mlp_layernorm": "mlp"}
 """Norm -> the module that reads its output."""
@@ -68,15 +67,12 @@ class RecomputeNorm:
         self.config = config
 
     @hookimpl
-    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        option = "plugins.recompute-norm.num_layers"
-        problems = count_problems(option, self.config.num_layers, config, layout)
-        if config.model.norm_placement == "post":
-            problems.append(
-                "recompute-norm: with model.norm_placement=post no norm is before the attention or "
-                "the MLP; leave recompute-norm out"
-            )
-        return problems
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        problem = (
+            "recompute-norm: with model.norm_placement=post no norm is before the attention or the "
+            "MLP; leave recompute-norm out"
+        )
+        return [problem] if config.model.norm_placement == "post" else []
 
     @hookimpl
     def ascend_activation_policy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -16,21 +16,19 @@ from ascend_run.plugin_api import (
     ForwardLink,
     HostCopier,
     Keeping,
-    Layout,
     LegacyFlag,
     LinkPlace,
     Manifest,
     Metrics,
     Numerics,
     ReportPanel,
-    RunConfig,
     RunContext,
     SavedChange,
     Storage,
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import count_problems, is_among_first, recomputed
+from ascend_run.plugins.memory import is_among_first, recomputed, some_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,22 +42,11 @@ _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm"), 
 """Module -> its part in the cost model."""
 
 
-def _some_modules(
-    instance: object, attribute: attrs.Attribute[Any], value: tuple[str, ...]
-) -> None:
-    unknown = [name for name in value if name not in MODULES]
-    if unknown or not value or len({*value}) < len(value):
-        raise ValueError(
-            f"{attribute.name} must name some of {', '.join(map(repr, MODULES))}, each once, got "
-            f"{', '.join(value) or 'none'}"
-        )
-
-
 @attrs.frozen(kw_only=True)
 class SwapAttentionConfig:
     """Options, set by ``plugins.swap-attention.<field>=<value>``."""
 
-    modules: tuple[str, ...] = attrs.field(default=("self_attention",), validator=_some_modules)
+    modules: tuple[str, ...] = attrs.field(default=("self_attention",), validator=some_of(MODULES))
     """Submodules of every layer whose saved tensors are offloaded: ``input_layernorm``,
     ``self_attention``, ``pre_mlp_layernorm``."""
 
@@ -112,14 +99,12 @@ class SwapAttention:
         self._swapper: Swapper | None = None
 
     @hookimpl
-    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
-        option = "plugins.swap-attention.recompute_mlp_layers"
-        problems = count_problems(option, self.config.recompute_mlp_layers, config, layout)
+    def ascend_check(self) -> Sequence[str]:
         folder = self.config.folder
-        if folder is not None and not os.path.isdir(folder):
-            missing = f"plugins.swap-attention.folder={folder} is not an existing folder"
-            problems.append(f"swap-attention: {missing}; create it, or name another one")
-        return problems
+        if folder is None or os.path.isdir(folder):
+            return []
+        missing = f"plugins.swap-attention.folder={folder} is not an existing folder"
+        return [f"swap-attention: {missing}; create it, or name another one"]
 
     @hookimpl
     def ascend_cost(self) -> CostChange:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import Layout, Numerics, RunConfig
+from ascend_run.plugin_api import Numerics, RunConfig
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.memory.moe_zero_memory import MoeZeroMemory, MoeZeroMemoryConfig
 from ascend_run.testing.models import DENSE, MOE
@@ -23,13 +23,13 @@ GATED = {"model.moe_shared_expert_intermediate_size": 48, "model.moe_shared_expe
 LEVEL = "plugins.moe-zero-memory.level"
 
 
-def problems(layout: Layout | None = None, num_layers: int | None = None, **model: Any) -> str:
+def problems(**model: Any) -> str:
     run = RunConfig(
         model=model_fields({"num_layers": 8, "num_moe_experts": 4, **model}),
         parallel=parallel_fields(),
     )
-    plugin = MoeZeroMemory(MoeZeroMemoryConfig(num_layers=num_layers))
-    return "; ".join(plugin.ascend_check(config=run, layout=layout or Layout()))
+    plugin = MoeZeroMemory(MoeZeroMemoryConfig())
+    return "; ".join(plugin.ascend_check(config=run))
 
 
 def test_it_claims_nothing_and_changes_no_bit() -> None:
@@ -60,12 +60,6 @@ def test_experts_are_not_recomputed_twice() -> None:
 
 def test_shared_experts_within_the_dispatcher_are_refused() -> None:
     assert "moe_shared_expert_overlap=true" in problems(moe_shared_expert_overlap=True)
-
-
-def test_more_layers_than_a_rank_has_are_refused() -> None:
-    halves = Layout(world_size=2, pp=2)
-    assert problems(halves, 4) == ""
-    assert "num_layers=5 is more than the 4 layers of a pipeline rank" in problems(halves, 5)
 
 
 @pytest.mark.parametrize(

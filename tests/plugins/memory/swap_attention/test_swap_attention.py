@@ -7,28 +7,14 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import ConfigError, Layout, Numerics, RunConfig, Support
+from ascend_run.plugin_api import ConfigError, Numerics, Support
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
 from ascend_run.testing.models import DENSE
 from tests.support.costs import planned
 from tests.support.probed_runs import train
-from tests.support.tiny_configs import model_fields, parallel_fields
 
 from .toy import LateDevice, make_inputs, make_stack, swap
-
-
-def problems(
-    recomputed: int = 0,
-    layout: Layout | None = None,
-    modules: tuple[str, ...] = ("self_attention",),
-    folder: str | None = None,
-    **model: Any,
-) -> list[str]:
-    run = RunConfig(model=model_fields({"num_layers": 8, **model}), parallel=parallel_fields())
-    options = SwapAttentionConfig(recompute_mlp_layers=recomputed, modules=modules, folder=folder)
-    plugin = SwapAttention(options)
-    return list(plugin.ascend_check(config=run, layout=layout or Layout()))
 
 
 def test_it_claims_nothing_and_changes_no_bit() -> None:
@@ -63,18 +49,14 @@ def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
         planned({**DENSE, **full}, ("swap-attention",))
 
 
-def test_more_layers_to_recompute_than_a_rank_has_are_refused() -> None:
-    halves = Layout(world_size=2, pp=2)
-    assert problems(4, halves) == []
-    (problem,) = problems(5, halves)
-    assert "recompute_mlp_layers=5 is more than the 4 layers of a pipeline rank" in problem
-
-
 @pytest.mark.parametrize("name", ["", "missing"])
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
-    assert problems(folder=str(tmp_path)) == []
+    def problems(folder: str) -> list[str]:
+        return [*SwapAttention(SwapAttentionConfig(folder=folder)).ascend_check()]
+
+    assert problems(str(tmp_path)) == []
     folder = str(tmp_path / name) if name else ""
-    (problem,) = problems(folder=folder)
+    (problem,) = problems(folder)
     assert f"swap-attention.folder={folder} is not an existing folder; create it" in problem
 
 
