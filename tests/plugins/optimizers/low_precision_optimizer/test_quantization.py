@@ -91,14 +91,6 @@ def test_dequantized_values_have_the_same_codes_and_scales(signed: bool, numel: 
     assert torch.equal(quantizer.dequantized(*again), values)
 
 
-def test_codes_may_begin_anywhere_in_a_storage() -> None:
-    quantizer = Quantizer(signed=True, device=CPU)
-    codes, scales = quantizer.quantized(draw(BLOCK, 0, signed=True))
-    shifted = torch.cat([codes[:1], codes])[1:]
-    assert shifted.storage_offset() == 1
-    assert torch.equal(quantizer.dequantized(shifted, scales), quantizer.dequantized(codes, scales))
-
-
 def test_a_block_of_negative_values_keeps_its_largest_one() -> None:
     wide = torch.tensor([-3.0, 2.5, -0.001, 0.0])
     quantizer = Quantizer(signed=True, device=CPU)
@@ -132,10 +124,10 @@ def test_zeros_and_tiny_values_become_zeros() -> None:
             assert torch.equal(quantizer.quantized(torch.zeros(300))[0], codes)
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, -0x400000, 0x7F800000], ids=hex)
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("bits", [0x7FC00000, -0x400000, 0x7F800000, -0x800000], ids=hex)
 def test_a_block_that_has_diverged_stays_so(signed: bool, bits: int) -> None:
-    """NaNs and infinities of both signs; the next block is not concerned."""
+    """NaNs of both signs and an infinity; the next block is not concerned."""
     quantizer = Quantizer(signed=signed, device=CPU)
     wide = draw(512, 0, signed=signed)
     wide[3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
