@@ -37,6 +37,7 @@ from .train.fingerprints import StepFingerprints
 from .train.groups import process_groups
 from .train.loop import Loop
 from .train.models import build_models, release_graphs
+from .train.phases import phase_scope
 from .train.readings import Readings
 from .train.seeding import seed_everything
 from .train.step import TrainStep
@@ -152,7 +153,8 @@ def _train(
         seed_everything(config, context.layout)
         build_models(task, hooks, context, plan.num_microbatches)
         checkpoints = Checkpoints(hooks, context, folder)
-        checkpoints.restore(log)
+        with phase_scope(hooks, context, c.RunPhase.CHECKPOINT)():
+            checkpoints.restore(log)
         with _recorder(context, folder, log) as recorder:
             loop = _build_loop(hooks, context, task, plan, recorder, checkpoints, log)
             hooks.event("ascend_before_run")(context=context)

@@ -119,6 +119,7 @@ __all__ = [
     "ReportPanel",
     "RunConfig",
     "RunContext",
+    "RunPhase",
     "RunSection",
     "SampleBlend",
     "Samples",

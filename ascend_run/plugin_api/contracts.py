@@ -77,4 +77,5 @@ from ascend_run.types.run import ModuleWrapper as ModuleWrapper
 from ascend_run.types.run import Patch as Patch
 from ascend_run.types.run import ReportPanel as ReportPanel
 from ascend_run.types.run import RunContext as RunContext
+from ascend_run.types.run import RunPhase as RunPhase
 from ascend_run.types.run import Wrapper as Wrapper

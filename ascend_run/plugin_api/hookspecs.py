@@ -119,6 +119,18 @@ def ascend_patches() -> Sequence[c.Patch]:
 
 
 @contribution(point=Point.RUN)
+def ascend_phase(
+    context: c.RunContext, phase: c.RunPhase
+) -> Callable[[], AbstractContextManager[Any]] | None:
+    """Return what surrounds a phase of the run: a function that returns a context manager, which is
+    entered each time that the phase begins.
+
+    When: on every rank, before the phase first begins, maybe more than once. Combining: the first
+    plugin's is innermost. All are exited even if the phase fails. None leaves the phase alone.
+    """
+
+
+@contribution(point=Point.RUN)
 def ascend_process_settings(config: RunConfig) -> Mapping[str, AbstractContextManager[Any]]:
     """Return process-wide settings for the duration of the run, such as global flags of torch: name
     of the setting -> context manager that sets and restores it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -30,6 +31,20 @@ ModuleWrapper: TypeAlias = Callable[[Any], "nn.Module | ForwardLink | Mapping[st
 """What a wrapper hook of a module returns: a function from the module to a link around its forward,
 to links around the forwards of its submodules by name (``""``: its own), or to the module that
 replaces it."""
+
+
+class RunPhase(enum.StrEnum):
+    """What a rank does. Forwards and backwards of pipeline stages alternate; an evaluation has
+    forwards in it."""
+
+    MODEL = "model"  #: Builds one model: weights and gradient buffers are allocated.
+    OPTIMIZER = "optimizer"  #: Builds its optimizer: master weights are allocated.
+    FORWARD = "forward"  #: Of one micro-batch through one model chunk, with the loss.
+    BACKWARD = "backward"  #: Likewise; gradients may be reduced meanwhile.
+    REDUCTION = "reduction"  #: Of gradients, after the last backward.
+    UPDATE = "update"  #: Of the weights; the first one allocates the optimizer's states.
+    EVALUATION = "evaluation"  #: Over all its batches.
+    CHECKPOINT = "checkpoint"  #: Is saved or loaded.
 
 
 @attrs.define
@@ -86,6 +101,9 @@ class ReportPanel:
     title: str  #: Its heading.
     metrics: tuple[str, ...]  #: Names in the metrics log.
     unit: str = ""  #: Of the values, on the axis.
+    areas: str | None = None
+    """Name of a JSON-lines file of the run folder, drawn as stacked areas in place of metrics. Each
+    line has ``step``, ``seconds``, ``phase`` (text) and ``values`` (name -> number)."""
 
 
 def _hashes(given: str | Iterable[str] | None) -> tuple[str, ...]:

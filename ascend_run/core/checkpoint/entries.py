@@ -164,10 +164,8 @@ class SavedProgress:
     consumed_samples: int
     schedule_steps: int
     loss_scalers: Sequence[Mapping[str, Any]]
-    went_back_to: int | None = None
-    """Step of the last ``checkpoint.step`` in the run's history."""
-    fingerprint: str | None = None
-    """Identifies the weights; for later comparison only."""
+    went_back_to: int | None = None  #: Step of the last ``checkpoint.step`` in the run's history.
+    fingerprint: str | None = None  #: Identifies the weights; for later comparison only.
     machine_choices: Mapping[str, str] = attrs.field(factory=dict)
 
     @classmethod
@@ -180,8 +178,7 @@ class SavedProgress:
 class Progress:
     """The entry of the training progress: a run's, as :class:`SavedProgress`."""
 
-    _context: RunContext
-    """``step`` and ``consumed_samples`` are read and set."""
+    _context: RunContext  #: ``step`` and ``consumed_samples`` are read and set.
     _optimizer: MegatronOptimizer
     _scheduler: OptimizerParamScheduler
     """Only its step count is saved; the other fields come from the config and may change between

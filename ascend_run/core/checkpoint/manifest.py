@@ -36,11 +36,9 @@ class StoredShard:
     """One stored shard of a tensor and its location."""
 
     file: str
-    name: str
-    """Name of the tensor in its safetensors file."""
+    name: str  #: Name of the tensor in its safetensors file.
     box: Box
-    crc32: str
-    """CRC-32 of its bytes, 8 hex digits."""
+    crc32: str  #: CRC-32 of its bytes, 8 hex digits.
 
 
 @attrs.frozen
@@ -56,8 +54,7 @@ class StoredTensor:
 class StoredFile:
     """One file of tensors."""
 
-    size: int
-    """Unit: bytes."""
+    size: int  #: Unit: bytes.
     header_sha256: str
 
 
@@ -68,8 +65,7 @@ class Manifest:
     step: int
     save_id: str
     """Random id of the save, also stored in the files to detect a file of another save."""
-    layout: Mapping[str, int]
-    """Parallel sizes of the run that saved it, including ``world_size``."""
+    layout: Mapping[str, int]  #: Parallel sizes of the run that saved it, including ``world_size``.
     versions: Mapping[str, str]
     values: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]

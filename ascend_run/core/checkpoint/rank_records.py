@@ -18,8 +18,7 @@ _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 class TensorHeader:
     """What all ranks must say alike of a tensor."""
 
-    dtype: str
-    """By its safetensors name."""
+    dtype: str  #: By its safetensors name.
     global_shape: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -31,10 +30,8 @@ class RankPlan:
     """What one rank saves."""
 
     tensors: dict[str, TensorHeader]
-    boxes: dict[str, list[Box]]
-    """Key -> the regions of the tensor that this rank writes."""
-    values: dict[str, str]
-    """Key -> SHA-256 of the value's canonical JSON."""
+    boxes: dict[str, list[Box]]  #: Key -> the regions of the tensor that this rank writes.
+    values: dict[str, str]  #: Key -> SHA-256 of the value's canonical JSON.
     nbytes: int
 
 

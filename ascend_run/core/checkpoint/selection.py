@@ -20,8 +20,7 @@ class CorruptCheckpoint:
 class Choice:
     """The selected checkpoint."""
 
-    step: int | None
-    """None if there is no checkpoint, so that the run starts at step 0."""
+    step: int | None  #: None if there is no checkpoint, so that the run starts at step 0.
     corrupt: tuple[CorruptCheckpoint, ...] = ()
     """Newer checkpoints that failed the integrity check, newest first; logged as errors."""
     newer: tuple[int, ...] = ()

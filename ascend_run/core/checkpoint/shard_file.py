@@ -55,8 +55,7 @@ class HeaderEntry:
 
     dtype: str
     shape: tuple[int, ...]
-    begin: int
-    """Unit: bytes from the start of the file."""
+    begin: int  #: Unit: bytes from the start of the file.
     end: int
 
 

@@ -32,8 +32,7 @@ class AttentionPart:
     """An attention kernel, or a wrapper of one."""
 
     plugin: str
-    can: AttentionFeatures | None
-    """Features that it declares; None if unknown."""
+    can: AttentionFeatures | None  #: Features that it declares; None if unknown.
     needs: AttentionFeatures = attrs.field(factory=AttentionFeatures)
     """Features that it needs of every kernel or wrapper inside it."""
 

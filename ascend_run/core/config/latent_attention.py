@@ -13,11 +13,9 @@ from ascend_run.types.config import FieldSection
 class HeadWidths:
     """Sizes of one attention head."""
 
-    key: int
-    """Size of a query or key."""
+    key: int  #: Size of a query or key.
     value: int
-    rotated: int
-    """Size of the part that RoPE rotates."""
+    rotated: int  #: Size of the part that RoPE rotates.
 
 
 def head_widths(model: FieldSection) -> HeadWidths:

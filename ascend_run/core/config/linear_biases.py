@@ -16,13 +16,10 @@ class LinearBiases:
     """Whether each kind of linear has a bias."""
 
     qkv: bool
-    proj: bool
-    """The attention's output projection."""
-    mlp: bool
-    """Both linears of a dense MLP."""
+    proj: bool  #: The attention's output projection.
+    mlp: bool  #: Both linears of a dense MLP.
     router: bool
-    experts: bool
-    """Both linears of each expert."""
+    experts: bool  #: Both linears of each expert.
 
 
 def linear_biases(model: FieldSection) -> LinearBiases:

@@ -44,12 +44,9 @@ class MegatronField:
     """One field of TransformerConfig or MLATransformerConfig."""
 
     name: str
-    section: str
-    """``parallel`` if inherited from ModelParallelConfig, else ``model``."""
-    annotation: str
-    """Annotation in Megatron's source."""
-    type: Any
-    """The part of the annotation that TOML can represent; None if there is none."""
+    section: str  #: ``parallel`` if inherited from ModelParallelConfig, else ``model``.
+    annotation: str  #: Annotation in Megatron's source.
+    type: Any  #: The part of the annotation that TOML can represent; None if there is none.
     default: Any = None
     doc: str = ""
     latent: bool = False

@@ -85,8 +85,7 @@ class ModelSwitchKeys(RotaryScalingKeys):
     """Bias of the router's linear; default: as ``add_bias_linear``."""
     add_expert_bias: bool | None = None
     """Biases of the experts' linears; default: as ``add_bias_linear``."""
-    add_output_bias: bool = False
-    """Bias of the output layer."""
+    add_output_bias: bool = False  #: Bias of the output layer.
     moe_sparsemixer_eps: float | None = attrs.field(default=None, validator=_above_0)
     """Select a token's experts one after the other, each weighed by a softmax over those whose
     logit is near the best (SparseMixer); twice this is the largest relative distance."""

@@ -39,8 +39,7 @@ class EpochSettings:
     seed: int
     eod_mask_loss: bool = False
     eod: int | None = None
-    vocab_size: int | None = None
-    """Token ids must be below this."""
+    vocab_size: int | None = None  #: Token ids must be below this.
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of an epoch: the run's for the first, independent ones afterwards."""

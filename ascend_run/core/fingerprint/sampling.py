@@ -43,8 +43,7 @@ class Samples:
 
     readers: tuple[Callable[[Tensor], Tensor], ...]
     """Return a tensor's elements at flat positions, [elements]."""
-    indices: tuple[Tensor, ...]
-    """Flat positions in each tensor, on its device."""
+    indices: tuple[Tensor, ...]  #: Flat positions in each tensor, on its device.
     salt: Words
     """Salts of all elements, in the order of the tensors."""
 

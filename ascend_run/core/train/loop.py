@@ -12,6 +12,7 @@ from ascend_run.plugin_api import contracts as c
 
 from .data_parallel import gather_parameters
 from .fingerprints import StepFingerprints
+from .phases import phase_scope
 from .readings import Readings
 from .step import StepEvents, TrainStep, evaluate
 
@@ -71,12 +72,13 @@ class Loop:
             return
         gather_parameters(self.step.bundle)
         self.hooks.event("ascend_before_evaluation")(context=self.context)
-        loss = evaluate(
-            self.step.forward_backward,
-            self.validation_batches(),
-            self.context.config.train.eval_iters,
-            self.num_microbatches,
-        )
+        with phase_scope(self.hooks, self.context, c.RunPhase.EVALUATION)():
+            loss = evaluate(
+                self.step.forward_backward,
+                self.validation_batches(),
+                self.context.config.train.eval_iters,
+                self.num_microbatches,
+            )
         self.recorder.evaluation(self.context.step, loss)
         self.hooks.event("ascend_after_evaluation")(context=self.context, loss=loss)
 
@@ -87,7 +89,8 @@ class Loop:
         # A run resumed from this checkpoint needs the fingerprint of every step up to here.
         self._record_fingerprints()
         gather_parameters(self.step.bundle)
-        path = save()
+        with phase_scope(self.hooks, self.context, c.RunPhase.CHECKPOINT)():
+            path = save()
         self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)
 
 

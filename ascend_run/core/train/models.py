@@ -10,6 +10,7 @@ from ascend_run.plugin_api import contracts as c
 
 from .data_parallel import wrap_data_parallel
 from .optimizer import build_optimizer
+from .phases import phase_scope
 
 
 def build_models(
@@ -29,11 +30,13 @@ def build_models(
     """
     config, groups = context.config, context.groups
     for role in task.roles:
-        bundle = build_model(config, hooks, groups, context.device, role=role, dtype=dtype)
-        context.models[role] = bundle
-        if role == task.roles[0]:
-            wrap_data_parallel(bundle, config, hooks, groups, num_microbatches)
-            if with_optimizer:
+        with phase_scope(hooks, context, c.RunPhase.MODEL)():
+            bundle = build_model(config, hooks, groups, context.device, role=role, dtype=dtype)
+            context.models[role] = bundle
+            if role == task.roles[0]:
+                wrap_data_parallel(bundle, config, hooks, groups, num_microbatches)
+        if role == task.roles[0] and with_optimizer:
+            with phase_scope(hooks, context, c.RunPhase.OPTIMIZER)():
                 build_optimizer(bundle, config, hooks, groups)
 
 

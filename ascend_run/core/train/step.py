@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from ascend_run.core.data.batches import BATCH_AXIS, SEQUENCE_AXIS
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
+
+from .phases import ScheduleTimers, phase_scope
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -114,6 +117,8 @@ class ForwardBackward:
             else None
         )
         self.force_all_reduce = force_all_reduce
+        timers = ScheduleTimers(hooks, context) if hooks.implements("ascend_phase") else None
+        self.bundle.transformer_config.timers, self.phases = timers, timers or nullcontext()
         self.schedule = hooks.wrap(
             "ascend_schedule", get_forward_backward_func(), config=context.config
         )
@@ -128,18 +133,19 @@ class ForwardBackward:
         # Every model chunk reads every micro-batch, each at its own pace.
         read = itertools.islice(batches, num_microbatches)
         seq_length, micro_batch_size, once = self._shape(read)
-        reports = self.schedule(
-            forward_step_func=self._forward_step,
-            data_iterator=list(itertools.tee(once, len(self.bundle.chunks))),
-            model=self.bundle.chunks,
-            num_microbatches=num_microbatches,
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            forward_only=forward_only,
-            pg_collection=self.groups,
-            p2p_communicator=self.p2p,
-            force_all_reduce=self.force_all_reduce,
-        )
+        with self.phases:
+            reports = self.schedule(
+                forward_step_func=self._forward_step,
+                data_iterator=list(itertools.tee(once, len(self.bundle.chunks))),
+                model=self.bundle.chunks,
+                num_microbatches=num_microbatches,
+                seq_length=seq_length,
+                micro_batch_size=micro_batch_size,
+                forward_only=forward_only,
+                pg_collection=self.groups,
+                p2p_communicator=self.p2p,
+                force_all_reduce=self.force_all_reduce,
+            )
         loss_sum, count = self._total(reports).tolist()
         return loss_sum / max(count, 1.0), int(count)
 
@@ -192,6 +198,7 @@ class TrainStep:
     def __init__(self, context: c.RunContext, task: c.Task, hooks: Hooks, role: str) -> None:
         self.bundle = context.models[role]
         self.forward_backward = ForwardBackward(context, task, hooks, role)
+        self.update_scope = phase_scope(hooks, context, c.RunPhase.UPDATE)
         connect_schedule(self.bundle)
 
     def __call__(self, batches: Iterator[c.Batch], num_microbatches: int) -> StepResult:
@@ -202,7 +209,8 @@ class TrainStep:
         optimizer.zero_grad()
         loss, num_tokens = self.forward_backward(batches, num_microbatches)
         learning_rate = float(optimizer.param_groups[0]["lr"])
-        updated, grad_norm, _ = optimizer.step()
+        with self.update_scope():
+            updated, grad_norm, _ = optimizer.step()
         if updated and scheduler is not None:
             scheduler.step(increment=1)
         return StepResult(

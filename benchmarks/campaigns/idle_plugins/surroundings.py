@@ -136,7 +136,8 @@ class PatchesByTheSame:
 
 
 class SetsWhatIsSet:
-    """Process settings that have their value already, and a variable that nothing reads."""
+    """Process settings that have their value already, a variable that nothing reads, and around
+    phases a context that does nothing."""
 
     manifest = manifest("sets-what-is-set")
 
@@ -147,6 +148,10 @@ class SetsWhatIsSet:
     @hookimpl
     def ascend_process_settings(self) -> Mapping[str, AbstractContextManager[Any]]:
         return {"nothing": nullcontext(), "threads": self._threads()}
+
+    @hookimpl
+    def ascend_phase(self, phase: c.RunPhase) -> Callable[[], AbstractContextManager[None]] | None:
+        return None if phase is c.RunPhase.UPDATE else nullcontext
 
     @contextmanager
     def _threads(self) -> Iterator[None]:

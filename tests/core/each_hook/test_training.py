@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import torch
 from torch import Tensor
 
 from ascend_run.core.train.data_parallel import LocalGradients
-from ascend_run.plugin_api import ForwardLink, OptimizerSpec, OptimizerState
+from ascend_run.plugin_api import ForwardLink, OptimizerSpec, OptimizerState, RunPhase
 from tests.support.probed_runs import Run, probe, train
 
 
@@ -146,6 +149,100 @@ def test_ascend_schedule_wraps_training_steps_and_evaluations(
     train(tmp_path, of("inner"), of("outer"), values=values)
     both = [[("outer", only, 2), ("inner", only, 2)] for only in (True, False, True)]
     assert marks == [mark for marks_of_one in both for mark in marks_of_one]
+
+
+def entered(name: str, marks: list[tuple[str, str, str]]) -> Any:
+    """A probe that marks when a phase begins and ends."""
+
+    def around(self: Any, phase: RunPhase) -> Any:
+        @contextmanager
+        def scope() -> Iterator[None]:
+            marks.append((name, "begins", phase.value))
+            try:
+                yield
+            finally:
+                marks.append((name, "ends", phase.value))
+
+        return scope
+
+    return probe("ascend_phase", around, name)
+
+
+def test_ascend_phase_is_around_what_it_names_and_the_first_is_innermost(tmp_path: Path) -> None:
+    marks: list[tuple[str, str, str]] = []
+
+    def note(event: str) -> Any:
+        def hear(self: Any) -> None:
+            marks.append((event, "", ""))
+
+        return probe(event, hear, event.replace("_", "-"))
+
+    values = {
+        "train.eval_interval": 1,
+        "train.eval_iters": 1,
+        "checkpoint.save_interval": 1,
+        "data.validation": [str(tmp_path / "tokens")],
+    }
+    events = ("ascend_before_step", "ascend_after_step")
+    train(tmp_path, entered("inner", marks), *map(note, events), values=values)
+
+    def within(*phases: str) -> list[tuple[str, str, str]]:
+        """The marks of phases that are within one another, the outermost first."""
+        begin = [("inner", "begins", phase) for phase in phases]
+        return [*begin, *(("inner", "ends", phase) for phase in reversed(phases))]
+
+    assert marks == [
+        *(mark for phase in ("model", "optimizer", "checkpoint") for mark in within(phase)),
+        *within("evaluation", "forward"),
+        ("ascend_before_step", "", ""),
+        *(mark for phase in ("forward", "backward") for mark in within(phase)),
+        *3 * within("reduction"),  # of gradients, of those of norms, of those of embeddings
+        *within("update"),
+        ("ascend_after_step", "", ""),
+        *within("evaluation", "forward"),
+        *within("checkpoint"),
+    ]
+
+    marks.clear()
+    train(tmp_path / "two", entered("inner", marks), entered("outer", marks))
+    phases = {phase for _, _, phase in marks}
+    assert phases == {*RunPhase} - {RunPhase.EVALUATION}
+    for phase in phases:
+        times = [mark[:2] for mark in marks if mark[2] == phase]
+        both = ("outer", "begins"), ("inner", "begins"), ("inner", "ends"), ("outer", "ends")
+        assert times == [*both] * (len(times) // 4)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_ascend_phase_ends_where_an_exception_leaves_it(tmp_path: Path, where: str) -> None:
+    marks: list[tuple[str, str, str]] = []
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("on purpose")
+
+    def wrap(inner: Any) -> Any:
+        def forward(**others: Any) -> Any:
+            loss = inner(**others)
+            if where == "forward":
+                fail()
+            loss.register_hook(fail)
+            return loss
+
+        return forward
+
+    link = ForwardLink(wrap=wrap, compilable=False)
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        train(
+            tmp_path,
+            entered("probe", marks),
+            probe("ascend_model", lambda self: lambda model: link, "fails"),
+        )
+    assert marks[-2:] == [("probe", "begins", where), ("probe", "ends", where)]
+
+
+def test_without_a_phase_of_a_plugin_megatron_has_no_timers(tmp_path: Path) -> None:
+    (bundle,) = train(tmp_path).context.models.values()
+    assert bundle.transformer_config.timers is None
 
 
 def read_by(run_probes: list[Any], folder: Path) -> list[list[int]]:
