@@ -16,6 +16,7 @@ from ascend_run.registry.resolution import Resolution, resolve
 OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
     "plugins.moe-adaptive-recompute.scale": 0.5,  # and its routing is balanced
+    "plugins.memory-timeline.min_bytes": 1,
     "plugins.hot-experts.num_experts": 2,  # all of a rank's
     "plugins.noop-layers.layers": [1],
     "plugins.o2-bf16-optimizer.stochastic_rounding": False,  # rounding errors draw other numbers
@@ -78,6 +79,7 @@ YOUNGER: Final[Sequence[str]] = (
     "ema-adamw",
     "hot-experts",
     "low-precision-optimizer",
+    "memory-timeline",
     "moe-bmm-fused",
     "moe-tp-extend-ep",
     "muon",

@@ -16,6 +16,7 @@ CHANGE_NONE: Final = {
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
     "low-precision-optimizer": "plan counts the states that its OptimizerSpec declares",
+    "memory-timeline": "it counts what is allocated in some steps, and allocates nothing there",
     "moe-adaptive-recompute": "plan assumes a balanced routing, which exceeds no threshold",
     "moe-tp-extend-ep": "it sets the sizes of the experts' grid, from which plan counts",
     "muon": "plan counts the states that its OptimizerSpec declares",

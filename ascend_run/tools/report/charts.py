@@ -171,6 +171,8 @@ def _panels(runs: Sequence[RunData]) -> list[Curve]:
     panels: dict[str, Curve] = {}
     for run in runs:
         for i, panel in enumerate(run.plan.panels):
+            if panel.areas is not None:
+                continue
             title = panel.title or ", ".join(panel.metrics)
             panels.setdefault(
                 title,

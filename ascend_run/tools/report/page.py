@@ -18,6 +18,7 @@ from ascend_run.tools.pages.plan_section import plan_section
 from ascend_run.tools.pages.ranks_section import group_membership, ranks_section
 from ascend_run.tools.pages.run_folder import RunData
 
+from .areas import Areas, area_figure, areas_of
 from .blend import blend_section
 from .charts import Chart, Heat, charts_of, heats_of, payload
 from .headline import comparison, headline
@@ -82,7 +83,7 @@ def render(runs: Sequence[RunData], summaries: Sequence[Summary], *, written: fl
     top = comparison(runs, summaries) if several else headline(runs[0], summaries[0])
     sections = [
         _problems(runs),
-        _curves(runs, charts, heats),
+        _curves(runs, charts, heats, areas_of(runs)),
         *_blends(runs, summaries),
         *_plan(runs),
         *_configuration(runs),
@@ -116,7 +117,12 @@ def _problems(runs: Sequence[RunData]) -> Markup | None:
     return section("missing", "Missing from this page", element("ul", *lines))
 
 
-def _curves(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[Heat]) -> Markup:
+def _curves(
+    runs: Sequence[RunData],
+    charts: Sequence[Chart],
+    heats: Sequence[Heat],
+    areas: Sequence[Areas],
+) -> Markup:
     if not charts:
         return section("curves", "Curves", element("p", "No metrics have been logged yet."))
     names = [run.name for run in runs]
@@ -127,6 +133,7 @@ def _curves(runs: Sequence[RunData], charts: Sequence[Chart], heats: Sequence[He
         plots.append(_heat_figure(heat, several=len(runs) > 1))
         if heat.layers is not None:
             plots.append(_layers_figure(heat, heat.layers, several=len(runs) > 1))
+    plots += map(area_figure, areas)
     return section(
         "curves",
         "Curves",
