@@ -4,6 +4,7 @@ from tests.support import exhaustive, longest_first, needed_plugins
 from tests.support.exhaustive import pytest_addoption, pytest_report_collectionfinish
 from tests.support.lacking import pytest_pyfunc_call
 from tests.support.session import (
+    pytest_collection,
     pytest_configure,
     pytest_fixture_setup,
     pytest_runtest_protocol,
@@ -11,6 +12,7 @@ from tests.support.session import (
 
 __all__ = [
     "pytest_addoption",
+    "pytest_collection",
     "pytest_configure",
     "pytest_fixture_setup",
     "pytest_pyfunc_call",

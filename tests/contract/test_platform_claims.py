@@ -41,6 +41,7 @@ ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
 OURS = CATALOGUE.load(name for name, found in CATALOGUE.items() if found.first_party)
 MANIFESTS = {plugin.manifest.name: plugin.manifest for plugin in OURS.values()}
+FEATURES = features()
 CLAIMING = sorted(n for n, m in MANIFESTS.items() if m.platforms.get("npu") is Support.ARITHMETIC)
 
 NO_DROPOUT = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
@@ -135,7 +136,7 @@ def seams(names: tuple[str, ...]) -> list[object]:
 
 
 @pytest.mark.exhaustive(by=seams)
-@pytest.mark.parametrize("names", bundles([n for n in CLAIMING if n in features()]), ids="+".join)
+@pytest.mark.parametrize("names", bundles([n for n in CLAIMING if n in FEATURES]), ids="+".join)
 def test_the_arithmetic_of_features_on_the_npu_is_that_of_the_cpu(
     gloo_pool: GlooPool,
     expected: Callable[[Trial], list[RankOutcome]],

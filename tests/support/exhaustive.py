@@ -112,12 +112,17 @@ def covering(shown: Mapping[str, Iterable[Hashable]]) -> list[str]:
         shown: Test id -> its aspects.
     """
     left = {name: {*aspects} for name, aspects in sorted(shown.items(), key=_drawn)}
-    chosen = [next(iter(left))] if not any(left.values()) else []
-    while any(left.values()):
+    showing: dict[Hashable, list[set[Hashable]]] = {}
+    for aspects in left.values():
+        for aspect in aspects:
+            showing.setdefault(aspect, []).append(aspects)
+    chosen = [next(iter(left))] if not showing else []
+    while showing:
         best = max(left, key=lambda name: len(left[name]))
-        found = left[best]
         chosen.append(best)
-        left = {name: aspects - found for name, aspects in left.items()}
+        for aspect in [*left[best]]:
+            for aspects in showing.pop(aspect):
+                aspects.remove(aspect)
     return chosen
 
 

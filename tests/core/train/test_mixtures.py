@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +39,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "ddp.use_distributed_optimizer": (False, True),
     "ddp.overlap_grad_reduce": (False, True),
 }
+OF_A_REPLICA = (
+    "parallel.tensor_model_parallel_size",
+    "parallel.pipeline_model_parallel_size",
+    "parallel.context_parallel_size",
+)
 
 
 def mixtures() -> Iterator[tuple[str, int, dict[str, Any], tuple[str, ...]]]:
@@ -54,6 +60,8 @@ def mixtures() -> Iterator[tuple[str, int, dict[str, Any], tuple[str, ...]]]:
             continue
         if sum(layout[key] > 1 for key in axes) < 2:
             continue  # the plain ones have tests of their own
+        if ranks % math.prod(layout.get(key, 1) for key in OF_A_REPLICA):
+            continue  # refused, too, but at once
         try:
             prepare({**MODELS[model], **layout}, plugins, ranks)
         except ConfigError:
