@@ -157,6 +157,8 @@ def test_of_the_second_set_58_of_60_are_found_at_the_right_place() -> None:
         assert not verify_bugs_second.passes({**figures, **lacking}, {})
 
 
+# Newer draws run as the older ones do.
+@pytest.mark.exhaustive(by=lambda module: [module] if module is verify_clean else [])
 @pytest.mark.usefixtures("ranks")
 @pytest.mark.needs_plugins(*FEATURES)
 @pytest.mark.parametrize(

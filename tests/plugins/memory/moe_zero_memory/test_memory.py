@@ -39,6 +39,7 @@ def config(hidden: int, width: int, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.exhaustive(by=lambda beside: [])
 @pytest.mark.parametrize(
     ("beside", "besides"),
     [((), 5), pytest.param(("gmm",), 3, marks=pytest.mark.needs_plugins("gmm"))],

@@ -64,6 +64,8 @@ def both(
     return plain, ours
 
 
+# Each takes ten seconds: the suite has that of which a rank has a part of the states.
+@pytest.mark.exhaustive(by=lambda values: [key for key in DISTRIBUTED if key in values])
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [
