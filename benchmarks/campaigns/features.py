@@ -14,6 +14,8 @@ from ascend_run.registry.kinds import Kind
 from ascend_run.registry.resolution import Resolution, resolve
 
 OPTIONS: Final[Mapping[str, Any]] = {
+    "plugins.adaptive-recompute.activation_mb": 0.02,  # less than a tiny model keeps
+    "plugins.adaptive-recompute.profiled_steps": 1,
     "plugins.swap-attention.min_bytes": 1,  # a tiny model's tensors are small
     "plugins.moe-adaptive-recompute.scale": 0.5,  # and its routing is balanced
     "plugins.memory-timeline.min_bytes": 1,
@@ -75,6 +77,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
 )
 """Every kind of layout: model and sizes."""
 YOUNGER: Final[Sequence[str]] = (
+    "adaptive-recompute",
     "comm-buffer-auto",
     "ema-adamw",
     "hot-experts",

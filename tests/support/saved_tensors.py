@@ -43,16 +43,22 @@ def expected_bytes(cost: RankCost, policies: Mapping[int, LayerPolicy] | None = 
     return cost.rank.num_microbatches * sum(here)
 
 
-def saved_bytes(runs: Sequence[tuple[Sequence[str], Values]]) -> list[int]:
+def saved_bytes(runs: Sequence[tuple[Sequence[str], Values]], before: int = 0) -> list[int]:
     """Return for each (plugins, config) the bytes of the distinct storages that the layers save in
-    a step, as they are at the end of a layer, without parameters and tables. A rank's job."""
-    return [_saved(values, plugins) for plugins, values in runs]
+    a step, as they are at the end of a layer, without parameters and tables. A rank's job.
+
+    Args:
+        before: Steps that are taken first, with their events.
+    """
+    return [_saved(values, plugins, before) for plugins, values in runs]
 
 
-def _saved(values: Values, plugins: Sequence[str]) -> int:
+def _saved(values: Values, plugins: Sequence[str], before: int) -> int:
     from .small_runs import training
 
     with training(values, plugins) as run:
+        for _ in range(before):
+            run.step_with_events()
         modules = [module for chunk in run.bundle.chunks for module in chunk.modules()]
         layers = [module for module in modules if type(module).__name__ == "TransformerLayer"]
         held: dict[int, Tensor] = {}  # kept alive, so that no storage address is reused

@@ -124,11 +124,15 @@ class Training:
     def batches(self) -> Iterator[c.Batch]:
         """Return the one global batch, from its start."""
         count = self.context.config.train.global_batch_size
-        return self.dry_run.batches(samples(self.values, count))
+        return self.dry_run.batches(samples(self.values, count), first=0)
 
     def step(self) -> Any:
         """Take one optimizer step on the one global batch; returns its StepResult."""
         return self.train_step(self.batches(), self.plan.num_microbatches)
+
+    def step_with_events(self) -> Any:
+        """Take one optimizer step on the one global batch, with the events of a training step."""
+        return self.dry_run.step(self.train_step, self.batches())
 
     @property
     def parameters(self) -> dict[str, Tensor]:

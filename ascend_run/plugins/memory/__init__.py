@@ -68,10 +68,10 @@ def discarded(readers: Mapping[str, str]) -> ActivationTreatment:
 
 
 def _recompute_links(layer: Any, parts: Sequence[str], device: object) -> dict[str, ForwardLink]:
-    return dict.fromkeys(parts, ForwardLink(wrap=_recomputing, compilable=False))
+    return dict.fromkeys(parts, ForwardLink(wrap=recomputing, compilable=False))
 
 
-def _recomputing(inner: Forward) -> Forward:
+def recomputing(inner: Forward) -> Forward:
     import torch
     from megatron.core.tensor_parallel import checkpoint
 
@@ -100,12 +100,12 @@ def _discard_links(
     links = {}
     for part in parts:
         waiting: list[Any] = []
-        links[part] = ForwardLink(wrap=partial(_discarding, waiting), compilable=False)
-        links[readers[part]] = ForwardLink(wrap=partial(_reading, waiting), compilable=False)
+        links[part] = ForwardLink(wrap=partial(discarding, waiting), compilable=False)
+        links[readers[part]] = ForwardLink(wrap=partial(reading, waiting), compilable=False)
     return links
 
 
-def _discarding(waiting: list[Any], inner: Forward) -> Forward:
+def discarding(waiting: list[Any], inner: Forward) -> Forward:
     import torch
     from megatron.core.tensor_parallel import CheckpointWithoutOutput
 
@@ -122,7 +122,7 @@ def _discarding(waiting: list[Any], inner: Forward) -> Forward:
     return forward
 
 
-def _reading(waiting: list[Any], inner: Forward) -> Forward:
+def reading(waiting: list[Any], inner: Forward) -> Forward:
     def forward(*args: Any, **kwargs: Any) -> Any:
         out = inner(*args, **kwargs)
         if waiting:

@@ -1,0 +1,233 @@
+"""Recompute as little as a budget of bytes for activations allows, as measured in the first
+steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ascend_run.plugin_api import (
+    ActivationTreatment,
+    CostChange,
+    Device,
+    ForwardLink,
+    Keeping,
+    Layout,
+    LegacyFlag,
+    Manifest,
+    Metrics,
+    Numerics,
+    PipelineStage,
+    ReportPanel,
+    RunConfig,
+    RunContext,
+    SavedTensor,
+    Support,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from .decision import Decision
+    from .recorder import Recorder
+
+_MIB = 1 << 20
+
+
+@attrs.frozen(kw_only=True)
+class AdaptiveRecomputeConfig:
+    """Options, set by ``plugins.adaptive-recompute.<field>=<value>``."""
+
+    activation_mb: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.gt(0.0))
+    )
+    """What the layers of a rank may keep for backward, over all micro-batches in flight; must be
+    given. Unit: MiB."""
+    profiled_steps: int = attrs.field(default=3, validator=attrs.validators.ge(1))
+    """Steps that are measured, in which nothing is recomputed. Unit: steps."""
+
+
+class AdaptiveRecompute:
+    """Measure what each part of a layer keeps for backward and how long it takes, and recompute
+    those parts that cost least within a budget.
+
+    Cost: the forward of what is chosen, once more. Numerics: bitwise neutral. Source: the behaviour
+    of MindSpeed's ``--adaptive-recompute-device-swap``, without its swapping.
+    """
+
+    manifest = Manifest(
+        name="adaptive-recompute",
+        summary="recompute the parts of layers that cost least within a budget of bytes",
+        conflicts={
+            "recompute": "it says what is recomputed, and adaptive-recompute chooses it; enable "
+            "one of them",
+            "recompute-activation": "adaptive-recompute chooses what is recomputed; leave out "
+            "recompute-activation",
+            "recompute-norm": "adaptive-recompute chooses which norms are recomputed; leave out "
+            "recompute-norm",
+            "swap-attention": "what is offloaded is not in the budget, and is kept by hooks that "
+            "hide it; enable one of them",
+            "moe-adaptive-recompute": "what a layer keeps then depends on its tokens, and the "
+            "choice holds for all later steps; use moe-zero-memory",
+        },
+        exercised_by="verify it with a lower plugins.adaptive-recompute.activation_mb: what the "
+        "layers keep was within the budget",
+        small_model_settings={"activation_mb": 0.03, "profiled_steps": 1},
+        numerics=Numerics.BITWISE,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.UNVERIFIED,
+            "npu": Support.UNVERIFIED,
+        },
+        level=3,  # it takes time: only where memory is short
+        legacy_flags=(
+            LegacyFlag(flag="--adaptive-recompute-device-swap"),
+            LegacyFlag(
+                flag="--adaptive-recompute-profiling-step",
+                key="plugins.adaptive-recompute.profiled_steps",
+                values=None,
+            ),
+        ),
+        source="MindSpeed, docs/features/adaptive-recompute.md",
+    )
+    config_class = AdaptiveRecomputeConfig
+
+    def __init__(self, config: AdaptiveRecomputeConfig) -> None:
+        self.config = config
+        self._steps = 0
+        self._recorder: Recorder | None = None
+        self._decision: Decision | None = None
+        self._kept = 0
+
+    @hookimpl
+    def ascend_check(self) -> Sequence[str]:
+        told = (
+            "adaptive-recompute: plugins.adaptive-recompute.activation_mb is not set; give the MiB "
+            "that the layers of a rank may keep for backward, such as 20000"
+        )
+        return [told] if self.config.activation_mb is None else []
+
+    @hookimpl
+    def ascend_activation_policy(self) -> Mapping[str, ActivationTreatment]:
+        return {"": ActivationTreatment(Keeping.RECOMPUTE, self._links)}
+
+    @hookimpl
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
+        """Return what the budget allows beyond the inputs of the layers."""
+        layers = [layer for layer in rank.layers if layer in rank.saved]
+        if not layers:
+            return None
+        inputs = sum(rank.saved[layer][0].nbytes for layer in layers)
+        everything = sum(tensor.nbytes for layer in layers for tensor in rank.saved[layer])
+        most = self._budget / _in_flight(config, layout, rank)
+        more = max(0.0, min(everything, most) - inputs) / len(layers)
+        kept = SavedTensor(part="layer", name="within_budget", nbytes=more)
+        return CostChange(saved_added=(kept,))
+
+    def _links(self, layer: Any, parts: Sequence[str], device: Device) -> dict[str, ForwardLink]:
+        from .links import links_of
+        from .recorder import Recorder
+
+        if self._recorder is None:
+            self._recorder = Recorder(device)
+        return links_of(layer, self._recorder)
+
+    @hookimpl
+    def ascend_before_step(self, context: RunContext) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            return
+        from .recorder import Mode
+
+        done, self._steps = self._steps, self._steps + 1
+        self._kept = recorder.peak or self._kept
+        if done == self.config.profiled_steps:
+            self._decide(recorder, context)
+        if done == self.config.profiled_steps + 1 and self._decision is not None:
+            _log("measured", bytes=self._kept, expected_bytes=self._decision.expected)
+        after = done - self.config.profiled_steps
+        recorder.begin(Mode.PARTS if after < 0 else Mode.LAYERS if after == 0 else Mode.NOTHING)
+
+    def _decide(self, recorder: Recorder, context: RunContext) -> None:
+        from .decision import decide
+
+        device = context.device.torch_device
+        found = decide(recorder.layers, context.groups, device, self._budget)
+        if found is None:
+            return
+        self._decision = found
+        found.apply()
+        _log(
+            "chosen",
+            budget_bytes=self._budget,
+            expected_bytes=found.expected,
+            layers=found.by_layer(),
+            measured=[kind.record() for kind in found.kinds],
+        )
+        if found.expected > self._budget:
+            _log(
+                "over_budget",
+                warns=True,
+                budget_bytes=self._budget,
+                expected_bytes=found.expected,
+                fix="the layers now keep as little as they can; set plugins.adaptive-recompute."
+                f"activation_mb to at least {found.least / _MIB:.6g}",
+            )
+
+    @property
+    def _budget(self) -> int:
+        return int((self.config.activation_mb or 0.0) * _MIB)
+
+    @hookimpl
+    def ascend_metrics(self) -> Mapping[str, Metrics]:
+        return {"adaptive-recompute": self._readings}
+
+    @hookimpl
+    def ascend_report(self) -> Sequence[ReportPanel]:
+        names = ("kept_bytes", "expected_bytes", "budget_bytes")
+        return [
+            ReportPanel(
+                title="Activations kept for backward",
+                metrics=tuple(f"adaptive-recompute/{name}" for name in names),
+                unit="bytes",
+            ),
+            ReportPanel(
+                title="Layers with a part that is recomputed",
+                metrics=("adaptive-recompute/layers",),
+                unit="layers",
+            ),
+        ]
+
+    def _readings(self, context: RunContext) -> Mapping[str, float]:
+        """Return this rank's bytes at the peak of the last measured step, what is expected of the
+        choice, and the number of layers that recompute a part."""
+        recorder, decision = self._recorder, self._decision
+        kept = 0 if recorder is None else recorder.peak or self._kept
+        layers = () if recorder is None else recorder.layers
+        return {
+            "kept_bytes": float(kept),
+            "expected_bytes": float(kept if decision is None else decision.expected),
+            "budget_bytes": float(self._budget),
+            "layers": float(sum(bool(layer.chosen) for layer in layers)),
+        }
+
+
+def _in_flight(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:
+    """Return how many forwards of each layer wait for their backward at the same time, on the mean
+    over chunks."""
+    chunks, behind = layout.vpp or 1, layout.pp - rank.pp_rank - 1
+    if layout.vpp is None:
+        return min(rank.num_microbatches, behind + 1)
+    group = config.parallel.microbatch_group_size_per_vp_stage or layout.pp
+    started = behind * 2 + (chunks - 1) * group + 1
+    return min(rank.num_microbatches * chunks, started) / chunks
+
+
+def _log(event: str, *, warns: bool = False, **fields: object) -> None:
+    import structlog
+
+    log = structlog.get_logger()
+    (log.warning if warns else log.info)(f"adaptive-recompute.{event}", **fields)

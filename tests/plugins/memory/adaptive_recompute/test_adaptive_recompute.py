@@ -1,0 +1,125 @@
+"""The plugin's declarations, errors, warnings and what is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from ascend_run.core.config.activation_policy import activation_policies
+from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api import AscendRunError, ConfigError, Numerics
+from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugins.memory.adaptive_recompute import (
+    AdaptiveRecompute,
+    AdaptiveRecomputeConfig,
+)
+from ascend_run.testing.models import DENSE
+from ascend_run.testing.pool import GlooPool
+from tests.support.costs import planned
+from tests.support.saved_tensors import expected_bytes
+from tests.support.small_runs import training
+
+NAME = "adaptive-recompute"
+BUDGET = f"plugins.{NAME}.activation_mb"
+MIB = 1 << 20
+
+
+def planned_bytes(values: Mapping[str, Any], *plugins: str) -> float:
+    prepared, (cost,) = planned({**DENSE, "train.global_batch_size": 1, **values}, plugins)
+    policies = activation_policies(prepared.config, Hooks(prepared.instances()))
+    return expected_bytes(cost, policies)
+
+
+def test_it_claims_nothing_and_changes_no_bit() -> None:
+    assert claims_of(AdaptiveRecompute) == ()
+    assert AdaptiveRecompute.manifest.numerics is Numerics.BITWISE
+
+
+@pytest.mark.parametrize("options", [{"activation_mb": 0.0}, {"profiled_steps": 0}], ids=str)
+def test_options_out_of_range_are_refused(options: Mapping[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        AdaptiveRecomputeConfig(**options)
+
+
+def test_a_budget_must_be_given() -> None:
+    with pytest.raises(ConfigError, match=rf"{BUDGET} is not set; give the MiB"):
+        planned(DENSE, (NAME,))
+
+
+@pytest.mark.needs_plugins("recompute", "recompute-activation", "recompute-norm", "swap-attention")
+@pytest.mark.parametrize(
+    "other", ["recompute", "recompute-activation", "recompute-norm", "swap-attention"]
+)
+def test_what_treats_activations_otherwise_is_refused(other: str) -> None:
+    with pytest.raises(AscendRunError, match=f"'{NAME}' cannot run with '{other}'"):
+        planned({**DENSE, BUDGET: 1.0}, (NAME, other))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]}],
+    ids=["selective"],
+)
+def test_recomputation_of_megatron_is_refused(values: Mapping[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"within what {NAME} recomputes already"):
+        planned({**DENSE, **values, BUDGET: 1.0}, (NAME,))
+
+
+@pytest.mark.needs_plugins("recompute")
+def test_plan_counts_the_budget_between_the_inputs_and_everything() -> None:
+    everything, inputs = planned_bytes({}), planned_bytes({}, "recompute")
+    between = (everything + inputs) / 2
+    assert planned_bytes({BUDGET: 1000.0}, NAME) == pytest.approx(everything)
+    assert planned_bytes({BUDGET: between / MIB}, NAME) == pytest.approx(between, abs=1)
+    assert planned_bytes({BUDGET: 0.9 * inputs / MIB}, NAME) == pytest.approx(inputs)
+
+
+def test_plan_divides_the_budget_by_the_forwards_in_flight() -> None:
+    pipeline = {"parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
+    values = {**DENSE, **pipeline, BUDGET: 0.02}
+    _, costs = planned(values, (NAME,), 2)
+    first, last = (cost.changes[NAME].saved_added[0].nbytes for cost in costs)
+    inputs = 16 * 32 * 4
+    budget = int(0.02 * MIB)
+    assert (first, last) == (budget / 2 - inputs, budget - inputs)
+
+
+def logged(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what three steps log. A rank's job."""
+    with training(values, (NAME,)) as run, capture_logs() as events:
+        for _ in range(3):
+            run.step_with_events()
+    return [dict(event) for event in events if event["event"].startswith(NAME)]
+
+
+def test_the_log_has_what_was_chosen_and_why(gloo_pool: GlooPool) -> None:
+    values = {**DENSE, f"plugins.{NAME}.profiled_steps": 1, BUDGET: 0.001}
+    ((chosen, over, measured),) = gloo_pool.run(logged, 1, values)
+    inputs = 2 * 16 * 32 * 4
+    assert chosen["layers"] == {"0": "layer", "1": "layer"}
+    assert chosen["expected_bytes"] == measured["bytes"] == measured["expected_bytes"] == inputs
+    (kind,) = chosen["measured"]
+    assert (kind["layers"], kind["in_flight"]) == ([0, 1], 1)
+    assert kind["choices"]["nothing"]["milliseconds"] == 0
+    assert kind["choices"]["layer"]["bytes"] == inputs // 2
+    assert kind["choices"]["layer"]["milliseconds"] > 0
+    assert over["log_level"] == "warning"
+    assert over["fix"].endswith(f"activation_mb to at least {inputs / MIB:.6g}")
+
+
+def test_its_panels_name_the_metrics_that_it_gives() -> None:
+    plugin = AdaptiveRecompute(AdaptiveRecomputeConfig(activation_mb=1.0))
+    ((group, read),) = plugin.ascend_metrics().items()
+    given = [f"{group}/{name}" for name in read(context=None)]  # type: ignore[arg-type]
+    assert given == [name for panel in plugin.ascend_report() for name in panel.metrics]
+
+
+def test_legacy_flags() -> None:
+    flags = {flag.flag: flag.key for flag in AdaptiveRecompute.manifest.legacy_flags}
+    assert flags == {
+        "--adaptive-recompute-device-swap": "enable",
+        "--adaptive-recompute-profiling-step": f"plugins.{NAME}.profiled_steps",
+    }

@@ -1,0 +1,148 @@
+"""What layers keep, measured by the plugin and without it; what ranks decide from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+
+from ascend_run.plugins.memory.adaptive_recompute.decision import decide
+from ascend_run.plugins.memory.adaptive_recompute.recorder import CHOICES, NEVER, Layer, Mode
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from tests.support.saved_tensors import saved_bytes
+from tests.support.small_runs import standing_rank, training
+
+NAME: Final = "adaptive-recompute"
+BUDGET: Final = f"plugins.{NAME}.activation_mb"
+WHOLE: Final = {"train.global_batch_size": 1, f"plugins.{NAME}.profiled_steps": 1}
+HALF: Final = {**WHOLE, "train.precision": "bf16"}
+MIB: Final = 1 << 20
+TP: Final = {"parallel.tensor_model_parallel_size": 2}
+
+
+def forced(values: Mapping[str, Any]) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Return for each choice that layers have the bytes that were predicted from the first step,
+    and those measured in a step in which all layers recompute it. A rank's job."""
+    found = {}
+    with training({**values, BUDGET: 100.0}, (NAME,)) as run:
+        run.step_with_events()
+        (plugin,) = (p for p in run.hooks.plugins if p.manifest.name == NAME)
+        recorder: Any = plugin._recorder  # type: ignore[attr-defined]
+        for choice in CHOICES:
+            predicted = sum(layer.nbytes[choice] for layer in recorder.layers)
+            if predicted >= NEVER:
+                continue
+            recorder.begin(Mode.LAYERS)
+            for layer in recorder.layers:
+                layer.chosen = frozenset(choice)
+            run.step()
+            found[choice] = predicted, recorder.peak
+    return found
+
+
+def readings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Train until the choice has been measured; return what the plugin tells. A rank's job."""
+    with training(values, (NAME,)) as run:
+        for _ in range(3):
+            run.step_with_events()
+        (plugin,) = (p for p in run.hooks.plugins if p.manifest.name == NAME)
+        (read,) = plugin.ascend_metrics().values()  # type: ignore[attr-defined]
+        decision: Any = plugin._decision  # type: ignore[attr-defined]
+        return {**read(run.context), "least": decision.least, "chosen": decision.by_layer()}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**DENSE, **WHOLE},
+        {**DENSE, **HALF, "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1},
+        {**DENSE, **WHOLE, "model.normalization": "LayerNorm", "model.add_bias_linear": True},
+    ],
+    ids=["plain", "bf16, dropout", "layer norms, biases"],
+)
+def test_each_choice_keeps_what_was_predicted(
+    gloo_pool: GlooPool, values: Mapping[str, Any]
+) -> None:
+    (found,) = gloo_pool.run(forced, 1, values)
+    assert list(found) == list(CHOICES)
+    assert {choice: pair for choice, pair in found.items() if pair[0] != pair[1]} == {}
+    assert found["",][0] < found["self_attention", "mlp"][0] < found["mlp",][0] < found[()][0]
+
+
+def test_norms_after_their_sublayers_are_not_recomputed(gloo_pool: GlooPool) -> None:
+    """Nothing is before the attention or the MLP then."""
+    (found,) = gloo_pool.run(forced, 1, {**DENSE, **WHOLE, "model.norm_placement": "post"})
+    parts = ("self_attention", "mlp")
+    assert list(found) == [(), ("self_attention",), ("mlp",), parts, ("",)]
+    assert {choice: pair for choice, pair in found.items() if pair[0] != pair[1]} == {}
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_what_is_kept_is_within_the_budget(
+    gloo_pool: GlooPool, model: Mapping[str, Any], share: float
+) -> None:
+    """Measured in another run without the plugin's hooks, by storages; as other times are measured
+    there, the choice may be another one."""
+    (plain,) = gloo_pool.run(saved_bytes, 1, [((), {**model, "train.global_batch_size": 1})])[0]
+    budget = share * plain
+    chosen = {**model, **WHOLE, BUDGET: budget / MIB}
+    (told,) = gloo_pool.run(readings, 1, chosen)
+    (kept,) = gloo_pool.run(saved_bytes, 1, [((NAME,), chosen)], 3)[0]
+    assert 0 < kept <= budget
+    assert 0 < told["kept_bytes"] <= budget
+    assert told["kept_bytes"] == told["expected_bytes"]
+    assert told["layers"] > 0
+
+
+def test_a_budget_that_no_choice_meets_is_told_with_the_least_that_is(gloo_pool: GlooPool) -> None:
+    values = {**DENSE, **WHOLE}
+    (told,) = gloo_pool.run(readings, 1, {**values, BUDGET: 0.001})
+    inputs = 2 * 16 * 32 * 4  # of two layers
+    assert told["least"] == told["expected_bytes"] == told["kept_bytes"] == inputs
+    assert told["chosen"] == {"0": "layer", "1": "layer"}
+    (least,) = gloo_pool.run(readings, 1, {**values, BUDGET: inputs / MIB})
+    assert least["chosen"] == told["chosen"]
+
+
+def test_forwards_in_flight_of_a_pipeline_share_the_budget(gloo_pool: GlooPool) -> None:
+    """Two micro-batches wait on the first of two ranks, one on the last."""
+    pipeline = {"parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
+    values = {**DENSE, **WHOLE, **pipeline, BUDGET: 100.0}
+    first, last = gloo_pool.run(readings, 2, values)
+    assert first["kept_bytes"] == first["expected_bytes"] == 2 * last["kept_bytes"]
+    between = {**values, BUDGET: 1.5 * last["kept_bytes"] / MIB}
+    first, last = gloo_pool.run(readings, 2, between)
+    assert first["chosen"]["0"] != "nothing"
+    assert last["chosen"] == {"1": "nothing"}
+    assert first["kept_bytes"] <= 1.5 * last["kept_bytes"]
+
+
+def decided(kept: Sequence[int], budget: int) -> dict[str, str]:
+    """Return what two layers recompute that keep other bytes on each rank. A rank's job."""
+    with standing_rank({**DENSE, **TP}) as (_, context):
+        layers = []
+        for at in range(2):
+            module = nn.Module()
+            module.layer_number = at + 1  # type: ignore[assignment]
+            layer = Layer(module)
+            sizes = dict.fromkeys(CHOICES, NEVER)
+            sizes |= {(): kept[context.layout.rank], ("mlp",): 10, ("",): 5}
+            layer.add(sizes, {"": 9_000, "mlp": 4_000 - 1_000 * context.layout.rank})
+            layer.most_waiting = 1
+            layers.append(layer)
+        found = decide(layers, context.groups, torch.device("cpu"), budget)
+        assert found is not None
+        found.apply()
+        assert [{*each.chosen} for each in layers] == [{"mlp"}, set()]
+        return found.by_layer()
+
+
+def test_ranks_that_measure_otherwise_decide_alike(gloo_pool: GlooPool) -> None:
+    """By the larger of both: 20 bytes of 16, in which two layers do not fit in 39."""
+    first, second = gloo_pool.run(decided, 2, (16, 20), 39)
+    assert first == second == {"0": "mlp", "1": "nothing"}

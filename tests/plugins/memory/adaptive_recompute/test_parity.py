@@ -1,0 +1,65 @@
+"""Runs with adaptive-recompute against the run without it: bitwise equal."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from ascend_run.testing.parity import Case, Parity
+from ascend_run.testing.runtime import RankOutcome
+
+LAYERS, MICRO_BATCHES, EXPERTS = 2, 2, 4  # of a step in trials with steps
+DROPOUT: Final = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
+SHARED: Final = {"model.moe_shared_expert_intermediate_size": 24}
+TREATED: Final = "adaptive-recompute/layers"
+NAMES: Final = ("expected", "budget")
+
+
+def budget(mib: float) -> dict[str, object]:
+    """As options, with one measured step."""
+    name = "plugins.adaptive-recompute"
+    return {f"{name}.activation_mb": mib, f"{name}.profiled_steps": 1}
+
+
+def trained(parity: Parity, **case: Any) -> list[RankOutcome]:
+    """Compare with the run without the plugin; return the third step of the run with it, whose
+    choice is the one after the measured step."""
+    parity("adaptive-recompute", **case)
+    return parity.outcomes(Case(plugins=("adaptive-recompute",), **case), steps=3)
+
+
+@pytest.mark.parametrize(("model", "again"), [("dense", 1), ("moe", EXPERTS + 1)])
+def test_whole_layers_run_again_where_the_budget_is_too_small(
+    parity: Parity, model: str, again: int
+) -> None:
+    config = {**DROPOUT, **(SHARED if model == "moe" else {})}
+    (outcome,) = trained(parity, model=model, config=config, options=budget(1e-4))
+    assert outcome.operations["silu"] == 2 * again * MICRO_BATCHES * LAYERS
+
+
+def test_nothing_runs_again_where_all_is_within_the_budget(parity: Parity) -> None:
+    (outcome,) = trained(parity, options=budget(100.0))
+    assert outcome.operations["silu"] == MICRO_BATCHES * LAYERS
+    assert outcome.metrics[TREATED] == 0
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_some_parts_run_again_and_no_bit_changes(parity: Parity, model: str) -> None:
+    (outcome,) = trained(parity, model=model, config=DROPOUT, options=budget(0.04))
+    assert outcome.metrics[TREATED] > 0
+    expected, allowed = (outcome.metrics[f"adaptive-recompute/{n}_bytes"] for n in NAMES)
+    assert 0 < expected <= allowed
+
+
+@pytest.mark.exhaustive(by=lambda layout: layout)
+@pytest.mark.parametrize(
+    "layout", [{"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2}, {"dp": 2, "ep": 2}], ids=str
+)
+def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int]) -> None:
+    """The campaign ``together`` has every layout."""
+    config = {"model.num_layers": 4} if "vpp" in layout else {}
+    model = "moe" if "ep" in layout else "dense"
+    found = trained(parity, layout=layout, model=model, config=config, options=budget(0.02))
+    for outcome in found:
+        assert outcome.metrics[TREATED] > 0

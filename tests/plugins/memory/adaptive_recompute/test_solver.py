@@ -1,0 +1,58 @@
+"""The choice of what layers recompute, against all combinations."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_run.plugins.memory.adaptive_recompute.solver import (
+    Choice,
+    Kind,
+    smallest,
+    solve,
+    useful,
+)
+
+NUMBERS = st.integers(0, 12)
+CHOICES = st.lists(st.builds(Choice, st.just(()), NUMBERS, NUMBERS), min_size=1, max_size=5)
+KINDS = st.lists(st.builds(Kind, CHOICES.map(tuple), st.integers(1, 3)), min_size=1, max_size=2)
+
+
+def sums(choices: tuple[Choice, ...]) -> tuple[int, int]:
+    return sum(c.cost for c in choices), sum(c.nbytes for c in choices)
+
+
+@settings(max_examples=150, deadline=None)
+@given(kinds=KINDS, budget=st.integers(0, 60))
+def test_no_combination_is_cheaper_within_the_budget(kinds: list[Kind], budget: int) -> None:
+    layers = [kind.choices for kind in kinds for _ in range(kind.layers)]
+    every = [sums(combination) for combination in itertools.product(*layers)]
+    assert smallest(kinds) == min(nbytes for _, nbytes in every)
+
+    found = solve(kinds, budget)
+
+    within = [pair for pair in every if pair[1] <= budget]
+    if found is None:
+        assert within == []
+    else:
+        assert sums(tuple(itertools.chain(*found))) == min(within)
+        assert [len(choices) for choices in found] == [kind.layers for kind in kinds]
+        for kind, choices in zip(kinds, found, strict=True):
+            assert {*choices} <= {*kind.choices}
+            costs = [choice.cost for choice in choices]
+            assert costs == sorted(costs, reverse=True)
+
+
+def test_choices_that_another_one_beats_are_left_out() -> None:
+    keeps, less, slower = Choice((), 9, 0), Choice(("a",), 5, 2), Choice(("b",), 5, 3)
+    more = Choice(("c",), 6, 2)
+    assert useful([slower, more, less, keeps]) == (keeps, less)
+
+
+def test_a_long_model_is_solved_exactly() -> None:
+    """80 layers with two thirds of what they would keep: of one choice as many as are needed."""
+    kind = Kind((Choice((), 900, 0), Choice(("a",), 500, 30), Choice(("",), 100, 100)), 80)
+    (found,) = solve([kind], 48_000) or [()]
+    assert sums(found) == (60 * 30, 60 * 500 + 20 * 900)
