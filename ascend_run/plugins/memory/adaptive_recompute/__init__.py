@@ -17,10 +17,8 @@ from ascend_run.plugin_api import (
     Layout,
     LegacyFlag,
     Manifest,
-    Metrics,
     Numerics,
     PipelineStage,
-    ReportPanel,
     RunConfig,
     RunContext,
     SavedTensor,
@@ -180,39 +178,6 @@ class AdaptiveRecompute:
     @property
     def _budget(self) -> int:
         return int((self.config.activation_mb or 0.0) * _MIB)
-
-    @hookimpl
-    def ascend_metrics(self) -> Mapping[str, Metrics]:
-        return {"adaptive-recompute": self._readings}
-
-    @hookimpl
-    def ascend_report(self) -> Sequence[ReportPanel]:
-        names = ("kept_bytes", "expected_bytes", "budget_bytes")
-        return [
-            ReportPanel(
-                title="Activations kept for backward",
-                metrics=tuple(f"adaptive-recompute/{name}" for name in names),
-                unit="bytes",
-            ),
-            ReportPanel(
-                title="Layers with a part that is recomputed",
-                metrics=("adaptive-recompute/layers",),
-                unit="layers",
-            ),
-        ]
-
-    def _readings(self, context: RunContext) -> Mapping[str, float]:
-        """Return this rank's bytes at the peak of the last measured step, what is expected of the
-        choice, and the number of layers that recompute a part."""
-        recorder, decision = self._recorder, self._decision
-        kept = 0 if recorder is None else recorder.peak or self._kept
-        layers = () if recorder is None else recorder.layers
-        return {
-            "kept_bytes": float(kept),
-            "expected_bytes": float(kept if decision is None else decision.expected),
-            "budget_bytes": float(self._budget),
-            "layers": float(sum(bool(layer.chosen) for layer in layers)),
-        }
 
 
 def _in_flight(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:

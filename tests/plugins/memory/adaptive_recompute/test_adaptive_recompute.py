@@ -110,13 +110,6 @@ def test_the_log_has_what_was_chosen_and_why(gloo_pool: GlooPool) -> None:
     assert over["fix"].endswith(f"activation_mb to at least {inputs / MIB:.6g}")
 
 
-def test_its_panels_name_the_metrics_that_it_gives() -> None:
-    plugin = AdaptiveRecompute(AdaptiveRecomputeConfig(activation_mb=1.0))
-    ((group, read),) = plugin.ascend_metrics().items()
-    given = [f"{group}/{name}" for name in read(context=None)]  # type: ignore[arg-type]
-    assert given == [name for panel in plugin.ascend_report() for name in panel.metrics]
-
-
 def test_legacy_flags() -> None:
     flags = {flag.flag: flag.key for flag in AdaptiveRecompute.manifest.legacy_flags}
     assert flags == {
