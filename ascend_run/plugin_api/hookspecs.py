@@ -386,7 +386,7 @@ def ascend_embedding(
     """
 
 
-@wrapper(point=Point.ATTENTION, first_user="recomp-comm-opt")
+@wrapper(point=Point.ATTENTION, first_user="tp-2d")
 def ascend_self_attention(
     config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
 ) -> c.ModuleWrapper | None:

@@ -23,12 +23,13 @@ Parts of a layer, and what each saves for backward in the plain model:
     experts         input, hidden, activated, product, weighted
     shared_experts  as mlp
 
-and outside the layers ``embedding``, ``final_norm`` and ``loss``. A tensor is ``part.name``;
-patterns are fnmatch's (``self_attention.*``, ``*.input``).
+and outside the layers ``embedding``, ``final_norm`` and ``loss``; what a plugin adds to
+``recomputation`` is saved in layers that are recomputed whole. A tensor is ``part.name``; patterns
+are fnmatch's (``self_attention.*``, ``*.input``).
 
 ``why`` of the plain model's communication in linears: ``attention``, ``feed-forward`` or
-``shared experts``, then ``, forward``; ``, backward``; ``, backward: input`` (gathered again for a
-weight gradient); ``, backward: frozen`` (exposed, as there is no weight gradient to overlap with).
+``shared experts``, then ``, forward`` (``, forward, again``: its repetitions only); ``, backward``;
+``, backward: input`` (gathered again for a weight gradient); ``, backward: frozen`` (exposed).
 A plugin's of ``<part>, forward`` is repeated where the part is recomputed (``model.recompute_*``).
 """
 

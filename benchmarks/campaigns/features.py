@@ -23,6 +23,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.noop-layers.layers": [1],
     "plugins.o2-bf16-optimizer.stochastic_rounding": False,  # rounding errors draw other numbers
     "plugins.recompute.num_layers": 1,  # others have the rest of the layers
+    "plugins.recompute-comm-opt.level": 2,  # both sums of a layer
     "plugins.lora.export": False,
     "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
     "plugins.reuse-fp32-param.bucket_size": 1000,
@@ -89,6 +90,7 @@ YOUNGER: Final[Sequence[str]] = (
     "o2-bf16-optimizer",
     "recompute",
     "recompute-activation",
+    "recompute-comm-opt",
     "recompute-norm",
     "reuse-fp32-param",
     "shared-experts",

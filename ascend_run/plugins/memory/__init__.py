@@ -18,9 +18,24 @@ from ascend_run.plugin_api import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ascend_run.ops.recomputed import RandomState
+
+
+@attrs.define(eq=False)
+class Recomputation:
+    """How a layer, or a part of one, is recomputed; what is inside of it may read and change it."""
+
+    repeats: bool = False  #: Whether the forward that runs now is the one repeated in backward.
+    in_blocks: bool = False
+    """Whether its own forward calls ``repeated_later`` for its blocks, one after the other."""
+
+
+def recomputation_of(module: nn.Module) -> Recomputation | None:
+    """Return how a layer or a part of one is recomputed, by ``recomputed``; None if it is not."""
+    found: Recomputation | None = getattr(module, "recomputation", None)
+    return found
 
 
 def is_among_first(count: int | None, place: int, chunk: int, num_chunks: int) -> bool:
@@ -68,30 +83,53 @@ def discarded(readers: Mapping[str, str]) -> ActivationTreatment:
 
 
 def _recompute_links(layer: Any, parts: Sequence[str], device: object) -> dict[str, ForwardLink]:
-    return dict.fromkeys(parts, ForwardLink(wrap=recomputing, compilable=False))
+    links = {}
+    for part in parts:
+        module = layer.get_submodule(part)
+        module.recomputation = how = Recomputation()
+        links[part] = ForwardLink(wrap=partial(recomputing, how=how), compilable=False)
+    return links
 
 
-def recomputing(inner: Forward) -> Forward:
+def recomputing(inner: Forward, how: Recomputation | None = None) -> Forward:
+    """Return the forward that saves its input only, and is repeated in backward."""
+    own = how or Recomputation()
+
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if own.in_blocks:
+            return inner(hidden_states, *args, **kwargs)
+        return repeated_later(own, lambda x: inner(x, *args, **kwargs), hidden_states)
+
+    return forward
+
+
+def repeated_later(how: Recomputation, forward: Forward, hidden_states: Tensor) -> Any:
+    """Call a forward of which only the input is saved, and which backward repeats.
+
+    Args:
+        forward: Takes the hidden states; of several outputs, only the first one has a gradient.
+    """
     import torch
     from megatron.core.tensor_parallel import checkpoint
 
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and hidden_states.requires_grad):
-            return inner(hidden_states, *args, **kwargs)
-        more: tuple[Any, ...] = ()
+    if not (torch.is_grad_enabled() and hidden_states.requires_grad):
+        return forward(hidden_states)
+    more: tuple[Any, ...] = ()
 
-        def run(x: Tensor) -> Any:
-            nonlocal more
-            out = inner(x, *args, **kwargs)
-            if not isinstance(out, tuple):
-                return out
-            more = out[1:]  # a bias, which is a parameter, or None
-            return out[0]
+    def run(x: Tensor) -> Any:
+        nonlocal more
+        how.repeats = torch.is_grad_enabled()  # Megatron's first call is without
+        try:
+            out = forward(x)
+        finally:
+            how.repeats = False
+        if not isinstance(out, tuple):
+            return out
+        more = out[1:]  # a bias, which is a parameter, or None
+        return out[0]
 
-        first = checkpoint(run, False, hidden_states)
-        return (first, *more) if more else first
-
-    return forward
+    first = checkpoint(run, False, hidden_states)
+    return (first, *more) if more else first
 
 
 def _discard_links(

@@ -23,6 +23,8 @@ from .backward import Step
 
 OFFLOADED: Final = (Storage.HOST, Storage.FILE)
 """Where saved activations take no device memory."""
+_RECOMPUTATION = "recomputation"
+"""Part of what is saved for the recomputation of a whole layer."""
 
 
 @attrs.define
@@ -76,6 +78,10 @@ class Ledger:
     """What was applied: plugins that share what they do return equal changes of it."""
     replacements: list[Communication] = attrs.field(factory=list)
     """Communication of plugins that replaces some of the plain model's."""
+    again: list[Communication] = attrs.field(factory=list)
+    """What recomputed parts send once more."""
+    whole: set[int] = attrs.field(factory=set)
+    """Layers that are recomputed whole."""
 
     def apply(self, change: CostChange) -> None:
         """Apply one plugin's change."""
@@ -85,7 +91,11 @@ class Ledger:
                 self._move(saved)
         added = change.saved_added_layers
         for layer in self.saved if added is None else [n for n in added if n in self.saved]:
-            self.saved[layer] += [self._added(tensor, layer) for tensor in change.saved_added]
+            self.saved[layer] += [
+                self._added(tensor, layer)
+                for tensor in change.saved_added
+                if tensor.part != _RECOMPUTATION or layer in self.whole
+            ]
         self.working += change.working
         self.removed += change.working_removed
         self.buffers |= change.buffers
@@ -106,8 +116,9 @@ class Ledger:
     def sent(self) -> list[Communication]:
         """Return all communication, after plugins' replacements."""
         found: list[Communication] = []
-        for plain in self.communication:
-            others = [new for new in self.replacements if _replaces(new, plain)]
+        repeated = [(m, (m.why, f"{m.why}, again")) for m in self.again]
+        for plain, names in [*((m, (m.why,)) for m in self.communication), *repeated]:
+            others = [new for new in self.replacements if _replaces(new, plain, names)]
             found += (
                 [_replacement(plain, new) for new in others if new.calls] if others else [plain]
             )
@@ -131,7 +142,9 @@ class Ledger:
                 )
                 sending = self.part_communication[layer]  # a dispatcher has no FLOPs
                 for part in [p for p in sending if _matches(p, parts)]:
-                    self.communication += sending.pop(part)
+                    self.again += sending.pop(part)
+                if "*" in parts:
+                    self.whole.add(layer)
 
     def discard(self, tensors: Sequence[str], layer: int) -> None:
         """Do not save these tensors of a layer: its backward recomputes them, without a matmul."""
@@ -204,9 +217,9 @@ class Ledger:
         return [layer for layer in self.saved if wanted is None or layer in wanted]
 
 
-def _replaces(new: Communication, plain: Communication) -> bool:
+def _replaces(new: Communication, plain: Communication, names: Iterable[str]) -> bool:
     is_its = (new.replaces, new.group) == (plain.operation, plain.group)
-    return is_its and fnmatchcase(plain.why, new.why)
+    return is_its and any(fnmatchcase(name, new.why) for name in names)
 
 
 def _replacement(plain: Communication, new: Communication) -> Communication:

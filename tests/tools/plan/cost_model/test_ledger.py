@@ -78,7 +78,7 @@ def test_a_recomputed_module_saves_its_input_and_adds_its_forward(
     assert held(ledger, 3, Storage.DEVICE).keys() & {"mlp.input", "mlp.hidden"} == {"mlp.input"}
     assert "mlp.hidden" in held(ledger, 4, Storage.DEVICE)
     assert ledger.flops == 1000 + 2 * 7
-    assert [m.sent_bytes for m in ledger.communication] == [8]
+    assert [m.sent_bytes for m in ledger.sent()] == [8]
 
 
 def test_discarded_tensors_are_recomputed_without_the_rest_of_their_part(ledger: Ledger) -> None:
@@ -154,12 +154,32 @@ def test_replaced_collectives_are_doubled_by_recomputation(ledger: Ledger) -> No
         ("send", 6, 12, "mlp"),
         ("all_gather", 2, 4, "mlp"),
         ("all_gather", 1, 4, "mlp"),
-        *again,
-        *again,
         ("all_reduce", 1, 8, "loss"),
+        *again,
+        *again,
     ]
     ledger.apply(CostChange(communication=(instead("all_reduce", 0, 0, "loss"),)))
     assert "loss" not in {m.why for m in ledger.sent()}
+
+
+def test_what_a_recomputation_repeats_is_replaced_alone(ledger: Ledger) -> None:
+    plain = Communication(operation="all_reduce", group="tp", calls=2, sent_bytes=16, why="mlp")
+    ledger.communication = [plain]
+    ledger.recompute(("mlp",), [(3,)])
+    left_out = attrs.evolve(
+        plain, calls=0, sent_bytes=0, why="mlp, again", replaces=plain.operation
+    )
+    ledger.apply(CostChange(communication=(left_out,)))
+    assert ledger.sent() == [plain]
+
+
+def test_what_a_recomputation_needs_is_saved_in_layers_recomputed_whole(ledger: Ledger) -> None:
+    ledger.recompute(("*",), [(3,)])
+    ledger.recompute(("mlp",), [(4,)])
+    needed = SavedTensor(part="recomputation", name="between", nbytes=7)
+    ledger.apply(CostChange(saved_added=(needed,)))
+    assert held(ledger, 3, Storage.DEVICE)["recomputation.between"] == 7
+    assert "recomputation.between" not in held(ledger, 4, Storage.DEVICE)
 
 
 def test_the_largest_call_is_known_where_sizes_differ(ledger: Ledger) -> None:
@@ -188,7 +208,7 @@ def test_the_largest_call_is_known_where_sizes_differ(ledger: Ledger) -> None:
 def test_a_plugins_collectives_in_a_recomputed_forward_are_repeated(ledger: Ledger) -> None:
     """For the share of the layers with the part that are recomputed; those of backward are not."""
     ledger.recompute(("mlp",), [(3,)])
-    ledger.communication = []
+    ledger.again = []  # the plain model's
     sent = [
         Communication(operation="broadcast", group="ep", calls=4, sent_bytes=40, why=why)
         for why in ("mlp, forward: copies", "mlp, backward: copies", "self_attention, forward")
