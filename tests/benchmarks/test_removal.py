@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -119,11 +120,17 @@ def test_what_fails_twice_is_the_verdict(
     assert [*left] == []
 
 
+def test_of_any_two_features_one_set_lacks_only_the_first() -> None:
+    sets = [set(case.split("+")) for case in CAMPAIGN.cases(CAMPAIGN.seed)]
+    for first, second in permutations(removal.FEATURES, 2):
+        assert any(first in lacking and second not in lacking for lacking in sets)
+
+
 def test_the_whole_campaign_was_run_and_what_was_left_passed() -> None:
     result = read_result(CAMPAIGN.name)
 
     assert is_full(CAMPAIGN, result)
     assert result["passes"]
-    for feature, found in result["figures"]["without"].items():
-        assert found["passed"] > 1000, feature
-        assert found["verdict"] == "passed", feature
+    for features, found in result["figures"]["without"].items():
+        assert found["passed"] > 1000, features
+        assert found["verdict"] == "passed", features
