@@ -105,7 +105,7 @@ BEFORE_A_RUN = [
         "static:MisspellsAnother",
         "misspells-another",
         "KIT-MANIFEST",
-        "names 'swap-atention', which is not installed; did you mean 'swap-attention'?",
+        "names 'pretrian', which is not installed; did you mean 'pretrain'?",
     ),
     (
         "static:SharesState",

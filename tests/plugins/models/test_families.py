@@ -212,6 +212,7 @@ TWO_RANKS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
 }
 
 
+@pytest.mark.needs_plugins("ulysses")
 @pytest.mark.exhaustive(by=lambda family: [family.experts, *family.values])
 def test_two_ranks_have_every_gradient_of_the_same_model(
     family: Family, gloo_pool: GlooPool, tmp_path: Path

@@ -98,7 +98,7 @@ class CrashesAtItsBound(OptionsWithoutBound):
 
 
 class MisspellsAnother(Listens):
-    manifest = declared("misspells-another", after=("swap-atention",))
+    manifest = declared("misspells-another", after=("pretrian",))
 
 
 class SharesState(Listens):
