@@ -80,12 +80,13 @@ def sizes(family: ModelFamily) -> dict[str, Any]:
         of_field["num_query_groups"] = of_field["num_attention_heads"]
     for key in family.keys:
         field = key.field.removeprefix("model.")
-        if key.form is None and field in of_field:
+        form = _form(key)
+        if form == "copy" and field in of_field:
             found.setdefault(key.hf, of_field[field])
-        elif field in _GROUPS and key.default is not None:
+        elif form in ("copy", "groups") and field in _GROUPS and key.default is not None:
             found.setdefault(key.hf, _GROUPS[field])
-        elif key.form and key.form.name in _FORMED:
-            found.setdefault(key.hf, _FORMED[key.form.name])
+        elif form in _FORMED:
+            found.setdefault(key.hf, _FORMED[form])
     return {**_OF_ANY, **found}
 
 
@@ -101,15 +102,19 @@ def options(family: ModelFamily) -> Iterator[dict[str, Any]]:
         yield {"rope_parameters": _LINEAR}
 
 
+def _form(key: ConfigKey) -> str:
+    return key.form.name if key.form else "copy"
+
+
 def _moved(key: ConfigKey) -> Any:
     field = key.field.removeprefix("model.")
-    if key.form and key.form.name in _MOVED_FORMS:
-        return _MOVED_FORMS[key.form.name]
-    if field in _MOVED and key.form is None and _MOVED[field] != key.default:
+    if (form := _form(key)) in _MOVED_FORMS:
+        return _MOVED_FORMS[form]
+    if field in _MOVED and form == "copy" and _MOVED[field] != key.default:
         return _MOVED[field]
     if isinstance(key.default, bool):
         return not key.default
-    if field in _SIZES or key.form is not None:
+    if field in _SIZES or form != "copy":
         return attrs.NOTHING
     if isinstance(key.default, float):
         return 0.75 * key.default if key.default else 0.5
