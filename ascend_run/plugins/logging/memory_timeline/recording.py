@@ -25,6 +25,10 @@ from ascend_run.plugin_api import ModelBundle, RunPhase
 
 BETWEEN: Final = "between"
 """What is in no phase: gradients are set to zero, pipeline stages exchange activations."""
+_POLLS: Final = 3
+_POLL_SECONDS: Final = 0.02
+"""gloo's threads release the tensors of a collective a moment after it has completed, later on a
+busy machine: those that are left have not changed in this many polls."""
 
 
 class Category(enum.StrEnum):
@@ -71,6 +75,7 @@ class Recording(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._step, self._models, self._device = step, models, device
         self._started = time.perf_counter()
+        self._paused: float | None = None
         self._phase = BETWEEN
         self._live: dict[int, _Block] = {}
         self._seen: set[_Block] = set()
@@ -91,6 +96,7 @@ class Recording(TorchDispatchMode):
                 yield
         finally:
             if phase is RunPhase.FORWARD:
+                self._wait_for_releases()
                 for block in self._seen & {*self._live.values()}:
                     block.outlives_forward = True
             self._seen.clear()
@@ -160,6 +166,22 @@ class Recording(TorchDispatchMode):
             self._add(nbytes - block.nbytes, block)
             block.nbytes = nbytes
 
+    def _wait_for_releases(self) -> None:
+        """Wait until no other thread holds on to what this one has released; in no time."""
+        if not (self._device.type == "cpu" and torch.distributed.is_initialized()):
+            return
+        self._paused = time.perf_counter()
+        unchanged = 0
+        while unchanged < _POLLS:
+            live = len(self._live)
+            time.sleep(_POLL_SECONDS)
+            unchanged = unchanged + 1 if len(self._live) == live else 0
+        self._started += time.perf_counter() - self._paused
+        self._paused = None
+
+    def _seconds(self) -> float:
+        return (self._paused or time.perf_counter()) - self._started
+
     def _measure_again(self) -> None:
         """Note storages that were emptied or filled by no operator."""
         for block in [*self._live.values()]:
@@ -174,15 +196,13 @@ class Recording(TorchDispatchMode):
                 block.owner = block.owner or category
 
     def _add(self, nbytes: int, block: _Block) -> None:
-        seconds = time.perf_counter() - self._started
-        self._changes.append(_Change(seconds, self._phase, nbytes, block))
+        self._changes.append(_Change(self._seconds(), self._phase, nbytes, block))
 
     def _add_border(self) -> None:
         reserved = None
         if self._device.type != "cpu":
             reserved = torch.get_device_module(self._device).memory_reserved()
-        seconds = time.perf_counter() - self._started
-        self._changes.append(_Change(seconds, self._phase, reserved=reserved))
+        self._changes.append(_Change(self._seconds(), self._phase, reserved=reserved))
 
 
 def _category(block: _Block, lasting: set[_Block]) -> Category:

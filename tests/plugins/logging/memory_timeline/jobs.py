@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,3 +58,29 @@ def left_behind(values: Values, plugins: Sequence[str]) -> tuple[int, int]:
         recordings = sum(type(found) is Recording for found in gc.get_objects())
         living = [storage for found in saved if (storage := found()) is not None]
         return len({storage._cdata for storage in living}), recordings
+
+
+def kept_by_a_forward(seconds: float) -> int:
+    """Bytes that are activations of a forward which leaves 3 KiB, and releases 5 KiB that another
+    thread holds on to for some seconds, as gloo's do."""
+    from ascend_run.plugin_api import RunPhase
+    from ascend_run.plugins.logging.memory_timeline.recording import Recording
+
+    record = Recording(1, [], torch.device("cpu"))
+    with record.within(RunPhase.FORWARD):
+        left = torch.zeros(3 * 1024, dtype=torch.uint8)
+        held = [torch.zeros(5 * 1024, dtype=torch.uint8)]
+        holder = threading.Thread(target=_hold, args=(held, seconds))
+        holder.start()
+    with record.within(RunPhase.BACKWARD):
+        holder.join()
+        del left
+    samples = record.end(1)
+    times = [sample["seconds"] for sample in samples]
+    assert times == sorted(times)
+    return max(sample["values"]["activations"] for sample in samples)
+
+
+def _hold(held: list[Tensor], seconds: float) -> None:
+    time.sleep(seconds)
+    held.clear()

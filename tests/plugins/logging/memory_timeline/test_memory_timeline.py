@@ -20,7 +20,7 @@ from ascend_run.tools.report.page import write_report
 from tests.support.costs import planned
 from tests.support.saved_tensors import expected_bytes
 
-from .jobs import left_behind, recorded
+from .jobs import kept_by_a_forward, left_behind, recorded
 
 EVERY_BYTE: Final = {"plugins.memory-timeline.min_bytes": 1}
 LAYOUTS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -77,6 +77,12 @@ def test_half_precision_has_master_weights_and_wide_gradients(
     assert line["values"]["weights"] == 2 * cost.parameters
     assert line["values"]["gradients"] == 4 * cost.parameters
     assert line["values"]["optimizer"] == (4 + 8) * cost.parameters + 4 * count
+
+
+def test_what_another_thread_releases_a_moment_later_is_no_activation(
+    gloo_pool: GlooPool,
+) -> None:
+    assert gloo_pool.run(kept_by_a_forward, 1, 0.05) == [3 * 1024]
 
 
 @pytest.mark.parametrize(
