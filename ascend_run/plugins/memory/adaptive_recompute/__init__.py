@@ -100,11 +100,11 @@ class AdaptiveRecompute:
 
     @hookimpl
     def ascend_check(self) -> Sequence[str]:
-        told = (
+        problem = (
             "adaptive-recompute: plugins.adaptive-recompute.activation_mb is not set; give the MiB "
             "that the layers of a rank may keep for backward, such as 20000"
         )
-        return [told] if self.config.activation_mb is None else []
+        return [problem] if self.config.activation_mb is None else []
 
     @hookimpl
     def ascend_activation_policy(self) -> Mapping[str, ActivationTreatment]:

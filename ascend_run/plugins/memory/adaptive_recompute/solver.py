@@ -1,7 +1,7 @@
 """Choose what each layer recomputes: the least time within a number of bytes. No torch.
 
-A multiple-choice knapsack. What it tells apart are sums of costs, which are small integers: for
-each sum the least bytes, and of these what no cheaper sum has in fewer bytes.
+A multiple-choice knapsack, by dynamic programming over sums of costs, which are small integers: for
+each sum it keeps the least bytes, unless a smaller sum takes no more.
 """
 
 from __future__ import annotations
