@@ -69,12 +69,16 @@ def standing_rank(
 
 @contextmanager
 def standing_model(
-    values: Values, dtype: torch.dtype = torch.float64, enable: Sequence[str] = ()
+    values: Values, dtype: torch.dtype = torch.float64, enable: Sequence[str] = (), *more: Any
 ) -> Iterator[nn.Module]:
-    """Build a bare model of one rank, with Megatron's process groups."""
+    """Build a bare model of one rank, with Megatron's process groups.
+
+    Args:
+        more: Instances of plugins that are not installed, outermost.
+    """
     from ascend_run.core.model.build import build_model
 
-    with standing_rank(values, enable) as (hooks, context):
+    with standing_rank(values, enable, *more) as (hooks, context):
         bundle = build_model(context.config, hooks, context.groups, context.device, dtype=dtype)
         (model,) = bundle.chunks
         yield model

@@ -44,7 +44,7 @@ class Assembly:
     partition: c.SequencePartition | None = None
     """Sequence sharding; None if every rank holds full sequences."""
     wraps_output_layer: bool = False
-    """True if a plugin wraps the output projection, so that the loss may not bypass it."""
+    """True if a plugin implements ``ascend_output_layer``, so that the loss may not bypass it."""
     loss_chunk_bytes: int | None = None  #: ``train.loss_chunk_bytes``.
     model: FieldSection
     """``[model]`` of the run's config, for the options that Megatron's does not have."""

@@ -18,6 +18,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.ops.linear.parallel_linear import linear_link
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
+from ascend_run.types.forward import chain_of
 
 from .collected_links import CollectedLinks
 from .experts import call_experts_by_dispatcher
@@ -102,7 +103,16 @@ def wrap_modules(
         wrappers.replace("ascend_output_layer", model, "output_layer")
     whole: nn.Module = wrappers.wrapped("ascend_model", "the model", model)
     links.install(whole)
+    if model.post_process:
+        model.fuses_loss &= _is_plain(model.output_layer)
     return whole
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Return whether a call of the output layer is nothing but a matmul with its weight."""
+    forward_hooks = layer._forward_hooks or layer._forward_pre_hooks
+    hooks = forward_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return type(layer) is ColumnParallelLinear and not (hooks or chain_of(layer).links)
 
 
 @attrs.frozen
