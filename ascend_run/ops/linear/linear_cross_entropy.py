@@ -253,12 +253,13 @@ def _capped(logits_CV: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
 
 
 def _scaled(gradient: Tensor, dloss: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``gradient * dloss``; skips the multiply if dloss is 1, where reading it needs no
-    sync."""
+    """Return ``gradient * dloss``, in place unless the graph is kept for another backward; skips
+    the multiply if dloss is 1, where reading it needs no sync."""
     if dloss.device.type == "cpu" and dloss == 1:
         return gradient.to(dtype)
     if gradient.dtype == dtype:
-        return gradient * dloss
+        is_kept = torch._C._autograd._get_current_graph_task_keep_graph()
+        return gradient * dloss if is_kept else gradient.mul_(dloss)
     scaled = torch.empty_like(gradient, dtype=dtype)
     size = _rows(gradient, ROW_BYTES, DEVICE_ROW_BYTES, gradient.dtype, 1)
     for part, to in zip(gradient.view(-1).split(size), scaled.view(-1).split(size), strict=True):

@@ -192,6 +192,33 @@ def test_a_second_backward_of_a_kept_graph_gives_the_same() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_scaled_backward_makes_no_copy_of_a_gradient(dtype: torch.dtype) -> None:
+    """The same bits as those of a product beside them."""
+    hidden, weight, labels, mask = Problem(dtype=dtype).tensors()
+    kept = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels, mask), [hidden, weight])
+    loss = linear_cross_entropy(hidden, weight, labels, mask)
+    scale = torch.tensor(0.3, dtype=loss.dtype)
+    with Made() as seen:
+        scaled = torch.autograd.grad(loss, [hidden, weight], scale)
+    assert all(torch.equal(a, b * scale) for a, b in zip(scaled, kept, strict=True))
+    assert seen.largest <= 8
+
+
+class Made(TorchDispatchMode):
+    """Records the bytes of the largest storage that an operation made."""
+
+    largest = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and all(out is not argument for argument in args):
+            self.largest = max(self.largest, out.untyped_storage().nbytes())
+        return out
+
+
 class Softmaxes(TorchDispatchMode):
     """Records the shape of every softmax."""
 
