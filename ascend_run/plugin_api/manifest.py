@@ -73,7 +73,7 @@ class Manifest:
     small_model_settings: Mapping[str, object] = attrs.field(factory=dict)
     """Settings under which a model of a few thousand parameters exercises the plugin: options
     (``min_bytes``), or config keys (``model.window_size``). ``verify`` and the conformance kit use
-    them unless the user sets them; config keys only with their own models."""
+    them unless the user sets them; keys (except ``optimizer.lr``) only with their own models."""
     exercised_by: str = ""
     """What makes the plugin act in a run in which it had no effect, as part of a sentence: for the
     message of ``verify``."""

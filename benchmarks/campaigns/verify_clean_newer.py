@@ -1,8 +1,8 @@
 """``verify`` on combinations without a bug of the features that ``verify-clean`` does not draw.
 
 Four seeded draws of each newer feature, in turn: with at most two others, some of their options, a
-layout of 1, 2 or 4 ranks in which they have something to do, a model and settings. What planning
-refuses is drawn again.
+layout of 1, 2 or 4 ranks, a model and settings. What planning refuses is drawn again, and so is a
+draw in which one of the features has nothing to do.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import functools
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
+
+import attrs
 
 from ascend_run.plugin_api import AscendRunError, Claim
 from ascend_run.tools.verify import layouts
-from ascend_run.tools.verify.building import make_side
+from ascend_run.tools.verify.building import PRECISION, make_side
 
 from . import verify_clean
 from .campaign import Campaign, Outcome
-from .features import CONFIG, EXCHANGE, resolution_of, settled
+from .features import EXCHANGE, config_of, resolution_of, settled
 from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
 
 DRAWS: Final = 4
 """Of each newer feature, besides those in which it is one of the others."""
+TRIES: Final = 1000
+"""Draws until one can be verified: features of experts spread over ranks need about sixty."""
 CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "alibi": ({}, {"distance": "root"}),
     "coc": ({}, {"parallel_num": 4}, {"recompute_all_gather": False}),
@@ -45,6 +49,16 @@ CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
 _AXES: Final = {Claim.CONTEXT_PARALLEL: "cp", Claim.LINEAR_COMM: "tp"}
 """What an owner needs to be more than one rank."""
 _WINDOW: Final = {"model.window_size": [5, 0]}
+NEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "generate-mask": _WINDOW,  # it has nothing to share without
+    "reuse-fp32-param": {PRECISION: "bf16"},  # there are no master weights in fp32
+}
+"""Feature -> settings without which it has nothing to do. Those of ``features.CONFIG`` hold where
+layouts are compared in fp32 as well."""
+BESIDE: Final[Mapping[str, str]] = {
+    "recompute-comm-opt": "recompute",  # it changes how layers are recomputed
+}
+"""Feature -> the one without which it has nothing to do."""
 
 
 def cases(seed: int) -> Sequence[str]:
@@ -57,12 +71,26 @@ def _cases(seed: int) -> tuple[str, ...]:
     draws = random.Random(seed)
     found: dict[str, None] = {}
     for first in newer() * DRAWS:
-        before = len(found)
-        while len(found) == before:
-            drawn = _draw(first, draws)
-            if drawn is not None and _can_run(drawn):
-                found[json.dumps(drawn, sort_keys=True)] = None
+        found[_draw_another(first, draws, found)] = None
     return tuple(found)
+
+
+def _draw_another(first: str, draws: random.Random, found: Container[str]) -> str:
+    """A draw that is none of ``found``.
+
+    Raises:
+        LookupError: None in which the features can run and have something to do.
+    """
+    for _ in range(TRIES):
+        drawn = _draw(first, draws)
+        if drawn is not None and _can_run(drawn):
+            case = json.dumps(drawn, sort_keys=True)
+            if case not in found:
+                return case
+    raise LookupError(
+        f"{first}: in none of {TRIES} draws it can run, has something to do, and is another draw "
+        "than before; say in NEEDS, BESIDE or features.CONFIG what it needs"
+    )
 
 
 def newer() -> list[str]:
@@ -73,6 +101,7 @@ def newer() -> list[str]:
 def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
     """None where the features do not go together."""
     chosen = {first, *draws.sample(settled(), draws.choice((0, 0, 1, 2)))}
+    chosen |= {BESIDE[name] for name in chosen if name in BESIDE}
     resolution = resolution_of(tuple(sorted(chosen)))
     if resolution is None:
         return None
@@ -87,26 +116,31 @@ def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
         layout |= draws.choice(EXPERT_AXES)
     settings = {} if draws.random() < 0.5 else dict(draws.choice((*SETTINGS, _WINDOW)))
     settings |= draws.choice(DROPOUT)
+    settings |= config_of(sorted(chosen))
     for name in sorted(chosen):
-        settings |= CONFIG.get(name, {})
+        settings |= NEEDS.get(name, {})
         options = draws.choice(CHOICES.get(name, ({},)))
         settings |= {f"plugins.{name}.{option}": value for option, value in options.items()}
-    if "generate-mask" in chosen:  # it has nothing to share without
-        settings |= _WINDOW
     if "noop-layers" in chosen and layout.get("pp", 1) > 1:
         settings["model.num_layers"] = 4
     return {"enable": sorted(chosen), "layout": layout, "model": model, "config": settings}
 
 
 def _can_run(drawn: Mapping[str, Any]) -> bool:
-    """Whether planning takes it, and each feature has something to do."""
+    """Whether planning takes it, and each feature has something to do: in fp32, in which ``verify``
+    compares most of all, or in the precision that is asked for as well."""
     question = verify_clean.question(drawn)
     sizes = layouts.with_dp(drawn["layout"])
     side = make_side(question, "", question.enable, sizes, drawn["model"], [sizes])
+    sides = [side]
+    if PRECISION in question.config:
+        given = {PRECISION: question.config[PRECISION]}
+        sides.append(attrs.evolve(side, values={**side.values, **given}))
     try:
-        return not side.prepare().plan.idle
+        idle = [{*one.prepare().plan.idle} for one in sides]
     except AscendRunError:
         return False
+    return not set.intersection(*idle)
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:

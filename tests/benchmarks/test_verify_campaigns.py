@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from collections import Counter
 from typing import Any
@@ -215,6 +216,24 @@ def test_newer_draws_have_all_that_the_others_leave_out() -> None:
     assert len(draws) == 4 * len(verify_clean_newer.newer())
     assert {*verify_clean_newer.newer(), *verify_clean.OLDER} == {*settled()}
     assert all(drawn[name] >= 4 for name in verify_clean_newer.newer())
+
+
+@pytest.mark.needs_plugins(*FEATURES, "reuse-fp32-param")
+def test_a_draw_has_the_settings_that_its_feature_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, draws = "reuse-fp32-param", random.Random(1)
+    drawn = json.loads(verify_clean_newer._draw_another(name, draws, ()))
+    assert name in drawn["enable"]
+    assert drawn["config"]["train.precision"] == "bf16"
+    monkeypatch.setattr(verify_clean_newer, "NEEDS", {})
+    monkeypatch.setattr(verify_clean_newer, "TRIES", 3)
+    with pytest.raises(LookupError, match="reuse-fp32-param: in none of 3 draws it can run"):
+        verify_clean_newer._draw_another(name, draws, ())
+
+
+@pytest.mark.needs_plugins(*FEATURES, "recompute", "recompute-comm-opt")
+def test_a_draw_has_the_feature_that_its_own_acts_beside() -> None:
+    drawn = json.loads(verify_clean_newer._draw_another("recompute-comm-opt", random.Random(1), ()))
+    assert {*drawn["enable"]} >= {"recompute", "recompute-comm-opt"}
 
 
 @pytest.mark.parametrize("name", names_of(BUGS, plugins_of))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from ascend_run.core.config.layout import layout_of
-from ascend_run.plugin_api import AscendRunError, ModelFamily
+from ascend_run.plugin_api import AscendRunError, Manifest, ModelFamily
 from ascend_run.prepare.config.raw import COMMAND_LINE
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.prepare import prepare_raw
@@ -34,9 +34,10 @@ _CLIPPING: Final[Mapping[int, float]] = {4: 3.8, 8: 3.1, 12: 3.125, 16: 2.57}
 models, of which the largest are below twice the threshold: steps are clipped by less than half, and
 not at all."""
 PRECISION: Final = "train.precision"
+RATE: Final = "optimizer.lr"
 EXACT: Final = "fp32"
 PROBES: Final[Mapping[str, object]] = {
-    "optimizer.lr": LEARNING_RATE,
+    RATE: LEARNING_RATE,
     "optimizer.min_lr": 0.0,
     "optimizer.lr_warmup_iters": WARMUP,
     "optimizer.adam_eps": ADAM_EPSILON,
@@ -126,7 +127,7 @@ def make_side(
         base = {"optimizer.clip_grad": _CLIPPING.get(samples, _CLIPPING[4]), **base}
         if model == "moe" and sizes.get("tp", 1) > 1:
             sizes["sp"] = 1  # experts under tensor parallelism need it
-    values = {**question.config, **layouts.settings(sizes), **PROBES}
+    values = {**question.config, **layouts.settings(sizes), **_probes(tested.values())}
     side = Side(
         name=name,
         world_size=world_size(sizes),
@@ -143,6 +144,15 @@ def make_side(
     left = {key: value for key, value in base.items() if key not in small}
     given = attrs.evolve(side, base=left)  # the user's options may exclude those of small models
     return given if small and not _starts(side) and _starts(given) else side
+
+
+def _probes(tested: Iterable[Manifest]) -> dict[str, object]:
+    """Return ``PROBES``, with the learning rate that a plugin under test declares in its
+    ``small_model_settings``: the rounding of its states in another layout stays small with it."""
+    found = dict(PROBES)
+    for manifest in tested:
+        found[RATE] = manifest.small_model_settings.get(RATE, found[RATE])
+    return found
 
 
 def _starts(side: Side) -> bool:

@@ -18,6 +18,7 @@ from ascend_run.tools.verify.compare.verdict import (
     Verdict,
 )
 
+from .building import RATE
 from .dropout import probabilities
 from .oracle import compared_with_oracle
 from .questions import Side
@@ -91,7 +92,7 @@ def judge(
         declared={name: str(numerics) for name, numerics in sides.declared.items()},
         references=tuple(side.name for side, _ in found),
         notes=sides.notes,
-        groups=groups_of(candidate),
+        groups=groups_of(candidate, sides.candidate.values[RATE]),
     )
 
 

@@ -142,3 +142,13 @@ def test_settings_that_the_users_options_exclude_are_not_made() -> None:
     options = sides.candidate.prepare().config.plugins["eod-reset"]
     assert (options.document_length, options.eod_token_id) == (11, None)
     assert not any("eod_token_id" in note for note in sides.notes)
+
+
+@pytest.mark.needs_plugins("low-precision-optimizer", "ema-adamw")
+def test_steps_have_the_learning_rate_that_a_plugin_declares() -> None:
+    """What rounding changes in another layout stays below the tolerance with it."""
+    for name, expected in (("low-precision-optimizer", 5e-6), ("ema-adamw", 1e-3)):
+        own = Question(enable=(name,), layout={"tp": 2}, config={"optimizer.lr": 0.5})
+        sides = sides_of(own)
+        of_both = [side.values["optimizer.lr"] for side in (sides.candidate, sides.plain)]
+        assert of_both == [expected] * 2

@@ -46,7 +46,7 @@ class LowPrecisionOptimizer:
         summary="AdamW with moments in 8 bits, quantized block by block",
         numerics=Numerics.MODEL,
         # Codes depend on where blocks begin, and so on the layout.
-        small_model_settings={"optimizer.lr": 1e-5},
+        small_model_settings={"optimizer.lr": 5e-6},
         platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
         level=3,
         maturity=Maturity.BETA,

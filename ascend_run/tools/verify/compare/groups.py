@@ -9,7 +9,7 @@ from typing import Final
 
 from ascend_run.tools.verify.capture.record import Record
 
-from .thresholds import LEARNING_RATE, WARMUP
+from .thresholds import WARMUP
 from .verdict import Check, ParameterGroup
 
 GROUPS: Final = "parameter groups"
@@ -43,13 +43,17 @@ def compare_groups(
     return check, wrong
 
 
-def groups_of(records: Sequence[Record]) -> tuple[ParameterGroup, ...]:
-    """Return the parameters by weight decay and learning rate, as the optimizer has them."""
+def groups_of(records: Sequence[Record], learning_rate: float) -> tuple[ParameterGroup, ...]:
+    """Return the parameters by weight decay and learning rate, as the optimizer has them.
+
+    Args:
+        learning_rate: Of the run.
+    """
 
     def key(item: tuple[str, Sequence[float]]) -> tuple[float, float]:
         decay, *rates = item[1]
         # The warm-up rises linearly from 0; nothing is above the rate at its end.
-        highest = LEARNING_RATE * min(len(rates) - 1, WARMUP) / WARMUP
+        highest = learning_rate * min(len(rates) - 1, WARMUP) / WARMUP
         return decay, max(rates) / highest if highest else math.nan
 
     rates = sorted(_merged(records).items(), key=key)

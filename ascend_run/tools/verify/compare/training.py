@@ -30,11 +30,13 @@ class _Motion:
     """Its largest gradient."""
     largest: float = 0.0
     """Its largest element before the steps."""
+    rate: float = LEARNING_RATE
+    """The highest learning rate of its steps."""
 
     @property
     def must_show(self) -> bool:
         """Whether Adam's update for its gradient is well above the weights' rounding."""
-        step = LEARNING_RATE * self.peak / (self.peak + ADAM_EPSILON) if self.peak > 0 else 0.0
+        step = self.rate * self.peak / (self.peak + ADAM_EPSILON) if self.peak > 0 else 0.0
         return step > VISIBLE * FLOAT32_EPS * self.largest
 
 
@@ -109,6 +111,8 @@ def _motions(records: Sequence[Record], *, wanted: bool) -> Mapping[str, _Motion
         before, after = record.initial[index], record.weights[-1][index]
         motion.moved |= not torch.equal(before.to(after.dtype), after)
         motion.requires_grad |= place.trains
+        if place.name in record.rates:
+            motion.rate = max(record.rates[place.name][1:])
         motion.peak = max(motion.peak, record.peaks[index])
         motion.largest = max(motion.largest, float(before.abs().max()))
     return found

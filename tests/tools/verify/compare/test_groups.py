@@ -49,7 +49,7 @@ def test_a_parameter_without_a_group_is_named() -> None:
 
 def test_groups_are_shown_by_decay_and_multiplier() -> None:
     mine = records(rates={**RATES, "e.weight": [0.1, 0.0, 1e-3, 2e-3]})
-    shown = [(g.weight_decay, g.lr_multiplier, g.parameters) for g in groups_of(mine)]
+    shown = [(g.weight_decay, g.lr_multiplier, g.parameters) for g in groups_of(mine, 1e-3)]
     assert shown == [
         (0.0, 1.0, ("c.bias",)),
         (0.1, 1.0, ("a.b.weight",)),

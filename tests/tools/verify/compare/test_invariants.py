@@ -110,9 +110,11 @@ def test_a_parameter_unmoved_without_the_plugin_is_no_failure() -> None:
     assert invariants(ranks, records())[1] is not None
 
 
-@pytest.mark.parametrize(("peak", "held"), [(1e-2, True), (1e-6, False)])
+@pytest.mark.parametrize(
+    ("peak", "rate", "held"), [(1e-2, 1e-3, True), (1e-6, 1e-3, False), (1e-2, 1e-8, False)]
+)
 def test_a_representable_step_is_required_if_the_reference_is_unmoved(
-    peak: float, held: bool
+    peak: float, rate: float, held: bool
 ) -> None:
     """A parameter with a large enough gradient has to move, even if it moves in no run."""
     ranks, reference = records(), records()
@@ -120,6 +122,7 @@ def test_a_representable_step_is_required_if_the_reference_is_unmoved(
         start(run)
         for record in run:
             record.peaks = [peak, -1.0]
+            record.rates = {"a.b.weight": [0.0, 0.0, rate]}
     fault = invariants(ranks, reference)[1]
     assert (fault is not None) is held
     if fault is not None:
