@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ascend_run.families import FamilyPlugin
+from ascend_run.plugin_api import Numerics
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Plugin
 from ascend_run.testing.conformance import CHECKS, Check, Means, Subject
@@ -110,8 +111,11 @@ KIT = [
 
 def shown(name: str, check: Check) -> list[Hashable]:
     """Return what the suite must show: each check of a run, for a plugin of each kind; all others
-    for each plugin. The own suite of a plugin compares its runs too, and records import alike."""
-    if check.code in OF_A_RUN or (check.code == "KIT-IMPORT" and is_only_a_record(name)):
+    for each plugin. The own suite of a plugin compares its runs too, bit for bit if it is bitwise,
+    and records import alike."""
+    bitwise = LOADED[name].manifest.numerics is Numerics.BITWISE
+    of_a_run = check.code in OF_A_RUN or (check.code == "KIT-DRAWS" and bitwise)
+    if of_a_run or (check.code == "KIT-IMPORT" and is_only_a_record(name)):
         return [check.code, CATALOGUE[name].kind]
     return [(name, check.code)]
 

@@ -57,6 +57,7 @@ SPREAD = {"ddp.use_distributed_optimizer": True}
 LATE = {**SPREAD, "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True}
 
 
+@pytest.mark.exhaustive(by=lambda world_size: [world_size])
 @pytest.mark.parametrize(
     ("values", "layout", "world_size"),
     [

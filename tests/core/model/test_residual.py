@@ -125,6 +125,7 @@ def steps(values: Values, enable: tuple[str, ...] = ()) -> tuple[list[float], se
         return [run.step().loss for _ in range(5)], seen
 
 
+@pytest.mark.exhaustive(by=lambda name: [bool(LAYOUTS[name][0])])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_wide_stream_trains_alike_in_every_layout(gloo_pool: GlooPool, name: str) -> None:
     """Between stages the stream is sent in float32; layouts sum in another order."""

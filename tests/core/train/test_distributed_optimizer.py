@@ -35,7 +35,7 @@ ONE_STAGE = {"model.moe_layer_freq": [0, 0, 1, 1]}
 TIED = {"model.share_embeddings_and_output_weights": True}
 
 
-@pytest.mark.exhaustive(by=lambda layout, ddp: (*layout, *ddp))
+@pytest.mark.exhaustive(by=lambda layout, ddp: (*ddp, *({*layout} & {*VPP, *CP})))
 @pytest.mark.parametrize(
     ("layout", "world_size", "plugins", "ddp"),
     possible(

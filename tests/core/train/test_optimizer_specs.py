@@ -90,6 +90,7 @@ def assert_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
     assert [key for key, tensor in want.items() if not torch.equal(got[key], tensor)] == []
 
 
+@pytest.mark.exhaustive(by=lambda resumed: [resumed[1]] if resumed[1] == 1 else [])
 @pytest.mark.parametrize(
     ("name", "begun", "resumed"),
     [

@@ -23,7 +23,7 @@ ROUTED = {"model.moe_aux_loss_coeff": 0.1, "model.moe_z_loss_coeff": 0.05}
 LISTED = "model.pipeline_model_parallel_layout"
 
 
-@pytest.mark.exhaustive(by=lambda layout: layout.items())
+@pytest.mark.exhaustive(by=lambda layout: layout)
 @pytest.mark.parametrize(
     ("layout", "world_size", "plugins"),
     possible(
@@ -49,6 +49,7 @@ def test_stages_have_the_gradients_of_one_rank(
     )
 
 
+@pytest.mark.exhaustive(by=lambda layout: [LISTED in layout])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -106,6 +107,7 @@ def test_experts_and_their_routers_losses_on_stages(
     )
 
 
+@pytest.mark.exhaustive(by=lambda options: ["parallel.overlap_p2p_comm" in options])
 @pytest.mark.parametrize(
     "options",
     [

@@ -158,6 +158,7 @@ def test_the_load_is_of_all_ranks_tokens(gloo_pool: GlooPool) -> None:
         assert line["expert_load"] == [0.5, 0.25, 0.25, 0.0]
 
 
+@pytest.mark.exhaustive(by=lambda layout, world_size: [*layout, world_size > 1])
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [

@@ -48,6 +48,7 @@ def runs(gloo_pool: GlooPool, tmp_path: Path, kind: Any) -> Runs:
     return Runs(gloo_pool, tmp_path, kind)
 
 
+@pytest.mark.exhaustive(by=lambda kind: [kind[1]] if kind in (FP16_RUN, MOE_RUN) else [])
 @KINDS
 def test_a_run_in_two_halves_is_the_run_in_one(runs: Runs) -> None:
     runs.assert_the_same_in_two_halves()

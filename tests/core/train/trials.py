@@ -19,7 +19,7 @@ from ascend_run.testing.tensors import differences, full_tensors
 
 TOLERANCE = 1e-10
 TRAINED = 1e-5
-STEPS = 5
+STEPS = 3
 TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 CP = {"parallel.context_parallel_size": 2}
 EP = {"parallel.expert_model_parallel_size": 2}

@@ -13,6 +13,9 @@ ITEM, INDEX = 8, 8
 """Bytes of float64 and of int64."""
 
 
+@pytest.mark.exhaustive(
+    by=lambda ep, tp, experts, chunks, fused: enumerate([ep, tp, experts, chunks, fused])
+)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
     ("ep", "tp", "experts", "chunks"),

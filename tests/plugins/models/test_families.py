@@ -108,7 +108,7 @@ def test_every_family_with_experts_has_a_number_of_them() -> None:
     assert {family.name for family in FAMILIES if family.experts} == NUM_EXPERTS.keys()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(by=lambda count: [count])
 @pytest.mark.parametrize("count", [3, 128])
 @pytest.mark.parametrize("name", NUM_EXPERTS)
 def test_any_number_of_experts_is_that_of_transformers(
@@ -171,6 +171,7 @@ def test_missing_keys_mean_what_they_mean_to_transformers(name: str) -> None:
     family_checks.check_transformers_defaults(record(family), kind, family.required)
 
 
+@pytest.mark.exhaustive(by=lambda family: [family.publish is None, bool(record(family).fixed)])
 def test_unknown_and_changed_keys_are_refused(family: Family, tmp_path: Path) -> None:
     model = family.model()
     model.save_pretrained(tmp_path)
@@ -228,6 +229,7 @@ def test_two_ranks_have_every_gradient_of_the_same_model(
     check_layouts(reference, gloo_pool, {**TWO_RANKS, **more}, family.values)
 
 
+@pytest.mark.exhaustive(by=lambda name: [])
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_two_ranks_that_share_a_key_value_head_are_transformers(
     name: str, gloo_pool: GlooPool, tmp_path: Path
@@ -269,6 +271,7 @@ MORE_RANKS = {
 """Case -> name -> number of ranks and sizes."""
 
 
+@pytest.mark.exhaustive(by=lambda label: [label] if label.startswith("mixtral") else [])
 @pytest.mark.parametrize("label", MORE_RANKS)
 def test_every_layout_loads_the_same_weights(
     label: str, gloo_pool: GlooPool, tmp_path: Path

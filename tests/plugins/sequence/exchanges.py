@@ -57,9 +57,8 @@ class Form:
     platform: bool = False
 
     def shown(form: Form) -> Iterable[Hashable]:
-        """Return what the suite must show at least once: every plugin, kind of attention, option,
-        number of ranks and kernel."""
-        return [form.plugin, form.size, form.platform, *form.cases, *form.options.items()]
+        """Return what the suite must show: every plugin, kernel, kind of attention and option."""
+        return [form.plugin, form.platform, *form.cases, *form.options]
 
     def __str__(self) -> str:
         kernel = "platform" if self.platform else "formula"

@@ -265,6 +265,7 @@ def test_ranks_are_coloured_by_their_groups(open_run: OpenRun) -> None:
     assert page.evaluate(names) == ["", ""]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("width", [360, 820, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_cut_off_at_any_width(open_run: OpenRun, width: int, scheme: str) -> None:

@@ -62,6 +62,7 @@ def effects_of(ranks: Any, plugin: type[Any], *beside: type[Any]) -> Any:
         return effects(ranks(sides.candidate), ranks(left_out.without))
 
 
+@pytest.mark.exhaustive(by=lambda plugin: [])
 @pytest.mark.parametrize("plugin", ON_ONE_RANK, ids=lambda plugin: plugin.manifest.name)
 def test_a_plugin_that_does_nothing_is_not_exercised(plugin: type[Any], ranks: Any) -> None:
     assert effects_of(ranks, plugin).evidence == ()

@@ -37,7 +37,9 @@ def with_feature(feature: str, *values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.needs_plugins(feature))
 
 
-@pytest.mark.exhaustive(by=lambda question: [bool(question.enable)])
+@pytest.mark.exhaustive(
+    by=lambda question: ["swap-attention"] if "swap-attention" in question.enable else []
+)
 @pytest.mark.parametrize(
     ("question", "outcome"),
     [
@@ -188,7 +190,7 @@ def test_parameters_move_whatever_the_rate_of_the_run_is(verify: Verifier) -> No
 HALF = ("loss, bf16", "gradients, bf16", "weights after the steps, bf16", "tied weights, bf16")
 
 
-@pytest.mark.exhaustive(by=lambda question: [])
+@pytest.mark.exhaustive(by=lambda question: [] if question.model == "moe" else ["dense"])
 @pytest.mark.parametrize(
     "question",
     [

@@ -168,6 +168,7 @@ SMALL_TP = {"parallel.tensor_model_parallel_size": 2}
 SMALL_SP = {**SMALL_TP, "parallel.sequence_parallel": True}
 
 
+@pytest.mark.exhaustive(by=lambda plugins, model: [model, bool(plugins)])
 @pytest.mark.parametrize(
     ("plugins", "model", "values"),
     [

@@ -60,7 +60,7 @@ def test_without_sequence_parallelism_sums_go_round(gloo_pool: GlooPool) -> None
     assert more(ours, plain, "send") == more(ours, plain, GATHER) == 2 * PASSES
 
 
-@pytest.mark.exhaustive(by=lambda model: [model])
+@pytest.mark.exhaustive(by=lambda model: [model] if model == "moe" else [])
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [

@@ -37,7 +37,7 @@ FULL: Final = {
 MODULE: Final = {"model.recompute_granularity": "selective", "model.recompute_modules": ["moe"]}
 
 
-@pytest.mark.exhaustive(by=lambda beside, layout, config: (*beside, *layout, str(config)))
+@pytest.mark.exhaustive(by=lambda beside, layout: (*beside, *layout))
 @pytest.mark.parametrize(
     ("beside", "layout", "config", "number"),
     [
@@ -157,6 +157,7 @@ def test_the_allgather_dispatcher_is_refused_with_the_way_out() -> None:
     assert "hot-experts needs alltoall; enable one of them" in str(refused.value)
 
 
+@pytest.mark.exhaustive(by=lambda beside, repeated: (*beside, repeated))
 @pytest.mark.parametrize(
     ("beside", "config", "repeated"),
     [

@@ -45,6 +45,7 @@ MATMULS: Final = 6
 """Two in forward and four in backward."""
 
 
+@pytest.mark.exhaustive(by=lambda beside, layout: (*beside, *layout))
 @pytest.mark.parametrize(
     ("beside", "layout", "config"),
     [

@@ -24,6 +24,7 @@ PADS = {
 }
 
 
+@pytest.mark.exhaustive(by=lambda beside, layout: (*beside, *layout))
 @pytest.mark.parametrize(
     ("beside", "layout", "config"),
     [

@@ -31,6 +31,7 @@ WORDS = ("model.family=mixtral", "model.moe_router_topk=2", *(f"{k}={v}" for k, 
 TOKENS, WIDTH = 6, 32
 
 
+@pytest.mark.exhaustive(by=lambda beside, layout: (*beside, *layout))
 @pytest.mark.parametrize(
     ("beside", "layout", "config", "options"),
     [

@@ -81,6 +81,7 @@ def test_output_and_every_gradient_are_those_of_the_formula(
             torch.testing.assert_close(gradient, right, **CLOSE)
 
 
+@pytest.mark.exhaustive(by=lambda beside, layout: (*beside, *layout))
 @pytest.mark.parametrize(
     ("beside", "layout", "options"),
     [
@@ -96,7 +97,7 @@ def test_loss_and_gradients_are_those_of_one_rank(
     parity(NAME, beside=beside, model="moe", layout=layout, options=options)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(by=lambda layout, steps: [steps] if steps and not layout else [])
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "dp": 2, "ep": 2}], ids=str)
 @pytest.mark.parametrize("steps", [0, 5])
 def test_it_is_bitwise_the_model_whose_fields_are_set_one_by_one(

@@ -39,6 +39,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+@pytest.mark.exhaustive(by=lambda targets: [targets == "all"])
 @pytest.mark.parametrize("targets", TARGETS)
 def test_logits_and_every_adapters_gradient_are_pefts(
     gloo_pool: GlooPool, base: str, batch: tuple[Tensor, Tensor], tmp_path: Path, targets: str

@@ -46,6 +46,7 @@ def test_an_adapter_of_peft_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
     check_merged(tmp_path / "out", base, merged_by_peft(base, adapter), 14)
 
 
+@pytest.mark.exhaustive(by=lambda contents: [contents] if contents == "adapters" else [])
 @pytest.mark.parametrize("contents", ["adapters", "full"])
 def test_a_run_on_two_ranks_becomes_its_merged_model(
     contents: str, tmp_path: Path, gloo_pool: GlooPool, capsys: pytest.CaptureFixture[str]

@@ -56,6 +56,7 @@ def sums(outcome: RankOutcome) -> int:
     )
 
 
+@pytest.mark.exhaustive(by=lambda config, level: [level, "model.add_bias_linear" in config])
 @pytest.mark.needs_plugins("recompute")
 @pytest.mark.parametrize(
     ("config", "level", "fewer"),

@@ -83,6 +83,7 @@ def test_without_recomputation_it_says_that_it_changes_nothing(gloo_pool: GlooPo
     assert gloo_pool.run(told, 2, NAMES) == [[], []]
 
 
+@pytest.mark.exhaustive(by=lambda values, level: [level, "parallel.sequence_parallel" in values])
 @pytest.mark.needs_plugins("recompute")
 @pytest.mark.parametrize(
     ("model", "values", "level"),
@@ -102,6 +103,7 @@ def test_a_step_sends_what_was_expected(
     assert differences(gloo_pool, config, NAMES) == []
 
 
+@pytest.mark.exhaustive(by=lambda precision: [precision] if precision == "bf16" else [])
 @pytest.mark.needs_plugins("recompute")
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_by_blocks_a_layer_saves_one_hidden_state_more(gloo_pool: GlooPool, precision: str) -> None:

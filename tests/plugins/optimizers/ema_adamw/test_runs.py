@@ -49,6 +49,7 @@ def losses(ended: Ended) -> list[float]:
     return [line["loss"] for line in ended.readings if "loss" in line]
 
 
+@pytest.mark.exhaustive(by=lambda values, ranks: [*values, ranks])
 @pytest.mark.parametrize(("values", "ranks"), KINDS)
 def test_an_evaluation_with_averages_leaves_every_bit_of_training(
     gloo_pool: GlooPool, tmp_path: Path, values: Mapping[str, Any], ranks: int
@@ -64,6 +65,7 @@ def test_an_evaluation_with_averages_leaves_every_bit_of_training(
     assert [step for step in weights if weights[step] == averages[step]] == [0]
 
 
+@pytest.mark.exhaustive(by=lambda values, ranks: [*values, ranks])
 @pytest.mark.parametrize(("values", "ranks"), KINDS)
 def test_exported_averages_have_the_loss_of_the_last_evaluation(
     gloo_pool: GlooPool, tmp_path: Path, values: Mapping[str, Any], ranks: int
@@ -107,6 +109,7 @@ def test_a_state_is_rounded_to_the_dtype_of_the_weights(
     assert not torch.equal(exported, found[""]["model.norm.weight"])
 
 
+@pytest.mark.exhaustive(by=lambda values: values)
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [pytest.param(BF16, 1, id="bf16"), pytest.param({**BF16, **OVERLAPPED}, 2, id="overlapped")],

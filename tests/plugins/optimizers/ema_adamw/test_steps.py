@@ -57,6 +57,7 @@ def masters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**weights, **half}
 
 
+@pytest.mark.exhaustive(by=lambda values, ranks: [values["train.precision"]] if ranks < 4 else [])
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [
@@ -108,6 +109,7 @@ def assert_planned(values: Mapping[str, Any], held: list[int]) -> None:
     assert slack < 0.01 * cost.memory.optimizer
 
 
+@pytest.mark.exhaustive(by=lambda resumed: [resumed[1]] if resumed[1] == 1 else [])
 @pytest.mark.parametrize(
     ("begun", "resumed"),
     [

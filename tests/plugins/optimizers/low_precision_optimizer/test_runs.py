@@ -25,6 +25,7 @@ TP: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parall
 EP: Final = {"parallel.expert_model_parallel_size": 2}
 
 
+@pytest.mark.exhaustive(by=lambda values, ranks: [*({*values} & {*DISTRIBUTED}), ranks])
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [
@@ -69,6 +70,7 @@ def test_a_checkpoint_is_that_of_adamw(gloo_pool: GlooPool, tmp_path: Path) -> N
         assert states == {"step", "exp_avg", "exp_avg_sq", "main_param"}
 
 
+@pytest.mark.exhaustive(by=lambda values: values)
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [

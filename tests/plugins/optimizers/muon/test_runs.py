@@ -32,6 +32,7 @@ PP: Final = {"parallel.pipeline_model_parallel_size": 2}
 EP: Final = {"parallel.expert_model_parallel_size": 2}
 
 
+@pytest.mark.exhaustive(by=lambda model: [model] if model == "moe" else [])
 @pytest.mark.parametrize(
     ("model", "config"),
     [
@@ -69,6 +70,7 @@ def test_iterations_in_bfloat16_are_unknown_to_the_oracle() -> None:
         assert [*unknown(prepare(values, NAME).config)] == found
 
 
+@pytest.mark.exhaustive(by=lambda model: [model])
 @pytest.mark.parametrize(
     ("model", "layout"),
     [("dense", {"pp": 2, "vpp": 2}), ("dense", {"dp": 2}), ("moe", {"dp": 2, "ep": 2})],
@@ -121,6 +123,7 @@ def test_states_are_loaded_in_another_layout(gloo_pool: GlooPool, tmp_path: Path
     assert states == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step", "main_param"}
 
 
+@pytest.mark.exhaustive(by=lambda values: values)
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [pytest.param({**DENSE, **BF16}, 1, id="bf16"), pytest.param({**MOE, **EP}, 2, id="moe ep2")],

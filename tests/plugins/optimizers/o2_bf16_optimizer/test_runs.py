@@ -70,6 +70,7 @@ def test_the_states_take_half_of_the_bytes(
     assert held[()] - held[NAME] == planned[()] - planned[NAME] == 4 * cost.trained_parameters
 
 
+@pytest.mark.exhaustive(by=lambda resumed: [resumed[1]] if resumed[1] == 1 else [])
 @pytest.mark.parametrize(
     ("begun", "resumed"),
     [
@@ -93,6 +94,7 @@ def test_states_are_loaded_in_another_layout(
     assert {t.dtype for t in moments} == {torch.bfloat16}
 
 
+@pytest.mark.exhaustive(by=lambda values: values)
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [

@@ -121,6 +121,7 @@ def test_a_step_sends_tokens_again_for_what_is_recomputed(
     assert differences(gloo_pool, {**MODELS["moe"], **_LONGER["moe"], **values}, ()) == []
 
 
+@pytest.mark.exhaustive(by=lambda plugin: [] if plugin == "kv-allgather-cp" else [plugin])
 @pytest.mark.parametrize(
     ("plugin", "values"),
     [

@@ -75,7 +75,7 @@ _EP = {"parallel.expert_model_parallel_size": 2}
 _SHARED = {"model.moe_shared_expert_intermediate_size": 48}
 
 
-@pytest.mark.exhaustive(by=lambda model: [model["model.family"]])
+@pytest.mark.exhaustive(by=lambda model: ["experts"] if model is MOE else [])
 @pytest.mark.parametrize(
     ("model", "values", "plugin"),
     [

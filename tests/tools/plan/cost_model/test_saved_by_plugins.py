@@ -157,6 +157,7 @@ EXPERTS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
 NEEDED: Final = sorted({name for plugins, _ in CASES.values() for name in plugins})
 
 
+@pytest.mark.exhaustive(by=lambda precision: ["bf16"] if precision is _HALF else [])
 @pytest.mark.needs_plugins(*NEEDED)
 @pytest.mark.parametrize("precision", [_HALF, _WHOLE], ids=["bf16", "fp32"])
 def test_layers_save_what_is_expected(gloo_pool: GlooPool, precision: Mapping[str, Any]) -> None:
@@ -177,6 +178,7 @@ def test_layers_save_what_is_expected(gloo_pool: GlooPool, precision: Mapping[st
     )
 
 
+@pytest.mark.exhaustive(by=lambda precision: ["bf16"] if precision is _HALF else [])
 @pytest.mark.needs_plugins(
     "recompute", "recompute-activation", "recompute-norm", "rms-norm", "swap-attention"
 )

@@ -76,6 +76,7 @@ def test_a_run_takes_the_memory_that_was_expected(
 _TP = {"parallel.tensor_model_parallel_size": 2}
 
 
+@pytest.mark.exhaustive(by=lambda values: values)
 @pytest.mark.parametrize(
     "values",
     [
@@ -148,6 +149,7 @@ def test_a_clamped_activation_takes_the_memory_that_was_expected(
     assert abs(row["off"]) <= TOLERANCE, row
 
 
+@pytest.mark.exhaustive(by=lambda norms: ["norms"] if norms else [])
 @pytest.mark.parametrize("norms", [False, True])
 def test_ranks_that_share_key_value_heads_take_what_was_expected(
     gloo_pool: GlooPool, norms: bool
