@@ -187,6 +187,7 @@ def test_plugins_that_do_nothing_cover_the_hooks() -> None:
     assert len(verify_idle.PLUGINS) >= 40
 
 
+@pytest.mark.exhaustive(by=lambda case: [])
 @pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize("case", sample(verify_idle.CAMPAIGN, 2, seed=1))
 def test_a_plugin_that_does_nothing_is_not_exercised_again(case: str) -> None:

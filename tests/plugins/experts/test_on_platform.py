@@ -142,7 +142,7 @@ def test_loss_and_gradients_are_those_of_the_plain_model_on_the_cpu(
     assert_near(found, plain(plugins), BOUNDS[dtype])
 
 
-@pytest.mark.exhaustive(by=shown)
+@pytest.mark.exhaustive(by=lambda plugins, dtype: plugins if dtype is torch.float64 else [dtype])
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize(("plugins", "sizes", "config"), exchanging())
 def test_several_ranks_compute_what_one_computes_on_the_cpu(

@@ -73,7 +73,7 @@ class InBfloat16:
         return "-".join([self.plugin, *map(str, self.options.values()), str(self.size)])
 
 
-@pytest.mark.exhaustive(by=lambda row: [row.plugin in BY_HEADS, row.size])
+@pytest.mark.exhaustive(by=lambda row: [row.plugin in BY_HEADS])
 @pytest.mark.parametrize(
     "row",
     rows(

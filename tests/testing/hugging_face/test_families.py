@@ -74,6 +74,7 @@ def test_a_right_family_passes_with_its_options_moved(outcome_of: Any) -> None:
     }
 
 
+@pytest.mark.exhaustive(by=lambda plugin: [])
 @pytest.mark.parametrize(
     ("plugin", "problem"),
     [

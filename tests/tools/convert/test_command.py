@@ -167,6 +167,7 @@ def test_the_written_files_are_reported_as_json(
     }
 
 
+@pytest.mark.exhaustive(by=lambda kind: [kind] if kind == "mixtral" else [])
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [

@@ -56,6 +56,7 @@ def test_what_was_written_is_compared_with_its_source(
     check_equal(stored(tmp_path / "again"), hf)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["tensors", "logits"])
 @pytest.mark.parametrize("form", ["mp-rank", "ascend-run"])
 def test_two_tensors_exchanged_on_the_way_leave_no_target(
@@ -102,6 +103,7 @@ def test_two_tensors_exchanged_on_the_way_leave_no_target(
     assert shown in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["mp-rank", "mp-rank-legacy", "torch-dist"])
 @pytest.mark.parametrize("kind", ["tensors", "logits"])
 def test_an_arg_that_changes_on_the_way_leaves_no_target(

@@ -115,6 +115,7 @@ def test_no_bit_changes_on_several_ranks_of_which_some_exceed(
         assert len(set(more[::STEPS])) == 1  # all ranks decide alike
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize(("scale", "first", "second"), [(1.9, 1, 0), (2.1, 0, 0)])
 def test_only_crowded_experts_are_recomputed(

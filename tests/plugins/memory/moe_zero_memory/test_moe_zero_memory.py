@@ -62,6 +62,7 @@ def test_shared_experts_within_the_dispatcher_are_refused() -> None:
     assert "moe_shared_expert_overlap=true" in problems(moe_shared_expert_overlap=True)
 
 
+@pytest.mark.exhaustive(by=lambda values: values)
 @pytest.mark.parametrize(
     "values",
     [

@@ -105,6 +105,7 @@ def test_no_bit_changes_with_matmuls_of_onednn(gloo_pool: GlooPool, level: int) 
     assert differences(found, plain) == []
 
 
+@pytest.mark.exhaustive(by=lambda level: [level] if level == 1 else [])
 @pytest.mark.needs_plugins("gmm")
 @pytest.mark.parametrize("level", [0, 1])
 def test_gradients_are_still_added_to_their_buffer(gloo_pool: GlooPool, level: int) -> None:
@@ -168,6 +169,7 @@ def test_experts_and_ranks_may_have_no_tokens(
         assert [load > 0 for load in found.loads] == [at < busy for at in range(EXPERTS)]
 
 
+@pytest.mark.exhaustive(by=lambda level: [level] if level == 1 else [])
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_kernel_that_drops_tokens_draws_the_same_ones_again(
     gloo_pool: GlooPool, level: int

@@ -59,7 +59,8 @@ def test_the_sequence_may_be_shared_out(
 
 
 def test_a_run_in_two_halves_is_the_run_in_one(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    dropout = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
+    small = {"model.attention_dropout": 0.1, "model.hidden_dropout": 0.1}
+    small["train.global_batch_size"] = 2
     tensors = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
-    runs = Runs(gloo_pool, tmp_path, ({**MODEL, **dropout, **tensors}, 2, ()))
+    runs = Runs(gloo_pool, tmp_path, ({**MODEL, **small, **tensors}, 2, ()))
     runs.assert_the_same_in_two_halves()

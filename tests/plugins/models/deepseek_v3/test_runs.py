@@ -80,5 +80,6 @@ def test_every_layout_computes_what_one_rank_does(parity: Parity, layout: dict[s
 
 
 def test_a_run_in_two_halves_is_the_run_in_one(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    runs = Runs(gloo_pool, tmp_path, ({**V3, **EXPERTS}, 2, ()))
+    values = {**V3, **EXPERTS, "train.global_batch_size": 2}
+    runs = Runs(gloo_pool, tmp_path, (values, 2, ()))
     runs.assert_the_same_in_two_halves()

@@ -48,7 +48,7 @@ def test_neighbours_parts_of_a_head_and_norms_of_heads(
     parity("rotary", config=config, options={"plugins.rotary.kernel": kernel})
 
 
-@pytest.mark.exhaustive(by=lambda beside: [bool(beside)])
+@pytest.mark.exhaustive(by=lambda beside: ["beside"] if beside else [])
 @pytest.mark.parametrize(
     ("beside", "model", "layout"),
     [

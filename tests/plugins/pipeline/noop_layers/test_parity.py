@@ -72,7 +72,7 @@ def test_empty_slots_change_no_bit(gloo_pool: GlooPool, layout: dict[str, int], 
     compare(gloo_pool, model, layout, {}, 2, [0, 2, 4])
 
 
-@pytest.mark.exhaustive(by=lambda config: [bool(config)])
+@pytest.mark.exhaustive(by=lambda config: config)
 @pytest.mark.parametrize(("layout", "config", "layers", "empty"), PIPELINES, ids=str)
 def test_empty_slots_of_a_pipeline_change_no_bit(
     gloo_pool: GlooPool,

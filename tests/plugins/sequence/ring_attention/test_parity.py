@@ -14,6 +14,7 @@ RING = "ring-attention"
 SWAP_ALL = {"plugins.swap-attention.min_bytes": 1}
 
 
+@pytest.mark.exhaustive(by=lambda size: [size] if size == 4 else [])
 @pytest.mark.parametrize(("size", "model"), [(2, "moe"), (4, "dense")])
 def test_loss_gradients_and_weights_match_one_rank(parity: Parity, size: int, model: str) -> None:
     """A layer sends each micro-batch's keys and values once, and in backward with their

@@ -11,7 +11,9 @@ MESSAGES = 4
 """Of one layer and micro-batch: q, k and v; out; its gradient; the gradients of q, k and v."""
 
 
-@pytest.mark.exhaustive(by=lambda model: [model])
+@pytest.mark.exhaustive(
+    by=lambda model, layout: [model] if (model, layout) == ("dense", {"cp": 2}) else []
+)
 @pytest.mark.parametrize("model", ["dense", "moe"])
 @pytest.mark.parametrize("layout", [{"cp": 2}, {"cp": 4}, {"cp": 2, "dp": 2}], ids=str)
 def test_a_layer_takes_four_collectives_per_micro_batch(
