@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -25,6 +25,7 @@ RECOMPUTED: Final = {
     "model.recompute_method": "uniform",
     "model.recompute_num_layers": 1,
 }
+IN_EACH_LAYOUT: Final[Sequence[Mapping[str, Any]]] = ({}, RECOMPUTED)
 
 
 @attrs.frozen
@@ -46,7 +47,7 @@ def all_sets() -> tuple[SettingSets, ...]:
 def _all_sets() -> Iterator[SettingSets]:
     hints: dict[Items, None] = {}
     for model, layout in LAYOUTS:
-        for more in ({}, RECOMPUTED):
+        for more in IN_EACH_LAYOUT:
             setting = Setting(model=model, layout=layout, config={**NUM_LAYERS, **more})
             found, completed = _sets_in(setting, tuple(hints))
             sets = tuple(completed[frozenset(names)] for names in found.sets)

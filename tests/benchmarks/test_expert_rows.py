@@ -16,6 +16,7 @@ from ascend_run.testing.pool import GlooPool
 from benchmarks import (
     dispatch,
     dispatch_worker,
+    end_to_end_worker,
     expert_mlps,
     expert_mlps_worker,
     expert_steps,
@@ -25,8 +26,8 @@ from benchmarks import (
 )
 from benchmarks.end_to_end import LOSS_TOLERANCE
 from benchmarks.our_run import training
-from benchmarks.protocol import Settings, worker
-from tests.support.forked import Forked
+from benchmarks.protocol import Settings
+from tests.support.forked import Forked, printed_by
 
 TINY = llama.SHAPES["tiny-experts"]
 STEPS = 3
@@ -116,11 +117,13 @@ def our_losses() -> list[float]:
 @pytest.mark.timeout(600)  # as below
 @pytest.mark.needs_plugins("gmm", "moe-permute-fusion")
 @pytest.mark.parametrize("system", [peer.system for peer in expert_steps.PEERS])
-def test_both_systems_train_the_same_experts(gloo_pool: GlooPool, system: str) -> None:
+def test_both_systems_train_the_same_experts(
+    gloo_pool: GlooPool, tmp_path: Path, system: str
+) -> None:
     [ours] = gloo_pool.run(our_losses, 1)
     assert len({f"{loss:.4f}" for loss in ours}) == STEPS  # they move, so weights are compared too
     words = ["--dtype", "fp32", "--shape", "tiny-experts", "--warmup", "1", "--steps", "2"]
-    theirs = worker("end_to_end_worker", "--system", system, *words)["losses"]
+    theirs = printed_by(end_to_end_worker.main, ["--system", system, *words], tmp_path)["losses"]
     assert ours == pytest.approx(theirs, rel=LOSS_TOLERANCE["fp32"] / 10)
 
 

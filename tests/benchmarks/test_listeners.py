@@ -6,14 +6,12 @@ import dis
 import sys
 from pathlib import Path
 
-import pytest
-
 from ascend_run.core.hooks import Hooks
-from benchmarks import protocol
+from benchmarks import listener_worker
 from benchmarks.listeners import PLUGINS, STEP_EVENTS
-from benchmarks.protocol import worker
 from benchmarks.silent_plugins import listener_names, silent_plugins
 from benchmarks.tiny_data import make_tiny_data
+from tests.support.forked import printed_by
 
 STEPS = 3
 CONFIG = f"""
@@ -36,18 +34,14 @@ save_interval = 0
 """
 
 
-def test_each_event_of_a_step_calls_each_listener_exactly_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_event_of_a_step_calls_each_listener_exactly_once(tmp_path: Path) -> None:
     """Nothing else is called."""
-    monkeypatch.setattr(protocol, "THREADS", 1)  # nothing is timed here
     prefix = make_tiny_data(tmp_path, [sys.executable, "-m", "ascend_run"])
     (tmp_path / "run.toml").write_text(CONFIG)
     data = [f"data.train={prefix}", f"data.tokenizer={prefix.parent / 'tokenizer.json'}"]
-    found = worker(
-        "listener_worker", "--config", tmp_path / "run.toml", "--listeners", str(PLUGINS),
-        *data, f"run.output_dir={tmp_path / 'run'}",
-    )  # fmt: skip
+    words = ["--config", tmp_path / "run.toml", "--listeners", str(PLUGINS)]
+    words += [*data, f"run.output_dir={tmp_path / 'run'}"]
+    found = printed_by(listener_worker.main, words, tmp_path)
     a_step = dict.fromkeys(STEP_EVENTS, PLUGINS * STEPS)
     once = dict.fromkeys(("ascend_before_run", "ascend_after_run"), PLUGINS)
     assert found["steps"] == STEPS

@@ -78,6 +78,7 @@ def test_every_allowed_pair_is_compared_or_refused_with_a_reason(
     assert alone == set().union(*runs)
 
 
+@functools.cache
 def allowed_pairs() -> list[frozenset[str]]:
     classes = discover().load(settled())
 

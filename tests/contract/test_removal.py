@@ -35,6 +35,9 @@ SECONDS = 110
 HEAVY = ("torch", "megatron.core", "megatron.core.datasets.gpt_dataset", "transformers")
 """Imported once for all copies; none of them knows us."""
 VOCABULARY = 64
+ALL: Final = "all features"
+SHOWN: Final = ("copy 0", "copy 2", "copy 5", ALL)
+"""Copies of the suite: importing and planning in one takes two seconds."""
 
 CATALOGUE = discover()
 OURS = {name: found for name, found in CATALOGUE.items() if found.first_party}
@@ -60,13 +63,14 @@ def removals() -> dict[str, tuple[str, ...]]:
     for name, lacking in zip(plugins, itertools.combinations(missing, copies // 2), strict=False):
         for label in lacking:
             missing[label] += [name, *PLUGINS[name].aliases]
-    missing["all features"] = FEATURES
+    missing[ALL] = FEATURES
     return {label: tuple(names) for label, names in missing.items()}
 
 
 REMOVED = removals()
 
 Answers = Mapping[str, Any]
+of_each_copy: Final = pytest.mark.exhaustive(by=lambda removed: {removed} & {*SHOWN})
 
 
 def copy_without(folder: Path, names: Sequence[str]) -> None:
@@ -154,11 +158,17 @@ def commands(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
-    """What every copy answered."""
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Answers]:
+    """What every copy answered that a test of this session asks for."""
     folder = tmp_path_factory.mktemp("removal")
+    items = [item for item in request.session.items if item.path == request.path]
+    calls = [getattr(item, "callspec", None) for item in items]
+    asked = {ALL, *(call.params["removed"] for call in calls if call)}
+    removed = {label: names for label, names in REMOVED.items() if label in asked}
     trees = []
-    for label, names in REMOVED.items():
+    for label, names in removed.items():
         tree = folder / label.replace(" ", "-")
         copy_without(tree, names)
         write_tokens(tree, VOCABULARY)
@@ -178,7 +188,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     outputs = (json.loads(Path(str(tree["output"])).read_text()) for tree in trees)
-    return dict(zip(REMOVED, outputs, strict=True))
+    return dict(zip(removed, outputs, strict=True))
 
 
 def test_of_any_two_some_copy_has_the_one_and_lacks_the_other() -> None:
@@ -187,12 +197,14 @@ def test_of_any_two_some_copy_has_the_one_and_lacks_the_other() -> None:
         assert any(other in lacking and one not in lacking for lacking in REMOVED.values())
 
 
+@of_each_copy
 @pytest.mark.parametrize("removed", REMOVED)
 def test_everything_else_can_be_imported(results: Mapping[str, Answers], removed: str) -> None:
     assert results[removed]["broken"] == {}
     assert f"/{removed.replace(' ', '-')}/ascend_run/" in results[removed]["package"]
 
 
+@of_each_copy
 @pytest.mark.parametrize("removed", REMOVED)
 def test_what_is_left_is_listed_and_nothing_else(
     results: Mapping[str, Answers], removed: str
@@ -204,6 +216,7 @@ def test_what_is_left_is_listed_and_nothing_else(
     assert listed & {*OURS} == present
 
 
+@of_each_copy
 @pytest.mark.parametrize("removed", REMOVED)
 def test_a_run_with_all_that_is_left_is_planned(
     results: Mapping[str, Answers], removed: str
@@ -215,6 +228,7 @@ def test_a_run_with_all_that_is_left_is_planned(
     assert not planned & {*REMOVED[removed]}
 
 
+@of_each_copy
 @pytest.mark.parametrize("removed", REMOVED)
 def test_naming_them_is_refused_as_any_unknown_name(
     results: Mapping[str, Answers], removed: str
@@ -227,6 +241,6 @@ def test_naming_them_is_refused_as_any_unknown_name(
 
 
 def test_a_run_without_any_feature_trains(results: Mapping[str, Answers]) -> None:
-    result = results["all features"]["commands"]["train"]
+    result = results[ALL]["commands"]["train"]
     assert result["code"] == 0, result["err"]
     assert "loss" in result["out"] + result["err"]

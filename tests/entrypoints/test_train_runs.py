@@ -53,7 +53,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for index in range(40):
         (text / f"{index}.txt").write_text(f"line {index} of a text\n" * (20 + index))
     words = ["preprocess", "--input", "text", "--format", "text", "--train-tokenizer", "300"]
-    finish(start(folder, *words, "--output-prefix", "data/train"))
+    finish(forked_command(folder, *words, "--output-prefix", "data/train"))
     return folder
 
 
@@ -118,11 +118,10 @@ def all_gone(pids: Sequence[int]) -> bool:
     return False
 
 
-@pytest.mark.timeout(400)  # four ranks import Megatron
+@pytest.mark.timeout(400)  # two ranks import Megatron
 def test_under_torchrun_the_run_folders_config_runs_identically(
     workplace: Path, saved: Path
 ) -> None:
-    """And what cannot run is reported once, though every rank finds it."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     launcher = [*torchrun, "2", "-m", "ascend_run"]
     words = ["--config", str(saved / "config.toml"), "run.output_dir=runs/torchrun"]
@@ -130,8 +129,22 @@ def test_under_torchrun_the_run_folders_config_runs_identically(
     assert code == 0, errors
     first, again = readings(workplace, saved.name), readings(workplace, "torchrun")
     assert [reading["loss"] for reading in again] == [reading["loss"] for reading in first]
-    code, errors = finish(start(workplace, *words, "model.num_layers=0", launcher=launcher))
-    assert (code != 0, errors.count("model.num_layers")) == (True, 1), errors
+
+
+def test_what_cannot_run_is_reported_once_though_every_rank_finds_it(
+    workplace: Path, saved: Path
+) -> None:
+    """The variables are those that torchrun sets for two ranks on one node."""
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    job |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "none"}
+    words = ["--config", str(saved / "config.toml"), "model.num_layers=0"]
+    ranks = [
+        forked_command(workplace, *words, variables={**job, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in ("0", "1")
+    ]
+    ended = [finish(rank) for rank in ranks]
+    assert all(code != 0 for code, _ in ended), ended
+    assert "".join(errors for _, errors in ended).count("model.num_layers") == 1, ended
 
 
 def test_every_file_of_a_run_folder_is_one_that_no_input_may_be(saved: Path) -> None:

@@ -10,6 +10,7 @@ and the warnings of imports, is left to tests of true processes.
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import os
 import resource
@@ -129,6 +130,17 @@ def forked_command(
     kept = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
     environment = {**kept, **OF_PRELOADED, **(variables or {})}
     return Forked(cli.main, words, environment, folder, working_folder=folder, **setup)
+
+
+def printed_by(
+    main: Callable[[], int | None], words: Sequence[str | Path], folder: Path
+) -> dict[str, Any]:
+    """Return the JSON object in the last line that a worker of the benchmarks prints."""
+    process = Forked(main, [*map(str, words)], {**os.environ, **OF_PRELOADED}, folder)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
 
 
 def _become(main: Callable[[], int | None], setup: Setup, files: Sequence[Path]) -> NoReturn:

@@ -42,7 +42,6 @@ OVERLAPPED: Final = {
 }
 TP: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 EP: Final = {"parallel.expert_model_parallel_size": 2}
-STEPS: Final = 200
 SKIPPED: Final = (1, 2, 60, 131)
 
 
@@ -64,8 +63,9 @@ def both(
     return plain, ours
 
 
-# Each takes ten seconds: the suite has that of which a rank has a part of the states.
-@pytest.mark.exhaustive(by=lambda values: [key for key in DISTRIBUTED if key in values])
+# 200 steps take ten seconds: make test has fewer, of which a rank has a part of the states.
+@pytest.mark.exhaustive(by=lambda values, steps: {*values} & {*DISTRIBUTED} if steps < 200 else [])
+@pytest.mark.parametrize("steps", [75, 200])
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [
@@ -74,20 +74,22 @@ def both(
         pytest.param({**DENSE, **BF16, **DISTRIBUTED}, 2, id="dp2 distributed"),
     ],
 )
-def test_200_steps_keep_every_bit(
-    gloo_pool: GlooPool, values: Mapping[str, Any], ranks: int
+def test_many_steps_keep_every_bit(
+    gloo_pool: GlooPool, values: Mapping[str, Any], ranks: int, steps: int
 ) -> None:
     """Skipped steps included; ties occur that are kept aside."""
-    plain, ours = both(gloo_pool, values, ranks, STEPS, SKIPPED, 25)
+    expected = [step for step in SKIPPED if step <= steps]
+    plain, ours = both(gloo_pool, values, ranks, steps, SKIPPED, 25)
     for want, got in zip(plain, ours, strict=True):
         assert got.readings == want.readings
         assert got.digests == want.digests
-        assert len({*want.digests}) == STEPS // 25
+        assert len({*want.digests}) == steps // 25
         skipped = [step for step, (*_, is_skipped) in enumerate(want.readings, 1) if is_skipped]
-        assert skipped == [*SKIPPED]
+        assert skipped == expected
     assert sum(one.num_aside for one in ours) > 0
 
 
+@pytest.mark.exhaustive(by=lambda values: {*values} & {*OVERLAPPED})
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [
@@ -172,6 +174,7 @@ def test_master_weights_follow_weights_that_are_loaded(
         assert_equal(got.tensors, want.tensors)
 
 
+@pytest.mark.exhaustive(by=lambda begun, resumed: enumerate([bool(begun[0]), bool(resumed[0])]))
 @pytest.mark.parametrize(
     ("begun", "resumed"),
     [
@@ -217,6 +220,7 @@ def assert_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
     assert [key for key, tensor in want.items() if not torch.equal(got[key], tensor)] == []
 
 
+@pytest.mark.exhaustive(by=lambda more: more)
 @pytest.mark.parametrize(
     ("more", "ranks"),
     [pytest.param({}, 1, id="one rank"), pytest.param(OVERLAPPED, 2, id="overlapped")],

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.fake_distributions import make_distribution, plugin_source
 from tests.support.tokens import write_tokens
 
@@ -67,11 +69,27 @@ def run(folder: Path, name: str, *words: str) -> tuple[list[Any], list[str]]:
     return losses, [path.read_text() for path in told]
 
 
-def test_hashes_and_losses_are_the_same_in_two_runs_of_one_command(tmp_path: Path) -> None:
+# A run takes ten seconds; losses of two runs are those of ``test_repeated.py`` too.
+@pytest.mark.exhaustive(by=lambda runs: [runs] if runs == 1 else [])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_hashes_and_losses_are_the_same_in_all_runs_of_one_command(
+    tmp_path: Path, runs: int
+) -> None:
+    """Hashes are those of any interpreter with this seed."""
     write_tokens(tmp_path)
     words = ("--enable", "deterministic,teller", "--nproc", "2", "run.seed=11")
-    first, second = (run(tmp_path, name, *words) for name in ("first", "second"))
-    assert len(first[0]) == 3
-    assert len(first[1]) == 2
-    assert first == second
-    assert all("'seed': '11', 'threads': 'FALSE'" in told for told in first[1])
+    hashed = subprocess.run(
+        [sys.executable, "-c", "print(hash('a text'))"],
+        env={**os.environ, "PYTHONHASHSEED": "11"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = repr({"hash": int(hashed.stdout), "seed": "11", "threads": "FALSE"})
+    losses = []
+    for number in range(runs):
+        found, of_ranks = run(tmp_path, f"run-{number}", *words)
+        assert of_ranks == [told] * 2
+        assert len(found) == 3
+        losses.append(found)
+    assert losses == [losses[0]] * runs

@@ -62,15 +62,17 @@ BIASED = {
 }
 
 
-# Those with both take a minute: the suite has the biases, of other graphs than those above.
-@pytest.mark.exhaustive(by=lambda config: config if config == BIASED else ())
+# Those with both take a minute: the suite has the biases, in parts, of other graphs than above.
+@pytest.mark.exhaustive(by=lambda options: options)
 @pytest.mark.parametrize(
-    "config",
-    [ROTARY, BIASED, {**ROTARY, **BIASED}],
-    ids=lambda config: "+".join(key.partition(".")[2] for key in config),
+    ("config", "options"),
+    [(ROTARY, {}), (BIASED, {}), ({**ROTARY, **BIASED}, {}), (BIASED, PARTS)],
+    ids=lambda values: "+".join(key.rpartition(".")[2] for key in values),
 )
-def test_other_layers_are_kept_too(parity: Parity, config: dict[str, object]) -> None:
-    (outcome,) = parity("compile", config={"model.num_layers": 1, **config})
+def test_other_layers_are_kept_too(
+    parity: Parity, config: dict[str, object], options: dict[str, object]
+) -> None:
+    (outcome,) = parity("compile", config={"model.num_layers": 1, **config}, options=options)
     # A recomputed layer runs without autograd too, which is another variant.
     assert LEAST_GRAPHS <= outcome.metrics[GRAPHS] <= 2 * MOST_GRAPHS
 
