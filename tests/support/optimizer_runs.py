@@ -57,6 +57,19 @@ def stepwise(values: Values, enable: Sequence[str], steps: int) -> Steps:
         )
 
 
+def unknown_names(values: Values, enable: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
+    """Begin a run, and return what is logged of an option, its names and names near those."""
+    from structlog.testing import capture_logs
+
+    with training(values, enable) as run, capture_logs() as events:
+        run.hooks.event("ascend_before_run")(context=run.context)
+        return [
+            (event["option"], event["names"], event["did_you_mean"])
+            for event in events
+            if event["event"] == "optimizer.unknown_names"
+        ]
+
+
 def held_bytes(values: Values, enable: Sequence[str]) -> int:
     """Take a step, and return the bytes of the optimizer's states and master weights."""
     from ascend_run.core.checkpoint.optimizer_shards import stepped_parameters

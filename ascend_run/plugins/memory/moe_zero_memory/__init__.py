@@ -44,7 +44,7 @@ class MoeZeroMemoryConfig:
     """0 keeps the tokens sent to the experts in as many layers as 30 % of the memory allows; 1
     keeps them in none."""
     num_layers: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )
     """Number of layers with experts per rank, from the first; default: all. Unit: layers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,15 @@ class EmaAdamW:
     def __init__(self, config: EmaAdamWConfig) -> None:
         self.config = config
         self._exchanged = False
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        problem = (
+            "ema-adamw: plugins.ema-adamw.evaluate=true needs evaluations, and "
+            "train.eval_interval=0 has none; set train.eval_interval, or leave out "
+            "plugins.ema-adamw.evaluate"
+        )
+        return [problem] if self.config.evaluate and not config.train.eval_interval else []
 
     @hookimpl
     def ascend_optimizer(self, config: RunConfig) -> OptimizerSpec:

@@ -18,11 +18,14 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.optimizers import warn_of_unknown_names
 
 from .parameters import BLOCK, EIGHT_BITS, MOMENTS, WIDE, parameter_options
 
 if TYPE_CHECKING:
     import torch
+
+    from ascend_run.plugin_api import RunContext
 
 
 @attrs.frozen(kw_only=True)
@@ -83,6 +86,11 @@ class LowPrecisionOptimizer:
             element_wise=True,
             parameter_options=partial(parameter_options, wide=self.config.float32),
         )
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        option = "plugins.low-precision-optimizer.float32"
+        warn_of_unknown_names(option, self.config.float32, context)
 
 
 def _build(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:

@@ -18,11 +18,14 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.optimizers import warn_of_unknown_names
 
 from .parameters import ADAMW, ALGORITHM, MUON, fused_rows, parameter_options
 
 if TYPE_CHECKING:
     import torch
+
+    from ascend_run.plugin_api import RunContext
 
 _FRACTION = [attrs.validators.ge(0.0), attrs.validators.lt(1.0)]
 
@@ -129,6 +132,10 @@ class Muon:
                 fused=fused_rows(config.model) if self.config.split_fused else {},
             ),
         )
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        warn_of_unknown_names("plugins.muon.adamw", self.config.adamw, context)
 
 
 def _build(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:

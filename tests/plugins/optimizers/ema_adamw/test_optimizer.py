@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ascend_run.ops.optimizer_states import create_states, state_problems
-from ascend_run.plugin_api import RunConfig
+from ascend_run.plugin_api import RunConfig, TrainSection
 from ascend_run.plugins.optimizers.ema_adamw import EmaAdamW, EmaAdamWConfig
 from ascend_run.testing.runtime import PLATFORM_VARIABLE
 from tests.support.tiny_configs import model_fields, parallel_fields
@@ -154,3 +154,14 @@ def test_states_are_as_declared_before_and_after_the_first_step() -> None:
 def test_a_decay_out_of_range_is_refused(decay: float) -> None:
     with pytest.raises(ValueError, match="decay"):
         EmaAdamWConfig(decay=decay)
+
+
+def test_averages_are_evaluated_only_where_evaluations_are() -> None:
+    for evaluate, interval, refused in ((True, 0, True), (True, 2, False), (False, 0, False)):
+        config = RunConfig(
+            model=model_fields({}),
+            parallel=parallel_fields(),
+            train=TrainSection(eval_interval=interval),
+        )
+        problems = EmaAdamW(EmaAdamWConfig(evaluate=evaluate)).ascend_check(config=config)
+        assert any("train.eval_interval=0 has none" in text for text in problems) is refused

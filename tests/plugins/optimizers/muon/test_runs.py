@@ -22,7 +22,7 @@ from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.sides import sides_of
 from tests.core.train.runs import Runs
-from tests.support.optimizer_runs import loaded, saved, stepwise
+from tests.support.optimizer_runs import loaded, saved, stepwise, unknown_names
 from tests.support.small_runs import prepare
 
 NAME: Final = ("muon",)
@@ -147,3 +147,13 @@ def test_sharded_matrices_are_refused() -> None:
         found = [*optimizer_problems(prepared.config, prepared.layout, hooks)]
         assert len(found) == count
         assert all("'muon' provides an optimizer that is not element-wise" in one for one in found)
+
+
+def test_a_name_of_no_parameter_is_logged(gloo_pool: GlooPool) -> None:
+    option = "plugins.muon.adamw"
+    for names, logged in (
+        (["linear_fc2"], []),
+        (["lin_porj", "linear_fc2"], [(option, ["lin_porj"], ["linear_proj"])]),
+    ):
+        (found,) = gloo_pool.run(unknown_names, 1, {**DENSE, option: names}, NAME, timeout=100)
+        assert found == logged
