@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-# N = elements of one tensor.
+# N = elements of one tensor; R = rows of them.
 
 BLOCK: Final = 1 << 18
 """Elements that a CPU converts at once; they and the intermediates stay in its cache."""
@@ -19,7 +19,8 @@ ASIDE_BYTES: Final = 12
 ASIDE_SHARE: Final = 2.0**-17
 """Expected share of values that are kept aside, if their low bits are uniform."""
 _ROW: Final = 256
-"""Elements of which the smallest low half is sought at once, which is faster than to list ties."""
+"""Elements of which the smallest low half is sought at once, which is faster than to list ties; a
+block has a whole number of them."""
 _MOST_ASIDE: Final = 1 / 8
 """Share above which the values are kept whole."""
 
@@ -62,13 +63,13 @@ class Bf16Residual:
         low_N = self._low_N
         if low_N is None:
             low_N = self._low_N = torch.empty_like(rounded_N, dtype=torch.int16)
-        found = []
+        suspects_R = torch.empty(values_N.numel() // _ROW, dtype=torch.bool, device=values_N.device)
         for part in _blocks(values_N):
-            values, rounded, low = values_N[part], rounded_N[part], low_N[part]
-            rounded.copy_(values)
+            values, low = values_N[part], low_N[part]
+            rounded_N[part].copy_(values)
             low.copy_(values.view(torch.int32))  # as the rest: both are m modulo 2**16
-            found.append(_lost(values, rounded, low) + part.start)
-        where = torch.cat(found) if found else self._where[:0]
+            suspects_R[part.start // _ROW : part.stop // _ROW] = _suspects(values, low)
+        where = _lost(values_N, rounded_N, low_N, suspects_R)
         if where.numel() <= _MOST_ASIDE * values_N.numel():
             self._where, self._aside = where, values_N[where]
         else:
@@ -102,17 +103,30 @@ def _shifted(rounded: Tensor) -> Tensor:
     return rounded.float().view(torch.int32)
 
 
-def _lost(values_N: Tensor, rounded_N: Tensor, low_N: Tensor) -> Tensor:
-    """Return the positions of values that the halves do not tell, in order.
+def _suspects(values_N: Tensor, low_N: Tensor) -> Tensor:
+    """Return for each full row whether it may have a value that the halves do not tell: a tie,
+    whose low half is -2**15, or NaN."""
+    full = values_N.numel() // _ROW * _ROW
+    smallest_R = low_N[:full].view(-1, _ROW).amin(dim=1)
+    finite_R = values_N[:full].view(-1, _ROW).sum(dim=1).isfinite()
+    return (smallest_R == -(2**15)).logical_or_(finite_R.logical_not_())
 
-    Without NaN these are ties, whose low half is -2**15, so few rows have one.
+
+def _lost(values_N: Tensor, rounded_N: Tensor, low_N: Tensor, suspects_R: Tensor) -> Tensor:
+    """Return the positions of values that the halves do not tell, in order. The host waits for the
+    device twice, and again for each further block of suspects, of which there is one without NaN.
     """
-    if values_N.numel() % _ROW or not bool(values_N.sum().isfinite()):
-        return _differ(values_N, rounded_N, low_N).nonzero().view(-1)
-    hit = (low_N.view(-1, _ROW).amin(dim=1) == -(2**15)).nonzero().view(-1)
-    rows = (tensor.view(-1, _ROW)[hit] for tensor in (values_N, rounded_N, low_N))
-    row, column = _differ(*rows).nonzero().unbind(dim=1)
-    return hit[row] * _ROW + column
+    device = values_N.device
+    columns = torch.arange(_ROW, device=device)
+    rows = suspects_R.nonzero()
+    candidates = [(some * _ROW + columns).view(-1) for some in rows.split(DEVICE_BLOCK // _ROW)]
+    rest = torch.arange(suspects_R.numel() * _ROW, values_N.numel(), device=device)
+    candidates[-1] = torch.cat([candidates[-1], rest])
+    found = []
+    for where in candidates:
+        at_them = (tensor.index_select(0, where) for tensor in (values_N, rounded_N, low_N))
+        found.append(where[_differ(*at_them).nonzero().view(-1)])
+    return torch.cat(found)
 
 
 def _differ(values: Tensor, rounded: Tensor, low: Tensor) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_run.ops import bf16_residual
 from ascend_run.ops.bf16_residual import ASIDE_SHARE, Bf16Residual
@@ -121,8 +124,35 @@ def test_a_residual_is_used_again_after_a_divergence() -> None:
 
 @pytest.mark.parametrize("numel", [0, 1, 7, 8, 17, 24])
 def test_blocks_need_not_divide_the_elements(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_residual, "BLOCK", 8)
+    for name, value in (("BLOCK", 8), ("DEVICE_BLOCK", 12), ("_ROW", 4)):
+        monkeypatch.setattr(bf16_residual, name, value)
     bits = np.random.default_rng(numel).integers(0, 1 << 32, numel, dtype=np.uint32)
     bits[::9] = 0x3F808000
     rounded, residual = split(values_of(bits))
+    assert np.array_equal(bits_of(joined(rounded, residual)), bits)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operations for which the host waits for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._opname in ("nonzero", "_local_scalar_dense", "masked_select")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_waits_twice_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bf16_residual, "BLOCK", 1024)
+    bits = np.random.default_rng(2).integers(0, 1 << 32, 5000, dtype=np.uint32) & 0xBFFFFFFF
+    bits[[0, 700, 1025, 4999]] = 0x3F808000
+    rounded = torch.zeros(5000, dtype=torch.bfloat16)
+    residual = Bf16Residual(rounded)
+    values = values_of(bits)
+    with Reads() as reads:
+        residual.split(values, rounded)
+    assert reads.count == 2
+    assert residual.num_aside >= 4
     assert np.array_equal(bits_of(joined(rounded, residual)), bits)

@@ -13,7 +13,7 @@ its own starts the copies to the device; its own backward waits for those.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,12 +58,15 @@ class Swapper:
         self._last: weakref.ref[Call] | None = None
         self._joined: Call | None = None
         """The last call, while modules of its layer may still join it."""
+        self._held: dict[nn.Module, frozenset[int]] = {}
+        """Module -> addresses of its parameters and buffers in this step."""
 
     def begin_step(self) -> None:
         """Reset the counts of forwards and bytes."""
         self.swapped_bytes = self.late_fetches = 0
         self.order.begin_step()
         self._calls.clear()
+        self._held.clear()
 
     def expected_after(self, call: Call) -> Call | None:
         """Return the call whose backward is expected after another's; None if unknown.
@@ -96,7 +99,7 @@ class Swapper:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return inner(*args, **kwargs)
-            stays = _long_lived(module, args, kwargs)
+            stays = self._held_by(module) | _shared(args, kwargs)
             if begins or self._joined is None:
                 self._let_go()
                 self._joined = self._begin(layer, stays)
@@ -108,6 +111,12 @@ class Swapper:
                 return inner(*args, **kwargs)
 
         return forward
+
+    def _held_by(self, module: nn.Module) -> frozenset[int]:
+        held = self._held.get(module)
+        if held is None:
+            held = self._held[module] = _addresses([*module.parameters(), *module.buffers()])
+        return held
 
     def takes(self, tensor: Tensor) -> bool:
         """Return whether a saved tensor can be offloaded and is large enough.
@@ -174,17 +183,16 @@ class Swapper:
         self._leaving = [call for call in self._leaving if call.number == stays]
 
 
-def _long_lived(module: nn.Module, args: Any, kwargs: Any) -> frozenset[int]:
-    """Return the addresses of storages that stay on the device in any case.
-
-    These are parameters, buffers, arguments that need no gradient (rotary tables, masks), which all
-    layers share, and arguments that are discarded.
-    """
-    shared = [
+def _shared(args: Any, kwargs: Any) -> frozenset[int]:
+    """Return the addresses of arguments that stay on the device in any case: those that need no
+    gradient (rotary tables, masks), which all layers share, and those that are discarded."""
+    return _addresses(
         leaf
         for leaf in tree_leaves((args, kwargs))
         if isinstance(leaf, Tensor)
         and (not leaf.requires_grad or getattr(leaf, "ascend_discarded", False))
-    ]
-    tensors = [*module.parameters(), *module.buffers(), *shared]
+    )
+
+
+def _addresses(tensors: Iterable[Tensor]) -> frozenset[int]:
     return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)

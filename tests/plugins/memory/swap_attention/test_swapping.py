@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
 
-from .toy import LateDevice, Stack, make_inputs, make_stack, swap
+from .toy import LateDevice, Stack, ToyAttention, make_inputs, make_stack, swap
 
 
 def swapping(
@@ -245,6 +245,21 @@ def test_parameters_and_shared_tables_are_never_copied() -> None:
     stack(x, table)
     assert sent
     assert not set(sent) & {table.data_ptr(), *(p.data_ptr() for p in stack.parameters())}
+
+
+def test_parameters_are_sought_once_per_layer_and_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin, stack, sought = SwapAttention(SwapAttentionConfig(min_bytes=1)), make_stack(3), []
+    swap(plugin, stack, LateDevice())
+    parameters = ToyAttention.parameters
+    monkeypatch.setattr(
+        ToyAttention, "parameters", lambda self: sought.append(self) or parameters(self)
+    )
+    for _ in range(2):
+        sought.clear()
+        plugin.ascend_before_step()
+        for _ in range(2):  # micro-batches
+            stack(*make_inputs()).square().mean().backward()
+        assert sought == [*stack.attention]
 
 
 def test_small_tensors_stay() -> None:
