@@ -5,9 +5,9 @@ Checkpoints, fingerprints and ``verify`` read that instead of Megatron's lists o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -51,11 +51,19 @@ class Described(MegatronOptimizer):
         return True
 
 
+class WithMasterWeights(Described):
+    """Of parameters that are copied from master weights, by a class of Megatron beside it."""
+
+    def refresh(self) -> None:
+        of_megatron: Any = self
+        of_megatron._copy_main_params_to_model_params()
+
+
 class Float32(Described, FP32Optimizer):
     """Of float32 parameters that are not sharded."""
 
 
-class Replicated(Described, Float16OptimizerWithFloat16Params):
+class Replicated(WithMasterWeights, Float16OptimizerWithFloat16Params):
     """Of half-precision parameters, with master weights on every data-parallel rank."""
 
     def stepped(self) -> Iterator[c.SteppedParameter]:
@@ -69,12 +77,8 @@ class Replicated(Described, Float16OptimizerWithFloat16Params):
             for parameter in group:
                 yield c.SteppedParameter(parameter, parameter, inner)
 
-    def refresh(self) -> None:
-        copy: Callable[[], None] = self._copy_main_params_to_model_params
-        copy()
 
-
-class Sharded(Described, DistributedOptimizer):
+class Sharded(WithMasterWeights, DistributedOptimizer):
     """Of parameters whose update is sharded over the data-parallel ranks."""
 
     def stepped(self) -> Iterator[c.SteppedParameter]:
@@ -86,10 +90,6 @@ class Sharded(Described, DistributedOptimizer):
             for parameter, shard in zip(parameters, shards, strict=True):
                 own = self._get_model_param_range_map(parameter)["param"]
                 yield c.SteppedParameter(parameter, shard, self.optimizer, (own.start, own.end))
-
-    def refresh(self) -> None:
-        copy: Callable[[], None] = self._copy_main_params_to_model_params
-        copy()
 
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:

@@ -16,15 +16,19 @@ def adamw_(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     steps: list[Tensor],
+    *,
+    decoupled: bool = True,
 ) -> None:
     """Update parameters and both moments in place; each tensor in float32 (float64).
 
     Args:
         options: ``lr``, ``betas``, ``eps`` and ``weight_decay``, as in a parameter group.
         steps: Number of each parameter's step, from 1; not changed.
+        decoupled: False adds the weight decay to the gradient: Adam.
     """
     beta1, beta2 = options["betas"]
-    torch._fused_adamw_(
+    kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    kernel(
         params,
         grads,
         exp_avgs,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .adamw import adamw_
+
 Tensors = list[Tensor] | tuple[Tensor, ...]
 """The sequence types that torch's foreach operations accept."""
 
@@ -102,21 +104,13 @@ def fused_ema_adamw_step_(
             bias_correction=False,
         )
         return
-    kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    steps = [torch.full((), float(step), device=p.device) for p in params]
-    kernel(
+    adamw_(
+        {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
         list(params),
         list(grads),
         list(exp_avgs),
         list(exp_avg_sqs),
-        [],
-        steps,
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
+        [torch.full((), float(step), device=p.device) for p in params],
+        decoupled=decoupled,
     )
     torch._foreach_lerp_(emas, params, 1 - ema_decay)
