@@ -21,14 +21,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ascend_run.ops.collective_releases import count_after_releases
 from ascend_run.plugin_api import ModelBundle, RunPhase
 
 BETWEEN: Final = "between"
 """What is in no phase: gradients are set to zero, pipeline stages exchange activations."""
-_POLLS: Final = 3
-_POLL_SECONDS: Final = 0.02
-"""gloo's threads release the tensors of a collective a moment after it has completed, later on a
-busy machine: those that are left have not changed in this many polls."""
 
 
 class Category(enum.StrEnum):
@@ -171,11 +168,7 @@ class Recording(TorchDispatchMode):
         if not (self._device.type == "cpu" and torch.distributed.is_initialized()):
             return
         self._paused = time.perf_counter()
-        unchanged = 0
-        while unchanged < _POLLS:
-            live = len(self._live)
-            time.sleep(_POLL_SECONDS)
-            unchanged = unchanged + 1 if len(self._live) == live else 0
+        count_after_releases(lambda: len(self._live))
         self._started += time.perf_counter() - self._paused
         self._paused = None
 

@@ -4,7 +4,6 @@ nothing: the same step without the plugin is the comparison."""
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from ascend_run.ops.collective_releases import count_after_releases
 from ascend_run.testing.conformance.snapshot import settings
 from ascend_run.testing.effects import Collectives
 
@@ -21,10 +21,6 @@ _PASSIVE: Final = ("_unsafe_view", "clone", "empty", "new_empty", "resize_")
 """Operations besides views that change no number, or how their names start."""
 _QUIET_COLLECTIVES: Final = ("barrier", "monitored_barrier_")
 """They exchange no data."""
-_POLLS: Final = 3
-_POLL_SECONDS: Final = 0.02
-"""gloo's threads release the tensors of a collective a moment after it has completed, later on a
-busy machine: those that are left have not changed in this many polls."""
 _NO_SETTINGS: Final = ("modes", "hooks", "_global_", "is_initialized")
 """Words in names of process state that hooks change even if they do nothing."""
 
@@ -92,12 +88,9 @@ class Observer:
 
     def _left_allocated(self) -> int:
         gc.collect()  # cycles would keep tensors that nothing needs
-        left, unchanged = self._allocated(), 0 if self._has_communicated else _POLLS
-        while unchanged < _POLLS:
-            time.sleep(_POLL_SECONDS)
-            before, left = left, self._allocated()
-            unchanged = unchanged + 1 if left == before else 0
-        return left
+        if self._has_communicated:
+            return count_after_releases(self._allocated)
+        return self._allocated()
 
     def _allocated(self) -> int:
         return sum(

@@ -95,22 +95,22 @@ def test_what_is_kept_is_within_the_budget(
     (plain,) = gloo_pool.run(saved_bytes, 1, [((), {**model, "train.global_batch_size": 1})])[0]
     budget = share * plain
     chosen = {**model, **WHOLE, BUDGET: budget / MIB}
-    (told,) = gloo_pool.run(readings, 1, chosen)
+    (reading,) = gloo_pool.run(readings, 1, chosen)
     (kept,) = gloo_pool.run(saved_bytes, 1, [((NAME,), chosen)], 3)[0]
     assert 0 < kept <= budget
-    assert 0 < told["kept"] <= budget
-    assert told["kept"] == told["expected"]
-    assert {*told["chosen"].values()} != {"nothing"}
+    assert 0 < reading["kept"] <= budget
+    assert reading["kept"] == reading["expected"]
+    assert {*reading["chosen"].values()} != {"nothing"}
 
 
-def test_a_budget_that_no_choice_meets_is_told_with_the_least_that_is(gloo_pool: GlooPool) -> None:
+def test_a_budget_that_no_choice_meets_is_logged_with_the_least(gloo_pool: GlooPool) -> None:
     values = {**DENSE, **WHOLE}
-    (told,) = gloo_pool.run(readings, 1, {**values, BUDGET: 0.001})
+    (reading,) = gloo_pool.run(readings, 1, {**values, BUDGET: 0.001})
     inputs = 2 * 16 * 32 * 4  # of two layers
-    assert told["least"] == told["expected"] == told["kept"] == inputs
-    assert told["chosen"] == {"0": "layer", "1": "layer"}
+    assert reading["least"] == reading["expected"] == reading["kept"] == inputs
+    assert reading["chosen"] == {"0": "layer", "1": "layer"}
     (least,) = gloo_pool.run(readings, 1, {**values, BUDGET: inputs / MIB})
-    assert least["chosen"] == told["chosen"]
+    assert least["chosen"] == reading["chosen"]
 
 
 def test_forwards_in_flight_of_a_pipeline_share_the_budget(gloo_pool: GlooPool) -> None:
