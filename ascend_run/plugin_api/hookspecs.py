@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ascend_run.types.layout import Layout
 
     from . import contracts as c
+    from .manifest import Manifest
 
 # -- before the process group exists ----------------------------------------------------------
 
@@ -49,11 +50,14 @@ def ascend_defaults(config: RunConfig) -> Mapping[str, object]:
 
 
 @contribution(point=Point.RUN, torch_free=True)
-def ascend_check(config: RunConfig, layout: Layout) -> Sequence[str]:
+def ascend_check(config: RunConfig, layout: Layout, manifests: Sequence[Manifest]) -> Sequence[str]:
     """Check that the plugin supports this run.
 
     When: after resolution, before any process starts. Combining: the problems of all plugins and of
     the layout are reported in one error.
+
+    Args:
+        manifests: Of the enabled plugins: what the others declare, whichever they are.
 
     Returns:
         One message per problem: the option, the value, what was expected, and valid values.

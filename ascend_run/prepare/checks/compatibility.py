@@ -37,7 +37,8 @@ def compatibility_problems(
     problems += optimizer_problems(config, layout, hooks)
     if not stage_problems(config):
         problems += policy_problems(config, hooks)
-    for _, result in hooks.sequences("ascend_check", config=config, layout=layout):
+    given = {"layout": layout, "manifests": [plugin.manifest for plugin in hooks.plugins]}
+    for _, result in hooks.sequences("ascend_check", config=config, **given):
         problems += result
     return list(dict.fromkeys(problems))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -19,6 +19,7 @@ from ascend_run.plugin_api import (
     CostChange,
     Layout,
     LegacyFlag,
+    LinkPlace,
     Manifest,
     Maturity,
     Numerics,
@@ -30,9 +31,6 @@ from ascend_run.plugin_api import (
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import contracts as c
-
-_WHOLE: Final = ("hot-experts", "moe-adaptive-recompute", "moe-zero-memory")
-"""Plugins that expect all rows of a rank in one forward of its experts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +82,9 @@ class MoeAlltoall:
         self.config = config
 
     @hookimpl
-    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+    def ascend_check(
+        self, config: RunConfig, layout: Layout, manifests: Sequence[Manifest]
+    ) -> Sequence[str]:
         experts, chunks = config.model.num_moe_experts, self.config.overlap_chunks
         if not experts or layout.ep == 1 or chunks == 1:
             return []
@@ -94,7 +94,9 @@ class MoeAlltoall:
                 f"plugins.moe-alltoall.overlap_chunks={chunks} is more than the {local} experts of "
                 f"a rank; use at most {local}"
             )
-        if whole := [name for name in config.enable if name in _WHOLE]:
+        # What wraps the forward of the experts takes all rows of a rank in one call.
+        links = {manifest.name: manifest.forward_links.get("experts") for manifest in manifests}
+        if whole := [name for name, place in links.items() if place is LinkPlace.AROUND]:
             problems.append(
                 f"plugins.moe-alltoall.overlap_chunks={chunks} computes a rank's experts in "
                 f"several calls, and {' and '.join(whole)} expect one; set it to 1, or leave them "

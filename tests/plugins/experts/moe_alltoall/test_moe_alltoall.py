@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
-from ascend_run.plugin_api import AscendRunError, Claim
+from ascend_run.plugin_api import AscendRunError, Claim, Layout, LinkPlace, RunConfig
 from ascend_run.plugin_api.implementations import claims_of
-from ascend_run.plugins.experts.moe_alltoall import MoeAlltoall
+from ascend_run.plugins.experts.moe_alltoall import MoeAlltoall, MoeAlltoallConfig
 from ascend_run.testing.models import MOE
 from ascend_run.testing.parity import Parity
 from ascend_run.testing.pool import GlooPool
@@ -18,6 +19,7 @@ from tests.support.costs import planned
 from tests.support.moe_memory import steps
 from tests.support.needed_plugins import case
 from tests.support.saved_tensors import expected_bytes, saved_bytes
+from tests.support.tiny_configs import model_fields, parallel_fields
 from tests.support.tiny_options import planned_with
 
 NAME = "moe-alltoall"
@@ -130,6 +132,21 @@ def test_chunks_that_cannot_be_are_refused_in_one_message() -> None:
     for least in (1, 2):  # as many as there are experts, and no check where it is idle
         planned_with(NAME, *settings, f"{CHUNKS}={least}", ranks=2)
     assert {*planned_with(NAME, f"{CHUNKS}=9").plan.idle} == {NAME}
+
+
+def test_chunks_are_refused_beside_any_plugin_that_wraps_experts() -> None:
+    """By what it declares, whichever it is."""
+    config = RunConfig(
+        model=model_fields({"num_moe_experts": 4}),
+        parallel=parallel_fields({"expert_model_parallel_size": 2}),
+    )
+    layout = Layout(world_size=2, ep=2)
+    plugin = MoeAlltoall(MoeAlltoallConfig(overlap_chunks=2))
+    for place, refused in ((LinkPlace.AROUND, True), (LinkPlace.COMPILER, False)):
+        other = attrs.evolve(MoeAlltoall.manifest, name="other", forward_links={"experts": place})
+        given = [MoeAlltoall.manifest, other]
+        problems = plugin.ascend_check(config=config, layout=layout, manifests=given)
+        assert ["and other expect one" in text for text in problems] == [True] * refused
 
 
 def test_it_claims_the_dispatcher_and_is_idle_with_all_experts_on_a_rank() -> None:
