@@ -497,7 +497,7 @@ def ascend_optimizer(config: RunConfig) -> c.OptimizerSpec | None:
 
 @wrapper(point=Point.OPTIMIZER)
 def ascend_mixed_precision_optimizer(
-    config: RunConfig,
+    config: RunConfig, device: c.Device
 ) -> c.Wrapper[type[c.MixedPrecisionOptimizer]] | None:
     """Wrap the class of Megatron's optimizers, which hold master weights, scale and clip: return a
     subclass with the same constructor, in which ``ascend_optimizer``'s is ``self.optimizer``.

@@ -51,7 +51,7 @@ class Phase(enum.StrEnum):
 
 
 class Storage(enum.StrEnum):
-    """Where activations are stored until backward."""
+    """Where activations are stored until backward, or optimizer states between steps."""
 
     DEVICE = "device"  #: On the device.
     HOST = "host"  #: Offloaded to the host.
@@ -157,10 +157,10 @@ class CostChange:
     """Allocated for the whole run: name -> bytes on the device."""
     host_buffers: Mapping[str, float] = attrs.field(factory=dict)
     """Name -> bytes on the host, apart from offloaded activations."""
-    host_is_device: bool = False
-    """For a platform: host and device share one memory, so offloading saves none."""
-    main_param_bytes: float | None = None
-    """Bytes that an element of the master weights takes between steps; None: not changed."""
+    host_is_device: bool = False  #: For a platform: both are one memory, so offloading saves none.
+    main_param_bytes: float | None = None  #: Of a master weight between steps; None: not changed.
+    optimizer_storage: Storage | None = None  #: Of its states between steps; None: not changed.
+    optimizer_elements: float = 0.0  #: Of which they are on the device at once if stored elsewhere.
     frozen: tuple[str, ...] = ()  #: Patterns of ``part.name`` of parameters that are not trained.
     parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.
     communication: tuple[Communication, ...] = ()  #: Added or replaced.

@@ -51,8 +51,8 @@ class Device(Protocol):
 class HostCopier(Protocol):
     """Copies to the host and back that overlap with computation if the device supports it."""
 
-    def to_host(self, tensor: Tensor) -> Tensor:
-        """Start a copy to the host; the result may be read after ``wait_host``."""
+    def to_host(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """Start a copy to the host, into ``out`` if given; it may be read after ``wait_host``."""
 
     def wait_host(self) -> None:
         """Make the compute stream wait for every started ``to_host``, after which the sources may

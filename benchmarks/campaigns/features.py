@@ -27,6 +27,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.lora.export": False,
     "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
     "plugins.reuse-fp32-param.bucket_size": 1000,
+    "plugins.swap-optimizer.bucket_size": 1000,
     "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
 }
 """Options of features under which they do their work on a tiny model."""
@@ -94,6 +95,7 @@ YOUNGER: Final[Sequence[str]] = (
     "recompute-norm",
     "reuse-fp32-param",
     "shared-experts",
+    "swap-optimizer",
 )
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has

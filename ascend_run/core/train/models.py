@@ -37,7 +37,7 @@ def build_models(
                 wrap_data_parallel(bundle, config, hooks, groups, num_microbatches)
         if role == task.roles[0] and with_optimizer:
             with phase_scope(hooks, context, c.RunPhase.OPTIMIZER)():
-                build_optimizer(bundle, config, hooks, groups)
+                build_optimizer(bundle, hooks, context)
 
 
 def release_graphs(context: c.RunContext) -> None:

@@ -26,25 +26,25 @@ from .optimizer_kinds import ParamGroup, any_rank, dense_kind, expert_kind, repl
 
 if TYPE_CHECKING:
     from megatron.core.optimizer.grad_scaler import MegatronGradScaler
-    from megatron.core.process_groups_config import ProcessGroupCollection
 
 _Options: TypeAlias = tuple[tuple[str, Hashable], ...]
 """Per-parameter options, sorted by name."""
 
 
-def build_optimizer(
-    bundle: c.ModelBundle, config: RunConfig, hooks: Hooks, groups: ProcessGroupCollection
-) -> None:
+def build_optimizer(bundle: c.ModelBundle, hooks: Hooks, context: c.RunContext) -> None:
     """Give a model its optimizer and its schedule.
 
     Dense and expert parameters get separate optimizers if they are sharded over different ranks,
     because their gradient norms are reduced over different groups.
     """
+    config, groups = context.config, context.groups
     options = _optimizer_config(config)
     spec = optimizer_spec(config, hooks)
     param_groups = parameter_groups(bundle.chunks, config, spec)
     scaler = _grad_scaler(options)
-    wrap: c.Wrapper[Any] = hooks.composed("ascend_mixed_precision_optimizer", config=config)
+    wrap: c.Wrapper[Any] = hooks.composed(
+        "ascend_mixed_precision_optimizer", config=config, device=context.device
+    )
     kinds = [dense_kind(groups)]
     if any_rank(any(group["is_expert_parallel"] for group in param_groups)):
         kinds.append(expert_kind(groups))

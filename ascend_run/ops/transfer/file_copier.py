@@ -18,9 +18,9 @@ _CHUNK: Final = 16 * 2**20
 class FileCopier:
     """plugin_api's HostCopier on memory-mapped files in place of host memory.
 
-    Every copy on the "host" is a file of its own, without a name: the system deletes it with its
-    tensor, however the process ends. Its pages are written to the disk and leave memory as soon as
-    they are copied, in either direction. Copies are complete when the calls return.
+    Every new copy on the "host" is a file of its own, without a name: the system deletes it with
+    its tensor, however the process ends. Its pages are written to the disk and leave memory as soon
+    as they are copied, in either direction. Copies are complete when the calls return.
 
     Args:
         folder: Existing folder, on a disk: a file system in memory (tmpfs) saves nothing.
@@ -29,13 +29,16 @@ class FileCopier:
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
-    def to_host(self, tensor: Tensor) -> Tensor:
-        """Copy to a new file.
+    def to_host(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """Copy to a new file, or to the file of ``out``.
 
         Raises:
             OSError: The disk is full, or the folder cannot be written to.
         """
         source = tensor.detach().contiguous()
+        if out is not None:
+            _copy(_bytes(source), _bytes(out), mapped=out)
+            return out
         with tempfile.TemporaryFile(dir=self._folder) as file:
             descriptor = file.fileno()
             # Reserved here, since a full disk would kill the process when it writes to the mapping.

@@ -24,10 +24,11 @@ class StreamCopier:
         self._to_host = streams.Stream()
         self._to_device = streams.Stream()
 
-    def to_host(self, tensor: Tensor) -> Tensor:
+    def to_host(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """Start a copy after the queued work of the current stream."""
-        source = tensor.detach()
-        host = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._pin)
+        source, host = tensor.detach(), out
+        if host is None:
+            host = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._pin)
         self._to_host.wait_stream(self._streams.current_stream())
         with self._streams.stream(self._to_host):
             host.copy_(source, non_blocking=True)

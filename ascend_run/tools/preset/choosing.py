@@ -78,7 +78,8 @@ class _Whole:
     seconds: float
     """Step time of the matmuls alone."""
     state_bytes: float
-    """Optimizer state of a parameter, with its master weight; the mean over all."""
+    """Optimizer state of a parameter, with its master weight, on the device between steps; the mean
+    over all."""
 
     @classmethod
     def of(cls, base: _Base, devices: int, batch: int, device: CostDevice) -> _Whole:
@@ -94,6 +95,8 @@ class _Whole:
         spec = optimizer_spec(config, base.hooks)
         trained = [p for p in cost.rank.parameters if p.trained]
         state_bytes = optimizer_bytes(spec, trained, 1, main, scalars=False)
+        if cost.memory.off_device:
+            state_bytes = 0.0
         return cls(
             counts={"experts": experts, "dense": cost.parameters - experts},
             seconds=time.matmuls * sequences,

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.config.layout import layout_of
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import FieldSection, TensorShard
+from ascend_run.plugin_api import FieldSection, RunContext, TensorShard
 from ascend_run.prepare.config.loading import build_config, read_raw
 
 VOCABULARY = 50
@@ -99,7 +99,8 @@ def trained(case: Case, steps: int) -> Iterator[tuple[FileStore, Any, list[Tenso
             model_parallel_cuda_manual_seed(case.seed)
             bundle = build_model(config, hooks, groups, device)
             wrap_data_parallel(bundle, config, hooks, groups, 1)
-            build_optimizer(bundle, config, hooks, groups)
+            context = RunContext(config=config, layout=layout, device=device, groups=groups)
+            build_optimizer(bundle, hooks, context)
             for _ in range(steps):
                 _step(bundle)
             tensors = sharded_tensors(bundle.chunks, vocab_size=VOCABULARY)

@@ -44,6 +44,15 @@ def test_files_have_no_names_and_go_with_their_tensors(tmp_path: Path) -> None:
     assert num_mapped_files(tmp_path) == 0
 
 
+def test_a_later_copy_goes_to_the_same_file(tmp_path: Path) -> None:
+    copier, out = FileCopier(str(tmp_path)), torch.zeros(1000)
+    host = copier.to_host(torch.ones(1000))
+    assert copier.to_host(torch.full((1000,), 2.0), host) is host
+    copier.to_device(host, out)
+    assert out.eq(2.0).all()
+    assert num_mapped_files(tmp_path) == 1
+
+
 def test_a_disk_without_room_is_an_error(tmp_path: Path) -> None:
     """Not a signal, which the first write to the mapping would raise."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

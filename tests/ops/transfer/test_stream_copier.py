@@ -35,6 +35,18 @@ def test_a_copy_overlaps_with_computation_and_is_complete_after_wait(
     assert host.eq(1.0).all()
 
 
+def test_a_copy_goes_to_given_memory_after_what_is_queued(
+    copier: StreamCopier, streams: FakeStreams
+) -> None:
+    source, host = torch.zeros(4), torch.full((4,), -1.0)
+    streams.default.queue.append(lambda: source.fill_(1.0))
+    assert copier.to_host(source, host) is host
+    copier.wait_host()
+    assert host.eq(-1.0).all()  # the host has not waited
+    streams.default.run()
+    assert host.eq(1.0).all()
+
+
 def test_it_comes_back_after_it_has_left_and_before_it_is_read(
     copier: StreamCopier, streams: FakeStreams
 ) -> None:

@@ -158,6 +158,12 @@ def test_the_lower_bound_has_the_states_of_the_optimizer(
         assert lower_bound_bytes(whole.counts, one, 2, whole.state_bytes) < found[0]
 
 
+@pytest.mark.needs_plugins("swap-optimizer")
+def test_the_lower_bound_has_no_states_that_are_off_the_device() -> None:
+    values = {**MODEL, "enable": ["swap-optimizer"]}
+    assert choosing._Whole.of(choosing._Base.of(values, 2), 2, 2, DEVICE).state_bytes == 0
+
+
 def test_a_model_that_fits_is_data_parallel() -> None:
     assert chosen(MODEL).best.candidate.sizes == {}
 

@@ -54,10 +54,10 @@ class EightBitAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def expand_states(self) -> None:
         """Dequantize all moments, to the host: what a checkpoint holds, and AdamW's too."""
-        for parameter, state in self.state.items():
-            if f"{_NAMES[0]}_codes" not in state:
+        for state in self.state.values():
+            if (held := state.get(f"{_NAMES[0]}_codes")) is None:
                 continue
-            for name, quantizer in zip(_NAMES, self._quantizers_of(parameter), strict=True):
+            for name, quantizer in zip(_NAMES, self._quantizers_of(held), strict=True):
                 codes, scales = state.pop(f"{name}_codes"), state.pop(f"{name}_scales")
                 wide = torch.empty(codes.shape, dtype=torch.float32)
                 for target, *of_chunk in _chunks(wide, codes, scales):

@@ -69,9 +69,11 @@ class SynchronousCopier:
     The copy is real, so that activation offloading behaves as on an accelerator.
     """
 
-    def to_host(self, tensor: Tensor) -> Tensor:
-        host = torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
-        return host.copy_(tensor.detach())
+    def to_host(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        source, host = tensor.detach(), out
+        if host is None:
+            host = torch.empty_like(source, memory_format=torch.contiguous_format)
+        return host.copy_(source)
 
     def wait_host(self) -> None:
         """Do nothing: no copy is pending."""

@@ -22,7 +22,7 @@ from .backward import layer_backward
 from .ends import stage_ends
 from .flops import changed_flops, forward_flops, output_flops, step_attention_flops, step_flops
 from .forward import forward_working
-from .ledger import Ledger, Saved, merged
+from .ledger import OFFLOADED, Ledger, Saved, merged
 from .memory import Memory, peak_memory
 from .operations import step_operations
 from .parameters import rank_parameters, trains_output
@@ -111,6 +111,9 @@ def _rank_cost(
         sizes.num_microbatches,
         optimizer_spec(config, hooks),
         main_param_bytes=ledger.main_param_bytes,
+        optimizer_elements=(
+            ledger.optimizer_elements if ledger.optimizer_storage in OFFLOADED else None
+        ),
         pp_rank=pp_rank,
         chunks=chunks,
     )

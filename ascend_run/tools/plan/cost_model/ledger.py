@@ -74,6 +74,10 @@ class Ledger:
     host_is_device: bool = False
     main_param_bytes: float = 4.0
     """Of an element of the master weights."""
+    optimizer_storage: Storage = Storage.DEVICE
+    """Of optimizer states between steps."""
+    optimizer_elements: float = 0.0
+    """Whose optimizer states are on the device at once, if not between steps."""
     moved: list[SavedChange] = attrs.field(factory=list)
     """What was applied: plugins that share what they do return equal changes of it."""
     replacements: list[Communication] = attrs.field(factory=list)
@@ -103,6 +107,9 @@ class Ledger:
         self.host_is_device |= change.host_is_device
         if change.main_param_bytes is not None:
             self.main_param_bytes = change.main_param_bytes
+        if change.optimizer_storage is not None:
+            self.optimizer_storage = change.optimizer_storage
+            self.optimizer_elements = change.optimizer_elements
         self.parameters = [
             attrs.evolve(p, trained=False) if _matches(p.key, change.frozen) else p
             for p in self.parameters

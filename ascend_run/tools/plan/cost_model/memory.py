@@ -55,6 +55,8 @@ class Memory:
     activations: float
     """At the peak, including working memory."""
     buffers: float
+    off_device: float
+    """Optimizer states that are on the device only in their part of the optimizer step."""
     host: float
     """Host memory at the peak."""
     moment: str
@@ -95,6 +97,7 @@ def peak_memory(
     most = max(candidates, key=lambda h: h.activations + h.gradients + shared * h.host)
     buffers = sum(ledger.buffers.values())
     host = sum(ledger.host_buffers.values()) + most.host
+    host += state.off_device if ledger.optimizer_storage is Storage.HOST else 0.0
     return Memory(
         weights=state.weights,
         gradients=state.gradients + most.gradients,
@@ -102,6 +105,7 @@ def peak_memory(
         optimizer=state.optimizer,
         activations=most.activations + (host if ledger.host_is_device else 0.0),
         buffers=buffers,
+        off_device=state.off_device,
         host=0.0 if ledger.host_is_device else host,
         moment=most.moment,
     )
@@ -158,7 +162,7 @@ class _Walk:
     def update(self) -> _Held:
         """The optimizer's step, when no activation is left."""
         gradients = self._gradients() + self.state.main_gradients
-        extra = self.ledger.working_bytes(None, Phase.UPDATE)
+        extra = self.ledger.working_bytes(None, Phase.UPDATE) + self.state.on_device_at_once
         return _Held("update", extra, gradients, 0.0)
 
     def _layer(self, layer: int) -> Iterator[tuple[str, float]]:

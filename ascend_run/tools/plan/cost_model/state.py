@@ -36,6 +36,11 @@ class State:
     gradient_item: int
     """Size of a gradient element that is not in a buffer; 0 if there are buffers. Unit: bytes."""
     optimizer: float
+    """Of the whole run on the device."""
+    off_device: float
+    """Optimizer states that are on the device only in their part of the optimizer step."""
+    on_device_at_once: float
+    """What is there of those at once."""
     main_gradients: float
     """Float32 copies of gradients during the optimizer step."""
 
@@ -49,6 +54,7 @@ def held_state(
     spec: OptimizerSpec,
     *,
     main_param_bytes: float = WIDE,
+    optimizer_elements: float | None = None,
     pp_rank: int,
     chunks: Sequence[Sequence[int]],
 ) -> State:
@@ -57,6 +63,7 @@ def held_state(
     Args:
         spec: The run's optimizer.
         main_param_bytes: Size of an element of the master weights, where there are any.
+        optimizer_elements: Elements whose states are on the device at once; None: all, always.
         chunks: Layers of each chunk of its model.
     """
     trained = [p for p in parameters if p.trained]
@@ -64,29 +71,56 @@ def held_state(
     half = config.train.precision != "fp32"
     main = main_param_bytes if half else 0
     spread = config.ddp.use_distributed_optimizer
-    if keeps_own_gradients(config, layout, num_microbatches):
+    kinds = [(trained, 1)]
+    alone = keeps_own_gradients(config, layout, num_microbatches)
+    if not alone:
+        by_kind = ((False, layout.dp * layout.cp), (True, layout.expt_dp))
+        kinds = [([p for p in trained if p.is_expert is is_e], n) for is_e, n in by_kind]
+    of_optimizer = _of_optimizer(
+        spec, [(own, ranks if spread else 1) for own, ranks in kinds], main, optimizer_elements
+    )
+    if alone:
         numel = sum(p.numel for p in trained)
         return State(
             weights=(numel + fixed) * item_bytes,
             gradients=0,
             gradient_item=item_bytes,
-            optimizer=optimizer_bytes(spec, trained, 1, main),
             main_gradients=numel * WIDE if half else 0,
+            **of_optimizer,
         )
-    weights, gradients, optimizer = fixed * item_bytes, 0.0, 0.0
+    weights, gradients = fixed * item_bytes, 0.0
     limit = bucket_size(config, layout, pp_rank)
-    for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
-        own = [p for p in trained if p.is_expert is is_expert]
+    for own, ranks in kinds:
         padded = sum(
             sum(buckets(part, ranks, limit, spread=spread))
             for part in by_chunk(own, chunks, is_first=pp_rank == 0)
         )
         weights += padded * item_bytes
         gradients += padded * WIDE
-        optimizer += optimizer_bytes(spec, own, ranks if spread else 1, main)
     return State(
-        weights=weights, gradients=gradients, gradient_item=0, optimizer=optimizer, main_gradients=0
+        weights=weights, gradients=gradients, gradient_item=0, main_gradients=0, **of_optimizer
     )
+
+
+def _of_optimizer(
+    spec: OptimizerSpec,
+    kinds: Sequence[tuple[Sequence[ParameterCost], int]],
+    main: float,
+    elements: float | None,
+) -> dict[str, float]:
+    """Return the fields of ``State`` about states and master weights.
+
+    Args:
+        kinds: Parameters, and the number of ranks that share the elements of each.
+        elements: See ``held_state``.
+    """
+    states = sum(optimizer_bytes(spec, own, ranks, main) for own, ranks in kinds)
+    if elements is None:
+        return {"optimizer": states, "off_device": 0.0, "on_device_at_once": 0.0}
+    away = sum(optimizer_bytes(spec, own, ranks, main, scalars=False) for own, ranks in kinds)
+    numel = sum(p.numel / ranks for own, ranks in kinds for p in own)
+    at_once = away * min(1.0, elements / max(numel, 1.0))
+    return {"optimizer": states - away, "off_device": away, "on_device_at_once": at_once}
 
 
 def keeps_own_gradients(config: RunConfig, layout: Layout, num_microbatches: int) -> bool:

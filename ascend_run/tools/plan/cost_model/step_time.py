@@ -76,7 +76,8 @@ def _stage_time(
     matmuls = (cost.flops - attention) * share / device.matmul_flops(precision)
     matmuls += attention * share / device.attention_matmul_flops(precision)
     saved = sum(t.nbytes for tensors in cost.rank.saved.values() for t in tensors)
-    moved = _PASSES * saved * cost.rank.num_microbatches + 2 * cost.memory.optimizer
+    states = cost.memory.optimizer + cost.memory.off_device
+    moved = _PASSES * saved * cost.rank.num_microbatches + 2 * states
     memory = moved / (device.memory_bandwidth / share)
     seen = hidden = 0.0
     for collective in cost.communication:

@@ -32,9 +32,9 @@ class MeteredCopier(SynchronousCopier):
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
 
-    def to_host(self, tensor: Tensor) -> Tensor:
+    def to_host(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         self._meter.add("to_host_bytes", tensor.nbytes)
-        return super().to_host(tensor)
+        return super().to_host(tensor, out)
 
     def to_device(self, host: Tensor, out: Tensor) -> None:
         self._meter.add("to_device_bytes", host.nbytes)

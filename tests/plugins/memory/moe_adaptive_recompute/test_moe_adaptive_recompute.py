@@ -68,7 +68,6 @@ def test_its_panel_names_the_metric_that_it_gives() -> None:
     assert [f"{group}/{name}" for name in read(context=None)] == [*panel.metrics]  # type: ignore[arg-type]
 
 
-@pytest.mark.exhaustive(by=lambda keep: [keep] if keep else [])
 @pytest.mark.parametrize("keep", [True, False])
 def test_memory_follows_the_threshold(gloo_pool: GlooPool, keep: bool) -> None:
     """A router that prefers two of eight experts exceeds 1.9 times the mean; a token of an expert

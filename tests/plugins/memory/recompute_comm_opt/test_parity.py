@@ -85,7 +85,7 @@ def test_twenty_steps_with_dropout_change_no_bit(
     assert len(ours[0].losses) == STEPS
 
 
-@pytest.mark.exhaustive(by=lambda beside: [])
+@pytest.mark.exhaustive(by=lambda beside: [beside])
 @pytest.mark.parametrize(
     ("beside", "config"),
     [

@@ -19,8 +19,9 @@ from ascend_run.testing.tensors import full_tensors
 from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
 from tests.core.train.runs import Runs
 from tests.support.small_runs import prepare
+from tests.support.stepping_jobs import continued, reloaded, saved
 
-from .reuse_jobs import Steps, continued, reloaded, resting_ties, saved, stepwise
+from .reuse_jobs import Steps, resting_ties, stepwise
 
 NAME: Final = ("reuse-fp32-param",)
 BUCKET: Final = {"plugins.reuse-fp32-param.bucket_size": 3000}

@@ -89,8 +89,9 @@ class LateCopier:
         self._to_host: list[Callable[[], object]] = []
         self._to_device: list[Callable[[], object]] = []
 
-    def to_host(self, tensor: Tensor) -> Tensor:
-        host = torch.full_like(tensor, 0xFF)
+    def to_host(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        host = torch.empty_like(tensor) if out is None else out
+        host.fill_(0xFF)
         self._to_host.append(lambda: host.copy_(tensor))
         self.log.append("to_host")
         return host

@@ -1,0 +1,97 @@
+"""Keep the optimizer's states and the master weights on the host between steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+import attrs
+
+from ascend_run.plugin_api import (
+    CostChange,
+    Device,
+    HostCopier,
+    Layout,
+    LegacyFlag,
+    Manifest,
+    MixedPrecisionOptimizer,
+    Numerics,
+    PipelineStage,
+    RunConfig,
+    Storage,
+    Support,
+    Wrapper,
+    hookimpl,
+)
+
+from .buckets import elements_at_once
+
+
+@attrs.frozen(kw_only=True)
+class SwapOptimizerConfig:
+    """Options, set by ``plugins.swap-optimizer.<field>=<value>``."""
+
+    bucket_size: int = attrs.field(default=4_194_304, validator=attrs.validators.ge(1))
+    """Parameters whose states are copied to the device and updated together; at least those of one
+    tensor. Unit: elements."""
+    folder: str | None = None
+    """Existing folder on a disk, for memory-mapped files in place of host memory; they have no
+    names, so nothing is left there. For the CPU, whose memory is the host's; copies then are not
+    overlapped. Default: host memory."""
+
+
+class SwapOptimizer:
+    """Copy optimizer states to the device bucket by bucket, in the optimizer step only.
+
+    Cost: each byte of the states and master weights is copied to the device and back in every step,
+    overlapped with the update of other buckets if the device supports it. Numerics: bitwise
+    neutral. Source: the behaviour of MindSpeed's ``--swap-optimizer``.
+    """
+
+    manifest = Manifest(
+        name="swap-optimizer",
+        summary="keep optimizer states and master weights on the host between steps",
+        conflicts={
+            "reuse-fp32-param": "it keeps half of each master weight in the model's weight, which "
+            "stays on the device; enable one of them"
+        },
+        small_model_settings={"bucket_size": 1000},
+        numerics=Numerics.BITWISE,
+        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        level=3,  # it takes time: only where memory is short
+        legacy_flags=(LegacyFlag(flag="--swap-optimizer"),),
+        source="MindSpeed, docs/features/swap-optimizer.md",
+    )
+    config_class = SwapOptimizerConfig
+
+    def __init__(self, config: SwapOptimizerConfig) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_check(self) -> Sequence[str]:
+        folder = self.config.folder
+        if folder is None or os.path.isdir(folder):
+            return []
+        missing = f"plugins.swap-optimizer.folder={folder} is not an existing folder"
+        return [f"swap-optimizer: {missing}; create it, or name another one"]
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
+        return CostChange(
+            optimizer_storage=Storage.HOST if self.config.folder is None else Storage.FILE,
+            optimizer_elements=elements_at_once(config, layout, rank, self.config.bucket_size),
+        )
+
+    @hookimpl
+    def ascend_mixed_precision_optimizer(
+        self, device: Device
+    ) -> Wrapper[type[MixedPrecisionOptimizer]]:
+        from ascend_run.ops.transfer.file_copier import FileCopier
+
+        from .optimizer import swapping
+
+        copier: HostCopier = device.host_copier()
+        if self.config.folder is not None:
+            copier = FileCopier(self.config.folder)
+        return partial(swapping, device=device, copier=copier, bucket_size=self.config.bucket_size)

@@ -1,0 +1,279 @@
+"""Runs with swap-optimizer against the run without it: every bit, and the bytes on the device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from ascend_run.plugins.memory.swap_optimizer.buckets import buckets
+from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.tensors import full_tensors
+from ascend_run.tools.plan.cost_model.estimate import RankCost
+from tests.core.train.runs import Runs
+from tests.support.costs import planned
+from tests.support.stepping_jobs import continued, reloaded, saved
+
+from .swap_jobs import Steps, anonymous_bytes, late, stepwise, without_room
+
+NAME: Final = ("swap-optimizer",)
+BUCKET: Final = 3000
+"""Elements: several buckets, one of which is a single larger parameter."""
+OPTIONS: Final = {"plugins.swap-optimizer.bucket_size": BUCKET}
+FOLDER: Final = "plugins.swap-optimizer.folder"
+FP32: Final[Mapping[str, Any]] = {
+    "train.micro_batch_size": 2,
+    "model.num_layers": 3,  # two ranges of an even number would end between parameters
+    "optimizer.lr": 0.01,
+    "optimizer.lr_decay_style": "constant",
+    "optimizer.weight_decay": 0.5,
+}
+BF16: Final[Mapping[str, Any]] = {**FP32, "train.precision": "bf16"}
+DISTRIBUTED: Final = {"ddp.use_distributed_optimizer": True}
+OVERLAPPED: Final = {
+    **DISTRIBUTED,
+    "ddp.overlap_grad_reduce": True,
+    "ddp.overlap_param_gather": True,
+    "ddp.bucket_size": 4000,
+}
+TP: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
+EP: Final = {"parallel.expert_model_parallel_size": 2}
+STEPS: Final = 20
+SKIPPED: Final = (1, 2, 7, 13)
+
+
+def both(
+    pool: GlooPool, folder: Path, values: Mapping[str, Any], ranks: int, *job: Any, beside: Any = ()
+) -> tuple[list[Steps], list[Steps]]:
+    """Without and with the plugin."""
+    ours = {**values, **OPTIONS, FOLDER: str(folder)}
+    runs = [(values, beside), (ours, (*beside, *NAME))]
+    plain, swapped = (
+        pool.run(stepwise, ranks, given, enable, *job, timeout=200) for given, enable in runs
+    )
+    return plain, swapped
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks", "skipped"),
+    [
+        pytest.param({**DENSE, **FP32, "train.global_batch_size": 2}, 1, (), id="fp32"),
+        pytest.param({**DENSE, **BF16, **DISTRIBUTED}, 2, SKIPPED, id="bf16 dp2 distributed"),
+    ],
+)
+def test_20_steps_keep_every_bit_and_no_state_on_the_device(
+    gloo_pool: GlooPool, tmp_path: Path, values: Mapping[str, Any], ranks: int, skipped: Any
+) -> None:
+    """Skipped steps included. ``plan`` counts the bytes."""
+    gloo_pool.run(stepwise, ranks, values, (), STEPS, skipped, 4)  # leaves what processes keep
+    plain, ours = both(gloo_pool, tmp_path, values, ranks, STEPS, skipped, 4)
+    cost = cost_of({**values, **OPTIONS, FOLDER: str(tmp_path)}, NAME, ranks)
+    numels = [p.numel for p in cost.rank.parameters]
+    item = 12 if values["train.precision"] == "bf16" else 8
+    blank = 4  # a NaN stands for all master weights
+    for want, got in zip(plain, ours, strict=True):
+        assert (got.readings, got.digests) == (want.readings, want.digests)
+        assert len({*want.digests}) == STEPS // 4
+        assert [n for n, (*_, is_skipped) in enumerate(want.readings, 1) if is_skipped] == [
+            *skipped
+        ]
+        assert want.file_bytes == 0
+        assert got.state_bytes <= 4 * len(numels) + blank
+        assert want.live_bytes - got.live_bytes == got.file_bytes - blank
+        largest = max(max(sum(numels[at] for at in one) for one in buckets(numels, BUCKET)), BUCKET)
+        assert item * BUCKET < got.most_bytes <= 3 * item * largest
+    in_files = sum(one.file_bytes for one in ours)
+    assert in_files == item * sum(numels)
+    assert in_files / ranks == cost.memory.off_device
+    most = max(one.most_bytes for one in ours)
+    assert abs(most - item * cost.changes[NAME[0]].optimizer_elements) <= 0.05 * most
+
+
+def test_plan_counts_the_buckets_of_the_update(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """One parameter each, and no norm is between two matrices; they are most of the peak."""
+    options = {"plugins.swap-optimizer.bucket_size": 1, FOLDER: str(tmp_path)}
+    values = {**DENSE, **BF16, **options, "data.seq_length": 2, "train.micro_batch_size": 1}
+    gloo_pool.run(stepwise, 1, values, NAME, 1)  # leaves what processes keep
+    (got,) = gloo_pool.run(stepwise, 1, values, NAME, 1)
+    cost = cost_of(values, NAME, 1)
+    assert cost.memory.moment == "update"
+    assert got.most_bytes == round(cost.memory.activations) == 12 * (3072 + 1536 + 3072)
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [
+        pytest.param({**DENSE, **BF16, **OVERLAPPED}, 2, id="overlapped"),
+        pytest.param({**DENSE, **BF16, "train.precision": "fp16"}, 1, id="fp16"),
+        pytest.param({**MOE, **BF16, **TP, **EP, **DISTRIBUTED}, 4, id="moe tp2 ep2 dp2"),
+    ],
+)
+def test_steps_of_other_layouts_keep_every_bit(
+    gloo_pool: GlooPool, tmp_path: Path, values: Mapping[str, Any], ranks: int
+) -> None:
+    values = {**values, "train.global_batch_size": 8}
+    plain, ours = both(gloo_pool, tmp_path, values, ranks, 5)
+    for want, got in zip(plain, ours, strict=True):
+        assert (got.readings, got.digests) == (want.readings, want.digests)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(name, marks=pytest.mark.needs_plugins(name))
+        for name in ("muon", "ema-adamw", "o2-bf16-optimizer", "low-precision-optimizer")
+    ],
+)
+def test_steps_of_another_optimizer_keep_every_bit(
+    gloo_pool: GlooPool, tmp_path: Path, optimizer: str
+) -> None:
+    """Other states of whole matrices, an average that starts as the weights, states that are
+    rounded at random, and states that a checkpoint holds in another form."""
+    values = {**DENSE, **BF16}
+    (want,), (got,) = both(gloo_pool, tmp_path, values, 1, 5, beside=(optimizer,))
+    assert (got.readings, got.digests) == (want.readings, want.digests)
+    assert got.file_bytes > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nothing_reads_or_frees_before_its_copy_is_complete(
+    gloo_pool: GlooPool, precision: str
+) -> None:
+    values = {**DENSE, **FP32, "train.precision": precision}
+    (plain,) = gloo_pool.run(stepwise, 1, values, (), 3)
+    (digests,) = gloo_pool.run(late, 1, {**values, **OPTIONS}, NAME, 3)
+    assert digests == plain.digests
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks"),
+    [pytest.param({}, 1, id="one rank"), pytest.param(DISTRIBUTED, 2, id="distributed")],
+)
+def test_master_weights_follow_weights_that_are_loaded(
+    gloo_pool: GlooPool, more: Mapping[str, Any], ranks: int
+) -> None:
+    values = {**DENSE, **BF16, **more}
+    plain = gloo_pool.run(reloaded, ranks, values, ())
+    ours = gloo_pool.run(reloaded, ranks, {**values, **OPTIONS}, NAME)
+    for at in range(2):
+        want, got = (full_tensors([rank[at] for rank in one]) for one in (plain, ours))
+        assert got.problems() == want.problems() == []
+        assert_equal(got.tensors, want.tensors)
+
+
+@pytest.mark.parametrize(
+    ("begun", "resumed", "precision"),
+    [
+        pytest.param((NAME, DISTRIBUTED, 2), (NAME, {}, 1), "bf16", id="dp2 to one rank"),
+        pytest.param(((), {}, 1), (NAME, DISTRIBUTED, 2), "fp32", id="without to dp2 with fp32"),
+        pytest.param(((), {}, 1), (NAME, DISTRIBUTED, 2), "bf16", id="without to dp2 with"),
+        pytest.param((NAME, DISTRIBUTED, 2), ((), {}, 1), "bf16", id="dp2 with to without"),
+    ],
+)
+def test_checkpoints_are_those_of_a_run_without_it(
+    gloo_pool: GlooPool, tmp_path: Path, begun: Any, resumed: Any, precision: str
+) -> None:
+    """Saved, loaded into another number of ranks, and after more steps, all bitwise."""
+    values = {**DENSE, **BF16, **OPTIONS, FOLDER: str(tmp_path), "train.precision": precision}
+    steps = 3
+
+    def full(outcomes: Any) -> Mapping[str, Tensor]:
+        found = full_tensors(outcomes)
+        assert found.problems() == []
+        return found.tensors
+
+    def run(job: Any, enable: tuple[str, ...], ddp: Any, ranks: int, folder: Path) -> Any:
+        given = {k: v for k, v in values.items() if enable or not k.startswith("plugins.")}
+        return gloo_pool.run(job, ranks, {**given, **ddp}, enable, str(folder), steps)
+
+    ends = []
+    for name, names in (("ours", (begun[0], resumed[0])), ("plain", ((), ()))):
+        written = full(run(saved, names[0], *begun[1:], tmp_path / name))
+        ranks = run(continued, names[1], *resumed[1:], tmp_path / name)
+        before, after = (full([rank[at] for rank in ranks]) for at in range(2))
+        assert_equal(before, written)
+        ends.append((written, after))
+    (ours, ours_after), (plain, plain_after) = ends
+    assert_equal(ours, plain)
+    assert_equal(ours_after, plain_after)
+    moments = [key for key in plain if key.startswith("optimizer/exp_avg/")]
+    assert any(not torch.equal(plain[key], plain_after[key]) for key in moments)
+
+
+def assert_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
+    assert got.keys() == want.keys()
+    assert [key for key, tensor in want.items() if not torch.equal(got[key], tensor)] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks"),
+    [pytest.param({}, 1, id="one rank"), pytest.param(OVERLAPPED, 2, id="overlapped")],
+)
+def test_a_stopped_run_resumes_bitwise(
+    gloo_pool: GlooPool, tmp_path: Path, more: Mapping[str, Any], ranks: int
+) -> None:
+    """Fingerprints, which read master weights in each step, are those of a run without it."""
+    values = {**DENSE, **BF16, **OPTIONS, **more}
+    runs = Runs(gloo_pool, tmp_path, (values, ranks, NAME))
+    runs.assert_the_same_in_two_halves()
+    runs.plugins = ()
+    runs.values = {k: v for k, v in runs.values.items() if not k.startswith("plugins.")}
+    runs("plain")
+    ours, plain = (fingerprints(tmp_path / name) for name in ("straight", "plain"))
+    assert ours == plain
+    assert len({*plain}) > len(plain) / 2
+
+
+def fingerprints(folder: Path) -> list[str]:
+    lines = map(json.loads, (folder / "fingerprint.jsonl").read_text().splitlines())
+    return [line["parameters"] for line in lines if "parameters" in line]
+
+
+@pytest.mark.needs_plugins("ema-adamw")
+def test_averages_are_exchanged_with_master_weights(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """Evaluations with averages, and all else, are those of a run without it."""
+    values = {
+        **DENSE,
+        **BF16,
+        **DISTRIBUTED,
+        "plugins.ema-adamw.decay": 0.7,
+        "plugins.ema-adamw.evaluate": True,
+        "train.eval_interval": 2,
+    }
+    runs = Runs(gloo_pool, tmp_path, (values, 2, ("ema-adamw",)))
+    plain = runs("plain")
+    runs.plugins, runs.values = ("ema-adamw", *NAME), {**values, **OPTIONS}
+    ours = runs("ours")
+    for one, other in zip(ours, plain, strict=True):
+        assert one.readings == other.readings
+        assert_equal(one.tensors, other.tensors)
+    assert any("eval_loss" in line for line in plain[0].readings)
+
+
+def test_the_memory_of_the_process_has_no_states(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """By the system's count of what is no page of a file: 12 bytes for each parameter. The platform
+    keeps what the buckets took, for the next step."""
+    values = {**DENSE, **BF16, "model.hidden_size": 256, "model.ffn_hidden_size": 4096}
+    numel = cost_of(values, (), 1).trained_parameters
+    options = {"plugins.swap-optimizer.bucket_size": 100_000, FOLDER: str(tmp_path)}
+    (plain,) = gloo_pool.run(anonymous_bytes, 1, values, ())
+    (ours,) = gloo_pool.run(anonymous_bytes, 1, {**values, **options}, NAME)
+    assert numel > 4_000_000
+    at_once = cost_of({**values, **options}, NAME, 1).changes[NAME[0]].optimizer_elements
+    assert plain - ours == pytest.approx(12 * (numel - at_once), rel=0.05)
+
+
+def test_a_full_disk_is_an_error_of_the_user(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    (error,) = gloo_pool.run(without_room, 1, {**DENSE, **BF16, FOLDER: str(tmp_path)}, NAME)
+    assert "No space left on device; name a folder with room for all optimizer states" in error
+
+
+def cost_of(values: Mapping[str, Any], enable: tuple[str, ...], ranks: int) -> RankCost:
+    _, (cost,) = planned(values, enable, ranks)
+    return cost
