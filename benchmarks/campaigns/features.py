@@ -78,25 +78,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = (
-    "adaptive-recompute",
-    "comm-buffer-auto",
-    "ema-adamw",
-    "hot-experts",
-    "low-precision-optimizer",
-    "memory-timeline",
-    "moe-bmm-fused",
-    "moe-tp-extend-ep",
-    "muon",
-    "o2-bf16-optimizer",
-    "recompute",
-    "recompute-activation",
-    "recompute-comm-opt",
-    "recompute-norm",
-    "reuse-fp32-param",
-    "shared-experts",
-    "swap-optimizer",
-)
+YOUNGER: Final[Sequence[str]] = ("swap-optimizer",)
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has
 (``tests/contract/test_together.py``) and in the pairs of their own suites."""
