@@ -86,6 +86,10 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
         "model.v_head_dim": 7,
     },
     "generate-mask": {"model.window_size": [5, 0]},  # without one there is nothing to share
+    "muon": {  # it needs whole parameters
+        "ddp.use_distributed_optimizer": False,
+        "ddp.overlap_param_gather": False,
+    },
     "sft": {"data.seq_length": 64},
 }
 """Plugin -> what the model or the data must be for it."""

@@ -20,19 +20,19 @@ def warn_of_unknown_names(option: str, names: Collection[str], context: RunConte
     if not names:
         return
     import structlog
+    import torch
     import torch.distributed as dist
 
-    found: list[set[str]] = [set() for _ in range(dist.get_world_size())]
-    dist.all_gather_object(found, _words(context))
-    known = set[str]().union(*found)
-    unknown = [name for name in names if name not in known]
+    words = _words(context)
+    found = torch.tensor([name in words for name in names], device=context.device.torch_device)
+    found = found.int()
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    unknown = [name for name, is_there in zip(names, found.tolist(), strict=True) if not is_there]
     if unknown and context.layout.rank == 0:
-        near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+        # Of the names of this rank's stage.
+        near = [match for name in unknown for match in difflib.get_close_matches(name, words, n=1)]
         structlog.get_logger().warning(
-            "optimizer.unknown_names",
-            option=option,
-            names=unknown,
-            did_you_mean=[match for name in unknown for match in near[name]],
+            "optimizer.unknown_names", option=option, names=unknown, did_you_mean=near
         )
 
 
