@@ -11,6 +11,7 @@ from ascend_run.plugin_api import (
     CostChange,
     Device,
     ExpertsKernel,
+    Layout,
     LegacyFlag,
     Manifest,
     Numerics,
@@ -88,21 +89,24 @@ class Gmm:
         self.config = config
 
     @hookimpl
-    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
         if self.config.backend != "grouped_mm" or not config.model.num_moe_experts:
             return []
-        item = 4 if config.train.precision == "fp32" else 2
+        row = ROW_BYTES // (4 if config.train.precision == "fp32" else 2)
         model = config.model
         widths = {
-            "model.hidden_size": model.hidden_size,
-            "model.moe_ffn_hidden_size": model.moe_ffn_hidden_size or model.ffn_hidden_size,
+            "model.hidden_size": (model.hidden_size, row),
+            "model.moe_ffn_hidden_size": (
+                model.moe_ffn_hidden_size or model.ffn_hidden_size,
+                row * layout.expt_tp,  # which is sharded over these ranks
+            ),
         }
         return [
             f"gmm: plugins.gmm.backend=grouped_mm needs {name}={width} to be a multiple of "
-            f"{ROW_BYTES // item} in {config.train.precision}; use {width + -width % 16}, or "
+            f"{unit} in {config.train.precision}; use {width + -width % unit}, or "
             "plugins.gmm.backend=auto"
-            for name, width in widths.items()
-            if width is not None and width * item % ROW_BYTES
+            for name, (width, unit) in widths.items()
+            if width is not None and width % unit
         ]
 
     @hookimpl

@@ -23,6 +23,7 @@ from ascend_run.plugins.platforms.cpu.operators import (
 )
 from ascend_run.testing.effects import count_operations
 from ascend_run.types.config import TrainSection
+from ascend_run.types.layout import Layout
 from tests.support.tiny_configs import model_fields, parallel_fields
 
 COUNTS = [6, 0, 3, 7]
@@ -94,13 +95,21 @@ def test_an_unknown_backend_is_refused() -> None:
 
 def test_widths_that_torch_cannot_group_are_rejected_with_valid_ones() -> None:
     run = config(hidden_size=12, moe_ffn_hidden_size=20)
-    problems = Gmm(GmmConfig(backend="grouped_mm")).ascend_check(config=run)
+    native = Gmm(GmmConfig(backend="grouped_mm"))
+    problems = native.ascend_check(config=run, layout=Layout())
     assert len(problems) == 2
-    assert "model.hidden_size=12" in problems[0]
-    assert "use 16" in problems[0]
-    assert Gmm(GmmConfig()).ascend_check(config=run) == []
+    assert "model.hidden_size=12 to be a multiple of 8 in bf16; use 16" in problems[0]
+    assert Gmm(GmmConfig()).ascend_check(config=run, layout=Layout()) == []
     wide_enough = config(hidden_size=12, moe_ffn_hidden_size=20, precision="fp32")
-    assert Gmm(GmmConfig(backend="grouped_mm")).ascend_check(config=wide_enough) == []
+    assert native.ascend_check(config=wide_enough, layout=Layout()) == []
+
+
+def test_the_width_is_that_of_an_expert_tensor_parallel_rank() -> None:
+    run = config(hidden_size=16, moe_ffn_hidden_size=24)
+    native = Gmm(GmmConfig(backend="grouped_mm"))
+    assert native.ascend_check(config=run, layout=Layout()) == []
+    (problem,) = native.ascend_check(config=run, layout=Layout(world_size=2, tp=2, expt_tp=2))
+    assert "model.moe_ffn_hidden_size=24 to be a multiple of 16 in bf16; use 32" in problem
 
 
 @pytest.mark.parametrize(

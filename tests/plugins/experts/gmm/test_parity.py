@@ -25,7 +25,7 @@ LAYERS, MICRO_BATCHES, EXPERTS = 2, 4, 4
 def test_it_keeps_loss_gradients_and_weights(
     parity: Parity, backend: str, layout: dict[str, int]
 ) -> None:
-    """The campaign ``together`` has every layout."""
+    """The campaign ``together`` has the layouts without expert tensor parallelism."""
     parity("gmm", model="moe", layout=layout, options={"plugins.gmm.backend": backend})
 
 

@@ -65,8 +65,9 @@ FUSED = {"plugins.gmm.gradient_accumulation_fusion": True}
 def test_it_keeps_loss_gradients_and_weights(
     parity: Parity, beside: tuple[str, ...], layout: dict[str, int], config: dict[str, Any]
 ) -> None:
-    """The campaign ``together`` has every layout and every pair. Tensor parallelism changes which
-    tokens are dropped; ``tests/ops/experts/test_routed_layer.py`` has it."""
+    """The campaign ``together`` has every pair, without expert tensor parallelism. Tensor
+    parallelism changes which tokens are dropped; ``tests/ops/experts/test_routed_layer.py`` has it.
+    """
     parity(NAME, beside=beside, model="moe", layout=layout, config=config)
 
 

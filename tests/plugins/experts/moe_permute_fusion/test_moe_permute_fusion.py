@@ -41,7 +41,7 @@ PADS = {
 def test_it_keeps_loss_gradients_and_weights(
     parity: Parity, beside: tuple[str, ...], layout: dict[str, int], config: dict[str, Any]
 ) -> None:
-    """The campaign ``together`` has every layout and every pair."""
+    """The campaign ``together`` has every pair, without expert tensor parallelism."""
     parity(NAME, beside=beside, model="moe", layout=layout, config=config)
 
 

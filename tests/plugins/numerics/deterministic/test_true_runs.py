@@ -65,8 +65,8 @@ def run(folder: Path, name: str, *words: str) -> tuple[list[Any], list[str]]:
     assert process.returncode == 0, process.stderr
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
     losses = [reading["loss"] for line in lines if "loss" in (reading := json.loads(line))]
-    told = sorted((folder / name).glob("told-*"))
-    return losses, [path.read_text() for path in told]
+    files = sorted((folder / name).glob("told-*"))
+    return losses, [path.read_text() for path in files]
 
 
 # A run takes ten seconds; losses of two runs are those of ``test_repeated.py`` too.
@@ -85,11 +85,11 @@ def test_hashes_and_losses_are_the_same_in_all_runs_of_one_command(
         text=True,
         check=True,
     )
-    told = repr({"hash": int(hashed.stdout), "seed": "11", "threads": "FALSE"})
+    expected = repr({"hash": int(hashed.stdout), "seed": "11", "threads": "FALSE"})
     losses = []
     for number in range(runs):
         found, of_ranks = run(tmp_path, f"run-{number}", *words)
-        assert of_ranks == [told] * 2
+        assert of_ranks == [expected] * 2
         assert len(found) == 3
         losses.append(found)
     assert losses == [losses[0]] * runs
