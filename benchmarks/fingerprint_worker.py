@@ -60,7 +60,7 @@ def train_and_time(file: Path, overrides: list[str]) -> dict[str, Any]:
         "step_seconds": statistics.median(seconds[warm:]),
         "entries": len(read_fingerprints(folder).entries),
         "elements": sum(group.salt.size for group in groups),
-        "tensors": sum(len(group.tensors) for group in groups),
+        "tensors": sum(len(group.indices) for group in groups),
     }
 
 

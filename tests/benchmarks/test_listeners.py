@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import dis
-import sys
 from pathlib import Path
 
 from ascend_run.core.hooks import Hooks
 from benchmarks import listener_worker
 from benchmarks.listeners import PLUGINS, STEP_EVENTS
 from benchmarks.silent_plugins import listener_names, silent_plugins
-from benchmarks.tiny_data import make_tiny_data
+from tests.benchmarks.tiny_run import STEPS, tiny_run
 from tests.support.forked import printed_by
-
-STEPS = 3
-CONFIG = f"""
-[model]
-num_layers = 1
-hidden_size = 32
-num_attention_heads = 2
-vocab_size = 300
-[data]
-train = ["data/train"]
-tokenizer = "data/tokenizer.json"
-seq_length = 32
-[train]
-train_iters = {STEPS}
-global_batch_size = 2
-precision = "fp32"
-log_interval = 1
-[checkpoint]
-save_interval = 0
-"""
 
 
 def test_each_event_of_a_step_calls_each_listener_exactly_once(tmp_path: Path) -> None:
     """Nothing else is called."""
-    prefix = make_tiny_data(tmp_path, [sys.executable, "-m", "ascend_run"])
-    (tmp_path / "run.toml").write_text(CONFIG)
-    data = [f"data.train={prefix}", f"data.tokenizer={prefix.parent / 'tokenizer.json'}"]
-    words = ["--config", tmp_path / "run.toml", "--listeners", str(PLUGINS)]
-    words += [*data, f"run.output_dir={tmp_path / 'run'}"]
+    words = [*tiny_run(tmp_path), "--listeners", str(PLUGINS)]
     found = printed_by(listener_worker.main, words, tmp_path)
     a_step = dict.fromkeys(STEP_EVENTS, PLUGINS * STEPS)
     once = dict.fromkeys(("ascend_before_run", "ascend_after_run"), PLUGINS)
