@@ -10,8 +10,9 @@ from pathlib import Path
 
 START_TOLERANCE = 0.03
 """An untrained model guesses evenly among the tokens: its loss is ln(vocabulary)."""
-END_SHARE = 0.65
-"""Of the loss at the start, on files that training has not read."""
+END_SHARE = 0.56
+"""Of the loss at the start, on files that training has not read. Recorded: 53 %; the files are
+those of the installed Python, and bf16 rounds differently on another processor."""
 
 
 def problems(folder: Path) -> list[str]:

@@ -37,12 +37,15 @@ ABOUT_SOURCES: Final = frozenset(
     f"{CONTRACT}/test_{name}.py"
     for name in (
         "field_words",
+        "forwards",
         "imports",
         "kernel_names",
+        "mappings",
         "options_are_read",
         "patches",
         "size",
         "types",
+        "walk",
     )
 )
 """Tests that read the source of every module, with no case of its own for a plugin."""
@@ -52,7 +55,9 @@ MANIFESTS: Final = "ascend_run.manifests"
 OF_SETUP: Final = ("tests/registry/", f"{CONTRACT}/test_plugins.py", f"{CONTRACT}/test_imports.py")
 """Tests of the list of plugins, by the start of their path."""
 WITHOUT_TESTS: Final = ("docs/", "changelog/", "README.md", "CHANGELOG.md", "benchmarks/results/")
-"""Files that only quick tests of pages and results read: ``tests/contract/test_docs.py``."""
+"""Files that only quick tests of pages and results read."""
+OF_PAGES: Final = frozenset({f"{CONTRACT}/test_docs.py", f"{CONTRACT}/test_walk.py"})
+"""Tests of what pages say."""
 
 
 @attrs.frozen
@@ -189,7 +194,7 @@ def _by_folder(tree: Tree, files: set[str], plugins: Iterable[str]) -> set[str]:
     if SETUP in files:
         found |= {file for file in tree.modules if file.startswith(OF_SETUP)}
     if any(map(_is_prose, files)):
-        found.add(f"{CONTRACT}/test_docs.py")
+        found |= OF_PAGES
     if any(file.startswith("ascend_run/") and file.endswith(".py") for file in files):
         found |= ABOUT_SOURCES
     return {*filter(_is_test, found)}

@@ -23,11 +23,16 @@ PAGE = Path(__file__).parent.parent / "docs/compatibility.md"
 _HEAD = """\
 # Compatibility
 
-Which built-in features run together, and on which platform. `scripts/compatibility.py` generates
-this page from the manifests. The [campaign](campaigns.md) `together` runs every allowed pair of
-the features that existed at its last full run, and the test suite a sample of all features, and
-compares it with the run without them; a feature that changes the model by design (its page says
-`Numerics: model`) is enabled on both sides.
+    ascend-run plan --enable ulysses,gmm --config run.toml     # can this run start? if not, why?
+    ascend-run verify --enable ulysses,gmm --config run.toml   # does it compute the same without?
+
+Before you enable features together, look them up here, or let `plan` check your run: it names each
+pair that excludes one another, with the reason and the alternative. `scripts/compatibility.py`
+generates this page from the manifests: which built-in features run together, and on which
+platform. The [campaign](campaigns.md) `together` runs every allowed pair of the features that
+existed at its last full run, and the test suite a sample of all features, and compares it with the
+run without them; a feature that changes the model by design (its page says `Numerics: model`) is
+enabled on both sides.
 
 Conditions on settings (sizes that must divide, options that exclude each other) are on each
 plugin's page, and are checked before anything starts.

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -23,14 +24,33 @@ from ascend_run.registry.discovery import Catalogue, discover
 PAGE = Path(__file__).parent.parent / "docs/hooks.md"
 HEAD = """# Hooks
 
-Every hook of the API, in the order in which a run calls those of one part. For arguments and
+    ascend-run plan --config run.toml     # which plugin implements which hook in this run
+
+To change a part of a run, implement its hook [in a plugin](plugin-authors.md). This page lists
+every hook of the API, in the order in which a run calls those of one part. For arguments and
 return values, see the specifications in `ascend_run/plugin_api/hookspecs.py`; for the four kinds,
 see [architecture](architecture.md#hooks). A plugin that implements a provider hook makes its
 claim; a platform makes only the claim of `ascend_device`, since it is called last, as the default.
 A torch-free hook is called before torch is imported. A hook that no built-in plugin implements yet
-lists the feature that will.
+names the [planned feature](#planned-features) that will.
 
 """
+PLANNED: Final[Mapping[str, str]] = {
+    "fsdp2": "data parallelism with sharded parameters, gradients and optimizer state, by torch's "
+    "`fully_shard` (`--use-torch-fsdp2`)",
+    "fused-mlp": "the MLP with the adapters of its linears as one autograd function, which gathers "
+    "the input while the backward computes the other gradients (`--use-fused-mlp`)",
+    "moe-routing-replay": "reuse the experts that the router chose for the same tokens in an "
+    "earlier forward, in reinforcement learning",
+    "orm": "train an outcome reward model: an output layer with one output, and a loss on pairs of "
+    "answers (`--stage orm`)",
+    "recompute-in-bubble": "recompute activations in the pipeline bubble of interleaved 1F1B "
+    "instead of in the backward (`--recompute-in-bubble`)",
+    "tp-2d": "tensor parallelism over two axes, with hidden states that are sharded over one of "
+    "them (`--tp-2d`)",
+}
+"""Feature without a plugin -> what it will do, with its flag in other systems. Each is the first to
+implement some hook."""
 
 
 def users(catalogue: Catalogue) -> dict[str, list[str]]:
@@ -44,8 +64,12 @@ def users(catalogue: Catalogue) -> dict[str, list[str]]:
 
 
 def unfounded(points: Mapping[str, HookPoint], used_by: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a message for each hook without a built-in or planned plugin, or with both."""
-    problems = []
+    """Return a message for each hook without a built-in or planned plugin, or with both; and for
+    each planned feature that no hook names."""
+    awaited = {point.first_user for point in points.values()}
+    problems = [
+        f"no hook names {name!r}: delete it from PLANNED" for name in PLANNED if name not in awaited
+    ]
     for name, point in points.items():
         if not used_by[name] and point.first_user is None:
             problems.append(
@@ -56,6 +80,11 @@ def unfounded(points: Mapping[str, HookPoint], used_by: Mapping[str, Sequence[st
             problems.append(
                 f"{name} has a plugin ({', '.join(used_by[name])}): delete first_user="
                 f"{point.first_user!r} from its specification"
+            )
+        elif point.first_user is not None and point.first_user not in PLANNED:
+            problems.append(
+                f"{name} names {point.first_user!r} as first_user, which is not in PLANNED: add it "
+                "there with what it will do, or delete the hook"
             )
     return problems
 
@@ -74,7 +103,9 @@ def page(catalogue: Catalogue) -> str:
                     cells = (*cells[:-1], f"planned: {point.first_user}")
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join(lines)
+    lines += ["## Planned features", "", "| feature | what it will do |", "|---|---|"]
+    lines += [f"| {name} | {what} |" for name, what in PLANNED.items()]
+    return "\n".join([*lines, ""])
 
 
 def _facts(point: HookPoint) -> tuple[str, ...]:

@@ -476,7 +476,7 @@ def ascend_activation_policy(
 # -- optimizer --------------------------------------------------------------------------------
 
 
-@provider(point=Point.OPTIMIZER, claim=Claim.DATA_PARALLEL, first_user="zero3")
+@provider(point=Point.OPTIMIZER, claim=Claim.DATA_PARALLEL, first_user="fsdp2")
 def ascend_data_parallel(config: RunConfig) -> Callable[..., nn.Module] | None:
     """Return the data-parallel wrapper: a builder with the keyword arguments of Megatron's
     DistributedDataParallel (``config, ddp_config, module, pg_collection``). None keeps

@@ -32,6 +32,7 @@ from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 
 ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "ascend_run"
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")])
 CODE_FOLDERS = ("", "ascend_run", "ascend_run/plugin_api", "ascend_run/core")
 """Where a path in code type may begin."""
@@ -241,11 +242,10 @@ def braces(path: str) -> Iterator[str]:
 
 def named_paths(page: Path) -> Iterator[tuple[str, str]]:
     """(path, name in the file or nothing) of code spans that look like paths of this tree."""
-    tops = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir()))
-    parts = "plugin_api|core|entrypoints|registry|ops|plugins"
+    folders = "|".join(path.name for top in (ROOT, PACKAGE) for path in top.iterdir())
     for text in re.findall(r"`([^`]+)`", prose(page)):
         path, _, name = " ".join(text.split()).partition(": ")
-        is_path = re.fullmatch(rf"(?:{tops}|{parts})/[\w./{{}},<>*-]*", path)
+        is_path = re.fullmatch(rf"(?:{folders})/[\w./{{}},<>*-]*", path)
         if is_path and not path.startswith(MADE_BY_RUNS) and "<" not in path:
             yield path, name if re.fullmatch(r"\w+", name) else ""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -59,9 +61,26 @@ def test_every_contract_is_kept() -> None:
 
 _FLOORS = (
     *("types", "plugin_api", "families", "ops", "text", "registry", "core", "prepare", "launch"),
-    *("testing", "testing/oracle", "tools", "entrypoints", "plugins", "plugins/platforms"),
-    *("plugins/platforms/cpu", "plugins/experts", "plugins/experts/gmm"),
+    *("testing", "testing/oracle", "tools", "entrypoints", "reference", "plugins"),
+    *("plugins/platforms", "plugins/platforms/cpu", "plugins/experts", "plugins/experts/gmm"),
 )
+_MAY_IMPORT = {
+    "types": "",
+    "reference": "",
+    "ops": "types",
+    "plugin_api": "types",
+    "families": "types plugin_api",
+    "text": "types plugin_api",
+    "registry": "types plugin_api",
+    "plugins": "types plugin_api families ops text",
+    "core": "types plugin_api ops text",
+    "launch": "types plugin_api core",
+    "prepare": "types plugin_api core registry text",
+    "testing": "types plugin_api core registry text ops prepare launch",
+    "tools": "types plugin_api core registry text ops prepare launch testing",
+    "entrypoints": "types plugin_api core registry text prepare launch testing tools",
+}
+"""Layer of the package -> the others that it may import."""
 _ONE_WAY, _OWN = "imports point one way", "plugin_api, families, ops, text and types only"
 _NO_TORCH = "text imports plugin_api and types only"
 _ORACLE = "the oracle imports torch, attrs and types only"
@@ -99,6 +118,12 @@ _PLANTED = [
     ("text/__init__.py", "import torch", _NO_TORCH),
     ("testing/oracle/__init__.py", "import ascend_run.core", _ORACLE),
     ("testing/oracle/deep.py", "import ascend_run.ops", _ORACLE),
+    ("types/__init__.py", "import ascend_run.reference", "nothing imports the reference"),
+    ("reference/__init__.py", "import ascend_run.types", "the reference imports nothing"),
+    ("launch/__init__.py", "import ascend_run.registry", "launch imports core, plugin_api"),
+    ("registry/__init__.py", "import ascend_run.text", "registry and families import"),
+    ("families/__init__.py", "import ascend_run.text", "registry and families import"),
+    ("prepare/__init__.py", "import ascend_run.ops", "what starts a run imports no ops"),
 ]
 
 
@@ -122,9 +147,16 @@ print(json.dumps(results))
 
 @pytest.fixture(scope="module")
 def linted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Return exit code and output for ``clean``, and for the number of each planted import."""
+    """Return exit code and output for ``clean``, for ``all``, where every layer imports each other,
+    and for the number of each planted import."""
     folder = tmp_path_factory.mktemp("planted")
     plant(folder / "clean")
+    plant(folder / "all")
+    for layer, other in itertools.permutations(_MAY_IMPORT, 2):
+        # Modules of their own, which none imports: every chain of imports is one import.
+        within = "plugins/experts/gmm" if layer == "plugins" else layer
+        importer = folder / f"all/ascend_run/{within}/to_{other}.py"
+        importer.write_text(f"import ascend_run.{other}\n")
     for number, (file, line, _) in enumerate(_PLANTED):
         plant(folder / str(number), file, line)
     done = subprocess.run(
@@ -154,6 +186,19 @@ def plant(folder: Path, file: str = "", line: str = "") -> None:
 def test_empty_modules_break_no_contract(linted: dict[str, tuple[int, str]]) -> None:
     code, output = linted["clean"]
     assert code == 0, output
+
+
+def test_each_layer_may_import_what_is_below_it_and_nothing_else(
+    linted: dict[str, tuple[int, str]],
+) -> None:
+    code, output = linted["all"]
+    assert code == 1
+    refused = {*re.findall(r"ascend_run\.(\w+)\S*\.to_\w+ ->\s+ascend_run\.(\w+)\s", output)}
+    layers = {file.name for file in (ROOT / "ascend_run").iterdir() if file.is_dir()}
+    assert layers - {"__pycache__"} == {*_MAY_IMPORT}
+    allowed = {layer: {*others.split()} for layer, others in _MAY_IMPORT.items()}
+    for layer, other in itertools.permutations(_MAY_IMPORT, 2):
+        assert ((layer, other) in refused) == (other not in allowed[layer]), f"{layer} -> {other}"
 
 
 @pytest.mark.parametrize("number", range(len(_PLANTED)), ids=lambda n: " ".join(_PLANTED[n])[:80])

@@ -7,7 +7,7 @@ import pytest
 
 from ascend_run.plugin_api.hook_points import hook_points
 from ascend_run.registry.discovery import discover
-from scripts.hook_table import PAGE, called, page, unfounded, users
+from scripts.hook_table import PAGE, PLANNED, called, page, unfounded, users
 
 CATALOGUE = discover()
 POINTS = hook_points()
@@ -19,6 +19,7 @@ def test_the_page_is_fresh() -> None:
 
 def test_every_hook_has_a_plugin_or_names_the_first_to_come() -> None:
     assert unfounded(POINTS, users(CATALOGUE)) == []
+    assert sorted({*PLANNED} & {*CATALOGUE}) == []
 
 
 def test_a_hook_with_neither_or_with_both_is_reported() -> None:
@@ -26,9 +27,21 @@ def test_a_hook_with_neither_or_with_both_is_reported() -> None:
         name: attrs.evolve(POINTS[name], first_user=first)
         for name, first in (("ascend_norm", None), ("ascend_layer", "tflops"))
     }
-    neither, both = unfounded(points, {"ascend_norm": [], "ascend_layer": ["compile"]})
+    *_, neither, both = unfounded(points, {"ascend_norm": [], "ascend_layer": ["compile"]})
     assert neither.startswith("ascend_norm has no plugin: set first_user")
     assert both.startswith("ascend_layer has a plugin (compile): delete first_user='tflops'")
+
+
+def test_a_first_user_that_is_not_planned_is_reported() -> None:
+    invented = attrs.evolve(POINTS["ascend_norm"], first_user="invented")
+    used_by = users(CATALOGUE)
+    (found,) = unfounded({**POINTS, "ascend_norm": invented}, used_by)
+    assert found.startswith("ascend_norm names 'invented' as first_user, which is not in PLANNED")
+
+
+def test_a_planned_feature_that_no_hook_awaits_is_reported() -> None:
+    points = {name: point for name, point in POINTS.items() if point.first_user != "fsdp2"}
+    assert unfounded(points, users(CATALOGUE)) == ["no hook names 'fsdp2': delete it from PLANNED"]
 
 
 @pytest.mark.parametrize("name", POINTS)
