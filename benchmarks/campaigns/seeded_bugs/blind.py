@@ -288,20 +288,4 @@ BUGS: Final = (
         phases=(BACKWARD,),
         hides_from_loss=True,
     ),
-    Bug(
-        name="blind-lora-recomputed-without-gradient",
-        what="the first layer's adapters are recomputed from an input that wants no gradient",
-        target="ascend_run.plugins.fine_tuning.lora.freezing:begin_graph",
-        old="not out.requires_grad",
-        new="out.requires_grad",
-        plugins=("lora", "swap-attention"),
-        config={
-            "plugins.lora.export": False,
-            "plugins.lora.target_modules": ("linear_fc1", "linear_fc2"),
-            "plugins.swap-attention.recompute_mlp_layers": 1,
-        },
-        modules=r"decoder\.layers\.0\.mlp(\..*)?|embedding(\.word_embeddings)?",
-        phases=(BACKWARD,),
-        hides_from_loss=True,
-    ),
 )

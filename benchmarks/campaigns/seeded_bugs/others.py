@@ -37,6 +37,22 @@ BUGS: Final = (
         hides_from_loss=True,
     ),
     Bug(
+        name="recomputed-without-gradient",
+        what="the first layer's MLP, adapters too, is recomputed from an input that is cut off",
+        target="ascend_run.plugins.memory:repeated_later",
+        old="checkpoint(run, False, hidden_states)",
+        new="checkpoint(run, False, hidden_states.detach())",
+        plugins=("lora", "swap-attention"),
+        config={
+            "plugins.lora.export": False,
+            "plugins.lora.target_modules": ("linear_fc1", "linear_fc2"),
+            "plugins.swap-attention.recompute_mlp_layers": 1,
+        },
+        modules=r"decoder\.layers\.0\.mlp(\..*)?|embedding(\.word_embeddings)?",
+        phases=(BACKWARD,),
+        hides_from_loss=True,
+    ),
+    Bug(
         name="lora-does-not-train",
         what="what the adapters add is cut off from the graph",
         target=f"{_ADAPTER}:attach",
