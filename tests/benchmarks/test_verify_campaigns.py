@@ -36,9 +36,9 @@ SAMPLED = sample(BUGGY[0], 1, seed=5)
 
 
 def plugins_of(bug: Bug) -> set[str]:
-    """Those that it is run with, and the one whose code it is in."""
+    """Those that it is run with, and the one whose code it is in; a group's own module has none."""
     module = bug.target.partition("ascend_run.plugins.")[2].partition(":")[0]
-    return {*bug.plugins, *([module.split(".")[1].replace("_", "-")] if module else [])}
+    return {*bug.plugins, *(name.replace("_", "-") for name in module.split(".")[1:2])}
 
 
 @pytest.fixture
