@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,10 @@ class LiveStorages(TorchDispatchMode):
 
     Storages are tracked by weak references. Temporary memory inside an operation is not seen.
 
+    Where autograd itself adds two gradients of a tensor, it does so in place if it alone holds the
+    first, but never below a dispatch mode. Such a sum is in place here, too, if the first gradient
+    is gone when the next operation begins.
+
     torch's ``MemTracker`` does not support modules that are called more than once per step, as with
     micro-batches.
     """
@@ -25,6 +31,9 @@ class LiveStorages(TorchDispatchMode):
         super().__init__()
         self._sizes: dict[int, int] = {}
         self.live = self.peak = 0
+        self._sum: tuple[int, int] | None = None
+        """The first gradient of a sum of autograd's, by its storage, and what was live with both
+        and the sum."""
         for tensor in there:
             self._see(tensor)
 
@@ -44,15 +53,27 @@ class LiveStorages(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._settle()
         del torch.UntypedStorage.resize_
         super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self._settle()
         result = function(*args, **(kwargs or {}))
+        before = self.peak
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._see(leaf)
+        if function is torch.ops.aten.add.Tensor and _is_called_by_autograd():
+            self._sum = args[0].untyped_storage()._cdata, self.live
+            self.peak = before
         return result
+
+    def _settle(self) -> None:
+        """Count the last sum of autograd's beside its first gradient, if that is still there."""
+        if self._sum is not None and self._sum[0] in self._sizes:
+            self.peak = max(self.peak, self._sum[1])
+        self._sum = None
 
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -66,3 +87,11 @@ class LiveStorages(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self.live -= self._sizes.pop(key, 0)
+
+
+def _is_called_by_autograd() -> bool:
+    """Return whether the operation that is dispatched is the engine's own, not one in Python."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name in ("_fn", "inner"):  # torch's, around a mode
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
