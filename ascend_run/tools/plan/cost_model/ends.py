@@ -9,11 +9,12 @@ from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
 from .backward import norm_backward
-from .loss import loss_working, saved_by_loss
+from .loss import loss_backward, loss_working, saved_by_loss
 from .memory import Ends
 from .parameters import trained_ends, trains_output
 from .saved import embedding_norm_saved, rotary_bytes, stream_bytes
 from .sizes import Sizes
+from .state import keeps_own_gradients
 
 _INDEX, _WIDE = 8, 4
 
@@ -34,16 +35,31 @@ def stage_ends(
     saved_of_loss = sum(saved_by_loss(config, sizes, trains=trains))
     loss = loss_working(config, layout, sizes, trains=trains)
     depths = len(sizes.mtp_layers)
+    final_norm = hidden + sizes.shared_tokens * _WIDE if is_last else 0.0
+    sums_up = trains and is_last and tied and not pipelined
+    passes = sizes.num_microbatches
+    # Else it is counted among the gradients, since it becomes the parameter's.
+    waits = passes > 1 or not keeps_own_gradients(config, layout, passes)
+    weight_waits = table if trains and not sums_up and waits else 0.0
+    looks_up = "embedding" in ends_trained
+    looks_ahead = looks_up and is_last and depths > 0
     return Ends(
         hidden=hidden,
         embedding_norm=embedding_norm_saved(config, sizes) if rank.is_first else 0.0,
-        final_norm=hidden + sizes.shared_tokens * _WIDE if is_last else 0.0,
+        final_norm=final_norm,
         final_norm_backward=norm_backward(config, sizes) if is_last else 0.0,
         # The losses are taken one after the other, and keep their gradients.
         loss=loss + depths * saved_of_loss if is_last else 0.0,
         loss_saved=(1 + depths) * saved_of_loss if is_last else 0.0,
-        output_gradient=table if trains and is_last and tied and not pipelined else 0.0,
-        embedding_gradient=table if rank.is_first and "embedding" in ends_trained else 0.0,
+        loss_backward=loss_backward(config, sizes, trains=trains) if is_last else 0.0,
+        earlier_losses={
+            layer: depth * saved_of_loss + final_norm + weight_waits
+            for depth, layer in enumerate(sizes.mtp_layers if is_last else (), start=1)
+        },
+        output_gradient=table if sums_up else 0.0,
+        embedding_gradient=table if rank.is_first and looks_up else 0.0,
+        lookup_gradient=table if looks_ahead else 0.0,
+        lookups_wait=rank.is_first and not sums_up,
         batch=sizes.tokens * (3 * _INDEX + _WIDE) + _stacked_tables(config, sizes),
         has_next=not is_last,
         pipelined=pipelined,

@@ -39,6 +39,7 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     if item != sizes.item_bytes or config.model.final_logit_softcapping is not None:
         logits += chunk * rows * item
     hidden, weight = saved_by_loss(config, sizes, trains=trains)
+    factor = rows * sizes.hidden * item if item != sizes.item_bytes else 0  # a copy of the weight
     wide = 0
     if item < _WIDE:
         # The ranks of a vocabulary take their softmax in step, a whole chunk at once.
@@ -58,7 +59,28 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     if not config.parallel.sequence_parallel:
         gathered = 0
     small = sizes.tokens * (2 * 8 + 6 * _WIDE)  # labels, masks, one number a token
-    return max(softmax, logits + hidden + matmul) + output + gathered + small
+    return max(softmax, logits + hidden + matmul) + factor + output + gathered + small
+
+
+def loss_backward(config: RunConfig, sizes: Sizes, *, trains: bool) -> float:
+    """The most that a backward of the loss makes beside the gradients that its forward saved.
+
+    It scales them in place, unless they are wider than those that it returns. Autograd adds rows of
+    padding to the weight's.
+    """
+    item, returned = _gradient_item(config, sizes), sizes.item_bytes
+    hidden, weight = saved_by_loss(config, sizes, trains=trains)
+    table = sizes.valid_vocab * sizes.hidden * returned
+    copies = sizes.tokens * sizes.hidden * returned if item > returned else 0.0
+    copies += table if weight > table else 0.0
+    if copies:
+        is_cpu = config.platform == "cpu"
+        # The gradient of a loss that is the run's own is 1, which a CPU sees.
+        scales = not is_cpu or item > returned or bool(sizes.mtp_layers)
+        widest = max(weight, hidden if item > returned else 0.0)
+        return copies + (min(widest, _ROW_BYTES[is_cpu]) if scales else 0.0)
+    padded = weight > 0 and sizes.valid_vocab < sizes.vocab
+    return sizes.vocab * sizes.hidden * returned if padded else 0.0
 
 
 def _chunk(config: RunConfig, sizes: Sizes) -> int:

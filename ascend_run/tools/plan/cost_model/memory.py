@@ -27,15 +27,24 @@ class Ends:
     embedding_norm: float
     """Saved by the norm of the embeddings; 0 if the stage has none."""
     final_norm: float
-    """Saved by the final norm; like the next three, 0 if the stage has none."""
+    """Saved by the final norm; like the next four, 0 if the stage has none."""
     final_norm_backward: float
     loss: float
     """Working memory of the loss."""
     loss_saved: float
     """Gradients that the forward of the loss computes and saves."""
+    loss_backward: float
+    """Copies that the backward of the loss makes of them."""
+    earlier_losses: Mapping[int, float]
+    """Layer of multi-token prediction -> what is held, during its backward, until those of the
+    losses of fewer tokens ahead: what they saved, and the gradients of later losses."""
     output_gradient: float
     """Gradient of a tied output weight, until that of the embedding is added."""
     embedding_gradient: float
+    lookup_gradient: float
+    """The same by a lookup of multi-token prediction."""
+    lookups_wait: bool
+    """Whether the sum of these waits for that of the stage's input, and not in a tied weight's."""
     batch: float
     """Token ids, labels, masks, and rotary tables of both kinds of layers."""
     has_next: bool
@@ -140,23 +149,36 @@ class _Walk:
             back = self._fetched(layers, len(layers))
             extra = ledger.working_bytes(None, Phase.LOSS, "loss")
             yield _Held("loss", live + back + ends.loss + extra, gradients, host)
+            copies = ends.loss_saved + ends.loss_backward
+            yield _Held("backward of the loss", live + back + copies, gradients, host)
             live += ends.output_gradient
             norm = ends.final_norm_backward + ends.loss_saved - ends.output_gradient
             yield _Held("backward of the final norm", live + back + norm, gradients, host)
             live -= ends.final_norm
             gradients += 0.0 if adds_up else self._gradients("final_norm", "output_layer")
+        lookups = 0.0
         for position in reversed(range(len(layers))):
             layer = layers[position]
+            losses = ends.earlier_losses.get(layer, 0.0)
+            live += losses
             live += sum(t.nbytes for n in layers for t in ledger.saved[n] if t.again == layer)
             live += self._fetched(layers, position)
             for moment, held in self._layer(layer):
-                yield _Held(f"backward of layer {layer}, {moment}", live + held, gradients, host)
+                held += live + lookups
+                yield _Held(f"backward of layer {layer}, {moment}", held, gradients, host)
             live -= sum(t.nbytes for t in ledger.saved[layer])
             live -= self._fetched(layers, position) - self.away[layer]
             host -= self.on_host[layer]
             gradients += 0.0 if adds_up else self._gradients(layer=layer)
+            if losses:
+                held = live + lookups + ends.lookup_gradient
+                yield _Held("backward of a lookup", held, gradients, host)
+                lookups = ends.lookup_gradient if ends.lookups_wait else 0.0
+                held = live + lookups + ends.loss_backward
+                yield _Held("backward of the loss", held, gradients, host)
+            live -= losses
         if ends.embedding_gradient and chunk == 0:
-            held = live - ends.embedding_norm + ends.embedding_gradient
+            held = live + lookups - ends.embedding_norm + ends.embedding_gradient
             yield _Held("backward of the embedding", held, gradients, host)
 
     def update(self) -> _Held:

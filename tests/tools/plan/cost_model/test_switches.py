@@ -107,6 +107,32 @@ def test_smaller_chunks_of_logits_save_what_was_expected(
     assert expected - less == pytest.approx(measured - least, rel=TOLERANCE)
 
 
+_FP16 = {"train.precision": "fp16", "optimizer.loss_scale": 2.0, "model.mtp_num_layers": None}
+LOSSES: dict[str, Mapping[str, Any]] = {
+    "rows": {"data.seq_length": 128, "train.micro_batch_size": 4, "train.global_batch_size": 4},
+    "padding": {"model.vocab_size": 8130},
+    "tied": {"model.share_embeddings_and_output_weights": True},
+    "two depths": {"model.mtp_num_layers": 2},
+    "micro-batches": {"train.global_batch_size": 2},
+    "one in fp16": _FP16,
+    "one in fp16 and one chunk": {**_FP16, "train.loss_chunk_bytes": 2**26},
+}
+
+
+@pytest.mark.parametrize("values", LOSSES.values(), ids=LOSSES)
+def test_losses_hold_gradients_until_their_backward(
+    gloo_pool: GlooPool, values: Mapping[str, Any]
+) -> None:
+    """The weight of the output layer is larger than all others, and all but the first case's
+    activations: each of its gradients shows."""
+    short = {"data.seq_length": 32, "train.micro_batch_size": 1, "train.global_batch_size": 1}
+    large = {"model.vocab_size": 8192, "train.loss_chunk_bytes": 2**17, "model.mtp_num_layers": 1}
+    case = Case(name="losses", values={**DENSE, **WIDE, **short, **large, **values})
+    (row,) = compare(case, gloo_pool)
+    assert is_exact(row), row
+    assert abs(row["off"]) <= 0.005, row
+
+
 LOCAL = {
     "model.rotary_local_base": 100.0,
     "model.window_size": [16, 0],
