@@ -89,8 +89,8 @@ class Router(MegatronRouter):
         for name, is_saved in (("expert_bias", True), ("local_tokens_per_expert", False)):
             # Megatron's names, since it updates them; float32, since the updates are small.
             zeros_X = torch.zeros(self.weight.shape[0], dtype=torch.float32)
-            has_bias = config.moe_router_enable_expert_bias
-            self.register_buffer(name, zeros_X if has_bias else None, persistent=is_saved)
+            moves = config.moe_router_enable_expert_bias
+            self.register_buffer(name, zeros_X if moves else None, persistent=is_saved)
         self.aux_losses: Tensor | None = None
 
     def gating(self, input: Tensor) -> Tensor:
@@ -102,7 +102,8 @@ class Router(MegatronRouter):
 
     def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[S, B, H] -> weights [T, X] (0 if not selected) and the routing map [T, X]."""
-        assert padding_mask is None, "padded tokens are not routed apart yet"
+        if padding_mask is not None:
+            raise NotImplementedError("the built-in router cannot leave out padded tokens")
         if (eps := self.config.moe_input_jitter_eps) and self.training:
             wide = torch.promote_types(input.dtype, torch.float32)
             input = jittered(input.to(wide), eps, self._generator())
@@ -174,7 +175,8 @@ class Router(MegatronRouter):
         if kind not in ("aux_loss", "seq_aux_loss") or not coefficient:
             return probs_TX
         assert not isinstance(coefficient, list)  # see router_problems
-        if self.expert_bias is not None:  # the scores themselves are to be balanced
+        forced = self.config.moe_router_force_load_balancing
+        if self.expert_bias is not None and not forced:  # the scores are to be balanced
             selected_TX = self._scores(logits_SBX.detach().flatten(0, 1), None)[1]
         scores_SBX = balance_scores(logits_SBX, self.config.moe_router_score_function)
         loss, num_selections = balancing_loss(

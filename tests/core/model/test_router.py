@@ -193,6 +193,23 @@ def test_beside_a_bias_the_loss_counts_the_selection_without_it(kind: str) -> No
         torch.testing.assert_close(gradient, right, **EXACT)
 
 
+def test_forced_balance_is_what_the_loss_counts_beside_a_bias() -> None:
+    """As without the bias: of equal loads, the coefficient."""
+    with router(
+        moe_router_force_load_balancing=True,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_aux_loss_coeff=0.3,
+    ) as module:
+        module(tokens())
+        assert module.take_aux_losses().tolist() == pytest.approx([0.3, 1.0], rel=1e-12)
+
+
+def test_a_mask_of_padded_tokens_is_refused() -> None:
+    with router() as module, pytest.raises(NotImplementedError, match="padded tokens"):
+        module(tokens(), padding_mask=torch.zeros(2, 16, dtype=torch.bool))
+
+
 SINKHORN = {
     "moe_router_load_balancing_type": "sinkhorn",
     "moe_aux_loss_coeff": 0.0,
