@@ -90,7 +90,9 @@ def _unpermute_padded(
 ) -> Tensor:
     if shape is None:
         raise ValueError("moe_token_unpermute: padded_mode needs restore_shape, (tokens, hidden)")
-    rows = permuted if probs is None else permuted * probs.reshape(-1, 1)
+    rows = permuted.to(torch.promote_types(permuted.dtype, torch.float32))
+    if probs is not None:
+        rows = rows * probs.reshape(-1, 1)
     target = torch.zeros(tuple(shape), dtype=rows.dtype, device=rows.device)
     return target.index_add(0, places.reshape(-1).to(torch.int64), rows).to(permuted.dtype)
 

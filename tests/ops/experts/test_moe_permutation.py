@@ -100,3 +100,13 @@ def test_half_precision_is_summed_in_float32() -> None:
     out = moe_token_unpermute(rows, places, weights * 3)
     assert out.dtype is torch.bfloat16
     assert out.item() == torch.tensor(3 + 3 * 2**-9).bfloat16().item()
+
+
+def test_rows_of_padded_experts_are_weighted_in_float32() -> None:
+    """Rounded to bfloat16, the first product would be the other one, and the sum zero."""
+    one, near = 1 + 2**-7, 1 + 2**-6
+    rows = torch.tensor([[one], [-near]], dtype=torch.bfloat16)
+    probs = torch.tensor([[one], [1.0]], dtype=torch.bfloat16)
+    out = moe_token_unpermute(rows, torch.zeros(2, 1, dtype=torch.int32), probs, True, (1, 1))
+    assert out.dtype is torch.bfloat16
+    assert out.item() == one**2 - near == 2**-14
