@@ -108,15 +108,27 @@ def test_every_family_with_experts_has_a_number_of_them() -> None:
     assert {family.name for family in FAMILIES if family.experts} == NUM_EXPERTS.keys()
 
 
-@pytest.mark.exhaustive(by=lambda count: [count])
-@pytest.mark.parametrize("count", [3, 128])
-@pytest.mark.parametrize("name", NUM_EXPERTS)
+@pytest.mark.exhaustive(by=lambda variant, count: [variant, count])
+@pytest.mark.parametrize(
+    ("name", "variant", "count"),
+    [
+        *((name, "", count) for name in NUM_EXPERTS for count in (3, 128)),
+        ("deepseek_v2", "two of four groups", 128),
+    ],
+)
 def test_any_number_of_experts_is_that_of_transformers(
-    name: str, count: int, gloo_pool: GlooPool, tmp_path: Path
+    name: str, variant: str, count: int, gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
-    """Logits and every gradient: of few experts, and of so many that most have no token."""
+    """Logits and every gradient: of few experts, and of so many that most have no token.
+
+    Args:
+        variant: Of the family; default: its first.
+    """
     family = BY_NAME[name]
-    changes: dict[str, Any] = {**next(iter(family.variants.values())), NUM_EXPERTS[name]: count}
+    changes: dict[str, Any] = {
+        **family.variants[variant or next(iter(family.variants))],
+        NUM_EXPERTS[name]: count,
+    }
     if count == 3:
         changes |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     if not name.startswith("deepseek"):

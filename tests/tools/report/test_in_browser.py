@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -70,8 +72,59 @@ def test_every_curve_is_drawn_with_its_points(open_run: OpenRun) -> None:
         "panel-0-0": [400],
     }
     assert all(long for _, _, long in drawn)
-    assert page.evaluate("document.querySelectorAll('[data-heat] path').length") > 5
-    assert page.evaluate("document.querySelectorAll('[data-layers] path').length") > 2
+
+
+BORDERS = (-1.5, -1.0, -0.6, -0.3, -0.1, 0.1, 0.3, 0.6, 1.0, 1.5)
+"""Of the classes of loads, in powers of two around the balanced share."""
+
+
+def cells(page: Page, plot: str) -> list[list[int]]:
+    """Return the class of each cell of a map, row by row; they fill a grid of equal columns."""
+    paths = page.evaluate(
+        f"[...document.querySelectorAll('{plot} path')]"
+        ".map(p => [p.getAttribute('class'), p.getAttribute('d')])"
+    )
+    found = {
+        (float(top), float(left)): int(name.removeprefix("load"))
+        for name, d in paths
+        for left, top in re.findall(r"M(\S+) (\S+?)h", d)
+    }
+    assert len(found) == sum(d.count("M") for _, d in paths), "no cell is drawn twice"
+    tops, lefts = (sorted({place[axis] for place in found}) for axis in (0, 1))
+    widths = [after - before for before, after in pairwise(lefts)]
+    assert max(widths) - min(widths) <= 0.2, widths  # positions have one decimal
+    return [[found[top, left] for left in lefts] for top in tops]
+
+
+def load_class(relative: float) -> int:
+    return sum(relative >= 2**border for border in BORDERS)
+
+
+def test_cells_of_both_maps_are_the_logged_loads(open_run: OpenRun, tmp_path: Path) -> None:
+    """Rows of the first are experts and its columns steps; of the second, layers and experts at the
+    last step."""
+    loads = [
+        [0.1, 0.2, 0.3, 0.4],
+        [0.25, 0.25, 0.25, 0.25],
+        [0.7, 0.1, 0.11, 0.09],
+        [0.02, 0.08, 0.0, 0.9],
+    ]
+    by_layer = [[], [0.3, 0.15, 0.15, 0.4], [0.02, 0.48, 0.45, 0.05]]
+    lines = [
+        {
+            "step": step,
+            "loss": 1.0,
+            "expert_load": load,
+            "expert_load_by_layer": by_layer if step == 4 else [[], load, load],
+        }
+        for step, load in enumerate(loads, 1)
+    ]
+    page = open_run(write_run(tmp_path / "maps", lines=lines))
+    drawn = cells(page, "[data-heat]")
+    assert drawn == [[load_class(4 * load[expert]) for load in loads] for expert in range(4)]
+    assert {*chain(*drawn)} == {0, 1, 3, 5, 6, 8, 9, 10}
+    layers = cells(page, "[data-layers]")
+    assert layers == [[load_class(4 * share) for share in layer] for layer in by_layer[1:]]
 
 
 def test_the_load_of_layers_is_that_at_the_cursor(open_run: OpenRun, tmp_path: Path) -> None:
