@@ -14,9 +14,11 @@ import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ascend_run.ops.collective_releases import count_after_releases
 from ascend_run.testing.effects import count_operations
 
 Run = tuple[Sequence[str], Mapping[str, Any]]
@@ -159,4 +161,5 @@ def _kept_by(layer: nn.Module, values: Mapping[str, Any], skew: float) -> int:
     with _Storages() as storages:
         out, _ = layer(hidden)
     gc.collect()
-    return storages.alive([hidden, out, *layer.parameters()])
+    alive = partial(storages.alive, [hidden, out, *layer.parameters()])
+    return count_after_releases(alive) if dist.get_world_size() > 1 else alive()

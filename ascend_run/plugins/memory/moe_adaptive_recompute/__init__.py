@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from ascend_run.ops.experts.dispatcher_cost import NO_EXPERTS
 from ascend_run.plugin_api import (
-    Condition,
     Device,
     ForwardLink,
     LegacyFlag,
@@ -58,13 +58,7 @@ class MoeAdaptiveRecompute:
     manifest = Manifest(
         name="moe-adaptive-recompute",
         summary="recompute the experts of layers whose fullest expert exceeds a threshold",
-        idle=Condition(
-            "model.num_moe_experts",
-            "<=",
-            0,
-            why="there are no experts",
-            fix="set model.num_moe_experts",
-        ),
+        idle=NO_EXPERTS,
         conflicts={
             "moe-zero-memory": "it recomputes the experts of every layer already; enable one"
         },

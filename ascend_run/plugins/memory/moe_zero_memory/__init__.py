@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from ascend_run.ops.experts.dispatcher_cost import NO_EXPERTS
 from ascend_run.plugin_api import (
-    Condition,
     CostChange,
     ForwardLink,
     Layout,
@@ -46,7 +46,8 @@ class MoeZeroMemoryConfig:
     num_layers: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )
-    """Number of layers with experts per rank, from the first; default: all. Unit: layers."""
+    """Number of layers with experts per rank, from the first; default, and on a rank that has
+    fewer: all. Unit: layers."""
 
 
 class MoeZeroMemory:
@@ -61,13 +62,7 @@ class MoeZeroMemory:
         name="moe-zero-memory",
         summary="recompute what experts save, and dispatch their tokens again",
         after=("hot-experts",),  # so that the replicas are recomputed too
-        idle=Condition(
-            "model.num_moe_experts",
-            "<=",
-            0,
-            why="there are no experts",
-            fix="set model.num_moe_experts",
-        ),
+        idle=NO_EXPERTS,
         forward_links=dict.fromkeys(_LINKED, LinkPlace.AROUND),
         numerics=Numerics.BITWISE,
         platforms={

@@ -87,6 +87,7 @@ def test_output_and_every_gradient_are_those_of_the_formula(
     [
         ((), {"tp": 2}, TWO),
         ((), {"tp": 2, "dp": 2, "ep": 2}, TWO),
+        ((), {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2}, TWO),
         case(("moe-alltoall",), {"dp": 2, "ep": 2}, {**TWO, f"{OPTION}overlap": True}),
     ],
     ids=str,

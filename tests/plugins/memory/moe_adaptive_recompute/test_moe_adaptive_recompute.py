@@ -22,6 +22,12 @@ from tests.support.tiny_configs import model_fields, parallel_fields
 
 SCALE = "plugins.moe-adaptive-recompute.scale"
 KEEP = "plugins.moe-adaptive-recompute.keep_tokens"
+EP = {"parallel.expert_model_parallel_size": 2}
+EXPERT_TP = {
+    "parallel.tensor_model_parallel_size": 2,
+    "parallel.sequence_parallel": True,
+    "parallel.expert_tensor_parallel_size": 2,
+}
 
 
 def problems(**model: Any) -> str:
@@ -89,3 +95,22 @@ def test_memory_follows_the_threshold(gloo_pool: GlooPool, keep: bool) -> None:
     dropped = tokens * 2 * item * (5 * width + (0 if keep else hidden))
     assert below == plain
     assert [a - b for a, b in zip(plain, exceeded, strict=True)] == [dropped] * 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(("layout", "share"), [(EP, 1), (EXPERT_TP, 2)], ids=["ep", "expert tp"])
+def test_memory_follows_the_threshold_on_two_ranks(
+    gloo_pool: GlooPool, layout: dict[str, Any], share: int, keep: bool
+) -> None:
+    """Together on both, since the routing decides how much each saves: every token of both has two
+    experts, on one rank each or on both, which then have half of an expert's width."""
+    tokens, hidden, width, item = 64, 32, 48, 4
+    config = {**MOE, **layout, "model.num_moe_experts": 8, "data.seq_length": tokens}
+    options = {SCALE: 0.0, KEEP: keep}
+    runs = [((), config), (("moe-adaptive-recompute",), {**config, **options})]
+    kept = gloo_pool.run(kept_bytes, 2, runs)
+    rows = 2 * tokens * 2
+    dropped = rows * item * (5 * width + (0 if keep else share * hidden))
+    for layer in range(2):
+        assert sum(plain[layer] - found[layer] for plain, found in kept) == dropped

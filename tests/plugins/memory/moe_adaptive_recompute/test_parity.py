@@ -10,6 +10,7 @@ import pytest
 from ascend_run.testing.models import MOE
 from ascend_run.testing.parity import Parity
 from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import Trial, run_trial
 from tests.support.moe_memory import Stepped, differences, steps
 
 SCALE: Final = "plugins.moe-adaptive-recompute.scale"
@@ -113,6 +114,33 @@ def test_no_bit_changes_on_several_ranks_of_which_some_exceed(
     assert 0 < sum(more) < sum(plain.operations[0]["silu"] for plain, _ in outcomes) * STEPS
     if not keep:
         assert len(set(more[::STEPS])) == 1  # all ranks decide alike
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_only_dropped_tokens_are_sent_again(gloo_pool: GlooPool, keep: bool) -> None:
+    """In float64: a token's two rows with their probabilities, each expert's count, and one number
+    by which the ranks decide; nothing if they are kept."""
+    plain, found = (
+        gloo_pool.run(run_trial, 2, Trial(plugins=plugins, config={**MOE, **EP, **options}))
+        for plugins, options in (
+            ((), {}),
+            (("moe-adaptive-recompute",), {SCALE: 0.0, KEEP: keep}),
+        )
+    )
+    tokens, topk, hidden, item = 16, 2, 32, 8
+    forwards = LAYERS * MICRO_BATCHES // 2
+    more = {
+        "alltoall_base_": forwards * tokens * topk * (hidden + 1) * item,
+        "_allgather_base_": forwards * EXPERTS * item,
+        "allreduce_": forwards * item,
+    }
+    for without, outcome in zip(plain, found, strict=True):
+        sent = {
+            name: nbytes - without.sent_bytes.get(name, 0)
+            for name, nbytes in outcome.sent_bytes.items()
+        }
+        assert {name: n for name, n in sent.items() if n} == ({} if keep else more)
+        assert outcome.metrics[RECOMPUTED] == forwards
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -11,19 +12,39 @@ from ascend_run.plugins.memory.moe_zero_memory.kept import SHARE, keeps_tokens, 
 from ascend_run.testing.models import MOE
 from ascend_run.testing.pool import GlooPool
 from tests.support.moe_memory import kept_bytes
+from tests.support.needed_plugins import case
 from tests.support.tiny_configs import model_fields, parallel_fields
 
 LEVEL: Final = "plugins.moe-zero-memory.level"
 TOKENS, TOPK, LAYERS, ITEM = 32, 2, 4, 2
+PAGE: Final = Path(__file__).parents[4] / "docs/plugins/memory/moe-zero-memory.md"
 WIDTHS: Final = {
-    "mixtral 8x7B": (256, 896),
+    "Mixtral 8x7B": (256, 896),
     "gpt-oss": (176, 176),
-    "qwen2 57B": (224, 160),
-    "qwen3 235B": (256, 96),
-    "deepseek v2": (320, 96),
-    "deepseek v3": (448, 128),
+    "Qwen2 57B-A14B": (224, 160),
+    "Qwen3 235B-A22B": (256, 96),
+    "DeepSeek-V2": (320, 96),
+    "DeepSeek-V3": (448, 128),
 }
 """H and F of models, a sixteenth of them."""
+BUILT_IN, GROUPED = 5, 3
+"""Values of F that experts save besides their tokens: built-in ones, and those of gmm."""
+EP: Final = {"parallel.expert_model_parallel_size": 2}
+EXPERT_TP: Final = {
+    "parallel.tensor_model_parallel_size": 2,
+    "parallel.sequence_parallel": True,
+    "parallel.expert_tensor_parallel_size": 2,
+}
+
+
+def run_config(hidden: int, width: int, *, gated: bool = True) -> RunConfig:
+    model = {
+        "hidden_size": hidden,
+        "moe_ffn_hidden_size": width,
+        "ffn_hidden_size": None,
+        "gated_linear_unit": gated,
+    }
+    return RunConfig(model=model_fields(model), parallel=parallel_fields())
 
 
 def config(hidden: int, width: int, **more: Any) -> dict[str, Any]:
@@ -42,7 +63,7 @@ def config(hidden: int, width: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.exhaustive(by=lambda beside: [])
 @pytest.mark.parametrize(
     ("beside", "besides"),
-    [((), 5), pytest.param(("gmm",), 3, marks=pytest.mark.needs_plugins("gmm"))],
+    [((), BUILT_IN), case(("gmm",), GROUPED)],
     ids=["loop", "gmm"],
 )
 def test_levels_save_their_shares_at_the_widths_of_models(
@@ -74,20 +95,48 @@ def test_levels_save_their_shares_at_the_widths_of_models(
         assert sum(plain) - sum(second) >= 0.9 * possible, name
         dropped = rows * ITEM * (hidden + besides * width)
         assert [a - b for a, b in zip(plain, second, strict=True)] == [dropped] * LAYERS, name
-        run = RunConfig(
-            model=model_fields(
-                {
-                    "hidden_size": hidden,
-                    "moe_ffn_hidden_size": width,
-                    "ffn_hidden_size": None,
-                    "gated_linear_unit": True,
-                }
-            ),
-            parallel=parallel_fields(),
-        )
+        run = run_config(hidden, width)
         weights = 0 if beside else 4  # float32 probabilities, which gmm saves anyway
         expected = [rows * (hidden * ITEM + weights) * keeps_tokens(run, 1, n) for n in range(4)]
         assert [a - b for a, b in zip(first, second, strict=True)] == expected, name
+
+
+@pytest.mark.parametrize(("layout", "share"), [(EP, 1), (EXPERT_TP, 2)], ids=["ep", "expert tp"])
+def test_levels_save_as_much_on_two_ranks(
+    gloo_pool: GlooPool, layout: dict[str, Any], share: int
+) -> None:
+    """Together on both, since the routing decides how much each saves: every token of both has two
+    experts, on one rank each or on both, which then have half of an expert's width."""
+    hidden, width = WIDTHS["gpt-oss"]
+    values = config(hidden, width, **layout)
+    plugins = ("moe-zero-memory",)
+    runs = [((), values), *((plugins, {**values, LEVEL: level}) for level in (0, 1))]
+    kept = gloo_pool.run(kept_bytes, 2, runs)
+    rows, run = 2 * TOKENS * TOPK, run_config(hidden, width)
+    for layer in range(LAYERS):
+        plain, first, second = (sum(rank[at][layer] for rank in kept) for at in range(3))
+        assert plain - second == rows * ITEM * (share * hidden + BUILT_IN * width)
+        keeps = keeps_tokens(run, share, layer)
+        assert first - second == keeps * rows * share * (hidden * ITEM + 4)
+
+
+def test_the_page_has_the_counts_and_their_percentages() -> None:
+    """Those of the tests above, with ``kept_share`` in place of the layers that it chooses."""
+    page = PAGE.read_text()
+    assert f"| without the plugin | H + {BUILT_IN} F | H + {GROUPED} F |" in page
+    lines = [
+        line for line in page.splitlines() if line.startswith(tuple(f"| {n} " for n in WIDTHS))
+    ]
+    for line, (name, (hidden, width)) in zip(lines, WIDTHS.items(), strict=True):
+        share = kept_share(run_config(hidden, width), 1)
+        saved = [1 - share * hidden / (hidden + besides * width) for besides in (BUILT_IN, GROUPED)]
+        layers = "all" if share == 1 else percent(share)
+        cells = [name, f"{hidden / width:.3g}", layers, *map(percent, saved)]
+        assert line == f"| {' | '.join(cells)} |"
+
+
+def percent(share: float) -> str:
+    return f"{int(100 * share + 0.5)} %"
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -96,17 +145,7 @@ def test_levels_save_their_shares_at_the_widths_of_models(
 def test_the_share_of_layers_keeps_within_the_rule(
     hidden: int, expert_ranks: int, gated: bool
 ) -> None:
-    run = RunConfig(
-        model=model_fields(
-            {
-                "hidden_size": hidden,
-                "moe_ffn_hidden_size": 100,
-                "ffn_hidden_size": None,
-                "gated_linear_unit": gated,
-            }
-        ),
-        parallel=parallel_fields(),
-    )
+    run = run_config(hidden, 100, gated=gated)
     least = hidden + (2 if gated else 1) * 100 / expert_ranks
     for layers in range(1, 60):
         keeping = sum(keeps_tokens(run, expert_ranks, at) for at in range(layers))
