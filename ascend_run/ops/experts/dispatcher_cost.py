@@ -24,20 +24,6 @@ ALL_GATHER: Final = Condition(
     why="it replaces the all-gather dispatcher",
     fix="set model.moe_token_dispatcher_type=allgather",
 )
-NOT_PADDED: Final = Condition(
-    "model.moe_pad_expert_input_to_capacity",
-    "==",
-    False,
-    why="it gathers the experts that a token selected, and padding adds others",
-    fix="set model.moe_pad_expert_input_to_capacity=false",
-)
-UNPADDED: Final = Condition(
-    "model.moe_pad_expert_input_to_capacity",
-    "==",
-    False,
-    why="padded experts have equal numbers of rows, so none is busier",
-    fix="set model.moe_pad_expert_input_to_capacity=false",
-)
 CAPACITY: Final = Condition(
     "model.moe_expert_capacity_factor",
     ">",
@@ -67,6 +53,17 @@ _PLAIN: Final = _INDEX + _WIDE
 _BY_EXPERT: Final = 5
 """Bytes of each expert of a token in ``router.scores`` that only Megatron's dispatcher saves: its
 weights and choices in the order of the experts."""
+
+
+def not_padded(why: str) -> Condition:
+    """Return the requirement that experts take only the tokens that selected them."""
+    return Condition(
+        "model.moe_pad_expert_input_to_capacity",
+        "==",
+        False,
+        why=why,
+        fix="set model.moe_pad_expert_input_to_capacity=false",
+    )
 
 
 def saved_indices(

@@ -20,7 +20,6 @@ from ascend_run.types.moe import GroupedGemm
 
 from .grouped_matmul import (
     GROUPS,
-    ROW_BYTES,
     Backend,
     Counts,
     MakeGroups,
@@ -28,6 +27,7 @@ from .grouped_matmul import (
     native_takes,
     on_host,
 )
+from .grouped_widths import row_elements
 from .quantised_matmul import spread
 
 # T tokens sorted by expert, H hidden size, F expert width, X experts
@@ -177,11 +177,11 @@ def _spread(biases: Tensor, counts: Counts, rows: Tensor) -> Tensor:
 def _sums(rows: Tensor, counts: Counts, groups: GroupedGemm) -> Tensor:
     """Return the sum of the rows of each expert: [T, N] -> [X, N].
 
-    With counts on the device it is a grouped GEMM with ones, in columns that fill ROW_BYTES.
+    With counts on the device it is a grouped GEMM with ones, in as many columns as it takes.
     """
     if not isinstance(counts, Tensor):
         return torch.stack([part.sum(dim=0) for part in rows.split([*counts])])
-    ones = rows.new_ones(rows.shape[0], ROW_BYTES // rows.itemsize)
+    ones = rows.new_ones(rows.shape[0], row_elements(rows.itemsize))
     return groups.outer(rows, ones)[..., 0]
 
 

@@ -21,14 +21,14 @@ from ascend_run.ops.autograd_function import Function
 from ascend_run.ops.linear.wide_matmul import wide_matmul
 from ascend_run.types.moe import GroupedGemm
 
+from .grouped_widths import row_elements
+
 # T rows of all groups, X groups, K and N inner and outer widths of the matrices, C rows of the
 # largest group
 
 Backend = Literal["grouped_mm", "bmm", "loop"]
 NATIVE_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes that torch's grouped GEMM supports on the CPU; on CUDA it is fast in bfloat16 only."""
-ROW_BYTES: Final = 16
-"""torch's grouped GEMM requires row sizes that are multiples of this."""
 MANY_GROUPS: Final = 16
 """From this many groups on, the overhead of one call a group is noticeable, and a batched GEMM is
 faster if possible."""
@@ -167,7 +167,7 @@ def native_takes(device_type: str, dtype: torch.dtype, widths: Sequence[int]) ->
     Args:
         widths: K and N of every GEMM; their rows must be multiples of 16 bytes.
     """
-    if any(width * dtype.itemsize % ROW_BYTES for width in widths):
+    if any(width % row_elements(dtype.itemsize) for width in widths):
         return False
     if device_type == "cuda":
         return dtype is torch.bfloat16

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .all_to_all_dispatcher import AllToAllDispatcher
-from .hot_experts import HotExperts, hot_experts, kept_rows
+from .hot_experts import HotChoice, hot_experts, kept_rows
 from .hot_replicas import with_replicas
 from .token_copies import Copies
 
@@ -31,7 +31,7 @@ class HotDispatcher(AllToAllDispatcher):
         seen: Is notified of each choice.
     """
 
-    def __init__(self, inner: Any, most: int, seen: Callable[[HotExperts], None]) -> None:
+    def __init__(self, inner: Any, most: int, seen: Callable[[HotChoice], None]) -> None:
         super().__init__(inner)
         self.most, self.seen = most, seen
 

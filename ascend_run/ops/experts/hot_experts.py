@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @attrs.frozen
-class HotExperts:
+class HotChoice:
     """The experts that every rank has a replica of, equal on all ranks."""
 
     experts: tuple[int, ...]
@@ -24,7 +24,7 @@ class HotExperts:
     those that it keeps of replicas."""
 
 
-def hot_experts(counts_EX: Tensor, most: int) -> HotExperts:
+def hot_experts(counts_EX: Tensor, most: int) -> HotChoice:
     """Choose greedily: repeatedly the expert with most rows of the rank that computes most.
 
     Each choice moves the rows of the expert to the ranks of their tokens. Of equal ranks and
@@ -50,7 +50,7 @@ def hot_experts(counts_EX: Tensor, most: int) -> HotExperts:
             rows[rank] += stay
         if max(rows) < max(after):
             kept, after = len(chosen), list(rows)
-    return HotExperts(tuple(sorted(chosen[:kept])), tuple(before), tuple(after))
+    return HotChoice(tuple(sorted(chosen[:kept])), tuple(before), tuple(after))
 
 
 def kept_rows(counts_EX: Tensor, experts: Sequence[int]) -> Tensor:

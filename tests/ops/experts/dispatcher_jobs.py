@@ -22,6 +22,8 @@ from tests.support.device_reads import on_device
 
 X, H, F = 4, 6, 8
 """Experts, hidden size, width of the experts."""
+TOKENS = 5
+"""Of each rank that dispatches."""
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -59,6 +61,25 @@ def routing(kind: str, rank: int, tokens: int, topk: int, num_experts: int = X) 
         }[kind]
         chosen[token, experts] = True
     return chosen
+
+
+def exchanged_rows(
+    ep: int, tp: int, rank: int, kind: str, topk: int, experts: slice = slice(None)
+) -> tuple[int, int, int]:
+    """Return the rows that a rank sends to expert-parallel ranks, receives from them, and the most
+    that one of the ranks of the same experts receives; by the routing maps of all ranks.
+
+    Args:
+        experts: Those of each rank that the rows are for.
+    """
+    rows = []
+    """Of each rank, for each expert-parallel rank."""
+    for source in range(ep * tp):
+        chosen = routing(kind, source, TOKENS, topk).view(TOKENS, ep, X // ep)
+        rows.append(chosen[:, :, experts].sum((0, 2)).tolist())
+    owner, own = divmod(rank, tp)
+    received = [sum(rows[e * tp + t][owner] for e in range(ep)) for t in range(tp)]
+    return sum(rows[rank]), received[own], max(received)
 
 
 class SharedExpert:
@@ -159,7 +180,7 @@ def _own(held: HeldExperts, _: object) -> Any:
     return held.forward
 
 
-Result = tuple[dict[str, float], list[str], Collectives, tuple[int, ...]]
+Result = tuple[dict[str, float], list[str], Collectives]
 
 
 Build = Callable[[Any], Any]
@@ -224,8 +245,8 @@ def errors_of_all_gather(ep: int, tp: int) -> list[dict[str, float]]:
 
 
 def dispatch(ep: int, tp: int, kind: str, overlap: bool, shared: bool) -> Result:
-    """Return the largest error of the output and of each gradient, the order of events, the
-    collectives, and the rows of (sent, received, most of a rank of the same experts)."""
+    """Return the largest error of the output and of each gradient, the order of events, and the
+    collectives."""
     with cpu_facade():
         return dispatched(groups_of(ep, tp), kind, 2, all_to_all(overlap, True), shared)
 
@@ -233,6 +254,23 @@ def dispatch(ep: int, tp: int, kind: str, overlap: bool, shared: bool) -> Result
 def dispatch_gathered(ep: int, tp: int, kind: str) -> Result:
     with cpu_facade():
         return dispatched(groups_of(ep, tp), kind, 2, AllGatherDispatcher, False)
+
+
+def gathered_rows(ep: int, tp: int, kind: str, topk: int) -> Tensor:
+    """Return the rows that this rank's experts get of the all-gather dispatcher."""
+    seen: list[Tensor] = []
+    with cpu_facade():
+        groups, rank = groups_of(ep, tp), dist.get_rank()
+        dispatcher = AllGatherDispatcher(megatrons(groups, topk))
+        chosen = routing(kind, rank, TOKENS, topk)
+        probs = draw(TOKENS, X, seed=200 + rank).abs() * chosen
+
+        def compute(rows: Tensor, *_: Tensor) -> Tensor:
+            seen.append(rows)
+            return rows
+
+        through(dispatcher, draw(TOKENS, 1, H, seed=100 + rank), chosen, probs, compute)
+    return seen[0]
 
 
 def megatrons(
@@ -310,7 +348,7 @@ def dispatched(
     num_experts: int = X,
     by_chunk: bool = False,
 ) -> Result:
-    rank, tokens = dist.get_rank(), 5
+    rank, tokens = dist.get_rank(), TOKENS
     log: list[str] = []
     ep_group, tp_group, _ = groups
     tp = tp_group.size()
@@ -340,10 +378,8 @@ def dispatched(
             out.backward(dy)
     finally:
         undo()
-    received = getattr(dispatcher, "received", None)
-    sizes = (tokens * topk, sum(received.received), max(received.gathered)) if received else ()
     errors = _errors(inner, x, probs, out, (fc1, fc2), full, (mine, width), kind, topk)
-    return errors, log, seen, sizes
+    return errors, log, seen
 
 
 def log_exchanges(log: list[str]) -> Callable[[], None]:

@@ -11,12 +11,12 @@ from torch import distributed as dist
 
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
 from ascend_run.ops.experts.hot_dispatcher import HotDispatcher
-from ascend_run.ops.experts.hot_experts import HotExperts
+from ascend_run.ops.experts.hot_experts import HotChoice
 from ascend_run.ops.experts.hot_replicas import Replication, replica_link
 from ascend_run.testing.effects import count_operations
 from tests.support.cpu_facade import cpu_facade
 
-from .dispatcher_jobs import HeldExperts, dispatched, groups_of, logged, logging, routing
+from .dispatcher_jobs import TOKENS, HeldExperts, dispatched, groups_of, logged, logging, routing
 
 COPYING: Final = ("cat", "index", "index_select", "split_with_sizes")
 
@@ -27,12 +27,9 @@ class Outcome:
 
     errors: Mapping[str, float]
     """Of the output and of each gradient."""
-    choice: HotExperts
+    choice: HotChoice
     counts: Sequence[Sequence[int]]
     """Rows of each rank for each expert, as the dispatcher has them afterwards."""
-    sent: int
-    """Rows sent to experts, to this rank's own included."""
-    received: int
     computed: Sequence[int]
     """Rows of this rank's experts, and of replicas."""
     calls: Mapping[str, int]
@@ -53,7 +50,7 @@ def outcomes(
 def _outcome(
     groups: tuple[Any, Any, Any], kind: str, topk: int, num_hot: int, overlap: bool, shared: bool
 ) -> Outcome:
-    choices: list[HotExperts] = []
+    choices: list[HotChoice] = []
     made: list[HotDispatcher] = []
     computed: list[int] = []
     log: list[str] = []
@@ -82,13 +79,10 @@ def _outcome(
     finally:
         for name, method in plain.items():
             setattr(Replication, name, method)
-    received = made[0].received
     return Outcome(
         errors=found[0],
         choice=choices[0],
         counts=made[0].counts_EPX.squeeze(1).tolist(),
-        sent=sum(received.sent),
-        received=sum(received.received),
         computed=computed,
         calls=dict(found[2].calls),
         sent_bytes=dict(found[2].sent_bytes),
@@ -109,6 +103,6 @@ def copying(ep: int, kind: str, topk: int, num_hot: int) -> list[dict[str, int]]
     return counted
 
 
-def counts_of(ep: int, kind: str, topk: int, tokens: int = 5) -> list[list[int]]:
+def counts_of(ep: int, kind: str, topk: int) -> list[list[int]]:
     """Return the rows that each rank has for each expert."""
-    return [routing(kind, rank, tokens, topk).sum(0).tolist() for rank in range(ep)]
+    return [routing(kind, rank, TOKENS, topk).sum(0).tolist() for rank in range(ep)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
@@ -21,6 +22,8 @@ from ascend_run.ops.experts.exchanged_experts import (
     LocalDispatcher,
     exchanged_experts,
 )
+from ascend_run.ops.experts.hot_dispatcher import HotDispatcher
+from ascend_run.ops.experts.hot_replicas import replica_link
 from ascend_run.ops.experts.routing import routing_scores
 from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.testing.effects import count_collectives
@@ -63,9 +66,12 @@ EXCHANGING: Final = "moe-bmm-fused"
 """Its experts exchange their tokens, which are padded; its dispatcher only permutes."""
 CHUNKED: Final = "moe-alltoall in chunks"
 """Its dispatcher computes the experts, in two chunks."""
+HOT: Final = "hot-experts"
+"""Its experts have replicas, of as many as a rank has."""
 OTHERS: Final[dict[str, Callable[[Any], Any]]] = {
     EXCHANGING: LocalDispatcher,
     CHUNKED: lambda inner: ChunkedDispatcher(inner, 2),
+    HOT: lambda inner: HotDispatcher(inner, len(inner.local_expert_indices), lambda _: None),
 }
 """Those that need the layer to call the experts differently."""
 
@@ -81,9 +87,8 @@ def _dispatcher(name: str, *parts: Any) -> Any:
 def _cases(name: str, drops: bool) -> list[Case]:
     """Shared experts beside every other case."""
     limits: tuple[tuple[float | None, str], ...]
-    pads: tuple[bool, ...] = {"moe-allgather": (False,), EXCHANGING: (True,)}.get(
-        name, (False, True)
-    )
+    one_way = {"moe-allgather": (False,), HOT: (False,), EXCHANGING: (True,)}
+    pads: tuple[bool, ...] = one_way.get(name, (False, True))
     kinds = ["spread", "one expert", "equal scores", "last empty", "no tokens"]
     limits = ((0.6, "probs"), (0.6, "position"), (1.5, "probs"))
     overlaps = not name.endswith("allgather")
@@ -121,6 +126,17 @@ def _tokens(kind: str, rank: int) -> Tensor:
     return torch.zeros_like(x) if kind == "equal scores" else x
 
 
+class Expected(NamedTuple):
+    """What a layer is to compute."""
+
+    values: dict[str, Tensor]
+    """Output and gradients: of this rank's tokens, and of experts as sums over all ranks."""
+    dropped: int
+    """Selections of this rank's tokens that are dropped."""
+    rows_X: Tensor
+    """Selections that each expert keeps, of the tokens of all ranks."""
+
+
 def errors(ep: int, tp: int, name: str, drops: bool) -> list[tuple[Case, Any]]:
     """Return each case with its errors, and the number of dropped selections of this rank."""
     cases = _cases(name, drops)
@@ -130,7 +146,7 @@ def errors(ep: int, tp: int, name: str, drops: bool) -> list[tuple[Case, Any]]:
     with cpu_facade(), _gathering():
         groups = groups_of(ep, tp)
         return [
-            (case, _errors(groups, name, case, *right[case._replace(pads=False)])) for case in cases
+            (case, _errors(groups, name, case, right[case._replace(pads=False)])) for case in cases
         ]
 
 
@@ -158,8 +174,17 @@ def events(ep: int, tp: int, name: str) -> tuple[list[str], int]:
     return log, sum(calls for kind, calls in seen.calls.items() if "gather" in kind)
 
 
-def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[str, Tensor], int]:
-    """Compute a layer, forward and backward; return output and gradients."""
+class Computed(NamedTuple):
+    """What a layer computes."""
+
+    values: dict[str, Tensor]
+    dropped: int
+    rows_x: list[int]
+    """Rows that were multiplied by each matrix of this rank's experts, and then of its replicas."""
+
+
+def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> Computed:
+    """Compute a layer, forward and backward."""
     rank, (ep_group, tp_group, both) = dist.get_rank(), groups
     local = X // ep_group.size()
     mine = range(ep_group.rank() * local, (ep_group.rank() + 1) * local)
@@ -199,56 +224,83 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> tuple[dict[st
     probs, chosen = (probs, selected) if dropping is None else dropping(probs, selected)
     rows, weights = dispatcher.dispatch_preprocess(x, chosen, probs)
     rows, weights = dispatcher.token_dispatch(rows, weights)
-    if name == CHUNKED:
-        rows = dispatcher.compute_experts(HeldExperts(fc1, fc2), rows, weights)
-        counts = dispatcher.received.counts_x.tolist()
-    else:
-        rows, given, weights = dispatcher.dispatch_postprocess(rows, weights)
-        counts = given.tolist()
-    assert both.size() > 1 or sum(counts) == int(chosen.sum())  # no row of a dropped token
-    if name == EXCHANGING:
-        assert counts == [_capacity(case, len(x))] * X
-        own = ExpertWeights(fc1.transpose(1, 2), fc2.transpose(1, 2))
-        activation = ExpertActivation(function=torch.tanh, gated=False)
-        rows = exchanged_experts(rows, weights, own, activation, ExpertGroups(ep_group, tp_group))
-    elif case.pads:
-        assert counts == [_capacity(case, len(x)) * both.size()] * local
-    if name in DISPATCHERS:
-        parts = zip(rows.split(counts), weights.split(counts), fc1, fc2, strict=True)
-        rows = torch.cat([((part @ a).tanh() * p[:, None]) @ b for part, p, a, b in parts])
-    if name != CHUNKED:
-        rows = dispatcher.combine_preprocess(rows)
-    rows = dispatcher.token_combine(rows)
-    out = dispatcher.combine_postprocess(rows)
+    held = HeldExperts(fc1, fc2)
+    rows, rows_x = _computed(name, dispatcher, held, rows, weights, ExpertGroups(*groups[:2]))
+    out = dispatcher.combine_postprocess(dispatcher.token_combine(rows))
     out.backward(draw(len(x), 1, H, seed=300 + rank))
     found = {"out": out, "x": x.grad, "router": router.grad, "fc1": fc1.grad, "fc2": fc2.grad}
     if shared is not None:
         found |= {"shared fc1": shared.first.grad, "shared fc2": shared.second.grad}
-    return found, int((selected & ~chosen).sum())
+    return Computed(found, int((selected & ~chosen).sum()), rows_x)
+
+
+def _computed(
+    name: str, dispatcher: Any, held: HeldExperts, rows: Any, weights: Any, groups: ExpertGroups
+) -> tuple[Any, list[int]]:
+    """Compute the experts; return what ``token_combine`` takes, and ``rows_x``."""
+    computed: list[int] = []
+    kernel = held.compute
+
+    def counting(rows: Tensor, counts: Sequence[int], *rest: Any) -> Tensor:
+        computed.extend(counts)
+        return kernel(rows, counts, *rest)
+
+    held.compute = counting
+    if name == CHUNKED:
+        return dispatcher.compute_experts(held, rows, weights), computed
+    rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
+    if name == EXCHANGING:
+        own = ExpertWeights(held.fc1.transpose(1, 2), held.fc2.transpose(1, 2))
+        activation = ExpertActivation(function=torch.tanh, gated=False)
+        with FlopCounterMode(display=False) as flops:
+            rows = exchanged_experts(rows, weights, own, activation, groups)
+        # A row is multiplied by both matrices; all experts have as many.
+        by_row = 2 * (held.fc1[0].numel() + held.fc2[0].numel())
+        computed = [flops.get_total_flops() // (by_row * len(own.fc1))] * len(own.fc1)
+    else:
+        experts = replica_link(held, groups.ep).wrap(held.forward) if name == HOT else held  # type: ignore[arg-type]
+        rows, _ = experts(rows, counts, weights)
+    return dispatcher.combine_preprocess(rows), computed
 
 
 def _errors(
-    groups: tuple[Any, Any, Any], name: str, case: Case, right: dict[str, Tensor], lost: int
+    groups: tuple[Any, Any, Any], name: str, case: Case, right: Expected
 ) -> tuple[dict[str, float], int]:
-    found, dropped = _layer(groups, name, case)
+    found = _layer(groups, name, case)
     ep_group, tp_group, _ = groups
     local, width = X // ep_group.size(), F // tp_group.size()
     mine = slice(ep_group.rank() * local, (ep_group.rank() + 1) * local)
     its = slice(tp_group.rank() * width, (tp_group.rank() + 1) * width)
-    own = {**right, "fc1": right["fc1"][mine, :, its], "fc2": right["fc2"][mine, its]}
-    assert dropped == lost
-    assert own.keys() == found.keys()
-    return {key: _error(found[key], own[key]) for key in own}, dropped
+    full = right.values
+    own = {**full, "fc1": full["fc1"][mine, :, its], "fc2": full["fc2"][mine, its]}
+    assert found.dropped == right.dropped
+    _check_rows(groups, name, case, found.rows_x, right.rows_X[mine].tolist())
+    assert own.keys() == found.values.keys()
+    return {key: _error(found.values[key], own[key]) for key in own}, found.dropped
 
 
-def _by_each_token(case: Case) -> tuple[dict[str, Tensor], int]:
-    """Return output and gradients of this rank's tokens, the experts' gradients as sums over all
-    ranks, and how many selections are dropped."""
+def _check_rows(
+    groups: tuple[Any, Any, Any], name: str, case: Case, rows_x: list[int], routed_x: list[int]
+) -> None:
+    """Experts compute the rows that are routed to them, or all of their capacity, and no other."""
+    if case.pads:
+        capacity = _capacity(case, _count(case.kind, dist.get_rank())) * groups[2].size()
+        assert rows_x == [capacity] * len(routed_x), case
+    elif name == HOT:  # rows move between ranks
+        sums = torch.tensor([sum(rows_x), sum(routed_x)])
+        dist.all_reduce(sums)
+        assert int(sums[0]) == int(sums[1]), case
+        assert len(rows_x) > len(routed_x) or case.kind != "one expert", "no replica"
+    else:
+        assert rows_x == routed_x, case
+
+
+def _by_each_token(case: Case) -> Expected:
     rank = dist.get_rank()
     first, second = draw(X, H, F, seed=1).requires_grad_(), draw(X, F, H, seed=2).requires_grad_()
     x, router = _tokens(case.kind, rank).requires_grad_(), draw(X, H, seed=3).requires_grad_()
     shared = SharedExpert([])
-    out, dropped = _by_token(case, rank, x, router, first, second)
+    out, selected, kept = _by_token(case, rank, x, router, first, second)
     if case.shared:
         out = out + shared.plain(x)
     out.backward(draw(len(x), 1, H, seed=300 + rank))
@@ -261,7 +313,9 @@ def _by_each_token(case: Case) -> tuple[dict[str, Tensor], int]:
         if leaf is first or leaf is second:
             dist.all_reduce(leaf.grad)
         right[name] = leaf.grad
-    return right, dropped
+    rows_X = torch.tensor(kept)
+    dist.all_reduce(rows_X)
+    return Expected(right, selected - sum(kept), rows_X)
 
 
 def _error(found: Tensor, right: Tensor) -> float:
@@ -273,8 +327,9 @@ def _error(found: Tensor, right: Tensor) -> float:
 
 def _by_token(
     case: Case, rank: int, x: Tensor, router: Tensor, first: Tensor, second: Tensor
-) -> tuple[Tensor, int]:
-    """Return the output of a rank's tokens, and how many selections its experts drop."""
+) -> tuple[Tensor, int, list[int]]:
+    """Return the output of a rank's tokens, the number of their selections, and how many of them
+    each expert keeps."""
     added, shares, chosen = _logits(case.kind, rank), [], []
     for token in range(len(x)):
         logits = [router[expert] @ x[token, 0] + added[token, expert] for expert in range(X)]
@@ -282,16 +337,17 @@ def _by_token(
         share = [each / sum(exps) for each in exps]
         shares.append(share)
         chosen.append(sorted(range(X), key=lambda e, s=share: (-float(s[e]), e))[: case.topk])
-    capacity, dropped = _capacity(case, len(x)), 0
+    capacity, kept = _capacity(case, len(x)), []
     totals = [torch.zeros(H, dtype=torch.float64) for _ in range(len(x))]
     for expert in range(X):
         selecting = [token for token in range(len(x)) if expert in chosen[token]]
         if case.policy == "probs":
             selecting.sort(key=lambda token, e=expert: (-float(shares[token][e]), token))
-        dropped += len(selecting[capacity:])
+        kept.append(len(selecting[:capacity]))
         for token in selecting[:capacity]:
             hidden = (x[token, 0] @ first[expert]).tanh() * shares[token][expert]
             totals[token] = totals[token] + hidden @ second[expert]
     # Everything takes part, so that nothing is without a gradient.
     nothing = 0 * (x.sum() + router.sum() + first.sum() + second.sum())
-    return (torch.stack(totals) if totals else x.flatten(1)).reshape(x.shape) + nothing, dropped
+    out = (torch.stack(totals) if totals else x.flatten(1)).reshape(x.shape) + nothing
+    return out, len(x) * case.topk, kept

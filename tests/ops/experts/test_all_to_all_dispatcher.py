@@ -8,8 +8,8 @@ from ascend_run.testing.pool import GlooPool
 
 from . import dispatcher_jobs as jobs
 
-ITEM, INDEX = 8, 8
-"""Bytes of float64 and of int64."""
+TOPK, ITEM, INDEX = 2, 8, 8
+"""Experts of a token; bytes of float64 and of int64."""
 
 
 @pytest.mark.exhaustive(by=lambda ep, tp, overlap: [ep, (overlap, tp)])
@@ -53,7 +53,8 @@ def test_communication_volume_equals_its_formula(
     """A row is its hidden state and its probability; outputs have no probability. On gloo ranks of
     the same experts pad to the one with most rows."""
     run = gloo_pool.run(jobs.dispatch, ep * tp, ep, tp, kind, True, False)
-    for _, _, seen, (sent, received, most) in run:
+    for rank, (_, _, seen) in enumerate(run):
+        sent, received, most = jobs.exchanged_rows(ep, tp, rank, kind, TOPK)
         row, out = (jobs.H + 1) * ITEM, jobs.H * ITEM
         expected = {"_allgather_base_": jobs.X * INDEX}
         if ep > 1:

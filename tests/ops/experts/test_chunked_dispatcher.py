@@ -9,8 +9,8 @@ from ascend_run.testing.pool import GlooPool
 
 from . import dispatcher_jobs as jobs
 
-ITEM, INDEX = 8, 8
-"""Bytes of float64 and of int64."""
+TOPK, ITEM, INDEX = 2, 8, 8
+"""Experts of a token; bytes of float64 and of int64."""
 
 
 @pytest.mark.exhaustive(
@@ -59,13 +59,20 @@ def test_a_chunk_is_computed_while_others_are_exchanged(
 def test_communication_volume_is_that_of_one_exchange(
     gloo_pool: GlooPool, kind: str, ep: int, tp: int
 ) -> None:
-    for _, _, seen, (sent, received, _) in gloo_pool.run(
-        jobs.dispatch_in_chunks, ep * tp, ep, tp, kind, 2, False
-    ):
+    """Each chunk, of one of the two experts of a rank, is gathered by the ranks of the same
+    experts: on gloo all of them send as many rows as the one with most."""
+    run = gloo_pool.run(jobs.dispatch_in_chunks, ep * tp, ep, tp, kind, 2, False)
+    for rank, (_, _, seen) in enumerate(run):
+        sent, received, _ = jobs.exchanged_rows(ep, tp, rank, kind, TOPK)
+        chunks = [slice(0, 1), slice(1, 2)]
+        most = sum(jobs.exchanged_rows(ep, tp, rank, kind, TOPK, chunk)[2] for chunk in chunks)
         row, out = (jobs.H + 1) * ITEM, jobs.H * ITEM
         forward, backward = sent * row + received * out, received * row + sent * out
-        assert seen.sent_bytes["alltoall_base_"] == forward + backward
-        assert seen.sent_bytes["_allgather_base_"] == jobs.X * INDEX
+        expected = {"alltoall_base_": forward + backward, "_allgather_base_": jobs.X * INDEX}
+        if tp > 1:
+            expected["allgather_"] = most * (row + out)
+            expected["reduce_scatter_"] = tp * most * (out + row)
+        assert dict(seen.sent_bytes) == expected
         assert sum(seen.calls.values()) == 1 + 2 * 6 + 2 * 6 * (tp > 1)
 
 

@@ -15,7 +15,7 @@ from ascend_run.testing.pool import GlooPool
 from . import hot_jobs as jobs
 from .dispatcher_jobs import F, H, X
 
-ITEM, TOKENS = 8, 5
+ITEM = 8
 ROUTINGS = ("spread", "first", "last empty", "dropped")
 
 
@@ -103,18 +103,25 @@ def test_output_and_every_gradient_are_those_of_each_token(
 def test_communication_volume_equals_its_formula(gloo_pool: GlooPool, ep: int) -> None:
     """A rank sends the rows that it does not keep, and the weights of each hot expert are broadcast
     and their gradients reduced, once each."""
-    runs = [("spread", 2, X // ep), ("first", 1, X // ep)]
-    for outcomes in gloo_pool.run(jobs.outcomes, ep, ep, runs):
-        for (_, topk, _), found in zip(runs, outcomes, strict=True):
+    runs, local = [("spread", 2, X // ep), ("first", 1, X // ep)], X // ep
+    for rank, outcomes in enumerate(gloo_pool.run(jobs.outcomes, ep, ep, runs)):
+        for (kind, topk, _), found in zip(runs, outcomes, strict=True):
             num_hot = len(found.choice.experts)
             assert num_hot
-            assert found.sent == TOKENS * topk - found.computed[1]
+            moving = [  # source, owner of the expert, rows
+                (source, expert // local, rows)
+                for source, counts in enumerate(jobs.counts_of(ep, kind, topk))
+                for expert, rows in enumerate(counts)
+                if source == expert // local or expert not in found.choice.experts
+            ]
+            sent = sum(rows for source, _, rows in moving if source == rank)
+            received = sum(rows for _, owner, rows in moving if owner == rank)
             row, out = (H + 1) * ITEM, H * ITEM
-            there, back = found.sent * row + found.received * out, found.received * row
+            there, back = sent * row + received * out, received * row
             replicas = num_hot * 2 * H * F * ITEM
             assert found.sent_bytes == {
                 "_allgather_base_": X * ITEM,
-                "alltoall_base_": there + back + found.sent * out,
+                "alltoall_base_": there + back + sent * out,
                 "broadcast_": replicas,
                 "reduce_": replicas,
             }

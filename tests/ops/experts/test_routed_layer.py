@@ -52,6 +52,17 @@ def test_experts_in_chunks_are_those_of_each_token(gloo_pool: GlooPool, ep: int,
             assert max(errors.values()) <= 1e-10, (case, errors)
 
 
+@pytest.mark.exhaustive(by=lambda ep: [ep] if ep == 2 else [])
+@pytest.mark.parametrize("ep", [2, 4])
+def test_replicated_experts_are_those_of_each_token(gloo_pool: GlooPool, ep: int) -> None:
+    """Of inputs, router, experts and shared experts; dropped and not, with all tokens on one
+    expert, equal scores, ranks without tokens and no tokens at all."""
+    assert_errors_of_dropping_layers(gloo_pool, ep, 1, jobs.HOT)
+    for found in gloo_pool.run(jobs.errors, ep, ep, 1, jobs.HOT, False, timeout=240):
+        for case, (errors, _) in found:
+            assert max(errors.values()) <= 1e-10, (case, errors)
+
+
 def assert_errors_of_dropping_layers(pool: GlooPool, ep: int, tp: int, name: str) -> None:
     dropped = 0
     for found in pool.run(jobs.errors, ep * tp, ep, tp, name, True, timeout=240):

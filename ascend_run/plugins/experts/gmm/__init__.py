@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import attrs
 
+from ascend_run.ops.experts.dispatcher_cost import NO_EXPERTS
+from ascend_run.ops.experts.grouped_widths import row_elements
 from ascend_run.plugin_api import (
-    Condition,
     CostChange,
     Device,
     ExpertsKernel,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 
 BACKENDS = ("auto", "grouped_mm", "bmm", "loop")
-ROW_BYTES = 16
-"""torch's grouped_mm needs rows that are multiples of this; ``auto`` checks it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -60,13 +59,7 @@ class Gmm:
     manifest = Manifest(
         name="gmm",
         summary="compute all experts of a rank by grouped GEMM",
-        idle=Condition(
-            "model.num_moe_experts",
-            "<=",
-            0,
-            why="there are no experts",
-            fix="set model.num_moe_experts",
-        ),
+        idle=NO_EXPERTS,
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
@@ -92,7 +85,7 @@ class Gmm:
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
         if self.config.backend != "grouped_mm" or not config.model.num_moe_experts:
             return []
-        row = ROW_BYTES // (4 if config.train.precision == "fp32" else 2)
+        row = row_elements(4 if config.train.precision == "fp32" else 2)
         model = config.model
         widths = {
             "model.hidden_size": (model.hidden_size, row),

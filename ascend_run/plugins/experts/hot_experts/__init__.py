@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ascend_run.ops.experts.dispatcher_cost import ALL_TO_ALL, UNPADDED
+from ascend_run.ops.experts.dispatcher_cost import ALL_TO_ALL, not_padded
 from ascend_run.plugin_api import (
     Condition,
     CostChange,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from torch import nn
 
-    from ascend_run.ops.experts.hot_experts import HotExperts as Choice
+    from ascend_run.ops.experts.hot_experts import HotChoice
     from ascend_run.plugin_api import contracts as c
 
 
@@ -59,7 +59,10 @@ class HotExperts:
     manifest = Manifest(
         name="hot-experts",
         summary="replicate the busiest experts on all ranks, chosen in each forward",
-        requires=(ALL_TO_ALL, UNPADDED),
+        requires=(
+            ALL_TO_ALL,
+            not_padded("padded experts have equal numbers of rows, so none is busier"),
+        ),
         conflicts={
             "moe-adaptive-recompute": "each rank decides alone whether its experts are recomputed, "
             "and all ranks exchange replicas; use moe-zero-memory",
@@ -90,7 +93,7 @@ class HotExperts:
 
     def __init__(self, config: HotExpertsConfig) -> None:
         self.config = config
-        self._choices: list[Choice] = []
+        self._choices: list[HotChoice] = []
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:

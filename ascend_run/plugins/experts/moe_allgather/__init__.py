@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_run.ops.experts.dispatcher_cost import ALL_GATHER, NO_EXPERTS, NOT_PADDED, gathered
+from ascend_run.ops.experts.dispatcher_cost import ALL_GATHER, NO_EXPERTS, gathered, not_padded
 from ascend_run.plugin_api import (
     Claim,
     CostChange,
@@ -35,7 +35,10 @@ class MoeAllgather:
         name="moe-allgather",
         summary="gather a token's own experts alone, and sort while the tokens arrive",
         claims=(Claim.TOKEN_DISPATCHER,),
-        requires=(ALL_GATHER, NOT_PADDED),
+        requires=(
+            ALL_GATHER,
+            not_padded("it gathers the experts that a token selected, and padding adds others"),
+        ),
         conflicts={
             "moe-permute-fusion": "that permutes for the all-to-all dispatcher; enable one of them"
         },

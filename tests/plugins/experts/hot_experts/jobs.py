@@ -10,7 +10,7 @@ import attrs
 from torch import Tensor
 
 from ascend_run.ops.experts import hot_dispatcher
-from ascend_run.ops.experts.hot_experts import HotExperts, hot_experts
+from ascend_run.ops.experts.hot_experts import HotChoice, hot_experts
 from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 from tests.support.saved_tensors import saved_bytes
 
@@ -19,7 +19,7 @@ def saved(runs: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> tuple[list
     """Return the bytes saved in each run, and the number of replicas over all of them."""
     replicas = 0
 
-    def choose(counts_EX: Tensor, most: int) -> HotExperts:
+    def choose(counts_EX: Tensor, most: int) -> HotChoice:
         nonlocal replicas
         found = hot_experts(counts_EX, most)
         replicas += len(found.experts)
@@ -32,7 +32,7 @@ def saved(runs: Sequence[tuple[Sequence[str], Mapping[str, Any]]]) -> tuple[list
 def with_all_replicas(trial: Trial) -> RankOutcome:
     """Run a trial in which every forward replicates the first experts, as many as it may."""
 
-    def choose(counts_EX: Tensor, most: int) -> HotExperts:
+    def choose(counts_EX: Tensor, most: int) -> HotChoice:
         return attrs.evolve(hot_experts(counts_EX, most), experts=tuple(range(most)))
 
     with patch.object(hot_dispatcher, "hot_experts", choose):
