@@ -101,7 +101,7 @@ def peak_memory(
     """
     walk = _Walk(ledger, chunks, state, ends)
     candidates = [held for chunk, count in waiting for held in walk.backward(chunk, count)]
-    candidates.append(walk.update())
+    candidates += walk.update()
     shared = 1.0 if ledger.host_is_device else 0.0
     most = max(candidates, key=lambda h: h.activations + h.gradients + shared * h.host)
     buffers = sum(ledger.buffers.values())
@@ -181,11 +181,13 @@ class _Walk:
             held = live + lookups - ends.embedding_norm + ends.embedding_gradient
             yield _Held("backward of the embedding", held, gradients, host)
 
-    def update(self) -> _Held:
-        """The optimizer's step, when no activation is left."""
-        gradients = self._gradients() + self.state.main_gradients
-        extra = self.ledger.working_bytes(None, Phase.UPDATE) + self.state.on_device_at_once
-        return _Held("update", extra, gradients, 0.0)
+    def update(self) -> Iterator[_Held]:
+        """Yield the moments of the optimizer's step, when no activation is left: gradients are
+        copied to float32, if they are to be, and then parameters are updated."""
+        state = self.state
+        yield _Held("update", 0.0, state.copied_gradients, 0.0)
+        extra = self.ledger.working_bytes(None, Phase.UPDATE) + state.on_device_at_once
+        yield _Held("update", extra, state.main_gradients or self._gradients(), 0.0)
 
     def _layer(self, layer: int) -> Iterator[tuple[str, float]]:
         """(step, bytes beside what was held at the layer's beginning)."""

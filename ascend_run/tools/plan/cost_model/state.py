@@ -41,8 +41,10 @@ class State:
     """Optimizer states that are on the device only in their part of the optimizer step."""
     on_device_at_once: float
     """What is there of those at once."""
-    main_gradients: float
+    main_gradients: float = 0.0
     """Float32 copies of gradients during the optimizer step."""
+    copied_gradients: float = 0.0
+    """The most that gradients and these copies take together."""
 
 
 def held_state(
@@ -86,6 +88,7 @@ def held_state(
             gradients=0,
             gradient_item=item_bytes,
             main_gradients=numel * WIDE if half else 0,
+            copied_gradients=_while_copied(trained, item_bytes) if half else 0,
             **of_optimizer,
         )
     weights, gradients = fixed * item_bytes, 0.0
@@ -97,9 +100,18 @@ def held_state(
         )
         weights += padded * item_bytes
         gradients += padded * WIDE
-    return State(
-        weights=weights, gradients=gradients, gradient_item=0, main_gradients=0, **of_optimizer
-    )
+    return State(weights=weights, gradients=gradients, gradient_item=0, **of_optimizer)
+
+
+def _while_copied(parameters: Sequence[ParameterCost], item_bytes: int) -> float:
+    """Return the most bytes of gradients while they are copied to float32: one after the other,
+    each of which is then freed."""
+    found = held = item_bytes * sum(p.numel for p in parameters)
+    for parameter in sorted(parameters, key=_decays, reverse=True):  # in groups of the optimizer
+        held += parameter.numel * WIDE
+        found = max(found, held)
+        held -= parameter.numel * item_bytes
+    return found
 
 
 def _of_optimizer(
@@ -225,7 +237,11 @@ def _states_of(spec: OptimizerSpec, parameter: ParameterCost) -> list[OptimizerS
     """Return the states of one parameter."""
     # The model calls the cost's parts of a layer with experts by their place in it.
     owner = f"mlp.{parameter.part}" if parameter.part in _IN_MLP else parameter.part
-    # The cost counts embedding tables as none, since they are used in no matmul.
-    is_matrix = parameter.is_matrix or parameter.name.endswith("_embeddings")
-    options = spec.parameter_options(f"{owner}.{parameter.name}", is_matrix)
+    options = spec.parameter_options(f"{owner}.{parameter.name}", _decays(parameter))
     return [state for state in spec.states.values() if state.exists_for(options)]
+
+
+def _decays(parameter: ParameterCost) -> bool:
+    """Return whether the optimizer takes a parameter for a matrix, which has weight decay."""
+    # The cost counts embedding tables as none, since they are used in no matmul.
+    return parameter.is_matrix or parameter.name.endswith("_embeddings")

@@ -133,6 +133,21 @@ def test_losses_hold_gradients_until_their_backward(
     assert abs(row["off"]) <= 0.005, row
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["two tables", "tied"])
+def test_gradients_are_copied_to_float32_one_after_the_other(
+    gloo_pool: GlooPool, tied: bool
+) -> None:
+    """The tables are nearly all of the model. Of two, the first one's bf16 gradient is freed before
+    the second one is copied."""
+    short = {"data.seq_length": 16, "train.micro_batch_size": 1, "train.global_batch_size": 1}
+    large = {"model.vocab_size": 16384, "train.loss_chunk_bytes": 2**17}
+    given = {"train.precision": "bf16", "model.share_embeddings_and_output_weights": tied}
+    (row,) = compare(Case(name="u", values={**DENSE, **WIDE, **short, **large, **given}), gloo_pool)
+    assert row["moment"] == "update"
+    assert is_exact(row), row
+    assert abs(row["off"]) <= 0.005, row
+
+
 LOCAL = {
     "model.rotary_local_base": 100.0,
     "model.window_size": [16, 0],
