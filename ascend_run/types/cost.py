@@ -54,7 +54,7 @@ class Storage(enum.StrEnum):
     """Where activations are stored until backward, or optimizer states between steps."""
 
     DEVICE = "device"  #: On the device.
-    HOST = "host"  #: Offloaded to the host.
+    HOST = "host"  #: Offloaded to the host: copied there and back, in time that ``plan`` counts.
     FILE = "file"  #: Offloaded to a file.
     NONE = "none"  #: Not saved.
 

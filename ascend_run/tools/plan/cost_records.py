@@ -93,9 +93,11 @@ class ExpectedTime:
     operations: float
     communication: float
     """Exposed communication."""
+    host_copies: float
+    """Exposed copies between the device and the host."""
     bubble: float
     step: float
-    """The sum of the five above."""
+    """The sum of the six above."""
     tokens_per_second: float
     mfu: float
     """Fraction of the device's peak that the model's FLOPs use."""
@@ -111,6 +113,7 @@ class ExpectedTime:
             "memory": self.memory,
             "kernel launches": self.operations,
             "exposed communication": self.communication,
+            "exposed copies to the host": self.host_copies,
             "bubble": self.bubble,
         }
 

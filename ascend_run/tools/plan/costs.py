@@ -133,6 +133,7 @@ def _time(
         memory=time.memory,
         operations=time.operations,
         communication=time.communication,
+        host_copies=time.host_copies,
         bubble=time.bubble,
         step=time.total,
         tokens_per_second=tokens / time.total,

@@ -37,8 +37,8 @@ COLLECTIVE = (
     *("operation", "group", "group_size", "calls", "sent_bytes", "overlapped", "why", "seconds"),
 )
 TIME = (
-    *("device", "source", "matmuls", "memory", "operations", "communication", "bubble", "step"),
-    *("tokens_per_second", "mfu", "memory_bytes", "fits"),
+    *("device", "source", "matmuls", "memory", "operations", "communication", "host_copies"),
+    *("bubble", "step", "tokens_per_second", "mfu", "memory_bytes", "fits"),
 )
 
 pytestmark = NEEDS_ITS_FEATURES

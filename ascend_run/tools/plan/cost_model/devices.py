@@ -23,9 +23,13 @@ from ascend_run.plugin_api.errors import ConfigError
 _TERA, _GIGA = 1e12, 1e9
 
 
-def _rate(**options: Any) -> Any:
-    above_0: list[Any] = [attrs.validators.instance_of((int, float)), attrs.validators.gt(0)]
-    return attrs.field(validator=above_0, **options)
+_ABOVE_0: Final[Any] = attrs.validators.and_(
+    attrs.validators.instance_of((int, float)), attrs.validators.gt(0)
+)
+
+
+def _rate() -> Any:
+    return attrs.field(validator=_ABOVE_0)
 
 
 def _rates(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -73,6 +77,11 @@ class CostDevice:
         default=None, validator=attrs.validators.optional(_shares)
     )
     """Share of ``flops`` that the matmuls of attention achieve; None: ``reach``."""
+    host_bandwidth: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_ABOVE_0)
+    )
+    """Bandwidth of the link to the host's memory, in one direction; None: they are one memory.
+    Unit: bytes/s."""
     operation: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """Exposed overhead per operation; 0 if operations are launched ahead of the device. Unit:
     seconds."""
@@ -103,12 +112,13 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             network_bandwidth=25 * _GIGA,
             latency=10e-6,
             reach=0.7,
+            host_bandwidth=31.5 * _GIGA,
             source="CANN's platform_config of the Ascend910B2C: 24 cube cores of 16 x 16 x 16 half-"
             "precision MACs a cycle at 1.8 GHz (arXiv:2506.12708 counts the vector cores too: "
             "376 TFLOPS a die of the 910C), 64 GB at 1.6 TB/s; fp32 a quarter, of which large "
             "matmuls reached 87 TFLOPS (github.com/gameofdimension/limulidae); links of the Atlas "
             "800T A2 server: HCCS 392 GB/s in both directions together, RoCE 200 Gb/s for each "
-            "device",
+            "device; to the host 16 lanes, which is assumed, of its Kunpeng 920's PCIe 4.0",
         ),
         CostDevice(
             name="h100",
@@ -120,8 +130,9 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             network_bandwidth=50 * _GIGA,
             latency=10e-6,
             reach=0.7,
+            host_bandwidth=64 * _GIGA,
             source="NVIDIA, H100 Tensor Core GPU datasheet (SXM5) and DGX H100 datasheet "
-            "(ConnectX-7, 400 Gb/s each)",
+            "(ConnectX-7, 400 Gb/s each; PCIe Gen5, 128 GB/s in both directions together)",
         ),
         CostDevice(
             name="h200",
@@ -133,8 +144,9 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             network_bandwidth=50 * _GIGA,
             latency=10e-6,
             reach=0.7,
+            host_bandwidth=64 * _GIGA,
             source="NVIDIA, H200 Tensor Core GPU datasheet (SXM) and DGX H200 datasheet "
-            "(ConnectX-7, 400 Gb/s each)",
+            "(ConnectX-7, 400 Gb/s each; PCIe Gen5, 128 GB/s in both directions together)",
         ),
     )
 }

@@ -22,7 +22,7 @@ from .backward import layer_backward
 from .ends import stage_ends
 from .flops import changed_flops, forward_flops, output_flops, step_attention_flops, step_flops
 from .forward import forward_working
-from .ledger import OFFLOADED, Ledger, Saved, merged
+from .ledger import Ledger, Saved, merged
 from .memory import Memory, peak_memory
 from .operations import step_operations
 from .parameters import rank_parameters, trains_output
@@ -59,6 +59,10 @@ class RankCost:
     """Part of ``flops`` in the attention kernel, without recomputation."""
     operations: float
     """Approximate number of operations."""
+    offloaded: float
+    """Saved activations that one step copies off the device, and back. Unit: bytes."""
+    offloaded_late: float
+    """Those of them that are not prefetched. Unit: bytes."""
     changes: Mapping[str, CostChange]
     """Plugin -> its change."""
 
@@ -111,9 +115,7 @@ def _rank_cost(
         sizes.num_microbatches,
         optimizer_spec(config, hooks),
         main_param_bytes=ledger.main_param_bytes,
-        optimizer_elements=(
-            ledger.optimizer_elements if ledger.optimizer_storage in OFFLOADED else None
-        ),
+        optimizer_elements=ledger.elements_at_once,
         pp_rank=pp_rank,
         chunks=chunks,
     )
@@ -144,6 +146,8 @@ def _rank_cost(
         + passes * model,
         attention_flops=step_attention_flops(config, sizes, layers),
         operations=step_operations(sizes, dense=len(layers) - len(moe), moe=len(moe)),
+        offloaded=ledger.offloaded_bytes(),
+        offloaded_late=ledger.offloaded_bytes(late=True),
         changes=changes,
     )
 

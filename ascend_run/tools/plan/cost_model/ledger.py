@@ -87,6 +87,11 @@ class Ledger:
     whole: set[int] = attrs.field(factory=set)
     """Layers that are recomputed whole."""
 
+    @property
+    def elements_at_once(self) -> float | None:
+        """Elements whose optimizer states are on the device at once; None: all, always."""
+        return self.optimizer_elements if self.optimizer_storage in OFFLOADED else None
+
     def apply(self, change: CostChange) -> None:
         """Apply one plugin's change."""
         for saved in change.saved:
@@ -169,6 +174,16 @@ class Ledger:
             for w in self.working
             if w.phase is phase
             and (w.part in (name, step and step.key) or (step is None and not part))
+        )
+
+    def offloaded_bytes(self, *, late: bool = False) -> float:
+        """Return the bytes that a step's forwards copy off the device; with ``late``, those of them
+        for which their backward waits, since they are not prefetched."""
+        return self.num_microbatches * sum(
+            tensor.nbytes
+            for saved in self.saved.values()
+            for tensor in saved
+            if tensor.storage in OFFLOADED and not (late and tensor.ahead)
         )
 
     def forward_bytes(self) -> dict[str, float]:

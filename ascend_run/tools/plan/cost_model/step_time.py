@@ -1,4 +1,5 @@
-"""Estimated step time on a device: matmuls, memory, operations, communication, pipeline bubble.
+"""Estimated step time on a device: matmuls, memory, operations, communication, copies to the host,
+pipeline bubble.
 
     compute        flops / (peak * reach), the attention's with a reach of its own
                    +  bytes moved / memory bandwidth
@@ -6,11 +7,14 @@
     communication  for each group: bytes on the wire / bandwidth of its slowest link, plus a
                    latency per send; overlapped communication counts only as far as it takes
                    longer than the computation
-    step           (compute + communication) of the slowest stage,
+    host copies    bytes / bandwidth of the link to the host, as far as that takes longer than what
+                   they are overlapped with
+    step           (compute + communication + host copies) of the slowest stage,
                    times 1 + (pp - 1) / (vpp * micro-batches)
 
 Elementwise operations are counted by memory traffic: saved activations are written once and read
-twice, and the optimizer reads and writes its state.
+twice, and the optimizer reads and writes its state. Where device and host are one memory, a copy
+reads and writes it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from .estimate import RankCost
 _PASSES = 3
 """Accesses of a saved activation: written in forward, read by the next operation and in
 backward."""
+_OF_FORWARD = 1 / 3
+"""Share of the computation: one of three matmuls with each weight."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,11 +48,14 @@ class StepTime:
     operations: float
     communication: float
     """Exposed communication."""
+    host_copies: float
+    """Exposed copies between the device and the host."""
     bubble: float
 
     @property
     def total(self) -> float:
-        return self.matmuls + self.memory + self.operations + self.communication + self.bubble
+        busy = self.matmuls + self.memory + self.operations
+        return busy + self.communication + self.host_copies + self.bubble
 
 
 def step_time(
@@ -77,8 +86,12 @@ def _stage_time(
     matmuls += attention * share / device.attention_matmul_flops(precision)
     saved = sum(t.nbytes for tensors in cost.rank.saved.values() for t in tensors)
     states = cost.memory.optimizer + cost.memory.off_device
-    moved = _PASSES * saved * cost.rank.num_microbatches + 2 * states
-    memory = moved / (device.memory_bandwidth / share)
+    bandwidth = device.memory_bandwidth / share
+    passes = _PASSES * saved * cost.rank.num_microbatches / bandwidth
+    update = 2 * states / bandwidth
+    memory = passes + update
+    if device.host_bandwidth is None:  # each byte is copied twice
+        memory += 2 * 2 * (cost.offloaded + cost.memory.off_device) / bandwidth
     seen = hidden = 0.0
     for collective in cost.communication:
         seconds = communication_time(layout, collective, device)
@@ -92,8 +105,32 @@ def _stage_time(
         memory=memory,
         operations=operations,
         communication=seen + uncovered,
+        host_copies=_host_copies(cost, device, matmuls + passes + operations, update),
         bubble=0.0,
     )
+
+
+def _host_copies(cost: RankCost, device: CostDevice, computing: float, update: float) -> float:
+    """Return the seconds of copies that nothing overlaps. Activations leave during the forward and
+    come back during the backward, which waits for the late ones; optimizer states come and leave at
+    once, while others are updated.
+
+    Args:
+        computing: Seconds of forward and backward.
+        update: Seconds of the optimizer step.
+    """
+    if device.host_bandwidth is None:
+        return 0.0
+    leaving, late, states = (
+        nbytes / device.host_bandwidth
+        for nbytes in (cost.offloaded, cost.offloaded_late, cost.memory.off_device)
+    )
+    exposed = (
+        leaving - _OF_FORWARD * computing,
+        leaving - late - (1 - _OF_FORWARD) * computing,
+        states - update,
+    )
+    return late + sum(max(0.0, seconds) for seconds in exposed)
 
 
 def communication_time(layout: Layout, collective: Communication, device: CostDevice) -> float:

@@ -13,7 +13,12 @@ from ascend_run.testing.models import DENSE, MODELS
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial, run_trial
 from ascend_run.tools.plan.cost_model.devices import DEVICE_NAMES, CostDevice, find_device
-from ascend_run.tools.plan.cost_model.step_time import communication_time, group_shape, step_time
+from ascend_run.tools.plan.cost_model.step_time import (
+    StepTime,
+    communication_time,
+    group_shape,
+    step_time,
+)
 from tests.support.costs import planned
 
 DEVICE = CostDevice(
@@ -53,8 +58,57 @@ def test_a_step_is_its_matmuls_memory_operations_and_bubble() -> None:
     )  # the last stage has the vocabulary
     assert time.operations == costs[1].operations * DEVICE.operation > 0
     busy = time.matmuls + time.memory + time.operations + time.communication
+    assert time.host_copies == 0
     assert time.bubble == pytest.approx(busy * (2 - 1) / 4)
     assert time.total == pytest.approx(busy + time.bubble)
+
+
+SWAPPED = 2 * 4 * 16 * (4 * (32 + 3 * 32 + 2 * 8) + 4 * 8)
+"""Two layers, four micro-batches of 16 tokens, each: four bytes of the input of the attention, of
+queries, of the output twice, of two heads of keys and values, and of a statistic of each head."""
+
+
+@pytest.mark.needs_plugins("swap-attention")
+def test_activations_leave_during_forward_and_come_back_during_backward() -> None:
+    def times(prefetch: int, bandwidth: float | None) -> StepTime:
+        own = {"min_bytes": 1, "prefetch": prefetch}
+        options = {f"plugins.swap-attention.{name}": value for name, value in own.items()}
+        prepared, costs = planned({**DENSE, **options}, ("swap-attention",))
+        device = attrs.evolve(DEVICE, host_bandwidth=bandwidth)
+        return step_time(prepared.config, prepared.layout, costs, device)
+
+    swift, slow, late = times(1, 1e15), times(1, 1e5), times(0, 1e5)
+    prepared, costs = planned(DENSE)
+    plain = step_time(prepared.config, prepared.layout, costs, DEVICE)
+    states = costs[0].memory.optimizer
+    computing = plain.matmuls + plain.memory - 2 * states / 1e9 + plain.operations
+    assert swift == plain
+    assert slow.host_copies == pytest.approx(2 * SWAPPED / 1e5 - computing)
+    assert slow.total == plain.total + slow.host_copies
+    # Nothing overlaps what the backward waits for.
+    assert late.host_copies == pytest.approx(2 * SWAPPED / 1e5 - computing / 3)
+    # Each byte is read and written on its way to the host, and back.
+    within = times(1, None)
+    assert within.memory - plain.memory == pytest.approx(4 * SWAPPED / 1e9)
+    assert within.host_copies == 0
+
+
+@pytest.mark.needs_plugins("swap-optimizer")
+def test_optimizer_states_come_and_leave_during_the_update() -> None:
+    prepared, costs = planned({**DENSE, "train.precision": "bf16"}, ("swap-optimizer",))
+    one_way = 12 * costs[0].trained_parameters
+    assert costs[0].memory.off_device == one_way
+    config, layout = prepared.config, prepared.layout
+    inside = attrs.evolve(DEVICE, flops={"bf16": 1e9})
+    at_memory_speed, slow = (attrs.evolve(inside, host_bandwidth=rate) for rate in (1e9, 1e6))
+    within = step_time(config, layout, costs, inside)
+    hidden = step_time(config, layout, costs, at_memory_speed)
+    exposed = step_time(config, layout, costs, slow)
+    assert hidden.host_copies == within.host_copies == 0
+    assert within.memory - hidden.memory == pytest.approx(4 * one_way / 1e9)
+    update = 2 * (one_way + costs[0].memory.optimizer) / 1e9
+    assert exposed.host_copies == pytest.approx(one_way / 1e6 - update)
+    assert exposed.total == hidden.total + exposed.host_copies
 
 
 @pytest.mark.parametrize("name", DEVICE_NAMES)
@@ -101,7 +155,7 @@ def test_a_file_that_is_no_device_is_refused(tmp_path: Path, content: str) -> No
 @pytest.mark.parametrize(
     ("field", "value"),
     [("reach", 0), ("reach", 1.5), ("node_bandwidth", 0), ("memory_bytes", "x"), ("latency", -1),
-     ("flops", {"bf16": -1})],
+     ("host_bandwidth", 0), ("flops", {"bf16": -1})],
 )  # fmt: skip
 def test_a_value_that_no_device_has_is_named(tmp_path: Path, field: str, value: object) -> None:
     path = tmp_path / "mine.json"
