@@ -60,8 +60,8 @@ class Mixing:
             base={key: value for key, value in mixed.items() if key not in ("enable", *layout)},
             file=None,
             overrides=(),
-            platform=mixed["platform"],
-            task=mixed["task"],
+            platform=(self.other if "platform" in names else self.one).raw.platform,
+            task=(self.other if "task" in names else self.one).raw.task,
             steps=self.steps,
         )
 

@@ -26,6 +26,7 @@ from .run_records import (
     RecordedEnvironment,
     RunEvent,
 )
+from .step_metrics import StepMetrics
 
 SIGNS_OF_A_RUN: Final = ("config.toml", "plan.json", "metrics.jsonl")
 _LOG_KEYS: Final = frozenset(field.name for field in attrs.fields(LogEvent)) - {"fields"}
@@ -46,6 +47,8 @@ class RunData:
     """Plugin -> its exact code."""
     environment: RecordedEnvironment = attrs.field(factory=RecordedEnvironment)
     metrics: MetricsHistory = attrs.field(factory=MetricsHistory)
+    steps: tuple[StepMetrics, ...] = ()
+    """Its metrics, in step order."""
     events: tuple[RunEvent, ...] = ()
     """Of the metrics, in file order."""
     fingerprint: Entry | None = None
@@ -84,6 +87,7 @@ def read_run(path: Path) -> RunData:
         lock=read_table(_json_object(path / "plugins.lock.json", problems), LockedPlugin),
         environment=_environment(path / "environment.json"),
         metrics=metrics,
+        steps=tuple(map(StepMetrics.of_line, metrics.records)),
         events=tuple(read_record(event, RunEvent) for event in metrics.events),
         fingerprint=_last_fingerprint(path, problems),
         warnings=_warnings(log),

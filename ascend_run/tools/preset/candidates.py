@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -120,19 +120,26 @@ def pipeline_passes(candidate: Candidate, devices: int, global_batch_size: int) 
     return 1 + (candidate.pp - 1) * ranks / global_batch_size
 
 
+@attrs.frozen(kw_only=True)
+class ParameterCounts:
+    """Number of parameters of the whole model."""
+
+    experts: float
+    dense: float
+    """Of the rest."""
+
+
 def lower_bound_bytes(
-    counts: Mapping[str, float], candidate: Candidate, devices: int, state_bytes: float
+    counts: ParameterCounts, candidate: Candidate, devices: int, state_bytes: float
 ) -> float:
     """Return bytes that the weights, gradients and optimizer state of a rank cannot be less than.
 
     Args:
-        counts: Number of parameters of the whole model, of its ``experts`` and of the ``dense``
-            rest.
         state_bytes: Optimizer state of one parameter, with its master weight.
     """
     ranks = devices // candidate.pp
-    dense = counts["dense"] / (candidate.pp * candidate.tp)
-    experts = counts["experts"] / (candidate.pp * candidate.ep)
+    dense = counts.dense / (candidate.pp * candidate.tp)
+    experts = counts.experts / (candidate.pp * candidate.ep)
     weights = 2 * 2 * (dense + experts)
-    state = state_bytes * (counts["dense"] + counts["experts"]) / (candidate.pp * ranks)
+    state = state_bytes * (counts.dense + counts.experts) / (candidate.pp * ranks)
     return weights + state

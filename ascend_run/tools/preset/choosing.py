@@ -23,6 +23,7 @@ from ascend_run.types.config import FieldSection, RunConfig
 from .candidates import (
     LONG_SEQUENCE,
     Candidate,
+    ParameterCounts,
     candidates,
     lower_bound_bytes,
     pipeline_passes,
@@ -73,8 +74,7 @@ class _Base:
 class _Whole:
     """The whole model, of which each rank has a share."""
 
-    counts: Mapping[str, float]
-    """Number of parameters of ``experts`` and of the ``dense`` rest."""
+    counts: ParameterCounts
     seconds: float
     """Step time of the matmuls alone."""
     state_bytes: float
@@ -98,7 +98,7 @@ class _Whole:
         if cost.memory.off_device:
             state_bytes = 0.0
         return cls(
-            counts={"experts": experts, "dense": cost.parameters - experts},
+            counts=ParameterCounts(experts=experts, dense=cost.parameters - experts),
             seconds=time.matmuls * sequences,
             state_bytes=state_bytes / sum(p.numel for p in trained),
         )

@@ -76,8 +76,9 @@ def show_command(name: str, as_json: bool) -> None:
     from .page import described, page_lines
     from .presets import find_preset
 
-    shown = described(find_preset(name))
-    click.echo(json.dumps(shown, indent=2) if as_json else "\n".join(page_lines(shown)))
+    preset = find_preset(name)
+    text = json.dumps(described(preset), indent=2) if as_json else "\n".join(page_lines(preset))
+    click.echo(text)
 
 
 @command.command("write")

@@ -31,14 +31,14 @@ def table_lines() -> Iterator[str]:
     """Yield the table of all presets."""
     cells = [
         (
-            row["name"],
-            row["family"],
-            f"{row['parameters']:,}",
-            row["published"],
-            f"{row['context']:,}",
-            row["template"] or "-",
+            preset.name,
+            preset.family,
+            f"{preset.parameters:,}",
+            preset.published,
+            f"{preset.context:,}",
+            preset.template or "-",
         )
-        for row in rows()
+        for preset in presets().values()
     ]
     yield from table(HEADER, cells)
     yield ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -12,43 +12,52 @@ from .run_file import toml
 from .runs import model_values
 
 
-def described(preset: Preset) -> dict[str, Any]:
-    """Return everything of a preset, with the ``[model]`` section that its numbers make.
+def model_section(preset: Preset) -> dict[str, Any]:
+    """Return the ``[model]`` section that a preset's numbers make.
 
     Raises:
         ConfigError: The family cannot represent the record.
     """
-    model = model_values(preset)
-    shown = attrs.asdict(preset, recurse=False)
-    return (
-        shown
-        | {
-            "config": preset.config_json,
-            "context": preset.context,
-            "seq_length": preset.default_seq_length,
-        }
-        | {"model": {key.removeprefix("model."): value for key, value in model.items()}}
-    )
+    return {key.removeprefix("model."): value for key, value in model_values(preset).items()}
 
 
-def page_lines(shown: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the page of ``described``."""
-    yield f"{shown['name']}: {shown['parameters']:,} parameters ({shown['published']} as published)"
+def described(preset: Preset) -> dict[str, Any]:
+    """Return everything of a preset, with its ``[model]`` section, as JSON values.
+
+    Raises:
+        ConfigError: The family cannot represent the record.
+    """
+    return {
+        **attrs.asdict(preset, recurse=False),
+        "config": preset.config_json,
+        "context": preset.context,
+        "seq_length": preset.default_seq_length,
+        "model": model_section(preset),
+    }
+
+
+def page_lines(preset: Preset) -> Iterator[str]:
+    """Yield the page of a preset.
+
+    Raises:
+        ConfigError: The family cannot represent the record.
+    """
+    model = {f"model.{k}": value for k, value in model_section(preset).items() if value is not None}
+    yield f"{preset.name}: {preset.parameters:,} parameters ({preset.published} as published)"
     yield ""
     facts = {
-        "family": shown["family"],
-        "source": shown["source"],
-        "context": f"{shown['context']:,} tokens",
-        "template": shown["template"] or "the tokenizer's own",
-        "sequence": f"{shown['seq_length']:,} tokens in a run, unless --seq-length is given",
-        "note": shown["note"],
+        "family": preset.family,
+        "source": preset.source,
+        "context": f"{preset.context:,} tokens",
+        "template": preset.template or "the tokenizer's own",
+        "sequence": f"{preset.default_seq_length:,} tokens in a run, unless --seq-length is given",
+        "note": preset.note,
     }
     yield from (f"  {label:<9} {value}" for label, value in facts.items() if value)
     yield ""
     yield "  config.json"
-    yield from (f"    {key} = {_short(value)}" for key, value in shown["config"].items())
+    yield from (f"    {key} = {_short(value)}" for key, value in preset.config_json.items())
     yield ""
-    model = {f"model.{key}": value for key, value in shown["model"].items() if value is not None}
     yield from (f"  {line}".rstrip() for line in toml(model).splitlines())
 
 

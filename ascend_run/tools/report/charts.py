@@ -136,7 +136,7 @@ def charts_of(runs: Sequence[RunData]) -> list[Chart]:
             Line(run=i, label=label, metric=metric, series=series)
             for i, run in enumerate(runs)
             for metric, label in curve.metrics
-            if (series := series_of(run.metrics.records, metric)).steps
+            if (series := series_of(run.steps, metric)).steps
         )
         if lines:
             charts.append(Chart(curve=curve, lines=lines, panel=panel))
@@ -145,9 +145,9 @@ def charts_of(runs: Sequence[RunData]) -> list[Chart]:
 
 def heats_of(runs: Sequence[RunData]) -> list[Heat]:
     """Return the expert load of every run with experts."""
-    loads = [(i, run, load_map(run.metrics.records)) for i, run in enumerate(runs)]
+    loads = [(i, run, load_map(run.steps)) for i, run in enumerate(runs)]
     return [
-        Heat(run=i, name=run.name, load=load, layers=layer_loads(run.metrics.records))
+        Heat(run=i, name=run.name, load=load, layers=layer_loads(run.steps))
         for i, run, load in loads
         if load is not None
     ]
@@ -190,8 +190,8 @@ def _scalar_metrics(runs: Sequence[RunData]) -> set[str]:
     return {
         name
         for run in runs
-        for record in run.metrics.records
-        for name, value in record.items()
+        for one in run.steps
+        for name, value in one.values.items()
         if not isinstance(value, bool) and number(value) is not None
     }
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from ascend_run.core.log.json_values import number
+from ascend_run.tools.pages.step_metrics import StepMetrics
 
 POINTS = 1500
 """Maximum number of points of one curve; a wide screen has fewer than twice as many pixels."""
@@ -32,13 +31,9 @@ class Series:
     readings_per_point: int = 1
 
 
-def series_of(records: Iterable[Mapping[str, Any]], metric: str) -> Series:
-    """Return the curve of one metric; empty if no record has it."""
-    pairs = [
-        (record["step"], value)
-        for record in records
-        if (value := number(record.get(metric))) is not None
-    ]
+def series_of(steps: Iterable[StepMetrics], metric: str) -> Series:
+    """Return the curve of one metric; empty if no step has it."""
+    pairs = [(one.step, value) for one in steps if (value := one.number(metric)) is not None]
     return reduce_points([step for step, _ in pairs], [value for _, value in pairs])
 
 
@@ -78,15 +73,9 @@ class LoadMap:
     readings_per_column: int
 
 
-def load_map(records: Iterable[Mapping[str, Any]], columns: int = 160) -> LoadMap | None:
+def load_map(steps: Iterable[StepMetrics], columns: int = 160) -> LoadMap | None:
     """Return the expert load; None if no step has it."""
-    rows: list[tuple[int, list[float]]] = []
-    for record in records:
-        load = record.get("expert_load")
-        shares = [number(share) for share in load] if isinstance(load, list) else []
-        known = [share for share in shares if share is not None and math.isfinite(share)]
-        if known and len(known) == len(shares):
-            rows.append((record["step"], known))
+    rows = [(one.step, load) for one in steps if (load := one.expert_load) is not None]
     if not rows:
         return None
     experts = len(rows[-1][1])
@@ -115,16 +104,16 @@ class LayerLoads:
     """For each period and layer, the mean share of each expert."""
 
 
-def layer_loads(records: Iterable[Mapping[str, Any]], cells: int = 200_000) -> LayerLoads | None:
+def layer_loads(steps: Iterable[StepMetrics], cells: int = 200_000) -> LayerLoads | None:
     """Return the expert load of each layer; None if no step has it.
 
     Args:
         cells: Maximum number of shares in all; there are so many fewer periods.
     """
     rows: list[tuple[int, dict[int, list[float]]]] = []
-    for record in records:
-        if (loads := _lists(record.get("expert_load_by_layer"))) is not None:
-            rows.append((record["step"], {at: load for at, load in enumerate(loads) if load}))
+    for one in steps:
+        if (loads := one.expert_load_by_layer) is not None:
+            rows.append((one.step, {at: load for at, load in enumerate(loads) if load}))
     shape = {at: len(load) for at, load in rows[-1][1].items()} if rows else {}
     if not shape:
         return None
@@ -143,15 +132,6 @@ def layer_loads(records: Iterable[Mapping[str, Any]], cells: int = 200_000) -> L
             for group in groups
         ),
     )
-
-
-def _lists(value: object) -> list[list[float]] | None:
-    """Return lists of finite numbers; None if it is anything else."""
-    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
-        return None
-    numbers = [[number(item) for item in row] for row in value]
-    known = [[x for x in row if x is not None and math.isfinite(x)] for row in numbers]
-    return known if [*map(len, known)] == [*map(len, numbers)] else None
 
 
 def _mean(values: Sequence[float]) -> float:

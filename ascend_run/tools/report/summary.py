@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import attrs
 
-from ascend_run.core.log.json_values import number
 from ascend_run.tools.pages.run_folder import RunData
 from ascend_run.tools.pages.run_records import RecordedConfig, RunEvent
 
@@ -56,12 +55,11 @@ class Summary:
 
 def summarize(run: RunData) -> Summary:
     """Compute the key figures of one run."""
-    records = run.metrics.records
     seq_length = run.config.data.seq_length
     samples = _numbers(run, "consumed_samples")
     peaks = _numbers(run, "memory_peak_bytes") or _numbers(run, "memory_bytes")
     rates = _numbers(run, "tokens_per_second")
-    last_step = records[-1]["step"] if records else None
+    last_step = run.steps[-1].step if run.steps else None
     status, message = _status(run)
     return Summary(
         status=status,
@@ -80,7 +78,7 @@ def summarize(run: RunData) -> Summary:
 
 
 def _numbers(run: RunData, metric: str) -> list[float]:
-    values = (number(record.get(metric)) for record in run.metrics.records)
+    values = (one.number(metric) for one in run.steps)
     return [value for value in values if value is not None and math.isfinite(value)]
 
 

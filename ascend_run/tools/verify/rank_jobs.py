@@ -28,48 +28,74 @@ if TYPE_CHECKING:
 
 PRELOAD: Final = "ascend_run.tools.verify.capture.probe"
 """What takes a rank long to import."""
-PROBE: Final = "probe"
-TRAIN: Final = "train"
-"""Jobs of a rank: the probes of one run, and a run of training as it is."""
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """What the ranks of one run execute. Serializable as JSON, to send it to them."""
+
+    side: Side
+    """The run."""
+    fault: str | None = None
+    """Function that plants a fault in it, as ``module:name``."""
+    until: int | None = None
+    """Train as the run does, until after this step; None: execute its probes."""
+    folder: str = ""
+    """Where each rank writes its record; empty: it returns it."""
+    num_threads: int | None = None
+    """Of each rank; None: as started."""
+
+    def as_request(self) -> dict[str, object]:
+        return attrs.asdict(self)
+
+    @classmethod
+    def of_request(cls, request: Mapping[str, Any]) -> Job:
+        return cls(**{**request, "side": Side.of_request(request["side"])})
 
 
 def to_files(request: Mapping[str, Any]) -> None:
-    """Execute a request on a rank that was started for it; write the record to the request's
-    folder."""
-    from ascend_run.tools.verify.capture.record import write_record
-
-    folder = Path(request["folder"])
-    if request["job"] == TRAIN:
-        from ascend_run.tools.verify.capture.training_record import write_training_record
-
-        write_training_record(_train(request), folder)
-    else:
-        write_record(_probe(request, folder), folder)
+    """Execute a job on a rank that was started for it; write the record to the job's folder."""
+    _to_files(Job.of_request(request))
 
 
 def to_files_in_pool(request: Mapping[str, Any]) -> None:
-    """Execute a request on a rank of a pool; write the record to the request's folder."""
+    """Execute a job on a rank of a pool; write the record to the job's folder."""
     import torch
 
+    job = Job.of_request(request)
     _set_rank()
-    torch.set_num_threads(request["threads"])
-    to_files(request)
+    if job.num_threads is not None:
+        torch.set_num_threads(job.num_threads)
+    _to_files(job)
 
 
 def in_pool(request: Mapping[str, Any]) -> Record | TrainingRecord:
-    """Execute a request on a rank of a pool; return its record."""
+    """Execute a job on a rank of a pool; return its record."""
     import torch.distributed as dist
 
     _set_rank()
-    if request["job"] == TRAIN:
-        return _train(request)
+    job = Job.of_request(request)
+    if job.until is not None:
+        return _train(job, job.until)
     made = [tempfile.mkdtemp(prefix="ascend-run-verify-") if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(made)  # the ranks of a run share its folder
     folder = Path(made[0])
     try:
-        return _probe(request, folder)
+        return _probe(job, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _to_files(job: Job) -> None:
+    from ascend_run.tools.verify.capture.record import write_record
+
+    folder = Path(job.folder)
+    if job.until is not None:
+        from ascend_run.tools.verify.capture.training_record import write_training_record
+
+        write_training_record(_train(job, job.until), folder)
+    else:
+        write_record(_probe(job, folder), folder)
 
 
 def _set_rank() -> None:
@@ -79,22 +105,21 @@ def _set_rank() -> None:
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size)  # the pool puts them back
 
 
-def _train(request: Mapping[str, Any]) -> TrainingRecord:
+def _train(job: Job, until: int) -> TrainingRecord:
     with _quiet_imports():
         from ascend_run.tools.verify.capture.training_run import train
 
-    with _planted(request["fault"]):
-        return train(Side.of_request(request["side"]).prepare(), request["until"])
+    with _planted(job.fault):
+        return train(job.side.prepare(), until)
 
 
-def _probe(request: Mapping[str, Any], folder: Path) -> Record:
+def _probe(job: Job, folder: Path) -> Record:
     with _quiet_imports():
         from ascend_run.tools.verify.capture.probe import run_probes
 
-    side = Side.of_request(request["side"])
     run = folder / "run"
     own = {"run.output_dir": str(run), "checkpoint.save": str(run / "checkpoints")}
-    side = attrs.evolve(side, values={**side.values, **own})
+    side = attrs.evolve(job.side, values={**job.side.values, **own})
     kept: dict[int, dict[str, Tensor]] = {}
 
     def make_dataset(dry_run: DryRun, count: int) -> Samples | None:
@@ -103,7 +128,7 @@ def _probe(request: Mapping[str, Any], folder: Path) -> Record:
             kept[count] = _stacked(dataset, count)
         return dataset
 
-    with _planted(request["fault"]):
+    with _planted(job.fault):
         record = run_probes(
             side.run_request,
             make_dataset,

@@ -15,6 +15,7 @@ from ascend_run.plugin_api.errors import AscendRunError, RankFailure
 
 from . import rank_jobs
 from .questions import Side
+from .rank_jobs import Job
 
 if TYPE_CHECKING:
     from ascend_run.prepare.prepare import PreparedRun
@@ -77,7 +78,7 @@ class LaunchedRanks(Ranks):
         from ascend_run.tools.verify.capture.record import read_records
 
         with temporary_folder() as folder:
-            self._launch(side, request_of(rank_jobs.PROBE, side, fault, folder=str(folder)))
+            self._launch(job_of(side, fault, folder=str(folder)))
             return read_records(folder, side.world_size)
 
     def train(
@@ -86,15 +87,14 @@ class LaunchedRanks(Ranks):
         from ascend_run.tools.verify.capture.training_record import read_training_records
 
         with temporary_folder() as folder:
-            self._launch(
-                side, request_of(rank_jobs.TRAIN, side, fault, folder=str(folder), until=until)
-            )
+            self._launch(job_of(side, fault, folder=str(folder), until=until))
             return read_training_records(folder, side.world_size)
 
-    def _launch(self, side: Side, request: Mapping[str, object]) -> None:
+    def _launch(self, job: Job) -> None:
         from ascend_run.launch.agent import launch_ranks
         from ascend_run.launch.options import LaunchOptions
 
+        side, request = job.side, job.as_request()
         with environment_of(side.prepare(), side.world_size):
             try:
                 launch_ranks(_TARGET, request, LaunchOptions(nproc=side.world_size))
@@ -118,22 +118,23 @@ class PoolRanks(Ranks):
         self.pool, self.timeout = pool, timeout
 
     def __call__(self, side: Side, fault: Fault = None) -> list[Record]:
-        return self._run(side, request_of(rank_jobs.PROBE, side, fault))
+        return self._run(job_of(side, fault))
 
     def train(
         self, side: Side, until: int, fault: Fault = None, *, new: bool = False
     ) -> list[TrainingRecord]:
-        return self._run(side, request_of(rank_jobs.TRAIN, side, fault, until=until))
+        return self._run(job_of(side, fault, until=until))
 
-    def _run(self, side: Side, request: Mapping[str, object]) -> list[Any]:
-        return self.pool.run(rank_jobs.in_pool, side.world_size, request, timeout=self.timeout)
+    def _run(self, job: Job) -> list[Any]:
+        size, request = job.side.world_size, job.as_request()
+        return self.pool.run(rank_jobs.in_pool, size, request, timeout=self.timeout)
 
 
-def request_of(job: str, side: Side, fault: Fault, **more: object) -> Mapping[str, object]:
-    """Return the request to the ranks of a run, as JSON values."""
+def job_of(side: Side, fault: Fault, *, folder: str = "", until: int | None = None) -> Job:
+    """Return the job of a run's ranks, with the fault by its name."""
     if callable(fault):
         fault = f"{fault.__module__}:{fault.__qualname__}"
-    return {"job": job, "side": side.as_request(), "fault": fault, **more}
+    return Job(side=side, fault=fault, folder=folder, until=until)
 
 
 @contextmanager

@@ -19,13 +19,14 @@ from ascend_run.types.config import DEFAULT_PLATFORM
 
 from . import rank_jobs
 from .questions import Side
+from .rank_jobs import Job
 from .ranks import (
     Fault,
     LaunchedRanks,
     NoVerdict,
     Ranks,
     environment_of,
-    request_of,
+    job_of,
     temporary_folder,
 )
 
@@ -111,7 +112,7 @@ class SharedRanks(Ranks):
         if not _can_share(side):
             return self._launched(side, fault)
         with temporary_folder() as folder:
-            self._run(side, request_of(rank_jobs.PROBE, side, fault, folder=str(folder)))
+            self._run(job_of(side, fault, folder=str(folder)))
             return read_records(folder, side.world_size)
 
     def train(
@@ -126,11 +127,11 @@ class SharedRanks(Ranks):
         if not _can_share(side):
             return self._launched.train(side, until, fault)
         with temporary_folder() as folder:
-            request = request_of(rank_jobs.TRAIN, side, fault, folder=str(folder), until=until)
-            self._run(side, request, new=new)
+            self._run(job_of(side, fault, folder=str(folder), until=until), new=new)
             return read_training_records(folder, side.world_size)
 
-    def _run(self, side: Side, request: Mapping[str, object], *, new: bool = False) -> None:
+    def _run(self, job: Job, *, new: bool = False) -> None:
+        side = job.side
         with environment_of(side.prepare(), side.world_size) as variables:
             threads = int(os.environ.get(_THREADS) or len(os.sched_getaffinity(0)))
             pool = self._pool_of(side, variables)
@@ -140,7 +141,7 @@ class SharedRanks(Ranks):
                 pool.run(
                     rank_jobs.to_files_in_pool,
                     side.world_size,
-                    {**request, "threads": threads},
+                    attrs.evolve(job, num_threads=threads).as_request(),
                     timeout=self._timeout,
                 )
             except PoolError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ascend_run.tools.verify.compare.verdict import Verdict
 
 from .exercising import cases, exercises, runs_without
-from .judging import judge
+from .judging import Pair, judge
 from .oracle import ORACLE, oracle_record
 from .questions import Question, Side
 from .ranks import Fault as Planted
@@ -49,11 +49,9 @@ class Verifier:
         """
         sides = sides_of(question)
         references = [side for side in (sides.plain, sides.same_layout, sides.against) if side]
-        more: dict[str, tuple[Side, Side]] = {}
-        if sides.with_dropout is not None:
-            more["with dropout"] = sides.with_dropout
-        if (half := sides.training_precision) is not None:
-            more["in half precision"] = (half.candidate, half.reference)
+        half = sides.training_precision
+        in_half = None if half is None else (half.candidate, half.reference)
+        more = [pair for pair in (sides.with_dropout, in_half) if pair is not None]
         evidence = runs_without(sides)
         runs = len(references) + len(evidence) + 1 + 2 * len(more)
         runs += (sides.masks is not None) + 3 * (sides.resumable is not None)
@@ -62,14 +60,11 @@ class Verifier:
         self._ranks.start([*references, sides.candidate])
         # All references first: ranks are shared, and have not imported the plugins under test yet.
         recorded = [(side, self._reference(side)) for side in references]
-        expected = {name: self._reference(pair[1]) for name, pair in more.items()}
-        for side in evidence:
+        for side in (*(reference for _, reference in more), *evidence):
             self._reference(side)
         candidate = self._run(sides.candidate, fault)
-        found = {
-            name: (pair[1], self._run(pair[0], fault), expected[name])
-            for name, pair in more.items()
-        }
+        with_dropout = self._pair(sides.with_dropout, fault)
+        in_training_precision = self._pair(in_half, fault)
         masks = None if sides.masks is None else self._run(sides.masks, fault)
         resumed = None
         if sides.resumable is not None:
@@ -80,17 +75,17 @@ class Verifier:
             sides,
             candidate,
             recorded,
-            found.get("with dropout"),
-            found.get("in half precision"),
+            with_dropout,
+            in_training_precision,
             masks,
             resumed,
             oracle,
         )
         if sides.has_second_oracle:
             verdict = self._family(sides.plain, recorded[0][1]).added_to(verdict)
-        in_half = found["in half precision"][1] if "in half precision" in found else None
+        half_records = None if in_training_precision is None else in_training_precision[1]
         verdict = verdict.with_exercises(
-            exercises(sides, candidate, self._reference), cases(sides, candidate, in_half)
+            exercises(sides, candidate, self._reference), cases(sides, candidate, half_records)
         )
         self._report("done", self._total, self._total)
         return verdict
@@ -108,6 +103,13 @@ class Verifier:
     def _run(self, side: Side, fault: Planted = None) -> list[Record]:
         self._next(side.name)
         return self._ranks(side, fault)
+
+    def _pair(self, sides: tuple[Side, Side] | None, fault: Planted) -> Pair | None:
+        """Execute a candidate whose reference has been executed; None if there is none."""
+        if sides is None:
+            return None
+        candidate, reference = sides
+        return reference, self._run(candidate, fault), self._references[_key(reference)]
 
     def _next(self, stage: str) -> None:
         self._report(stage, self._done, self._total)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_run.tools.pages.step_metrics import StepMetrics
 from ascend_run.tools.report.series import (
     POINTS,
     layer_loads,
@@ -17,6 +19,10 @@ from ascend_run.tools.report.series import (
 )
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def steps(lines: Iterable[Mapping[str, object]]) -> list[StepMetrics]:
+    return [StepMetrics.of_line(line) for line in lines]
 
 
 def test_a_short_curve_stays_as_it_is() -> None:
@@ -64,20 +70,20 @@ def test_values_near_the_largest_float_do_not_overflow() -> None:
 
 
 def test_readings_that_are_not_finite_are_listed_and_leave_a_gap() -> None:
-    series = series_of([{"step": 1, "loss": 2.0}, {"step": 2, "loss": "NaN"}], "loss")
+    series = series_of(steps([{"step": 1, "loss": 2.0}, {"step": 2, "loss": "NaN"}]), "loss")
     assert series.values == (2.0, None)
     assert series.not_finite == ((2, "nan"),)
 
 
 def test_what_is_not_a_number_is_passed_over() -> None:
     records = [{"step": 1, "loss": None}, {"step": 2, "loss": "text"}, {"step": 3, "loss": [1]}]
-    assert series_of(records, "loss").steps == ()
+    assert series_of(steps(records), "loss").steps == ()
 
 
 def test_expert_load_is_averaged_over_columns() -> None:
     records = [{"step": s, "expert_load": [0.25 + 0.5 * (s % 2), 0.75 - 0.5 * (s % 2)]}
                for s in range(1, 9)]  # fmt: skip
-    load = load_map(records, columns=2)
+    load = load_map(steps(records), columns=2)
     assert load is not None
     assert load.shares == ((0.5, 0.5), (0.5, 0.5))
     assert load.edges == (1, 5, 9)
@@ -91,10 +97,10 @@ def test_expert_load_with_gaps_or_another_size_is_left_out() -> None:
         {"step": 3, "expert_load": "none"},
         {"step": 4, "expert_load": [0.5, 0.5]},
     ]
-    load = load_map(records)
+    load = load_map(steps(records))
     assert load is not None
     assert load.shares == ((0.5, 0.5),)
-    assert load_map([{"step": 1, "loss": 1.0}]) is None
+    assert load_map(steps([{"step": 1, "loss": 1.0}])) is None
 
 
 def test_loads_of_layers_are_averaged_over_periods() -> None:
@@ -105,10 +111,10 @@ def test_loads_of_layers_are_averaged_over_periods() -> None:
         {"step": s, "expert_load_by_layer": [[], [s % 2, 1 - s % 2], [0.25, 0.75]]}
         for s in range(1, 9)
     ]
-    loads = layer_loads(records, cells=8)
+    loads = layer_loads(steps(records), cells=8)
     assert loads is not None
     assert loads.layers == (1, 2)
     assert loads.shares == (((0.5, 0.5), (0.25, 0.75)),) * 2
     assert loads.edges == (1, 5, 9)
     without = [{"step": 1, "loss": 1.0}, {"step": 2, "expert_load_by_layer": [[]]}]
-    assert layer_loads(without) is None
+    assert layer_loads(steps(without)) is None
