@@ -80,14 +80,7 @@ class LoopGroups:
         return products
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        parts = zip(
-            a_TN.split(self.counts), b_TK.split(self.counts), sum_XNK.unbind(0), strict=True
-        )
-        for a, b, total in parts:
-            if total.dtype is a.dtype:
-                total.addmm_(a.t(), b)
-            else:
-                total.add_(self.mm(a.t(), b))
+        _add_each(sum_XNK, a_TN, b_TK, self.counts, self.mm)
 
 
 class WideGroups(LoopGroups):
@@ -102,6 +95,7 @@ class NativeGroups:
     counts_on_device = True
 
     def __init__(self, counts: Counts, device: torch.device) -> None:
+        self.counts = counts
         if isinstance(counts, Tensor):
             self.ends = counts.cumsum(0, dtype=torch.int32)
             return
@@ -116,14 +110,17 @@ class NativeGroups:
         return F.grouped_mm(a_TN.contiguous().t(), b_TK.contiguous(), offs=self.ends)
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        sum_XNK.add_(self.outer(a_TN, b_TK))  # torch's cannot accumulate into a sum
+        if a_TN.device.type == "cpu":
+            _add_each(sum_XNK, a_TN, b_TK, on_host(self.counts))
+        else:
+            sum_XNK.add_(self.outer(a_TN, b_TK))  # torch's cannot accumulate into a sum
 
 
 class PaddedGroups:
     """One batched GEMM over groups padded to the largest; a view if they are equal."""
 
     def __init__(self, counts: Counts, device: torch.device) -> None:
-        counts = on_host(counts)
+        self.counts = counts = on_host(counts)
         self.num_groups, self.rows = len(counts), max(counts)
         self.places: Tensor | None = None
         if min(counts) < self.rows:
@@ -142,6 +139,8 @@ class PaddedGroups:
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
         if sum_XNK.dtype is a_TN.dtype:
             sum_XNK.baddbmm_(self._pad(a_TN).transpose(1, 2), self._pad(b_TK))
+        elif a_TN.device.type == "cpu":
+            _add_each(sum_XNK, a_TN, b_TK, self.counts)
         else:
             sum_XNK.add_(self.outer(a_TN, b_TK))
 
@@ -151,6 +150,24 @@ class PaddedGroups:
             padded = x.new_zeros(self.num_groups * self.rows, x.shape[1])
             x = padded.index_copy_(0, self.places, x)
         return x.view(self.num_groups, self.rows, x.shape[1])
+
+
+def _add_each(
+    sum_XNK: Tensor,
+    a_TN: Tensor,
+    b_TK: Tensor,
+    counts: Sequence[int],
+    mm: Callable[..., Tensor] = torch.mm,
+) -> None:
+    """Add each group's ``a.T @ b`` in place; a sum of another dtype by way of one product, which
+    stays in the cache."""
+    product = None if sum_XNK.dtype is a_TN.dtype else a_TN.new_empty(sum_XNK.shape[1:])
+    parts = zip(a_TN.split([*counts]), b_TK.split([*counts]), sum_XNK.unbind(0), strict=True)
+    for a, b, total in parts:
+        if product is None:
+            total.addmm_(a.t(), b)
+        else:
+            total.add_(mm(a.t(), b, out=product))
 
 
 MakeGroups = Callable[[Counts, torch.device], GroupedGemm]

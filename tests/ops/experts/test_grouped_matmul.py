@@ -18,6 +18,7 @@ from ascend_run.ops.experts.grouped_matmul import (
     grouped_matmul,
     native_takes,
 )
+from benchmarks.live_storages import LiveStorages
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -112,6 +113,27 @@ def test_no_gradient_is_taken_for_what_needs_none(backend: Backend) -> None:
     x.requires_grad_()
     grouped_matmul(x, matrices, counts, backend).backward(dy)
     assert matrices.grad is None
+
+
+@pytest.mark.parametrize("counts", [[4, 4, 4], [5, 0, 7]], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_groups_product_exists_at_most_while_they_are_added(
+    backend: Backend, counts: list[int]
+) -> None:
+    """Of bfloat16 rows to a float32 sum, by the storages that exist at the same time."""
+    x = draw(sum(counts), 8, dtype=torch.bfloat16, seed=0)
+    dy = draw(sum(counts), 16, dtype=torch.bfloat16, seed=1)
+    before = draw(3, 16, 8, dtype=torch.float32, seed=2)
+    total, groups = before.clone(), GROUPS[backend](counts, CPU)
+    with LiveStorages([x, dy, total]) as storages:
+        there = storages.live
+        groups.add_outer(total, dy, x)
+    assert storages.peak - there <= 16 * 8 * torch.bfloat16.itemsize
+    assert storages.live == there
+    product = by_hand(x, torch.zeros(3, 16, 8), dy, counts)[2]
+    error = (total - before.double() - product).abs().max() / product.abs().max()
+    assert float(error) <= torch.finfo(torch.bfloat16).eps
+    assert torch.equal(total[1], before[1]) is (counts[1] == 0)
 
 
 def test_equal_groups_are_batched_without_a_copy() -> None:
