@@ -5,6 +5,9 @@ the outputs are reduce-scattered. Gathered are, in this order, each token's expe
 and the hidden states: while these arrive, the rows of this rank's experts are found and counted.
 Megatron's gathers the choices and weights of all experts, K of which are not zero.
 
+Shared experts may be computed while the outputs are reduce-scattered; in backward, while these
+gradients are gathered (see ``token_exchange``).
+
 Rows are copied and summed by gathers in both directions, as in ``token_copies``; a token may have
 any number of experts on this rank, and fewer than K in all if experts dropped it.
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -26,6 +30,7 @@ from torch.nn import functional as F
 
 from ascend_run.ops.autograd_function import Function
 
+from .deferred_experts import DeferredExperts
 from .token_exchange import AllGather, Exchange, ReduceScatter
 
 
@@ -38,7 +43,7 @@ class AllGatherDispatcher:
 
     def __init__(self, inner: Any) -> None:
         self.config, self.group = inner.config, inner.tp_ep_group
-        self.shared_experts = None
+        self.shared_experts: DeferredExperts | None = None
         experts = inner.local_expert_indices
         self.first, self.num_local = experts[0], len(experts)
 
@@ -53,7 +58,7 @@ class AllGatherDispatcher:
         (num_tokens, num_experts), topk = probs.shape, self.config.moe_router_topk
         token_M, expert_M = torch.nonzero_static(routing_map, size=num_tokens * topk).unbind(1)
         self.expert_TK = expert_M.to(torch.int32).view(num_tokens, topk)
-        weights_TK = _select(probs, token_M * num_experts + expert_M).view(num_tokens, topk)
+        weights_TK = select(probs, token_M * num_experts + expert_M).view(num_tokens, topk)
         return tokens_TH, weights_TK
 
     def _kept(self, routing_map: Tensor, probs: Tensor) -> Tensor:
@@ -65,78 +70,110 @@ class AllGatherDispatcher:
         is_kept_TK = ranks_TK > 0
         self.expert_TK = expert_TK.masked_fill(~is_kept_TK, -1).to(torch.int32)
         token_T1 = torch.arange(0, routing_map.numel(), num_experts, device=probs.device)[:, None]
-        weights_TK = _select(probs, (token_T1 + expert_TK).flatten()).view_as(expert_TK)
+        weights_TK = select(probs, (token_T1 + expert_TK).flatten()).view_as(expert_TK)
         return weights_TK * is_kept_TK
 
-    def token_dispatch(self, tokens_TH: Tensor, weights_TK: Tensor) -> tuple[Tensor, Tensor]:
+    def token_dispatch(self, tokens_TH: Tensor, weights_TK: Tensor) -> tuple[Any, Tensor]:
         """Gather the experts, weights and tokens of all ranks."""
-        self.under_way: list[Exchange] = []
         self.experts_GK = self.expert_TK
         if self.group.size() == 1:
             return tokens_TH, weights_TK
+        weights_GK = self._start_choices(weights_TK)
+        self.moving = AllGather(self.group)
+        return self.moving.start(tokens_TH), weights_GK
+
+    def _start_choices(self, weights_TK: Tensor) -> Tensor:
+        """Gather each token's experts, and their weights."""
         self.experts_GK = self.expert_TK.new_empty(
             self.group.size() * self.expert_TK.shape[0], self.expert_TK.shape[1]
         )
         self.choosing = dist.all_gather_into_tensor(
             self.experts_GK, self.expert_TK, group=self.group, async_op=True
         )
-        weighting, moving = AllGather(self.group), AllGather(self.group)
-        self.under_way = [moving, weighting]
-        weights_GK = weighting.start(weights_TK)
-        return moving.start(tokens_TH), weights_GK
+        self.weighting = AllGather(self.group)
+        return self.weighting.start(weights_TK)
 
     def dispatch_postprocess(
         self, tokens_GH: Tensor, weights_GK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's rows sorted by expert [R, H], the counts [x] and weights [R]."""
-        if self.under_way:
+        exchanges = self.group.size() > 1
+        if exchanges:
             self.choosing.wait()
-        counts_x, choice_R = self._rows()
-        self.token_R = choice_R // weights_GK.shape[1]
-        self.row_R = self.token_R.argsort(stable=True)
-        num_tokens = weights_GK.shape[0]
-        rows_G = torch.bincount(self.token_R, minlength=num_tokens)
-        self.start_G = rows_G.cumsum(0) - rows_G
-        if self.under_way:
-            moving, weighting = self.under_way
-            weights_GK = weighting.finish(weights_GK)
-            tokens_GH = moving.finish(tokens_GH)
+        expert_R, choice_R = self._local_choices()
+        counts_x, choice_R = sorted_choices(expert_R, choice_R, self.num_local)
+        num_tokens, topk = weights_GK.shape
+        self.rows = local_rows(choice_R // topk, num_tokens)
+        if exchanges:
+            weights_GK = self.weighting.finish(weights_GK)
+            tokens_GH = self.moving.finish(tokens_GH)
         self.probs_dtype = weights_GK.dtype
-        rows_RH = _Permute.apply(tokens_GH, self.token_R, self.row_R, self.start_G)
-        return rows_RH, counts_x, _select(weights_GK, choice_R)
+        return self.rows.permute(tokens_GH), counts_x, select(weights_GK, choice_R)
 
     def combine_preprocess(self, rows_RH: Tensor) -> Tensor:
         """Sum this rank's outputs of each token, in the dtype of the weights."""
         self.out_dtype = rows_RH.dtype
         wide = rows_RH if self.group.size() == 1 else rows_RH.to(self.probs_dtype)
-        out: Tensor = _Unpermute.apply(wide, self.token_R, self.row_R, self.start_G)
-        return out
+        return self.rows.unpermute(wide)
 
-    def token_combine(self, out_GH: Tensor) -> Tensor:
+    def token_combine(self, out_GH: Any) -> Any:
         """Reduce-scatter the sums of all ranks."""
         if self.group.size() == 1:
             return out_GH
-        exchange = ReduceScatter(self.group)
-        self.under_way = [exchange]
-        return exchange.start(out_GH)
+        self.returning: Exchange = ReduceScatter(self.group)
+        return self.returning.start(out_GH)
 
-    def combine_postprocess(self, out_TH: Tensor) -> Tensor:
-        """Return them in the shape of the hidden states."""
-        if self.group.size() > 1:
-            (exchange,) = self.under_way
-            out_TH = exchange.finish(out_TH).to(self.out_dtype)
-        return out_TH.view(self.hidden_shape)
+    def combine_postprocess(self, out_TH: Any) -> Tensor:
+        """Return them in the shape of the hidden states, with those of the shared experts."""
+        shared = None if self.shared_experts is None else self.shared_experts.output()
+        out = self._come_back(out_TH).view(self.hidden_shape)
+        return out if shared is None else out + shared
 
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """Return the counts of the local experts, and for each row the index of its choice in the
-        flattened [G, K], sorted by expert and then by token."""
+    def _come_back(self, out_TH: Any) -> Tensor:
+        """Wait for the sums of this rank's tokens."""
+        if self.group.size() == 1:
+            alone: Tensor = out_TH
+            return alone
+        return self.returning.finish(out_TH).to(self.out_dtype)
+
+    def _local_choices(self) -> tuple[Tensor, Tensor]:
+        """Return the local expert of each row, and the index of its choice in the flattened [G,
+        K]."""
         expert_M = self.experts_GK.flatten().to(torch.int64) - self.first
         is_local = (expert_M >= 0) & (expert_M < self.num_local)
         choice_R = is_local.nonzero().squeeze(1)
-        expert_R = expert_M.index_select(0, choice_R)
-        order = expert_R.argsort(stable=True)
-        counts_x = torch.bincount(expert_R, minlength=self.num_local)
-        return counts_x, choice_R.index_select(0, order)
+        return expert_M.index_select(0, choice_R), choice_R
+
+
+def sorted_choices(group_R: Tensor, choice_R: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Return the rows of each group, and the choices sorted by group and then as they are."""
+    order = group_R.argsort(stable=True)
+    return torch.bincount(group_R, minlength=num_groups), choice_R.index_select(0, order)
+
+
+@attrs.frozen(eq=False)
+class LocalRows:
+    """The rows of this rank's experts: copies of gathered tokens."""
+
+    token_R: Tensor  #: The token of each row.
+    row_R: Tensor  #: The rows in the order of their tokens.
+    start_G: Tensor  #: The place there of each token's first row.
+
+    def permute(self, tokens_GH: Tensor) -> Tensor:
+        """Copy the tokens to rows."""
+        out: Tensor = _Permute.apply(tokens_GH, self.token_R, self.row_R, self.start_G)
+        return out
+
+    def unpermute(self, rows_RH: Tensor) -> Tensor:
+        """Sum the rows of each token."""
+        out: Tensor = _Unpermute.apply(rows_RH, self.token_R, self.row_R, self.start_G)
+        return out
+
+
+def local_rows(token_R: Tensor, num_tokens: int) -> LocalRows:
+    """Return the rows of these tokens."""
+    rows_G = torch.bincount(token_R, minlength=num_tokens)
+    return LocalRows(token_R, token_R.argsort(stable=True), rows_G.cumsum(0) - rows_G)
 
 
 def _sum(rows_RH: Tensor, row_R: Tensor, start_G: Tensor) -> Tensor:
@@ -176,8 +213,6 @@ class _Unpermute(Function):
 
 
 class _Select(Function):
-    """Entries of a matrix by flat index, each at most once; saves the index alone."""
-
     @staticmethod
     def forward(ctx: Any, weights: Tensor, choice_R: Tensor) -> Tensor:
         ctx.save_for_backward(choice_R)
@@ -192,6 +227,7 @@ class _Select(Function):
         return zeros.index_copy_(0, choice_R, dweights_R).view(ctx.shape), None
 
 
-def _select(weights: Tensor, choice_R: Tensor) -> Tensor:
+def select(weights: Tensor, choice_R: Tensor) -> Tensor:
+    """Return entries of a matrix by flat index, each at most once; saves the index alone."""
     out: Tensor = _Select.apply(weights, choice_R)
     return out

@@ -200,3 +200,38 @@ def gathered(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChan
             if ranks > 1
         ),
     )
+
+
+def gathered_in_chunks(
+    config: RunConfig, layout: Layout, rank: PipelineStage, chunks: int, *, behind_shared: bool
+) -> tuple[Communication, ...]:
+    """Return the exchange of the tokens and outputs in chunks of tokens. The first chunk of tokens
+    and the last one of outputs have no experts to be behind.
+
+    Args:
+        behind_shared: Whether outputs are exchanged behind shared experts, if there are any.
+    """
+    sizes = chunk_sizes(own_tokens(config, layout, rank), chunks)
+    first, last = (size / sum(sizes) for size in (sizes[0], sizes[-1]))
+    shared = behind_shared and bool(config.model.moe_shared_expert_intermediate_size)
+    if chunks == 1 and not shared:
+        return ()
+    return tuple(
+        Communication(
+            operation=operation,
+            group="tp_ep",
+            calls=calls,
+            sent_bytes=share,
+            why=f"experts, {what}",
+            overlapped=hidden,
+            replaces=operation,
+        )
+        for operation, what, alone, by_shared in (
+            ("all_gather", "forward: tokens", first, False),
+            ("reduce_scatter", "forward: outputs", last, shared),
+            ("all_gather", "backward: outputs", last, shared),
+            ("reduce_scatter", "backward: tokens", first, False),
+        )
+        for calls, share, hidden in ((1, alone, by_shared), (chunks - 1, 1 - alone, True))
+        if calls
+    )

@@ -12,7 +12,9 @@ from torch import distributed as dist
 
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.chunked_all_gather import ChunkedGatherDispatcher
 from ascend_run.ops.experts.chunked_dispatcher import ChunkedDispatcher
+from ascend_run.ops.experts.deferred_experts import DeferredExperts
 from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.ops.experts.token_exchange import AllGather, AllToAll, Exchange
 from ascend_run.testing.effects import Collectives, count_collectives
@@ -106,6 +108,9 @@ class SharedExpert:
 
     def plain(self, x: Tensor) -> Tensor:
         return (x @ self.first).tanh() @ self.second
+
+    def whole(self, x: Tensor) -> Tensor:
+        return logged(self.plain(x), self.log, "shared")
 
 
 class _Logged(torch.autograd.Function):
@@ -224,24 +229,35 @@ def dispatch_in_chunks(ep: int, tp: int, kind: str, number: int, shared: bool) -
         return dispatched(groups_of(ep, tp), kind, 2, build, shared, by_chunk=True)
 
 
-def all_errors(ep: int, tp: int, build: Build, with_shared: bool) -> list[dict[str, float]]:
+def errors_of_all_to_all(ep: int, tp: int, overlap: bool, fused: bool) -> list[dict[str, float]]:
     """Return the errors of every routing, number of experts of a token, and with shared experts."""
     with cpu_facade():  # gloo gathers no uneven rows
-        groups = groups_of(ep, tp)
+        groups, build = groups_of(ep, tp), all_to_all(overlap, fused)
         return [
             dispatched(groups, kind, topk, build, shared)[0]
             for kind in ("spread", "first", "last empty")
             for topk in (1, 2)
-            for shared in {False, with_shared}
+            for shared in (False, True)
         ]
 
 
-def errors_of_all_to_all(ep: int, tp: int, overlap: bool, fused: bool) -> list[dict[str, float]]:
-    return all_errors(ep, tp, all_to_all(overlap, fused), with_shared=True)
+def all_gather(number: int) -> Build:
+    """Build a dispatcher that gathers the tokens in so many chunks."""
+    if number == 1:
+        return AllGatherDispatcher
+    return lambda inner: ChunkedGatherDispatcher(inner, number)
 
 
-def errors_of_all_gather(ep: int, tp: int) -> list[dict[str, float]]:
-    return all_errors(ep, tp, AllGatherDispatcher, with_shared=False)
+def errors_of_all_gather(ep: int, tp: int, number: int) -> list[dict[str, float]]:
+    """Return the errors of every routing, number of experts of a token, and with shared experts."""
+    with cpu_facade():
+        groups, build = groups_of(ep, tp), all_gather(number)
+        return [
+            dispatched(groups, kind, topk, build, shared, by_chunk=number > 1)[0]
+            for kind in ("spread", "dropped", "first", "last empty")
+            for topk in (1, 2)
+            for shared in (False, True)
+        ]
 
 
 def dispatch(ep: int, tp: int, kind: str, overlap: bool, shared: bool) -> Result:
@@ -251,9 +267,10 @@ def dispatch(ep: int, tp: int, kind: str, overlap: bool, shared: bool) -> Result
         return dispatched(groups_of(ep, tp), kind, 2, all_to_all(overlap, True), shared)
 
 
-def dispatch_gathered(ep: int, tp: int, kind: str) -> Result:
+def dispatch_gathered(ep: int, tp: int, kind: str, number: int, shared: bool) -> Result:
     with cpu_facade():
-        return dispatched(groups_of(ep, tp), kind, 2, AllGatherDispatcher, False)
+        build = all_gather(number)
+        return dispatched(groups_of(ep, tp), kind, 2, build, shared, by_chunk=number > 1)
 
 
 def gathered_rows(ep: int, tp: int, kind: str, topk: int) -> Tensor:
@@ -367,6 +384,10 @@ def dispatched(
     held = HeldExperts(fc1, fc2)
     compute = experts(held, ep_group)
     held.linked = lambda *rows: (logged(compute(*rows)[0], log, "experts"), None)
+    if shared and dispatcher.shared_experts is None:
+        layer = SimpleNamespace(shared_experts_compute=inner.shared_experts.whole)
+        dispatcher.shared_experts = DeferredExperts(layer)
+        assert layer.shared_experts_compute(x) is None  # as the layer does before all stages
 
     undo = log_exchanges(log)
     try:

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ascend_run.ops.experts.all_gather_dispatcher import AllGatherDispatcher
 from ascend_run.ops.experts.all_to_all_dispatcher import AllToAllDispatcher
+from ascend_run.ops.experts.chunked_all_gather import ChunkedGatherDispatcher
 from ascend_run.ops.experts.chunked_dispatcher import ChunkedDispatcher
 from ascend_run.ops.experts.exchanged_experts import (
     ExpertGroups,
@@ -66,11 +67,14 @@ EXCHANGING: Final = "moe-bmm-fused"
 """Its experts exchange their tokens, which are padded; its dispatcher only permutes."""
 CHUNKED: Final = "moe-alltoall in chunks"
 """Its dispatcher computes the experts, in two chunks."""
+CHUNKED_GATHER: Final = "moe-allgather in chunks"
+"""The same; the chunks are of tokens."""
 HOT: Final = "hot-experts"
 """Its experts have replicas, of as many as a rank has."""
 OTHERS: Final[dict[str, Callable[[Any], Any]]] = {
     EXCHANGING: LocalDispatcher,
     CHUNKED: lambda inner: ChunkedDispatcher(inner, 2),
+    CHUNKED_GATHER: lambda inner: ChunkedGatherDispatcher(inner, 2),
     HOT: lambda inner: HotDispatcher(inner, len(inner.local_expert_indices), lambda _: None),
 }
 """Those that need the layer to call the experts differently."""
@@ -79,7 +83,7 @@ OTHERS: Final[dict[str, Callable[[Any], Any]]] = {
 def _dispatcher(name: str, *parts: Any) -> Any:
     from megatron.core.transformer.moe import token_dispatcher
 
-    kind = "AllGather" if name.endswith("allgather") else "AlltoAll"
+    kind = "AllGather" if "allgather" in name else "AlltoAll"
     inner = getattr(token_dispatcher, f"MoE{kind}TokenDispatcher")(*parts)
     return (DISPATCHERS | OTHERS)[name](inner)
 
@@ -87,11 +91,12 @@ def _dispatcher(name: str, *parts: Any) -> Any:
 def _cases(name: str, drops: bool) -> list[Case]:
     """Shared experts beside every other case."""
     limits: tuple[tuple[float | None, str], ...]
-    one_way = {"moe-allgather": (False,), HOT: (False,), EXCHANGING: (True,)}
+    one_way = dict.fromkeys(("moe-allgather", CHUNKED_GATHER, HOT), (False,))
+    one_way[EXCHANGING] = (True,)
     pads: tuple[bool, ...] = one_way.get(name, (False, True))
     kinds = ["spread", "one expert", "equal scores", "last empty", "no tokens"]
     limits = ((0.6, "probs"), (0.6, "position"), (1.5, "probs"))
-    overlaps = not name.endswith("allgather")
+    overlaps = "allgather" not in name
     if not drops:
         # All ranks gather as many tokens.
         kinds += ["a rank without tokens"] if overlaps else []
@@ -246,8 +251,10 @@ def _computed(
         return kernel(rows, counts, *rest)
 
     held.compute = counting
-    if name == CHUNKED:
-        return dispatcher.compute_experts(held, rows, weights), computed
+    if name in (CHUNKED, CHUNKED_GATHER):
+        rows = dispatcher.compute_experts(held, rows, weights)
+        local = len(held.fc1)
+        return rows, [sum(computed[expert::local]) for expert in range(local)]
     rows, counts, weights = dispatcher.dispatch_postprocess(rows, weights)
     if name == EXCHANGING:
         own = ExpertWeights(held.fc1.transpose(1, 2), held.fc2.transpose(1, 2))

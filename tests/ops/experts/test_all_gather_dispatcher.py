@@ -13,12 +13,22 @@ TOPK, ITEM, INDEX = 2, 8, 4
 """Experts of a token; bytes of float64 and of int32."""
 
 
-@pytest.mark.parametrize(("ep", "tp"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)])
+@pytest.mark.exhaustive(by=lambda ep, tp, chunks: [(ep, tp), chunks])
+@pytest.mark.parametrize(
+    ("ep", "tp", "chunks"),
+    [
+        *((*sizes, 1) for sizes in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))),
+        *((2, 1, chunks) for chunks in (2, 3, 7)),
+        *((1, 2, chunks) for chunks in (2, 5)),
+        *((*sizes, 2) for sizes in ((4, 1), (2, 2))),
+    ],
+)
 def test_output_and_every_gradient_are_those_of_each_token(
-    gloo_pool: GlooPool, ep: int, tp: int
+    gloo_pool: GlooPool, ep: int, tp: int, chunks: int
 ) -> None:
-    """Of inputs, probabilities and experts; ranks without tokens included."""
-    for found in gloo_pool.run(jobs.errors_of_all_gather, ep * tp, ep, tp):
+    """Of inputs, probabilities, experts and shared experts; with tokens dropped, ranks without
+    tokens, chunks of different sizes, and more chunks than tokens."""
+    for found in gloo_pool.run(jobs.errors_of_all_gather, ep * tp, ep, tp, chunks):
         for errors in found:
             assert max(errors.values()) <= 1e-10, errors
 
@@ -42,26 +52,61 @@ def test_tokens_of_an_expert_are_in_the_order_of_the_global_batch(
         assert torch.equal(rows, torch.stack(expected))
 
 
-def test_tokens_are_gathered_at_once_and_waited_for_after_sorting(
-    gloo_pool: GlooPool,
+WHOLE = [
+    *("issue", "issue", "wait", "wait", "experts", "issue", "wait"),
+    *("issue", "wait", "dexperts", "issue", "issue", "wait", "wait"),
+]
+BESIDE_SHARED = [
+    *("issue", "issue", "wait", "wait", "experts", "issue", "shared", "wait"),
+    *("issue", "dshared", "wait", "dexperts", "issue", "issue", "wait", "wait"),
+]
+CHUNKS = [
+    *("issue", "issue", "issue"),  # weights, and the tokens of both chunks
+    *("wait", "wait", "experts", "issue", "wait", "experts", "issue", "wait", "wait"),
+    *("issue", "issue", "wait", "dexperts", "issue", "wait", "dexperts", "issue"),
+    *("issue", "wait", "wait", "wait"),  # of the weights' gradients, and then all
+]
+CHUNKS_BESIDE_SHARED = [
+    *("issue", "issue", "issue"),
+    *("wait", "wait", "experts", "issue", "wait", "experts", "issue", "shared", "wait", "wait"),
+    *("issue", "issue", "dshared", "wait", "dexperts", "issue", "wait", "dexperts", "issue"),
+    *("issue", "wait", "wait", "wait"),
+]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shared", "expected"),
+    [
+        (1, False, WHOLE),
+        (1, True, BESIDE_SHARED),
+        (2, False, CHUNKS),
+        (2, True, CHUNKS_BESIDE_SHARED),
+    ],
+    ids=["whole", "shared", "chunks", "chunks and shared"],
+)
+def test_experts_are_computed_between_issue_and_wait_of_others(
+    gloo_pool: GlooPool, chunks: int, shared: bool, expected: list[str]
 ) -> None:
-    for _, log, *_ in gloo_pool.run(jobs.dispatch_gathered, 2, 2, 1, "spread"):
-        assert log == [
-            *("issue", "issue", "wait", "wait", "experts", "issue", "wait"),
-            *("issue", "wait", "dexperts", "issue", "issue", "wait", "wait"),
-        ]
+    """Forward and backward: between a chunk's wait and its issue the others have no wait, and
+    shared experts are behind the exchange of outputs, or of their gradients."""
+    for _, log, *_ in gloo_pool.run(jobs.dispatch_gathered, 2, 2, 1, "spread", chunks, shared):
+        assert log == expected
 
 
-@pytest.mark.exhaustive(by=lambda kind, ep, tp: [kind, (ep, tp)])
+@pytest.mark.exhaustive(by=lambda kind, ep, tp, chunks: [kind, (ep, tp, chunks)])
+@pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize(("ep", "tp"), [(2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("kind", ["spread", "first"])
 def test_communication_volume_equals_its_formula(
-    gloo_pool: GlooPool, kind: str, ep: int, tp: int
+    gloo_pool: GlooPool, kind: str, ep: int, tp: int, chunks: int
 ) -> None:
-    """It does not depend on the routing."""
+    """It depends neither on the routing nor on the chunks, which are of both exchanges in both
+    directions."""
     choices = jobs.TOKENS * TOPK
     tokens, weights = jobs.TOKENS * jobs.H * ITEM, choices * ITEM
-    for _, _, seen in gloo_pool.run(jobs.dispatch_gathered, ep * tp, ep, tp, kind):
+    for _, _, seen in gloo_pool.run(jobs.dispatch_gathered, ep * tp, ep, tp, kind, chunks, False):
         assert seen.sent_bytes["_allgather_base_"] == choices * INDEX + weights + 2 * tokens
         assert seen.sent_bytes["_reduce_scatter_base_"] == ep * tp * (2 * tokens + weights)
-        assert sum(seen.calls.values()) == 7
+        assert seen.calls["_allgather_base_"] == 2 + 2 * chunks
+        assert seen.calls["_reduce_scatter_base_"] == 1 + 2 * chunks
+        assert sum(seen.calls.values()) == 3 + 4 * chunks

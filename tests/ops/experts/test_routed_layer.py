@@ -42,12 +42,15 @@ def test_experts_that_exchange_their_tokens_are_those_of_each_token(
     assert_errors_of_dropping_layers(gloo_pool, ep, tp, jobs.EXCHANGING)
 
 
-@pytest.mark.exhaustive(by=lambda tp: [tp] if tp == 2 else [])
+@pytest.mark.exhaustive(by=lambda tp, name: [name] if tp == 2 else [])
+@pytest.mark.parametrize("name", [jobs.CHUNKED, jobs.CHUNKED_GATHER])
 @pytest.mark.parametrize(("ep", "tp"), [(2, 1), (2, 2)])
-def test_experts_in_chunks_are_those_of_each_token(gloo_pool: GlooPool, ep: int, tp: int) -> None:
+def test_experts_in_chunks_are_those_of_each_token(
+    gloo_pool: GlooPool, ep: int, tp: int, name: str
+) -> None:
     """Dropped, padded and not; ranks without tokens and no tokens at all."""
-    assert_errors_of_dropping_layers(gloo_pool, ep, tp, jobs.CHUNKED)
-    for found in gloo_pool.run(jobs.errors, ep * tp, ep, tp, jobs.CHUNKED, False, timeout=240):
+    assert_errors_of_dropping_layers(gloo_pool, ep, tp, name)
+    for found in gloo_pool.run(jobs.errors, ep * tp, ep, tp, name, False, timeout=240):
         for case, (errors, _) in found:
             assert max(errors.values()) <= 1e-10, (case, errors)
 

@@ -38,6 +38,13 @@ PADDED: Final = {
     "model.moe_pad_expert_input_to_capacity": True,
 }
 """To all tokens, so that none is dropped on any number of ranks."""
+GATHER: Final = {"model.moe_token_dispatcher_type": "allgather"}
+GATHERED: Final = {
+    **GATHER,
+    **SHARED,
+    "plugins.moe-allgather.overlap_chunks": 3,
+    "plugins.moe-allgather.overlap_shared_experts": True,
+}
 REPLICAS: Final = {"plugins.hot-experts.num_experts": 2}
 EP: Final = {"dp": 2, "ep": 2}
 EXTENDED: Final = {"tp": 2}
@@ -67,7 +74,7 @@ def sets() -> list[Any]:
     alone: list[tuple[tuple[str, ...], Config]] = [
         (("moe-permute-fusion",), {}),
         (("moe-alltoall",), {}),
-        (("moe-allgather",), {"model.moe_token_dispatcher_type": "allgather"}),
+        (("moe-allgather",), GATHER),
         (("moe-zero-memory",), {"plugins.moe-zero-memory.level": 0}),
         (("moe-zero-memory",), {"plugins.moe-zero-memory.level": 1}),
         (("moe-adaptive-recompute",), RECOMPUTED),
@@ -87,6 +94,7 @@ def exchanging() -> list[Any]:
         (("moe-alltoall",), EP, CHUNKS),
         (("gmm", "moe-permute-fusion", "moe-alltoall"), EP, CHUNKS),
         (("moe-alltoall", "shared-experts"), EP, OVERLAPPED),
+        (("moe-allgather", "shared-experts"), EP, GATHERED),
         (("hot-experts",), EP, REPLICAS),
         (("gmm", "hot-experts"), EP, REPLICAS),
         (("moe-bmm-fused",), EP, PADDED),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ascend_run.ops.experts.chunk_limits import chunk_problems
 from ascend_run.ops.experts.dispatcher_cost import (
     ALL_TO_ALL,
     in_chunks,
@@ -19,7 +20,6 @@ from ascend_run.plugin_api import (
     CostChange,
     Layout,
     LegacyFlag,
-    LinkPlace,
     Manifest,
     Maturity,
     Numerics,
@@ -66,7 +66,13 @@ class MoeAlltoall:
         level=2,
         maturity=Maturity.BETA,
         legacy_flags=(
-            LegacyFlag(flag="--moe-permutation-async-comm"),
+            *(
+                LegacyFlag(
+                    flag="--moe-permutation-async-comm",
+                    where={"--moe-token-dispatcher-type": kind},
+                )
+                for kind in ("alltoall", "alltoall_seq")
+            ),
             LegacyFlag(flag="--moe-alltoall-overlap-comm"),
             LegacyFlag(
                 flag="--moe-alltoall-overlap-comm",
@@ -88,20 +94,9 @@ class MoeAlltoall:
         experts, chunks = config.model.num_moe_experts, self.config.overlap_chunks
         if not experts or layout.ep == 1 or chunks == 1:
             return []
-        problems, local = [], experts // layout.ep
-        if chunks > local:
-            problems.append(
-                f"plugins.moe-alltoall.overlap_chunks={chunks} is more than the {local} experts of "
-                f"a rank; use at most {local}"
-            )
-        # What wraps the forward of the experts takes all rows of a rank in one call.
         links = {manifest.name: manifest.forward_links.get("experts") for manifest in manifests}
-        if whole := [name for name, place in links.items() if place is LinkPlace.AROUND]:
-            problems.append(
-                f"plugins.moe-alltoall.overlap_chunks={chunks} computes a rank's experts in "
-                f"several calls, and {' and '.join(whole)} expect one; set it to 1, or leave them "
-                "out"
-            )
+        most = experts // layout.ep, "experts of a rank"
+        problems = [*chunk_problems("plugins.moe-alltoall.overlap_chunks", chunks, most, links)]
         return [f"moe-alltoall: {'; '.join(problems)}"] if problems else []
 
     @hookimpl
