@@ -38,16 +38,17 @@ NPU_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 HEAD = """# Operators
 
-Each operator has a torch form: a function of `ascend_run.ops` that runs on every device and is the
-reference implementation. Its tests compare it with an independent formula in float64, forward and
-every gradient, within 1e-12. A platform may have its own form with the same arguments and results.
-To use an operator, get its form from the platform's table:
+In a plugin, get an operator from the platform's table; it runs as that platform has it:
 
 ```python
 from ascend_run.ops.experts.moe_permutation import moe_token_permute
 
 permute = ops.form(moe_token_permute)  # ops: the model's PlatformOps
 ```
+
+Each operator has a torch form: a function of `ascend_run.ops` that runs on every device and is the
+reference implementation. Its tests compare it with an independent formula in float64, forward and
+every gradient, within 1e-12. A platform may have its own form with the same arguments and results.
 
 - **CPU**: always the torch form.
 - **CUDA**: torch.compile fuses elementwise operators to one kernel at the first call; if torch or

@@ -22,12 +22,13 @@ from scripts.field_readers import READERS
 PAGE: Final = Path(__file__).parent.parent / "docs/configuration.md"
 HEAD: Final = """# Configuration: Megatron's options
 
-`[model]` and `[parallel]` take the fields of the installed Megatron's `TransformerConfig`, by
-their own names. Each option either has an effect or is rejected when the run is planned, with its
-name and the reason, before any process starts (exit code 2): none is silently ignored.
-`scripts/option_table.py` generates this page from the tables that planning uses.
-
     ascend-run plan --config run.toml model.qk_l2_norm=true
+
+Set an option of Megatron by its own name, in `[model]` or `[parallel]` or on the command line: they
+take the fields of the installed Megatron's `TransformerConfig`. Each option either has an effect or
+is rejected when the run is planned, with its name and the reason, before any process starts (exit
+code 2): none is silently ignored. `scripts/option_table.py` generates this page from the tables
+that planning uses.
 
 ## Supported options
 
