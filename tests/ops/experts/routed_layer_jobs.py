@@ -297,7 +297,8 @@ def _check_rows(
         sums = torch.tensor([sum(rows_x), sum(routed_x)])
         dist.all_reduce(sums)
         assert int(sums[0]) == int(sums[1]), case
-        assert len(rows_x) > len(routed_x) or case.kind != "one expert", "no replica"
+        if case.kind == "one expert" and case.factor is None:  # dropped, loads may be equal
+            assert len(rows_x) > len(routed_x), case
     else:
         assert rows_x == routed_x, case
 
