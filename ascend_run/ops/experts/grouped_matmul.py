@@ -80,7 +80,16 @@ class LoopGroups:
         return products
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        _add_each(sum_XNK, a_TN, b_TK, self.counts, self.mm)
+        """Add in place; to a sum of another dtype by way of one product, which stays in the cache."""
+        product = None if sum_XNK.dtype is a_TN.dtype else a_TN.new_empty(sum_XNK.shape[1:])
+        parts = zip(
+            a_TN.split(self.counts), b_TK.split(self.counts), sum_XNK.unbind(0), strict=True
+        )
+        for a, b, total in parts:
+            if product is None:
+                total.addmm_(a.t(), b)
+            else:
+                total.add_(self.mm(a.t(), b, out=product))
 
 
 class WideGroups(LoopGroups):
@@ -111,7 +120,7 @@ class NativeGroups:
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
         if a_TN.device.type == "cpu":
-            _add_each(sum_XNK, a_TN, b_TK, on_host(self.counts))
+            LoopGroups(self.counts, a_TN.device).add_outer(sum_XNK, a_TN, b_TK)
         else:
             sum_XNK.add_(self.outer(a_TN, b_TK))  # torch's cannot accumulate into a sum
 
@@ -140,7 +149,7 @@ class PaddedGroups:
         if sum_XNK.dtype is a_TN.dtype:
             sum_XNK.baddbmm_(self._pad(a_TN).transpose(1, 2), self._pad(b_TK))
         elif a_TN.device.type == "cpu":
-            _add_each(sum_XNK, a_TN, b_TK, self.counts)
+            LoopGroups(self.counts, a_TN.device).add_outer(sum_XNK, a_TN, b_TK)
         else:
             sum_XNK.add_(self.outer(a_TN, b_TK))
 
@@ -150,24 +159,6 @@ class PaddedGroups:
             padded = x.new_zeros(self.num_groups * self.rows, x.shape[1])
             x = padded.index_copy_(0, self.places, x)
         return x.view(self.num_groups, self.rows, x.shape[1])
-
-
-def _add_each(
-    sum_XNK: Tensor,
-    a_TN: Tensor,
-    b_TK: Tensor,
-    counts: Sequence[int],
-    mm: Callable[..., Tensor] = torch.mm,
-) -> None:
-    """Add each group's ``a.T @ b`` in place; a sum of another dtype by way of one product, which
-    stays in the cache."""
-    product = None if sum_XNK.dtype is a_TN.dtype else a_TN.new_empty(sum_XNK.shape[1:])
-    parts = zip(a_TN.split([*counts]), b_TK.split([*counts]), sum_XNK.unbind(0), strict=True)
-    for a, b, total in parts:
-        if product is None:
-            total.addmm_(a.t(), b)
-        else:
-            total.add_(mm(a.t(), b, out=product))
 
 
 MakeGroups = Callable[[Counts, torch.device], GroupedGemm]
