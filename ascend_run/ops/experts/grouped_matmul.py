@@ -80,7 +80,7 @@ class LoopGroups:
         return products
 
     def add_outer(self, sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
-        """Add in place; to a sum of another dtype by way of one product, which stays in the cache."""
+        """Add in place; to a sum of another dtype by way of one product, which stays cached."""
         product = None if sum_XNK.dtype is a_TN.dtype else a_TN.new_empty(sum_XNK.shape[1:])
         parts = zip(
             a_TN.split(self.counts), b_TK.split(self.counts), sum_XNK.unbind(0), strict=True
