@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ascend_run.testing.conformance.snapshot import changed_settings
+from ascend_run.testing.conformance.snapshot import Attributes, changed_settings, replaced
 
 FRAMES = "frames that torch.compile has seen"
 VARIABLE = "the environment variable "
@@ -32,3 +32,19 @@ def test_what_torch_compile_keeps_counts_only_if_it_compiled_nothing(
     after: dict[str, object] = {FRAMES: 3 + compiled, name: 2}
     reported = [f"{name} (was 1, is 2)"] if plain else []
     assert [*changed_settings(before, before, after)] == reported
+
+
+def test_what_torch_counts_as_it_compiles_is_no_replacement() -> None:
+    """A function of the same module is."""
+
+    def mark(num: int) -> None: ...
+
+    counted = {"op_count": 3, "reset_frame_count": len}
+    before = Attributes({"torch._dynamo.utils": counted}, {})
+    after = Attributes({"torch._dynamo.utils": {**counted, "op_count": 5}}, {})
+    assert replaced(before, after) == set()
+    patched = Attributes({"torch._dynamo.utils": {**counted, "reset_frame_count": mark}}, {})
+    assert replaced(before, patched) == {"torch._dynamo.utils.reset_frame_count"}
+    elsewhere = {"torch.nn.functional": {"op_count": 3}}, {"torch.nn.functional": {"op_count": 5}}
+    one, other = (Attributes(held, {}) for held in elsewhere)
+    assert replaced(one, other) == {"torch.nn.functional.op_count"}

@@ -22,6 +22,8 @@ _ALSO: Final = ("builtins", "json", "logging", "os", "pickle", "random", "signal
 PROCESS_GROUPS: Final = "the process groups"
 _NOT: Final = ("torch.ops", "torch.classes", "ascend_run.plugins")
 """Modules whose attributes are created by use, and those of plugins."""
+_COMPILER: Final = ("torch._dynamo", "torch._functorch", "torch._inductor", "torch._subclasses")
+"""Modules in which torch counts what it has compiled."""
 _PLAIN: Final = (bool, int, float, str, NoneType)
 _HELD: Final = (staticmethod, classmethod, property)
 _ABSENT: Final = "absent"
@@ -99,6 +101,8 @@ def replaced(before: Attributes, after: Attributes) -> set[str]:
                 other = now.get(name, _ABSENT)
                 if other is value or _equal_constants(other, value):
                     continue
+                if _is_counter(holder, value, other):
+                    continue
                 if is_watched(name, value):
                     changed[f"{holder}.{name}"] = other
                 elif is_watched(name, other):
@@ -110,6 +114,10 @@ def replaced(before: Attributes, after: Attributes) -> set[str]:
         gained |= changed
         changed = {}
     return changed.keys() | {name for name, value in gained.items() if _is_foreign(value)}
+
+
+def _is_counter(holder: str, value: object, other: object) -> bool:
+    return holder.startswith(_COMPILER) and type(value) is type(other) is int
 
 
 def _equal_constants(one: object, other: object) -> bool:

@@ -8,12 +8,12 @@ from typing import Any, Final
 import pytest
 
 from ascend_run.testing.parity import Parity
+from tests.support.norm_operator import NORM
 
 LAYERS, MICRO_BATCHES = 2, 4
 DROPOUT: Final = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 SHARED: Final = {"model.moe_shared_expert_intermediate_size": 24}
 SWAP: Final = {"plugins.swap-attention.min_bytes": 1}
-NORM: Final = "rsqrt_"
 
 
 def more_norms(parity: Parity, *names: str, **case: Any) -> int:

@@ -6,13 +6,13 @@ The campaign ``together`` has every layout, with recompute too, and every pair.
 from __future__ import annotations
 
 import inspect
-import os
 
 import pytest
 import torch
 
 from ascend_run.testing.parity import Case, Parity
-from ascend_run.testing.runtime import PLATFORM_VARIABLE, RankOutcome
+from ascend_run.testing.runtime import RankOutcome
+from tests.support.norm_operator import NORM
 
 GRAPHS = "compile/graphs"
 MOST_GRAPHS = 6
@@ -24,15 +24,10 @@ LEAST_GRAPHS = 1 if "isolate_recompiles" in inspect.signature(torch.compile).par
 PARTS = {"plugins.compile.regions": "parts", "plugins.compile.fullgraph": True}
 
 
-NORM = {"cpu": "rsqrt_", "cuda": "_fused_rms_norm"}
-"""An operator of the platform's norm, called once."""
-
-
 def assert_compiled(outcome: RankOutcome, micro_batches: int = 4) -> None:
     """Check that layers' norms are in graphs, where their operators are not seen; the final norm is
     not."""
-    norm = NORM[os.environ.get(PLATFORM_VARIABLE, "cpu")]
-    assert outcome.operations[norm] == micro_batches
+    assert outcome.operations[NORM] == micro_batches
     assert LEAST_GRAPHS <= outcome.metrics[GRAPHS] <= MOST_GRAPHS
 
 
