@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -193,9 +194,19 @@ class LeavesNoLayerEmpty:
     def ascend_empty_layers(self) -> Sequence[int]:
         return ()
 
+
+class RecomputesNothing:
+    """Of the MLPs that it says to recompute."""
+
+    manifest = manifest("recomputes-nothing")
+
     @hookimpl
     def ascend_activation_policy(self) -> Mapping[str, c.ActivationTreatment]:
-        return {}  # and treats no activation
+        def links(layer: Any, parts: Sequence[str], device: object) -> dict[str, c.ForwardLink]:
+            link = c.ForwardLink(wrap=lambda inner: partial(inner), compilable=True)
+            return dict.fromkeys(parts, link)
+
+        return {"mlp": c.ActivationTreatment(c.Keeping.RECOMPUTE, links)}
 
 
 class AddsAFieldToTheBatch:
@@ -230,5 +241,6 @@ PLUGINS: Final = (
     Idle(plugin=SchedulesAsAlways, layout={"pp": 2}),
     Idle(plugin=HooksGradients),
     Idle(plugin=LeavesNoLayerEmpty),
+    Idle(plugin=RecomputesNothing),
     Idle(plugin=AddsAFieldToTheBatch),
 )
