@@ -4,10 +4,49 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from ascend_run.plugin_api import CostChange, Phase, WorkingMemory
 
 if TYPE_CHECKING:
-    from ascend_run.plugin_api import RunContext
+    from ascend_run.plugin_api import Layout, PipelineStage, RunConfig, RunContext
+
+_COPIES: Final = 2 * 4
+"""Bytes per element of both moments in float32."""
+
+
+def cost_of_chunks(
+    config: RunConfig,
+    layout: Layout,
+    rank: PipelineStage,
+    chunk: int,
+    *,
+    to_begin: int,
+    most: int,
+) -> CostChange:
+    """Return what an update of one parameter takes, chunk by chunk on copies of its moments.
+
+    Args:
+        chunk: Elements of a chunk.
+        to_begin: Bytes per element until the copies are made, while those of the last chunk exist.
+        most: Bytes per element of a chunk.
+    """
+    elements = _largest(config, layout, rank)
+    first = min(elements, chunk)
+    following = min(elements - first, chunk)
+    nbytes = max(most * first, _COPIES * first + to_begin * following)
+    working = WorkingMemory(part="optimizer", name="moments", nbytes=nbytes, phase=Phase.UPDATE)
+    return CostChange(working=(working,))
+
+
+def _largest(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:
+    """Return the elements of the largest parameter of a rank, or of its share of all of them."""
+    found = 0.0
+    for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
+        numels = [p.numel for p in rank.parameters if p.trained and p.is_expert is is_expert]
+        held = sum(numels) / (ranks if config.ddp.use_distributed_optimizer else 1)
+        found = max(found, min(held, max(numels, default=0)))
+    return found
 
 
 def warn_of_unknown_names(option: str, names: Collection[str], context: RunContext) -> None:

@@ -7,7 +7,6 @@ from typing import Final
 from ascend_run.plugin_api import (
     CostChange,
     Layout,
-    ParameterCost,
     Phase,
     PipelineStage,
     RunConfig,
@@ -20,10 +19,9 @@ ASIDE: Final = 12 * 2.0**-17
 """Bytes per element of the values that are kept aside: 12 of one in 2**17; see
 ``ops.bf16_residual``."""
 _WIDE: Final = 4
-_BLOCK: Final = 1 << 20
-"""A CPU has a smaller one."""
-_PER_ELEMENT_OF_BLOCK: Final = 5
-"""An int32, and where there is a NaN whether it is one."""
+_BLOCK: Final = {True: 1 << 18, False: 1 << 20}
+"""Elements of a parameter that are converted at once, each with an int32, by whether that is on a
+CPU."""
 
 
 def memory_cost(
@@ -32,26 +30,22 @@ def memory_cost(
     """Return the master weights between steps, and what a step adds to them."""
     spread = config.ddp.use_distributed_optimizer
     trained = [p for p in rank.parameters if p.trained]
-    most = 0.0
+    at_once = largest = 0.0
     for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
-        own = [p for p in trained if p.is_expert is is_expert]
-        most = max(most, _bucket(own, ranks if spread else 1, bucket_size))
+        numels = [p.numel for p in trained if p.is_expert is is_expert]
+        held = sum(numels) / (ranks if spread else 1)
+        most = max(numels, default=0)
+        at_once = max(at_once, min(held, max(bucket_size, most)))
+        largest = max(largest, min(held, most))
+    block = min(largest, _BLOCK[config.platform == "cpu"])
     return CostChange(
         main_param_bytes=RESIDUAL + ASIDE,
         working=(
             WorkingMemory(
                 part="optimizer",
                 name="main_param",
-                nbytes=_WIDE * most + _PER_ELEMENT_OF_BLOCK * min(most, _BLOCK),
+                nbytes=_WIDE * (at_once + block),
                 phase=Phase.UPDATE,
             ),
         ),
     )
-
-
-def _bucket(parameters: list[ParameterCost], ranks: int, bucket_size: int) -> float:
-    """Return the elements of the largest bucket of a rank."""
-    numels = [p.numel for p in parameters]
-    if not numels:
-        return 0.0
-    return min(sum(numels) / ranks, max(bucket_size, *numels))

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ascend_run.plugin_api import (
+    CostChange,
+    Layout,
     LegacyFlag,
     Manifest,
     Maturity,
     Numerics,
     OptimizerSpec,
     OptimizerState,
+    PipelineStage,
     RunConfig,
     Support,
     hookimpl,
 )
-from ascend_run.plugins.optimizers import warn_of_unknown_names
+from ascend_run.plugins.optimizers import cost_of_chunks, warn_of_unknown_names
 
-from .parameters import BLOCK, EIGHT_BITS, MOMENTS, WIDE, parameter_options
+from .parameters import BLOCK, CHUNK, DEVICE_CHUNK, EIGHT_BITS, MOMENTS, WIDE, parameter_options
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +89,12 @@ class LowPrecisionOptimizer:
             element_wise=True,
             parameter_options=partial(parameter_options, wide=self.config.float32),
         )
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
+        chunk = CHUNK if config.platform == "cpu" else DEVICE_CHUNK
+        # Codes are looked up as int64. To quantize takes three tensors in 32 bits, and the codes.
+        return cost_of_chunks(config, layout, rank, chunk, to_begin=16, most=21)
 
     @hookimpl
     def ascend_before_run(self, context: RunContext) -> None:

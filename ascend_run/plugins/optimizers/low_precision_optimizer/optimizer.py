@@ -9,14 +9,9 @@ from torch import Tensor
 
 from ascend_run.ops.elementwise.adamw import adamw_, adamw_step_
 
-from .parameters import BLOCK, EIGHT_BITS, MOMENTS, WIDE
+from .parameters import BLOCK, CHUNK, DEVICE_CHUNK, EIGHT_BITS, MOMENTS, WIDE
 from .quantization import Quantizer
 
-CHUNK: Final = 2**18
-"""Elements that a CPU updates at once: float32 copies of their moments stay in its caches. A
-multiple of the block."""
-DEVICE_CHUNK: Final = 2**20
-"""The same on another device."""
 _NAMES: Final = ("exp_avg", "exp_avg_sq")
 
 

@@ -11,6 +11,11 @@ EIGHT_BITS: Final = "8bit"
 WIDE: Final = "float32"
 BLOCK: Final = 256
 """Elements that share a scale."""
+CHUNK: Final = 2**18
+"""Elements that a CPU updates at once: float32 copies of their moments stay in its caches. A
+multiple of the block."""
+DEVICE_CHUNK: Final = 2**20
+"""The same on another device."""
 
 
 def parameter_options(name: str, is_matrix: bool, *, wide: Collection[str]) -> dict[str, str]:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from ascend_run.plugin_api import (
+    CostChange,
+    Layout,
     LegacyFlag,
     Manifest,
     Maturity,
     Numerics,
     OptimizerSpec,
     OptimizerState,
+    PipelineStage,
     RunConfig,
     Support,
     hookimpl,
 )
+from ascend_run.plugins.optimizers import cost_of_chunks
 
 if TYPE_CHECKING:
     import torch
+
+CHUNK: Final = 2**20
+"""Elements that are updated at once, which bounds the float32 copies of the moments."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +83,12 @@ class O2Bf16Optimizer:
             },
             element_wise=True,
         )
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
+        # Beside both copies there are the numbers that are drawn, as int32, and these shifted.
+        most = 16 if self.config.stochastic_rounding else 8
+        return cost_of_chunks(config, layout, rank, CHUNK, to_begin=8, most=most)
 
 
 def _build(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ascend_run.ops.elementwise.adamw import adamw_
 
+from . import CHUNK
 from .rounding import drawn, key_of, round_stochastically_
-
-CHUNK: Final = 2**20
-"""Elements that are updated at once, which bounds the float32 copies of the moments."""
 
 
 class Bf16AdamW(torch.optim.Optimizer):
