@@ -44,6 +44,17 @@ from .dispatcher_jobs import (
 
 TOKENS = 6
 """Of a rank that has any."""
+EQUAL: Final = "equal scores"
+LEVELS: Final = (
+    (0, 0, 0, 0),
+    (0, 1, 1, 1),
+    (0, 0, 2, 2),
+    (0, 0, 0, 3),
+    (4, 0, 4, 0),
+    (0, 0, 0, 0),
+)
+"""Logits of the tokens of a rank with equal scores: by the rule every expert has some of them, and
+two tokens have equal shares of an expert that drops one."""
 
 
 class Case(NamedTuple):
@@ -94,7 +105,7 @@ def _cases(name: str, drops: bool) -> list[Case]:
     one_way = dict.fromkeys(("moe-allgather", CHUNKED_GATHER, HOT), (False,))
     one_way[EXCHANGING] = (True,)
     pads: tuple[bool, ...] = one_way.get(name, (False, True))
-    kinds = ["spread", "one expert", "equal scores", "last empty", "no tokens"]
+    kinds = ["spread", "one expert", EQUAL, "last empty", "no tokens"]
     limits = ((0.6, "probs"), (0.6, "position"), (1.5, "probs"))
     overlaps = "allgather" not in name
     if not drops:
@@ -123,12 +134,25 @@ def _logits(kind: str, rank: int) -> Tensor:
         added[:, 0] = 40.0
     elif kind == "last empty":
         added[:, -1] = -40.0
+    elif kind == EQUAL:
+        levels = torch.tensor(LEVELS, dtype=torch.float64).roll(rank, 0)
+        added = levels - _tokens(kind, rank).flatten(0, 1) @ _router(kind).t()
     return added
 
 
 def _tokens(kind: str, rank: int) -> Tensor:
     x = draw(_count(kind, rank), 1, H, seed=100 + rank)
-    return torch.zeros_like(x) if kind == "equal scores" else x
+    return _rounded(x) if kind == EQUAL else x
+
+
+def _router(kind: str) -> Tensor:
+    weight = draw(X, H, seed=3)
+    return _rounded(weight) if kind == EQUAL else weight
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Return whole numbers, so that sums of their products are exact; none of them is 0."""
+    return x.sign() * (1 + (x.abs() > 0.7))
 
 
 class Expected(NamedTuple):
@@ -211,7 +235,7 @@ def _layer(groups: tuple[Any, Any, Any], name: str, case: Case) -> Computed:
     shared = SharedExpert([]) if case.shared else None
     dispatcher.shared_experts = shared
     x = _tokens(case.kind, rank).requires_grad_()
-    router = draw(X, H, seed=3).requires_grad_()
+    router = _router(case.kind).requires_grad_()
     size = F // tp_group.size()
     width = slice(tp_group.rank() * size, (tp_group.rank() + 1) * size)
     fc1 = draw(X, H, F, seed=1)[mine.start : mine.stop, :, width].clone().requires_grad_()
@@ -306,7 +330,7 @@ def _check_rows(
 def _by_each_token(case: Case) -> Expected:
     rank = dist.get_rank()
     first, second = draw(X, H, F, seed=1).requires_grad_(), draw(X, F, H, seed=2).requires_grad_()
-    x, router = _tokens(case.kind, rank).requires_grad_(), draw(X, H, seed=3).requires_grad_()
+    x, router = _tokens(case.kind, rank).requires_grad_(), _router(case.kind).requires_grad_()
     shared = SharedExpert([])
     out, selected, kept = _by_token(case, rank, x, router, first, second)
     if case.shared:
@@ -321,6 +345,7 @@ def _by_each_token(case: Case) -> Expected:
         if leaf is first or leaf is second:
             dist.all_reduce(leaf.grad)
         right[name] = leaf.grad
+        assert case.kind != EQUAL or case.factor is not None or leaf.grad.all(), (case, name)
     rows_X = torch.tensor(kept)
     dist.all_reduce(rows_X)
     return Expected(right, selected - sum(kept), rows_X)
