@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import attrs
 
@@ -15,6 +15,7 @@ from ascend_run.plugin_api import DataError
 
 from .chat_tokenizer import ChatTokenizer
 from .labelling import Labelled, label, without_doubled
+from .omissions import Omissions
 from .samples import Conversation, Message, Prompt, VerifiablePrompt, texts
 from .sources.problems import SHOWN_PROBLEMS
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
@@ -23,8 +24,6 @@ from .turns import Rendered, render
 _BATCH: Final = 512
 """Samples tokenized per call."""
 _BATCHES_AT_ONCE: Final = 2
-_NAMED: Final = 5
-"""Samples named per reason for leaving them out."""
 
 NOTHING_TO_TRAIN: Final = "nothing to train on"
 SPELLS_SPECIAL: Final = "spells a special token"
@@ -135,35 +134,6 @@ class Encoder:
             return make()
         except TemplateRefusal as refusal:
             return TemplateRefusal(f"{self.template.name} rejects it: {refusal}")
-
-
-@attrs.define
-class Omissions:
-    """Which samples are left out, by reason."""
-
-    _sources: dict[str, list[str]] = attrs.field(factory=dict, init=False)
-    _counts: dict[str, int] = attrs.field(factory=dict, init=False)
-
-    def add(self, reason: str, source: str) -> None:
-        """Count one sample."""
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-        if self._counts[reason] <= _NAMED:
-            self._sources.setdefault(reason, []).append(source)
-
-    def report(self) -> dict[str, Any]:
-        """Return reason -> ``count`` and ``first`` (``file:row``)."""
-        return {
-            reason: {"count": self._counts[reason], "first": [*sources]}
-            for reason, sources in sorted(self._sources.items())
-        }
-
-
-def left_out_reasons(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one sentence per reason for which samples were left out."""
-    for reason, which in report["left_out"].items():
-        more = which["count"] - len(which["first"])
-        rest = f" and {more} more" if more else ""
-        yield f"{reason}: {which['count']} ({', '.join(which['first'])}{rest})"
 
 
 def batches_of(

@@ -17,16 +17,9 @@ import numpy as np
 
 from ascend_run.plugin_api import ArrayCache, Arrays, DataError
 
-from .encoder import (
-    NOTHING_TO_TRAIN,
-    Encoder,
-    Omissions,
-    accepted,
-    batches_of,
-    left_out_reasons,
-    on_threads,
-)
+from .encoder import NOTHING_TO_TRAIN, Encoder, accepted, batches_of, on_threads
 from .labelling import Labelled
+from .omissions import Omissions, Omitted, all_omitted, left_out_reasons, omitted_of_json
 from .reading import SampleReader
 from .sample_files import read_labelled, read_sample_record
 
@@ -34,6 +27,17 @@ _FORMAT: Final = 4
 
 TOO_LONG: Final = "too long"
 TRUNCATED: Final = "truncated"
+
+
+@attrs.frozen(kw_only=True)
+class Reading:
+    """What was read, and what was left out. Serializable as JSON."""
+
+    conversations: int
+    """Read."""
+    samples: int
+    left_out: Mapping[str, Omitted]
+    """Reason -> conversations."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,19 +50,18 @@ class Encoded:
     """[tokens] bool."""
     ends: np.ndarray[Any, Any]
     """[samples] int64: end of each sample in ``ids``."""
-    report: Mapping[str, Any]
-    """``conversations`` read, and for each reason to leave some out ``count`` and ``first``
-    (``file:line``)."""
+    report: Reading
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Encoded:
         """Rebuild from what ``as_arrays`` returns."""
-        report = json.loads(arrays["report"].tobytes())
+        values = json.loads(arrays["report"].tobytes())
+        report = Reading(**{**values, "left_out": omitted_of_json(values["left_out"])})
         return cls(ids=arrays["ids"], trained=arrays["trained"], ends=arrays["ends"], report=report)
 
     def as_arrays(self) -> Arrays:
         """Return all fields as arrays; the report as the bytes of JSON."""
-        report = np.frombuffer(json.dumps(self.report).encode(), np.uint8)
+        report = np.frombuffer(json.dumps(attrs.asdict(self.report)).encode(), np.uint8)
         return {"ids": self.ids, "trained": self.trained, "ends": self.ends, "report": report}
 
     def __len__(self) -> int:
@@ -153,7 +156,7 @@ def encoded_dataset(prefix: str, limit: LengthLimit, cache: ArrayCache) -> Encod
     }
 
     def compute() -> Arrays:
-        count = int(record.report["samples"])
+        count = record.report.samples
         return fitted(
             read_labelled(prefix), limit, Omissions(), lambda: count, [Path(prefix)]
         ).as_arrays()
@@ -166,21 +169,15 @@ def joined(parts: Sequence[Encoded]) -> Encoded:
     if len(parts) == 1:
         return parts[0]
     begins = np.cumsum([0, *(len(part.ids) for part in parts[:-1])])
-    left_out: dict[str, Any] = {}
-    for part in parts:
-        for reason, found in part.report["left_out"].items():
-            known = left_out.setdefault(reason, {"count": 0, "first": []})
-            known["count"] += found["count"]
-            known["first"] += found["first"]
     return Encoded(
         ids=np.concatenate([part.ids for part in parts]),
         trained=np.concatenate([part.trained for part in parts]),
         ends=np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=True)]),
-        report={
-            "conversations": sum(part.report["conversations"] for part in parts),
-            "samples": sum(len(part) for part in parts),
-            "left_out": left_out,
-        },
+        report=Reading(
+            conversations=sum(part.report.conversations for part in parts),
+            samples=sum(len(part) for part in parts),
+            left_out=all_omitted(part.report.left_out for part in parts),
+        ),
     )
 
 
@@ -207,21 +204,17 @@ def fitted(
         if (fits := limit.fit(source, conversation, omissions)) is not None:
             ids.append(np.asarray(fits.ids, np.int32))
             trained.append(np.asarray(fits.trained, np.bool_))
-    report = {
-        "conversations": count(),
-        "samples": len(ids),
-        "left_out": omissions.report(),
-    }
+    left_out = omissions.report()
     if not ids:
         raise DataError(
             f"none of {count()} conversations in {', '.join(map(str, files))} can be trained on",
-            list(left_out_reasons(report)),
+            list(left_out_reasons(left_out)),
         )
     return Encoded(
         ids=np.concatenate(ids),
         trained=np.concatenate(trained),
         ends=np.cumsum([len(part) for part in ids]).astype(np.int64),
-        report=report,
+        report=Reading(conversations=count(), samples=len(ids), left_out=left_out),
     )
 
 

@@ -23,6 +23,7 @@ from .encoder import Encoder
 from .fields import UNTRAINED
 from .indexed import TokenIndex, read_index
 from .labelling import Labelled
+from .omissions import Omitted, omitted_of_json
 
 FORMAT: Final = "ascend-run sample dataset"
 FORMAT_VERSION: Final = 1
@@ -40,6 +41,16 @@ def is_sample_dataset(prefix: str | Path) -> bool:
 
 
 @attrs.frozen(kw_only=True)
+class SamplesRead:
+    """How many samples were read and kept, and what was left out."""
+
+    read: int
+    samples: int
+    left_out: Mapping[str, Omitted]
+    """Reason -> samples."""
+
+
+@attrs.frozen(kw_only=True)
 class SampleRecord:
     """``PREFIX.json``: how the token files of samples were made."""
 
@@ -49,8 +60,7 @@ class SampleRecord:
     keys: Mapping[str, str]
     encoding: Mapping[str, Any]
     """See ``encoding_facts``."""
-    report: Mapping[str, Any]
-    """``read``, ``samples``, and ``left_out`` by reason."""
+    report: SamplesRead
     idx_sha256: Mapping[str, str]
     """Field -> digest of its index."""
     bin_sha256: Mapping[str, str]
@@ -86,7 +96,9 @@ def read_sample_record(prefix: str | Path) -> SampleRecord:
         values = json.loads(path.read_bytes())
         if values.pop("format") != FORMAT or values.pop("format_version") != FORMAT_VERSION:
             raise ValueError(f"expected {FORMAT!r}, version {FORMAT_VERSION}")
-        return SampleRecord(**values)
+        report = values.pop("report")
+        left_out = omitted_of_json(report.pop("left_out"))
+        return SampleRecord(**values, report=SamplesRead(**report, left_out=left_out))
     except OSError as error:
         raise DataError(f"{prefix}: its record {path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

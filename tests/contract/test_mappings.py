@@ -1,5 +1,5 @@
 """What is our own is a record: a mapping is read by a literal key only where a user, another
-program, a file or a library defines it. ``convert`` and ``preprocess`` read formats of others."""
+program, a file or a library defines it. The formats that ``convert`` reads are those of others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import ascend_run
 
 PACKAGE: Final = Path(ascend_run.__file__).parent
 TOOLS: Final = (
-    *("bisect", "diff", "new_plugin", "pages", "plan", "plugins", "preset", "report", "terminal"),
-    "verify",
+    *("bisect", "diff", "new_plugin", "pages", "plan", "plugins", "preprocess", "preset", "report"),
+    *("terminal", "verify"),
 )
-ROOMS: Final = ("prepare", "core", "launch", "entrypoints", *(f"tools/{tool}" for tool in TOOLS))
+ROOMS: Final = (
+    *("types", "plugin_api", "families", "registry", "text", "prepare", "core", "launch"),
+    *("entrypoints", *(f"tools/{tool}" for tool in TOOLS)),
+)
 READ: Final[dict[str, dict[str, set[str]]]] = {
     "the user's values, behind the properties of RawConfig": {
         "prepare/config/raw.py": {"parsed", "self.values"},
@@ -28,6 +31,9 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "tools/verify/dropout.py": {"values"},
         "tools/verify/questions.py": {"data", "layouts.KEYS", "self.base"},
         "tools/verify/thorough.py": {"model", "sides.candidate.base"},
+    },
+    "options of the command, as click parses them": {
+        "tools/preprocess/command.py": {"keys", "values"},
     },
     "axes of a layout, by the names that a user gives": {
         "tools/bisect/mixing.py": {"KEYS"},
@@ -54,6 +60,14 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "core/hugging_face/json_files.py": {"read_hf_config(folder)"},
         "core/hugging_face/stored_tensors.py": {"read_object(index)"},
         "core/log/metrics.py": {"events[-1]", "r", "record"},
+        "registry/lock.py": {"origin", "origin.get('dir_info', {})"},
+        "registry/offers.py": {"head"},
+        "registry/static_manifest.py": {"fields"},
+        "text/encoded_documents.py": {"arrays"},
+        "text/encoding.py": {"arrays", "values"},
+        "text/omissions.py": {"found"},
+        "text/sample_files.py": {"report", "values"},
+        "text/sidecar.py": {"values"},
         "tools/bisect/journal.py": {"data"},
         "tools/pages/fingerprint_file.py": {"event", "record"},
         "tools/pages/run_folder.py": {"event"},
@@ -68,12 +82,41 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
     "Hugging Face's config.json, translated key by key": {
         "core/hugging_face/parameter_rows.py": {"_MTP"},
         "core/model/rotary_scaling.py": {"given"},
+        "families/expert_forms.py": {"values"},
+        "families/forms.py": {"values"},
+        "families/windows.py": {"values"},
         "prepare/hugging_face/config_keys.py": {
             *("family.defaults", "names", "remaining", "result", "values"),
         },
         "prepare/hugging_face/layer_rope.py": {"local"},
         "prepare/hugging_face/latent_rope.py": {"found"},
         "prepare/hugging_face/rope.py": {"config_json", "parameters", "scalings"},
+    },
+    "files of a tokenizer and of its chat template": {
+        "text/chat_tokenizer.py": {"token", "variables"},
+        "text/documents.py": {"token"},
+        "text/pretokens.py": {
+            *("normalizer", "post_processor", "rest", "step", "token", "values"),
+            "values['model']",
+        },
+        "text/reference_templates.py": {"own"},
+        "text/sentencepiece_model.py": {"token", "values", "values['model']"},
+        "text/templates.py": {"by_name", "entry", "tokenizer_config"},
+        "text/tiktoken_model.py": {"config"},
+        "text/tokenizer_content.py": {"_read(path)", "token"},
+        "text/tokens.py": {"token"},
+    },
+    "records of data, and messages, which templates read": {
+        "text/encoder.py": {"answer"},
+        "text/handlers/belle.py": {"message", "messages[-1]"},
+        "text/handlers/loading.py": {"values"},
+        "text/handlers/messages.py": {"message", "messages[0]", "record"},
+        "text/handlers/process_reward.py": {"record"},
+        "text/handlers/sharegpt_pairwise.py": {"answer"},
+        "text/handlers/sharegpt_r1.py": {"last"},
+        "text/samples.py": {"message"},
+        "text/skeletons.py": {"message"},
+        "text/turns.py": {"message"},
     },
     "named tensors of a batch, a sample index or a state": {
         "core/checkpoint/entries.py": {"saved", "state"},
@@ -98,6 +141,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "core/train/optimizer.py": {"group"},
         "core/train/optimizer_kinds.py": {"group"},
         "core/train/step.py": {"optimizer.param_groups[0]"},
+        "plugin_api/implementations.py": {"options"},
         "tools/plan/trial_build.py": {"frame.f_globals"},
         "tools/verify/capture/rates.py": {"group"},
     },
@@ -121,6 +165,8 @@ def read_by_string(source: str) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(source)):
         match node:
+            case ast.Subscript(value=ast.Name(id="Literal")):  # a type
+                pass
             case (
                 ast.Subscript(value=mapping, slice=ast.Constant(value=str()), ctx=ast.Load())
                 | ast.Call(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ascend_run.plugin_api import DataError
-from ascend_run.text.encoder import Encoder, Omissions, accepted
+from ascend_run.text.encoder import Encoder, accepted
+from ascend_run.text.omissions import Omissions
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.samples import Conversation
 from ascend_run.text.templates import MARK

@@ -13,9 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ascend_run.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer, read_tokenizer_config
-from ascend_run.text.encoder import Encoder, Omissions
+from ascend_run.text.encoder import Encoder
 from ascend_run.text.encoding import TOO_LONG, TRUNCATED, LengthLimit
 from ascend_run.text.labelling import Labelled
+from ascend_run.text.omissions import Omissions
 from ascend_run.text.packing import pack
 from ascend_run.text.samples import Conversation, Message
 from ascend_run.text.template_records import NAMED

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import numpy as np
@@ -15,21 +15,15 @@ import numpy as np
 import ascend_run
 from ascend_run.plugin_api import ConfigError, DataError
 from ascend_run.text.dataset_paths import bin_path, idx_path, sidecar_path
-from ascend_run.text.encoder import (
-    Encoder,
-    Omissions,
-    accepted,
-    batches_of,
-    left_out_reasons,
-    on_threads,
-)
+from ascend_run.text.encoder import Encoder, accepted, batches_of, on_threads
 from ascend_run.text.fields import FIELDS, EncodeFields, Fields, RewardTokens, field_encoder
 from ascend_run.text.file_collisions import NamedPath, file_collisions
 from ascend_run.text.handlers.loading import key_mapping, load_handler
 from ascend_run.text.indexed import IndexedWriter, dtype_for
+from ascend_run.text.omissions import Omissions, Omitted, left_out_reasons
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.reading import SampleReader
-from ascend_run.text.sample_files import SampleRecord, encoding_facts, field_prefix
+from ascend_run.text.sample_files import SampleRecord, SamplesRead, encoding_facts, field_prefix
 from ascend_run.text.samples import ProcessReward, Sample, Text
 from ascend_run.text.sources import find_sources
 
@@ -74,7 +68,8 @@ class SampleReport:
     files: int
     read: int
     samples: int
-    left_out: Mapping[str, Any]
+    left_out: Mapping[str, Omitted]
+    """Reason -> samples."""
     tokens: Mapping[str, int]
     """Field -> its tokens."""
     lengths: Mapping[str, Lengths]
@@ -84,7 +79,7 @@ class SampleReport:
     def lines(self) -> Iterator[str]:
         """Yield the report as text."""
         yield f"read {self.read:,} samples of {self.files:,} files in {self.seconds:.1f} s"
-        for sentence in left_out_reasons({"left_out": self.left_out}):
+        for sentence in left_out_reasons(self.left_out):
             yield f"left out, {sentence}"
         counts = ", ".join(f"{count:,} in {field}" for field, count in self.tokens.items())
         yield f"wrote {self.samples:,} samples to {self.prefix}; tokens: {counts}"
@@ -103,8 +98,8 @@ class SampleReport:
                 **{f"Tokens, {field}": count for field, count in self.tokens.items()},
             },
             left_out=[
-                (reason, which["count"], ", ".join(which["first"]))
-                for reason, which in self.left_out.items()
+                (reason, found.count, ", ".join(found.first))
+                for reason, found in self.left_out.items()
             ],
             lengths=self.lengths,
         )
@@ -139,16 +134,13 @@ def preprocess_samples(options: SampleOptions) -> SampleReport:
     with StagedFiles(overwrite=options.overwrite) as staged:
         files_of = _FieldFiles(options.output_prefix, fields, encoder.tokenizer.vocab_size, staged)
         samples = files_of.add_all(sample for _, sample in encoded)
-        report: dict[str, Any] = {
-            "read": reader.count,
-            "samples": samples,
-            "left_out": omissions.report(),
-        }
+        left_out = omissions.report()
         if not samples:
             raise DataError(
                 f"none of {reader.count} samples in {len(files)} files can be used",
-                list(left_out_reasons(report)),
+                list(left_out_reasons(left_out)),
             )
+        report = SamplesRead(read=reader.count, samples=samples, left_out=left_out)
         record = _record(options, reader, encoder, report, files_of)
         staged.open(sidecar_path(options.output_prefix)).write(record.encode())
         written = SampleReport(
@@ -157,7 +149,7 @@ def preprocess_samples(options: SampleOptions) -> SampleReport:
             files=len(files),
             read=reader.count,
             samples=samples,
-            left_out=report["left_out"],
+            left_out=left_out,
             tokens=files_of.tokens(),
             lengths=files_of.lengths(),
             seconds=time.monotonic() - begun,
@@ -219,7 +211,7 @@ def _record(
     options: SampleOptions,
     reader: SampleReader,
     encoder: Encoder,
-    report: Mapping[str, Any],
+    report: SamplesRead,
     files: _FieldFiles,
 ) -> SampleRecord:
     """Write the indices, and return the record of all files."""

@@ -22,8 +22,8 @@ from ascend_run.plugin_api import (
     SampleBlend,
 )
 from ascend_run.plugins.tasks import next_token_loss
-from ascend_run.text.encoder import left_out_reasons
 from ascend_run.text.encoding import Encoded, LengthLimit, encoded_dataset, encoded_files, joined
+from ascend_run.text.omissions import left_out_reasons
 from ascend_run.text.packing import pack
 from ascend_run.text.sample_files import is_sample_dataset, read_sample_record
 from ascend_run.text.sources import find_sources
@@ -182,15 +182,17 @@ def _log_dataset(paths: Sequence[str], encoded: Encoded, conversations: Conversa
     """Log what was read, and what was left out."""
     log = structlog.get_logger()
     report = encoded.report
-    recorded = [read_sample_record(path).report for path in paths if is_sample_dataset(path)]
+    recorded = [
+        read_sample_record(path).report.left_out for path in paths if is_sample_dataset(path)
+    ]
     log.info(
         "sft.data",
         files=[*paths],
-        conversations=report["conversations"],
+        conversations=report.conversations,
         samples=len(conversations.packs),
         tokens=len(encoded.ids),
         trained_tokens=int(encoded.trained.sum()),
-        left_out=[why for each in (*recorded, report) for why in left_out_reasons(each)],
+        left_out=[why for each in (*recorded, report.left_out) for why in left_out_reasons(each)],
     )
-    for reason in left_out_reasons(report):
+    for reason in left_out_reasons(report.left_out):
         log.warning("sft.left_out", reason=reason)
