@@ -174,28 +174,15 @@ def reading(waiting: list[Any], inner: Forward) -> Forward:
 def random_state() -> RandomState:
     """Return a context with the present state of all random generators, those of the parallel ranks
     included; after it they have the state of before it."""
-    import torch
-    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+    # As its checkpoint does: the platform may have replaced these functions.
+    from megatron.core.tensor_parallel import random
 
-    tracker = get_cuda_rng_tracker()
-
-    def read() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        return torch.get_rng_state(), torch.cuda.get_rng_state(), tracker.get_states()
-
-    def write(cpu: torch.Tensor, device: torch.Tensor, ranks: dict[str, torch.Tensor]) -> None:
-        torch.set_rng_state(cpu)
-        torch.cuda.set_rng_state(device)
-        tracker.set_states(ranks)
-
-    earlier = read()
+    earlier = random._get_all_rng_states()
 
     @contextmanager
     def state() -> Iterator[None]:
-        own = read()
-        write(*earlier)
-        try:
+        with random._fork_rng():
+            random._set_all_rng_states(*earlier)
             yield
-        finally:
-            write(*own)
 
     return state
