@@ -116,6 +116,7 @@ __all__ = [
     "Point",
     "PositionBias",
     "RankFailure",
+    "RecomputedAhead",
     "ReportPanel",
     "RunConfig",
     "RunContext",

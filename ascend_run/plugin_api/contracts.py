@@ -28,6 +28,7 @@ from ascend_run.types.cost import CostChange as CostChange
 from ascend_run.types.cost import ParameterCost as ParameterCost
 from ascend_run.types.cost import Phase as Phase
 from ascend_run.types.cost import PipelineStage as PipelineStage
+from ascend_run.types.cost import RecomputedAhead as RecomputedAhead
 from ascend_run.types.cost import SavedChange as SavedChange
 from ascend_run.types.cost import SavedTensor as SavedTensor
 from ascend_run.types.cost import Storage as Storage

@@ -143,6 +143,17 @@ class SavedChange:
 
 
 @attrs.frozen(kw_only=True)
+class RecomputedAhead:
+    """Layers of a chunk that are recomputed at once, before its backward."""
+
+    num_layers: int | None = None
+    """The last ones of those that are recomputed whole; None: all."""
+    kept_forwards: int = 0  #: Forwards in flight on a rank that are not recomputed.
+    repeated: tuple[float, ...] = ()
+    """Share of each chunk's forwards that are recomputed; empty: all."""
+
+
+@attrs.frozen(kw_only=True)
 class CostChange:
     """What one plugin changes on the ranks of one pipeline stage; every field is optional."""
 
@@ -150,6 +161,7 @@ class CostChange:
     saved_added: tuple[SavedTensor, ...] = ()
     """Saved in each of this rank's layers, or in those of ``saved_added_layers``."""
     saved_added_layers: tuple[int, ...] | None = None  #: Indices in the whole model; None: all.
+    recomputed_ahead: RecomputedAhead | None = None  #: None: in backward, one by one.
     working: tuple[WorkingMemory, ...] = ()  #: Additional working memory.
     working_removed: tuple[str, ...] = ()
     """Patterns of ``part.name`` of working memory that is no longer allocated."""

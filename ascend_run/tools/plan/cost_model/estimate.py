@@ -106,7 +106,7 @@ def _rank_cost(
     ledger.buffers["gathered hidden states"] = gather_buffer(config, layout, sizes, moe=bool(moe))
     recompute_as_configured(config, ledger, chunks)
     treat_as_plugins_do(ledger, activation_policies(config, hooks))
-    changes = _apply_plugins(config, layout, hooks, rank, ledger)
+    changes = _apply_plugins(config, layout, hooks, rank, ledger, chunks)
     state = held_state(
         config,
         layout,
@@ -196,7 +196,12 @@ def _rank_kind(
 
 
 def _apply_plugins(
-    config: RunConfig, layout: Layout, hooks: Hooks, rank: PipelineStage, ledger: Ledger
+    config: RunConfig,
+    layout: Layout,
+    hooks: Hooks,
+    rank: PipelineStage,
+    ledger: Ledger,
+    chunks: Sequence[Sequence[int]],
 ) -> dict[str, CostChange]:
     """Apply the plugins' changes to the ledger in resolved order; return plugin -> change.
 
@@ -213,6 +218,11 @@ def _apply_plugins(
                     f"'{plugin}' returned {change!r} from ascend_cost; expected a CostChange"
                 )
             changes[plugin] = change
+    for change in changes.values():
+        if change.recomputed_ahead is not None:
+            ledger.recompute_ahead(change.recomputed_ahead, chunks)
+    for plugin, change in changes.items():
+        with hooks.naming("ascend_cost", plugin):
             ledger.apply(change)
     return changes
 

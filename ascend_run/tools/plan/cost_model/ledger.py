@@ -13,6 +13,7 @@ from ascend_run.plugin_api.contracts import (
     CostChange,
     ParameterCost,
     Phase,
+    RecomputedAhead,
     SavedChange,
     SavedTensor,
     Storage,
@@ -82,10 +83,16 @@ class Ledger:
     """What was applied: plugins that share what they do return equal changes of it."""
     replacements: list[Communication] = attrs.field(factory=list)
     """Communication of plugins that replaces some of the plain model's."""
-    again: list[Communication] = attrs.field(factory=list)
-    """What recomputed parts send once more."""
+    again: dict[int, list[Communication]] = attrs.field(factory=dict)
+    """Layer -> what its recomputed parts send once more."""
+    again_flops: dict[int, float] = attrs.field(factory=dict)
+    """Layer -> FLOPs of its recomputed parts in one step."""
     whole: set[int] = attrs.field(factory=set)
     """Layers that are recomputed whole."""
+    shares: dict[int, float] = attrs.field(factory=dict)
+    """Layer -> share of its forwards that are recomputed, if not all of them are."""
+    ahead: RecomputedAhead | None = None
+    """How they are recomputed, if not by their own backward in every forward."""
 
     @property
     def elements_at_once(self) -> float | None:
@@ -128,7 +135,8 @@ class Ledger:
     def sent(self) -> list[Communication]:
         """Return all communication, after plugins' replacements."""
         found: list[Communication] = []
-        repeated = [(m, (m.why, f"{m.why}, again")) for m in self.again]
+        again = (m for sending in self.again.values() for m in sending)
+        repeated = [(m, (m.why, f"{m.why}, again")) for m in again]
         for plain, names in [*((m, (m.why,)) for m in self.communication), *repeated]:
             others = [new for new in self.replacements if _replaces(new, plain, names)]
             found += (
@@ -149,14 +157,25 @@ class Ledger:
                 repeated = [p for p in self.part_flops[layer] if _matches(p, parts)]
                 self.repeated.update((layer, part) for part in repeated)
                 self.repeated.update((layer, tensor.part) for tensor in inside)
-                self.flops += self.num_microbatches * sum(
+                flops = self.num_microbatches * sum(
                     self.part_flops[layer].pop(part) for part in repeated
                 )
+                self.flops += flops
+                self.again_flops[layer] = self.again_flops.get(layer, 0.0) + flops
                 sending = self.part_communication[layer]  # a dispatcher has no FLOPs
                 for part in [p for p in sending if _matches(p, parts)]:
-                    self.again += sending.pop(part)
+                    self.again.setdefault(layer, []).extend(sending.pop(part))
                 if "*" in parts:
                     self.whole.add(layer)
+
+    def recompute_ahead(self, ahead: RecomputedAhead, chunks: Sequence[Sequence[int]]) -> None:
+        """Recompute layers before the backward of their chunk, and some of its forwards only."""
+        self.ahead = ahead
+        for share, layers in zip(ahead.repeated, chunks, strict=bool(ahead.repeated)):
+            for layer in layers:
+                self.shares[layer] = share
+                self.flops -= (1.0 - share) * self.again_flops.get(layer, 0.0)
+                self.again[layer] = [_share(share, m) for m in self.again.get(layer, ()) if share]
 
     def discard(self, tensors: Sequence[str], layer: int) -> None:
         """Do not save these tensors of a layer: its backward recomputes them, without a matmul."""
@@ -214,9 +233,9 @@ class Ledger:
         yield sent
         part = sent.why.partition(", forward")[0]
         layers = [n for n, saved in self.saved.items() if any(t.part == part for t in saved)]
-        if repeated := sum((layer, part) in self.repeated for layer in layers):
-            share = repeated / len(layers)
-            yield attrs.evolve(sent, calls=sent.calls * share, sent_bytes=sent.sent_bytes * share)
+        recomputed = [layer for layer in layers if (layer, part) in self.repeated]
+        if repeated := sum(self.shares.get(layer, 1.0) for layer in recomputed):
+            yield _share(repeated / len(layers), sent)
 
     def _move(self, change: SavedChange) -> None:
         for layer in self._layers(change.layers):
@@ -253,6 +272,10 @@ def _replacement(plain: Communication, new: Communication) -> Communication:
         largest_bytes=plain.largest_bytes * new.sent_bytes / new.calls,
         overlapped=new.overlapped,
     )
+
+
+def _share(share: float, sent: Communication) -> Communication:
+    return attrs.evolve(sent, calls=sent.calls * share, sent_bytes=sent.sent_bytes * share)
 
 
 def _largest(*merging: Communication) -> float:

@@ -134,6 +134,8 @@ class _Walk:
         ends, ledger, layers = self.ends, self.ledger, list(self.chunks[chunk])
         is_last = chunk == len(self.chunks) - 1
         live = sum(count * self._chunk_bytes(other) for other, count in waiting.items())
+        live += self._kept_bytes(chunk, waiting)
+        made = self._made_before(layers, is_loss=is_last and not ends.has_next)
         host = sum(
             count * sum(self.on_host[layer] for layer in self.chunks[other])
             for other, count in waiting.items()
@@ -156,12 +158,14 @@ class _Walk:
             yield _Held("backward of the final norm", live + back + norm, gradients, host)
             live -= ends.final_norm
             gradients += 0.0 if adds_up else self._gradients("final_norm", "output_layer")
+        if not (ledger.ahead and ledger.ahead.kept_forwards):
+            live += sum(self._again_bytes(layer) for layer in made)
         lookups = 0.0
         for position in reversed(range(len(layers))):
             layer = layers[position]
             losses = ends.earlier_losses.get(layer, 0.0)
             live += losses
-            live += sum(t.nbytes for n in layers for t in ledger.saved[n] if t.again == layer)
+            live += 0.0 if layer in made else self._again_bytes(layer, layers)
             live += self._fetched(layers, position)
             for moment, held in self._layer(layer):
                 held += live + lookups
@@ -222,6 +226,33 @@ class _Walk:
         output = ends.final_norm if is_last and not ends.has_next else ends.hidden
         output += ends.embedding_norm if chunk == 0 else 0.0
         return sum(self.here[layer] for layer in self.chunks[chunk]) + output + ends.batch
+
+    def _kept_bytes(self, chunk: int, waiting: Mapping[int, int]) -> float:
+        """What forwards keep that are not recomputed, or are already. The first chunk's backward is
+        the last, so it has the others."""
+        ahead = self.ledger.ahead
+        if ahead is None or not ahead.kept_forwards:
+            return 0.0
+        surplus, kept = max(0, sum(waiting.values()) - ahead.kept_forwards), 0.0
+        for other, count in sorted(waiting.items()):
+            dropped = min(surplus, count - (other == chunk))
+            surplus -= dropped
+            again = sum(self._again_bytes(layer) for layer in self.chunks[other])
+            kept += (count - dropped) * again
+        return kept
+
+    def _made_before(self, layers: Sequence[int], *, is_loss: bool) -> Sequence[int]:
+        """Layers that are recomputed before the chunk's backward begins."""
+        ahead = self.ledger.ahead
+        if ahead is None or (is_loss and not ahead.kept_forwards):
+            return ()
+        whole = [layer for layer in layers if layer in self.ledger.whole]
+        return whole if ahead.num_layers is None else whole[-ahead.num_layers :]
+
+    def _again_bytes(self, layer: int, layers: Sequence[int] | None = None) -> float:
+        """What is recomputed when a layer's backward begins, of itself and of ``layers``."""
+        saved = (t for n in layers or (layer,) for t in self.ledger.saved[n])
+        return sum(tensor.nbytes for tensor in saved if tensor.again == layer)
 
     def _fetched(self, layers: Sequence[int], position: int) -> float:
         """What was brought back, or has not left, when the backward has come to a place."""

@@ -208,7 +208,7 @@ def test_the_largest_call_is_known_where_sizes_differ(ledger: Ledger) -> None:
 def test_a_plugins_collectives_in_a_recomputed_forward_are_repeated(ledger: Ledger) -> None:
     """For the share of the layers with the part that are recomputed; those of backward are not."""
     ledger.recompute(("mlp",), [(3,)])
-    ledger.again = []  # the plain model's
+    ledger.again = {}  # the plain model's
     sent = [
         Communication(operation="broadcast", group="ep", calls=4, sent_bytes=40, why=why)
         for why in ("mlp, forward: copies", "mlp, backward: copies", "self_attention, forward")
