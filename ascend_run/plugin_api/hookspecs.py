@@ -524,7 +524,7 @@ def ascend_batch(
     """
 
 
-@wrapper(point=Point.OPTIMIZER, first_user="recompute-in-bubble")
+@wrapper(point=Point.OPTIMIZER)
 def ascend_schedule(config: RunConfig) -> c.Wrapper[Callable[..., Any]] | None:
     """Wrap Megatron's forward-backward function.
 

@@ -24,6 +24,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.o2-bf16-optimizer.stochastic_rounding": False,  # rounding errors draw other numbers
     "plugins.recompute.num_layers": 1,  # others have the rest of the layers
     "plugins.recompute-comm-opt.level": 2,  # both sums of a layer
+    "plugins.recompute-in-bubble.num_forwards": 2,  # a tiny batch has few in flight
     "plugins.lora.export": False,
     "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
     "plugins.reuse-fp32-param.bucket_size": 1000,
@@ -78,7 +79,11 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = ("swap-optimizer",)
+YOUNGER: Final[Sequence[str]] = (
+    "recompute-in-advance",
+    "recompute-in-bubble",
+    "swap-optimizer",
+)
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has
 (``tests/contract/test_together.py``) and in the pairs of their own suites."""

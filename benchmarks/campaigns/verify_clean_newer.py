@@ -39,6 +39,8 @@ CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "hybrid-cp": ({}, {"ulysses_degree": 1}, {"kv_cache": "none"}),
     "kv-allgather-cp": ({}, {"groups_at_once": 1}, {"kv_cache": "half"}),
     "mc2": ({}, {"keep_gathered": True}),
+    "recompute-in-advance": ({}, {"num_layers": 1}),
+    "recompute-in-bubble": ({"num_forwards": 1}, {"num_forwards": 2}),
     "ring-attention": ({}, {"kv_cache": "none"}),
     "rms-norm": ({"kernel": "torch"}, {"kernel": "compile"}),
     "rotary": ({"kernel": "torch"}, {"kernel": "compile"}),
@@ -57,6 +59,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
 layouts are compared in fp32 as well."""
 BESIDE: Final[Mapping[str, str]] = {
     "recompute-comm-opt": "recompute",  # it changes how layers are recomputed
+    "recompute-in-advance": "recompute",  # it changes when
 }
 """Feature -> the one without which it has nothing to do."""
 

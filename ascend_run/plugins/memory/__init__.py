@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import (
     ActivationTreatment,
+    Condition,
     Forward,
     ForwardLink,
     Keeping,
+    RunConfig,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ascend_run.ops.recompute_ahead.engine import RecomputeAhead
     from ascend_run.ops.recomputed import RandomState
+
+
+IN_ONE_CHUNK: Final = Condition(
+    "parallel.virtual_pipeline_model_parallel_size",
+    "<=",
+    1,
+    why="the schedule is not interleaved",
+    fix="set parallel.virtual_pipeline_model_parallel_size",
+)
+"""Under which nothing can be recomputed ahead of its backward."""
 
 
 @attrs.define(eq=False)
@@ -30,6 +43,8 @@ class Recomputation:
     repeats: bool = False  #: Whether the forward that runs now is the one repeated in backward.
     in_blocks: bool = False
     """Whether its own forward calls ``repeated_later`` for its blocks, one after the other."""
+    ahead: RecomputeAhead | None = None
+    """Recomputes it before its backward, and may have a forward keep everything instead."""
 
 
 def recomputation_of(module: nn.Module) -> Recomputation | None:
@@ -65,10 +80,14 @@ def some_of(
     return check
 
 
-def recomputed() -> ActivationTreatment:
+def recomputed(ahead: Callable[[], RecomputeAhead] | None = None) -> ActivationTreatment:
     """Return the recomputation of parts of a layer, from the hidden state that they take, by
-    Megatron's checkpoint: it restores the random generators of every parallel rank."""
-    return ActivationTreatment(Keeping.RECOMPUTE, _recompute_links)
+    Megatron's checkpoint: it restores the random generators of every parallel rank.
+
+    Args:
+        ahead: Returns what recomputes them before their backward, in place of the checkpoint.
+    """
+    return ActivationTreatment(Keeping.RECOMPUTE, partial(_recompute_links, ahead))
 
 
 def discarded(readers: Mapping[str, str]) -> ActivationTreatment:
@@ -82,11 +101,13 @@ def discarded(readers: Mapping[str, str]) -> ActivationTreatment:
     return ActivationTreatment(Keeping.DISCARD, partial(_discard_links, readers))
 
 
-def _recompute_links(layer: Any, parts: Sequence[str], device: object) -> dict[str, ForwardLink]:
+def _recompute_links(
+    ahead: Callable[[], RecomputeAhead] | None, layer: Any, parts: Sequence[str], device: object
+) -> dict[str, ForwardLink]:
     links = {}
     for part in parts:
         module = layer.get_submodule(part)
-        module.recomputation = how = Recomputation()
+        module.recomputation = how = Recomputation(ahead=ahead() if ahead else None)
         links[part] = ForwardLink(wrap=partial(recomputing, how=how), compilable=False)
     return links
 
@@ -112,7 +133,9 @@ def repeated_later(how: Recomputation, forward: Forward, hidden_states: Tensor) 
     import torch
     from megatron.core.tensor_parallel import checkpoint
 
-    if not (torch.is_grad_enabled() and hidden_states.requires_grad):
+    ahead = how.ahead
+    is_saved = torch.is_grad_enabled() and hidden_states.requires_grad
+    if not is_saved or (ahead is not None and ahead.keeps):
         return forward(hidden_states)
     more: tuple[Any, ...] = ()
 
@@ -128,8 +151,30 @@ def repeated_later(how: Recomputation, forward: Forward, hidden_states: Tensor) 
         more = out[1:]  # a bias, which is a parameter, or None
         return out[0]
 
-    first = checkpoint(run, False, hidden_states)
+    first = (
+        ahead.saving_input(how, run, hidden_states)
+        if ahead
+        else checkpoint(run, False, hidden_states)
+    )
     return (first, *more) if more else first
+
+
+def overlapped_sends(config: RunConfig) -> Mapping[str, object]:
+    """Return defaults under which the schedule of a virtual pipeline lets others wait for it."""
+    if not config.parallel.virtual_pipeline_model_parallel_size:
+        return {}
+    return {"parallel.overlap_p2p_comm": True, "parallel.batch_p2p_comm": False}
+
+
+def problems_of_sends(plugin: str, config: RunConfig) -> Iterator[str]:
+    """Yield a message for each option that differs from ``overlapped_sends``."""
+    for key, wanted in overlapped_sends(config).items():
+        given = getattr(config.parallel, key.removeprefix("parallel."))
+        if given is not wanted:
+            yield (
+                f"{plugin}: with {key}={str(given).lower()} nothing can be recomputed between a "
+                f"receive and the wait for it; leave out {key}"
+            )
 
 
 def _discard_links(
