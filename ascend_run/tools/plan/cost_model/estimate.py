@@ -19,10 +19,11 @@ from ascend_run.types.layout import Layout
 
 from . import mtp_traffic, traffic
 from .backward import layer_backward
+from .collectives import merged
 from .ends import stage_ends
 from .flops import changed_flops, forward_flops, output_flops, step_attention_flops, step_flops
 from .forward import forward_working
-from .ledger import Ledger, Saved, merged
+from .ledger import Ledger, Saved
 from .memory import Memory, peak_memory
 from .operations import step_operations
 from .parameters import rank_parameters, trains_output

@@ -21,6 +21,7 @@ from ascend_run.plugin_api.contracts import (
 )
 
 from .backward import Step
+from .collectives import replacement, replaces, share_of
 
 OFFLOADED: Final = (Storage.HOST, Storage.FILE)
 """Where saved activations take no device memory."""
@@ -138,10 +139,8 @@ class Ledger:
         again = (m for sending in self.again.values() for m in sending)
         repeated = [(m, (m.why, f"{m.why}, again")) for m in again]
         for plain, names in [*((m, (m.why,)) for m in self.communication), *repeated]:
-            others = [new for new in self.replacements if _replaces(new, plain, names)]
-            found += (
-                [_replacement(plain, new) for new in others if new.calls] if others else [plain]
-            )
+            others = [new for new in self.replacements if replaces(new, plain, names)]
+            found += [replacement(plain, new) for new in others if new.calls] if others else [plain]
         return found
 
     def recompute(self, parts: Sequence[str], groups: Iterable[Sequence[int]]) -> None:
@@ -175,7 +174,7 @@ class Ledger:
             for layer in layers:
                 self.shares[layer] = share
                 self.flops -= (1.0 - share) * self.again_flops.get(layer, 0.0)
-                self.again[layer] = [_share(share, m) for m in self.again.get(layer, ()) if share]
+                self.again[layer] = [share_of(share, m) for m in self.again.get(layer, ()) if share]
 
     def discard(self, tensors: Sequence[str], layer: int) -> None:
         """Do not save these tensors of a layer: its backward recomputes them, without a matmul."""
@@ -235,7 +234,7 @@ class Ledger:
         layers = [n for n, saved in self.saved.items() if any(t.part == part for t in saved)]
         recomputed = [layer for layer in layers if (layer, part) in self.repeated]
         if repeated := sum(self.shares.get(layer, 1.0) for layer in recomputed):
-            yield _share(repeated / len(layers), sent)
+            yield share_of(repeated / len(layers), sent)
 
     def _move(self, change: SavedChange) -> None:
         for layer in self._layers(change.layers):
@@ -258,51 +257,5 @@ class Ledger:
         return [layer for layer in self.saved if wanted is None or layer in wanted]
 
 
-def _replaces(new: Communication, plain: Communication, names: Iterable[str]) -> bool:
-    is_its = (new.replaces, new.group) == (plain.operation, plain.group)
-    return is_its and any(fnmatchcase(name, new.why) for name in names)
-
-
-def _replacement(plain: Communication, new: Communication) -> Communication:
-    return attrs.evolve(
-        plain,
-        operation=new.operation,
-        calls=plain.calls * new.calls,
-        sent_bytes=plain.sent_bytes * new.sent_bytes,
-        largest_bytes=plain.largest_bytes * new.sent_bytes / new.calls,
-        overlapped=new.overlapped,
-    )
-
-
-def _share(share: float, sent: Communication) -> Communication:
-    return attrs.evolve(sent, calls=sent.calls * share, sent_bytes=sent.sent_bytes * share)
-
-
-def _largest(*merging: Communication) -> float:
-    """0 if all calls have equal sizes."""
-    sizes = [one.largest_bytes or one.sent_bytes / one.calls for one in merging if one.calls]
-    known = any(collective.largest_bytes for collective in merging)
-    return max(sizes) if known or len({*sizes}) > 1 else 0.0
-
-
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def merged(communication: Sequence[Communication]) -> tuple[Communication, ...]:
-    """Merge entries of the same operation, group and reason."""
-    found: dict[object, Communication] = {}
-    for collective in communication:
-        key = collective.operation, collective.group, collective.why, collective.overlapped
-        known = found.get(key)
-        found[key] = (
-            collective
-            if known is None
-            else attrs.evolve(
-                known,
-                calls=known.calls + collective.calls,
-                sent_bytes=known.sent_bytes + collective.sent_bytes,
-                largest_bytes=_largest(known, collective),
-            )
-        )
-    return tuple(found.values())

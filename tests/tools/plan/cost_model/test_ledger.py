@@ -15,7 +15,8 @@ from ascend_run.plugin_api import (
     Storage,
     WorkingMemory,
 )
-from ascend_run.tools.plan.cost_model.ledger import Ledger, Saved, merged
+from ascend_run.tools.plan.cost_model.collectives import merged
+from ascend_run.tools.plan.cost_model.ledger import Ledger, Saved
 
 
 @pytest.fixture
