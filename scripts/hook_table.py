@@ -44,8 +44,6 @@ PLANNED: Final[Mapping[str, str]] = {
     "earlier forward, in reinforcement learning",
     "orm": "train an outcome reward model: an output layer with one output, and a loss on pairs of "
     "answers (`--stage orm`)",
-    "recompute-in-bubble": "recompute activations in the pipeline bubble of interleaved 1F1B "
-    "instead of in the backward (`--recompute-in-bubble`)",
     "tp-2d": "tensor parallelism over two axes, with hidden states that are sharded over one of "
     "them (`--tp-2d`)",
 }
