@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ascend_run.types.optimizer import OptimizerState
+
+
+def torch_optimizers(optimizer: object) -> Iterator[torch.optim.Optimizer]:
+    """Yield the optimizers in Megatron's, which has one for each kind of parameters; none in None.
+
+    Args:
+        optimizer: ``ModelBundle.optimizer``.
+    """
+    for part in getattr(optimizer, "chained_optimizers", ()):
+        yield part.optimizer
 
 
 def create_states(

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     import torch
     from torch import Tensor
 
@@ -46,6 +49,10 @@ class Device(Protocol):
 
     def host_copier(self) -> HostCopier:
         """Return a channel for copies between device and host that overlap with computation."""
+
+    def memory_pool(self) -> Callable[[], AbstractContextManager[None]] | None:
+        """Return a function to a context manager, in which this thread allocates from a new pool of
+        the device's caching allocator; None if it has no pools."""
 
 
 class HostCopier(Protocol):

@@ -80,6 +80,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
 )
 """Every kind of layout: model and sizes."""
 YOUNGER: Final[Sequence[str]] = (
+    "memory-fragmentation",
     "recompute-in-advance",
     "recompute-in-bubble",
     "swap-optimizer",

@@ -15,6 +15,7 @@ CHANGE_NONE: Final = {
     "ema-adamw": "plan counts the states that its OptimizerSpec declares",
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
+    "memory-fragmentation": "it changes where tensors are allocated, not how many bytes they take",
     "memory-timeline": "it counts what is allocated in some steps, and allocates nothing there",
     "moe-adaptive-recompute": "plan assumes a balanced routing, which exceeds no threshold",
     "moe-tp-extend-ep": "it sets the sizes of the experts' grid, from which plan counts",

@@ -62,6 +62,9 @@ class CpuDevice:
         """Return a channel whose copies are complete when the calls return."""
         return SynchronousCopier()
 
+    def memory_pool(self) -> None:
+        """Return None: the C library allocates."""
+
 
 class SynchronousCopier:
     """Copy synchronously: device memory is host memory here.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
 import torch
 
 from ascend_run.ops.transfer.stream_copier import StreamCopier
@@ -55,3 +59,8 @@ class CudaDevice:
 
     def host_copier(self) -> StreamCopier:
         return StreamCopier(torch.cuda)
+
+    def memory_pool(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return a pool that others may use before memory runs out."""
+        pool = torch.cuda.MemPool(use_on_oom=True)
+        return partial(torch.cuda.use_mem_pool, pool, self.torch_device)

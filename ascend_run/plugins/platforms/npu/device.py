@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -69,6 +72,9 @@ class NpuDevice:
 
     def host_copier(self) -> StreamCopier:
         return StreamCopier(self._npu)
+
+    def memory_pool(self) -> Callable[[], AbstractContextManager[None]]:
+        return partial(self._npu.use_mem_pool, self._npu.MemPool(), self.torch_device)
 
 
 def _require_npu(local_rank: int) -> Any:

@@ -36,6 +36,18 @@ def test_a_rank_without_a_device_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert CudaDevice(1).torch_device == torch.device("cuda", 1)
 
 
+def test_a_pool_is_torchs_own_on_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda **options: ("a pool", options))
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *given: entered.append(given))
+    pool = CudaDevice(1).memory_pool()
+    pool()
+    pool()
+    assert entered == [(("a pool", {"use_on_oom": True}), torch.device("cuda", 1))] * 2
+
+
 @NO_GPU
 def test_a_run_without_a_gpu_ends_with_one_message(tmp_path: Path) -> None:
     data = write_tokens(tmp_path / "train", 64, 10, seed=1)

@@ -52,6 +52,16 @@ def test_copies_to_the_host_are_complete_only_after_a_wait() -> None:
     assert seen.pinned == 1
 
 
+def test_a_pool_is_created_once_and_entered_each_time() -> None:
+    with npu_on_the_cpu() as seen:
+        pool = Npu().ascend_device(local_rank=0).memory_pool()
+        assert pool is not None
+        for _ in range(2):
+            with pool():
+                assert seen.calls["MemPool"] == 1
+    assert seen.calls["use_mem_pool"] == 2
+
+
 def test_a_torch_npu_that_is_too_old_is_refused() -> None:
     with (
         npu_on_the_cpu(version="2.6.0.post5"),

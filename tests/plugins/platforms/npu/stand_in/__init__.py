@@ -102,6 +102,15 @@ class StandInNpu(FakeStreams):
         self._note("stream")
         return super().stream(stream)
 
+    def MemPool(self) -> object:
+        self._note("MemPool")
+        return object()
+
+    @contextmanager
+    def use_mem_pool(self, pool: object, device: Any = None) -> Iterator[None]:
+        self._note("use_mem_pool")
+        yield
+
 
 class _Memory(HostMemory):
     """The device's memory, as the facade reads it."""

@@ -1,0 +1,1 @@
+"""What allocates memory, and what an allocator reserves for it."""
