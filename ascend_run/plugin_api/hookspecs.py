@@ -585,6 +585,19 @@ def ascend_report() -> Sequence[c.ReportPanel]:
     """
 
 
+@contribution(point=Point.RUN)
+def ascend_out_of_memory(context: c.RunContext) -> Callable[[], bool] | None:
+    """Return a function that is called where memory has run out, and returns whether the plugin has
+    freed some or needs less from now on, so that the step may be tried again. None: it never does.
+
+    When: once, before the first step. The function: after torch.OutOfMemoryError in forward or
+    backward; on one rank only, as others would wait for it, without ``ddp.overlap_grad_reduce``.
+    Combining: they are called until one returns True. Random generators, buffers of the model and
+    counts for the log are then restored, ``ascend_before_step`` is called, and the step is tried
+    again with the same batch, up to 20 tries. Otherwise the error is raised.
+    """
+
+
 # -- events, on every rank unless the contract says otherwise -----------------------------------
 
 
@@ -595,7 +608,7 @@ def ascend_before_run(context: c.RunContext) -> None:
 
 @listener()
 def ascend_before_step(context: c.RunContext) -> None:
-    """Called before each optimizer step."""
+    """Called before each optimizer step, and again before each further try of it."""
 
 
 @listener()

@@ -62,10 +62,7 @@ class BatchPlan:
 
 
 def micro_batches(
-    dataset: Samples,
-    fields: Mapping[str, BatchField],
-    plan: BatchPlan,
-    consumed_samples: int = 0,
+    dataset: Samples, fields: Mapping[str, BatchField], plan: BatchPlan, consumed_samples: int = 0
 ) -> Iterator[Batch]:
     """Yield the micro-batches of one rank, of all complete global batches in a dataset.
 
@@ -86,11 +83,7 @@ def micro_batches(
 
 
 def require_samples(
-    dataset: Samples,
-    plan: BatchPlan,
-    consumed_samples: int,
-    num_global_batches: int,
-    name: str,
+    dataset: Samples, plan: BatchPlan, consumed_samples: int, num_global_batches: int, name: str
 ) -> None:
     """Check that a dataset has enough samples.
 

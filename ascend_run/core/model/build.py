@@ -17,11 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from ascend_run.core.config.activation_policy import activation_policies
-from ascend_run.core.config.attention_needs import (
-    AttentionPart,
-    attention_problems,
-    declared_by,
-)
+from ascend_run.core.config.attention_needs import AttentionPart, attention_problems, declared_by
 from ascend_run.core.config.vocabulary import padded_vocab_size
 from ascend_run.core.hooks import Hooks
 from ascend_run.ops.experts.loop_experts import loop_experts

@@ -17,14 +17,7 @@ import torch
 from torch import nn
 
 from ascend_run.plugin_api.errors import HookError
-from ascend_run.types.forward import (
-    CHAIN,
-    Forward,
-    ForwardChain,
-    LinkPlace,
-    NamedLink,
-    chain_of,
-)
+from ascend_run.types.forward import CHAIN, Forward, ForwardChain, LinkPlace, NamedLink, chain_of
 
 
 def in_order(links: Sequence[NamedLink], order: Sequence[str]) -> list[NamedLink]:

@@ -25,12 +25,7 @@ class Norm(nn.Module):
     """
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        hidden_size: int,
-        eps: float = 1e-5,
-        *,
-        assembly: Assembly,
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, *, assembly: Assembly
     ) -> None:
         super().__init__()
         if config.normalization not in ("RMSNorm", "LayerNorm"):
@@ -72,12 +67,7 @@ class L2Norm(nn.Module):
     ones: Tensor
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        hidden_size: int,
-        eps: float = 1e-5,
-        *,
-        assembly: Assembly,
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, *, assembly: Assembly
     ) -> None:
         super().__init__()
         self.eps = eps

@@ -8,17 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
-
 from ascend_run.core.checkpoint import FileStore, GroupRanks
 from ascend_run.core.checkpoint.entries import (
     PROGRESS,
-    DeviceGenerator,
     EntryShards,
     PluginEntry,
     Progress,
-    RandomState,
     SavedProgress,
 )
 from ascend_run.core.checkpoint.optimizer_shards import materialized, optimizer_shards
@@ -29,6 +24,7 @@ from ascend_run.core.hugging_face.models import load_model
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
+from .seeding import random_state
 from .starting_point import find_starting_point
 
 if TYPE_CHECKING:
@@ -220,11 +216,7 @@ class Checkpoints:
 
     def _all_entries(self) -> dict[str, c.CheckpointEntry]:
         """Return the checkpoint entries of the kernel and the plugins."""
-        generators = RandomState(
-            DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
-            get_cuda_rng_tracker(),
-        )
-        return {PROGRESS: self._progress, "rng": generators, **self._plugin_entries}
+        return {PROGRESS: self._progress, "rng": random_state(), **self._plugin_entries}
 
     def _collect_plugin_entries(self) -> dict[str, c.CheckpointEntry]:
         """Return the checkpoint entries that plugins add.

@@ -35,6 +35,11 @@ class Readings:
         ]
         self.routers = [module for module in modules if isinstance(module, Router)]
         self.models = [module for module in modules if isinstance(module, GPT)]
+        step.retries.counts += (
+            *((load, name) for load in self.loads for name in ("tokens_X", "dropped")),
+            *((router, "aux_losses") for router in self.routers),
+            *((model, "mtp_losses") for model in self.models),
+        )
         self.start()
 
     def start(self) -> None:

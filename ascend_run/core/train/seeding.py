@@ -6,8 +6,9 @@ import random
 
 import numpy as np
 import torch
-from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
+from ascend_run.core.checkpoint.entries import DeviceGenerator, RandomState
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
@@ -30,3 +31,9 @@ def seed_everything(config: RunConfig, layout: Layout) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed)
+
+
+def random_state() -> RandomState:
+    """Return the reader and writer of the state of all these generators."""
+    device = DeviceGenerator(torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+    return RandomState(device, get_cuda_rng_tracker())

@@ -23,6 +23,7 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 
 from .phases import ScheduleTimers, phase_scope
+from .retries import Retries
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -199,15 +200,12 @@ class TrainStep:
         self.bundle = context.models[role]
         self.forward_backward = ForwardBackward(context, task, hooks, role)
         self.update_scope = phase_scope(hooks, context, c.RunPhase.UPDATE)
+        self.retries = Retries(hooks, context, self.bundle)
         connect_schedule(self.bundle)
 
     def __call__(self, batches: Iterator[c.Batch], num_microbatches: int) -> StepResult:
         optimizer, scheduler = self._optimizer, self.bundle.scheduler
-        for chunk in self.bundle.chunks:
-            chunk.train()
-            cast("DistributedDataParallel", chunk).zero_grad_buffer()
-        optimizer.zero_grad()
-        loss, num_tokens = self.forward_backward(batches, num_microbatches)
+        loss, num_tokens = self.retries(self._gradients, batches, num_microbatches)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         with self.update_scope():
             updated, grad_norm, _ = optimizer.step()
@@ -220,6 +218,13 @@ class TrainStep:
             num_tokens=num_tokens,
             learning_rate=learning_rate,
         )
+
+    def _gradients(self, batches: Iterator[c.Batch], num_microbatches: int) -> tuple[float, int]:
+        for chunk in self.bundle.chunks:
+            chunk.train()
+            cast("DistributedDataParallel", chunk).zero_grad_buffer()
+        self._optimizer.zero_grad()
+        return self.forward_backward(batches, num_microbatches)
 
     @property
     def loss_scale(self) -> float:

@@ -136,8 +136,8 @@ class PatchesByTheSame:
 
 
 class SetsWhatIsSet:
-    """Process settings that have their value already, a variable that nothing reads, and around
-    phases a context that does nothing."""
+    """Process settings that have their value already, a variable that nothing reads, around phases
+    a context that does nothing, and no room where memory runs out."""
 
     manifest = manifest("sets-what-is-set")
 
@@ -152,6 +152,10 @@ class SetsWhatIsSet:
     @hookimpl
     def ascend_phase(self, phase: c.RunPhase) -> Callable[[], AbstractContextManager[None]] | None:
         return None if phase is c.RunPhase.UPDATE else nullcontext
+
+    @hookimpl
+    def ascend_out_of_memory(self) -> Callable[[], bool]:
+        return lambda: False
 
     @contextmanager
     def _threads(self) -> Iterator[None]:

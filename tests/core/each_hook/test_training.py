@@ -240,6 +240,32 @@ def test_ascend_phase_ends_where_an_exception_leaves_it(tmp_path: Path, where: s
     assert marks[-2:] == [("probe", "begins", where), ("probe", "ends", where)]
 
 
+def test_ascend_out_of_memory_lets_the_step_be_tried_again(tmp_path: Path) -> None:
+    """``tests/core/train/test_retries.py`` has what is restored."""
+    forwards: list[float] = []
+    room: list[str] = []
+
+    def wrap(inner: Any) -> Any:
+        def forward(**others: Any) -> Any:
+            loss = inner(**others)
+            forwards.append(float(loss.detach().sum()))
+            if len(forwards) == 1:
+                raise torch.OutOfMemoryError("on purpose")
+            return loss
+
+        return forward
+
+    def make_room(name: str) -> Any:
+        return probe("ascend_out_of_memory", lambda self: lambda: room.append(name) is None, name)
+
+    link = ForwardLink(wrap=wrap, compilable=False)
+    fails = probe("ascend_model", lambda self: lambda model: link, "fails")
+    run = train(tmp_path, fails, make_room("first"), make_room("second"))
+    assert run.context.step == 1
+    assert forwards[0] == forwards[1]
+    assert room == ["first"]
+
+
 def test_without_a_phase_of_a_plugin_megatron_has_no_timers(tmp_path: Path) -> None:
     (bundle,) = train(tmp_path).context.models.values()
     assert bundle.transformer_config.timers is None
