@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from .saved_tensors import without_graph
+
 Collect: TypeAlias = Callable[[], AbstractContextManager[object]]
 """Context in which the repeated forward runs."""
 RandomState: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -74,7 +76,7 @@ class RecomputedForward:
                 handle.tensor = tensor
                 if not missing:
                     raise Completed
-            return tensor
+            return without_graph(tensor)
 
         try:
             repeat(lambda: saved_tensors_hooks(pack, lambda tensor: tensor))
@@ -86,7 +88,7 @@ class RecomputedForward:
         narrow = tensor.dim() < 2 or tensor.shape[-1] == 1
         if narrow or not tensor.is_floating_point() or _storage(tensor) in self._stays:
             self._handles.append(None)
-            return tensor
+            return without_graph(tensor)
         handle = _Handle(self, tensor)
         self._handles.append(weakref.ref(handle))
         return handle

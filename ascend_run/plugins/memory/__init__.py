@@ -197,8 +197,8 @@ def discarding(waiting: list[Any], inner: Forward) -> Forward:
         if not (torch.is_grad_enabled() and x.requires_grad):
             return inner(x)  # type: ignore[no-any-return]
         checkpoint = CheckpointWithoutOutput(fp8=None)
-        waiting.append(checkpoint)
         out: Tensor = checkpoint.checkpoint(inner, x)
+        waiting.append(checkpoint)
         mark(out, ascend_discarded=True)  # so that no other plugin moves its storage
         return out
 
@@ -207,7 +207,11 @@ def discarding(waiting: list[Any], inner: Forward) -> Forward:
 
 def reading(waiting: list[Any], inner: Forward) -> Forward:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        out = inner(*args, **kwargs)
+        try:
+            out = inner(*args, **kwargs)
+        except Exception:
+            waiting.clear()  # it would hold the graph of a step that failed
+            raise
         if waiting:
             first = out[0] if isinstance(out, tuple) else out
             waiting.pop().discard_output_and_register_recompute(first)

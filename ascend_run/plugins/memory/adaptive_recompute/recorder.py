@@ -6,7 +6,7 @@ import enum
 import itertools
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import attrs
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ascend_run.ops.saved_tensors import without_graph
 from ascend_run.plugin_api import Device, Forward
 
 READERS: Final = {"input_layernorm": "self_attention", "pre_mlp_layernorm": "mlp"}
@@ -59,6 +60,10 @@ class Layer:
         """Its index in the whole model."""
         return int(getattr(self.module, "layer_number", 0)) - 1
 
+    @property
+    def has_experts(self) -> bool:
+        return hasattr(getattr(self.module, "mlp", None), "router")
+
     def add(self, nbytes: Mapping[tuple[str, ...], int], nanoseconds: Mapping[str, int]) -> None:
         """Take in what one forward has shown."""
         for choice, size in nbytes.items():
@@ -85,19 +90,14 @@ class _Call:
     nanoseconds: int = 0
     saved: dict[int, Tensor] = attrs.field(factory=dict)
     """Storage -> a tensor in it that is kept for backward; by those, no address is used again."""
-    _handles: list[weakref.ref[_Handle]] = attrs.field(factory=list)
 
-    def pack(self, tensor: Tensor) -> _Handle:
-        """Return what autograd saves."""
-        handle = _Handle(tensor)
-        self._handles.append(weakref.ref(handle))
-        return handle
-
-    def end(self, result: Tensor, nanoseconds: int) -> None:
+    def end(
+        self, result: Tensor, nanoseconds: int, handles: Sequence[weakref.ref[_Handle]]
+    ) -> None:
         """Take in what is kept now. Of graphs that are gone, as that of a forward which is to be
         recomputed, nothing is."""
         self.result, self.nanoseconds = result, nanoseconds
-        for reference in self._handles:
+        for reference in handles:
             if handle := reference():
                 self.saved[_storage(handle.tensor)] = handle.tensor
 
@@ -126,6 +126,16 @@ class Recorder:
         for layer in self.layers:
             layer.waiting = 0
 
+    def assume(self) -> None:
+        """Let layers that have not run be like one that has, of their kind if there is one."""
+        measured = [layer for layer in self.layers if layer.nbytes]
+        for layer in self.layers:
+            if measured and not layer.nbytes:
+                kind = [found for found in measured if found.has_experts == layer.has_experts]
+                like = (kind or measured)[-1]
+                layer.add(like.nbytes, like.nanoseconds)
+                layer.most_waiting = like.most_waiting
+
     def part(self, name: str, inner: Forward, *args: Any, **kwargs: Any) -> Any:
         """Run a part of the layer that is running."""
         if not self._calls:
@@ -152,14 +162,15 @@ class Recorder:
         self._device.synchronize()
         begin = time.perf_counter_ns()
         self._calls.append(call)
+        handles: list[weakref.ref[_Handle]] = []
         try:
-            with saved_tensors_hooks(call.pack, _tensor):
+            with saved_tensors_hooks(partial(_packed, handles), _tensor):
                 out = inner(*args, **kwargs)
         finally:
             self._calls.pop()
         self._device.synchronize()
         first = out[0] if isinstance(out, tuple) else out
-        call.end(first, time.perf_counter_ns() - begin)
+        call.end(first, time.perf_counter_ns() - begin, handles)
         return out
 
     def _count(self, layer: Layer, nbytes: int, result: Tensor | None) -> None:
@@ -232,6 +243,13 @@ def _lasting(
 def _storage(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def _packed(handles: list[weakref.ref[_Handle]], tensor: Tensor) -> _Handle:
+    """Return what autograd saves."""
+    handle = _Handle(without_graph(tensor))
+    handles.append(weakref.ref(handle))
+    return handle
 
 
 def _tensor(handle: _Handle) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ascend_run.ops.saved_tensors import without_graph
+
 if TYPE_CHECKING:
     from .swapper import Swapper
 
@@ -88,11 +90,11 @@ class Call:
     def pack(self, tensor: Tensor) -> Tensor | _Handle:
         """Return what autograd saves: a handle, or the tensor itself if it is not worth a copy."""
         if not self._swapper.takes(tensor):
-            return tensor
+            return without_graph(tensor)
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), tensor._version
         if key[0] in self.resident:
-            return tensor
+            return without_graph(tensor)
         block = self._leaving.get(key)
         if block is None:
             block = self._swapper.send(self, storage)

@@ -62,7 +62,9 @@ class Swapper:
         """Module -> addresses of its parameters and buffers in this step."""
 
     def begin_step(self) -> None:
-        """Reset the counts of forwards and bytes."""
+        """Reset the counts of forwards and bytes, and let go what a failed step has left."""
+        self._let_go(stays=None)
+        self._joined = None
         self.swapped_bytes = self.late_fetches = 0
         self.order.begin_step()
         self._calls.clear()
@@ -101,7 +103,7 @@ class Swapper:
                 return inner(*args, **kwargs)
             stays = self._held_by(module) | _shared(args, kwargs)
             if begins or self._joined is None:
-                self._let_go()
+                self._let_go(stays=self.order.next if self.prefetch else None)
                 self._joined = self._begin(layer, stays)
             call = self._joined
             call.resident |= stays
@@ -168,15 +170,16 @@ class Swapper:
         self._calls.append(self._last)
         return call
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, stays: int | None) -> None:
         """Wait for the copies of earlier forwards, and drop the device storages.
 
-        The call whose backward is expected next is kept, if known: it would be copied back at once.
+        Args:
+            stays: The call whose backward is expected next, if known, which would be copied back at
+                once.
         """
         if not self._leaving:
             return
         self.copier.wait_host()
-        stays = self.order.next if self.prefetch else None
         for call in self._leaving:
             if call.number != stays:
                 call.let_go()
