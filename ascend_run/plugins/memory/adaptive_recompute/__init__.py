@@ -3,7 +3,8 @@ steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,9 +29,11 @@ from ascend_run.plugin_api import (
 
 if TYPE_CHECKING:
     from .decision import Decision
-    from .recorder import Recorder
+    from .recorder import Mode, Recorder
+    from .search import Search
 
 _MIB = 1 << 20
+_UNLIMITED = 1 << 62
 
 
 @attrs.frozen(kw_only=True)
@@ -41,9 +44,12 @@ class AdaptiveRecomputeConfig:
         default=None, validator=attrs.validators.optional(attrs.validators.gt(0.0))
     )
     """What the layers of a rank may keep for backward, over all micro-batches in flight; must be
-    given. Unit: MiB."""
+    given without ``retry``. Unit: MiB."""
     profiled_steps: int = attrs.field(default=3, validator=attrs.validators.ge(1))
     """Steps that are measured, in which nothing is recomputed. Unit: steps."""
+    retry: bool = False
+    """If memory runs out, lower the budget and try the step again, until the largest budget is
+    found that memory has room for. On one rank only."""
 
 
 class AdaptiveRecompute:
@@ -93,18 +99,35 @@ class AdaptiveRecompute:
 
     def __init__(self, config: AdaptiveRecomputeConfig) -> None:
         self.config = config
+        given = config.activation_mb
+        self._budget = _UNLIMITED if given is None else int(given * _MIB)
         self._steps = 0
+        self._search: Search | None = None
+        self._tries_again = False
         self._recorder: Recorder | None = None
         self._decision: Decision | None = None
         self._kept = 0
 
     @hookimpl
-    def ascend_check(self) -> Sequence[str]:
-        problem = (
-            "adaptive-recompute: plugins.adaptive-recompute.activation_mb is not set; give the MiB "
-            "that the layers of a rank may keep for backward, such as 20000"
-        )
-        return [problem] if self.config.activation_mb is None else []
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+        retry = "plugins.adaptive-recompute.retry=true"
+        problems = []
+        if self.config.activation_mb is None and not self.config.retry:
+            problems.append(
+                "plugins.adaptive-recompute.activation_mb is not set; give the MiB that the layers "
+                f"of a rank may keep for backward, such as 20000, or, on one rank, set {retry}"
+            )
+        if self.config.retry and layout.world_size > 1:
+            problems.append(
+                f"{retry} is for one rank: of {layout.world_size}, the others would wait for one "
+                "whose memory has run out; set plugins.adaptive-recompute.activation_mb instead"
+            )
+        elif self.config.retry and config.ddp.overlap_grad_reduce:
+            problems.append(
+                f"{retry} cannot start the reductions of ddp.overlap_grad_reduce again, and on one "
+                "rank there is nothing to reduce; leave it out"
+            )
+        return [f"adaptive-recompute: {problem}" for problem in problems]
 
     @hookimpl
     def ascend_activation_policy(self) -> Mapping[str, ActivationTreatment]:
@@ -140,27 +163,87 @@ class AdaptiveRecompute:
             return
         from .recorder import Mode
 
-        done, self._steps = self._steps, self._steps + 1
         self._kept = recorder.peak or self._kept
+        if self._tries_again:
+            self._tries_again, mode = False, Mode.LAYERS
+        elif self._search is not None:
+            mode = self._searched(self._search, recorder, context)
+        else:
+            mode = self._measured(recorder, context)
+        recorder.begin(mode)
+
+    @hookimpl
+    def ascend_out_of_memory(self, context: RunContext) -> Callable[[], bool] | None:
+        return partial(self._lower_budget, context) if self.config.retry else None
+
+    def _lower_budget(self, context: RunContext) -> bool:
+        """Return False if the layers keep as little as they can, or no layer has been measured."""
+        recorder, decision = self._recorder, self._decision
+        if recorder is None:
+            return False
+        if decision is not None and decision.expected <= decision.least:
+            return False
+        from .search import Search
+
+        recorder.assume()
+        kept = recorder.peak if decision is None else decision.expected
+        if self._search is None:
+            found = decision or self._choice(recorder, context)
+            if found is None:
+                return False
+            self._search = Search(found.least, max(kept, found.least))
+        self._budget = self._search.failed(kept)
+        _log(
+            "out_of_memory",
+            warns=True,
+            step=context.step + 1,
+            kept_bytes=kept,
+            budget_bytes=self._budget,
+        )
+        self._decide(recorder, context)
+        self._tries_again = True
+        return True
+
+    def _measured(self, recorder: Recorder, context: RunContext) -> Mode:
+        """Decide once enough steps are measured; return what the next step measures."""
+        from .recorder import Mode
+
+        done, self._steps = self._steps, self._steps + 1
         if done == self.config.profiled_steps:
             self._decide(recorder, context)
-        if done == self.config.profiled_steps + 1 and self._decision is not None:
-            _log("measured", bytes=self._kept, expected_bytes=self._decision.expected)
+        if done == self.config.profiled_steps + 1:
+            self._log_measured()
         after = done - self.config.profiled_steps
-        recorder.begin(Mode.PARTS if after < 0 else Mode.LAYERS if after == 0 else Mode.NOTHING)
+        return Mode.PARTS if after < 0 else Mode.LAYERS if after == 0 else Mode.NOTHING
 
-    def _decide(self, recorder: Recorder, context: RunContext) -> None:
+    def _searched(self, search: Search, recorder: Recorder, context: RunContext) -> Mode:
+        """Raise the budget if there may be room; return what the next step measures."""
+        from .recorder import Mode
+
+        if search.is_settled:
+            return Mode.NOTHING
+        budget = search.ran()
+        if budget is None:
+            self._log_measured()
+            return Mode.NOTHING
+        self._budget = budget
+        self._decide(recorder, context)
+        return Mode.LAYERS
+
+    def _choice(self, recorder: Recorder, context: RunContext) -> Decision | None:
         from .decision import decide
 
-        device = context.device.torch_device
-        found = decide(recorder.layers, context.groups, device, self._budget)
+        return decide(recorder.layers, context.groups, context.device.torch_device, self._budget)
+
+    def _decide(self, recorder: Recorder, context: RunContext) -> None:
+        found = self._choice(recorder, context)
         if found is None:
             return
         self._decision = found
         found.apply()
         _log(
             "chosen",
-            budget_bytes=self._budget,
+            budget_bytes=None if self._budget == _UNLIMITED else self._budget,
             expected_bytes=found.expected,
             layers=found.by_layer(),
             measured=[kind.record() for kind in found.kinds],
@@ -175,9 +258,9 @@ class AdaptiveRecompute:
                 f"activation_mb to at least {found.least / _MIB:.6g}",
             )
 
-    @property
-    def _budget(self) -> int:
-        return int((self.config.activation_mb or 0.0) * _MIB)
+    def _log_measured(self) -> None:
+        if self._decision is not None:
+            _log("measured", bytes=self._kept, expected_bytes=self._decision.expected)
 
 
 def _in_flight(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:

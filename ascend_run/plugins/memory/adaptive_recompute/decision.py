@@ -150,9 +150,8 @@ def words_for(parts: Sequence[str]) -> str:
 
 def _row(layer: Layer) -> list[int]:
     """Return the measurements of one layer; all have the same number."""
-    has_experts = hasattr(getattr(layer.module, "mlp", None), "router")
     return [
-        int(has_experts),
+        int(layer.has_experts),
         layer.most_waiting,
         *(layer.nanoseconds.get(part, 0) for part in _TIMED),
         *(layer.nbytes[parts] for parts in CHOICES),
