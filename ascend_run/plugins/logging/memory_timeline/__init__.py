@@ -63,7 +63,7 @@ class MemoryTimeline:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.UNVERIFIED,
         },
         level=3,

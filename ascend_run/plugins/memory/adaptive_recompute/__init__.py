@@ -81,7 +81,7 @@ class AdaptiveRecompute:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.UNVERIFIED,
         },
         level=3,  # it takes time: only where memory is short

@@ -67,7 +67,7 @@ class MemoryFragmentation:
         exercised_by="train with it on a GPU or NPU: the CPU has no pools, and plugins.memory-"
         "fragmentation.traced_steps > 0 shows what they would save",
         numerics=Numerics.BITWISE,
-        platforms={"cpu": Support.EMULATED, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.EMULATED, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=3,
         maturity=Maturity.EXPERIMENTAL,
         legacy_flags=(LegacyFlag(flag="--memory-fragmentation"),),

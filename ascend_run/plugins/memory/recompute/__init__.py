@@ -57,7 +57,7 @@ class Recompute:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.UNVERIFIED,
         },
         level=3,  # it takes time: only where memory is short

@@ -66,7 +66,7 @@ class RecomputeCommOpt:
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.EMULATED,
             "npu": Support.UNVERIFIED,
         },
         level=3,  # it acts beside recompute only

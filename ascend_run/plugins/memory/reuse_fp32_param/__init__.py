@@ -56,7 +56,7 @@ class ReuseFp32Param:
         small_model_settings={"bucket_size": 1000},
         exercised_by="train.precision=bf16",
         numerics=Numerics.BITWISE,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=2,
         legacy_flags=(LegacyFlag(flag="--reuse-fp32-param"),),
         source="MindSpeed, docs/features/reuse-fp32-param.md",

@@ -58,7 +58,7 @@ class SwapOptimizer:
         },
         small_model_settings={"bucket_size": 1000},
         numerics=Numerics.BITWISE,
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=3,  # it takes time: only where memory is short
         legacy_flags=(LegacyFlag(flag="--swap-optimizer"),),
         source="MindSpeed, docs/features/swap-optimizer.md",

@@ -41,7 +41,7 @@ class MatmulAdd:
         numerics=Numerics.ROUNDING,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.UNVERIFIED,
+            "cuda": Support.REAL,
             "npu": Support.ARITHMETIC,
         },
         level=2,

@@ -53,7 +53,7 @@ class LowPrecisionOptimizer:
         numerics=Numerics.MODEL,
         # Codes depend on where blocks begin, and so on the layout.
         small_model_settings={"optimizer.lr": 5e-6},
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=3,
         maturity=Maturity.BETA,
         legacy_flags=(

@@ -72,7 +72,7 @@ class Muon:
         summary="Muon for matrices, with AdamW for all other parameters",
         numerics=Numerics.MODEL,
         small_model_settings={"ns_dtype": "float32"},
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=3,
         maturity=Maturity.BETA,
         legacy_flags=(

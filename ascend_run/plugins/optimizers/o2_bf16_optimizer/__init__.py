@@ -53,7 +53,7 @@ class O2Bf16Optimizer:
         numerics=Numerics.MODEL,
         # Rounding errors of gradients draw other numbers, and move moments to a neighbour.
         small_model_settings={"stochastic_rounding": False, "optimizer.lr": 1e-4},
-        platforms={"cpu": Support.REAL, "cuda": Support.UNVERIFIED, "npu": Support.UNVERIFIED},
+        platforms={"cpu": Support.REAL, "cuda": Support.REAL, "npu": Support.UNVERIFIED},
         level=3,
         maturity=Maturity.BETA,
         legacy_flags=(LegacyFlag(flag="--o2-optimizer"),),
