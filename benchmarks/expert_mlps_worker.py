@@ -1,8 +1,8 @@
 """Time the MLPs of all experts, forward and backward, ours and a loop alternately; one JSON line.
 
-The loop is Megatron's SequentialMLP: each expert is a module with parameters of its own. A loop
-that indexed stacked parameters would be slower by far, since each index has a gradient of the size
-of the stack.
+The loop is our own, of the form of Megatron's SequentialMLP: each expert is a module with
+parameters of its own. A loop that indexed stacked parameters would be slower by far, since each
+index has a gradient of the size of the stack.
 """
 
 from __future__ import annotations
