@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ascend_run.ops.experts.expert_mlp import CACHE_ELEMENTS, expert_mlp
-from ascend_run.ops.experts.grouped_matmul import Backend
+from ascend_run.ops.experts.grouped_matmul import GROUPS, Backend, Counts, MakeGroups
 from ascend_run.testing.effects import count_operations
+from ascend_run.types.moe import GroupedGemm
 
 H, WIDTH = 8, 16
 COUNTS = [5, 0, 1, 7]
@@ -196,6 +197,41 @@ def test_counts_on_the_device_give_the_results_of_counts_on_the_host(
         assert not result[1].any()
 
 
+Operands = list[tuple[Tensor, Tensor]]
+
+
+def recorded(backend: Backend, operands: Operands) -> MakeGroups:
+    """Return the backend, and add the operands of each product that it adds to a sum."""
+
+    def make(counts: Counts, device: torch.device) -> GroupedGemm:
+        groups = GROUPS[backend](counts, device)
+        add_outer = groups.add_outer
+
+        def record(sum_XNK: Tensor, a_TN: Tensor, b_TK: Tensor) -> None:
+            operands.append((a_TN.clone(), b_TK.clone()))
+            add_outer(sum_XNK, a_TN, b_TK)
+
+        groups.add_outer = record  # type: ignore[method-assign]
+        return groups
+
+    return make
+
+
+def exact_products(a_TN: Tensor, b_TK: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each group's product in float64, and how far what is added to ``start`` may be off.
+
+    The product may be rounded once to its operands' dtype: by half an eps of its value. Its terms
+    are added in float32 before, and to ``start`` after: each term is rounded by half an eps of
+    float32 as often as there are rows at most, and once more.
+    """
+    groups = list(zip(a_TN.double().split(COUNTS), b_TK.double().split(COUNTS), strict=True))
+    exact = torch.stack([a.t() @ b for a, b in groups])
+    terms = start.double().abs() + torch.stack([a.abs().t() @ b.abs() for a, b in groups])
+    summed = (max(COUNTS) + 1) * torch.finfo(torch.float32).eps / 2 * terms
+    once = torch.finfo(a_TN.dtype).eps / 2 * (exact.abs() + summed)
+    return exact, once + summed
+
+
 @pytest.mark.parametrize("wide", [False, True], ids=["own dtype", "wider"])
 @pytest.mark.parametrize("backend", ["loop", "bmm", "grouped_mm"])
 def test_weight_gradients_accumulate_in_an_existing_main_gradient(
@@ -210,15 +246,20 @@ def test_weight_gradients_accumulate_in_an_existing_main_gradient(
     for weight in inputs[2:]:
         weight.main_grad = torch.randn(weight.shape)  # type: ignore[attr-defined]
         start[weight] = weight.main_grad.clone()  # type: ignore[attr-defined]
-    expert_mlp(inputs[0], COUNTS, *inputs[1:], backend=backend, accumulate=True).backward(dy)
+    operands: Operands = []
+    own = recorded(backend, operands)
+    expert_mlp(inputs[0], COUNTS, *inputs[1:], backend=own, accumulate=True).backward(dy)
     for leaf, gradient in zip(inputs, plain, strict=True):
         if leaf not in start:
             assert torch.equal(leaf.grad, gradient)  # type: ignore[arg-type]
             continue
         assert leaf.grad_added_to_main_grad  # type: ignore[attr-defined]
         assert leaf.grad is not None  # data parallelism waits for it
-        added = leaf.main_grad - start[leaf]  # type: ignore[attr-defined]
-        assert error(added, gradient) <= 16 * torch.finfo(torch.float32).eps
+        added = leaf.main_grad.double() - start[leaf].double()  # type: ignore[attr-defined]
+        exact, bound = exact_products(*operands.pop(), start[leaf])  # fc2's came first
+        for result in (added, gradient.double()):
+            assert ((result - exact).abs() <= bound).all()
+    assert not operands
 
 
 def test_without_a_main_gradient_there_is_an_ordinary_one() -> None:
