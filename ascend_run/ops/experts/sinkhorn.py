@@ -22,7 +22,8 @@ def sinkhorn_bias(logits_TX: Tensor, group: dist.ProcessGroup, tolerance: float 
     """Return what is added to the logits [X], so that their softmax has equal means over tokens.
 
     These are the logarithms of the column factors of the doubly scaled ``exp(logits)``. The row
-    factors do not change the order of a token's experts.
+    factors do not change the order of a token's experts. Each round is an all-reduce of X numbers,
+    which the host waits for; a NaN among the logits ends them, and every bias is NaN.
 
     Args:
         group: The ranks that share the tokens, equally many each.
@@ -38,6 +39,6 @@ def sinkhorn_bias(logits_TX: Tensor, group: dist.ProcessGroup, tolerance: float 
         dist.all_reduce(mass_X, group=group)
         before_X = bias_X
         bias_X = -(mass_X.clamp_min(smallest) / num_tokens).log() - math.log(num_experts)
-        if (bias_X - before_X).abs().mean() <= tolerance:
+        if not (bias_X - before_X).abs().mean() > tolerance:  # which NaN is not
             break
     return bias_X

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ascend_run.ops.experts.sinkhorn import sinkhorn_bias
+from ascend_run.testing.effects import CollectiveCall, count_collectives
 from ascend_run.testing.pool import GlooPool
 
 TOLERANCE = 1e-13
@@ -51,3 +54,41 @@ def test_logits_that_no_bias_balances_end(gloo_pool: GlooPool, case: str) -> Non
     (bias,) = gloo_pool.run(bias_of_a_share, 1, case)
     assert bias.shape == (7,)
     assert bool(bias.isfinite().all()) is (case != "not numbers")
+
+
+def collectives_of_a_share(case: str, dtype: torch.dtype) -> Sequence[CollectiveCall]:
+    """A job for the pool: what a rank sends at the default tolerance."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert dist.group.WORLD is not None
+    with count_collectives() as seen:
+        sinkhorn_bias(logits(case).to(dtype).chunk(size)[rank], dist.group.WORLD)
+    return seen.collective_calls
+
+
+def rounds(scores_TX: Tensor, tolerance: float) -> int:
+    """Scale the rows and columns of all tokens' scores in turn, until the columns stay."""
+    columns_X, count, change = torch.ones_like(scores_TX[0]), 0, torch.inf
+    while change > tolerance:
+        rows_T1 = 1 / (scores_TX * columns_X).sum(dim=1, keepdim=True)
+        scaled_X = 1 / (scores_TX * rows_T1).mean(dim=0) / scores_TX.shape[1]
+        change = float((scaled_X / columns_X).log().abs().mean())
+        columns_X, count = scaled_X, count + 1
+    return count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", ["plain", "all tokens on one expert"])
+def test_each_round_is_one_reduction_of_a_number_for_each_expert(
+    gloo_pool: GlooPool, case: str, dtype: torch.dtype
+) -> None:
+    one = CollectiveCall("allreduce_", (0, 1), nbytes=7 * dtype.itemsize)
+    expected = rounds(logits(case).exp(), 1e-4)
+    assert expected > 2
+    for seen in gloo_pool.run(collectives_of_a_share, 2, case, dtype):
+        assert seen == [one] * expected
+
+
+def test_a_logit_that_is_not_a_number_ends_the_rounds_on_every_rank(gloo_pool: GlooPool) -> None:
+    assert not logits("not numbers")[30:].isnan().any(), "only the first rank has it"
+    for seen in gloo_pool.run(collectives_of_a_share, 2, "not numbers", torch.float32):
+        assert len(seen) == 1
