@@ -16,6 +16,7 @@ from ascend_run.plugin_api import (
     Forward,
     ForwardLink,
     Keeping,
+    Layout,
     RunConfig,
 )
 
@@ -161,13 +162,26 @@ def repeated_later(how: Recomputation, forward: Forward, hidden_states: Tensor) 
 
 def overlapped_sends(config: RunConfig) -> Mapping[str, object]:
     """Return defaults under which the schedule of a virtual pipeline lets others wait for it."""
-    if not config.parallel.virtual_pipeline_model_parallel_size:
+    if IN_ONE_CHUNK.holds(config):
         return {}
     return {"parallel.overlap_p2p_comm": True, "parallel.batch_p2p_comm": False}
 
 
-def problems_of_sends(plugin: str, config: RunConfig) -> Iterator[str]:
-    """Yield a message for each option that differs from ``overlapped_sends``."""
+def problems_of_sends(plugin: str, config: RunConfig, layout: Layout) -> Iterator[str]:
+    """Yield a message for each option under which nothing can be recomputed ahead of its backward,
+    as ``overlapped_sends`` would have it."""
+    if IN_ONE_CHUNK.holds(config):
+        if layout.vpp is not None:
+            yield (
+                f"{plugin}: model.pipeline_model_parallel_layout lists {layout.vpp} chunks for "
+                f"each rank; set {IN_ONE_CHUNK.field}={layout.vpp} beside it"
+            )
+        return
+    if config.platform == "cpu" and config.parallel.deallocate_pipeline_outputs:
+        yield (
+            f"{plugin}: parallel.deallocate_pipeline_outputs=true frees outputs that gloo is still "
+            "sending, as sends are overlapped; expected false on platform cpu: leave it out"
+        )
     for key, wanted in overlapped_sends(config).items():
         given = getattr(config.parallel, key.removeprefix("parallel."))
         if given is not wanted:

@@ -10,6 +10,7 @@ import attrs
 from ascend_run.plugin_api import (
     CostChange,
     ForwardLink,
+    Layout,
     LegacyFlag,
     Manifest,
     Metrics,
@@ -85,8 +86,8 @@ class RecomputeInAdvance:
         return overlapped_sends(config)
 
     @hookimpl
-    def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        return [*problems_of_sends(NAME, config), *_problems(config)]
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+        return [*problems_of_sends(NAME, config, layout), *_problems(config)]
 
     @hookimpl
     def ascend_cost(self, config: RunConfig) -> CostChange | None:
@@ -107,8 +108,8 @@ class RecomputeInAdvance:
         return wrap
 
     @hookimpl
-    def ascend_schedule(self) -> c.Wrapper[Callable[..., Any]]:
-        return self._engine().schedule
+    def ascend_schedule(self, config: RunConfig) -> c.Wrapper[Callable[..., Any]] | None:
+        return None if IN_ONE_CHUNK.holds(config) else self._engine().schedule
 
     def _engine(self) -> RecomputeAhead:
         from ascend_run.ops.recompute_ahead.choice import each_before_its_backward

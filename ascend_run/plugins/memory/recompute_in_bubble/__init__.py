@@ -96,8 +96,8 @@ class RecomputeInBubble:
         return overlapped_sends(config)
 
     @hookimpl
-    def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        return [*problems_of_sends(NAME, config)]
+    def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
+        return [*problems_of_sends(NAME, config, layout)]
 
     @hookimpl
     def ascend_activation_policy(
@@ -126,8 +126,8 @@ class RecomputeInBubble:
         )
 
     @hookimpl
-    def ascend_schedule(self) -> c.Wrapper[Callable[..., Any]]:
-        return self._engine().schedule
+    def ascend_schedule(self, config: RunConfig) -> c.Wrapper[Callable[..., Any]] | None:
+        return None if IN_ONE_CHUNK.holds(config) else self._engine().schedule
 
     def _engine(self) -> RecomputeAhead:
         from ascend_run.ops.recompute_ahead.engine import RecomputeAhead

@@ -24,11 +24,13 @@ from tests.support.tiny_options import planned_with
 
 NAME: Final = "recompute-in-advance"
 NUMBER: Final = f"plugins.{NAME}.num_layers"
+CHUNKED: Final = "parallel.virtual_pipeline_model_parallel_size"
 CHUNKS: Final = {
     "model.num_layers": 8,
     "parallel.pipeline_model_parallel_size": 2,
-    "parallel.virtual_pipeline_model_parallel_size": 2,
+    CHUNKED: 2,
 }
+LISTED: Final = {"model.pipeline_model_parallel_layout": "Et|ttt|tt|ttL"}
 
 
 def test_it_claims_nothing_and_changes_no_bit() -> None:
@@ -57,11 +59,13 @@ def test_another_choice_of_what_is_recomputed_is_refused(other: str) -> None:
     [
         ({"parallel.overlap_p2p_comm": False}, "with parallel.overlap_p2p_comm=false nothing can"),
         ({"parallel.batch_p2p_comm": True}, "with parallel.batch_p2p_comm=true nothing can"),
+        ({"parallel.deallocate_pipeline_outputs": True}, "outputs=true frees .* leave it out"),
+        ({**LISTED, CHUNKED: None}, f"lists 2 chunks for each rank; set {CHUNKED}=2 beside it"),
         ({"plugins.recompute.method": "uniform"}, "what Megatron recomputes itself"),
         ({"plugins.recompute.granularity": "selective", "plugins.recompute.modules": ["core_attn"]},
          "what Megatron recomputes itself"),
     ],
-    ids=["no overlap", "batched", "groups", "scores"],
+    ids=["no overlap", "batched", "freed outputs", "listed chunks", "groups", "scores"],
 )  # fmt: skip
 def test_what_it_could_not_do_is_refused(values: Mapping[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -72,6 +76,14 @@ def test_sends_are_overlapped_by_default() -> None:
     prepared, _ = planned({**DENSE, **CHUNKS}, (NAME,), 2)
     parallel = prepared.config.parallel
     assert (parallel.overlap_p2p_comm, parallel.batch_p2p_comm) == (True, False)
+
+
+@pytest.mark.parametrize("values", [{}, CHUNKS, {**CHUNKS, **LISTED}], ids=["one", "two", "listed"])
+def test_the_schedule_is_wrapped_if_there_are_chunks(values: Mapping[str, Any]) -> None:
+    prepared, _ = planned({**DENSE, **values}, (NAME,), 2)
+    plugin = RecomputeInAdvance(RecomputeInAdvanceConfig())
+    assert (plugin.ascend_schedule(config=prepared.config) is None) == (not values)
+    assert ({*prepared.plan.idle} == {NAME}) == (not values)
 
 
 def told(plugins: tuple[str, ...], values: Mapping[str, Any]) -> list[str]:

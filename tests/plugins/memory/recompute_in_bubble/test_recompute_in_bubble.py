@@ -22,11 +22,13 @@ from tests.support.tiny_options import planned_with
 
 NAME: Final = "recompute-in-bubble"
 NUMBER: Final = f"plugins.{NAME}.num_forwards"
+CHUNKED: Final = "parallel.virtual_pipeline_model_parallel_size"
 CHUNKS: Final = {
     "model.num_layers": 4,
     "parallel.pipeline_model_parallel_size": 2,
-    "parallel.virtual_pipeline_model_parallel_size": 2,
+    CHUNKED: 2,
 }
+LISTED: Final = {"model.pipeline_model_parallel_layout": "Et|t|t|tL"}
 OTHERS: Final = (
     "adaptive-recompute",
     "recompute",
@@ -59,6 +61,8 @@ def test_what_treats_activations_otherwise_is_refused(other: str) -> None:
     [
         ({"parallel.overlap_p2p_comm": False}, "with parallel.overlap_p2p_comm=false nothing can"),
         ({"parallel.batch_p2p_comm": True}, "with parallel.batch_p2p_comm=true nothing can"),
+        ({"parallel.deallocate_pipeline_outputs": True}, "outputs=true frees .* leave it out"),
+        ({**LISTED, CHUNKED: None}, f"lists 2 chunks for each rank; set {CHUNKED}=2 beside it"),
         (
             {"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]},
             f"within what {NAME} recomputes already",
@@ -72,11 +76,19 @@ def test_what_treats_activations_otherwise_is_refused(other: str) -> None:
             "both treat the activations of a whole layer",
         ),
     ],
-    ids=["no overlap", "batched", "selective", "full"],
+    ids=["no overlap", "batched", "freed outputs", "listed chunks", "selective", "full"],
 )
 def test_what_it_could_not_do_is_refused(values: Mapping[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         planned({**DENSE, **CHUNKS, **values}, (NAME,), 2)
+
+
+@pytest.mark.parametrize("values", [{}, CHUNKS, {**CHUNKS, **LISTED}], ids=["one", "two", "listed"])
+def test_the_schedule_is_wrapped_if_there_are_chunks(values: Mapping[str, Any]) -> None:
+    prepared, _ = planned({**DENSE, **values}, (NAME,), 2)
+    plugin = RecomputeInBubble(RecomputeInBubbleConfig())
+    assert (plugin.ascend_schedule(config=prepared.config) is None) == (not values)
+    assert ({*prepared.plan.idle} == {NAME}) == (not values)
 
 
 @pytest.mark.parametrize("number", [None, 2])
