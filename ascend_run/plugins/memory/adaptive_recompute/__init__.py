@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .recorder import Mode, Recorder
     from .search import Search
 
+_NAME: Final = "adaptive-recompute"
 _MIB = 1 << 20
 _UNLIMITED = 1 << 62
 
@@ -49,7 +50,7 @@ class AdaptiveRecomputeConfig:
     """Steps that are measured, in which nothing is recomputed. Unit: steps."""
     retry: bool = False
     """If memory runs out, lower the budget and try the step again, until the largest budget is
-    found that memory has room for. On one rank only."""
+    found that memory has room for, or ``activation_mb``. On one rank only."""
 
 
 class AdaptiveRecompute:
@@ -61,7 +62,7 @@ class AdaptiveRecompute:
     """
 
     manifest = Manifest(
-        name="adaptive-recompute",
+        name=_NAME,
         summary="recompute the parts of layers that cost least within a budget of bytes",
         conflicts={
             "recompute": "it says what is recomputed, and adaptive-recompute chooses it; enable "
@@ -100,7 +101,7 @@ class AdaptiveRecompute:
     def __init__(self, config: AdaptiveRecomputeConfig) -> None:
         self.config = config
         given = config.activation_mb
-        self._budget = _UNLIMITED if given is None else int(given * _MIB)
+        self._budget = self._most = _UNLIMITED if given is None else int(given * _MIB)
         self._steps = 0
         self._search: Search | None = None
         self._tries_again = False
@@ -127,7 +128,7 @@ class AdaptiveRecompute:
                 f"{retry} cannot start the reductions of ddp.overlap_grad_reduce again, and on one "
                 "rank there is nothing to reduce; leave it out"
             )
-        return [f"adaptive-recompute: {problem}" for problem in problems]
+        return [f"{_NAME}: {problem}" for problem in problems]
 
     @hookimpl
     def ascend_activation_policy(self) -> Mapping[str, ActivationTreatment]:
@@ -155,6 +156,15 @@ class AdaptiveRecompute:
         if self._recorder is None:
             self._recorder = Recorder(device)
         return links_of(layer, self._recorder)
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        if self.config.retry and context.config.platform == "cpu":
+            event = "plugin.idle" if self.config.activation_mb is None else f"{_NAME}.never_retries"
+            why = "the CPU raises no torch.OutOfMemoryError, which retry=true waits for"
+            import structlog
+
+            structlog.get_logger().warning(event, plugin=_NAME, changes_nothing_as=why)
 
     @hookimpl
     def ascend_before_step(self, context: RunContext) -> None:
@@ -191,7 +201,7 @@ class AdaptiveRecompute:
             found = decision or self._choice(recorder, context)
             if found is None:
                 return False
-            self._search = Search(found.least, max(kept, found.least))
+            self._search = Search(found.least, max(kept, found.least), most=self._most)
         self._budget = self._search.failed(kept)
         _log(
             "out_of_memory",
@@ -278,4 +288,4 @@ def _log(event: str, *, warns: bool = False, **fields: object) -> None:
     import structlog
 
     log = structlog.get_logger()
-    (log.warning if warns else log.info)(f"adaptive-recompute.{event}", **fields)
+    (log.warning if warns else log.info)(f"{_NAME}.{event}", **fields)

@@ -17,6 +17,7 @@ class Search:
     least: int  #: What is kept at least; whether there is room for it shows when it is tried.
     fails: int  #: The fewest bytes for which memory ran out.
     fits: int = attrs.field()  #: The largest budget with which a step has run.
+    most: int = attrs.field(kw_only=True)  #: What no budget is above, though there may be room.
     budget: int = 0  #: The present one.
     is_settled: bool = False  #: Whether it has been found; then it is lowered, and never raised.
     _unit: int = attrs.field(init=False)
@@ -27,7 +28,7 @@ class Search:
 
     @_unit.default
     def _part_of_the_distance(self) -> int:
-        return max(1, (self.fails - self.least) // _CLOSE)
+        return max(1, (min(self.fails, self.most) - self.least) // _CLOSE)
 
     def failed(self, kept: int) -> int:
         """Return the next budget, after memory ran out.
@@ -45,7 +46,7 @@ class Search:
         if self.is_settled:
             return None
         self.fits = max(self.fits, self.budget)
-        self.is_settled = self._is_close
+        self.is_settled = self._is_close or self.fits >= self.most
         return None if self.is_settled else self._next()
 
     @property
@@ -53,5 +54,6 @@ class Search:
         return self.fails - self.fits <= self._unit
 
     def _next(self) -> int:
-        self.budget = self.fits if self._is_close else (self.fits + self.fails) // 2
+        budget = self.fits if self._is_close else (self.fits + self.fails) // 2
+        self.budget = min(budget, self.most)
         return self.budget

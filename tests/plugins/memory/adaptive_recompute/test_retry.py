@@ -79,12 +79,14 @@ def finish(found: Ran, run: Training) -> None:
             found.settled = state._search is not None and state._search.is_settled
 
 
-def all_three(values: Mapping[str, Any], share: float) -> tuple[Ran, Ran, Ran]:
+def all_three(
+    values: Mapping[str, Any], share: float, own: Mapping[str, Any] = RETRY
+) -> tuple[Ran, Ran, Ran]:
     """Train with nothing recomputed, with all layers, and with memory for some. A rank's job."""
     plain = ran(values, (), float("inf"), STEPS)
     least = ran({**values, **LEAST}, (NAME,), float("inf"), 3)
     limit = least.peak + share * (plain.peak - least.peak)
-    return plain, least, ran({**values, **RETRY}, (NAME,), limit, STEPS)
+    return plain, least, ran({**values, **own}, (NAME,), limit, STEPS)
 
 
 def assert_equal(found: Ran, plain: Ran) -> None:
@@ -110,6 +112,35 @@ def test_the_budget_is_lowered_until_there_is_room(gloo_pool: GlooPool) -> None:
     assert first["step"] == 1
     assert first["budget_bytes"] < first["kept_bytes"]
     assert found.logged[-1]["bytes"] == found.logged[-1]["expected_bytes"] == found.expected
+
+
+def test_no_budget_is_above_the_one_that_is_given(gloo_pool: GlooPool) -> None:
+    """Where memory runs out though there would be room for more."""
+    given = 64 << 10
+    own = {**RETRY, f"plugins.{NAME}.activation_mb": given / (1 << 20)}
+    ((plain, _, found),) = gloo_pool.run(all_three, 1, {**DENSE, **LONG}, 0.5, own)
+    assert_equal(found, plain)
+    failed = [event for event in found.logged if event["event"] == f"{NAME}.out_of_memory"]
+    assert failed[0]["kept_bytes"] > 2 * given
+    assert {event["budget_bytes"] for event in failed} == {given}
+    assert found.expected <= found.budget == given
+    assert found.settled
+
+
+def warned(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the plugin says before a run. A rank's job."""
+    with capture_logs() as logs, training(values, (NAME,)) as run:
+        run.hooks.event("ascend_before_run")(context=run.context)
+    return [(log["event"], log["changes_nothing_as"]) for log in logs if log.get("plugin") == NAME]
+
+
+def test_on_the_cpu_it_says_that_it_never_retries(gloo_pool: GlooPool) -> None:
+    why = "the CPU raises no torch.OutOfMemoryError, which retry=true waits for"
+    values = {**DENSE, "platform": "cpu"}
+    assert gloo_pool.run(warned, 1, {**values, **RETRY}) == [[("plugin.idle", why)]]
+    both = {**values, **LEAST, **RETRY}
+    assert gloo_pool.run(warned, 1, both) == [[(f"{NAME}.never_retries", why)]]
+    assert gloo_pool.run(warned, 1, {**values, **LEAST}) == [[]]
 
 
 def test_with_enough_memory_nothing_is_recomputed(gloo_pool: GlooPool) -> None:

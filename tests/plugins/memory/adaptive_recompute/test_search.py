@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from ascend_run.plugins.memory.adaptive_recompute.search import Search
 
-LEAST, MOST = 1_000, 33_000
+LEAST, MOST, ANY = 1_000, 33_000, 1 << 62
 
 
 def searched(limit: int, first: int, search: Search | None = None) -> tuple[Search, int, int]:
     """Search until it is settled; return it, the failures and the steps that ran."""
-    search, failures, steps = search or Search(LEAST, first), 1, 0
+    search, failures, steps = search or Search(LEAST, first, most=ANY), 1, 0
     budget: int | None = search.failed(first)
     while budget is not None:
         if budget > limit:
@@ -46,6 +46,20 @@ def test_what_had_room_once_is_given_up_where_it_no_longer_has() -> None:
 
 
 def test_the_least_is_tried_where_less_than_that_was_kept() -> None:
-    search = Search(LEAST, LEAST)
+    search = Search(LEAST, LEAST, most=ANY)
     assert search.failed(10) == LEAST
     assert search.ran() is None
+
+
+@settings(deadline=None)
+@given(most=st.integers(LEAST // 2, MOST), limit=st.integers(LEAST, MOST - 1))
+def test_no_budget_is_above_the_most(most: int, limit: int) -> None:
+    """Which it settles at if there is room; it may be less than the least that is kept."""
+    search = Search(LEAST, MOST, most=most)
+    budget: int | None = search.failed(MOST)
+    budgets = []
+    while budget is not None:
+        budgets.append(budget)
+        budget = search.failed(budget) if budget > limit else search.ran()
+    assert max(budgets) <= most
+    assert min(most, limit) - search.budget <= (MOST - LEAST) // 32
