@@ -1,10 +1,17 @@
-"""What refuses the exchange of tokens in chunks. No torch."""
+"""The chunks in which tokens are exchanged, and what refuses them. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from ascend_run.types.forward import LinkPlace
+
+
+def chunk_sizes(number: int, num_chunks: int) -> list[int]:
+    """Return how many of a number are in each chunk; they differ by at most one."""
+    bounds = [at * number // num_chunks for at in range(num_chunks + 1)]
+    return [end - start for start, end in pairwise(bounds)]
 
 
 def chunk_problems(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .all_gather_dispatcher import AllGatherDispatcher, local_rows, select, sorted_choices
-from .dispatcher_cost import chunk_sizes
+from .chunk_limits import chunk_sizes
 from .token_exchange import AllGather, ReduceScatter
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .all_to_all_dispatcher import AllToAllDispatcher
-from .dispatcher_cost import chunk_sizes
+from .chunk_limits import chunk_sizes
 from .expert_slices import slices_of
 from .token_copies import Copies
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Final
 
 from ascend_run.types.condition import Condition
 from ascend_run.types.config import RunConfig
 from ascend_run.types.cost import Communication, CostChange, PipelineStage, SavedChange, SavedTensor
 from ascend_run.types.layout import Layout
+
+from .chunk_limits import chunk_sizes
 
 ALL_TO_ALL: Final = Condition(
     "model.moe_token_dispatcher_type",
@@ -120,12 +121,6 @@ def overlapped(config: RunConfig) -> tuple[Communication, ...]:
         for direction in ("forward", "backward")
         for what in ("tokens", "weights")
     )
-
-
-def chunk_sizes(num_experts: int, num_chunks: int) -> list[int]:
-    """Return the experts of each chunk of a rank's experts; they differ by at most one."""
-    bounds = [at * num_experts // num_chunks for at in range(num_chunks + 1)]
-    return [end - start for start, end in pairwise(bounds)]
 
 
 def in_chunks(config: RunConfig, layout: Layout, num_chunks: int) -> tuple[Communication, ...]:

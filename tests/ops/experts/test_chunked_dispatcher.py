@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ascend_run.ops.experts.dispatcher_cost import chunk_sizes
+from ascend_run.ops.experts.chunk_limits import chunk_sizes
 from ascend_run.testing.pool import GlooPool
 
 from . import dispatcher_jobs as jobs
