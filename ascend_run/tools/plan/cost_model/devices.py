@@ -21,6 +21,8 @@ import attrs
 from ascend_run.plugin_api.errors import ConfigError
 
 _TERA, _GIGA = 1e12, 1e9
+_ASSUMED: Final = 31.5 * _GIGA
+"""Bandwidth to the host where a file has none: 16 lanes of PCIe 4.0."""
 
 
 _ABOVE_0: Final[Any] = attrs.validators.and_(
@@ -80,8 +82,8 @@ class CostDevice:
     host_bandwidth: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(_ABOVE_0)
     )
-    """Bandwidth of the link to the host's memory, in one direction; None: they are one memory.
-    Unit: bytes/s."""
+    """Bandwidth of the link to the host's memory, in one direction; None: they are one memory. A
+    file without this field has None if it is ``shared``, otherwise an assumption. Unit: bytes/s."""
     operation: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """Exposed overhead per operation; 0 if operations are launched ahead of the device. Unit:
     seconds."""
@@ -177,10 +179,14 @@ def find_device(name: str) -> CostDevice:
         raise ConfigError(f"--device {name}: expected one of {known}, or an existing JSON file")
     try:
         values: dict[str, Any] = json.loads(path.read_text())
-        return CostDevice(**values)
+        device = CostDevice(**values)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         fields = ", ".join(attrs.fields_dict(CostDevice))
         reason = str(error.args[0] if error.args else error).replace("CostDevice.__init__() ", "")
         raise ConfigError(
             f"--device {name}: not a device ({reason}); expected a JSON object with {fields}"
         ) from None
+    if "host_bandwidth" in values or device.shared:
+        return device
+    source = (device.source, f"to the host {_ASSUMED / _GIGA} GB/s, which is assumed")
+    return attrs.evolve(device, host_bandwidth=_ASSUMED, source="; ".join(filter(None, source)))

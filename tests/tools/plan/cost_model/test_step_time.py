@@ -144,6 +144,20 @@ def test_a_device_can_be_a_file(tmp_path: Path) -> None:
     assert find_device(str(path)) == DEVICE
 
 
+def test_a_link_to_the_host_is_assumed_where_a_file_has_none(tmp_path: Path) -> None:
+    """Unless its machine is shared, or it says that there is none."""
+    path = tmp_path / "mine.json"
+    values = {**attrs.asdict(DEVICE), "source": "mine"}
+    del values["host_bandwidth"]
+    path.write_text(json.dumps(values))
+    found = find_device(str(path))
+    assert found.host_bandwidth == 31.5e9
+    assert found.source == "mine; to the host 31.5 GB/s, which is assumed"
+    assert attrs.evolve(found, host_bandwidth=None, source="") == DEVICE
+    path.write_text(json.dumps({**values, "shared": True}))
+    assert find_device(str(path)).host_bandwidth is None
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"name": "x", "speed": 3}'])
 def test_a_file_that_is_no_device_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine.json"
