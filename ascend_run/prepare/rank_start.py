@@ -28,7 +28,7 @@ def set_environment(prepared: ResolvedRun, nproc: int) -> list[str]:
         "ascend_environment", config=prepared.config, local_world_size=nproc
     )
     problems = [
-        f"{name}={os.environ[name]!r}: an enabled plugin needs {value!r}; unset it"
+        f"{name}={os.environ[name]!r}: an enabled plugin needs {value!r}; set it to that"
         for name, value in wanted.items()
         if os.environ.get(name, value) != value
     ]

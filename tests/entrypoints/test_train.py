@@ -349,7 +349,7 @@ def test_a_variable_that_contradicts_a_plugin_is_refused(
     os.environ["TUNED_BUFFERS"] = "4"
     error = refusal("--config", file, "--enable", "relay,tuned", "--nproc", "2")
     assert isinstance(error, ConfigError)
-    assert error.problems == ("TUNED_BUFFERS='4': an enabled plugin needs '8'; unset it",)
+    assert error.problems == ("TUNED_BUFFERS='4': an enabled plugin needs '8'; set it to that",)
     assert not started.launched
 
 

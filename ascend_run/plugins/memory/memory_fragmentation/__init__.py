@@ -35,7 +35,7 @@ _SETTINGS: Final[Mapping[str, Sequence[str]]] = {
     "npu": ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
 }
 """Platform -> variables with the settings of its allocator, of which it reads one."""
-_EXPANDABLE: Final = "expandable_segments:True"
+_EXPANDABLE: Final = "expandable_segments:"
 
 
 @attrs.frozen(kw_only=True)
@@ -88,9 +88,7 @@ class MemoryFragmentation:
         if not (names and self.config.expandable_segments):
             return {}
         name = next((name for name in names if name in os.environ), names[0])
-        given = os.environ.get(name, "")
-        added = () if _EXPANDABLE in given else (_EXPANDABLE,)
-        return {name: ",".join((*filter(None, (given,)), *added))}
+        return {name: _with_expandable_segments(os.environ.get(name, ""))}
 
     @hookimpl
     def ascend_phase(
@@ -141,6 +139,16 @@ class MemoryFragmentation:
             one_pool_bytes=one_pool.reserved,
             two_pools_bytes=two_pools.reserved,
         )
+
+
+def _with_expandable_segments(given: str) -> str:
+    """Return settings of the allocator in which this one is on, and the others as they are."""
+    settings = [*filter(None, map(str.strip, given.split(",")))]
+    wanted = f"{_EXPANDABLE}True"
+    if {word for word in settings if word.startswith(_EXPANDABLE)} == {wanted}:
+        return given
+    others = [word for word in settings if not word.startswith(_EXPANDABLE)]
+    return ",".join((*others, wanted))
 
 
 def _in_pool(pool: Pool, context: RunContext, phase: RunPhase) -> AbstractContextManager[None]:

@@ -12,16 +12,18 @@ import torch
 
 from ascend_run import testing
 from ascend_run.ops.memory.allocation_trace import Allocation
-from ascend_run.plugin_api import Numerics, RunPhase
+from ascend_run.plugin_api import ConfigError, Numerics, RunPhase
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.memory.memory_fragmentation import (
     MemoryFragmentation,
     MemoryFragmentationConfig,
 )
 from ascend_run.plugins.memory.memory_fragmentation.trace import AllocationTrace
+from ascend_run.prepare.rank_start import set_environment
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.parity import Parity
 from ascend_run.testing.pool import GlooPool
+from tests.support.costs import planned
 
 from .jobs import NAME, in_the_pool, on_the_npu
 
@@ -69,7 +71,8 @@ def test_phases_are_in_the_pool_if_they_allocate_what_stays(*, has_states: bool)
         if entered:
             pooled.add(phase)
         entered.clear()
-    assert pooled == BUILT if has_states else BUILT | {RunPhase.UPDATE, RunPhase.CHECKPOINT}
+    creates_states: set[RunPhase] = set() if has_states else {RunPhase.UPDATE, RunPhase.CHECKPOINT}
+    assert pooled == BUILT | creates_states
 
 
 def test_on_the_npu_one_pool_of_the_device_is_entered(gloo_pool: GlooPool) -> None:
@@ -147,8 +150,13 @@ def test_no_bit_changes(parity: Parity, model: str, layout: Mapping[str, int]) -
             {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,x:1"},
             {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,x:1"},
         ),
+        (
+            "cuda",
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:False, divisions:[64:1,128:2]"},
+            {"PYTORCH_ALLOC_CONF": "divisions:[64:1,128:2],expandable_segments:True"},
+        ),
     ],
-    ids=["cpu", "cuda", "npu", "other settings", "already set"],
+    ids=["cpu", "cuda", "npu", "other settings", "already set", "off"],
 )
 def test_expandable_segments_are_a_setting_of_the_allocator(
     monkeypatch: pytest.MonkeyPatch,
@@ -163,6 +171,20 @@ def test_expandable_segments_are_a_setting_of_the_allocator(
     config: Any = SimpleNamespace(platform=platform)
     assert plugin(expandable_segments=True).ascend_environment(config=config) == expected
     assert plugin().ascend_environment(config=config) == {}
+
+
+def test_the_message_has_the_settings_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "PYTORCH_ALLOC_CONF"
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    values = {"platform": "cuda", f"plugins.{NAME}.expandable_segments": True}
+    prepared, _ = planned({**DENSE, **values}, (NAME,))
+    with pytest.raises(ConfigError) as caught:
+        set_environment(prepared, 1)
+    (told,) = caught.value.problems
+    assert told == (
+        f"{name}='max_split_size_mb:128': an enabled plugin needs "
+        "'max_split_size_mb:128,expandable_segments:True'; set it to that"
+    )
 
 
 def test_declarations() -> None:
