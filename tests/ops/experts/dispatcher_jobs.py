@@ -18,9 +18,12 @@ from ascend_run.ops.experts.deferred_experts import DeferredExperts
 from ascend_run.ops.experts.token_dropping import token_dropping
 from ascend_run.ops.experts.token_exchange import AllGather, AllToAll, Exchange
 from ascend_run.testing.effects import Collectives, count_collectives
+from ascend_run.testing.tensors import relative_error
 from ascend_run.types.moe import ExpertWeights
 from tests.support.cpu_facade import cpu_facade
 from tests.support.device_reads import on_device
+
+from .logged_computations import logged_computations
 
 X, H, F = 4, 6, 8
 """Experts, hidden size, width of the experts."""
@@ -92,6 +95,7 @@ class SharedExpert:
         self.first, self.second = (draw(H, H, seed=seed).requires_grad_() for seed in (70, 71))
 
     def pre_forward_comm(self, x: Tensor) -> None:
+        self.log.append("comm")
         self.x = x
 
     def linear_fc1_forward_and_act(self, *_: Tensor) -> None:
@@ -391,7 +395,7 @@ def dispatched(
 
     undo = log_exchanges(log)
     try:
-        with count_collectives() as seen:
+        with logged_computations(log), count_collectives() as seen:
             if by_chunk:
                 out = through_chunks(dispatcher, x, chosen, probs, held)
             else:
@@ -460,7 +464,4 @@ def _errors(
     assert second.grad is not None
     results["fc1"] = (weights[0].grad, first.grad[mine, :, width])
     results["fc2"] = (weights[1].grad, second.grad[mine, width])
-    return {
-        name: ((found - right).abs().max() / right.abs().max().clamp(min=1e-300)).item()
-        for name, (found, right) in results.items()
-    }
+    return {name: relative_error(found, right) for name, (found, right) in results.items()}

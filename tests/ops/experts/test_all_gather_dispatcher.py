@@ -52,22 +52,26 @@ def test_tokens_of_an_expert_are_in_the_order_of_the_global_batch(
         assert torch.equal(rows, torch.stack(expected))
 
 
+GATHERS = ["gather", "issue", "issue"]
+"""Of choices, weights and tokens."""
+BEHIND = ["gathered", "find", "sort", "place"]
+"""What is computed from the choices, while the tokens arrive: this rank's rows."""
 WHOLE = [
-    *("issue", "issue", "wait", "wait", "experts", "issue", "wait"),
+    *(*GATHERS, *BEHIND, "wait", "wait", "experts", "issue", "wait"),
     *("issue", "wait", "dexperts", "issue", "issue", "wait", "wait"),
 ]
 BESIDE_SHARED = [
-    *("issue", "issue", "wait", "wait", "experts", "issue", "shared", "wait"),
+    *(*GATHERS, *BEHIND, "wait", "wait", "experts", "issue", "shared", "wait"),
     *("issue", "dshared", "wait", "dexperts", "issue", "issue", "wait", "wait"),
 ]
 CHUNKS = [
-    *("issue", "issue", "issue"),  # weights, and the tokens of both chunks
+    *(*GATHERS, "issue", *BEHIND, "place"),  # the tokens, and their rows, of both chunks
     *("wait", "wait", "experts", "issue", "wait", "experts", "issue", "wait", "wait"),
     *("issue", "issue", "wait", "dexperts", "issue", "wait", "dexperts", "issue"),
     *("issue", "wait", "wait", "wait"),  # of the weights' gradients, and then all
 ]
 CHUNKS_BESIDE_SHARED = [
-    *("issue", "issue", "issue"),
+    *(*GATHERS, "issue", *BEHIND, "place"),
     *("wait", "wait", "experts", "issue", "wait", "experts", "issue", "shared", "wait", "wait"),
     *("issue", "issue", "dshared", "wait", "dexperts", "issue", "wait", "dexperts", "issue"),
     *("issue", "wait", "wait", "wait"),
@@ -88,7 +92,8 @@ def test_experts_are_computed_between_issue_and_wait_of_others(
     gloo_pool: GlooPool, chunks: int, shared: bool, expected: list[str]
 ) -> None:
     """Forward and backward: between a chunk's wait and its issue the others have no wait, and
-    shared experts are behind the exchange of outputs, or of their gradients."""
+    shared experts are behind the exchange of outputs, or of their gradients. Rows are found while
+    weights and tokens arrive."""
     for _, log, *_ in gloo_pool.run(jobs.dispatch_gathered, 2, 2, 1, "spread", chunks, shared):
         assert log == expected
 

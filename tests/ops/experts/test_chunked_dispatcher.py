@@ -32,12 +32,14 @@ def test_output_and_every_gradient_are_those_of_each_token(
 
 
 PLAIN = [
+    *("gather", "arrange", "permute", "gathered"),  # behind the gather of counts
     *("issue", "issue", "issue", "issue"),  # tokens and probabilities of both chunks
     *("wait", "wait", "experts", "issue", "wait", "wait", "experts", "issue", "wait", "wait"),
     *("issue", "issue", "wait", "dexperts", "issue", "issue"),
     *("wait", "dexperts", "issue", "issue", "wait", "wait", "wait", "wait"),
 ]
 SHARED = [
+    *("gather", "comm", "arrange", "permute", "gathered"),
     *("issue", "issue", "issue", "issue", "fc1"),
     *("wait", "wait", "experts", "issue", "wait", "wait", "experts", "issue", "fc2"),
     *("wait", "wait", "issue", "issue", "dfc2", "wait", "dexperts", "issue", "issue"),
