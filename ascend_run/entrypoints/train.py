@@ -155,6 +155,7 @@ def _train_launched(read: Callable[[], RawConfig], launched: RankEnvironment) ->
     plugins set environment variables that torch reads when it is imported.
     """
     from ascend_run.prepare.prepare import prepare_rank, prepare_raw
+    from ascend_run.tools.plan.comm_options import with_comm_options
     from ascend_run.tools.plan.costs import with_costs
 
     is_writer = launched.rank == 0
@@ -163,7 +164,7 @@ def _train_launched(read: Callable[[], RawConfig], launched: RankEnvironment) ->
         if is_writer:
             prepared = with_costs(prepare_raw(read(), launched.world_size))
         else:
-            prepared = prepare_rank(read(), launched.world_size)
+            prepared = with_comm_options(prepare_rank(read(), launched.world_size))
         check_run_data(prepared)
         too_late = set_environment(prepared, 1)
     if is_writer and too_late:
@@ -240,9 +241,8 @@ def _train(make_request: Callable[[], RunRequest]) -> None:
         # Megatron warns of each missing optional library; none is needed here.
         warnings.filterwarnings("ignore", module=r"megatron\.")
         from ascend_run.core.run import run_training
-    from ascend_run.tools.plan.comm_options import with_comm_options
 
-    run_training(with_comm_options(make_request()))
+    run_training(make_request())
 
 
 def _report(prepared: ResolvedRun) -> None:

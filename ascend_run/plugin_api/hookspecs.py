@@ -108,7 +108,7 @@ def ascend_comm_options(
 ) -> Mapping[str, c.CommOptions]:
     """Return options of communicators by process group, from what ``plan`` counts in a step.
 
-    When: while a run is planned, and in each rank of a training run before its groups are created.
+    When: while a run is planned; at the start of each process if another launcher started it.
     """
 
 

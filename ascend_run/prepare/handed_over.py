@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ascend_run.plugin_api.contracts import CommOptions
 from ascend_run.registry.discovery import discover
 
 from .config.loading import build_config
@@ -31,6 +32,8 @@ class HandedOver:
     idle: dict[str, str]
     plan_json: str
     lock: dict[str, Any]
+    comm_options: dict[str, dict[str, Any]]
+    """Maps process groups to the fields of their ``CommOptions``."""
 
     @classmethod
     def of(cls, prepared: PreparedRun) -> HandedOver:
@@ -41,6 +44,7 @@ class HandedOver:
             idle=dict(prepared.idle),
             plan_json=plan_text(prepared.plan),
             lock=dict(prepared.lock),
+            comm_options={group: attrs.asdict(o) for group, o in prepared.comm_options.items()},
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -67,4 +71,5 @@ class HandedOver:
             idle=self.idle,
             plan_json=self.plan_json,
             lock=self.lock,
+            comm_options={group: CommOptions(**o) for group, o in self.comm_options.items()},
         )

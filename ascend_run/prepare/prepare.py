@@ -36,6 +36,7 @@ from .plan.records import Bundle, Plan
 
 if TYPE_CHECKING:
     from ascend_run.core.run import RunRequest
+    from ascend_run.plugin_api.contracts import CommOptions
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +49,8 @@ class ResolvedRun:
     catalogue: Catalogue
     hooks: Hooks
     """Hooks of the run's plugins, for the torch-free ones."""
+    comm_options: Mapping[str, CommOptions] = attrs.field(factory=dict)
+    """Maps process groups to options of their communicators, which ``tools.plan`` adds."""
 
     @property
     def config(self) -> RunConfig:
@@ -87,6 +90,7 @@ class ResolvedRun:
             plugins=[*self.instances(), *more],
             idle=self.idle,
             lock=self.lock,
+            comm_options=self.comm_options,
         )
 
 
@@ -179,7 +183,8 @@ def _checked_run(raw: RawConfig, known: Catalogue, world_size: int | None) -> Re
     try:
         run = resolve_run(raw, known, world_size)
     except PluginResolutionError as error:
-        raise explained(error, _named_plugins(raw), known) from None
+        named = [*raw.enable, raw.platform, raw.task, raw.family]
+        raise explained(error, named, known) from None
     if problems := [*run.problems(), *run_folder_problems(run.config, raw.file)]:
         raise ConfigError("this run cannot start", problems)
     return run
@@ -202,11 +207,6 @@ def resolve_run(raw: RawConfig, known: Catalogue, world_size: int | None = None)
         catalogue=known,
         hooks=Hooks(instances(resolution.order, config)),
     )
-
-
-def _named_plugins(raw: RawConfig) -> list[str]:
-    """Return every plugin that a run names."""
-    return [*raw.enable, raw.platform, raw.task, raw.family]
 
 
 def _with_level(

@@ -9,7 +9,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,11 +17,14 @@ from click.testing import CliRunner
 from ascend_run.entrypoints import train
 from ascend_run.launch import agent
 from ascend_run.launch.options import LaunchOptions
-from ascend_run.plugin_api import AscendRunError, ConfigError, DataError, RankFailure
+from ascend_run.plugin_api import AscendRunError, CommOptions, ConfigError, DataError, RankFailure
 from ascend_run.prepare.handed_over import HandedOver
 from ascend_run.prepare.prepare import prepare
 from tests.support.command_line import imported_by, top
 from tests.support.installed import Install, offer
+
+if TYPE_CHECKING:
+    from ascend_run.core.run import RunRequest
 
 STARTERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
 
@@ -35,6 +38,24 @@ class Plugin:
     def ascend_environment(self):
         return {"TUNED_BUFFERS": "8"}
 """
+
+SIZED = """
+from ascend_run.plugin_api import CommOptions, Manifest, hookimpl
+
+class Plugin:
+    manifest = Manifest(name="sized", summary="size the buffer of a communicator")
+
+    @hookimpl
+    def ascend_comm_options(self, config, layout, communication):
+        return {"cp": CommOptions(buffer_mb=7, why="seven")}
+"""
+OPTIONS = {"cp": CommOptions(buffer_mb=7, why="seven")}
+
+TRAIN = train._train
+"""The function itself, which ``started`` replaces."""
+ESTIMATE = "ascend_run.tools.plan.cost_model.estimate"
+STAGE_COST = "_rank_cost"
+"""Every estimate calls it once a pipeline stage, by whichever name the estimate is imported."""
 
 
 class Started:
@@ -75,6 +96,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     monkeypatch.setattr(train, "_train", started.train)
     monkeypatch.setattr(agent, "launch_ranks", started.launch)
     return started
+
+
+@pytest.fixture
+def asked(started: Started, monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
+    """What core would have been asked to train."""
+    requests: list[RunRequest] = []
+    monkeypatch.setattr(train, "_train", TRAIN)
+    monkeypatch.setattr("ascend_run.core.run.run_training", requests.append)
+    return requests
 
 
 def run(*words: str | Path) -> Any:
@@ -146,12 +176,18 @@ def test_ranks_are_started_with_what_they_need_to_prepare_alike(
 
 @pytest.mark.filterwarnings("ignore")  # Megatron's own, where it is imported
 def test_a_rank_receives_its_run_and_prepares_nothing(
-    started: Started, file: Path, monkeypatch: pytest.MonkeyPatch
+    started: Started,
+    asked: list[RunRequest],
+    install: Install,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It resolves no plugins, plans nothing and computes no costs; its config is the launcher's."""
-    run("--config", file, "--nproc", "2", "--enable", "relay")
+    """It resolves no plugins, plans nothing and computes no costs; its config is the launcher's, as
+    are the options of its communicators, which follow from the costs."""
+    offer(install, "sized", SIZED)
+    run("--config", file, "--nproc", "2", "--enable", "relay,sized")
     message = json.loads(json.dumps(started.launched[0][1]))
-    prepared = prepare(file, ["run.nproc=2"], enable=["relay"], world_size=2)
+    prepared = prepare(file, ["run.nproc=2"], enable=["relay", "sized"], world_size=2)
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a rank does not prepare")
@@ -160,13 +196,44 @@ def test_a_rank_receives_its_run_and_prepares_nothing(
         ("ascend_run.prepare.prepare", "resolve"),
         ("ascend_run.prepare.prepare", "build_plan"),
         ("ascend_run.prepare.prepare", "compatibility_problems"),
-        ("ascend_run.tools.plan.costs", "expected_costs"),
+        (ESTIMATE, STAGE_COST),
     ):
         monkeypatch.setattr(f"{module}.{name}", refuse)
-    received = HandedOver(**message).run_request()
+    os.environ.update(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    train.run_rank(message)
+    (received,) = asked
+    assert received.comm_options == OPTIONS
     assert received.config == prepared.config
     assert received.lock == prepared.lock
     assert received.config_toml == prepared.run_request().config_toml
+
+
+@pytest.mark.filterwarnings("ignore")  # Megatron's own, where it is imported
+@pytest.mark.parametrize("rank", [None, "0", "1"], ids=["alone", "rank 0", "rank 1"])
+def test_a_process_that_prepares_itself_computes_costs_once(
+    asked: list[RunRequest],
+    install: Install,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: str | None,
+) -> None:
+    """Also where a plugin derives options of communicators from them; ranks of torchrun each do."""
+    offer(install, "sized", SIZED)
+    estimated: list[object] = []
+    inner = getattr(importlib.import_module(ESTIMATE), STAGE_COST)
+
+    def stage_cost(*args: object) -> object:
+        estimated.append(args)
+        return inner(*args)
+
+    monkeypatch.setattr(f"{ESTIMATE}.{STAGE_COST}", stage_cost)
+    if rank is not None:
+        os.environ.update(RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank)
+        os.environ.update(MASTER_ADDR="h", MASTER_PORT="1")
+    run("--config", file, "--enable", "relay,sized", *(ONE_RANK if rank is None else ()))
+    (received,) = asked
+    assert received.comm_options == OPTIONS
+    assert len(estimated) == 1  # there is one stage
 
 
 def test_cores_are_shared_where_several_ranks_compute_on_them(started: Started, file: Path) -> None:
@@ -263,7 +330,7 @@ def test_a_launched_rank_plans_nothing_and_the_first_of_a_node_reports(
     calls: list[str] = []
     for module, name in (
         ("ascend_run.prepare.prepare", "build_plan"),
-        ("ascend_run.tools.plan.costs", "expected_costs"),
+        (ESTIMATE, STAGE_COST),
     ):
         inner = getattr(importlib.import_module(module), name)
         called = partial(lambda name, f, *a: calls.append(name) or f(*a), name, inner)
@@ -283,7 +350,7 @@ def test_a_launched_rank_plans_nothing_and_the_first_of_a_node_reports(
         found[rank] = (planned, str(error), [*waits])
     assert len(started.trained) == 2
     (planned, full, waited), (unplanned, line, waited_too) = found["0"], found["1"]
-    assert (planned, waited) == (["build_plan", "expected_costs"], [])
+    assert (planned, waited) == (["build_plan", STAGE_COST], [])
     assert "model.num_layers" in full
     assert "train.train_iters" in full
     assert (unplanned, waited_too) == ([], [5.0])

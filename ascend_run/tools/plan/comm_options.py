@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ascend_run.core.config.group_names import MEGATRON_GROUPS
-from ascend_run.core.config.layout import layout_of
 from ascend_run.core.hooks import Hooks
-from ascend_run.core.rank.rank_environment import RankEnvironment
 from ascend_run.plugin_api.contracts import CommOptions
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.config import RunConfig
@@ -19,25 +17,22 @@ from ascend_run.types.layout import Layout
 from .cost_model.estimate import RankCost, expected_costs
 
 if TYPE_CHECKING:
-    from ascend_run.core.run import RunRequest
+    from ascend_run.prepare.prepare import ResolvedRun
 
 HOOK = "ascend_comm_options"
 
 
-def with_comm_options(request: RunRequest) -> RunRequest:
-    """Add the options to the request of this rank; every rank computes the same.
+def with_comm_options(run: ResolvedRun) -> ResolvedRun:
+    """Add the options to a run without a plan; ``costs.with_costs`` adds them to one with a plan.
 
     Raises:
         ConfigError: As ``comm_options``.
     """
-    hooks = Hooks(request.plugins)
-    if not hooks.implements(HOOK):
-        return request
-    process = RankEnvironment.of_this_process()
-    layout = layout_of(request.config, process.world_size, process.rank)
-    costs = expected_costs(request.config, layout, hooks)
-    options = comm_options(request.config, layout, hooks, costs)
-    return attrs.evolve(request, comm_options=options)
+    if not run.hooks.implements(HOOK):
+        return run
+    costs = expected_costs(run.config, run.layout, run.hooks)
+    options = comm_options(run.config, run.layout, run.hooks, costs)
+    return attrs.evolve(run, comm_options=options)
 
 
 def comm_options(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.plugin_api.contracts import CommOptions
 from ascend_run.tools.plan.cost_model.devices import CostDevice, device_of, find_device
 from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
 from ascend_run.tools.plan.cost_model.memory import Memory
@@ -57,18 +58,22 @@ def cost_data(config: RunConfig, layout: Layout, hooks: Hooks, device: str | Non
 
 
 def with_costs(prepared: PreparedRun, device: str | None = None) -> PreparedRun:
-    """Add the cost to the plan of a prepared run, which becomes a ``CostedPlan``.
+    """Add the cost to the plan of a prepared run, which becomes a ``CostedPlan``, and the options
+    of communicators to the run.
 
     Args:
         device: As in ``cost_data``.
 
     Raises:
-        ConfigError: The device is unknown.
+        ConfigError: As ``cost_data``.
     """
     hooks = Hooks(prepared.instances())
     cost = cost_data(prepared.config, prepared.layout, hooks, device)
     plan = CostedPlan(**attrs.asdict(prepared.plan, recurse=False), cost=cost)
-    return attrs.evolve(prepared, plan=plan)
+    options = {
+        one.group: CommOptions(buffer_mb=one.buffer_mb, why=one.why) for one in cost.groups or ()
+    }
+    return attrs.evolve(prepared, plan=plan, comm_options=options)
 
 
 def _stage(cost: RankCost, layout: Layout, device: CostDevice | None) -> StageCost:

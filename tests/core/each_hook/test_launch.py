@@ -18,6 +18,7 @@ import pytest
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from ascend_run.core.hooks import Hooks
 from ascend_run.core.patches import source_hash
 from ascend_run.core.train import groups as groups_module
 from ascend_run.entrypoints.cli import run as command_line
@@ -192,8 +193,10 @@ def test_ascend_comm_options_reach_megatrons_groups_and_those_of_plugins(tmp_pat
             "options",
         ),
     ]
-    asked = with_comm_options(request(prepare(tmp_path), *probes))
-    with built_from(asked):
+    prepared = prepare(tmp_path)
+    asked = request(prepared, *probes)
+    planned = with_comm_options(attrs.evolve(prepared, hooks=Hooks(asked.plugins)))
+    with built_from(attrs.evolve(asked, comm_options=planned.comm_options)):
         pass
     assert seen.pop("of a plugin") == {"32 MiB", None}
     assert seen.pop("TENSOR_MODEL_PARALLEL_GROUP") == {"8 MiB"}

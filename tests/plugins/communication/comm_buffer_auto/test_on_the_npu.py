@@ -20,8 +20,7 @@ def sizes_of_groups(values: dict[str, Any]) -> list[int]:
 
     with npu_on_the_cpu() as seen, rank_environment() as size:
         prepared = prepare({**DENSE, **values, "platform": "npu"}, (NAME,), size)
-        request = with_comm_options(prepared.run_request())
-        with prepared_rank(request):
+        with prepared_rank(with_comm_options(prepared).run_request()):
             pass
         return sorted(options.hccl_config["hccl_buffer_size"] for options in seen.options)
 
