@@ -96,10 +96,10 @@ def table(layers: PackageLayers) -> str:
     rows = ["| layer | lines | imports from |", "|---|---|---|"]
     for layer in (layer for level in LEVELS for layer in level):
         below = {to: n for (source, to), n in layers.imports.items() if source == layer}
-        told = ", ".join(
+        shown = ", ".join(
             f"{to} ({below[to]})" for to in sorted(below, key=lambda to: (-below[to], to))
         )
-        rows.append(f"| `{layer}` | {layers.lines[layer]:,} | {told or '-'} |")
+        rows.append(f"| `{layer}` | {layers.lines[layer]:,} | {shown or '-'} |")
     return "\n".join(rows)
 
 

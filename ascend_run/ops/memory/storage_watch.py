@@ -1,6 +1,6 @@
 """The storages that operators read and write.
 
-A storage is known from the first operator on it until it is freed, which a weak reference tells.
+A storage is followed from the first operator on it until a weak reference shows that it was freed.
 """
 
 from __future__ import annotations

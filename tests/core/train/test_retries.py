@@ -203,7 +203,7 @@ def test_reductions_that_backward_has_started_are_not_started_again(tmp_path: Pa
 
 
 def asked_of_two_ranks() -> int:
-    """How often this rank is asked for room where both run out of memory. A rank's job."""
+    """A rank's job: how often its plugins are asked to free memory if both ranks run out of it."""
     tight = Policy(fails=frozenset({1}))
     with (
         training(DENSE, (), tight.probe(), tight.room_maker()) as run,

@@ -180,8 +180,8 @@ def test_the_message_has_the_settings_that_are_given(monkeypatch: pytest.MonkeyP
     prepared, _ = planned({**DENSE, **values}, (NAME,))
     with pytest.raises(ConfigError) as caught:
         set_environment(prepared, 1)
-    (told,) = caught.value.problems
-    assert told == (
+    (problem,) = caught.value.problems
+    assert problem == (
         f"{name}='max_split_size_mb:128': an enabled plugin needs "
         "'max_split_size_mb:128,expandable_segments:True'; set it to that"
     )

@@ -55,7 +55,7 @@ def test_another_choice_of_what_is_recomputed_is_refused(other: str) -> None:
 
 @pytest.mark.needs_plugins("recompute")
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"parallel.overlap_p2p_comm": False}, "with parallel.overlap_p2p_comm=false nothing can"),
         ({"parallel.batch_p2p_comm": True}, "with parallel.batch_p2p_comm=true nothing can"),
@@ -67,8 +67,8 @@ def test_another_choice_of_what_is_recomputed_is_refused(other: str) -> None:
     ],
     ids=["no overlap", "batched", "freed outputs", "listed chunks", "groups", "scores"],
 )  # fmt: skip
-def test_what_it_could_not_do_is_refused(values: Mapping[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_it_could_not_do_is_refused(values: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         planned({**DENSE, **CHUNKS, **values}, ("recompute", NAME), 2)
 
 
@@ -86,7 +86,7 @@ def test_the_schedule_is_wrapped_if_there_are_chunks(values: Mapping[str, Any]) 
     assert ({*prepared.plan.idle} == {NAME}) == (not values)
 
 
-def told(plugins: tuple[str, ...], values: Mapping[str, Any]) -> list[str]:
+def idle_reasons(plugins: tuple[str, ...], values: Mapping[str, Any]) -> list[str]:
     """Return what the plugin says before a run. A rank's job."""
     with capture_logs() as logs, training({**DENSE, **CHUNKS, **values}, plugins) as run:
         run.hooks.event("ascend_before_run")(context=run.context)
@@ -97,8 +97,8 @@ def told(plugins: tuple[str, ...], values: Mapping[str, Any]) -> list[str]:
 def test_without_recomputed_layers_it_says_that_it_changes_nothing(gloo_pool: GlooPool) -> None:
     modules = {"plugins.recompute.granularity": "selective"}
     why = ["this rank recomputes no whole layer; enable recompute"]
-    assert gloo_pool.run(told, 2, ("recompute", NAME), modules) == [why, why]
-    assert gloo_pool.run(told, 2, ("recompute", NAME), {}) == [[], []]
+    assert gloo_pool.run(idle_reasons, 2, ("recompute", NAME), modules) == [why, why]
+    assert gloo_pool.run(idle_reasons, 2, ("recompute", NAME), {}) == [[], []]
 
 
 @pytest.mark.needs_plugins("recompute")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.parity import compare
 from ascend_run.testing.pool import GlooPool
-from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
+from ascend_run.testing.runtime import RankOutcome
+from tests.plugins.memory.ahead_runs import outcomes, recomputed_layers
 
 NAME: Final = "recompute-in-bubble"
 NUMBER: Final = f"plugins.{NAME}.num_forwards"
@@ -24,31 +26,8 @@ CHUNKS: Final = {
 TENSORS: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 
 
-def runs(
-    pool: GlooPool,
-    config: Mapping[str, Any],
-    beside: tuple[str, ...] = (),
-    ranks: int = 2,
-    steps: int = 0,
-) -> tuple[list[RankOutcome], list[RankOutcome]]:
-    """Return the outcomes without the plugin and with it."""
-    own = {key: value for key, value in config.items() if key.startswith(f"plugins.{NAME}.")}
-    plain, ours = (
-        Trial(
-            plugins=names,
-            config={k: v for k, v in config.items() if NAME in names or k not in own},
-            steps=steps,
-            counted=not steps,
-        )
-        for names in (beside, (NAME, *beside))
-    )
-    return pool.run(run_trial, ranks, plain), pool.run(run_trial, ranks, ours)
-
-
-def counts(outcome: RankOutcome) -> tuple[float, float]:
-    """Return the layers that the last step recomputed while waiting, and in backward."""
-    ahead, behind = (outcome.metrics[f"{NAME}/{name}"] for name in ("ahead", "in_backward"))
-    return ahead, behind
+runs = partial(outcomes, NAME)
+counts = partial(recomputed_layers, NAME)
 
 
 def test_twenty_steps_with_dropout_change_no_bit(gloo_pool: GlooPool) -> None:

@@ -57,7 +57,7 @@ def test_what_treats_activations_otherwise_is_refused(other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"parallel.overlap_p2p_comm": False}, "with parallel.overlap_p2p_comm=false nothing can"),
         ({"parallel.batch_p2p_comm": True}, "with parallel.batch_p2p_comm=true nothing can"),
@@ -78,8 +78,8 @@ def test_what_treats_activations_otherwise_is_refused(other: str) -> None:
     ],
     ids=["no overlap", "batched", "freed outputs", "listed chunks", "selective", "full"],
 )
-def test_what_it_could_not_do_is_refused(values: Mapping[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_it_could_not_do_is_refused(values: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         planned({**DENSE, **CHUNKS, **values}, (NAME,), 2)
 
 
