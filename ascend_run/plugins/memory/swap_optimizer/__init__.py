@@ -25,7 +25,7 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
-from .buckets import elements_at_once
+from .buckets import OVERLAPPED, elements_at_once
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +38,7 @@ class SwapOptimizerConfig:
     folder: str | None = None
     """Existing folder on a disk, for memory-mapped files in place of host memory; they have no
     names, so nothing is left there. For the CPU, whose memory is the host's; copies then are not
-    overlapped. Default: host memory."""
+    overlapped, and one bucket is there at a time. Default: host memory."""
 
 
 class SwapOptimizer:
@@ -78,9 +78,12 @@ class SwapOptimizer:
 
     @hookimpl
     def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
+        options = self.config
+        overlaps = options.folder is None
+        at_once = OVERLAPPED if overlaps else 1
         return CostChange(
-            optimizer_storage=Storage.HOST if self.config.folder is None else Storage.FILE,
-            optimizer_elements=elements_at_once(config, layout, rank, self.config.bucket_size),
+            optimizer_storage=Storage.HOST if overlaps else Storage.FILE,
+            optimizer_elements=elements_at_once(config, layout, rank, options.bucket_size, at_once),
         )
 
     @hookimpl
@@ -91,7 +94,12 @@ class SwapOptimizer:
 
         from .optimizer import swapping
 
-        copier: HostCopier = device.host_copier()
-        if self.config.folder is not None:
-            copier = FileCopier(self.config.folder)
-        return partial(swapping, device=device, copier=copier, bucket_size=self.config.bucket_size)
+        folder = self.config.folder
+        copier: HostCopier = device.host_copier() if folder is None else FileCopier(folder)
+        return partial(
+            swapping,
+            device=device,
+            copier=copier,
+            overlaps=folder is None,
+            bucket_size=self.config.bucket_size,
+        )

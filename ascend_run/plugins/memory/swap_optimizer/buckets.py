@@ -7,7 +7,7 @@ from typing import Final
 
 from ascend_run.plugin_api import Layout, ParameterCost, PipelineStage, RunConfig
 
-AT_ONCE: Final = 3
+OVERLAPPED: Final = 3
 """Buckets on the device: one is updated, while the next one arrives and the last one leaves."""
 
 
@@ -24,10 +24,14 @@ def buckets(numels: Sequence[int], limit: int) -> Iterator[range]:
 
 
 def elements_at_once(
-    config: RunConfig, layout: Layout, rank: PipelineStage, bucket_size: int
+    config: RunConfig, layout: Layout, rank: PipelineStage, bucket_size: int, at_once: int
 ) -> float:
     """Return the elements of the largest buckets that are on the device together. A rank of a
-    distributed optimizer has a range of all parameters: most that it has are whole."""
+    distributed optimizer has a range of all parameters: most that it has are whole.
+
+    Args:
+        at_once: How many are.
+    """
     spread = config.ddp.use_distributed_optimizer
     most = 0.0
     for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
@@ -35,7 +39,7 @@ def elements_at_once(
         numels = [p.numel for p in sorted(own, key=_is_vector)]  # has no weight decay, so is later
         held = sum(numels) / (ranks if spread else 1)
         totals = [sum(numels[at] for at in bucket) for bucket in buckets(numels, bucket_size)]
-        windows = (sum(totals[at : at + AT_ONCE]) for at in range(len(totals)))
+        windows = (sum(totals[at : at + at_once]) for at in range(len(totals)))
         most = max(most, min(held, max(windows, default=0)))
     return most
 

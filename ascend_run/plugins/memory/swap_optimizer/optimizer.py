@@ -22,15 +22,26 @@ if TYPE_CHECKING:
 
 
 def swapping(
-    inner: type[MixedPrecisionOptimizer], device: Device, copier: HostCopier, bucket_size: int
+    inner: type[MixedPrecisionOptimizer],
+    device: Device,
+    copier: HostCopier,
+    overlaps: bool,
+    bucket_size: int,
 ) -> type[MixedPrecisionOptimizer]:
     """Return a subclass that keeps its states and master weights on the host.
 
     Args:
         copier: Of the device, or to files.
+        overlaps: Whether the next bucket arrives and the one before leaves while one is updated;
+            otherwise copies must be complete when the copier's calls return.
         bucket_size: See ``SwapOptimizerConfig``.
     """
-    attributes = {"device": device, "copier": copier, "bucket_size": bucket_size}
+    attributes = {
+        "device": device,
+        "copier": copier,
+        "overlaps": overlaps,
+        "bucket_size": bucket_size,
+    }
     return type(inner.__name__, (_Swapping, inner), attributes)
 
 
@@ -44,6 +55,7 @@ class _Swapping(MegatronOptimizer):
 
     device: Device
     copier: HostCopier
+    overlaps: bool
     bucket_size: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,9 +91,10 @@ class _Swapping(MegatronOptimizer):
         members = [(index, p) for index, group in enumerate(whole) for p in group]
         ranges = buckets([p.numel() for _, p in members], self.bucket_size)
         parts = [[members[at] for at in one] for one in ranges]
+        ahead: list[list[tuple[int, Tensor]]] = [[]] if self.overlaps else []
         leaving: list[Tensor] = []
         try:
-            for part, following in zip([[], *parts], [*parts, []], strict=True):
+            for part, following in zip([*ahead, *parts], [*parts, *ahead], strict=True):
                 self.copier.wait_device()
                 self._fetch(p for _, p in following)
                 for index, group in enumerate(groups):
@@ -91,6 +104,8 @@ class _Swapping(MegatronOptimizer):
                 self._refresh(p for _, p in part)
                 self.copier.wait_host()
                 leaving = self._start_to_send(p for _, p in part)
+                if not self.overlaps:
+                    leaving.clear()
         finally:
             for group, params in zip(groups, whole, strict=True):
                 group["params"] = params
@@ -108,7 +123,9 @@ class _Swapping(MegatronOptimizer):
         assert state_dict is None
         self._finish_copies()
         for main, weight in self._weights.items():
-            self._on_host[main][MAIN_PARAM].view(-1).copy_(weight)
+            host = self._on_host[main][MAIN_PARAM]
+            self._copy(weight.to(host.dtype).view(host.shape), host)
+            self.copier.wait_host()
 
     @contextmanager
     def materialized(self) -> Iterator[None]:

@@ -90,7 +90,7 @@ class Cpu:
     def ascend_device(self, local_rank: int) -> Device:
         from .device import CpuDevice
 
-        return CpuDevice(local_rank, self._memory)
+        return CpuDevice(local_rank, self._memory, self.config.keep_freed_memory)
 
     @hookimpl
     def ascend_configure(self) -> Wrapper[Mapping[str, Any]]:

@@ -1,15 +1,18 @@
-"""Configure glibc's allocator to keep the memory that the next training step reuses."""
+"""Configure glibc's allocator: keep the memory that the next step reuses, or return it."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Final
 
 # <malloc.h>
 _M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 _M_MMAP_MAX: Final = -4
 _DEFAULT_TRIM_BYTES: Final = 128 * 1024
 _DEFAULT_MMAPS: Final = 65536
+_MAPPED_BYTES: Final = 2**20
 
 
 def keep_freed_memory() -> bool:
@@ -22,16 +25,30 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether the C library supports it.
     """
-    return _set(mmaps=0, trim_bytes=-1)
+    return _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
+
+
+def map_large_blocks() -> bool:
+    """Map each block of 1 MiB or more by itself, so that it is unmapped when it is freed.
+
+    By default glibc raises its threshold, up to 32 MiB, to the size of each mapped block that is
+    freed. Smaller blocks then come from the heap, which keeps all below its highest block: a third
+    more than is allocated, in a run whose optimizer states are in files. The threshold stays after
+    the run: glibc has no way back to one that it raises.
+
+    Returns:
+        As ``keep_freed_memory``.
+    """
+    return _set({_M_MMAP_THRESHOLD: _MAPPED_BYTES})
 
 
 def release_freed_memory() -> bool:
     """Restore glibc's defaults and release the free memory at the end of the heap."""
-    return _set(mmaps=_DEFAULT_MMAPS, trim_bytes=_DEFAULT_TRIM_BYTES)
+    return _set({_M_MMAP_MAX: _DEFAULT_MMAPS, _M_TRIM_THRESHOLD: _DEFAULT_TRIM_BYTES})
 
 
-def _set(*, mmaps: int, trim_bytes: int) -> bool:
+def _set(values: Mapping[int, int]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc
         return False
-    return bool(mallopt(_M_MMAP_MAX, mmaps)) and bool(mallopt(_M_TRIM_THRESHOLD, trim_bytes))
+    return all(mallopt(option, value) for option, value in values.items())

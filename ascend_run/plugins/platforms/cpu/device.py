@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .allocator import keep_freed_memory, release_freed_memory
+from .allocator import keep_freed_memory, map_large_blocks, release_freed_memory
 from .memory import HostMemory
 
 if TYPE_CHECKING:
@@ -24,19 +24,26 @@ class CpuDevice:
     Args:
         local_rank: Index among this machine's ranks, which share one device.
         memory: Reads this process's memory; default: a reader with its own peak.
+        keeps_freed: See ``CpuOptions.keep_freed_memory``.
     """
 
     name = "cpu"
     backend = "gloo"
 
-    def __init__(self, local_rank: int = 0, memory: HostMemory | None = None) -> None:
+    def __init__(
+        self, local_rank: int = 0, memory: HostMemory | None = None, keeps_freed: bool = True
+    ) -> None:
         self.local_rank = local_rank
         self.torch_device = torch.device("cpu")
         self._memory = memory or HostMemory()
+        self._keeps_freed = keeps_freed
 
     def activate(self) -> None:
-        """Keep freed memory for the next step."""
-        keep_freed_memory()
+        """Set how the C library treats freed memory."""
+        if self._keeps_freed:
+            keep_freed_memory()
+        else:
+            map_large_blocks()
 
     def deactivate(self) -> None:
         """Release freed memory; let torch.compile look again whether there is a GPU for Triton."""

@@ -93,6 +93,18 @@ def anonymous_bytes(values: Values, enable: Sequence[str]) -> int:
         return _anonymous() - before
 
 
+def resident_file_bytes(values: Values, enable: Sequence[str]) -> list[int]:
+    """Return the bytes of the files that are in memory: after building, loading, and a step."""
+    found = []
+    with training(values, enable) as run:
+        found.append(_resident())
+        run.bundle.optimizer.reload_model_params()  # type: ignore[union-attr]
+        found.append(_resident())
+        run.step()
+        found.append(_resident())
+    return found
+
+
 def without_room(values: Values, enable: Sequence[str]) -> str:
     """Return the error of a run that finds a full disk."""
 
@@ -180,6 +192,13 @@ def _files() -> Callable[[Tensor], bool]:
             start, end = re.split("[- ]", line)[:2]
             found.append(range(int(start, 16), int(end, 16)))
     return lambda tensor: any(tensor.data_ptr() in one for one in found)
+
+
+def _resident() -> int:
+    maps = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    sizes = [re.search(r"^Rss: +(\d+) kB", one, re.M) for one in maps if "(deleted)\n" in one]
+    assert sizes  # of files without a name
+    return sum(1024 * int(size[1]) for size in sizes if size is not None)
 
 
 def _anonymous() -> int:

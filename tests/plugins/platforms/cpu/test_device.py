@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
 import torch
 
 from ascend_run.plugins.platforms.cpu.device import CpuDevice, SynchronousCopier
@@ -19,6 +23,20 @@ def test_a_copy_to_the_host_shares_no_memory_and_comes_back() -> None:
     copier.to_device(host, out)
     copier.wait_device()
     torch.testing.assert_close(out, source.detach(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_freed_blocks_are_kept_or_go_back_to_the_system(keeps: bool) -> None:
+    """Blocks of 4 MiB below one that stays; the first that is freed would raise the threshold."""
+    program = (
+        "import torch; from ascend_run.plugins.platforms.cpu.device import CpuDevice\n"
+        f"device = CpuDevice(keeps_freed={keeps}); device.activate(); torch.ones(2**22)\n"
+        "below = [torch.ones(2**20) for _ in range(16)]; stays = torch.ones(2**20)\n"
+        "full, _ = device.memory_bytes(); below.clear(); print(full - device.memory_bytes()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    freed = int(done.stdout)
+    assert (freed < 2**20) if keeps else (freed > 60 * 2**20)
 
 
 def test_the_peak_is_kept_until_it_is_reset() -> None:
