@@ -79,6 +79,8 @@ TAIL = """
 - `mm_all_reduce_add_rms_norm`: `npu_mm_all_reduce_base`, then `npu_add_rms_norm`.
 - `grouped_matmul_all_reduce`: one call for all GEMMs, then one all-reduce of all results.
 - `all_to_all_all_gather_bmm`, `bmm_reduce_scatter_all_to_all`: the torch form.
+- `HostMapped`, a class that allocates tensors in memory of the host: the torch form is for the CPU,
+  and plugin virtual-optimizer refuses platforms without a form of their own.
 
 ## Limits of the fused operators
 

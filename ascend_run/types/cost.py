@@ -172,6 +172,7 @@ class CostChange:
     host_is_device: bool = False  #: For a platform: both are one memory, so offloading saves none.
     main_param_bytes: float | None = None  #: Of a master weight between steps; None: not changed.
     optimizer_storage: Storage | None = None  #: Of its states between steps; None: not changed.
+    optimizer_bytes: float | None = None  #: Most of its states there; None: all, and masters.
     optimizer_elements: float = 0.0  #: Of which they are on the device at once if stored elsewhere.
     frozen: tuple[str, ...] = ()  #: Patterns of ``part.name`` of parameters that are not trained.
     parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.

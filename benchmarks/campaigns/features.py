@@ -84,6 +84,7 @@ YOUNGER: Final[Sequence[str]] = (
     "recompute-in-advance",
     "recompute-in-bubble",
     "swap-optimizer",
+    "virtual-optimizer",
 )
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has

@@ -141,6 +141,12 @@ OPERATORS: Final = (
         backward=False,
     ),
     Operator(
+        name="HostMapped",
+        module="ascend_run.ops.memory.host_mapped",
+        known_as="empty_with_swapped_memory",
+        backward=False,
+    ),
+    Operator(
         name="mm_all_reduce_add_rms_norm",
         module="ascend_run.ops.linear.reduced_matmul",
         known_as="npu_mm_all_reduce_add_rms_norm",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -39,13 +42,8 @@ class FileCopier:
         if out is not None:
             _copy(_bytes(source), _bytes(out), mapped=out)
             return out
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            descriptor = file.fileno()
-            # Reserved here, since a full disk would kill the process when it writes to the mapping.
-            os.posix_fallocate(descriptor, 0, source.nbytes)
-            host = torch.from_file(
-                f"/proc/self/fd/{descriptor}", shared=True, size=source.numel(), dtype=source.dtype
-            )
+        with _new_file(self._folder, source.nbytes) as descriptor:
+            host = _mapped(descriptor, source.numel(), source.dtype)
             _copy(_bytes(source), _bytes(host), mapped=host)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # starts writing to the disk
         return host.view(source.shape)
@@ -59,6 +57,35 @@ class FileCopier:
 
     def wait_device(self) -> None:
         """Do nothing: no copy is pending."""
+
+
+def mapped_file(folder: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros in a new memory-mapped file without a name; at least one element.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written to.
+    """
+    numel = math.prod(shape)
+    with _new_file(folder, numel * dtype.itemsize) as descriptor:
+        return _mapped(descriptor, numel, dtype).view(*shape)
+
+
+def unload(mapped: Tensor) -> None:
+    """Remove a tensor of a memory-mapped file from memory until it is used again."""
+    _unload(mapped.data_ptr(), mapped.nbytes)
+
+
+@contextmanager
+def _new_file(folder: str, nbytes: int) -> Iterator[int]:
+    """Give the descriptor of a file, which the system deletes when nothing has it any more."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Reserved here, since a full disk would kill the process when it writes to the mapping.
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+        yield file.fileno()
+
+
+def _mapped(descriptor: int, numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=numel, dtype=dtype)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ from typing import Any, Final
 from ascend_run.ops.attention.ring_update import ring_attention_update
 from ascend_run.ops.elementwise.dropout_add_norm import dropout_add_layer_norm, dropout_add_rms_norm
 from ascend_run.ops.elementwise.ema_adamw import ema_adamw_step_, fused_ema_adamw_step_
+from ascend_run.ops.memory.host_mapped import HostMapped
 
 from .compiled import compiled
+from .host_mapped import PinnedMemory
 
 COMPILED: Final = (dropout_add_layer_norm, dropout_add_rms_norm, ring_attention_update)
 FUSED_BY_TORCH: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
@@ -26,10 +28,14 @@ FUSED_BY_TORCH: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
 def fused() -> dict[str, Callable[..., Any]]:
     """Return the value of PlatformOps.fused."""
     forms: dict[str, Callable[..., Any]] = {form.__name__: compiled(form) for form in COMPILED}
-    return forms | {form.__name__: kernel for form, kernel in FUSED_BY_TORCH.items()}
+    forms |= {form.__name__: kernel for form, kernel in FUSED_BY_TORCH.items()}
+    return forms | {HostMapped.__name__: PinnedMemory}
 
 
 def described() -> dict[str, str]:
     """Return how each operator is implemented, for the operator table."""
-    by_torch = {ema_adamw_step_.__name__: "torch._fused_adamw_"}
-    return {form.__name__: "torch.compile" for form in COMPILED} | by_torch
+    others = {
+        ema_adamw_step_.__name__: "torch._fused_adamw_",
+        HostMapped.__name__: "pinned memory",
+    }
+    return {form.__name__: "torch.compile" for form in COMPILED} | others

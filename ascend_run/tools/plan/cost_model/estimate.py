@@ -116,6 +116,7 @@ def _rank_cost(
         sizes.num_microbatches,
         optimizer_spec(config, hooks),
         main_param_bytes=ledger.main_param_bytes,
+        optimizer_bytes=ledger.optimizer_bytes,
         optimizer_elements=ledger.elements_at_once,
         pp_rank=pp_rank,
         chunks=chunks,
@@ -128,7 +129,6 @@ def _rank_cost(
     hardware, model = changed_flops(sizes, ledger.parameters, len(parameters), ledger.repeated)
     if is_last and not trains_output(config, ledger.parameters):
         hardware, model = (flops - output_flops(sizes) for flops in (hardware, model))
-    passes = sizes.num_microbatches
     return RankCost(
         rank=rank,
         chunks=tuple(chunks),
@@ -142,9 +142,9 @@ def _rank_cost(
             stage_ends(config, layout, sizes, rank, ledger.parameters),
         ),
         communication=merged(ledger.sent()),
-        flops=ledger.flops + passes * hardware,
+        flops=ledger.flops + sizes.num_microbatches * hardware,
         model_flops=step_flops(config, sizes, by_layer, has_output=is_last, model_only=True)
-        + passes * model,
+        + sizes.num_microbatches * model,
         attention_flops=step_attention_flops(config, sizes, layers),
         operations=step_operations(sizes, dense=len(layers) - len(moe), moe=len(moe)),
         offloaded=ledger.offloaded_bytes(),

@@ -78,6 +78,9 @@ class Ledger:
     """Of an element of the master weights."""
     optimizer_storage: Storage = Storage.DEVICE
     """Of optimizer states between steps."""
+    optimizer_bytes: float | None = None
+    """The most that is there of states, which the device then addresses; None: all of them and the
+    master weights, which are copied."""
     optimizer_elements: float = 0.0
     """Whose optimizer states are on the device at once, if not between steps."""
     moved: list[SavedChange] = attrs.field(factory=list)
@@ -122,6 +125,7 @@ class Ledger:
             self.main_param_bytes = change.main_param_bytes
         if change.optimizer_storage is not None:
             self.optimizer_storage = change.optimizer_storage
+            self.optimizer_bytes = change.optimizer_bytes
             self.optimizer_elements = change.optimizer_elements
         self.parameters = [
             attrs.evolve(p, trained=False) if _matches(p.key, change.frozen) else p

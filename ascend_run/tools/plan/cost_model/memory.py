@@ -65,7 +65,10 @@ class Memory:
     """At the peak, including working memory."""
     buffers: float
     off_device: float
-    """Optimizer states that are on the device only in their part of the optimizer step."""
+    """Optimizer states that are on the device in their part of the optimizer step only, if at
+    all."""
+    copied: float
+    """Those of them that every step copies to the device and back."""
     host: float
     """Host memory at the peak."""
     moment: str
@@ -115,6 +118,7 @@ def peak_memory(
         activations=most.activations + (host if ledger.host_is_device else 0.0),
         buffers=buffers,
         off_device=state.off_device,
+        copied=state.off_device if ledger.optimizer_bytes is None else 0.0,
         host=0.0 if ledger.host_is_device else host,
         moment=most.moment,
     )

@@ -8,7 +8,7 @@ declares, and float32 master weights under mixed precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -56,6 +56,7 @@ def held_state(
     spec: OptimizerSpec,
     *,
     main_param_bytes: float = WIDE,
+    optimizer_bytes: float | None = None,
     optimizer_elements: float | None = None,
     pp_rank: int,
     chunks: Sequence[Sequence[int]],
@@ -65,6 +66,7 @@ def held_state(
     Args:
         spec: The run's optimizer.
         main_param_bytes: Size of an element of the master weights, where there are any.
+        optimizer_bytes: See ``Ledger``.
         optimizer_elements: Elements whose states are on the device at once; None: all, always.
         chunks: Layers of each chunk of its model.
     """
@@ -78,9 +80,8 @@ def held_state(
     if not alone:
         by_kind = ((False, layout.dp * layout.cp), (True, layout.expt_dp))
         kinds = [([p for p in trained if p.is_expert is is_e], n) for is_e, n in by_kind]
-    of_optimizer = _of_optimizer(
-        spec, [(own, ranks if spread else 1) for own, ranks in kinds], main, optimizer_elements
-    )
+    shares = [(own, ranks if spread else 1) for own, ranks in kinds]
+    of_optimizer = _of_optimizer(spec, shares, main, optimizer_bytes, optimizer_elements)
     if alone:
         numel = sum(p.numel for p in trained)
         return State(
@@ -118,21 +119,39 @@ def _of_optimizer(
     spec: OptimizerSpec,
     kinds: Sequence[tuple[Sequence[ParameterCost], int]],
     main: float,
+    most: float | None,
     elements: float | None,
 ) -> dict[str, float]:
     """Return the fields of ``State`` about states and master weights.
 
     Args:
         kinds: Parameters, and the number of ranks that share the elements of each.
-        elements: See ``held_state``.
+        most: ``optimizer_bytes``; elements: ``optimizer_elements``. See ``held_state``.
     """
     states = sum(optimizer_bytes(spec, own, ranks, main) for own, ranks in kinds)
     if elements is None:
         return {"optimizer": states, "off_device": 0.0, "on_device_at_once": 0.0}
-    away = sum(optimizer_bytes(spec, own, ranks, main, scalars=False) for own, ranks in kinds)
+    if most is None:
+        away = sum(optimizer_bytes(spec, own, ranks, main, scalars=False) for own, ranks in kinds)
+    else:
+        away = sum(_that_fit(spec, kinds, most))
     numel = sum(p.numel / ranks for own, ranks in kinds for p in own)
     at_once = away * min(1.0, elements / max(numel, 1.0))
     return {"optimizer": states - away, "off_device": away, "on_device_at_once": at_once}
+
+
+def _that_fit(
+    spec: OptimizerSpec, kinds: Sequence[tuple[Sequence[ParameterCost], int]], most: float
+) -> Iterator[float]:
+    """Yield the bytes of states that fit in so many, in the order in which parameters are updated;
+    not those of one value."""
+    for own, ranks in kinds:
+        for parameter in sorted(own, key=_decays, reverse=True):
+            for state in _states_of(spec, parameter):
+                nbytes = state.nbytes(parameter.numel / ranks, 0)
+                if nbytes <= most:
+                    most -= nbytes
+                    yield nbytes
 
 
 def keeps_own_gradients(config: RunConfig, layout: Layout, num_microbatches: int) -> bool:

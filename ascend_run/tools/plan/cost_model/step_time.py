@@ -91,7 +91,7 @@ def _stage_time(
     update = 2 * states / bandwidth
     memory = passes + update
     if device.host_bandwidth is None:  # each byte is copied twice
-        memory += 2 * 2 * (cost.offloaded + cost.memory.off_device) / bandwidth
+        memory += 2 * 2 * (cost.offloaded + cost.memory.copied) / bandwidth
     seen = hidden = 0.0
     for collective in cost.communication:
         seconds = communication_time(layout, collective, device)
@@ -113,7 +113,7 @@ def _stage_time(
 def _host_copies(cost: RankCost, device: CostDevice, computing: float, update: float) -> float:
     """Return the seconds of copies that nothing overlaps. Activations leave during the forward and
     come back during the backward, which waits for the late ones; optimizer states come and leave at
-    once, while others are updated.
+    once, while others are updated, or are updated over the link.
 
     Args:
         computing: Seconds of forward and backward.

@@ -18,9 +18,10 @@ from ascend_run.testing.tensors import full_tensors
 from ascend_run.tools.plan.cost_model.estimate import RankCost
 from tests.core.train.runs import Runs
 from tests.support.costs import planned
+from tests.support.state_jobs import Steps, anonymous_bytes, stepwise, without_room
 from tests.support.stepping_jobs import continued, reloaded, saved
 
-from .swap_jobs import Steps, anonymous_bytes, late, resident_file_bytes, stepwise, without_room
+from .swap_jobs import late, resident_file_bytes
 
 NAME: Final = ("swap-optimizer",)
 BUCKET: Final = 3000

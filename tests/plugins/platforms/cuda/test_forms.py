@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from ascend_run.ops.attention.ring_update import ring_attention_update
 from ascend_run.ops.elementwise.dropout_add_norm import dropout_add_layer_norm, dropout_add_rms_norm
 from ascend_run.ops.elementwise.ema_adamw import ema_adamw_step_
+from ascend_run.plugins.platforms.cuda import host_mapped
 from ascend_run.plugins.platforms.cuda.compiled import compiled
 from ascend_run.plugins.platforms.cuda.forms import COMPILED, described, fused
 
@@ -59,6 +62,34 @@ def test_the_step_is_torchs_fused_one() -> None:
 
     forms = fused()
     torch.testing.assert_close(run(forms["ema_adamw_step_"]), run(ema_adamw_step_))
+
+
+def addressed(array: Any, device: torch.device) -> Tensor:
+    """What torch does on a GPU: return a tensor of the addresses that an array names."""
+    described = array.__cuda_array_interface__
+    assert (described["typestr"], described["strides"], device.type) == ("|u1", None, "cuda")
+    address, is_read_only = described["data"]
+    assert not is_read_only
+    values = (ctypes.c_uint8 * described["shape"][0]).from_address(address)
+    return torch.frombuffer(values, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def test_states_are_at_the_addresses_of_pinned_memory(dtype: torch.dtype) -> None:
+    pinned: list[Tensor] = []
+
+    def empty(*shape: int, dtype: torch.dtype, pin_memory: bool) -> Tensor:
+        assert pin_memory
+        pinned.append(torch.zeros(*shape, dtype=dtype))
+        return pinned[-1]
+
+    memory = fused()["HostMapped"](torch.device("cuda", 1))
+    with mock.patch.multiple(host_mapped.torch, empty=empty, as_tensor=addressed):
+        mapped = memory.empty((3, 5), dtype)
+    values = torch.arange(15).view(3, 5).to(dtype)
+    memory.write(mapped, values)
+    assert torch.equal(pinned[0].view(dtype).view(3, 5), values)
+    assert pinned[0].nbytes == values.nbytes
 
 
 def test_every_form_says_what_it_is_made_by_and_keeps_its_name() -> None:

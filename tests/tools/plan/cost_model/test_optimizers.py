@@ -24,6 +24,7 @@ CASES = (
     ("reuse-fp32-param", SMALLER),
     ("reuse-fp32-param", LARGER),
     ("swap-optimizer", LARGER),
+    ("virtual-optimizer", LARGER),
 )
 TABLES = {
     **DENSE,

@@ -111,6 +111,25 @@ def test_optimizer_states_come_and_leave_during_the_update() -> None:
     assert exposed.total == hidden.total + exposed.host_copies
 
 
+@pytest.mark.needs_plugins("virtual-optimizer")
+def test_states_are_updated_over_the_link() -> None:
+    """And are not copied where device and host are one memory."""
+    values = {**DENSE, "train.precision": "bf16"}
+    prepared, costs = planned(values, ("virtual-optimizer",))
+    one_way = 8 * costs[0].trained_parameters
+    assert costs[0].memory.off_device == one_way
+    config, layout = prepared.config, prepared.layout
+    inside = attrs.evolve(DEVICE, flops={"bf16": 1e9})
+    slow = attrs.evolve(inside, host_bandwidth=1e6)
+    within = step_time(config, layout, costs, inside)
+    plain = step_time(config, layout, planned(values)[1], inside)
+    exposed = step_time(config, layout, costs, slow)
+    assert within == plain
+    update = 2 * (one_way + costs[0].memory.optimizer) / 1e9
+    assert exposed.host_copies == pytest.approx(one_way / 1e6 - update)
+    assert exposed.total == within.total + exposed.host_copies
+
+
 @pytest.mark.parametrize("name", DEVICE_NAMES)
 def test_every_device_names_the_source_of_its_constants(name: str) -> None:
     device = find_device(name)
