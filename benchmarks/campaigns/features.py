@@ -28,6 +28,9 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.lora.export": False,
     "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
     "plugins.reuse-fp32-param.bucket_size": 1000,
+    "plugins.smart-swap.bandwidth_gb": 1e6,  # a tiny model computes for microseconds
+    "plugins.smart-swap.min_bytes": 1,
+    "plugins.smart-swap.warmup_steps": 0,
     "plugins.swap-optimizer.bucket_size": 1000,
     "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
 }
@@ -83,6 +86,7 @@ YOUNGER: Final[Sequence[str]] = (
     "memory-fragmentation",
     "recompute-in-advance",
     "recompute-in-bubble",
+    "smart-swap",
     "swap-optimizer",
     "virtual-optimizer",
 )

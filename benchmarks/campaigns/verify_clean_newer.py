@@ -44,6 +44,7 @@ CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "ring-attention": ({}, {"kv_cache": "none"}),
     "rms-norm": ({"kernel": "torch"}, {"kernel": "compile"}),
     "rotary": ({"kernel": "torch"}, {"kernel": "compile"}),
+    "smart-swap": ({}, {"activation_mb": 0.05}),
     "swiglu": ({"kernel": "torch"}, {"kernel": "compile"}),
     "ulysses": ({}, {"kv": "all-gather"}, {"kv_cache": "half"}),
 }

@@ -17,6 +17,7 @@ from ascend_run.plugin_api import (
     ForwardLink,
     Keeping,
     Layout,
+    PipelineStage,
     RunConfig,
 )
 
@@ -63,6 +64,17 @@ def is_among_first(count: int | None, place: int, chunk: int, num_chunks: int) -
         place, chunk, num_chunks: See ``ascend_activation_policy``.
     """
     return count is None or place * num_chunks + chunk < count
+
+
+def in_flight(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:
+    """Return how many forwards of each layer wait for their backward at the same time, on the mean
+    over chunks."""
+    chunks, behind = layout.vpp or 1, layout.pp - rank.pp_rank - 1
+    if layout.vpp is None:
+        return min(rank.num_microbatches, behind + 1)
+    group = config.parallel.microbatch_group_size_per_vp_stage or layout.pp
+    started = behind * 2 + (chunks - 1) * group + 1
+    return min(rank.num_microbatches * chunks, started) / chunks
 
 
 def some_of(

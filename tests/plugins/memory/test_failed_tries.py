@@ -23,6 +23,15 @@ CASES: Final[Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]]] = {
     "recompute": (DENSE, ("recompute",)),
     "discard": (DENSE, ("recompute-norm", "recompute-activation")),
     "swap": ({**DENSE, "plugins.swap-attention.min_bytes": 1}, ("swap-attention",)),
+    "planned swap": (
+        {
+            **DENSE,
+            "plugins.smart-swap.bandwidth_gb": 1e6,
+            "plugins.smart-swap.min_bytes": 1,
+            "plugins.smart-swap.warmup_steps": 0,
+        },
+        ("smart-swap",),
+    ),
     "experts": ({**MOE, "plugins.moe-zero-memory.level": 1}, ("moe-zero-memory",)),
 }
 

@@ -26,6 +26,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.memory import in_flight
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -144,7 +145,7 @@ class AdaptiveRecompute:
             return None
         inputs = sum(rank.saved[layer][0].nbytes for layer in layers)
         everything = sum(tensor.nbytes for layer in layers for tensor in rank.saved[layer])
-        most = self._budget / _in_flight(config, layout, rank)
+        most = self._budget / in_flight(config, layout, rank)
         more = max(0.0, min(everything, most) - inputs) / len(layers)
         kept = SavedTensor(part="layer", name="within_budget", nbytes=more)
         return CostChange(saved_added=(kept,))
@@ -271,17 +272,6 @@ class AdaptiveRecompute:
     def _log_measured(self) -> None:
         if self._decision is not None:
             _log("measured", bytes=self._kept, expected_bytes=self._decision.expected)
-
-
-def _in_flight(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:
-    """Return how many forwards of each layer wait for their backward at the same time, on the mean
-    over chunks."""
-    chunks, behind = layout.vpp or 1, layout.pp - rank.pp_rank - 1
-    if layout.vpp is None:
-        return min(rank.num_microbatches, behind + 1)
-    group = config.parallel.microbatch_group_size_per_vp_stage or layout.pp
-    started = behind * 2 + (chunks - 1) * group + 1
-    return min(rank.num_microbatches * chunks, started) / chunks
 
 
 def _log(event: str, *, warns: bool = False, **fields: object) -> None:

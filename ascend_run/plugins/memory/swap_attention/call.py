@@ -9,43 +9,19 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ascend_run.ops.saved_tensors import without_graph
+from ascend_run.ops.transfer.saved_storages import Block, SavedView
 
 if TYPE_CHECKING:
     from .swapper import Swapper
 
 
-@attrs.define(eq=False)
-class Block:
-    """One storage: its bytes on the host and, while needed, on the device."""
-
-    host: Tensor
-    """[n] uint8."""
-    device: Tensor | None
-    """[n] uint8; None while offloaded."""
-    source: StorageWeakRef
-    """The storage that was saved."""
-
-    def still_held(self) -> Tensor | None:
-        """Return the bytes that were saved, if something else holds them on the device."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.source.cdata)
-        if storage is None or storage.nbytes() != self.host.nbytes:  # freed, or emptied
-            return None
-        return whole(storage)
-
-
-@attrs.frozen(eq=False)
-class _Handle:
-    """What autograd saves instead of a tensor: a storage and the tensor's view of it."""
+@attrs.frozen(eq=False, kw_only=True)
+class _Handle(SavedView):
+    """What autograd saves, with the forward that saves it."""
 
     call: Call
-    block: Block
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
 
 
 class Call:
@@ -101,7 +77,12 @@ class Call:
             self._leaving[key] = block
             self._blocks.append(weakref.ref(block))
         return _Handle(
-            self, block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())
+            call=self,
+            block=block,
+            dtype=tensor.dtype,
+            size=tensor.size(),
+            stride=tensor.stride(),
+            offset=int(tensor.storage_offset()),
         )
 
     @staticmethod
@@ -127,6 +108,7 @@ class Call:
         for block in self._live_blocks():
             block.device = block.still_held()
             if block.device is None:
+                assert block.host is not None
                 block.device = self._swapper.bring_back(block.host)
         self.state = "coming"
 
@@ -156,8 +138,3 @@ class Call:
         for reference in self._blocks:
             if (block := reference()) is not None:
                 yield block
-
-
-def whole(storage: torch.UntypedStorage) -> Tensor:
-    """Return all bytes of a storage as a tensor, [n] uint8."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -13,20 +13,26 @@ its own starts the copies to the device; its own backward waits for those.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
+from ascend_run.ops.transfer.saved_storages import (
+    Block,
+    addresses,
+    arguments_that_stay,
+    can_leave,
+    whole,
+)
 from ascend_run.plugin_api import ForwardLink, HostCopier
 from ascend_run.types.forward import Forward
 
 from .backward_order import BackwardOrder
-from .call import Block, Call, whole
+from .call import Call
 
 
 class Swapper:
@@ -101,7 +107,7 @@ class Swapper:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return inner(*args, **kwargs)
-            stays = self._held_by(module) | _shared(args, kwargs)
+            stays = self._held_by(module) | arguments_that_stay(args, kwargs)
             if begins or self._joined is None:
                 self._let_go(stays=self.order.next if self.prefetch else None)
                 self._joined = self._begin(layer, stays)
@@ -117,23 +123,12 @@ class Swapper:
     def _held_by(self, module: nn.Module) -> frozenset[int]:
         held = self._held.get(module)
         if held is None:
-            held = self._held[module] = _addresses([*module.parameters(), *module.buffers()])
+            held = self._held[module] = addresses([*module.parameters(), *module.buffers()])
         return held
 
     def takes(self, tensor: Tensor) -> bool:
-        """Return whether a saved tensor can be offloaded and is large enough.
-
-        A leaf (a parameter, an input that a pipeline stage received) is held until its gradient is
-        read, so offloading it frees nothing.
-        """
-        base = tensor if tensor._base is None else tensor._base
-        return (
-            type(tensor) is Tensor
-            and tensor.layout is torch.strided
-            and tensor.device == self._device
-            and not (base.is_leaf and base.requires_grad)
-            and tensor.untyped_storage().nbytes() >= self._min_bytes
-        )
+        """Return whether a saved tensor can be offloaded and is large enough."""
+        return can_leave(tensor, self._device, self._min_bytes)
 
     def send(self, call: Call, storage: torch.UntypedStorage) -> Block:
         """Start copying a full storage of one forward to the host."""
@@ -141,7 +136,10 @@ class Swapper:
             self._leaving.append(call)
         source = whole(storage)
         self.swapped_bytes += storage.nbytes()
-        return Block(self.copier.to_host(source), source, StorageWeakRef(storage))
+        host = self.copier.to_host(source)
+        return Block(
+            nbytes=storage.nbytes(), source=StorageWeakRef(storage), device=source, host=host
+        )
 
     def bring_back(self, host: Tensor) -> Tensor:
         """Start copying to the device."""
@@ -184,18 +182,3 @@ class Swapper:
             if call.number != stays:
                 call.let_go()
         self._leaving = [call for call in self._leaving if call.number == stays]
-
-
-def _shared(args: Any, kwargs: Any) -> frozenset[int]:
-    """Return the addresses of arguments that stay on the device in any case: those that need no
-    gradient (rotary tables, masks), which all layers share, and those that are discarded."""
-    return _addresses(
-        leaf
-        for leaf in tree_leaves((args, kwargs))
-        if isinstance(leaf, Tensor)
-        and (not leaf.requires_grad or getattr(leaf, "ascend_discarded", False))
-    )
-
-
-def _addresses(tensors: Iterable[Tensor]) -> frozenset[int]:
-    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
