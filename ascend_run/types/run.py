@@ -104,6 +104,9 @@ class ReportPanel:
     areas: str | None = None
     """Name of a JSON-lines file of the run folder, drawn as stacked areas in place of metrics. Each
     line has ``step``, ``seconds``, ``phase`` (text) and ``values`` (name -> number)."""
+    table: str | None = None
+    """Name of such a file that is shown as tables. Each line is a row: ``title`` of its table, and
+    ``values`` (column -> text or number)."""
 
 
 def _hashes(given: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "tools/pages/step_metrics.py": {"line", "self.values"},
         "tools/preset/presets.py": {"own", "shared"},
         "tools/report/areas.py": {"line"},
+        "tools/report/row_tables.py": {"line"},
         "tools/verify/capture/case_record.py": {"data"},
         "tools/verify/capture/record.py": {"data", "place"},
         "tools/verify/capture/training_record.py": {"data"},

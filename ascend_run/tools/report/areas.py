@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -18,6 +17,7 @@ from ascend_run.tools.pages.markup import Markup, details, element, table
 from ascend_run.tools.pages.run_folder import RunData
 
 from .headline import memory
+from .panel_files import objects_of, panel_file
 
 _STEPS: Final = 4
 """The last steps of a file are drawn."""
@@ -46,8 +46,8 @@ def areas_of(runs: Sequence[RunData]) -> list[Areas]:
         attrs.evolve(areas, title=f"{areas.title}: {run.name}") if len(runs) > 1 else areas
         for run in runs
         for panel in run.plan.panels
-        if panel.areas is not None and Path(panel.areas).name == panel.areas  # a file in there
-        for areas in _of_file(run.path / panel.areas, panel.title, panel.unit)
+        for path in panel_file(run, panel.areas)
+        for areas in _of_file(path, panel.title, panel.unit)
     ]
 
 
@@ -94,17 +94,9 @@ def _of_file(path: Path, title: str, unit: str) -> Iterator[Areas]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, float, str, Mapping[str, float]]]:
-    """Yield the valid lines of a file; none if it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no step was recorded yet
-        return
-    for line in text.split("\n"):
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # truncated by a killed rank
-        if isinstance(found, dict) and (valid := _valid(found)) is not None:
+    """Yield the valid lines of a file."""
+    for found in objects_of(path):
+        if (valid := _valid(found)) is not None:
             yield valid
 
 

@@ -171,7 +171,7 @@ def _panels(runs: Sequence[RunData]) -> list[Curve]:
     panels: dict[str, Curve] = {}
     for run in runs:
         for i, panel in enumerate(run.plan.panels):
-            if panel.areas is not None:
+            if panel.areas is not None or panel.table is not None:
                 continue
             title = panel.title or ", ".join(panel.metrics)
             panels.setdefault(

@@ -22,6 +22,7 @@ from .areas import Areas, area_figure, areas_of
 from .blend import blend_section
 from .charts import Chart, Heat, charts_of, heats_of, payload
 from .headline import comparison, headline
+from .row_tables import RowTables, tables_figure, tables_of
 from .series import LayerLoads
 from .summary import Summary, summarize, utc
 from .tables import (
@@ -83,7 +84,7 @@ def render(runs: Sequence[RunData], summaries: Sequence[Summary], *, written: fl
     top = comparison(runs, summaries) if several else headline(runs[0], summaries[0])
     sections = [
         _problems(runs),
-        _curves(runs, charts, heats, areas_of(runs)),
+        _curves(runs, charts, heats, areas_of(runs), tables_of(runs)),
         *_blends(runs, summaries),
         *_plan(runs),
         *_configuration(runs),
@@ -122,6 +123,7 @@ def _curves(
     charts: Sequence[Chart],
     heats: Sequence[Heat],
     areas: Sequence[Areas],
+    tables: Sequence[RowTables],
 ) -> Markup:
     if not charts:
         return section("curves", "Curves", element("p", "No metrics have been logged yet."))
@@ -134,6 +136,7 @@ def _curves(
         if heat.layers is not None:
             plots.append(_layers_figure(heat, heat.layers, several=len(runs) > 1))
     plots += map(area_figure, areas)
+    plots += map(tables_figure, tables)
     return section(
         "curves",
         "Curves",

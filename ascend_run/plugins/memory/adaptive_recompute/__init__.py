@@ -20,6 +20,7 @@ from ascend_run.plugin_api import (
     Manifest,
     Numerics,
     PipelineStage,
+    ReportPanel,
     RunConfig,
     RunContext,
     SavedTensor,
@@ -27,6 +28,8 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 from ascend_run.plugins.memory import in_flight
+
+from .outcome import FILE_NAME, Outcome, log
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -108,6 +111,8 @@ class AdaptiveRecompute:
         self._tries_again = False
         self._recorder: Recorder | None = None
         self._decision: Decision | None = None
+        self._outcome: Outcome | None = None
+        self._written: Outcome | None = None
         self._kept = 0
 
     @hookimpl
@@ -159,6 +164,10 @@ class AdaptiveRecompute:
         return links_of(layer, self._recorder)
 
     @hookimpl
+    def ascend_report(self) -> Sequence[ReportPanel]:
+        return (ReportPanel(title="What is recomputed, and why", metrics=(), table=FILE_NAME),)
+
+    @hookimpl
     def ascend_before_run(self, context: RunContext) -> None:
         if self.config.retry and context.config.platform == "cpu":
             event = "plugin.idle" if self.config.activation_mb is None else f"{_NAME}.never_retries"
@@ -187,6 +196,14 @@ class AdaptiveRecompute:
     def ascend_out_of_memory(self, context: RunContext) -> Callable[[], bool] | None:
         return partial(self._lower_budget, context) if self.config.retry else None
 
+    @hookimpl
+    def ascend_after_log(self, context: RunContext) -> None:
+        self._write(context)
+
+    @hookimpl
+    def ascend_after_run(self, context: RunContext) -> None:
+        self._write(context)
+
     def _lower_budget(self, context: RunContext) -> bool:
         """Return False if the layers keep as little as they can, or no layer has been measured."""
         recorder, decision = self._recorder, self._decision
@@ -204,7 +221,7 @@ class AdaptiveRecompute:
                 return False
             self._search = Search(found.least, max(kept, found.least), most=self._most)
         self._budget = self._search.failed(kept)
-        _log(
+        log(
             "out_of_memory",
             warns=True,
             step=context.step + 1,
@@ -223,7 +240,7 @@ class AdaptiveRecompute:
         if done == self.config.profiled_steps:
             self._decide(recorder, context)
         if done == self.config.profiled_steps + 1:
-            self._log_measured()
+            self._take_measured()
         after = done - self.config.profiled_steps
         return Mode.PARTS if after < 0 else Mode.LAYERS if after == 0 else Mode.NOTHING
 
@@ -235,7 +252,7 @@ class AdaptiveRecompute:
             return Mode.NOTHING
         budget = search.ran()
         if budget is None:
-            self._log_measured()
+            self._take_measured()
             return Mode.NOTHING
         self._budget = budget
         self._decide(recorder, context)
@@ -252,30 +269,21 @@ class AdaptiveRecompute:
             return
         self._decision = found
         found.apply()
-        _log(
-            "chosen",
-            budget_bytes=None if self._budget == _UNLIMITED else self._budget,
-            expected_bytes=found.expected,
-            layers=found.by_layer(),
-            measured=[kind.record() for kind in found.kinds],
+        last = self._outcome
+        self._outcome = Outcome(
+            step=context.step + 1,
+            decision=found,
+            budget=None if self._budget == _UNLIMITED else self._budget,
+            before=(recorder.peak or self._kept) if last is None else last.before,
         )
-        if found.expected > self._budget:
-            _log(
-                "over_budget",
-                warns=True,
-                budget_bytes=self._budget,
-                expected_bytes=found.expected,
-                fix="the layers now keep as little as they can; set plugins.adaptive-recompute."
-                f"activation_mb to at least {found.least / _MIB:.6g}",
-            )
+        self._outcome.log_choice()
 
-    def _log_measured(self) -> None:
-        if self._decision is not None:
-            _log("measured", bytes=self._kept, expected_bytes=self._decision.expected)
+    def _take_measured(self) -> None:
+        if self._outcome is not None:
+            self._outcome = self._outcome.measured(self._kept)
 
-
-def _log(event: str, *, warns: bool = False, **fields: object) -> None:
-    import structlog
-
-    log = structlog.get_logger()
-    (log.warning if warns else log.info)(f"{_NAME}.{event}", **fields)
+    def _write(self, context: RunContext) -> None:
+        outcome, before = self._outcome, self._written
+        self._written = outcome
+        if outcome is not None and outcome is not before and context.layout.rank == 0:
+            outcome.write(context.config.run.output_dir)

@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from .recorder import CHOICES, NEVER, PARTS, Layer
-from .solver import Choice, Kind, smallest, solve, useful
+from .solver import Choice, Kind, smallest, solve, useful, words_for
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -51,18 +51,27 @@ class KindOfLayer:
 
     def record(self) -> dict[str, Any]:
         """Return it for the log, without choices that others beat in both bytes and time."""
-        choices = [Choice(parts, size, self.spent(parts)) for parts, size in self.nbytes.items()]
         return {
-            "layers": [layer.index for layer in self.layers],
+            "layers": self.indices(),
             "in_flight": self.in_flight,
             "choices": {
                 words_for(choice.parts): {
                     "bytes": choice.nbytes,
                     "milliseconds": round(choice.cost / 1e6, 4),
                 }
-                for choice in useful(choices)
+                for choice in self.useful_choices()
             },
         }
+
+    def indices(self) -> list[int]:
+        """Return the indices of the layers."""
+        return [layer.index for layer in self.layers]
+
+    def useful_choices(self) -> Sequence[Choice]:
+        """Return what no other choice beats in both bytes and time; the cost is nanoseconds."""
+        return useful(
+            [Choice(parts, size, self.spent(parts)) for parts, size in self.nbytes.items()]
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -82,13 +91,16 @@ class Decision:
 
     def by_layer(self) -> dict[str, str]:
         """Return what each layer recomputes, in words."""
-        pairs = zip(self.kinds, self.chosen, strict=True)
-        found = {
-            layer.index: words_for(parts)
-            for kind, chosen in pairs
+        return {str(index): words for index, words, _, _ in self.items()}
+
+    def items(self) -> list[tuple[int, str, KindOfLayer, tuple[str, ...]]]:
+        """Return the index of each layer, what it recomputes, in words, its kind and its choice."""
+        found = [
+            (layer.index, words_for(parts), kind, parts)
+            for kind, chosen in zip(self.kinds, self.chosen, strict=True)
             for layer, parts in zip(kind.layers, chosen, strict=True)
-        }
-        return {str(index): found[index] for index in sorted(found)}
+        ]
+        return sorted(found, key=lambda item: item[0])
 
 
 def decide(
@@ -141,11 +153,6 @@ def kinds_of(layers: Sequence[Layer], rows: Sequence[Sequence[int]]) -> tuple[Ki
             )
         )
     return tuple(kinds)
-
-
-def words_for(parts: Sequence[str]) -> str:
-    """Return what is recomputed, in words."""
-    return " + ".join(part or "layer" for part in parts) or "nothing"
 
 
 def _row(layer: Layer) -> list[int]:

@@ -28,6 +28,11 @@ class Kind:
     layers: int  #: Number of them.
 
 
+def words_for(parts: Sequence[str]) -> str:
+    """Return what is recomputed, in words."""
+    return " + ".join(part or "layer" for part in parts) or "nothing"
+
+
 def useful(choices: Iterable[Choice]) -> tuple[Choice, ...]:
     """Return the choices that no other one beats in both bytes and cost, the cheapest first."""
     found: list[Choice] = []

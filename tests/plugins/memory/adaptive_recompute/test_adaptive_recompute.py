@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from ascend_run import testing
 from ascend_run.core.config.activation_policy import activation_policies
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import AscendRunError, ConfigError, Numerics
@@ -18,6 +21,9 @@ from ascend_run.plugins.memory.adaptive_recompute import (
 )
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.pages.run_folder import read_run
+from ascend_run.tools.report.page import write_report
+from ascend_run.tools.report.row_tables import tables_of
 from tests.support.costs import planned
 from tests.support.saved_tensors import expected_bytes
 from tests.support.small_runs import training
@@ -108,6 +114,33 @@ def test_the_log_has_what_was_chosen_and_why(gloo_pool: GlooPool) -> None:
     assert kind["choices"]["layer"]["milliseconds"] > 0
     assert over["log_level"] == "warning"
     assert over["fix"].endswith(f"activation_mb to at least {inputs / MIB:.6g}")
+
+
+def test_a_run_writes_the_tables_of_its_report(tmp_path: Path) -> None:
+    """With the numbers of the log: kept before and after, chosen, and from what."""
+    run = testing.run(NAME, steps=4)
+    lines = map(json.loads, (run.folder / "log.jsonl").read_text().splitlines())
+    events = {line["event"].removeprefix(f"{NAME}."): line for line in lines}
+    page = tmp_path / "report.html"
+    write_report([read_run(run.folder)], page)
+    found = tables_of([read_run(run.folder)])
+    ((kept, chosen, choices),) = (panel.tables for panel in found)
+    assert all(table.title in page.read_text() for table in (kept, chosen, choices))
+    numbers = {what: number.replace(",", "") for what, number in kept.rows}
+    (kind,) = events["chosen"]["measured"]
+    by_choice = {words: kind["choices"][words]["bytes"] for words in ("nothing", "layer")}
+    all_layers = {words: len(kind["layers"]) * size for words, size in by_choice.items()}
+    assert all_layers["layer"] < events["measured"]["bytes"] < all_layers["nothing"]
+    assert numbers == {
+        "measured before": str(all_layers["nothing"]),
+        "budget": str(events["chosen"]["budget_bytes"]),
+        "least that can be kept": str(all_layers["layer"]),
+        "expected of the choice": str(events["chosen"]["expected_bytes"]),
+        "measured with it": str(events["measured"]["bytes"]),
+    }
+    layers = events["chosen"]["layers"]
+    assert [row[:2] for row in chosen.rows] == [*layers.items()]
+    assert [row[1] for row in choices.rows] == [*kind["choices"]]
 
 
 def test_legacy_flags() -> None:
