@@ -68,6 +68,7 @@ def test_loss_gradients_and_weights_are_those_of_one_rank(
     assert_at_parity(parity, plugins, config, options)
 
 
+@pytest.mark.exhaustive(by=lambda plugins: {*plugins} & {"moe-adaptive-recompute"})
 @pytest.mark.parametrize(("plugins", "config", "options"), FURTHER, ids=str)
 def test_further_pairs_have_the_loss_gradients_and_weights_of_one_rank(
     parity: Parity, plugins: tuple[str, ...], config: dict[str, Any], options: dict[str, Any]

@@ -122,6 +122,7 @@ def test_the_volume_is_that_of_the_page() -> None:
     assert sent_bytes(cost, "reduce_scatter", "expt_tp") == 2 * 2 * own
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("config", [{}, {"model.activation": "gelu"}], ids=["silu", "gelu"])
 @pytest.mark.parametrize("layout", [ON_TWO, SHARDED], ids=["ep", "ep and expert tp"])
 def test_saved_tensors_are_those_of_the_page(

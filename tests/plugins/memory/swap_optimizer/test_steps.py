@@ -116,6 +116,7 @@ def test_plan_counts_the_buckets_of_the_update(
     assert got.most_bytes == round(cost.memory.activations - on_host) == 12 * elements
 
 
+@pytest.mark.exhaustive(by=lambda values: {*values} & {*OVERLAPPED})
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [
@@ -177,6 +178,7 @@ def test_master_weights_follow_weights_that_are_loaded(
         assert_equal(got.tensors, want.tensors)
 
 
+@pytest.mark.exhaustive(by=lambda begun, resumed: enumerate([bool(begun[0]), bool(resumed[0])]))
 @pytest.mark.parametrize(
     ("begun", "resumed", "precision"),
     [
@@ -221,6 +223,7 @@ def assert_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
     assert [key for key, tensor in want.items() if not torch.equal(got[key], tensor)] == []
 
 
+@pytest.mark.exhaustive(by=lambda more: more)
 @pytest.mark.parametrize(
     ("more", "ranks"),
     [pytest.param({}, 1, id="one rank"), pytest.param(OVERLAPPED, 2, id="overlapped")],
