@@ -23,16 +23,27 @@ from benchmarks.peer_steps import Setting, Step
 
 def ascend_run(given: Setting, *enable: str) -> Step:
     """Return the complete step of a run: float32 master weights, clipping, schedule."""
+    precision = next(name for name, value in llama.DTYPES.items() if value is given.dtype)
+    return opened(given.shape, precision, given.device, enable)
+
+
+def opened(
+    shape: llama.Shape,
+    precision: str,
+    device: str = "cpu",
+    enable: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> Step:
+    """Return the step of ``our_run.training``, which stays open until the process ends."""
     from benchmarks.our_run import training
 
-    precision = next(name for name, value in llama.DTYPES.items() if value is given.dtype)
-    opened = training(given.shape, precision, given.device, enable)
-    step = opened.__enter__()
+    run = training(shape, precision, device, enable, options)
+    step = run.__enter__()
 
-    def run(index: int, *, keep_open: object = opened) -> float:  # the process ends with it
+    def kept(index: int, *, keep_open: object = run) -> float:
         return step(index)
 
-    return run
+    return kept
 
 
 SYSTEMS: Final[Mapping[str, Callable[[Setting], Step]]] = {

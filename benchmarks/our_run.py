@@ -41,13 +41,18 @@ def overrides(shape: llama.Shape, precision: str) -> list[str]:
 
 @contextmanager
 def training(
-    shape: llama.Shape, precision: str, device: str = "cpu", enable: Sequence[str] = ()
+    shape: llama.Shape,
+    precision: str,
+    device: str = "cpu",
+    enable: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> Iterator[Callable[[int], float]]:
     """Return a function of the step index that trains one step and returns its loss.
 
     Args:
         device: ``cpu`` or ``cuda``, which is the platform too.
         enable: Features of the run.
+        options: Config values beside those of the comparison, as ``name=value``.
     """
     from ascend_run.core.model.initialization import named_parameters
     from ascend_run.core.run import prepared_rank
@@ -56,7 +61,8 @@ def training(
     from ascend_run.prepare.prepare import prepare
     from ascend_run.testing.dry_run import DryRun
 
-    prepared = prepare(None, overrides(shape, precision), enable=enable, platform=device)
+    values = [*overrides(shape, precision), *options]
+    prepared = prepare(None, values, enable=enable, platform=device)
     with prepared_rank(prepared.run_request()) as (hooks, context):
         seed_everything(prepared.config, context.layout)
         dry_run = DryRun(hooks, context)

@@ -51,6 +51,22 @@ def transformers(given: Setting, *, compiled: bool = False) -> Step:
     return _step(given, model, lambda tokens, labels: _cross_entropy(call(tokens).logits, labels))
 
 
+def transformers_recomputing(given: Setting) -> Step:
+    """The same class with gradient checkpointing, in bf16.
+
+    With float32 weights under autocast, as transformers' trainer does: weights and moments are then
+    those of ours.
+    """
+    model = _transformers_model(given)
+    model.gradient_checkpointing_enable()
+
+    def loss_of(tokens: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(given.device, torch.bfloat16):
+            return _cross_entropy(model(tokens).logits, labels)
+
+    return _step(given, model, loss_of)
+
+
 def transformers_liger(given: Setting) -> Step:
     """The same class with all of Liger's kernels, including the fused output layer and loss.
 
