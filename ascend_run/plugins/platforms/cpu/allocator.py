@@ -12,7 +12,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_MMAP_MAX: Final = -4
 _DEFAULT_TRIM_BYTES: Final = 128 * 1024
 _DEFAULT_MMAPS: Final = 65536
-_MAPPED_BYTES: Final = 2**20
+_MAPPED_BYTES: Final = 2**17
 
 
 def keep_freed_memory() -> bool:
@@ -29,7 +29,7 @@ def keep_freed_memory() -> bool:
 
 
 def map_large_blocks() -> bool:
-    """Map each block of 1 MiB or more by itself, so that it is unmapped when it is freed.
+    """Map each block of 128 KiB or more by itself, so that it is unmapped when it is freed.
 
     By default glibc raises its threshold, up to 32 MiB, to the size of each mapped block that is
     freed. Smaller blocks then come from the heap, which keeps all below its highest block: a third

@@ -33,8 +33,8 @@ class CpuOptions:
     """Dtype in which the backward of bfloat16 attention is computed, with the same values and
     meaning."""
     keep_freed_memory: bool = True
-    """Keep freed memory for the next step. If false, blocks of 1 MiB or more go back to the system
-    as soon as they are freed: resident memory is what is allocated, and steps take longer."""
+    """Keep freed memory for the next step. If false, blocks of 128 KiB or more go back to the
+    system as soon as they are freed: resident memory is what is allocated; steps take longer."""
     fp32_matmul_library: str = attrs.field(
         default="auto", validator=attrs.validators.in_(("auto", *LIBRARIES))
     )
