@@ -20,8 +20,8 @@ STEPS: Final = 3
 GOAL: Final = 2.5
 NAME: Final = "largest Llama in 4 GiB of memory, bf16 vs transformers with gradient checkpointing"
 MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
-"""Freed blocks of 128 KiB or more go back to the operating system, whichever is measured:
-glibc's own threshold rises with the blocks that are freed, and then keeps more than is allocated."""
+"""Freed blocks of 128 KiB or more go back to the operating system, whatever is measured: glibc's
+own threshold rises with the blocks that are freed, and then keeps more than is allocated."""
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,13 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "dense": DROPOUT | BUFFERED,
     "moe": DROPOUT | BALANCED,
 }
+
+
+@pytest.fixture(autouse=True)
+def only_own_garbage() -> None:
+    """Each failed try collects garbage: up to a second where earlier tests have left much."""
+    gc.collect()
+    gc.freeze()
 
 
 @attrs.define

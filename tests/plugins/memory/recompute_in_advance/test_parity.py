@@ -16,6 +16,7 @@ from tests.plugins.memory.ahead_runs import outcomes, recomputed_layers
 NAME: Final = "recompute-in-advance"
 NUMBER: Final = f"plugins.{NAME}.num_layers"
 STEPS: Final = 20
+FEW: Final = 3
 DROPOUT: Final = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 CHUNKS: Final = {
     "model.num_layers": 4,
@@ -31,13 +32,15 @@ runs = partial(outcomes, NAME)
 counts = partial(recomputed_layers, NAME)
 
 
-def test_twenty_steps_with_dropout_change_no_bit(gloo_pool: GlooPool) -> None:
+@pytest.mark.exhaustive(by=lambda steps: [steps] if steps == FEW else [])
+@pytest.mark.parametrize("steps", [FEW, STEPS])
+def test_steps_with_dropout_change_no_bit(gloo_pool: GlooPool, steps: int) -> None:
     """A rank has two chunks of a layer and four micro-batches. The last chunk of the last rank
     waits for no gradient."""
-    config = {**DENSE, **CHUNKS, **DROPOUT, "train.train_iters": STEPS}
-    plain, ours = runs(gloo_pool, config, ("recompute",), steps=STEPS)
+    config = {**DENSE, **CHUNKS, **DROPOUT, "train.train_iters": steps}
+    plain, ours = runs(gloo_pool, config, ("recompute",), steps=steps)
     assert [*compare(ours, plain, 0.0)] == []
-    assert len(ours[0].losses) == STEPS
+    assert len(ours[0].losses) == steps
     assert [counts(outcome) for outcome in ours] == [(8, 0), (4, 4)]
 
 
