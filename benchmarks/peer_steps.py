@@ -54,8 +54,8 @@ def transformers(given: Setting, *, compiled: bool = False) -> Step:
 def transformers_recomputing(given: Setting) -> Step:
     """The same class with gradient checkpointing, in bf16.
 
-    With float32 weights under autocast, as transformers' trainer does: weights and moments then have
-    the dtypes of a run of ascend-run.
+    With float32 weights under autocast, as transformers' trainer does: weights and moments have the
+    dtypes of a run of ascend-run.
     """
     model = _transformers_model(given)
     model.gradient_checkpointing_enable()
