@@ -28,15 +28,16 @@ def late(values: Values, enable: Sequence[str], steps: int) -> list[str]:
         CpuDevice.host_copier = inner  # type: ignore[method-assign]
 
 
-def resident_file_bytes(values: Values, enable: Sequence[str]) -> list[int]:
-    """Return the bytes of the files that are in memory: after building, loading, and a step."""
+def resident_file_bytes(values: Values, enable: Sequence[str], folder: str) -> list[int]:
+    """Return the bytes of a folder's files that are in memory: after building, loading, and a
+    step."""
     found = []
     with training(values, enable) as run:
-        found.append(_resident())
+        found.append(_resident(folder))
         run.bundle.optimizer.reload_model_params()  # type: ignore[union-attr]
-        found.append(_resident())
+        found.append(_resident(folder))
         run.step()
-        found.append(_resident())
+        found.append(_resident(folder))
     return found
 
 
@@ -74,8 +75,11 @@ def _noise(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _resident() -> int:
+def _resident(folder: str) -> int:
+    """Bytes in memory of the files of a folder, which have no names; earlier jobs of this process
+    may have mapped others."""
     maps = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
-    sizes = [re.search(r"^Rss: +(\d+) kB", one, re.M) for one in maps if "(deleted)\n" in one]
-    assert sizes  # of files without a name
+    ours = [one for one in maps if f" {folder}/" in one.partition("\n")[0]]
+    sizes = [re.search(r"^Rss: +(\d+) kB", one, re.M) for one in ours]
+    assert sizes
     return sum(1024 * int(size[1]) for size in sizes if size is not None)

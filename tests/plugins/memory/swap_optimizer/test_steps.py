@@ -288,7 +288,7 @@ def test_the_memory_of_the_process_has_no_states(tmp_path: Path) -> None:
 def test_pages_of_the_files_leave_memory(gloo_pool: GlooPool, tmp_path: Path) -> None:
     """When a model is built, when its weights are loaded, and after a step."""
     values = {**DENSE, **BF16, **OPTIONS, FOLDER: str(tmp_path)}
-    (found,) = gloo_pool.run(resident_file_bytes, 1, values, NAME)
+    (found,) = gloo_pool.run(resident_file_bytes, 1, values, NAME, str(tmp_path))
     assert found == [0, 0, 0]
 
 
