@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from ascend_run.testing.tensors import full_tensors
 from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
 from tests.core.train.runs import Runs
 from tests.support.small_runs import prepare
+from tests.support.state_runs import fingerprints
 from tests.support.stepping_jobs import continued, reloaded, saved
 
 from .reuse_jobs import Steps, resting_ties, stepwise
@@ -239,11 +239,6 @@ def test_a_stopped_run_resumes_bitwise(
     ours, plain = (fingerprints(tmp_path / name) for name in ("straight", "plain"))
     assert ours == plain
     assert len({*plain}) > len(plain) / 2
-
-
-def fingerprints(folder: Path) -> list[str]:
-    lines = map(json.loads, (folder / "fingerprint.jsonl").read_text().splitlines())
-    return [line["parameters"] for line in lines if "parameters" in line]
 
 
 @pytest.mark.needs_plugins("ema-adamw")

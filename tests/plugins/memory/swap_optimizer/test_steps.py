@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,17 @@ from ascend_run.tools.plan.cost_model.estimate import RankCost
 from tests.core.train.runs import Runs
 from tests.support.costs import planned
 from tests.support.state_jobs import Steps, anonymous_bytes, stepwise, without_room
+from tests.support.state_runs import (
+    BF16,
+    DISTRIBUTED,
+    EP,
+    FP32,
+    OVERLAPPED,
+    SKIPPED,
+    STEPS,
+    TP,
+    fingerprints,
+)
 from tests.support.stepping_jobs import continued, reloaded, saved
 
 from .swap_jobs import late, resident_file_bytes
@@ -28,25 +38,6 @@ BUCKET: Final = 3000
 """Elements: several buckets, one of which is a single larger parameter."""
 OPTIONS: Final = {"plugins.swap-optimizer.bucket_size": BUCKET}
 FOLDER: Final = "plugins.swap-optimizer.folder"
-FP32: Final[Mapping[str, Any]] = {
-    "train.micro_batch_size": 2,
-    "model.num_layers": 3,  # two ranges of an even number would end between parameters
-    "optimizer.lr": 0.01,
-    "optimizer.lr_decay_style": "constant",
-    "optimizer.weight_decay": 0.5,
-}
-BF16: Final[Mapping[str, Any]] = {**FP32, "train.precision": "bf16"}
-DISTRIBUTED: Final = {"ddp.use_distributed_optimizer": True}
-OVERLAPPED: Final = {
-    **DISTRIBUTED,
-    "ddp.overlap_grad_reduce": True,
-    "ddp.overlap_param_gather": True,
-    "ddp.bucket_size": 4000,
-}
-TP: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
-EP: Final = {"parallel.expert_model_parallel_size": 2}
-STEPS: Final = 20
-SKIPPED: Final = (1, 2, 7, 13)
 
 
 def both(
@@ -241,11 +232,6 @@ def test_a_stopped_run_resumes_bitwise(
     ours, plain = (fingerprints(tmp_path / name) for name in ("straight", "plain"))
     assert ours == plain
     assert len({*plain}) > len(plain) / 2
-
-
-def fingerprints(folder: Path) -> list[str]:
-    lines = map(json.loads, (folder / "fingerprint.jsonl").read_text().splitlines())
-    return [line["parameters"] for line in lines if "parameters" in line]
 
 
 @pytest.mark.needs_plugins("ema-adamw")
