@@ -19,7 +19,6 @@ CHANGE_NONE: Final = {
     "memory-timeline": "it counts what is allocated in some steps, and allocates nothing there",
     "moe-adaptive-recompute": "plan assumes a balanced routing, which exceeds no threshold",
     "moe-tp-extend-ep": "it sets the sizes of the experts' grid, from which plan counts",
-    "muon": "plan counts the states that its OptimizerSpec declares",
     "noop-layers": "core leaves the empty places that it names out of each stage",
     "rotary": "every kernel keeps the tables alone, and gives tensors of one size",
     "shared-experts": "it sets fields of the model, from which plan counts",

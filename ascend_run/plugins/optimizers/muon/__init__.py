@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from ascend_run.plugin_api import (
+    CostChange,
     LegacyFlag,
     Manifest,
     Maturity,
     Numerics,
     OptimizerSpec,
     OptimizerState,
+    PipelineStage,
     RunConfig,
     Support,
     hookimpl,
 )
 from ascend_run.plugins.optimizers import warn_of_unknown_names
 
+from .cost import gathered
 from .parameters import ADAMW, ALGORITHM, MUON, fused_rows, parameter_options
 
 if TYPE_CHECKING:
     import torch
+    from megatron.core.process_groups_config import ProcessGroupCollection
 
     from ascend_run.plugin_api import RunContext
 
@@ -105,6 +109,17 @@ class Muon:
 
     def __init__(self, config: MuonConfig) -> None:
         self.config = config
+        self._groups: ProcessGroupCollection | None = None
+
+    @hookimpl
+    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange:
+        item_bytes = 2 if self.config.ns_dtype == "bfloat16" else 4
+        return CostChange(communication=gathered(rank, self.config.adamw, item_bytes))
+
+    @hookimpl
+    def ascend_fused_operators(self, groups: ProcessGroupCollection) -> None:
+        """Note over which ranks matrices are sharded, before there is an optimizer."""
+        self._groups = groups
 
     @hookimpl
     def ascend_optimizer(self, config: RunConfig) -> OptimizerSpec:
@@ -112,8 +127,7 @@ class Muon:
         by_adamw = {ALGORITHM: ADAMW}
         return OptimizerSpec(
             build=partial(
-                _build,
-                options=self.config,
+                self._build,
                 lr=options.lr,
                 betas=(options.adam_beta1, options.adam_beta2),
                 eps=options.adam_eps,
@@ -126,6 +140,7 @@ class Muon:
                 "exp_avg_sq": OptimizerState(where=by_adamw),
             },
             element_wise=False,
+            tensor_parallel=True,
             parameter_options=partial(
                 parameter_options,
                 by_adamw=self.config.adamw,
@@ -137,8 +152,9 @@ class Muon:
     def ascend_before_run(self, context: RunContext) -> None:
         warn_of_unknown_names("plugins.muon.adamw", self.config.adamw, context)
 
+    def _build(self, param_groups: list[dict[str, Any]], **of_adamw: Any) -> torch.optim.Optimizer:
+        from .optimizer import MuonWithAdamW, TensorParallelRanks
 
-def _build(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    from .optimizer import MuonWithAdamW
-
-    return MuonWithAdamW(groups, **options)
+        groups = self._groups
+        ranks = None if groups is None else TensorParallelRanks(groups.tp, groups.expt_tp)
+        return MuonWithAdamW(param_groups, options=self.config, ranks=ranks, **of_adamw)

@@ -26,6 +26,8 @@ class FusedRows:
     num_blocks: int
     shares: tuple[int, ...]
     """Share of each matrix in the rows of a block."""
+    by_rank: bool = False
+    """Whether the blocks are those of one tensor-parallel rank: each has its own."""
 
 
 def fused_rows(model: FieldSection) -> dict[str, FusedRows]:
@@ -33,10 +35,11 @@ def fused_rows(model: FieldSection) -> dict[str, FusedRows]:
 
     The fused projection has for each key-value group the rows of its queries, its key and its
     value; ``linear_fc1`` of a gated MLP, and ``fc1`` of experts, the gate's rows, then those of up.
+    Ranks share the groups of the model, and each has a share of the gate and one of up.
     """
     groups = model.num_query_groups or model.num_attention_heads
     heads = model.num_attention_heads // groups
-    gated = FusedRows(1, (1, 1))
+    gated = FusedRows(1, (1, 1), by_rank=True)
     found = {"linear_qkv": FusedRows(groups, (heads, 1, 1))}
     return found | ({"linear_fc1": gated, "fc1": gated} if model.gated_linear_unit else {})
 

@@ -11,10 +11,11 @@ import torch
 
 from ascend_run.core.config.optimizer import optimizer_problems
 from ascend_run.core.hooks import Hooks
-from ascend_run.testing.models import DENSE, MOE
+from ascend_run.testing.models import DENSE, MODELS, MOE
 from ascend_run.testing.oracle.known import unknown
-from ascend_run.testing.parity import Parity
+from ascend_run.testing.parity import TRAINED_TOLERANCE, Parity, compare
 from ascend_run.testing.pool import GlooPool
+from ascend_run.testing.runtime import Trial, run_trial
 from ascend_run.testing.tensors import full_tensors
 from ascend_run.tools.plan.cost_model.estimate import expected_costs
 from ascend_run.tools.verify.oracle import compared_with_oracle, oracle_record
@@ -22,12 +23,14 @@ from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.sides import sides_of
 from tests.core.train.runs import Runs
+from tests.support.communication import differences
 from tests.support.optimizer_runs import loaded, saved, stepwise, unknown_names
 from tests.support.small_runs import prepare
 
 NAME: Final = ("muon",)
 FLOAT32: Final = {"plugins.muon.ns_dtype": "float32"}
 BF16: Final = {"train.precision": "bf16"}
+TP: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 PP: Final = {"parallel.pipeline_model_parallel_size": 2}
 EP: Final = {"parallel.expert_model_parallel_size": 2}
 
@@ -70,10 +73,18 @@ def test_iterations_in_bfloat16_are_unknown_to_the_oracle() -> None:
         assert [*unknown(prepare(values, NAME).config)] == found
 
 
-@pytest.mark.exhaustive(by=lambda model: [model])
+@pytest.mark.exhaustive(by=lambda model, layout: [model, *layout])
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("dense", {"pp": 2, "vpp": 2}), ("dense", {"dp": 2}), ("moe", {"dp": 2, "ep": 2})],
+    [
+        ("moe", {"tp": 4, "ep": 2, "expt_tp": 2}),
+        ("moe", {"tp": 2, "dp": 2, "ep": 2}),
+        ("moe", {"dp": 2, "ep": 2}),
+        ("dense", {"pp": 2, "vpp": 2}),
+        ("dense", {"dp": 2}),
+        ("dense", {"tp": 2}),
+        ("dense", {"tp": 4}),
+    ],
     ids=str,
 )
 def test_a_layout_changes_rounding_alone(
@@ -81,6 +92,38 @@ def test_a_layout_changes_rounding_alone(
 ) -> None:
     config = {"model.num_layers": 4} if "pp" in layout else {}
     parity(NAME, model=model, layout=layout, config=config, options=FLOAT32)
+
+
+def test_ranks_with_whole_sequences_change_rounding_alone(gloo_pool: GlooPool) -> None:
+    """Tensor parallelism without sequence parallelism."""
+    sharded = {"parallel.tensor_model_parallel_size": 2}
+    got, want = (
+        gloo_pool.run(
+            run_trial, ranks, Trial(plugins=NAME, config={**DENSE, **FLOAT32, **layout}, steps=5)
+        )
+        for ranks, layout in ((2, sharded), (1, {}))
+    )
+    assert [*compare(got, want, TRAINED_TOLERANCE)] == []
+
+
+@pytest.mark.parametrize("ns_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        pytest.param("dense", {}, id="dense"),
+        pytest.param(
+            "moe",
+            {"parallel.expert_tensor_parallel_size": 2, "model.num_moe_experts": 16},
+            id="moe",
+        ),
+    ],
+)
+def test_plan_counts_the_momentum_that_ranks_gather(
+    gloo_pool: GlooPool, model: str, more: Mapping[str, Any], ns_dtype: str
+) -> None:
+    longer = {"data.seq_length": 64}  # what is counted is more than a few numbers
+    values = {**MODELS[model], **TP, **more, **longer, "plugins.muon.ns_dtype": ns_dtype}
+    assert differences(gloo_pool, values, NAME) == []
 
 
 @pytest.mark.parametrize(
@@ -109,12 +152,15 @@ def test_plan_counts_the_states_that_the_ranks_hold(
     assert adamw.memory.optimizer - cost.memory.optimizer == saved_bytes > 0
 
 
-def test_states_are_loaded_in_another_layout(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    """Bitwise: weights, master weights and every state; from two stages to one rank."""
+@pytest.mark.parametrize("split", [PP, TP], ids=["stages", "shards"])
+def test_states_are_loaded_in_another_layout(
+    gloo_pool: GlooPool, tmp_path: Path, split: Mapping[str, Any]
+) -> None:
+    """Bitwise: weights, master weights and every state; from two stages, or shards, to one rank."""
     values = {**MOE, **BF16, "model.num_layers": 4}
     want, got = (
         full_tensors(gloo_pool.run(job, size, {**values, **layout}, NAME, str(tmp_path)))
-        for job, layout, size in ((saved, {**PP, **EP}, 4), (loaded, {}, 1))
+        for job, layout, size in ((saved, {**split, **EP}, 4), (loaded, {}, 1))
     )
     assert got.problems() == want.problems() == []
     assert got.tensors.keys() == want.tensors.keys()
@@ -134,15 +180,10 @@ def test_a_stopped_run_resumes_bitwise(
     Runs(gloo_pool, tmp_path, ({**values}, ranks, NAME)).assert_the_same_in_two_halves()
 
 
-def test_sharded_matrices_are_refused() -> None:
-    sharding = {
-        "ddp.use_distributed_optimizer": True,
-        "parallel.tensor_model_parallel_size": 2,
-        "parallel.sequence_parallel": True,
-        "parallel.expert_tensor_parallel_size": 2,
-    }
-    for key, count in ((None, 0), (sharding, 3)):
-        prepared = prepare({**MOE, **(key or {})}, (), 4)
+def test_ranges_of_parameters_are_refused() -> None:
+    sharding = {**TP, "parallel.expert_tensor_parallel_size": 2}
+    for key, count in ((sharding, 0), ({**sharding, "ddp.use_distributed_optimizer": True}, 1)):
+        prepared = prepare({**MOE, **key}, (), 4)
         hooks = Hooks(prepare(MOE, NAME).instances())
         found = [*optimizer_problems(prepared.config, prepared.layout, hooks)]
         assert len(found) == count
