@@ -82,14 +82,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = (
-    "memory-fragmentation",
-    "recompute-in-advance",
-    "recompute-in-bubble",
-    "smart-swap",
-    "swap-optimizer",
-    "virtual-optimizer",
-)
+YOUNGER: Final[Sequence[str]] = ()
 """Features that came after the last full run of the campaigns over all features, and join them with
 the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has
 (``tests/contract/test_together.py``) and in the pairs of their own suites."""
