@@ -16,7 +16,7 @@ from ascend_run.testing.runtime import Examined
 
 from .covering import Items
 from .examined_sets import ExaminedSets, examined_sets
-from .features import LAYOUTS, catalogue, features, numerics_of, settled
+from .features import LAYOUTS, catalogue, features, numerics_of
 from .setting import Completed, Setting
 
 NUM_LAYERS: Final = {"model.num_layers": 4}
@@ -66,12 +66,12 @@ def _sets_in(
         return made[names].examined
 
     found = examined_sets(
-        settled(),
+        features(),
         excluded_pairs(),
         examine,
         needs=requirements(),
         # Only a set in which all are bitwise is compared bitwise.
-        first=[name for name in settled() if numerics_of(name) is Numerics.BITWISE],
+        first=[name for name in features() if numerics_of(name) is Numerics.BITWISE],
         hints=hints,
     )
     return found, made

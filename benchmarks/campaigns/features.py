@@ -82,10 +82,16 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = ()
-"""Features that came after the last full run of the campaigns over all features, and join them with
-the next one, for which this becomes empty. Until then they are in the sets that ``make test`` has
-(``tests/contract/test_together.py``) and in the pairs of their own suites."""
+YOUNGER: Final[Sequence[str]] = (
+    "memory-fragmentation",
+    "recompute-in-advance",
+    "recompute-in-bubble",
+    "smart-swap",
+    "swap-optimizer",
+    "virtual-optimizer",
+)
+"""Features that came after the last full run of ``resume`` and ``verify-clean-newer``, and join
+them with the next one, for which this becomes empty. Until then their own suites resume them."""
 EXCHANGE: Final = "ulysses"
 """Where the sequence is split, and the feature under test leaves that to others."""
 
@@ -96,13 +102,14 @@ def catalogue() -> Catalogue:
     return discover()
 
 
-def features() -> list[str]:
+@functools.cache
+def features() -> tuple[str, ...]:
     """Return the names of the built-in features."""
-    return ours(Kind.FEATURE)
+    return tuple(ours(Kind.FEATURE))
 
 
 def settled() -> list[str]:
-    """Return the features over which the campaigns run."""
+    """Return those over which ``resume`` and ``verify-clean-newer`` run."""
     return [name for name in features() if name not in YOUNGER]
 
 

@@ -26,7 +26,7 @@ from .bisection import smallest
 from .campaign import PASSED, Campaign, Outcome
 from .covering import Items, pairs_of
 from .feature_sets import SettingSets, all_sets, requirements
-from .features import OPTIONS, config_of, settled
+from .features import OPTIONS, config_of, features
 from .pool_of_ranks import pool
 from .reach import reach_of_trial
 from .setting import Setting
@@ -174,7 +174,7 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
         elif "refused" in outcome:
             refused[f"{', '.join(asked['plugins'])}: {outcome['refused']}"] += 1
     return {
-        "features": settled(),
+        "features": [*features()],
         "compared": sum("compared" in outcome for outcome in outcomes.values()),
         "largest set": largest,
         "pairs of each layout": {where: len(found) for where, found in pairs.items()},

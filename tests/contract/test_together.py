@@ -14,7 +14,6 @@ import pytest
 
 from ascend_run.testing.parity import Parity
 from benchmarks.campaigns import feature_sets, together
-from benchmarks.campaigns import features as campaign_features
 from benchmarks.campaigns.campaign import PASSED
 from benchmarks.campaigns.features import OPTIONS, features
 from tests.support.exhaustive import covering
@@ -35,7 +34,6 @@ def drawn() -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feature_sets, "LAYOUTS", LAYOUTS)
         patch.setattr(feature_sets, "IN_EACH_LAYOUT", ({},))
-        patch.setattr(campaign_features, "YOUNGER", ())
         patch.setattr(together, "all_sets", feature_sets.all_sets.__wrapped__)
         cases = [json.loads(case) for case in together.cases(together.CAMPAIGN.seed)]
     for asked in cases:
