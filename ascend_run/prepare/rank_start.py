@@ -54,6 +54,6 @@ def check_run_data(prepared: ResolvedRun) -> None:
     from ascend_run.types.declarations import Claim
 
     if prepared.config.data.train and Claim.DATASET not in prepared.resolution.owners:
-        from .checks.dataset import check_data
+        from ascend_run.text.dataset_checks import check_data
 
         check_data(prepared.config)

@@ -13,7 +13,6 @@ from torch import Tensor
 from ascend_run.plugin_api import (
     ArrayCache,
     Arrays,
-    DataError,
     Datasets,
     HookError,
     PlatformError,
@@ -22,9 +21,8 @@ from ascend_run.plugin_api import (
     TokenBlend,
     TokenDocuments,
 )
+from ascend_run.text.end_of_document import end_of_document
 from ascend_run.text.indexed import need_token_files
-from ascend_run.text.sidecar import read_sidecar
-from ascend_run.text.tokenizer import load_tokenizer
 from ascend_run.types.data import Samples
 
 from .epochs import EpochSettings, TokenStream
@@ -167,23 +165,3 @@ def interleave(shares: Sequence[float], samples: int) -> Arrays:
     build = cast("Any", helpers).build_blending_indices  # in its compiled extension
     build(source, position, shares, len(shares), samples, False)
     return {"source": source, "position": position}
-
-
-def end_of_document(config: RunConfig, prefixes: Sequence[str]) -> int:
-    """Return the id of the end-of-document token, from the tokenizer or a dataset's sidecar.
-
-    Raises:
-        DataError: Neither defines one.
-    """
-    if config.data.tokenizer is not None:
-        eod = load_tokenizer(config.data.tokenizer).eod
-        if eod is not None:
-            return eod
-    for prefix in prefixes:
-        sidecar = read_sidecar(prefix)
-        if sidecar is not None and sidecar.eod is not None:
-            return sidecar.eod
-    raise DataError(
-        "no end-of-document token is known, and this run needs it; name the tokenizer with "
-        "data.tokenizer=PATH, or leave out what asks for it (data.eod_mask_loss, or a plugin)"
-    )

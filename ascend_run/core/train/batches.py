@@ -14,10 +14,10 @@ from ascend_run.core.data.batches import (
     shard_sequence,
     to_device,
 )
-from ascend_run.core.data.samples import end_of_document
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import DataError
+from ascend_run.text.end_of_document import end_of_document
 
 if TYPE_CHECKING:
     from ascend_run.types.data import Samples

@@ -80,7 +80,7 @@ def _with_end_of_document(config: RunConfig) -> RunConfig:
     options = config.plugins.get("eod-reset")
     if options is None or not options.eod_token_id is options.document_length is None:
         return config
-    from ascend_run.core.data.samples import end_of_document
+    from ascend_run.text.end_of_document import end_of_document
 
     token = end_of_document(config, config.data.train)
     given = {**config.plugins, "eod-reset": attrs.evolve(options, eod_token_id=token)}

@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from ascend_run.entrypoints.cli import run
-from ascend_run.prepare.checks.dataset import check_dataset
+from ascend_run.text.dataset_checks import check_dataset
 from ascend_run.text.dataset_paths import bin_path
 from ascend_run.text.tokenizer import fingerprint_of
 

@@ -17,8 +17,8 @@ import pyarrow.parquet
 import pytest
 
 from ascend_run.plugin_api import AscendRunError, ConfigError, DataError, StorageError
-from ascend_run.prepare.checks.dataset import check_dataset
 from ascend_run.text.corpus import content_digest, is_held_out
+from ascend_run.text.dataset_checks import check_dataset
 from ascend_run.text.tokenizer import load_tokenizer
 from ascend_run.tools.preprocess.options import PreprocessOptions
 from ascend_run.tools.preprocess.writing import PreprocessReport, preprocess

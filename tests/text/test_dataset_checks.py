@@ -14,8 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from ascend_run.plugin_api import DataError, RunConfig
-from ascend_run.prepare.checks import dataset
-from ascend_run.prepare.checks.dataset import check_data, check_dataset
+from ascend_run.text import dataset_checks
+from ascend_run.text.dataset_checks import check_data, check_dataset
 from ascend_run.text.dataset_paths import bin_path, idx_path
 from ascend_run.tools.preprocess.options import PreprocessOptions
 from ascend_run.tools.preprocess.report import PreprocessReport
@@ -171,8 +171,8 @@ def test_token_ids_outside_the_vocabulary_are_refused(
 ) -> None:
     documents = [[1] * 40, [token] * 40]
     if not whole:
-        monkeypatch.setattr(dataset, "WHOLE_CHECK_BYTES", 8)
-        monkeypatch.setattr(dataset, "_WINDOW_TOKENS", 4)
+        monkeypatch.setattr(dataset_checks, "WHOLE_CHECK_BYTES", 8)
+        monkeypatch.setattr(dataset_checks, "_WINDOW_TOKENS", 4)
     prefix = write_dataset(documents, vocab_size=vocab_size)
     with pytest.raises(DataError, match=rf"token id {token}, expected ids from 0 to"):
         check_dataset(prefix, None, vocab_size)
@@ -188,8 +188,8 @@ def test_a_dataset_without_tokens_is_refused(write_dataset: WriteDataset) -> Non
 def test_the_windows_of_a_large_file_reach_both_its_ends(
     write_dataset: WriteDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset, "WHOLE_CHECK_BYTES", 8)
-    monkeypatch.setattr(dataset, "_WINDOW_TOKENS", 4)
+    monkeypatch.setattr(dataset_checks, "WHOLE_CHECK_BYTES", 8)
+    monkeypatch.setattr(dataset_checks, "_WINDOW_TOKENS", 4)
     for place in (0, -1):
         tokens = np.ones(10_000, dtype=np.int64)
         tokens[place] = 99
@@ -200,7 +200,7 @@ def test_the_windows_of_a_large_file_reach_both_its_ends(
 def test_checking_and_preprocessing_import_no_torch() -> None:
     program = (
         "import sys\n"
-        "import ascend_run.prepare.checks.dataset, ascend_run.tools.preprocess.writing\n"
+        "import ascend_run.text.dataset_checks, ascend_run.tools.preprocess.writing\n"
         "import ascend_run.core.data.index_cache, ascend_run.tools.preprocess.command\n"
         "print(sorted({'torch', 'megatron', 'transformers', 'tokenizers'} & set(sys.modules)))"
     )
