@@ -13,13 +13,14 @@ from ascend_run.plugin_api.error_text import show
 from ascend_run.types.declarations import Claim
 
 from .linear_biases import linear_biases
-from .rotary_keys import QUICK_GELU_ALPHA
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from ascend_run.types.config import FieldSection, RunConfig
 
+QUICK_GELU_ALPHA: Final = 1.702
+"""Megatron's."""
 _ROUTER_NOT_DONE: Final = {
     "moe_enable_routing_replay": "nothing here records a routing to replay",
     "moe_router_topk_limited_devices": "set model.moe_router_num_groups in its place",

@@ -1,8 +1,7 @@
-"""The optimizer of a run: the default, and where another one cannot run. No torch."""
+"""The optimizer of a run, and the default. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,7 +9,6 @@ import attrs
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.types.config import RunConfig
-from ascend_run.types.layout import Layout
 from ascend_run.types.optimizer import OptimizerSpec, OptimizerState
 
 if TYPE_CHECKING:
@@ -21,35 +19,17 @@ def optimizer_spec(config: RunConfig, hooks: Hooks) -> OptimizerSpec:
     """Return the optimizer that a plugin provides, or AdamW.
 
     Raises:
-        HookError: A plugin returns anything but an OptimizerSpec.
+        HookError: As ``named_optimizer_spec``.
     """
-    return _named_spec(config, hooks)[1]
+    return named_optimizer_spec(config, hooks)[1]
 
 
-def optimizer_problems(config: RunConfig, layout: Layout, hooks: Hooks) -> Iterator[str]:
-    """Yield a message for each option with which a rank would hold only some elements of a
-    parameter, unless the optimizer supports that.
+def named_optimizer_spec(config: RunConfig, hooks: Hooks) -> tuple[str, OptimizerSpec]:
+    """Return the same, and the name of the plugin; empty: the default.
 
     Raises:
-        HookError: As ``optimizer_spec``.
+        HookError: A plugin returns anything but an OptimizerSpec.
     """
-    name, spec = _named_spec(config, hooks)
-    if spec.element_wise:
-        return
-    whole = f"'{name}' provides an optimizer that is not element-wise: it needs whole parameters, "
-    if config.ddp.use_distributed_optimizer:
-        yield (
-            f"{whole}but ddp.use_distributed_optimizer=true shards the elements of each over "
-            "data-parallel ranks; set it to false"
-        )
-    if spec.tensor_parallel:
-        return
-    for axis, size in (("tensor_model", layout.tp), ("expert_tensor", layout.expt_tp)):
-        if size > 1:
-            yield f"{whole}but parallel.{axis}_parallel_size={size} shards them; use 1"
-
-
-def _named_spec(config: RunConfig, hooks: Hooks) -> tuple[str, OptimizerSpec]:
     name, spec = hooks.provide_named("ascend_optimizer", config=config)
     if spec is None:
         return "", _adamw(config)

@@ -11,8 +11,6 @@ _above_0: Any = attrs.validators.optional(attrs.validators.gt(0))
 MSCALES: Final = ("short_mscale", "long_mscale")
 """Parameters of longrope that few of Hugging Face's classes read."""
 PREFIX: Final = "rope_scaling_"
-QUICK_GELU_ALPHA: Final = 1.702
-"""Megatron's."""
 SCALINGS: Final = ("linear", "dynamic", "yarn", "llama3", "longrope")
 """Values of Hugging Face's ``rope_type``."""
 
@@ -59,45 +57,6 @@ class RotaryScalingKeys:
     lengths, ``rope_scaling_attention_factor``."""
     rope_scaling_long_mscale: float | None = attrs.field(default=None, validator=_above_0)
     """The same for longer sequences (longrope)."""
-
-
-@attrs.frozen(kw_only=True)
-class ModelSwitchKeys(RotaryScalingKeys):
-    """Switches of single families, usable by any."""
-
-    rotary_local_base: float | None = attrs.field(default=None, validator=_above_0)
-    """Rotary base of layers with a window, whose positions are not scaled; default: those of every
-    layer are alike."""
-    log_n_scaling_length: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.gt(1))
-    )
-    """Multiply the query of the n-th token by log(n) / log(this) where n is larger; default: by 1.
-    Unit: tokens."""
-    log_n_scaling_in_training: bool = True
-    """Whether ``log_n_scaling_length`` acts in training, too, or in evaluation only."""
-    embedding_layernorm: bool = False
-    """Normalize the embeddings before the first layer, by the norm of ``normalization``."""
-    latent_layernorm_epsilon: float | None = attrs.field(default=None, validator=_above_0)
-    """Epsilon of the norms of latents; default: ``layernorm_epsilon``."""
-    latent_rotary_interleaved: bool = True
-    """Rotated pairs of multi-latent attention are adjacent; else half the rotated part apart."""
-    add_router_bias: bool | None = None
-    """Bias of the router's linear; default: as ``add_bias_linear``."""
-    add_expert_bias: bool | None = None
-    """Biases of the experts' linears; default: as ``add_bias_linear``."""
-    add_output_bias: bool = False  #: Bias of the output layer.
-    moe_sparsemixer_eps: float | None = attrs.field(default=None, validator=_above_0)
-    """Select a token's experts one after the other, each weighed by a softmax over those whose
-    logit is near the best (SparseMixer); twice this is the largest relative distance."""
-    moe_sparsemixer_sampling: bool = False
-    """Draw SparseMixer's experts from that softmax in training, else select the best."""
-    quick_gelu_alpha: float = attrs.field(
-        default=QUICK_GELU_ALPHA, validator=attrs.validators.gt(0)
-    )
-    """``activation`` quick_gelu is ``x * sigmoid(alpha * x)``."""
-    normalize_output_rows: bool = False
-    """Divide each row of the output layer's weight by its length, so that logits are cosines times
-    the length of the hidden state."""
 
 
 NAMES: Final = tuple(attribute.name for attribute in attrs.fields(RotaryScalingKeys))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ascend_run.core.config.activation_policy import policy_problems
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
-from ascend_run.core.config.optimizer import optimizer_problems
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.prepare.plan.explanation import idle
@@ -16,7 +14,9 @@ from ascend_run.registry.resolution import Resolution, check_conditions
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
+from .activation_policy import policy_problems
 from .layout import run_problems
+from .optimizer import optimizer_problems
 from .stages import stage_problems
 
 if TYPE_CHECKING:

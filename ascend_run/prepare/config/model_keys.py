@@ -6,10 +6,12 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.core.config.rotary_keys import ModelSwitchKeys
+from ascend_run.core.config.built_in import QUICK_GELU_ALPHA
+from ascend_run.core.config.rotary_keys import RotaryScalingKeys
 from ascend_run.types.config import DEFAULT_FAMILY
 
 _positive: Any = attrs.validators.gt(0)
+_above_0: Any = attrs.validators.optional(_positive)
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu")
 
@@ -17,6 +19,45 @@ ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "square
 def _proper_share(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not 0.0 < value <= 1.0:
         raise ValueError(f"{attribute.name} must be above 0 and at most 1")
+
+
+@attrs.frozen(kw_only=True)
+class ModelSwitchKeys(RotaryScalingKeys):
+    """Switches of single families, usable by any."""
+
+    rotary_local_base: float | None = attrs.field(default=None, validator=_above_0)
+    """Rotary base of layers with a window, whose positions are not scaled; default: those of every
+    layer are alike."""
+    log_n_scaling_length: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.gt(1))
+    )
+    """Multiply the query of the n-th token by log(n) / log(this) where n is larger; default: by 1.
+    Unit: tokens."""
+    log_n_scaling_in_training: bool = True
+    """Whether ``log_n_scaling_length`` acts in training, too, or in evaluation only."""
+    embedding_layernorm: bool = False
+    """Normalize the embeddings before the first layer, by the norm of ``normalization``."""
+    latent_layernorm_epsilon: float | None = attrs.field(default=None, validator=_above_0)
+    """Epsilon of the norms of latents; default: ``layernorm_epsilon``."""
+    latent_rotary_interleaved: bool = True
+    """Rotated pairs of multi-latent attention are adjacent; else half the rotated part apart."""
+    add_router_bias: bool | None = None
+    """Bias of the router's linear; default: as ``add_bias_linear``."""
+    add_expert_bias: bool | None = None
+    """Biases of the experts' linears; default: as ``add_bias_linear``."""
+    add_output_bias: bool = False  #: Bias of the output layer.
+    moe_sparsemixer_eps: float | None = attrs.field(default=None, validator=_above_0)
+    """Select a token's experts one after the other, each weighed by a softmax over those whose
+    logit is near the best (SparseMixer); twice this is the largest relative distance."""
+    moe_sparsemixer_sampling: bool = False
+    """Draw SparseMixer's experts from that softmax in training, else select the best."""
+    quick_gelu_alpha: float = attrs.field(
+        default=QUICK_GELU_ALPHA, validator=attrs.validators.gt(0)
+    )
+    """``activation`` quick_gelu is ``x * sigmoid(alpha * x)``."""
+    normalize_output_rows: bool = False
+    """Divide each row of the output layer's weight by its length, so that logits are cosines times
+    the length of the hidden state."""
 
 
 @attrs.frozen(kw_only=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ascend_run.core.config.activation_policy import activation_policies, policy_problems
+from ascend_run.core.config.activation_policy import activation_policies
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import ActivationTreatment, HookError, Keeping, RunConfig
+from ascend_run.prepare.checks.activation_policy import policy_problems
 from tests.support.fake_plugins import plugin
 from tests.support.tiny_configs import model_fields, parallel_fields
 

@@ -9,9 +9,10 @@ import attrs
 import pytest
 
 from ascend_run.core.config.layout import layout_of
-from ascend_run.core.config.optimizer import optimizer_problems, optimizer_spec
+from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import HookError, OptimizerSpec, OptimizerState
+from ascend_run.prepare.checks.optimizer import optimizer_problems
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.tools.plan.cost_model.estimate import expected_costs
 from tests.support.costs import planned

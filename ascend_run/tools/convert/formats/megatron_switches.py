@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ascend_run.core.config.built_in import QUICK_GELU_ALPHA
 from ascend_run.core.config.linear_biases import linear_biases
-from ascend_run.core.config.rotary_keys import QUICK_GELU_ALPHA
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.plugin_api.expert_layers import moe_layers

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 import torch
 
-from ascend_run.core.config.optimizer import optimizer_problems
 from ascend_run.core.hooks import Hooks
+from ascend_run.prepare.checks.optimizer import optimizer_problems
 from ascend_run.testing.models import DENSE, MODELS, MOE
 from ascend_run.testing.oracle.known import unknown
 from ascend_run.testing.parity import TRAINED_TOLERANCE, Parity, compare
