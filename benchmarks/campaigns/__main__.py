@@ -18,9 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--limit", type=int, metavar="N", help="stop after so many cases")
     parser.add_argument("--fresh", action="store_true", help="run every case again")
+    parser.add_argument(
+        "--new", action="store_true", help="keep the records of cases whose code has changed"
+    )
     options = parser.parse_args(arguments)
     result = run_campaign(
-        find(options.name), workers=options.workers, fresh=options.fresh, limit=options.limit
+        find(options.name),
+        workers=options.workers,
+        fresh=options.fresh,
+        new=options.new,
+        limit=options.limit,
     )
     if result is None:
         print("cases are left; the same command continues with them")

@@ -40,8 +40,14 @@ def read_journal(
     return {r["case"]: r for r in records[1:] if _stands(r, reaches)}
 
 
-def read_committed(path: Path, campaign: Campaign, reaches: Mapping[str, str]) -> dict[str, Record]:
-    """Return case -> record of the cases that passed in a result; none without hashes."""
+def read_committed(
+    path: Path, campaign: Campaign, reaches: Mapping[str, str], *, changed: bool = False
+) -> dict[str, Record]:
+    """Return case -> record of the cases that passed in a result; none without hashes.
+
+    Args:
+        changed: Also those whose code has changed since.
+    """
     if campaign.reach is None or not path.exists():
         return {}
     result = json.loads(path.read_text(encoding="utf-8"))
@@ -54,7 +60,7 @@ def read_committed(path: Path, campaign: Campaign, reaches: Mapping[str, str]) -
         for name in group["cases"].split()
         if name in names
     )
-    return {record["case"]: record for record in found if _stands(record, reaches)}
+    return {record["case"]: record for record in found if changed or _stands(record, reaches)}
 
 
 def packed(records: Sequence[Record]) -> list[dict[str, Any]]:

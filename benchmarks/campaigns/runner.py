@@ -36,6 +36,7 @@ def run_campaign(
     *,
     workers: int = 1,
     fresh: bool = False,
+    new: bool = False,
     limit: int | None = None,
     journals: Path = JOURNALS,
     results: Path | None = None,
@@ -46,6 +47,8 @@ def run_campaign(
     Args:
         workers: Processes; 1 runs every case in this one.
         fresh: Ignore what earlier runs have done.
+        new: Run only cases that the last result does not have. Its records stay, each with the
+            commit and the hash of the code that it ran on.
         limit: Stop after so many cases of this call.
         results: Folder in place of the one in git.
 
@@ -59,7 +62,7 @@ def run_campaign(
         journal.unlink(missing_ok=True)
     target = result_path(campaign.name) if results is None else results / f"{campaign.name}.json"
     reaches = {case: campaign.reach(case) if campaign.reach else "" for case in cases}
-    committed = {} if fresh else read_committed(target, campaign, reaches)
+    committed = {} if fresh else read_committed(target, campaign, reaches, changed=new)
     done = {**committed, **read_journal(journal, campaign, reaches)}
     left = [case for case in cases if case not in done][:limit]
     commit = _commit()

@@ -137,6 +137,22 @@ def test_only_cases_whose_code_changed_run_again(tmp_path: Path, journal_is_left
     assert result["counts"] == {"odd": 4, "passed": 4}
 
 
+def test_new_cases_run_beside_the_records_of_changed_code(tmp_path: Path) -> None:
+    first = Reaching()
+    first.count = 5
+    run(first, tmp_path)
+    (tmp_path / "counted.jsonl").unlink()
+    again = Reaching(even="c")
+    result = run(again, tmp_path, new=True)
+
+    assert again.ran == ["4-1", "4-3", "4-5", "4-6", "4-7"]
+    assert result is not None
+    assert [group["reach"] for group in result["records"]] == ["a", "a", "a", "c"]
+    later = Reaching(even="c")
+    run(later, tmp_path)
+    assert later.ran == ["4-0", "4-2", "4-4"]
+
+
 def test_another_checkout_runs_no_case_that_passed(tmp_path: Path) -> None:
     first = run(Reaching(), tmp_path)
     (tmp_path / "counted.jsonl").unlink()
