@@ -1,8 +1,12 @@
-"""Communication of a step as ``plan`` expects it and as ranks send it, by operation and group."""
+"""Communication of a step as ``plan`` expects it and as ranks send it, by operation and group.
+
+``plan`` expects balanced routing, so tokens take experts in turn. Routed by scores, ranks would
+send different numbers of bytes, and gloo would pad the tokens of an expert's shards to the most.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from ascend_run.plugin_api import Layout
@@ -27,9 +31,14 @@ OPERATIONS: Final = {
     "reduce_scatter_tensor_coalesced_": "reduce_scatter",
     "alltoall_base_": "all_to_all",
     "send": "send",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
 }
-FEW_NUMBERS: Final = 64
-"""Bytes that the plan leaves out: norms, losses, counts, one number for each of 16 experts."""
+BALANCED: Final = {"model.moe_router_force_load_balancing": True}
+FEW_NUMBERS: Final = {"all_reduce": 64, "broadcast": 16}
+"""Largest calls that the plan leaves out, in bytes: norms, losses, loads of 16 experts."""
+ONE_NUMBER: Final = 8
+"""The same of other operations."""
 AXES: Final = {
     **{axis: (axis,) for axis in ("tp", "cp", "dp", "pp", "ep", "expt_tp", "expt_dp")},
     "dp_cp": ("dp", "cp"),
@@ -39,47 +48,51 @@ AXES: Final = {
 
 
 def differences(
-    pool: GlooPool, config: Mapping[str, Any], plugins: Sequence[str] = ()
+    pool: GlooPool,
+    config: Mapping[str, Any],
+    plugins: Sequence[str] = (),
+    *,
+    ignored: Collection[str] = (),
 ) -> list[str]:
     """Return a sentence for each difference between expected and actual communication of four
-    ranks.
+    ranks: of the calls and of the bytes of each rank.
 
-    Calls must be equal, and so must the bytes of a rank, averaged over the ranks of its stage,
-    because the routing decides which experts get more tokens.
+    Args:
+        ignored: Operations that are not compared.
     """
-    prepared, costs = planned(config, plugins, world_size=RANKS)
+    values = {**(BALANCED if config.get("model.num_moe_experts") else {}), **config}
+    prepared, costs = planned(values, plugins, world_size=RANKS)
     layout = prepared.layout
-    trial = Trial(plugins=tuple(plugins), config=config, steps=1)
+    trial = Trial(plugins=tuple(plugins), config=values, steps=1)
     outcomes = pool.run(run_trial, RANKS, trial)
     return [
-        sentence
-        for stage, cost in enumerate(costs)
+        f"rank {rank}, {sentence}"
+        for rank, outcome in enumerate(outcomes)
         for sentence in _differences(
-            stage,
-            _expected(layout, cost, stage),
-            _mean([_counted(layout, outcomes[rank], rank) for rank in _of(layout, stage)]),
+            _expected(layout, costs[layout.coordinate("pp", rank)], rank),
+            _counted(layout, outcome, rank),
+            ignored,
         )
     ]
 
 
-def _differences(stage: int, expected: Sent, counted: Sent) -> Iterator[str]:
-    for key in sorted({*expected, *counted}):
+def _differences(expected: Sent, counted: Sent, ignored: Collection[str]) -> Iterator[str]:
+    for key in sorted(key for key in {*expected, *counted} if key[0] not in ignored):
         calls, nbytes = expected.get(key, (0.0, 0.0))
         seen, seen_bytes = counted.get(key, (0.0, 0.0))
         if abs(calls - seen) > 1e-6 or abs(nbytes - seen_bytes) > 1e-6 * nbytes:
             yield (
-                f"stage {stage}, {key[0]} over {key[1]}: {calls:g} calls and {nbytes:g} bytes "
-                f"expected, {seen:g} and {seen_bytes:g} counted"
+                f"{key[0]} over {key[1]}: {calls:g} calls and {nbytes:.10g} bytes expected, "
+                f"{seen:g} and {seen_bytes:.10g} counted"
             )
 
 
-def _expected(layout: Layout, cost: RankCost, stage: int) -> Sent:
-    first = _of(layout, stage)[0]
+def _expected(layout: Layout, cost: RankCost, rank: int) -> Sent:
     found: Sent = {}
     for collective in cost.communication:
-        ranks = _ranks(layout, collective.group, first)
+        ranks = _ranks(layout, collective.group, rank)
         if len(ranks) > 1:
-            key = _key(layout, collective.operation, ranks, first)
+            key = _key(layout, collective.operation, ranks, rank)
             calls, nbytes = found.get(key, (0.0, 0.0))
             found[key] = calls + collective.calls, nbytes + collective.sent_bytes
     return found
@@ -89,7 +102,9 @@ def _counted(layout: Layout, outcome: RankOutcome, rank: int) -> Sent:
     found: Sent = {}
     for collective in outcome.collective_calls:
         operation = OPERATIONS.get(collective.operation)
-        if operation is None or len(collective.ranks) == 1 or collective.nbytes <= FEW_NUMBERS:
+        if operation is None or len(collective.ranks) == 1:
+            continue
+        if 0 < collective.nbytes <= FEW_NUMBERS.get(operation, ONE_NUMBER):
             continue
         key = _key(layout, operation, collective.ranks, rank)
         calls, nbytes = found.get(key, (0.0, 0.0))
@@ -110,18 +125,3 @@ def _key(layout: Layout, operation: str, ranks: Sequence[int], rank: int) -> tup
 def _ranks(layout: Layout, group: str, rank: int) -> tuple[int, ...]:
     ranks = next(tuple(found) for found in layout.groups(*AXES[group]) if rank in found)
     return (ranks[0], ranks[-1]) if group == "embd" and len(ranks) > 1 else ranks
-
-
-def _of(layout: Layout, stage: int) -> list[int]:
-    return [rank for rank in range(RANKS) if layout.coordinate("pp", rank) == stage]
-
-
-def _mean(found: Sequence[Sent]) -> Sent:
-    keys = {key for sent in found for key in sent}
-    return {
-        key: (
-            sum(sent.get(key, (0, 0))[0] for sent in found) / len(found),
-            sum(sent.get(key, (0, 0))[1] for sent in found) / len(found),
-        )
-        for key in keys
-    }

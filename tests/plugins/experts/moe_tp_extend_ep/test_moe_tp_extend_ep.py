@@ -137,8 +137,21 @@ def test_no_token_is_gathered_over_tensor_parallel_ranks(gloo_pool: GlooPool) ->
     )
 
 
-def test_communication_matches_the_cost_model(gloo_pool: GlooPool) -> None:
-    assert differences(gloo_pool, {**LONGER, **TWO_GROUPS}, (NAME,)) == []
+@pytest.mark.exhaustive(by=lambda beside: beside)
+@pytest.mark.parametrize(
+    ("beside", "config"),
+    [
+        ((), {**TWO_GROUPS}),
+        ((), {"parallel.tensor_model_parallel_size": 4}),
+        case(("moe-alltoall",), {**TWO_GROUPS}),
+        case(("moe-allgather",), {**TWO_GROUPS, "model.moe_token_dispatcher_type": "allgather"}),
+    ],
+    ids=str,
+)
+def test_communication_matches_the_cost_model(
+    gloo_pool: GlooPool, beside: tuple[str, ...], config: dict[str, Any]
+) -> None:
+    assert differences(gloo_pool, {**LONGER, **config}, (NAME, *beside)) == []
 
 
 def test_a_checkpoint_resumes_with_it_and_without(gloo_pool: GlooPool, tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from tests.support.communication import differences
 _TP = {"parallel.tensor_model_parallel_size": 2}
 _SP = {**_TP, "parallel.sequence_parallel": True}
 _EP = {"parallel.expert_model_parallel_size": 2}
-_CUT = {"parallel.expert_tensor_parallel_size": 2}
-_GATHER = {"model.moe_token_dispatcher_type": "allgather"}
 _PP = {"parallel.pipeline_model_parallel_size": 2}
 _VPP = {**_PP, "parallel.virtual_pipeline_model_parallel_size": 2, "model.num_layers": 4}
 _CP = {"parallel.context_parallel_size": 2}
@@ -27,10 +25,6 @@ _LEARNED = {
     "model.position_embedding_type": "learned_absolute",
     "model.normalization": "LayerNorm",
     "model.add_bias_linear": True,
-}
-_PADDED = {
-    "model.moe_expert_capacity_factor": 1.0,
-    "model.moe_pad_expert_input_to_capacity": True,
 }
 _SHARED = {"model.moe_shared_expert_intermediate_size": 48}
 _MTP = {"model.mtp_num_layers": 2}
@@ -46,7 +40,7 @@ _LONGER = {
 """So that what is counted is more than a few numbers."""
 
 
-@pytest.mark.exhaustive(by=lambda values: {*values} & {*_VPP, *_SPREAD, *_CP, *_EP, *_CUT})
+@pytest.mark.exhaustive(by=lambda values: {*values} & {*_VPP, *_SPREAD, *_CP, *_EP})
 @pytest.mark.parametrize(
     ("model", "values"),
     [
@@ -78,8 +72,6 @@ _LONGER = {
         ),
         pytest.param("moe", {**_EP, **_SPREAD}, id="ep-dp-spread"),
         pytest.param("moe", {**_SP, **_EP, **_SHARED}, id="ep-tp-shared-experts"),
-        pytest.param("moe", {**_SP, **_CUT}, id="expert-tp"),
-        pytest.param("moe", {**_SP, **_CUT, **_EP, **_GATHER}, id="expert-tp-ep-gathered"),
     ],
 )
 def test_a_step_sends_what_was_expected(
@@ -89,14 +81,6 @@ def test_a_step_sends_what_was_expected(
     plugins = config.pop("enable", ())
 
     assert differences(gloo_pool, config, plugins) == []
-
-
-def test_partial_outputs_of_experts_are_summed_in_the_weights_dtype(
-    gloo_pool: GlooPool,
-) -> None:
-    """With padded experts, as gloo pads uneven numbers of rows."""
-    values = {**_SP, **_CUT, **_EP, **_PADDED, "train.precision": "bf16"}
-    assert differences(gloo_pool, {**MODELS["moe"], **_LONGER["moe"], **values}, ()) == []
 
 
 @pytest.mark.parametrize(
