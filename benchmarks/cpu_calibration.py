@@ -1,8 +1,9 @@
 """``python -m benchmarks.cpu_calibration``: calibrate the cost model for this machine.
 
 Measures large matmuls in each precision; relative to them, the matmuls of a layer and those in its
-attention kernel; a copy larger than the caches; the overhead of an operation; and gloo between two
-ranks. Each is the best of several runs. Takes a minute on two idle cores.
+attention kernel; a copy larger than the caches; the overhead of an operation; gloo between two
+ranks; and copies to a file and back, of a folder on the disk that swapping is to use. Each is the
+best of several runs. Takes a minute on two idle cores.
 
 By default it writes ``ascend_run/tools/plan/cost_model/cpu.json``, the device ``cpu`` of the cost
 model; with a file name, a device for ``plan --device FILE``.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,11 +35,16 @@ _ATTENTION: Final = (4, 8, 512, 64)
 _BACKWARD: Final = 2.5
 """FLOPs relative to the forward: five matmuls instead of two, since scores are recomputed."""
 _COPIED_BYTES: Final = 2**30
+_FILE_BYTES: Final = 2**29
 _OPERATIONS: Final = 1000
 
 
-def machine(name: str) -> dict[str, Any]:
-    """Measure the fields of ``cost_model.devices.CostDevice``."""
+def machine(name: str, folder: Path) -> dict[str, Any]:
+    """Measure the fields of ``cost_model.devices.CostDevice``.
+
+    Args:
+        folder: On the disk that is measured.
+    """
     import torch
 
     # The ranks that measure gloo have one thread each; everything else uses the whole machine.
@@ -46,6 +53,7 @@ def machine(name: str) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     flops = {precision: _products(dtype) for precision, dtype in _PRECISIONS.items()}
+    writes, reads = disk_rates(folder, _FILE_BYTES)
     return {
         "name": name,
         "flops": flops,
@@ -63,6 +71,8 @@ def machine(name: str) -> dict[str, Any]:
             precision: min(1.0, _attention(dtype) / flops[precision])
             for precision, dtype in _PRECISIONS.items()
         },
+        "disk_write_bandwidth": writes,
+        "disk_read_bandwidth": reads,
         "operation": _operation(),
         "shared": True,
         "source": f"measured by python -m benchmarks.cpu_calibration, "
@@ -158,6 +168,31 @@ def _operation() -> float:
     return best(work) / (2 * _OPERATIONS)
 
 
+def disk_rates(folder: Path, nbytes: int) -> tuple[float, float]:
+    """Return the bytes per second that plugins write to a memory-mapped file until they are on the
+    disk, and read from it when none are in memory."""
+    import torch
+
+    from ascend_run.ops.transfer.file_copier import FileCopier
+
+    values = torch.ones(nbytes, dtype=torch.uint8)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        descriptor = file.fileno()
+        os.posix_fallocate(descriptor, 0, nbytes)
+        mapped = torch.from_file(file.name, shared=True, size=nbytes, dtype=torch.uint8)
+        copier = FileCopier(str(folder))
+
+        def write() -> None:
+            copier.to_host(values, mapped)
+            os.fsync(descriptor)
+
+        def read() -> None:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            copier.to_device(mapped, values)
+
+        return nbytes / best(write), nbytes / best(read)
+
+
 def _memory_bytes() -> int:
     import psutil
 
@@ -171,10 +206,10 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def calibrate(path: Path) -> None:
-    """Measure this machine and write the device file."""
+def calibrate(path: Path, folder: Path) -> None:
+    """Measure this machine and the disk of a folder, and write the device file."""
     name = CALIBRATED if path == CALIBRATION else "this machine"
-    path.write_text(json.dumps(_rounded(machine(name)), indent=2) + "\n")
+    path.write_text(json.dumps(_rounded(machine(name, folder)), indent=2) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -186,8 +221,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "file", type=Path, nargs="?", default=CALIBRATION, help=f"default: {CALIBRATION.name}, "
         "where the cost model finds the device cpu",
     )  # fmt: skip
-    path: Path = parser.parse_args(arguments).file
-    calibrate(path)
+    parser.add_argument(
+        "--folder", type=Path, default=Path.cwd(), help="existing folder on the disk to measure; "
+        "default: the current one",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    path: Path = options.file
+    calibrate(path, options.folder)
     print(f"{path}: plan {'--device cpu' if path == CALIBRATION else f'--device {path}'}")
 
 

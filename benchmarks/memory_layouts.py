@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -97,6 +98,16 @@ _FULL: Final = {
 }
 _GATHER: Final = {"model.moe_token_dispatcher_type": "allgather"}
 _SWAP: Final = {"plugins.swap-attention.min_bytes": 1024}
+_SMART: Final = {
+    "plugins.smart-swap.min_bytes": 1024,
+    "plugins.smart-swap.warmup_steps": 0,
+    "plugins.smart-swap.bandwidth_gb": 1e6,
+}
+"""Copies over such a link are complete at the next event, so that what is chosen follows from the
+order of the events, whatever their times."""
+_BUCKETS: Final = {"plugins.swap-optimizer.bucket_size": 20_000}
+_FOLDER: Final = tempfile.gettempdir()
+"""Of files, which have no names. Their bytes are the same on a disk and in memory."""
 
 CASES: Final = (
     _example("dense"),
@@ -127,6 +138,46 @@ CASES: Final = (
         values={"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]},
     ),
     Case(name="swap-attention", plugins=("swap-attention",), values=_SWAP),
+    Case(
+        name="swap-attention, in files",
+        plugins=("swap-attention",),
+        values={**_SWAP, "plugins.swap-attention.folder": _FOLDER},
+    ),
+    Case(name="smart-swap", plugins=("smart-swap",), values=_SMART),
+    Case(
+        name="tp 2, sequence parallel, smart-swap within 1.5 MiB",
+        ranks=2,
+        plugins=("smart-swap",),
+        values={**_SP, **_SMART, "plugins.smart-swap.activation_mb": 1.5},
+    ),
+    Case(name="swap-optimizer", plugins=("swap-optimizer",), values=_BUCKETS),
+    Case(
+        name="swap-optimizer, in files",
+        plugins=("swap-optimizer",),
+        values={**_BUCKETS, "plugins.swap-optimizer.folder": _FOLDER},
+    ),
+    Case(
+        name="dp 2, distributed optimizer, swap-optimizer, in files",
+        ranks=2,
+        plugins=("swap-optimizer",),
+        values={**_BATCH, **_SPREAD, **_BUCKETS, "plugins.swap-optimizer.folder": _FOLDER},
+    ),
+    Case(name="virtual-optimizer", plugins=("virtual-optimizer",)),
+    Case(
+        name="virtual-optimizer, in files",
+        plugins=("virtual-optimizer",),
+        values={"plugins.virtual-optimizer.folder": _FOLDER},
+    ),
+    Case(
+        name="pp 2, virtual-optimizer of one stage, in files",
+        ranks=2,
+        plugins=("virtual-optimizer",),
+        values={
+            **_PP,
+            "plugins.virtual-optimizer.size": ["all", 0],
+            "plugins.virtual-optimizer.folder": _FOLDER,
+        },
+    ),
     Case(name="recompute-activation", plugins=("recompute-activation",)),
     Case(name="recompute-norm", plugins=("recompute-norm",)),
     Case(

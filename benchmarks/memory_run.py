@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from ascend_run.core.checkpoint.optimizer_shards import materialized
 from ascend_run.core.run import prepared_rank
 from ascend_run.core.train.seeding import seed_everything
 from ascend_run.prepare.config.raw import RawConfig, RawValue
@@ -18,7 +19,7 @@ from ascend_run.prepare.prepare import prepare_raw
 from ascend_run.testing.dry_run import DryRun
 from ascend_run.testing.models import samples
 
-from .live_storages import LiveStorages
+from .live_storages import LiveStorages, mapped_files
 from .memory_worker import Measured
 
 
@@ -39,21 +40,19 @@ def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     dry_run.build()
     step, bundle = dry_run.train_step(), dry_run.bundle
     batches = dry_run.batches(samples(given, 2 * config.train.global_batch_size))
-    before = hooks.event("ascend_before_step")
-    before(context=context)
-    step(batches, dry_run.plan.num_microbatches)
+    dry_run.step(step, batches)
     weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
     buffers = list(_gradient_buffers(bundle.chunks))
-    optimizer = list(_optimizer_state(bundle.optimizer, weights))
+    optimizer = _optimizer_state(bundle.optimizer, weights)
     others = [b for chunk in bundle.chunks for b in _other_tensors(chunk)]
     bundle.optimizer.zero_grad()
-    before(context=context)
-    with LiveStorages([*weights, *buffers, *optimizer, *others]) as seen:
-        step(batches, dry_run.plan.num_microbatches)
+    in_file = mapped_files()
+    seen = LiveStorages([*weights, *buffers, *optimizer, *others])
+    dry_run.step(step, batches, seen)
     return Measured(
         weights=_nbytes(weights),
         gradients=_nbytes(buffers),
-        optimizer=_nbytes(optimizer),
+        optimizer=_nbytes(tensor for tensor in optimizer if not in_file(tensor)),
         peak=seen.peak,
     )
 
@@ -66,17 +65,18 @@ def _gradient_buffers(chunks: Sequence[Any]) -> Iterator[Tensor]:
             yield from (buffer.grad_data for buffer in (found if isinstance(found, list) else ()))
 
 
-def _optimizer_state(optimizer: Any, weights: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Moments, step counts and master weights; not the weights themselves."""
+def _optimizer_state(optimizer: Any, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Moments, step counts and master weights, wherever they are; not the weights themselves."""
     own = {weight.untyped_storage()._cdata for weight in weights}
-    for part in optimizer.chained_optimizers:
-        inner = part.optimizer
-        for group in inner.param_groups:
-            for parameter in group["params"]:
-                if parameter.untyped_storage()._cdata not in own:
-                    yield parameter.data
-        for state in inner.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+    found: list[Tensor] = []
+    with materialized(optimizer):
+        for part in optimizer.chained_optimizers:
+            inner = part.optimizer
+            parameters = (p for group in inner.param_groups for p in group["params"])
+            found += [p.data for p in parameters if p.untyped_storage()._cdata not in own]
+            states = (value for state in inner.state.values() for value in state.values())
+            found += [value for value in states if isinstance(value, Tensor)]
+    return found
 
 
 def _other_tensors(chunk: Any) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ class Measured:
     gradients: int
     """Persistent gradient buffers; gradients in autograd's ``grad`` are part of the peak."""
     optimizer: int
+    """What of its states and master weights is in no file."""
     peak: int
     """Peak memory in a step, including all of the above."""
 

@@ -55,7 +55,7 @@ class Storage(enum.StrEnum):
 
     DEVICE = "device"  #: On the device.
     HOST = "host"  #: Offloaded to the host: copied there and back, in time that ``plan`` counts.
-    FILE = "file"  #: Offloaded to a file.
+    FILE = "file"  #: Offloaded to a file: written and read, in time that ``plan`` counts.
     NONE = "none"  #: Not saved.
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import attrs
@@ -39,8 +41,23 @@ def test_the_processors_constants_are_what_the_calibration_wrote() -> None:
     assert values["source"].startswith("measured")
 
 
+def test_rates_of_a_disk_include_its_writes_and_no_page_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes, seconds, advice = 3 * 2**20, 0.1, list[int]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(seconds))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: advice.append(given[-1]))
+
+    writes, reads = cpu_calibration.disk_rates(tmp_path, nbytes)
+
+    assert nbytes / 1.0 < writes <= nbytes / seconds
+    assert reads > 0
+    assert {*advice} == {os.POSIX_FADV_DONTNEED}
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_calibration_writes_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_calibration, "machine", lambda name: {
+    monkeypatch.setattr(cpu_calibration, "machine", lambda name, folder: {
         **json.loads(CALIBRATION.read_text()), "name": name, "latency": 1.23456789e-5,
     })  # fmt: skip
     path = tmp_path / "mine.json"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-from torch import Tensor
 
 from ascend_run.plugin_api import StorageError
+from benchmarks.live_storages import mapped_files
 from tests.support.small_runs import Training, Values, training
 from tests.support.stepping_jobs import Readings, live_tensors, storage_bytes, take_steps
 
@@ -54,7 +53,7 @@ def stepwise(
         items = [*stepped_parameters(run.bundle.optimizer)]
         held = [tensor for item in items for tensor in item.inner.state[item.stepped].values()]
         held += [item.stepped for item in items if item.stepped.dtype != item.parameter.dtype]
-        of_files = files()
+        of_files = mapped_files()
         new = [t for t in live_tensors() if t.untyped_storage().data_ptr() not in old]
         return Steps(
             readings,
@@ -105,7 +104,7 @@ def _added_by_a_step(run: Training) -> int:
 
 
 def _watch(part: Any, sizes: list[int]) -> None:
-    of_files = files()
+    of_files = mapped_files()
 
     def size() -> int:
         return storage_bytes([t for t in live_tensors() if not of_files(t)])
@@ -122,16 +121,6 @@ def _watch(part: Any, sizes: list[int]) -> None:
         sizes.append(size() - before[0])
 
     part.update, part.optimizer.step = watched_update, watched_step
-
-
-def files() -> Callable[[Tensor], bool]:
-    """Return whether a tensor is in a mapped file without a name."""
-    found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if line.endswith("(deleted)"):
-            start, end = re.split("[- ]", line)[:2]
-            found.append(range(int(start, 16), int(end, 16)))
-    return lambda tensor: any(tensor.data_ptr() in one for one in found)
 
 
 def _anonymous() -> int:

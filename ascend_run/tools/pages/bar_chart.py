@@ -15,6 +15,7 @@ _NAME: Final = 150
 _VALUE: Final = 160
 """Width of the values at the right."""
 _ROW: Final = 30
+_COLOURS: Final = 7
 
 
 @attrs.frozen
@@ -41,7 +42,8 @@ def bar_figure(title: str, legend: Markup | None, bars: Sequence[Bar], note: str
 def legend(names: Sequence[str]) -> Markup:
     """Return the colours of the segments' names, in the order of the colours."""
     entries = [
-        element("span", element("i", class_=f"key c{i % 6}"), name) for i, name in enumerate(names)
+        element("span", element("i", class_=f"key c{i % _COLOURS}"), name)
+        for i, name in enumerate(names)
     ]
     return element("div", *entries, class_="legend of-bars")
 
@@ -74,7 +76,7 @@ def _row(bar: Bar, top: int, scale: float) -> Iterator[Markup]:
                 y=top + 5,
                 width=f"{width:.2f}",
                 height=_ROW - 10,
-                class_=f"c{colour % 6}",
+                class_=f"c{colour % _COLOURS}",
             )
         left += width
     yield element("text", bar.value, x=f"{left + 8:.2f}", y=middle, class_="value")

@@ -95,9 +95,11 @@ class ExpectedTime:
     """Exposed communication."""
     host_copies: float
     """Exposed copies between the device and the host."""
+    disk: float = 0.0
+    """Reads and writes of files."""
     bubble: float
     step: float
-    """The sum of the six above."""
+    """The sum of the seven above."""
     tokens_per_second: float
     mfu: float
     """Fraction of the device's peak that the model's FLOPs use."""
@@ -114,6 +116,7 @@ class ExpectedTime:
             "kernel launches": self.operations,
             "exposed communication": self.communication,
             "exposed copies to the host": self.host_copies,
+            "disk": self.disk,
             "bubble": self.bubble,
         }
 

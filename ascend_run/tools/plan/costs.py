@@ -139,6 +139,7 @@ def _time(
         operations=time.operations,
         communication=time.communication,
         host_copies=time.host_copies,
+        disk=time.disk,
         bubble=time.bubble,
         step=time.total,
         tokens_per_second=tokens / time.total,

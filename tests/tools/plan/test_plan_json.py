@@ -38,7 +38,7 @@ COLLECTIVE = (
 )
 TIME = (
     *("device", "source", "matmuls", "memory", "operations", "communication", "host_copies"),
-    *("bubble", "step", "tokens_per_second", "mfu", "memory_bytes", "fits"),
+    *("disk", "bubble", "step", "tokens_per_second", "mfu", "memory_bytes", "fits"),
 )
 
 pytestmark = NEEDS_ITS_FEATURES

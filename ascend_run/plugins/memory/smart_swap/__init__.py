@@ -118,15 +118,17 @@ class SmartSwap:
     def ascend_cost(
         self, config: RunConfig, layout: Layout, rank: PipelineStage
     ) -> CostChange | None:
-        """Return the first layers, until what the others keep is within the budget."""
+        """Return the first layers, until what the others keep is within the budget. The last one
+        stays where its backward follows its forward: nothing overlaps its copies."""
         kept = {layer: self._bytes_of(rank, layer) for layer in rank.layers}
-        budget = (self.config.activation_mb or 0.0) * _MIB / in_flight(config, layout, rank)
+        forwards = in_flight(config, layout, rank)
+        budget = (self.config.activation_mb or 0.0) * _MIB / forwards
         left, moved = sum(kept.values()), list[int]()
-        for layer, nbytes in kept.items():
+        for layer in rank.layers if forwards > 1 else rank.layers[:-1]:
             if left <= budget:
                 break
             moved.append(layer)
-            left -= nbytes
+            left -= kept[layer]
         swapped = SavedChange(
             tensors=self._tensors,
             layers=tuple(moved),

@@ -12,7 +12,7 @@ a rate out of bounds is an error; a wrong rate only affects the estimate.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,13 @@ from ascend_run.plugin_api.errors import ConfigError
 _TERA, _GIGA = 1e12, 1e9
 _ASSUMED: Final = 31.5 * _GIGA
 """Bandwidth to the host where a file has none: 16 lanes of PCIe 4.0."""
-
+_DISK_WRITES: Final = 4.0 * _GIGA
+_DISK_READS: Final = 6.8 * _GIGA
+"""Where nothing else is known: a disk for each device, NVMe on 4 lanes of PCIe 4.0."""
+_DISK_ASSUMED: Final = (
+    f"to a disk {_DISK_WRITES / _GIGA} GB/s and from it {_DISK_READS / _GIGA} GB/s, which is "
+    "assumed"
+)
 
 _ABOVE_0: Final[Any] = attrs.validators.and_(
     attrs.validators.instance_of((int, float)), attrs.validators.gt(0)
@@ -84,6 +90,10 @@ class CostDevice:
     )
     """Bandwidth of the link to the host's memory, in one direction; None: they are one memory. A
     file without this field has None if it is ``shared``, otherwise an assumption. Unit: bytes/s."""
+    disk_write_bandwidth: float = attrs.field(default=_DISK_WRITES, validator=_ABOVE_0)
+    """Bandwidth of writes to files, of one device if it is not ``shared``. Unit: bytes/s."""
+    disk_read_bandwidth: float = attrs.field(default=_DISK_READS, validator=_ABOVE_0)
+    """Bandwidth of reads from files that are not in memory. Unit: bytes/s."""
     operation: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     """Exposed overhead per operation; 0 if operations are launched ahead of the device. Unit:
     seconds."""
@@ -120,7 +130,8 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             "376 TFLOPS a die of the 910C), 64 GB at 1.6 TB/s; fp32 a quarter, of which large "
             "matmuls reached 87 TFLOPS (github.com/gameofdimension/limulidae); links of the Atlas "
             "800T A2 server: HCCS 392 GB/s in both directions together, RoCE 200 Gb/s for each "
-            "device; to the host 16 lanes, which is assumed, of its Kunpeng 920's PCIe 4.0",
+            "device; to the host 16 lanes, which is assumed, of its Kunpeng 920's PCIe 4.0; "
+            + _DISK_ASSUMED,
         ),
         CostDevice(
             name="h100",
@@ -134,7 +145,8 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             reach=0.7,
             host_bandwidth=64 * _GIGA,
             source="NVIDIA, H100 Tensor Core GPU datasheet (SXM5) and DGX H100 datasheet "
-            "(ConnectX-7, 400 Gb/s each; PCIe Gen5, 128 GB/s in both directions together)",
+            "(ConnectX-7, 400 Gb/s each; PCIe Gen5, 128 GB/s in both directions together); "
+            + _DISK_ASSUMED,
         ),
         CostDevice(
             name="h200",
@@ -148,7 +160,8 @@ _PUBLISHED: Final[Mapping[str, CostDevice]] = {
             reach=0.7,
             host_bandwidth=64 * _GIGA,
             source="NVIDIA, H200 Tensor Core GPU datasheet (SXM) and DGX H200 datasheet "
-            "(ConnectX-7, 400 Gb/s each; PCIe Gen5, 128 GB/s in both directions together)",
+            "(ConnectX-7, 400 Gb/s each; PCIe Gen5, 128 GB/s in both directions together); "
+            + _DISK_ASSUMED,
         ),
     )
 }
@@ -186,7 +199,16 @@ def find_device(name: str) -> CostDevice:
         raise ConfigError(
             f"--device {name}: not a device ({reason}); expected a JSON object with {fields}"
         ) from None
-    if "host_bandwidth" in values or device.shared:
-        return device
-    source = (device.source, f"to the host {_ASSUMED / _GIGA} GB/s, which is assumed")
-    return attrs.evolve(device, host_bandwidth=_ASSUMED, source="; ".join(filter(None, source)))
+    return _with_assumptions(device, values)
+
+
+def _with_assumptions(device: CostDevice, given: Collection[str]) -> CostDevice:
+    """Say in the source which rates a file does not give."""
+    source = [device.source] if device.source else []
+    host = device.host_bandwidth
+    if not ("host_bandwidth" in given or device.shared):
+        host = _ASSUMED
+        source.append(f"to the host {_ASSUMED / _GIGA} GB/s, which is assumed")
+    if not {"disk_write_bandwidth", "disk_read_bandwidth"} & {*given}:
+        source.append(_DISK_ASSUMED)
+    return attrs.evolve(device, host_bandwidth=host, source="; ".join(source))

@@ -11,7 +11,13 @@ from ascend_run.core.config.attention_needs import needed_features
 from ascend_run.core.config.optimizer import optimizer_spec
 from ascend_run.core.config.stages import stage_layers
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api.contracts import Communication, CostChange, ParameterCost, PipelineStage
+from ascend_run.plugin_api.contracts import (
+    Communication,
+    CostChange,
+    ParameterCost,
+    PipelineStage,
+    Storage,
+)
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
@@ -23,7 +29,7 @@ from .collectives import merged
 from .ends import stage_ends
 from .flops import changed_flops, forward_flops, output_flops, step_attention_flops, step_flops
 from .forward import forward_working
-from .ledger import Ledger, Saved
+from .ledger import Ledger, Offload, Saved
 from .memory import Memory, peak_memory
 from .operations import step_operations
 from .parameters import rank_parameters, trains_output
@@ -60,10 +66,10 @@ class RankCost:
     """Part of ``flops`` in the attention kernel, without recomputation."""
     operations: float
     """Approximate number of operations."""
-    offloaded: float
-    """Saved activations that one step copies off the device, and back. Unit: bytes."""
-    offloaded_late: float
-    """Those of them that are not prefetched. Unit: bytes."""
+    to_host: Offload
+    """Saved activations that are offloaded to host memory."""
+    to_files: Offload
+    """Those that are offloaded to files."""
     changes: Mapping[str, CostChange]
     """Plugin -> its change."""
 
@@ -108,6 +114,8 @@ def _rank_cost(
     recompute_as_configured(config, ledger, chunks)
     treat_as_plugins_do(ledger, activation_policies(config, hooks))
     changes = _apply_plugins(config, layout, hooks, rank, ledger, chunks)
+    waiting = in_flight(config, layout, pp_rank, sizes.num_microbatches)
+    forwards = None if layout.vpp else sum(waiting[0].forwards.values())
     state = held_state(
         config,
         layout,
@@ -137,7 +145,7 @@ def _rank_cost(
         memory=peak_memory(
             ledger,
             chunks,
-            in_flight(config, layout, pp_rank, sizes.num_microbatches),
+            waiting,
             state,
             stage_ends(config, layout, sizes, rank, ledger.parameters),
         ),
@@ -147,8 +155,8 @@ def _rank_cost(
         + sizes.num_microbatches * model,
         attention_flops=step_attention_flops(config, sizes, layers),
         operations=step_operations(sizes, dense=len(layers) - len(moe), moe=len(moe)),
-        offloaded=ledger.offloaded_bytes(),
-        offloaded_late=ledger.offloaded_bytes(late=True),
+        to_host=ledger.offload(Storage.HOST, forwards),
+        to_files=ledger.offload(Storage.FILE, forwards),
         changes=changes,
     )
 

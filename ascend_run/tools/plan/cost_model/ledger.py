@@ -22,6 +22,7 @@ from ascend_run.plugin_api.contracts import (
 
 from .backward import Step
 from .collectives import replacement, replaces, share_of
+from .schedule import reused_forwards
 
 OFFLOADED: Final = (Storage.HOST, Storage.FILE)
 """Where saved activations take no device memory."""
@@ -49,6 +50,17 @@ class Saved:
     @property
     def key(self) -> str:
         return f"{self.part}.{self.name}"
+
+
+@attrs.frozen(kw_only=True)
+class Offload:
+    """Saved activations that one step copies off the device, and back. Unit: bytes."""
+
+    left: float
+    returned: float
+    """Those of them that are not on the device anyway when their backward begins."""
+    late: float
+    """Part of ``returned`` that is not prefetched."""
 
 
 @attrs.define
@@ -198,15 +210,24 @@ class Ledger:
             and (w.part in (name, step and step.key) or (step is None and not part))
         )
 
-    def offloaded_bytes(self, *, late: bool = False) -> float:
-        """Return the bytes that a step's forwards copy off the device; with ``late``, those of them
-        for which their backward waits, since they are not prefetched."""
-        return self.num_microbatches * sum(
-            tensor.nbytes
-            for saved in self.saved.values()
-            for tensor in saved
-            if tensor.storage in OFFLOADED and not (late and tensor.ahead)
-        )
+    def offload(self, storage: Storage, forwards: int | None) -> Offload:
+        """Return what a step copies to a storage and back.
+
+        Args:
+            forwards: See ``schedule.reused_forwards``.
+        """
+        passes, left, returned, late = self.num_microbatches, 0.0, 0.0, 0.0
+        last = [*self.saved][-1]
+        pairs = [(layer, tensor) for layer, saved in self.saved.items() for tensor in saved]
+        for layer, tensor in pairs:
+            if tensor.storage is not storage:
+                continue
+            ahead = bool(tensor.ahead)
+            reused = reused_forwards(forwards, passes, prefetched=ahead) if layer == last else 0
+            left += passes * tensor.nbytes
+            returned += (passes - reused) * tensor.nbytes
+            late += 0.0 if ahead else (passes - reused) * tensor.nbytes
+        return Offload(left=left, returned=returned, late=late)
 
     def forward_bytes(self) -> dict[str, float]:
         """Return part of a layer -> working memory of its forward, if there is any."""

@@ -67,6 +67,8 @@ class Memory:
     off_device: float
     """Optimizer states that are on the device in their part of the optimizer step only, if at
     all."""
+    in_files: float
+    """Those of them that are in files, which every step reads and writes."""
     copied: float
     """Those of them that every step copies to the device and back."""
     host: float
@@ -118,6 +120,7 @@ def peak_memory(
         activations=most.activations + (host if ledger.host_is_device else 0.0),
         buffers=buffers,
         off_device=state.off_device,
+        in_files=state.off_device if ledger.optimizer_storage is Storage.FILE else 0.0,
         copied=state.off_device if ledger.optimizer_bytes is None else 0.0,
         host=0.0 if ledger.host_is_device else host,
         moment=most.moment,

@@ -34,6 +34,21 @@ def in_flight(
     return _interleaved(layout, pp_rank, num_microbatches, group)
 
 
+def reused_forwards(forwards: int | None, num_microbatches: int, *, prefetched: bool) -> int:
+    """Return of how many forwards of a step the layer that ran last is still on the device when its
+    backward begins, so that it is not copied back: a copy is freed when the next forward begins,
+    unless its backward is next and that is known.
+
+    Args:
+        forwards: The most in flight; None: of a virtual pipeline, where most are freed.
+        prefetched: Whether the order of the backwards is used to keep what is needed next.
+    """
+    if forwards is None:
+        return 0
+    at_once = 2 if prefetched else 1
+    return num_microbatches if forwards <= at_once else at_once
+
+
 def _interleaved(layout: Layout, pp_rank: int, num_microbatches: int, group: int) -> list[Waiting]:
     """``forward_backward_pipelining_with_interleaving``: warm-up, 1F1B and cool-down phases."""
     chunks = layout.vpp or 1

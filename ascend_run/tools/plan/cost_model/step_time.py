@@ -1,5 +1,5 @@
 """Estimated step time on a device: matmuls, memory, operations, communication, copies to the host,
-pipeline bubble.
+reads and writes of files, pipeline bubble.
 
     compute        flops / (peak * reach), the attention's with a reach of its own
                    +  bytes moved / memory bandwidth
@@ -9,12 +9,17 @@ pipeline bubble.
                    longer than the computation
     host copies    bytes / bandwidth of the link to the host, as far as that takes longer than what
                    they are overlapped with
-    step           (compute + communication + host copies) of the slowest stage,
+    disk           bytes written / bandwidth of writes + bytes read / bandwidth of reads
+    step           (compute + communication + host copies + disk) of the slowest stage,
                    times 1 + (pp - 1) / (vpp * micro-batches)
 
 Elementwise operations are counted by memory traffic: saved activations are written once and read
 twice, and the optimizer reads and writes its state. Where device and host are one memory, a copy
 reads and writes it.
+
+Copies to files and from them are complete when their calls return, so nothing overlaps them. All
+are counted at the rate of the disk: how much of it the system holds back in free memory, or still
+has there when it is read, is not known.
 """
 
 from __future__ import annotations
@@ -50,12 +55,14 @@ class StepTime:
     """Exposed communication."""
     host_copies: float
     """Exposed copies between the device and the host."""
+    disk: float
+    """Reads and writes of files."""
     bubble: float
 
     @property
     def total(self) -> float:
         busy = self.matmuls + self.memory + self.operations
-        return busy + self.communication + self.host_copies + self.bubble
+        return busy + self.communication + self.host_copies + self.disk + self.bubble
 
 
 def step_time(
@@ -90,8 +97,9 @@ def _stage_time(
     passes = _PASSES * saved * cost.rank.num_microbatches / bandwidth
     update = 2 * states / bandwidth
     memory = passes + update
-    if device.host_bandwidth is None:  # each byte is copied twice
-        memory += 2 * 2 * (cost.offloaded + cost.memory.copied) / bandwidth
+    if device.host_bandwidth is None:  # a copy reads and writes
+        moved = sum(each.left + each.returned for each in (cost.to_host, cost.to_files))
+        memory += 2 * (moved + 2 * cost.memory.copied) / bandwidth
     seen = hidden = 0.0
     for collective in cost.communication:
         seconds = communication_time(layout, collective, device)
@@ -106,14 +114,23 @@ def _stage_time(
         operations=operations,
         communication=seen + uncovered,
         host_copies=_host_copies(cost, device, matmuls + passes + operations, update),
+        disk=_disk(cost, device) * share,
         bubble=0.0,
     )
+
+
+def _disk(cost: RankCost, device: CostDevice) -> float:
+    """Return the seconds of reads and writes of files, if one rank uses the disk."""
+    written = cost.to_files.left + cost.memory.in_files
+    read = cost.to_files.returned + cost.memory.in_files
+    return written / device.disk_write_bandwidth + read / device.disk_read_bandwidth
 
 
 def _host_copies(cost: RankCost, device: CostDevice, computing: float, update: float) -> float:
     """Return the seconds of copies that nothing overlaps. Activations leave during the forward and
     come back during the backward, which waits for the late ones; optimizer states come and leave at
-    once, while others are updated, or are updated over the link.
+    once, while others are updated, or are updated over the link. Nothing overlaps what passes on
+    its way to files and back.
 
     Args:
         computing: Seconds of forward and backward.
@@ -121,16 +138,17 @@ def _host_copies(cost: RankCost, device: CostDevice, computing: float, update: f
     """
     if device.host_bandwidth is None:
         return 0.0
-    leaving, late, states = (
-        nbytes / device.host_bandwidth
-        for nbytes in (cost.offloaded, cost.offloaded_late, cost.memory.off_device)
+    host, files, memory = cost.to_host, cost.to_files, cost.memory
+    passing = files.left + files.returned + 2 * memory.in_files
+    waits = (host.late + passing) / device.host_bandwidth
+    overlapped = (
+        (host.left, _OF_FORWARD * computing),
+        (host.returned - host.late, (1 - _OF_FORWARD) * computing),
+        (memory.off_device - memory.in_files, update),
     )
-    exposed = (
-        leaving - _OF_FORWARD * computing,
-        leaving - late - (1 - _OF_FORWARD) * computing,
-        states - update,
+    return waits + sum(
+        max(0.0, nbytes / device.host_bandwidth - seconds) for nbytes, seconds in overlapped
     )
-    return late + sum(max(0.0, seconds) for seconds in exposed)
 
 
 def communication_time(layout: Layout, collective: Communication, device: CostDevice) -> float:

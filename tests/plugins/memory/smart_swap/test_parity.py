@@ -8,9 +8,11 @@ from typing import Any, Final
 import pytest
 import torch
 
+from ascend_run.testing.models import DENSE
 from ascend_run.testing.parity import Case, Parity
 from ascend_run.testing.pool import GlooPool
-from ascend_run.testing.runtime import RankOutcome, run_trial
+from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
+from tests.support.costs import planned
 
 from .watched import Seen, watched_trial
 
@@ -82,3 +84,22 @@ def test_gradients_and_steps_with_all_modules_are_those_without(parity: Parity) 
 def test_experts_are_left_where_they_are(gloo_pool: GlooPool) -> None:
     ((_, seen),) = trained(gloo_pool, steps=4, model="moe")
     assert all(as_planned and sent for as_planned, sent, _, _ in seen)
+
+
+def test_a_run_moves_the_layers_of_its_plan_within_a_budget(gloo_pool: GlooPool) -> None:
+    """Over a link without delay the choice depends on no time; the first layers are away longest.
+    The budget is what two of four layers save."""
+    config = {**DENSE, **OPTIONS, "model.num_layers": 4, "train.global_batch_size": 3}
+    del config["plugins.recompute.num_layers"]
+    _, (cost,) = planned(config, (NAME,))
+    parts = ("self_attention", "mlp")
+    layer = sum(tensor.nbytes for tensor in cost.rank.saved[0] if tensor.part in parts)
+    config[f"plugins.{NAME}.activation_mb"] = 2 * layer / 2**20
+    _, (cost,) = planned(config, (NAME,))
+
+    trial = Trial(plugins=(NAME,), config=config, steps=4)
+    ((_, seen),) = gloo_pool.run(watched_trial, 1, trial)
+
+    assert cost.changes[NAME].saved[0].layers == (0, 1)
+    assert cost.to_host.left == cost.to_host.returned == 3 * 2 * layer
+    assert seen[-1] == (True, cost.to_host.left, 0, 0)

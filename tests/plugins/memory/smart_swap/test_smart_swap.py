@@ -83,10 +83,17 @@ def moved(values: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, float]:
 def test_plan_moves_layers_until_the_rest_is_within_the_budget() -> None:
     budget = f"plugins.{NAME}.activation_mb"
     everything, nbytes = moved({})
-    assert everything == (0, 1, 2, 3)
+    assert everything == (0, 1, 2)  # the backward of the last one follows at once
     assert moved({budget: 2.5 * nbytes / MIB})[0] == (0, 1)
     assert moved({budget: 2 * nbytes / MIB})[0] == (0, 1)
     assert moved({budget: 4 * nbytes / MIB})[0] is None
+    assert moved({"model.num_layers": 1})[0] is None
+
+
+def test_plan_moves_the_last_layer_of_forwards_that_wait_for_others() -> None:
+    values = {**SMALL, "parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
+    _, costs = planned({**values, "model.num_layers": 4}, (NAME,), 2)
+    assert [cost.changes[NAME].saved[0].layers for cost in costs] == [(0, 1), (2,)]
 
 
 def test_plan_moves_the_tensors_of_the_modules() -> None:

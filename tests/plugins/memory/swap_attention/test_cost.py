@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial, run_trial
 from tests.support.costs import planned
+from tests.support.file_traffic import file_traffic
 
 
 def test_the_bytes_that_leave_are_those_that_are_expected_on_the_host(
@@ -64,3 +69,33 @@ def test_what_goes_to_files_is_in_no_memory(tmp_path: Path) -> None:
     assert in_memory.memory.activations - cost.memory.activations == offloaded > 0
     assert in_memory.memory.activations > plain.memory.activations > cost.memory.activations
     assert cost.memory.host == 0
+
+
+PP2 = {"parallel.pipeline_model_parallel_size": 2, "model.num_layers": 4}
+PP3 = {"parallel.pipeline_model_parallel_size": 3, "model.num_layers": 6}
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [
+        pytest.param({}, 1, id="prefetched"),
+        pytest.param({"plugins.swap-attention.prefetch": 0}, 1, id="not prefetched"),
+        pytest.param(PP2, 2, id="pp2"),
+        pytest.param({**PP2, "plugins.swap-attention.prefetch": 0}, 2, id="pp2, not prefetched"),
+        pytest.param(PP3, 3, id="pp3"),
+    ],
+)
+def test_a_step_writes_and_reads_the_bytes_of_the_plan(
+    gloo_pool: GlooPool, tmp_path: Path, values: Mapping[str, Any], ranks: int
+) -> None:
+    """Of every stage: which layers are still there in backward depends on the schedule."""
+    own = {"min_bytes": 1, "folder": str(tmp_path)}
+    options = {f"plugins.swap-attention.{name}": value for name, value in own.items()}
+    config = {**DENSE, **options, **values, "platform": "cpu", "train.global_batch_size": 6}
+    _, costs = planned(config, ("swap-attention",), ranks)
+
+    found = gloo_pool.run(file_traffic, ranks, config, ("swap-attention",), 3)
+
+    plan = [(cost.to_files.left, cost.to_files.returned) for cost in costs]
+    assert plan == [(traffic.written, traffic.read) for traffic in found]
+    assert all(read < written for written, read in plan)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
-from ascend_run.plugin_api import Communication, ConfigError, Layout
+from ascend_run.plugin_api import Communication, ConfigError, Layout, RunConfig
 from ascend_run.testing.models import DENSE, MODELS
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial, run_trial
 from ascend_run.tools.plan.cost_model.devices import DEVICE_NAMES, CostDevice, find_device
+from ascend_run.tools.plan.cost_model.estimate import RankCost
 from ascend_run.tools.plan.cost_model.step_time import (
     StepTime,
     communication_time,
@@ -31,6 +34,8 @@ DEVICE = CostDevice(
     network_bandwidth=10.0,
     latency=0.5,
     reach=0.5,
+    disk_write_bandwidth=1e4,
+    disk_read_bandwidth=4e4,
     operation=1e-5,
 )
 
@@ -58,7 +63,7 @@ def test_a_step_is_its_matmuls_memory_operations_and_bubble() -> None:
     )  # the last stage has the vocabulary
     assert time.operations == costs[1].operations * DEVICE.operation > 0
     busy = time.matmuls + time.memory + time.operations + time.communication
-    assert time.host_copies == 0
+    assert time.host_copies == time.disk == 0
     assert time.bubble == pytest.approx(busy * (2 - 1) / 4)
     assert time.total == pytest.approx(busy + time.bubble)
 
@@ -83,13 +88,15 @@ def test_activations_leave_during_forward_and_come_back_during_backward() -> Non
     states = costs[0].memory.optimizer
     computing = plain.matmuls + plain.memory - 2 * states / 1e9 + plain.operations
     assert swift == plain
-    assert slow.host_copies == pytest.approx(2 * SWAPPED / 1e5 - computing)
+    # The second layer's are still on the device when its backward begins.
+    back = SWAPPED / 2
+    assert slow.host_copies == pytest.approx((SWAPPED + back) / 1e5 - computing)
     assert slow.total == plain.total + slow.host_copies
     # Nothing overlaps what the backward waits for.
-    assert late.host_copies == pytest.approx(2 * SWAPPED / 1e5 - computing / 3)
+    assert late.host_copies == pytest.approx((SWAPPED + back) / 1e5 - computing / 3)
     # Each byte is read and written on its way to the host, and back.
     within = times(1, None)
-    assert within.memory - plain.memory == pytest.approx(4 * SWAPPED / 1e9)
+    assert within.memory - plain.memory == pytest.approx(2 * (SWAPPED + back) / 1e9)
     assert within.host_copies == 0
 
 
@@ -128,6 +135,55 @@ def test_states_are_updated_over_the_link() -> None:
     update = 2 * (one_way + costs[0].memory.optimizer) / 1e9
     assert exposed.host_copies == pytest.approx(one_way / 1e6 - update)
     assert exposed.total == within.total + exposed.host_copies
+
+
+@pytest.mark.needs_plugins("swap-attention")
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_nothing_overlaps_reads_and_writes_of_files(tmp_path: Path, prefetch: int) -> None:
+    """Not even a prefetch. The ranks of a shared machine share its disk, and a link between device
+    and host is passed on the way."""
+    own = {"min_bytes": 1, "prefetch": prefetch, "folder": str(tmp_path)}
+    options = {f"plugins.swap-attention.{name}": value for name, value in own.items()}
+    prepared, costs = planned({**DENSE, **options}, ("swap-attention",))
+    config, layout = prepared.config, prepared.layout
+    plain = step_time(*of_plain(DENSE), DEVICE)
+    written, read = SWAPPED, SWAPPED / 2
+
+    time = step_time(config, layout, costs, DEVICE)
+    assert time.disk == pytest.approx(written / 1e4 + read / 4e4)
+    assert time.host_copies == 0
+    assert time.memory - plain.memory == pytest.approx(2 * (written + read) / 1e9)
+    assert time.total == pytest.approx(plain.total + time.disk + time.memory - plain.memory)
+
+    with_link = step_time(config, layout, costs, attrs.evolve(DEVICE, host_bandwidth=1e5))
+    assert with_link.host_copies == pytest.approx((written + read) / 1e5)
+    assert (with_link.disk, with_link.memory) == (time.disk, plain.memory)
+
+    both = attrs.evolve(config, run=attrs.evolve(config.run, nproc=2))
+    beside = step_time(both, Layout(world_size=2), costs, attrs.evolve(DEVICE, shared=True))
+    assert beside.disk == pytest.approx(2 * time.disk)
+
+
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [
+        pytest.param(name, item, marks=pytest.mark.needs_plugins(name))
+        for name, item in (("swap-optimizer", 12), ("virtual-optimizer", 8))
+    ],
+)
+def test_states_in_files_are_read_and_written(tmp_path: Path, name: str, item: int) -> None:
+    values = {**DENSE, "train.precision": "bf16", f"plugins.{name}.folder": str(tmp_path)}
+    prepared, costs = planned(values, (name,))
+    states = item * costs[0].trained_parameters
+    device = attrs.evolve(DEVICE, flops={"bf16": 1e9}, host_bandwidth=1e6)
+    time = step_time(prepared.config, prepared.layout, costs, device)
+    assert time.disk == pytest.approx(states / 1e4 + states / 4e4)
+    assert time.host_copies == pytest.approx(2 * states / 1e6)
+
+
+def of_plain(values: Mapping[str, Any]) -> tuple[RunConfig, Layout, Sequence[RankCost]]:
+    prepared, costs = planned(values)
+    return prepared.config, prepared.layout, costs
 
 
 @pytest.mark.parametrize("name", DEVICE_NAMES)
@@ -177,6 +233,18 @@ def test_a_link_to_the_host_is_assumed_where_a_file_has_none(tmp_path: Path) -> 
     assert find_device(str(path)).host_bandwidth is None
 
 
+def test_a_disk_is_assumed_where_a_file_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    values = {**attrs.asdict(DEVICE), "source": "mine"}
+    del values["disk_write_bandwidth"], values["disk_read_bandwidth"]
+    path.write_text(json.dumps(values))
+    found = find_device(str(path))
+    assert (found.disk_write_bandwidth, found.disk_read_bandwidth) == (4e9, 6.8e9)
+    assert found.source == "mine; to a disk 4.0 GB/s and from it 6.8 GB/s, which is assumed"
+    assert all("disk" in find_device(name).source for name in ("ascend-910b", "h100", "h200"))
+    assert "disk" in find_device("cpu").source
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"name": "x", "speed": 3}'])
 def test_a_file_that_is_no_device_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine.json"
@@ -188,7 +256,7 @@ def test_a_file_that_is_no_device_is_refused(tmp_path: Path, content: str) -> No
 @pytest.mark.parametrize(
     ("field", "value"),
     [("reach", 0), ("reach", 1.5), ("node_bandwidth", 0), ("memory_bytes", "x"), ("latency", -1),
-     ("host_bandwidth", 0), ("flops", {"bf16": -1})],
+     ("host_bandwidth", 0), ("disk_read_bandwidth", 0), ("flops", {"bf16": -1})],
 )  # fmt: skip
 def test_a_value_that_no_device_has_is_named(tmp_path: Path, field: str, value: object) -> None:
     path = tmp_path / "mine.json"
