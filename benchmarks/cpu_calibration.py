@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tempfile
 import time
@@ -35,7 +36,7 @@ _ATTENTION: Final = (4, 8, 512, 64)
 _BACKWARD: Final = 2.5
 """FLOPs relative to the forward: five matmuls instead of two, since scores are recomputed."""
 _COPIED_BYTES: Final = 2**30
-_FILE_BYTES: Final = 2**29
+_FILE_BYTES: Final = 2**28
 _OPERATIONS: Final = 1000
 
 
@@ -190,7 +191,7 @@ def disk_rates(folder: Path, nbytes: int) -> tuple[float, float]:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             copier.to_device(mapped, values)
 
-        return nbytes / best(write), nbytes / best(read)
+        return nbytes / best(write, math.inf), nbytes / best(read, math.inf)
 
 
 def _memory_bytes() -> int:

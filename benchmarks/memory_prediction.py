@@ -29,10 +29,11 @@ RESULT: Final = Path(__file__).parent / "results" / "memory_prediction.json"
 
 def is_exact(row: Mapping[str, Any]) -> bool:
     """Whether persistent memory is as estimated: weights and gradient buffers exactly, the
-    optimizer state except for the padding of shards."""
+    optimizer state, in memory and in files, except for the padding of shards."""
     pairs = [row[name] for name in ("weights", "gradient_buffers")]
-    expected, measured = row["optimizer"]
-    return all(a == b for a, b in pairs) and abs(expected - measured) <= STATE_TOLERANCE * measured
+    states = [row[name] for name in ("optimizer", "files")]
+    most = STATE_TOLERANCE * sum(measured for _, measured in states)
+    return all(a == b for a, b in pairs) and all(abs(a - b) <= most for a, b in states)
 
 
 def plan_of(case: Case) -> tuple[PreparedRun, tuple[RankCost, ...]]:
@@ -63,6 +64,7 @@ def compare(case: Case, pool: GlooPool) -> list[dict[str, Any]]:
                 "weights": [round(expected.weights), measured.weights],
                 "gradient_buffers": [round(expected.gradient_buffers), measured.gradients],
                 "optimizer": [round(in_memory), measured.optimizer],
+                "files": [round(expected.in_files), measured.files],
                 "peak": [round(expected.peak), measured.peak],
                 "off": round(expected.peak / measured.peak - 1, 5),
                 "moment": expected.moment,

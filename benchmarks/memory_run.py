@@ -53,6 +53,7 @@ def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
         weights=_nbytes(weights),
         gradients=_nbytes(buffers),
         optimizer=_nbytes(tensor for tensor in optimizer if not in_file(tensor)),
+        files=_nbytes(filter(in_file, optimizer)),
         peak=seen.peak,
     )
 

@@ -16,7 +16,9 @@ class Measured:
     gradients: int
     """Persistent gradient buffers; gradients in autograd's ``grad`` are part of the peak."""
     optimizer: int
-    """What of its states and master weights is in no file."""
+    """Its states and master weights that are in no file."""
+    files: int
+    """Those that are in files."""
     peak: int
     """Peak memory in a step, including all of the above."""
 

@@ -69,9 +69,15 @@ def test_a_run_takes_what_was_expected(gloo_pool: GlooPool, case: object) -> Non
 
 @pytest.mark.parametrize(
     ("name", "pair"),
-    [("weights", [100, 104]), ("gradient_buffers", [0, 4]), ("optimizer", [1000, 1002])],
+    [
+        ("weights", [100, 104]),
+        ("gradient_buffers", [0, 4]),
+        ("optimizer", [1000, 1002]),
+        ("files", [0, 11]),
+    ],
 )
 def test_what_lasts_must_be_exact(name: str, pair: list[int]) -> None:
     row = {"weights": [100, 100], "gradient_buffers": [0, 0], "optimizer": [10_000, 10_009]}
+    row["files"] = [0, 0]
     assert is_exact(row)
     assert not is_exact({**row, name: pair})

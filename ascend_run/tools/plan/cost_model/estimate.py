@@ -66,10 +66,8 @@ class RankCost:
     """Part of ``flops`` in the attention kernel, without recomputation."""
     operations: float
     """Approximate number of operations."""
-    to_host: Offload
-    """Saved activations that are offloaded to host memory."""
-    to_files: Offload
-    """Those that are offloaded to files."""
+    offloaded: Mapping[Storage, Offload]
+    """Saved activations that leave the device: in host memory, and in files."""
     changes: Mapping[str, CostChange]
     """Plugin -> its change."""
 
@@ -115,7 +113,6 @@ def _rank_cost(
     treat_as_plugins_do(ledger, activation_policies(config, hooks))
     changes = _apply_plugins(config, layout, hooks, rank, ledger, chunks)
     waiting = in_flight(config, layout, pp_rank, sizes.num_microbatches)
-    forwards = None if layout.vpp else sum(waiting[0].forwards.values())
     state = held_state(
         config,
         layout,
@@ -155,8 +152,7 @@ def _rank_cost(
         + sizes.num_microbatches * model,
         attention_flops=step_attention_flops(config, sizes, layers),
         operations=step_operations(sizes, dense=len(layers) - len(moe), moe=len(moe)),
-        to_host=ledger.offload(Storage.HOST, forwards),
-        to_files=ledger.offload(Storage.FILE, forwards),
+        offloaded=ledger.offloads(waiting),
         changes=changes,
     )
 

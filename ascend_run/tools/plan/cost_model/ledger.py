@@ -22,7 +22,7 @@ from ascend_run.plugin_api.contracts import (
 
 from .backward import Step
 from .collectives import replacement, replaces, share_of
-from .schedule import reused_forwards
+from .schedule import Waiting, reused_forwards
 
 OFFLOADED: Final = (Storage.HOST, Storage.FILE)
 """Where saved activations take no device memory."""
@@ -210,12 +210,15 @@ class Ledger:
             and (w.part in (name, step and step.key) or (step is None and not part))
         )
 
-    def offload(self, storage: Storage, forwards: int | None) -> Offload:
-        """Return what a step copies to a storage and back.
+    def offloads(self, waiting: Sequence[Waiting]) -> dict[Storage, Offload]:
+        """Return storage -> what a step copies there and back.
 
         Args:
-            forwards: See ``schedule.reused_forwards``.
+            waiting: From ``schedule.in_flight``.
         """
+        return {storage: self._offload(storage, waiting) for storage in OFFLOADED}
+
+    def _offload(self, storage: Storage, waiting: Sequence[Waiting]) -> Offload:
         passes, left, returned, late = self.num_microbatches, 0.0, 0.0, 0.0
         last = [*self.saved][-1]
         pairs = [(layer, tensor) for layer, saved in self.saved.items() for tensor in saved]
@@ -223,7 +226,7 @@ class Ledger:
             if tensor.storage is not storage:
                 continue
             ahead = bool(tensor.ahead)
-            reused = reused_forwards(forwards, passes, prefetched=ahead) if layer == last else 0
+            reused = reused_forwards(waiting, passes, prefetched=ahead) if layer == last else 0
             left += passes * tensor.nbytes
             returned += (passes - reused) * tensor.nbytes
             late += 0.0 if ahead else (passes - reused) * tensor.nbytes

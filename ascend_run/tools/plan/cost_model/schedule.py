@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ascend_run.types.config import RunConfig
@@ -34,19 +34,19 @@ def in_flight(
     return _interleaved(layout, pp_rank, num_microbatches, group)
 
 
-def reused_forwards(forwards: int | None, num_microbatches: int, *, prefetched: bool) -> int:
+def reused_forwards(waiting: Sequence[Waiting], num_microbatches: int, *, prefetched: bool) -> int:
     """Return of how many forwards of a step the layer that ran last is still on the device when its
     backward begins, so that it is not copied back: a copy is freed when the next forward begins,
-    unless its backward is next and that is known.
+    unless its backward is next and that is known. 0 in a virtual pipeline, where most are freed.
 
     Args:
-        forwards: The most in flight; None: of a virtual pipeline, where most are freed.
+        waiting: From ``in_flight``.
         prefetched: Whether the order of the backwards is used to keep what is needed next.
     """
-    if forwards is None:
+    if len(waiting) > 1:
         return 0
     at_once = 2 if prefetched else 1
-    return num_microbatches if forwards <= at_once else at_once
+    return num_microbatches if sum(waiting[0].forwards.values()) <= at_once else at_once
 
 
 def _interleaved(layout: Layout, pp_rank: int, num_microbatches: int, group: int) -> list[Waiting]:

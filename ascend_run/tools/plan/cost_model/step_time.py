@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from ascend_run.plugin_api.contracts import Communication
+from ascend_run.plugin_api.contracts import Communication, Storage
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
@@ -98,7 +98,7 @@ def _stage_time(
     update = 2 * states / bandwidth
     memory = passes + update
     if device.host_bandwidth is None:  # a copy reads and writes
-        moved = sum(each.left + each.returned for each in (cost.to_host, cost.to_files))
+        moved = sum(each.left + each.returned for each in cost.offloaded.values())
         memory += 2 * (moved + 2 * cost.memory.copied) / bandwidth
     seen = hidden = 0.0
     for collective in cost.communication:
@@ -121,8 +121,9 @@ def _stage_time(
 
 def _disk(cost: RankCost, device: CostDevice) -> float:
     """Return the seconds of reads and writes of files, if one rank uses the disk."""
-    written = cost.to_files.left + cost.memory.in_files
-    read = cost.to_files.returned + cost.memory.in_files
+    files = cost.offloaded[Storage.FILE]
+    written = files.left + cost.memory.in_files
+    read = files.returned + cost.memory.in_files
     return written / device.disk_write_bandwidth + read / device.disk_read_bandwidth
 
 
@@ -138,7 +139,8 @@ def _host_copies(cost: RankCost, device: CostDevice, computing: float, update: f
     """
     if device.host_bandwidth is None:
         return 0.0
-    host, files, memory = cost.to_host, cost.to_files, cost.memory
+    host, files = cost.offloaded[Storage.HOST], cost.offloaded[Storage.FILE]
+    memory = cost.memory
     passing = files.left + files.returned + 2 * memory.in_files
     waits = (host.late + passing) / device.host_bandwidth
     overlapped = (

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 import torch
 
+from ascend_run.plugin_api import Storage
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.parity import Case, Parity
 from ascend_run.testing.pool import GlooPool
@@ -101,5 +102,6 @@ def test_a_run_moves_the_layers_of_its_plan_within_a_budget(gloo_pool: GlooPool)
     ((_, seen),) = gloo_pool.run(watched_trial, 1, trial)
 
     assert cost.changes[NAME].saved[0].layers == (0, 1)
-    assert cost.to_host.left == cost.to_host.returned == 3 * 2 * layer
-    assert seen[-1] == (True, cost.to_host.left, 0, 0)
+    moved = cost.offloaded[Storage.HOST]
+    assert moved.left == moved.returned == 3 * 2 * layer
+    assert seen[-1] == (True, moved.left, 0, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ascend_run.plugin_api import Storage
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial, run_trial
@@ -96,6 +97,7 @@ def test_a_step_writes_and_reads_the_bytes_of_the_plan(
 
     found = gloo_pool.run(file_traffic, ranks, config, ("swap-attention",), 3)
 
-    plan = [(cost.to_files.left, cost.to_files.returned) for cost in costs]
+    in_files = [cost.offloaded[Storage.FILE] for cost in costs]
+    plan = [(activations.left, activations.returned) for activations in in_files]
     assert plan == [(traffic.written, traffic.read) for traffic in found]
     assert all(read < written for written, read in plan)

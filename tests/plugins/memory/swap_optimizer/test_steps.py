@@ -17,6 +17,7 @@ from ascend_run.testing.tensors import full_tensors
 from ascend_run.tools.plan.cost_model.estimate import RankCost
 from tests.core.train.runs import Runs
 from tests.support.costs import planned
+from tests.support.file_traffic import file_traffic
 from tests.support.state_jobs import Steps, anonymous_bytes, stepwise, without_room
 from tests.support.state_runs import (
     BF16,
@@ -105,6 +106,16 @@ def test_plan_counts_the_buckets_of_the_update(
     assert cost.memory.moment == "update"
     on_host = 0 if in_files else cost.memory.off_device
     assert got.most_bytes == round(cost.memory.activations - on_host) == 12 * elements
+
+
+@pytest.mark.parametrize(("precision", "item"), [("fp32", 8), ("bf16", 12)], ids=["fp32", "bf16"])
+def test_a_step_writes_and_reads_the_bytes_of_the_plan(
+    gloo_pool: GlooPool, tmp_path: Path, precision: str, item: int
+) -> None:
+    values = {**DENSE, **OPTIONS, FOLDER: str(tmp_path), "train.precision": precision}
+    (found,) = gloo_pool.run(file_traffic, 1, values, NAME, 2)
+    cost = cost_of(values, NAME, 1)
+    assert found.written == found.read == cost.memory.in_files == item * cost.parameters
 
 
 @pytest.mark.exhaustive(by=lambda values: {*values} & {*OVERLAPPED})
