@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ascend_run.ops.memory.host_mapped import HostMapped
 from ascend_run.ops.optimizer_states import torch_optimizers
+from benchmarks.live_storages import mapped_files
 from tests.support.small_runs import Training, Values, training
-from tests.support.state_jobs import files
 from tests.support.stepping_jobs import live_tensors, shards_of, storage_bytes
 
 
@@ -28,7 +28,7 @@ def placed(values: Values, enable: Sequence[str]) -> tuple[list[str], int]:
         run.bundle.optimizer.zero_grad()  # type: ignore[union-attr]
         digests = [_digest(tensor.detach()) for tensor in _lasting(run)]
         if device.type == "cpu":
-            of_files = files()
+            of_files = mapped_files()
             return digests, storage_bytes([t for t in live_tensors() if not of_files(t)])
         gc.collect()
         return digests, torch.get_device_module(device).memory_allocated(device)
@@ -54,7 +54,7 @@ def before_a_step(values: Values, enable: Sequence[str]) -> int:
     with training(values, enable) as run:
         with shards_of(run):
             pass
-        of_files = files()
+        of_files = mapped_files()
         optimizers = torch_optimizers(run.bundle.optimizer)
         states = [s for one in optimizers for of_p in one.state.values() for s in of_p.values()]
         return storage_bytes([s for s in states if s.ndim and not of_files(s)])
