@@ -106,14 +106,18 @@ def describe(expected: Any) -> str:
         members = ", ".join(describe(member) for member in arguments)
         return f"a list of {len(arguments)} ({members})"
     if _list_kind(expected) is not None:
-        return f"a list of {_WORDS.get(arguments[0] if arguments else Any, ('', 'values'))[1]}"
+        return f"a list of {_several(arguments[0] if arguments else Any)}"
     if origin is dict or origin is Mapping:
-        return f"a table of {_WORDS.get(arguments[1] if arguments else Any, ('', 'values'))[1]}"
+        return f"a table of {_several(arguments[1] if arguments else Any)}"
     return f"a {getattr(expected, '__name__', expected)}"
 
 
+def _several(expected: Any) -> str:
+    return _WORDS[expected][1] if expected in _WORDS else f"values, each {describe(expected)}"
+
+
 def _one_of(choices: Any) -> str:
-    return "one of " + ", ".join(repr(choice) for choice in choices)
+    return "one of " * (len(choices) > 1) + ", ".join(map(repr, choices))
 
 
 def _members(expected: Any) -> tuple[object, ...]:
