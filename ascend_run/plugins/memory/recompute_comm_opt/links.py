@@ -37,9 +37,20 @@ def layer_links(layer: Any, *, by_blocks: bool) -> dict[str, ForwardLink]:
 
 
 def _by_blocks(layer: Any, how: Recomputation, inner: Forward) -> Forward:
-    """Run Megatron's layer, whose attention and MLP each keep their own input."""
-    if getattr(inner, "__func__", None) is not type(layer).forward:
-        raise ValueError("another plugin has replaced this layer's forward already; leave one out")
+    """Run Megatron's layer, whose attention and MLP each keep their own input.
+
+    Raises:
+        ValueError: Another link has replaced Megatron's forward.
+    """
+    own = type(layer).forward
+    if getattr(inner, "__func__", None) is not own:
+        found = getattr(inner, "__qualname__", type(inner).__qualname__)
+        raise ValueError(
+            "plugins.recompute-comm-opt.level=2 recomputes the attention and the MLP of "
+            f"{own.__qualname__} one by one, and another plugin has replaced it by "
+            f"{inner.__module__}.{found}; set plugins.recompute-comm-opt.level=1, or leave out "
+            "that plugin"
+        )
 
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         def attention(x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -7,14 +7,18 @@ from typing import Any, Final
 
 import pytest
 from structlog.testing import capture_logs
+from torch import Tensor, nn
 
 from ascend_run.core.config.activation_policy import activation_policies
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import AscendRunError, Claim, ConfigError, Numerics
+from ascend_run.core.model.forward_chain import install
+from ascend_run.plugin_api import AscendRunError, Claim, ConfigError, HookError, Numerics
 from ascend_run.plugin_api.implementations import claims_of
+from ascend_run.plugins.memory import Recomputation
 from ascend_run.plugins.memory.recompute_comm_opt import RecomputeCommOpt, RecomputeCommOptConfig
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
+from ascend_run.types.forward import Forward, ForwardLink, LinkPlace, NamedLink
 from tests.support.communication import differences
 from tests.support.costs import planned
 from tests.support.saved_tensors import expected_bytes, saved_bytes
@@ -81,6 +85,50 @@ def test_without_recomputation_it_says_that_it_changes_nothing(gloo_pool: GlooPo
     alone = gloo_pool.run(told, 2, ("recompute-comm-opt",))
     assert alone == [["this rank recomputes no layer, nor the MLP of one without experts"]] * 2
     assert gloo_pool.run(told, 2, NAMES) == [[], []]
+
+
+class Layer(nn.Module):
+    """Of a layer that is recomputed whole, what its links are made from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attention, self.mlp = nn.Module(), nn.Module()
+        self.self_attention.linear_proj = self.mlp.linear_fc2 = nn.Linear(1, 1)
+        self.recomputation = Recomputation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def refusal_of_a_replaced_forward() -> str:
+    """Return the error. A rank's job."""
+    from ascend_run.plugins.memory.recompute_comm_opt.links import layer_links
+
+    def another(inner: Forward) -> Forward:
+        def own_forward(x: Tensor) -> Tensor:
+            return x
+
+        return own_forward
+
+    layer = Layer()
+    links = {
+        "another": ForwardLink(wrap=another, compilable=False),
+        "recompute-comm-opt": layer_links(layer, by_blocks=True)[""],
+    }
+    named = [NamedLink(name=n, place=LinkPlace.OWN, link=link) for n, link in links.items()]
+    install(layer, {layer: named[1:]})
+    try:
+        install(layer, {layer: named})
+    except HookError as error:
+        return str(error)
+    return ""
+
+
+def test_a_replaced_forward_is_an_error_with_both_ways_out(gloo_pool: GlooPool) -> None:
+    (error,) = gloo_pool.run(refusal_of_a_replaced_forward, 1)
+    assert "'recompute-comm-opt' cannot link a forward: plugins.recompute-comm-opt.level=2" in error
+    assert "the MLP of Layer.forward one by one, and another plugin has replaced it by" in error
+    assert "own_forward; set plugins.recompute-comm-opt.level=1, or leave out that" in error
 
 
 @pytest.mark.exhaustive(by=lambda values, level: [level, "parallel.sequence_parallel" in values])
