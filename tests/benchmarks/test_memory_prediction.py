@@ -31,6 +31,13 @@ def test_the_committed_result_is_of_every_layout_and_within_five_percent() -> No
         assert is_exact(row), row
 
 
+def test_the_page_has_the_number_of_layouts() -> None:
+    """Those of the two small models; the examples are beside them."""
+    page = " ".join((EXAMPLES.parent / "docs/cost-model.md").read_text().split())
+    small = [case for case in CASES if not case.name.startswith("examples/")]
+    assert f"two small ones of their shapes in {len(small)} layouts on one to" in page
+
+
 @pytest.mark.needs_plugins(*sorted({name for case in CASES for name in case.plugins}))
 def test_the_committed_result_is_what_is_expected_now() -> None:
     committed = {

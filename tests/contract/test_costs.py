@@ -24,7 +24,7 @@ CHANGE_NONE: Final = {
     "shared-experts": "it sets fields of the model, from which plan counts",
     "tensorboard": "it writes what is logged anyway",
 }
-"""``tests/tools/plan/cost_model/test_kept_by_plugins.py`` measures where there is something."""
+"""``tests/tools/plan/cost_model/test_saved_by_plugins.py`` measures where there is something."""
 SENTENCE: Final = "changes nothing that `plan` counts"
 
 
