@@ -128,13 +128,31 @@ class Catalogue(Mapping[str, Candidate]):
     def _unknown(self, name: str) -> str:
         import difflib
 
-        near = difflib.get_close_matches(name, self, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name, self, n=3, cutoff=0.7)
         nearest = f"; nearest: {', '.join(near)}" if near else ""
+        if options := [*_options_named(name)]:
+            nearest += f"; without a plugin there is the setting {' or '.join(options)}"
         offering = sorted({candidate.offered_by for candidate in self.values()})
         return (
             f"unknown plugin '{name}'{nearest}; searched the entry points {', '.join(GROUPS)} of "
             f"{', '.join(offering) or 'no distribution'} (Python in {sys.prefix})"
         )
+
+
+def _options_named(name: str) -> Iterator[str]:
+    """Yield the options of the core that have all words of a name, and the page of each."""
+    import attrs
+
+    from ascend_run.types.config import RunConfig
+
+    words = name.lower().split("-")
+    for section in attrs.fields(RunConfig):
+        factory = getattr(section.default, "factory", type(None))
+        for option in attrs.fields(factory) if attrs.has(factory) else ():
+            parts = option.name.split("_")
+            if all(any(word.startswith(part) for part in parts) for word in words):
+                page = option.metadata.get("page")
+                yield f"{section.name}.{option.name}" + (f" ({page})" if page else "")
 
 
 def joint_refusal(

@@ -118,7 +118,9 @@ class TrainSection:
         default="bf16", validator=attrs.validators.in_(("bf16", "fp16", "fp32"))
     )  #: Dtype of weights and activations in forward and backward.
     loss_chunk_bytes: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_positive)
+        default=None,
+        validator=attrs.validators.optional(_positive),
+        metadata={"page": "docs/loss.md"},
     )
     """Logits held by the loss at a time; default: 64 MiB on the CPU, else 256 MiB. Unit: bytes."""
     eval_interval: int = attrs.field(default=0, validator=_not_negative)

@@ -128,7 +128,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "tools/verify/capture/taps.py": {"batch"},
         "tools/verify/second_oracle.py": {"samples"},
     },
-    "dicts of torch, Megatron, structlog and Python": {
+    "dicts of attrs, torch, Megatron, structlog and Python": {
         "core/checkpoint/optimizer_shards.py": {
             "members",
         },
@@ -143,6 +143,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "core/train/optimizer_kinds.py": {"group"},
         "core/train/step.py": {"optimizer.param_groups[0]"},
         "plugin_api/implementations.py": {"options"},
+        "registry/discovery.py": {"option.metadata"},
         "tools/plan/trial_build.py": {"frame.f_globals"},
         "tools/verify/capture/rates.py": {"group"},
     },

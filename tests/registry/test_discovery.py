@@ -170,6 +170,22 @@ def test_an_unknown_name_is_rejected_with_the_nearest_and_the_locations() -> Non
     assert sys.prefix in message
 
 
+@pytest.mark.parametrize("name", ["chunked-loss", "loss-chunk"])
+def test_a_name_of_what_is_a_setting_is_answered_with_it(name: str) -> None:
+    """And with no plugin that has a few letters of it."""
+    with pytest.raises(PluginResolutionError) as refusal:
+        discover().load([name])
+
+    setting = "without a plugin there is the setting train.loss_chunk_bytes (docs/loss.md)"
+    assert f"unknown plugin '{name}'; {setting}; searched the entry" in str(refusal.value)
+    assert Path(__file__).parents[2].joinpath("docs/loss.md").is_file()
+
+
+def test_a_name_of_nothing_is_answered_with_no_guess() -> None:
+    with pytest.raises(PluginResolutionError, match="plugin 'the-loss'; searched the entry"):
+        discover().load(["the-loss"])
+
+
 def test_every_bad_name_is_in_one_refusal(install: Install) -> None:
     offer(install, "bad", "raise ValueError('no\\n luck')")
 
