@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ascend_run.ops.transfer.file_copier import mapped_file, unload
+from ascend_run.ops.transfer.file_copier import Refusal, mapped_file, unload
 
 
 class HostMapped:
@@ -51,19 +51,21 @@ class FileMapped(HostMapped):
 
     Args:
         folder: Existing folder, on a disk: a file system in memory (tmpfs) saves nothing.
+        refusal: See ``FileCopier``.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, refusal: Refusal | None = None) -> None:
         super().__init__(torch.device("cpu"))
         self._folder = folder
+        self._refusal = refusal
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return zeros.
 
         Raises:
-            OSError: The disk is full, or the folder cannot be written to.
+            OSError: The disk is full, or the folder cannot be written to; or its ``refusal``.
         """
-        return mapped_file(self._folder, shape, dtype)
+        return mapped_file(self._folder, shape, dtype, self._refusal)
 
     def rest(self, mapped: Iterable[Tensor]) -> None:
         """Remove them from the memory of the process."""

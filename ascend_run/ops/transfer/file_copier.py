@@ -7,15 +7,17 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 _CHUNK: Final = 16 * 2**20
 """Bytes that are mapped at once while copying; a multiple of every page size."""
+Refusal: TypeAlias = Callable[[OSError, int], Exception]
+"""Returns what is raised for an error of the file system, about a new file of some bytes."""
 
 
 class FileCopier:
@@ -27,22 +29,24 @@ class FileCopier:
 
     Args:
         folder: Existing folder, on a disk: a file system in memory (tmpfs) saves nothing.
+        refusal: Default: the error itself.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, refusal: Refusal | None = None) -> None:
         self._folder = folder
+        self._refusal = refusal
 
     def to_host(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """Copy to a new file, or to the file of ``out``.
 
         Raises:
-            OSError: The disk is full, or the folder cannot be written to.
+            OSError: The disk is full, or the folder cannot be written to; or its ``refusal``.
         """
         source = tensor.detach().contiguous()
         if out is not None:
             _copy(_bytes(source), _bytes(out), mapped=out)
             return out
-        with _new_file(self._folder, source.nbytes) as descriptor:
+        with _new_file(self._folder, source.nbytes, self._refusal) as descriptor:
             host = _mapped(descriptor, source.numel(), source.dtype)
             _copy(_bytes(source), _bytes(host), mapped=host)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # starts writing to the disk
@@ -59,14 +63,16 @@ class FileCopier:
         """Do nothing: no copy is pending."""
 
 
-def mapped_file(folder: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def mapped_file(
+    folder: str, shape: Sequence[int], dtype: torch.dtype, refusal: Refusal | None = None
+) -> Tensor:
     """Return zeros in a new memory-mapped file without a name; at least one element.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written to.
+        OSError: The disk is full, or the folder cannot be written to; or its ``refusal``.
     """
     numel = math.prod(shape)
-    with _new_file(folder, numel * dtype.itemsize) as descriptor:
+    with _new_file(folder, numel * dtype.itemsize, refusal) as descriptor:
         return _mapped(descriptor, numel, dtype).view(*shape)
 
 
@@ -76,11 +82,17 @@ def unload(mapped: Tensor) -> None:
 
 
 @contextmanager
-def _new_file(folder: str, nbytes: int) -> Iterator[int]:
+def _new_file(folder: str, nbytes: int, refusal: Refusal | None) -> Iterator[int]:
     """Give the descriptor of a file, which the system deletes when nothing has it any more."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        # Reserved here, since a full disk would kill the process when it writes to the mapping.
-        os.posix_fallocate(file.fileno(), 0, nbytes)
+    with ExitStack() as opened:
+        try:
+            file = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+            # Reserved here, since a full disk would kill the process when it writes to the mapping.
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+        except OSError as error:
+            if refusal is None:
+                raise
+            raise refusal(error, nbytes) from error
         yield file.fileno()
 
 

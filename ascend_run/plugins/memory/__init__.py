@@ -19,6 +19,7 @@ from ascend_run.plugin_api import (
     Layout,
     PipelineStage,
     RunConfig,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +92,14 @@ def some_of(
             )
 
     return check
+
+
+def no_file(plugin: str, folder: str, error: OSError, nbytes: int) -> StorageError:
+    """Return the error of a plugin whose folder takes no new file."""
+    return StorageError(
+        f"{plugin}: plugins.{plugin}.folder={folder}: no file of {nbytes} bytes: {error.strerror}; "
+        "name a folder on a disk with room for all that the plugin keeps there"
+    )
 
 
 def recomputed(ahead: Callable[[], RecomputeAhead] | None = None) -> ActivationTreatment:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from ascend_run.ops.transfer.file_folder import problems_of_folder
 from ascend_run.plugin_api import (
     ActivationTreatment,
     CostChange,
@@ -22,13 +22,19 @@ from ascend_run.plugin_api import (
     Metrics,
     Numerics,
     ReportPanel,
+    RunConfig,
     RunContext,
     SavedChange,
     Storage,
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import is_among_first, recomputed, some_of
+from ascend_run.plugins.memory import (
+    is_among_first,
+    no_file,
+    recomputed,
+    some_of,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from .swapper import Swapper
 
 
+_NAME: Final = "swap-attention"
 MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm")
 """Submodules of a layer, by Megatron's names, in execution order."""
 _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm"), strict=True))
@@ -73,7 +80,7 @@ class SwapAttention:
     """
 
     manifest = Manifest(
-        name="swap-attention",
+        name=_NAME,
         summary="offload the saved activations of attention to the host",
         forward_links=dict.fromkeys(MODULES, LinkPlace.AROUND),
         small_model_settings={"min_bytes": 1},
@@ -99,12 +106,8 @@ class SwapAttention:
         self._swapper: Swapper | None = None
 
     @hookimpl
-    def ascend_check(self) -> Sequence[str]:
-        folder = self.config.folder
-        if folder is None or os.path.isdir(folder):
-            return []
-        missing = f"plugins.swap-attention.folder={folder} is not an existing folder"
-        return [f"swap-attention: {missing}; create it, or name another one"]
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        return [*problems_of_folder(_NAME, self.config.folder, config.platform)]
 
     @hookimpl
     def ascend_cost(self) -> CostChange:
@@ -144,7 +147,7 @@ class SwapAttention:
         options = self.config
         copier: HostCopier = device.host_copier()
         if options.folder is not None:
-            copier = FileCopier(options.folder)
+            copier = FileCopier(options.folder, partial(no_file, _NAME, options.folder))
         return Swapper(
             device.torch_device, copier, min_bytes=options.min_bytes, prefetch=options.prefetch
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 import attrs
 
+from ascend_run.ops.transfer.file_folder import problems_of_folder
 from ascend_run.plugin_api import (
     CostChange,
     Device,
@@ -24,8 +25,11 @@ from ascend_run.plugin_api import (
     Wrapper,
     hookimpl,
 )
+from ascend_run.plugins.memory import no_file
 
 from .buckets import OVERLAPPED, elements_at_once
+
+_NAME: Final = "swap-optimizer"
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +54,7 @@ class SwapOptimizer:
     """
 
     manifest = Manifest(
-        name="swap-optimizer",
+        name=_NAME,
         summary="keep optimizer states and master weights on the host between steps",
         conflicts={
             "reuse-fp32-param": "it keeps half of each master weight in the model's weight, which "
@@ -69,12 +73,8 @@ class SwapOptimizer:
         self.config = config
 
     @hookimpl
-    def ascend_check(self) -> Sequence[str]:
-        folder = self.config.folder
-        if folder is None or os.path.isdir(folder):
-            return []
-        missing = f"plugins.swap-optimizer.folder={folder} is not an existing folder"
-        return [f"swap-optimizer: {missing}; create it, or name another one"]
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        return [*problems_of_folder(_NAME, self.config.folder, config.platform)]
 
     @hookimpl
     def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
@@ -95,7 +95,11 @@ class SwapOptimizer:
         from .optimizer import swapping
 
         folder = self.config.folder
-        copier: HostCopier = device.host_copier() if folder is None else FileCopier(folder)
+        copier: HostCopier = (
+            device.host_copier()
+            if folder is None
+            else FileCopier(folder, partial(no_file, _NAME, folder))
+        )
         return partial(
             swapping,
             device=device,

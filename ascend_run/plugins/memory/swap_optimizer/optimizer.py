@@ -12,7 +12,7 @@ import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from ascend_run.plugin_api import Device, HostCopier, StorageError
+from ascend_run.plugin_api import Device, HostCopier
 from ascend_run.types.optimizer import MAIN_PARAM
 
 from .buckets import buckets
@@ -186,13 +186,7 @@ class _Swapping(MegatronOptimizer):
         """Start a copy to the host, into what was there if that has the shape."""
         if host is not None and (host.shape, host.dtype) != (values.shape, values.dtype):
             host = None
-        try:
-            return self.copier.to_host(values, host)
-        except OSError as error:
-            raise StorageError(
-                f"plugins.swap-optimizer.folder: no file of {values.nbytes} bytes: "
-                f"{error.strerror}; name a folder with room for all optimizer states"
-            ) from error
+        return self.copier.to_host(values, host)
 
     def _values(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the states of a parameter that have its shape, and the master weights."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
+from ascend_run.ops.transfer.file_folder import problems_of_folder
 from ascend_run.plugin_api import (
     ANY,
     CostChange,
@@ -29,12 +29,14 @@ from ascend_run.plugin_api import (
     Wrapper,
     hookimpl,
 )
+from ascend_run.plugins.memory import no_file
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from ascend_run.ops.memory.host_mapped import HostMapped
 
+_NAME: Final = "virtual-optimizer"
 _GIB: Final = 2**30
 
 
@@ -69,7 +71,7 @@ class VirtualOptimizer:
     """
 
     manifest = Manifest(
-        name="virtual-optimizer",
+        name=_NAME,
         summary="keep optimizer states in host memory that the device's operators address",
         conflicts={
             "swap-optimizer": "it has all states on the host; enable one of them",
@@ -132,19 +134,13 @@ class VirtualOptimizer:
             refuse_other_optimizers(model.optimizer)
 
     def _problems(self, config: RunConfig, layout: Layout) -> Iterator[str]:
-        folder, size = self.config.folder, self.config.size
+        size = self.config.size
         if len(size) not in (1, layout.pp):
             yield (
                 f"virtual-optimizer: plugins.virtual-optimizer.size has {len(size)} sizes, and the "
                 f"pipeline {layout.pp} stages; give one size for all of them, or one for each"
             )
-        if folder is None:
-            return
-        given = f"virtual-optimizer: plugins.virtual-optimizer.folder={folder}"
-        if config.platform != "cpu":
-            yield f"{given} is for platform cpu, not {config.platform}; leave it out"
-        elif not os.path.isdir(folder):
-            yield f"{given} is not an existing folder; create it, or name another one"
+        yield from problems_of_folder(_NAME, self.config.folder, config.platform)
 
     def _bytes_of(self, pp_rank: int) -> float:
         """Return the most bytes of states that a rank of a pipeline stage has on the host."""
@@ -160,8 +156,9 @@ class VirtualOptimizer:
     def _memory(self, device: Device) -> HostMapped:
         from ascend_run.ops.memory.host_mapped import FileMapped, HostMapped
 
-        if self.config.folder is not None:
-            return FileMapped(self.config.folder)
+        folder = self.config.folder
+        if folder is not None:
+            return FileMapped(folder, partial(no_file, _NAME, folder))
         form = HostMapped if self._ops is None else self._ops.form(HostMapped)
         if form is HostMapped and device.name != "cpu":
             raise PlatformError(

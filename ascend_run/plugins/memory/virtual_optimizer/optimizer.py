@@ -11,7 +11,7 @@ import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from ascend_run.plugin_api import Device, StorageError
+from ascend_run.plugin_api import Device
 
 if TYPE_CHECKING:
     from ascend_run.ops.memory.host_mapped import HostMapped
@@ -136,7 +136,7 @@ class _Virtual(MegatronOptimizer):
             if name not in mapped:
                 if not self._may_move(values) or values.nbytes > self.room.nbytes:
                     continue
-                mapped[name] = self._new(values)
+                mapped[name] = self.memory.empty(values.shape, values.dtype)
                 self.room.nbytes -= values.nbytes
             if values is not mapped[name]:
                 self.memory.write(mapped[name], values)
@@ -150,15 +150,6 @@ class _Virtual(MegatronOptimizer):
             and values.numel() > 0
             and values.device.type == self.device.torch_device.type
         )
-
-    def _new(self, values: Tensor) -> Tensor:
-        try:
-            return self.memory.empty(values.shape, values.dtype)
-        except OSError as error:
-            raise StorageError(
-                f"plugins.virtual-optimizer.folder: no file of {values.nbytes} bytes: "
-                f"{error.strerror}; name a folder with room for the optimizer states"
-            ) from error
 
     def _rest(self) -> None:
         self.memory.rest(tensor for held in self._mapped.values() for tensor in held.values())

@@ -9,10 +9,14 @@ from torch import Tensor, nn
 
 from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
 from ascend_run.plugins.platforms.cpu.device import CpuDevice
+from ascend_run.testing.models import DENSE
 from ascend_run.testing.parity import Parity
+from ascend_run.testing.pool import GlooPool
+from tests.support.state_jobs import without_room
 
 from .toy import swap
 
+FOLDER = "plugins.swap-attention.folder"
 NUM_LAYERS = 3
 SIZE = 36 * 2**20
 """Bytes; glibc returns such blocks to the system as soon as they are freed."""
@@ -66,8 +70,16 @@ def test_only_tensors_in_files_take_no_memory(tmp_path: Path) -> None:
 
 def test_no_bit_changes_if_tensors_go_to_files(parity: Parity, tmp_path: Path) -> None:
     options = {
-        "plugins.swap-attention.folder": str(tmp_path),
+        "platform": "cpu",
+        FOLDER: str(tmp_path),
         "plugins.swap-attention.min_bytes": 1,
     }
     (outcome,) = parity("swap-attention", options=options)
     assert outcome.metrics["swap-attention/swap_bytes"] > 0
+
+
+def test_a_full_disk_is_an_error_of_the_user(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    options = {FOLDER: str(tmp_path), "plugins.swap-attention.min_bytes": 1}
+    (error,) = gloo_pool.run(without_room, 1, {**DENSE, **options}, ("swap-attention",))
+    assert f"swap-attention: {FOLDER}={tmp_path}: no file of" in error
+    assert "bytes: No space left on device; name a folder on a disk with room for all" in error

@@ -49,17 +49,6 @@ def test_selective_recomputation_goes_with_it_and_full_does_not() -> None:
         planned({**DENSE, **full}, ("swap-attention",))
 
 
-@pytest.mark.parametrize("name", ["", "missing"])
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
-    def problems(folder: str) -> list[str]:
-        return [*SwapAttention(SwapAttentionConfig(folder=folder)).ascend_check()]
-
-    assert problems(str(tmp_path)) == []
-    folder = str(tmp_path / name) if name else ""
-    (problem,) = problems(folder)
-    assert f"swap-attention.folder={folder} is not an existing folder; create it" in problem
-
-
 def test_a_feed_forward_is_not_recomputed_twice() -> None:
     options = {
         **DENSE,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api import ConfigError, Numerics, PluginResolutionError
+from ascend_run.plugin_api import Numerics, PluginResolutionError
 from ascend_run.plugins.memory.swap_optimizer import SwapOptimizer, SwapOptimizerConfig
 from ascend_run.plugins.memory.swap_optimizer.buckets import buckets
 from ascend_run.testing.models import DENSE
@@ -33,12 +33,6 @@ def test_master_weights_in_halves_are_refused() -> None:
     with pytest.raises(PluginResolutionError, match="half of each master weight") as caught:
         planned(BF16, ("reuse-fp32-param", *NAME))
     assert "swap-optimizer" in str(caught.value)
-
-
-def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        planned({**BF16, FOLDER: str(tmp_path / "missing")}, NAME)
-    assert f"{FOLDER}={tmp_path}/missing is not an existing folder; create it" in str(caught.value)
 
 
 def test_buckets_are_filled_in_order() -> None:

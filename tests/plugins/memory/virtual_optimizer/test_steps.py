@@ -251,4 +251,5 @@ def test_the_memory_of_the_process_has_no_states(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_of_the_user(gloo_pool: GlooPool, tmp_path: Path) -> None:
     (error,) = gloo_pool.run(without_room, 1, {**DENSE, **BF16, FOLDER: str(tmp_path)}, NAME)
-    assert "No space left on device; name a folder with room for the optimizer states" in error
+    assert f"virtual-optimizer: {FOLDER}={tmp_path}: no file of" in error
+    assert "bytes: No space left on device; name a folder on a disk with room for all" in error

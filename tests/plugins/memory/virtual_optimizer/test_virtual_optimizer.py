@@ -39,6 +39,11 @@ def test_each_stage_may_have_another_size(size: tuple[Any, ...]) -> None:
     assert VirtualOptimizerConfig(size=size).size == size
 
 
+def test_an_unknown_word_is_answered_with_numbers_and_all() -> None:
+    with pytest.raises(ConfigError, match=r"\[6, 'x'\]: expected .*, each a number or 'all'"):
+        planned({**BF16, SIZE: [6, "x"]}, NAME)
+
+
 def test_sizes_of_another_number_of_stages_are_refused() -> None:
     with pytest.raises(ConfigError, match="size has 2 sizes, and the pipeline 1 stages"):
         planned({**BF16, SIZE: [1.0, "all"]}, NAME)
@@ -54,17 +59,6 @@ def test_sizes_of_another_number_of_stages_are_refused() -> None:
 def test_what_else_moves_or_pools_states_is_refused(other: str) -> None:
     with pytest.raises(PluginResolutionError, match=f"'{NAME[0]}' cannot run with '{other}'"):
         planned(BF16, (other, *NAME))
-
-
-def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        planned({**BF16, FOLDER: str(tmp_path / "missing")}, NAME)
-    assert f"{FOLDER}={tmp_path}/missing is not an existing folder; create it" in str(caught.value)
-
-
-def test_files_are_for_the_cpu(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is for platform cpu, not cuda; leave it out"):
-        planned({**BF16, FOLDER: str(tmp_path), "platform": "cuda"}, NAME)
 
 
 def test_a_platform_without_such_memory_is_an_error() -> None:
